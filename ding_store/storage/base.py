@@ -1,0 +1,198 @@
+"""The seam: what a store is, and nothing about how. Arrays and JSON-able headers only; no trees, no tensors."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Type
+
+import numpy as np
+
+Header = Mapping[str, Any]
+Arrays = Mapping[str, np.ndarray]
+
+#: What a full stream does with an append: wait, make room by dropping the oldest entries, or refuse.
+OVERFLOW = ('block', 'drop_oldest', 'error')
+
+
+class EntryId(NamedTuple):
+    """
+    Overview:
+        Place of an entry in its stream. Numbers are dense (1, 2, 3, ...) within one epoch of the stream, whatever the
+        server's clock does; a new epoch begins when the store lost its memory, and starts again at 1.
+    """
+
+    epoch: str
+    number: int
+
+
+#: Before the oldest entry of any epoch.
+OLDEST = EntryId('', 0)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """
+    Overview:
+        One append, as a reader sees it. ``arrays`` are read-only views, valid until the entry is acked.
+    """
+
+    stream: str
+    id: EntryId
+    writer: str
+    sequence: int  # 1, 2, 3, ... of its writer: what makes delivery exactly-once
+    header: Header
+    arrays: Arrays
+
+
+@dataclass(frozen=True)
+class Value:
+    """One version of a named value; ``arrays`` are read-only."""
+
+    name: str
+    version: int
+    header: Header
+    arrays: Arrays
+
+
+@dataclass
+class StreamInfo:
+    """
+    Overview:
+        What a stream holds now. ``last`` is the number of the newest entry of this epoch, ``floor`` that of the newest
+        entry that was trimmed or dropped, so that ``last - floor`` entries are held.
+    """
+
+    epoch: str = ''
+    last: int = 0
+    floor: int = 0
+    pending_bytes: int = 0
+    num_dropped: int = 0
+    readers: Dict[str, int] = field(default_factory=dict)  # name -> number of the last acked entry
+    durable: Dict[str, bool] = field(default_factory=dict)
+    writers: Dict[str, int] = field(default_factory=dict)  # writer -> last sequence accepted in this epoch
+
+
+@dataclass
+class StoreInfo:
+    """What a store holds now, for people and for ``ding-store status``."""
+
+    address: str
+    run: str
+    server: str
+    streams: Dict[str, StreamInfo] = field(default_factory=dict)
+    values: Dict[str, int] = field(default_factory=dict)  # name -> newest version
+    counters: Dict[str, int] = field(default_factory=dict)
+
+
+class Store(ABC):
+    """
+    Overview:
+        Where the processes of a run share data: streams of entries, named values, counters.
+        All methods may be called from several threads. Every wait has a deadline; a deadline that passes raises
+        StoreTimeout where the caller asked for an effect, and returns nothing new where it asked for news.
+
+        Delivery. A writer (one open store in one process) numbers its entries per stream, and keeps each until every
+        durable reader has acked it (or retention dropped it). When the server forgot some or all of them, it announces
+        them again, in order, before anything new. A reader skips sequences it has seen: see ``reader.Reader``.
+    Raises (any method):
+        - StoreUnavailable: The server is away, and did not return within the store's ``reconnect_timeout_s``.
+        - StoreClosed: After close().
+    """
+
+    run: str
+
+    @abstractmethod
+    def append(self, stream: str, header: Header, arrays: Arrays, timeout_s: Optional[float] = None) -> EntryId:
+        """
+        Overview:
+            Append one entry: durable when it returns, in this writer's order, at most once.
+        Arguments:
+            - header (:obj:`Mapping`): JSON-able.
+            - arrays (:obj:`Mapping`): The columns; numpy arrays of a fixed-size dtype, copied before returning.
+            - timeout_s (:obj:`Optional[float]`): How long a full stream with overflow 'block' may be waited for.
+        Raises:
+            - StoreTimeout: overflow is 'block' and no room was made in time; nothing was appended.
+            - StreamFull: overflow is 'error', or this one entry is larger than the limit.
+        """
+
+    @abstractmethod
+    def read(
+        self, stream: str, after: EntryId = OLDEST, max_entries: int = 64, timeout_s: float = 0.0
+    ) -> List[Entry]:
+        """
+        Overview:
+            The next entries after ``after``, in order; waits up to ``timeout_s`` for the first one. An ``after`` of a
+            past epoch means: from the oldest entry of this one. Most callers want ``reader.Reader`` instead.
+        Returns:
+            - entries (:obj:`list`): At most ``max_entries``; empty when none came in time.
+        Raises:
+            - CorruptPayload: An entry's bytes fail their checksum; names the entry.
+        """
+
+    @abstractmethod
+    def register(self, stream: str, reader: str, durable: bool = True, start: str = 'oldest') -> EntryId:
+        """
+        Overview:
+            Make a reader known, and return the entry after which it continues: where it had acked, or for a new one the
+            oldest entry still held (``start='oldest'``) or the newest (``start='now'``). Retention waits for the acks of
+            durable readers, and for the first of them to come; ephemeral readers hold nothing up.
+        """
+
+    @abstractmethod
+    def ack(self, stream: str, reader: str, entry_id: EntryId) -> None:
+        """
+        Overview:
+            This reader is done with all entries up to and with ``entry_id``; what all durable readers acked is
+            trimmed. An ack of a past epoch or of a reader not registered changes nothing.
+        """
+
+    @abstractmethod
+    def forget(self, stream: str, reader: str) -> bool:
+        """Drop a reader for good, so that nothing waits for it. Returns whether it was known."""
+
+    @abstractmethod
+    def put(self, name: str, header: Header, arrays: Arrays, expected_version: Optional[int] = None) -> int:
+        """
+        Overview:
+            Publish a new version of a value: it becomes visible whole or not at all, and replaces the last one.
+        Arguments:
+            - expected_version (:obj:`Optional[int]`): Only when the value is at this version now; 0 for "does not exist".
+        Returns:
+            - version (:obj:`int`): 1, 2, 3, ...; grows for as long as this writer or the server lives.
+        Raises:
+            - VersionConflict: The value is at another version; nothing was written.
+        """
+
+    @abstractmethod
+    def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0) -> Optional[Value]:
+        """
+        Overview:
+            The newest version of a value if it is newer than ``newer_than``, else wait for one up to ``timeout_s``.
+            A server that lost its memory counts from 1 again: a version *below* ``newer_than`` is news, too.
+        """
+
+    @abstractmethod
+    def add(self, counter: str, amount: int = 0) -> int:
+        """Add to a counter, which begins at 0, and return its new value."""
+
+    @abstractmethod
+    def delete(self, name: str) -> bool:
+        """Delete the stream, value and counter of this name. Returns whether there was one."""
+
+    @abstractmethod
+    def info(self) -> StoreInfo:
+        """What the store holds now."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release connections, threads and files; entries and values stay in the store. May be called twice."""
+
+    def __enter__(self) -> 'Store':
+        return self
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        self.close()
