@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Set up what the tests need and run them. Arguments go to pytest; paths among them start at the checkout's root.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+"$ROOT/scripts/setup.sh" --test
+# Tests start many processes: one thread each, or they fight for the cores.
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+# Commands that tests start by name are this environment's.
+export PATH="$VENV/bin:$PATH"
+cd "$ROOT"
+exec "$PYTHON" -m pytest "$@"
