@@ -1,0 +1,62 @@
+"""Leaves: their dtypes, and how an array holds them."""
+
+from __future__ import annotations
+
+from typing import Dict, NamedTuple, Optional, Tuple
+
+import numpy as np
+import torch
+
+Shape = Tuple[int, ...]
+
+#: What a leaf is to Python: a torch tensor, a numpy array, a numpy scalar, or a Python one.
+LEAF_KINDS = ('tensor', 'array', 'scalar', 'bool', 'int', 'float')
+
+PYTHON_DTYPES = {'bool': 'bool', 'int': 'int64', 'float': 'float64'}
+
+
+class TensorDtype(NamedTuple):
+    """How numpy holds a torch dtype: as itself, or, where numpy has no such dtype, as the bits of ``carrier``."""
+
+    torch: torch.dtype
+    numpy: np.dtype
+    carrier: Optional[torch.dtype] = None
+
+
+def _tensor_dtypes() -> Dict[str, TensorDtype]:
+    plain = 'bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 float32 float64 complex64 complex128'
+    found = {name: TensorDtype(getattr(torch, name), np.dtype(name)) for name in plain.split() if hasattr(torch, name)}
+    # The carrier is signed: older torch has no uint16. numpy's side of it is unsigned, as bits are.
+    found['bfloat16'] = TensorDtype(torch.bfloat16, np.dtype('uint16'), torch.int16)
+    for name in ('float8_e4m3fn', 'float8_e4m3fnuz', 'float8_e5m2', 'float8_e5m2fnuz'):
+        if hasattr(torch, name):
+            found[name] = TensorDtype(getattr(torch, name), np.dtype('uint8'), torch.uint8)
+    return found
+
+
+#: Logical dtype, as named in a schema -> how it is stored.
+TENSOR_DTYPES = _tensor_dtypes()
+
+#: torch.dtype -> its name in a schema.
+TENSOR_NAMES = {stored.torch: name for name, stored in TENSOR_DTYPES.items()}
+
+
+def as_array(tensor: torch.Tensor, stored: TensorDtype) -> np.ndarray:
+    """
+    Overview:
+        A tensor as the array that its column holds. Shares memory where it can: not for tensors on a GPU, or ones whose
+        conjugation or negation torch has put off.
+    """
+    if tensor.requires_grad or tensor.device.type != 'cpu' or tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    if stored.carrier is not None:
+        return tensor.view(stored.carrier).numpy().view(stored.numpy)
+    return tensor.numpy()
+
+
+def as_tensor(array: np.ndarray, stored: TensorDtype) -> torch.Tensor:
+    """A column, or a part of one, as the tensor that it stands for; shares its memory."""
+    if stored.carrier is None:
+        return torch.from_numpy(array)
+    signed = np.int16 if stored.carrier is torch.int16 else np.uint8
+    return torch.from_numpy(array.view(signed)).view(stored.torch)
