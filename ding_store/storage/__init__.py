@@ -1,0 +1,89 @@
+"""Storage: entries, values and counters between the processes of a run. Arrays and bytes only; no DI-engine, no torch.
+
+Importing this package imports numpy and nothing of a backend; ``open_store`` imports the backend that the URL names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import Any, Dict
+from urllib.parse import urlsplit
+
+from ding_store.errors import ConfigError
+
+from .base import OLDEST, OVERFLOW, Arrays, Entry, EntryId, Header, Store, StoreInfo, StreamInfo, Value
+
+__all__ = [
+    'OLDEST',
+    'OVERFLOW',
+    'Arrays',
+    'Entry',
+    'EntryId',
+    'Header',
+    'Reader',
+    'Store',
+    'StoreInfo',
+    'StreamInfo',
+    'Value',
+    'open_store',
+]
+
+#: scheme -> "module:Class"
+BACKENDS: Dict[str, str] = {
+    'memory': 'ding_store.storage.memory:MemoryStore',
+    'embedded': 'ding_store.storage.redis:RedisStore',
+    'redis': 'ding_store.storage.redis:RedisStore',
+    'rediss': 'ding_store.storage.redis:RedisStore',
+    'unix': 'ding_store.storage.redis:RedisStore',
+}
+_PLANNED = ('redis+sentinel', 'redis+cluster')
+
+
+def open_store(url: str = 'embedded://', run: str = 'default', **options: Any) -> Store:
+    """
+    Overview:
+        Open the store of a run; with a server, the connection is made and the server examined before this returns.
+    Arguments:
+        - url (:obj:`str`): ``embedded://[dir]`` starts a private redis-server for this run where none runs yet
+          (``dir`` is ``.ding_store`` by default), ``redis://[user:password@]host[:port][/db]``, ``rediss://``,
+          ``unix:///path``, or ``memory://``: this process only.
+        - run (:obj:`str`): Name of the training job, the same in all its processes.
+        - options: Those of ``options.StreamOptions``, and ``stream_options``, a mapping of stream names to such ones;
+          for stores on Redis also those of ``options.RedisOptions``.
+    Raises:
+        - ConfigError: Unknown scheme or option, or a bad value; names what would be right.
+        - StoreUnavailable: Nobody answers there. StoreDenied: it does, but refuses us.
+        - StoreUnsuitable: The server is too old, or is set to evict data.
+    """
+    scheme = urlsplit(url).scheme
+    if scheme not in BACKENDS:
+        raise ConfigError(_unknown_scheme(url, scheme))
+    module, name = BACKENDS[scheme].split(':')
+    store: Store = getattr(_import(module, url), name)(url, run, **options)
+    return store
+
+
+def __getattr__(name: str) -> Any:
+    if name == 'Reader':
+        return importlib.import_module('ding_store.storage.reader').Reader
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+
+
+def _unknown_scheme(url: str, scheme: str) -> str:
+    if scheme in _PLANNED:
+        return f'{scheme}:// is not yet supported; use redis:// with the address of the primary'
+    near = difflib.get_close_matches(scheme, BACKENDS, 1)
+    hint = f'; did you mean {near[0]}://?' if near else ''
+    # The URL may hold a password: only its scheme is quoted.
+    return f'no store for the scheme {scheme!r} of the given URL; known are {", ".join(BACKENDS)}{hint}'
+
+
+def _import(module: str, url: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as e:
+        if e.name and e.name.split('.')[0] == 'ding_store':
+            raise
+        scheme = urlsplit(url).scheme
+        raise ConfigError(f'{scheme}:// needs the package {e.name!r}: pip install "redis>=4.5" "hiredis>=2.3"') from e

@@ -10,7 +10,8 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Type
 import numpy as np
 
 Header = Mapping[str, Any]
-Arrays = Mapping[str, np.ndarray]
+Array = np.ndarray[Any, np.dtype[Any]]
+Arrays = Mapping[str, Array]
 
 #: What a full stream does with an append: wait, make room by dropping the oldest entries, or refuse.
 OVERFLOW = ('block', 'drop_oldest', 'error')
@@ -118,9 +119,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def read(
-        self, stream: str, after: EntryId = OLDEST, max_entries: int = 64, timeout_s: float = 0.0
-    ) -> List[Entry]:
+    def read(self, stream: str, after: EntryId = OLDEST, max_entries: int = 64, timeout_s: float = 0.0) -> List[Entry]:
         """
         Overview:
             The next entries after ``after``, in order; waits up to ``timeout_s`` for the first one. An ``after`` of a
@@ -135,9 +134,9 @@ class Store(ABC):
     def register(self, stream: str, reader: str, durable: bool = True, start: str = 'oldest') -> EntryId:
         """
         Overview:
-            Make a reader known, and return the entry after which it continues: where it had acked, or for a new one the
-            oldest entry still held (``start='oldest'``) or the newest (``start='now'``). Retention waits for the acks of
-            durable readers, and for the first of them to come; ephemeral readers hold nothing up.
+            Make a reader known, and return the entry after which it continues: where it had acked, or for a new one
+            the oldest entry still held (``start='oldest'``) or the newest (``start='now'``). Retention waits for the
+            acks of durable readers, and for the first of them to come; ephemeral readers hold nothing up.
         """
 
     @abstractmethod
@@ -158,7 +157,7 @@ class Store(ABC):
         Overview:
             Publish a new version of a value: it becomes visible whole or not at all, and replaces the last one.
         Arguments:
-            - expected_version (:obj:`Optional[int]`): Only when the value is at this version now; 0 for "does not exist".
+            - expected_version (:obj:`Optional[int]`): Only when the value is at this version now; 0: does not exist.
         Returns:
             - version (:obj:`int`): 1, 2, 3, ...; grows for as long as this writer or the server lives.
         Raises:
@@ -189,7 +188,7 @@ class Store(ABC):
     def close(self) -> None:
         """Release connections, threads and files; entries and values stay in the store. May be called twice."""
 
-    def __enter__(self) -> 'Store':
+    def __enter__(self) -> Store:
         return self
 
     def __exit__(

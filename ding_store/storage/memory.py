@@ -1,0 +1,332 @@
+"""A store in this process's memory: for tests and single-process jobs, and the reference for every other backend."""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+import threading
+import time
+import uuid
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Tuple
+
+from ding_store.errors import ConfigError, StoreClosed, VersionConflict
+
+from . import outbox
+from .base import OLDEST, Arrays, Entry, EntryId, Header, Store, StoreInfo, StreamInfo, Value
+from .options import check_name, stream_options
+from .outbox import Announcement, Verdict
+from .wire import decode_entry, decode_value, encode
+from .writer import CHECK_EVERY_S, Writer, writer_id
+
+START = ('oldest', 'now')
+
+
+@dataclass
+class Record:
+    """One entry as the server keeps it."""
+
+    writer: str
+    sequence: int
+    payload: bytes
+
+
+@dataclass
+class Log:
+    """
+    Overview:
+        The server's side of one stream; each method is one of the Lua scripts, and as atomic as they are.
+        Held entries have the numbers ``floor + 1 .. last``.
+    """
+
+    epoch: str = ''
+    last: int = 0
+    floor: int = 0
+    pending_bytes: int = 0
+    num_dropped: int = 0
+    room: int = 0
+    deleted: bool = False
+    records: Dict[int, Record] = field(default_factory=dict)
+    writers: Dict[str, Tuple[int, int]] = field(default_factory=dict)  # writer -> last sequence, its number
+    readers: Dict[str, int] = field(default_factory=dict)
+    durable: Dict[str, bool] = field(default_factory=dict)
+
+    def announce(self, writer: str, said: Announcement) -> Verdict:
+        last, number = self.writers.get(writer, (0, 0))
+        size = len(said.payload)
+        if said.epoch != self.epoch:
+            return self._verdict(outbox.STALE, number, last)
+        if said.sequence == 0 or said.sequence <= last:
+            return self._verdict(outbox.OK, number, last)
+        if said.sequence > max(last + 1, said.base):
+            return self._verdict(outbox.GAP, number, last)
+        if said.max_pending_bytes and said.drop_oldest:
+            self._drop_to(said.max_pending_bytes - size)
+        if said.max_pending_bytes and self.pending_bytes + size > said.max_pending_bytes:
+            return self._verdict(outbox.FULL, number, last)
+        self.last += 1
+        self.deleted = False
+        self.records[self.last] = Record(writer, said.sequence, said.payload)
+        self.pending_bytes += size
+        self.writers[writer] = (said.sequence, self.last)
+        return self._verdict(outbox.OK, self.last, said.sequence)
+
+    def register(self, reader: str, durable: bool, start: str) -> EntryId:
+        self.deleted = False
+        cursor = self.readers.setdefault(reader, self.floor if start == 'oldest' else self.last)
+        self.durable[reader] = durable
+        return EntryId(self.epoch, cursor)
+
+    def ack(self, reader: str, entry_id: EntryId) -> None:
+        if entry_id.epoch == self.epoch and reader in self.readers:
+            self.readers[reader] = max(self.readers[reader], min(entry_id.number, self.last))
+            self._trim_acked()
+
+    def forget(self, reader: str) -> bool:
+        known = self.readers.pop(reader, None) is not None
+        self.durable.pop(reader, None)
+        self._trim_acked()
+        return known
+
+    def delete(self) -> bool:
+        """Drop what is held, but not what the writers' numbers are: else living writers would announce all again."""
+        existed, self.deleted = not self.deleted, True
+        self._trim(self.last)
+        self.readers.clear()
+        self.durable.clear()
+        self.num_dropped = 0
+        return existed
+
+    def info(self) -> StreamInfo:
+        writers = {writer: last for writer, (last, _) in self.writers.items()}
+        return StreamInfo(
+            self.epoch,
+            self.last,
+            self.floor,
+            self.pending_bytes,
+            self.num_dropped,
+            dict(self.readers),
+            dict(self.durable),
+            writers,
+        )
+
+    def _verdict(self, status: str, number: int, last: int) -> Verdict:
+        return Verdict(status, self.epoch, number, last, self.floor, self.room, self.num_dropped)
+
+    def _trim_acked(self) -> None:
+        cursors = [cursor for reader, cursor in self.readers.items() if self.durable[reader]]
+        if cursors:
+            self._trim(min(cursors))
+
+    def _drop_to(self, pending_bytes: int) -> None:
+        upto, pending = self.floor, self.pending_bytes
+        while upto < self.last and pending > pending_bytes:
+            upto += 1
+            pending -= len(self.records[upto].payload)
+        self.num_dropped += upto - self.floor
+        self._trim(upto)
+
+    def _trim(self, upto: int) -> None:
+        for number in range(self.floor + 1, upto + 1):
+            self.pending_bytes -= len(self.records.pop(number).payload)
+        if upto > self.floor:
+            self.floor = upto
+            self.room += 1
+
+
+@dataclass
+class State:
+    """All that a server would keep on its disk."""
+
+    logs: Dict[str, Log] = field(default_factory=dict)
+    values: Dict[str, Tuple[int, bytes]] = field(default_factory=dict)
+    counters: Dict[str, int] = field(default_factory=dict)
+
+
+class Memory:
+    """What the stores of one process share: the state, and a condition that tells of every change."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.state = State()
+        self.pid = os.getpid()
+
+    def log(self, stream: str) -> Log:
+        log = self.state.logs.setdefault(stream, Log(deleted=True))
+        log.epoch = log.epoch or uuid.uuid4().hex
+        return log
+
+    def restart(self, state: State) -> None:
+        """Every stream begins a new epoch: numbers after a crash may be given to other entries than before it."""
+        self.state = copy.deepcopy(state)
+        for log in self.state.logs.values():
+            log.epoch = uuid.uuid4().hex
+
+
+class MemoryStore(Store):
+    """
+    Overview:
+        ``memory://``: each opened store has a memory of its own; ``another()`` opens a second store on the same one.
+    Arguments:
+        - options: Those of ``options.StreamOptions``, and ``stream_options``.
+    """
+
+    def __init__(self, url: str = 'memory://', run: str = 'default', memory: Optional[Memory] = None, **options: Any):
+        if url != 'memory://':
+            raise ConfigError(f'{url!r}: a memory store has no address; use "memory://"')
+        self.run = check_name('run', run, slashes=False)
+        self.address = url
+        self.writer = writer_id()
+        self._options = dict(options)
+        self._memory = memory or Memory()
+        self._closed = False
+        self._versions: Dict[str, int] = {}  # of the values that this store wrote
+        self._writer = Writer(stream_options(options), self._announce, self._wait_for_room)
+        if options:
+            raise ConfigError(f'memory:// does not know the options {sorted(options)}')
+
+    def another(self, **options: Any) -> MemoryStore:
+        """A second store on the same memory, as another process would open it: a writer of its own."""
+        return MemoryStore(self.address, self.run, self._memory, **{**self._options, **options})
+
+    def append(self, stream: str, header: Header, arrays: Arrays, timeout_s: Optional[float] = None) -> EntryId:
+        check_name('stream', stream)
+        payload = encode(header, arrays)
+        self._enter()
+        return self._writer.append(stream, payload, timeout_s)
+
+    def read(self, stream: str, after: EntryId = OLDEST, max_entries: int = 64, timeout_s: float = 0.0) -> List[Entry]:
+        check_name('stream', stream)
+        self._wait(lambda: self._has_after(stream, after), timeout_s)
+        with self._memory.changed:
+            log = self._memory.log(stream)
+            first = max(log.floor, after.number if after.epoch == log.epoch else 0) + 1
+            numbers = range(first, min(log.last, first + max_entries - 1) + 1)
+            found = [(EntryId(log.epoch, number), log.records[number]) for number in numbers]
+        return [decode_entry(stream, place, record.writer, record.sequence, record.payload) for place, record in found]
+
+    def register(self, stream: str, reader: str, durable: bool = True, start: str = 'oldest') -> EntryId:
+        check_name('reader', reader)
+        if start not in START:
+            raise ConfigError(f'start ({start!r}) must be one of {", ".join(START)}')
+        with self._change(stream) as log:
+            return log.register(reader, durable, start)
+
+    def ack(self, stream: str, reader: str, entry_id: EntryId) -> None:
+        with self._change(stream) as log:
+            log.ack(reader, entry_id)
+
+    def forget(self, stream: str, reader: str) -> bool:
+        with self._change(stream) as log:
+            return log.forget(reader)
+
+    def put(self, name: str, header: Header, arrays: Arrays, expected_version: Optional[int] = None) -> int:
+        check_name('value', name)
+        payload = encode(header, arrays)
+        self._enter()
+        with self._memory.changed:
+            values = self._memory.state.values
+            stored = values[name][0] if name in values else 0
+            if expected_version is not None and expected_version != stored:
+                raise VersionConflict(f'value {name!r} is at version {stored}, not at {expected_version}')
+            version = self._versions[name] = max(stored, self._versions.get(name, 0)) + 1
+            values[name] = (version, payload)
+            self._memory.changed.notify_all()
+        return version
+
+    def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0) -> Optional[Value]:
+        check_name('value', name)
+        if not self._wait(lambda: self._memory.state.values.get(name, (newer_than,))[0] != newer_than, timeout_s):
+            return None
+        with self._memory.changed:
+            found = self._memory.state.values.get(name)
+        return decode_value(name, *found) if found and found[0] != newer_than else None
+
+    def add(self, counter: str, amount: int = 0) -> int:
+        check_name('counter', counter)
+        self._enter()
+        with self._memory.changed:
+            counters = self._memory.state.counters
+            counters[counter] = counters.get(counter, 0) + amount
+            return counters[counter]
+
+    def delete(self, name: str) -> bool:
+        check_name('value', name)
+        with self._change(name) as log:
+            state = self._memory.state
+            found = [log.delete(), state.values.pop(name, None) is not None, state.counters.pop(name, None) is not None]
+        return any(found)
+
+    def info(self) -> StoreInfo:
+        self._enter()
+        with self._memory.changed:
+            state = self._memory.state
+            streams = {stream: log.info() for stream, log in state.logs.items() if not log.deleted}
+            values = {name: version for name, (version, _) in state.values.items()}
+            return StoreInfo(self.address, self.run, 'memory', streams, values, dict(state.counters))
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._writer.close()
+        if os.getpid() == self._memory.pid:
+            with self._memory.changed:
+                self._memory.changed.notify_all()
+
+    def snapshot(self) -> State:
+        """For tests: what a disk would hold now."""
+        with self._memory.changed:
+            return copy.deepcopy(self._memory.state)
+
+    def lose_memory(self, keep: Optional[State] = None) -> None:
+        """For tests: the server dies, and comes back with nothing, or with what a ``snapshot()`` of earlier holds."""
+        with self._memory.changed:
+            self._memory.restart(keep or State())
+            self._memory.changed.notify_all()
+
+    def __reduce__(self) -> NoReturn:
+        raise ConfigError('memory:// cannot be sent to another process: open embedded:// or redis:// in both instead')
+
+    def _announce(self, said: Announcement) -> Verdict:
+        with self._change(said.stream) as log:
+            return log.announce(self.writer, said)
+
+    def _wait_for_room(self, stream: str, room: int, timeout_s: float) -> None:
+        self._wait(lambda: self._memory.log(stream).room > room, timeout_s, slices=1)
+
+    def _has_after(self, stream: str, after: EntryId) -> bool:
+        log = self._memory.log(stream)
+        return log.last > max(log.floor, after.number if after.epoch == log.epoch else 0)
+
+    def _wait(self, true: Callable[[], bool], timeout_s: float, slices: int = sys.maxsize) -> bool:
+        """Wait for ``true()`` in slices, so that what the server lost is announced again by whoever is waiting."""
+        deadline = time.monotonic() + timeout_s
+        for _ in range(slices):
+            self._enter()
+            self._writer.check()
+            slice_s = min(CHECK_EVERY_S, deadline - time.monotonic())
+            with self._memory.changed:
+                found = self._memory.changed.wait_for(lambda: self._closed or true(), max(0.0, slice_s))
+            if found or slice_s < CHECK_EVERY_S:
+                break
+        self._enter()
+        return found
+
+    @contextmanager
+    def _change(self, stream: str) -> Iterator[Log]:
+        check_name('stream', stream)
+        self._enter()
+        with self._memory.changed:
+            yield self._memory.log(stream)
+            self._memory.changed.notify_all()
+
+    def _enter(self) -> None:
+        if os.getpid() != self._memory.pid:
+            raise StoreClosed(
+                f'memory:// lives in process {self._memory.pid} and cannot be used in process {os.getpid()}: '
+                'open embedded:// or redis:// in both instead'
+            )
+        if self._closed:
+            raise StoreClosed(f'the store of run {self.run!r} was closed')

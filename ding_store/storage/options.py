@@ -1,0 +1,81 @@
+"""What a user may set on a store, and which names it accepts: checked once, at the door."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields
+from typing import Any, Dict, Mapping
+
+from ding_store.errors import ConfigError
+
+from .base import OVERFLOW
+
+MAX_NAME = 200
+_PART = re.compile(r'[A-Za-z0-9_.-]+')
+
+
+def check_name(kind: str, name: str, slashes: bool = True) -> str:
+    """
+    Overview:
+        Return ``name`` if it can be part of a key and of a file name: letters, digits, ``_ . -``, and for all but runs
+        parts separated by ``/``. Braces and colons would change which key, and which cluster slot, is meant.
+    """
+    parts = name.split('/') if isinstance(name, str) else []
+    good = parts and all(_PART.fullmatch(part) and part.strip('.') for part in parts) and len(name) <= MAX_NAME
+    if not good or (len(parts) > 1 and not slashes):
+        allowed = 'letters, digits, "_", "-", "."' + (' and parts separated by "/"' if slashes else '')
+        raise ConfigError(f'{kind} name {name!r} must be 1 to {MAX_NAME} characters of {allowed}')
+    return name
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """
+    Overview:
+        How much one stream may hold that its durable readers have not acked, and what happens beyond.
+    Arguments:
+        - max_pending_bytes (:obj:`int`): Encoded bytes held for one stream.
+        - overflow (:obj:`str`): 'block', 'drop_oldest' or 'error'.
+        - max_block_s (:obj:`float`): How long an append waits for room when it names no ``timeout_s`` itself.
+    """
+
+    max_pending_bytes: int = 256 << 20
+    overflow: str = 'block'
+    max_block_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if self.overflow not in OVERFLOW:
+            raise ConfigError(f'overflow ({self.overflow!r}) must be one of {", ".join(OVERFLOW)}')
+        if not isinstance(self.max_pending_bytes, int) or self.max_pending_bytes < 1:
+            raise ConfigError(f'max_pending_bytes ({self.max_pending_bytes!r}) must be an int >= 1')
+        if not self.max_block_s >= 0:
+            raise ConfigError(f'max_block_s ({self.max_block_s!r}) must be >= 0')
+
+
+STREAM_OPTIONS = tuple(f.name for f in fields(StreamOptions))
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """The options of every stream of a store: the common ones, and what ``stream_options`` changes for some."""
+
+    common: StreamOptions = StreamOptions()
+    streams: Mapping[str, StreamOptions] = field(default_factory=dict)
+
+    def of(self, stream: str) -> StreamOptions:
+        return self.streams.get(stream, self.common)
+
+
+def stream_options(options: Dict[str, Any]) -> StoreOptions:
+    """Take what concerns streams out of ``options``, and leave the rest to the backend."""
+    common = {name: options.pop(name) for name in STREAM_OPTIONS if name in options}
+    special = options.pop('stream_options', None) or {}
+    streams = {}
+    for stream, changes in special.items():
+        unknown = sorted(set(changes) - set(STREAM_OPTIONS))
+        if unknown:
+            raise ConfigError(
+                f'stream_options[{stream!r}] has unknown {unknown}; known are {", ".join(STREAM_OPTIONS)}'
+            )
+        streams[check_name('stream', stream)] = StreamOptions(**{**common, **changes})
+    return StoreOptions(StreamOptions(**common), streams)

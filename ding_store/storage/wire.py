@@ -1,0 +1,170 @@
+"""Arrays <-> bytes: a JSON head and aligned raw buffers under one checksum. No pickle.
+
+offset  size
+0       4     magic 'DGW' and the format's version, 1
+4       4     crc32 of everything that follows
+8       8     total bytes
+16      4     bytes of the head
+20            head: JSON {"header": {...}, "arrays": [[name, dtype, shape], ...]}
+...           the arrays in that order, each at the next multiple of 64, zeros in between
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from typing import Any, Dict, Iterable, List, Tuple, Union
+
+import numpy as np
+
+from ding_store.errors import CorruptPayload
+
+from .base import Array, Arrays, Entry, EntryId, Header, Value
+
+Buffer = Union[bytes, bytearray, memoryview]
+
+MAGIC = b'DGW\x01'
+ALIGN = 64
+_PREFIX = struct.Struct('<4sIQI')
+_CHECKED_FROM = 8  # The checksum covers all behind itself; magic is compared.
+_MAX_NDIM = 32
+_DTYPES = [np.dtype(order + code) for code in '?bBhHiIlLqQefdgFDG' for order in '<>']
+DTYPES: Dict[str, np.dtype[Any]] = {dtype.str: dtype for dtype in _DTYPES}
+
+
+def encode(header: Header, arrays: Arrays) -> bytes:
+    """
+    Overview:
+        One entry or value as bytes, copied once.
+    Raises:
+        - TypeError: The header is no JSON object, or an array's dtype is not boolean or numeric; names which.
+    """
+    return b''.join(encode_parts(header, arrays))
+
+
+def encode_parts(header: Header, arrays: Arrays) -> List[Buffer]:
+    """The same bytes in pieces that share memory with contiguous ``arrays``, for writers with a place of their own."""
+    columns = {name: _column(name, array) for name, array in arrays.items()}
+    head = _head(header, columns)
+    body: List[Buffer] = [head, _padding(_PREFIX.size + len(head))]
+    for column in columns.values():
+        body += [column.reshape(-1).view(np.uint8).data, _padding(column.nbytes)]
+    total = _PREFIX.size + sum(len(part) for part in body)
+    prefix = _PREFIX.pack(MAGIC, 0, total, len(head))
+    crc = _checksum([prefix[_CHECKED_FROM:], *body])
+    return [_PREFIX.pack(MAGIC, crc, total, len(head)), *body]
+
+
+def decode(buffer: Buffer, verify: bool = True) -> Tuple[Dict[str, Any], Dict[str, Array]]:
+    """
+    Overview:
+        Header and arrays of encoded bytes; the arrays are read-only views of ``buffer``, and keep it alive.
+    Arguments:
+        - verify (:obj:`bool`): Whether to compute the checksum; sizes and types are checked in any case.
+    Raises:
+        - CorruptPayload: These are not bytes that ``encode`` made, whole and unchanged.
+    """
+    view = memoryview(buffer).toreadonly().cast('B')
+    try:
+        head_bytes = _check_prefix(view, verify)
+        head = json.loads(bytes(view[_PREFIX.size : _PREFIX.size + head_bytes]))
+        header, columns = head['header'], head['arrays']
+        if not isinstance(header, dict):
+            raise CorruptPayload('the header is no JSON object')
+        return header, _views(view, columns, _aligned(_PREFIX.size + head_bytes))
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, MemoryError) as e:
+        raise CorruptPayload(f'the head of a payload is malformed: {type(e).__name__}') from e
+
+
+def decode_entry(stream: str, entry_id: EntryId, writer: str, sequence: int, payload: Buffer) -> Entry:
+    try:
+        header, arrays = decode(payload)
+    except CorruptPayload as e:
+        raise CorruptPayload(f'entry {entry_id.number} of {stream!r}, {sequence} of {writer}: {e}') from e
+    return Entry(stream, entry_id, writer, sequence, header, arrays)
+
+
+def decode_value(name: str, version: int, payload: Buffer) -> Value:
+    try:
+        header, arrays = decode(payload)
+    except CorruptPayload as e:
+        raise CorruptPayload(f'version {version} of value {name!r}: {e}') from e
+    return Value(name, version, header, arrays)
+
+
+def _column(name: str, array: Array) -> Array:
+    if not isinstance(name, str):
+        raise TypeError(f'array name {name!r} must be a string')
+    if not isinstance(array, (np.ndarray, np.generic)):
+        raise TypeError(f'array {name!r} is a {type(array).__name__}; pass a numpy array')
+    if array.dtype.str not in DTYPES or array.dtype.fields:
+        raise TypeError(f'array {name!r} has dtype {array.dtype}; only boolean and numeric dtypes are stored')
+    return np.asarray(array, order='C')
+
+
+def _head(header: Header, columns: Dict[str, Array]) -> bytes:
+    if not all(isinstance(key, str) for key in header):
+        raise TypeError(f'keys of a header must be strings, not {sorted(map(repr, header))}')
+    shapes = [[name, column.dtype.str, column.shape] for name, column in columns.items()]
+    try:
+        return json.dumps({'header': dict(header), 'arrays': shapes}, separators=(',', ':')).encode()
+    except (TypeError, ValueError) as e:
+        raise TypeError(f'header {_shortened(header)} must be JSON-able: {e}') from e
+
+
+def _shortened(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + '...'
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGN) * ALIGN
+
+
+def _padding(size: int) -> bytes:
+    return bytes(_aligned(size) - size)
+
+
+def _checksum(parts: Iterable[Buffer]) -> int:
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    return crc
+
+
+def _check_prefix(view: memoryview, verify: bool) -> int:
+    if len(view) < _PREFIX.size:
+        raise CorruptPayload(f'{len(view)} bytes are too few for a payload')
+    magic, crc, total, head_bytes = _PREFIX.unpack_from(view)
+    if magic != MAGIC:
+        raise CorruptPayload(f'bytes begin with {magic!r} where {MAGIC!r} is expected')
+    if total != len(view) or _aligned(_PREFIX.size + head_bytes) > total:
+        raise CorruptPayload(f'{len(view)} bytes of a payload that had {total}')
+    if verify and zlib.crc32(view[_CHECKED_FROM:]) != crc:
+        raise CorruptPayload('the checksum does not match')
+    return int(head_bytes)
+
+
+def _views(view: memoryview, columns: List[Any], offset: int) -> Dict[str, Array]:
+    arrays: Dict[str, Array] = {}
+    for name, dtype, shape in columns:
+        array = _view(view, dtype, shape, offset)
+        offset = _aligned(offset + array.nbytes)
+        if not isinstance(name, str) or name in arrays:
+            raise CorruptPayload('an array has no name of its own')
+        arrays[name] = array
+    if offset != len(view):
+        raise CorruptPayload(f'{len(view) - offset} bytes belong to no array')
+    return arrays
+
+
+def _view(view: memoryview, dtype: str, shape: List[int], offset: int) -> Array:
+    size = DTYPES[dtype].itemsize
+    for length in shape:
+        if type(length) is not int or length < 0:
+            raise CorruptPayload('an array has an impossible shape')
+        size *= length
+    if len(shape) > _MAX_NDIM or offset + size > len(view):
+        raise CorruptPayload('an array is larger than its payload')
+    return np.ndarray(tuple(shape), DTYPES[dtype], buffer=view, offset=offset)
