@@ -1,0 +1,218 @@
+"""What lies in a run's directory, who may use it, and the short private directory of its sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import struct
+from types import FrameType
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+MAX_SOCKET_PATH_BYTES = 107  # sizeof(sockaddr_un.sun_path) without its final zero
+CONTROL, REDIS = 'control.sock', 'redis.sock'
+
+
+class RunFiles:
+    """
+    Overview:
+        The names in a run's directory:
+
+        ====================  ======================================================================================
+        ``lock``              held by the supervisor *and* its redis for as long as either lives; says who they are
+        ``start.lock``        held by whoever is starting a supervisor
+        ``socket``            where the server's socket is, while there is one
+        ``server.log``        what supervisor and redis said
+        ``appendonly*``       the data
+        ``finished``          the run ended well: the next server begins empty
+        ``previous/``         the data of the last run that ended well
+        ====================  ======================================================================================
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.lock = os.path.join(directory, 'lock')
+        self.start_lock = os.path.join(directory, 'start.lock')
+        self.pointer = os.path.join(directory, 'socket')
+        self.log = os.path.join(directory, 'server.log')
+        self.finished = os.path.join(directory, 'finished')
+        self.previous = os.path.join(directory, 'previous')
+
+    def is_finished(self) -> bool:
+        return os.path.exists(self.finished)
+
+    def data(self) -> List[str]:
+        """The append-only file of redis 6, the directory of redis 7, and what a killed rewrite left of either."""
+        names = [name for name in os.listdir(self.directory) if name.startswith(('appendonly', 'temp-rewriteaof-'))]
+        return [os.path.join(self.directory, name) for name in names]
+
+    def archive(self) -> None:
+        """Put a finished run's data aside. The mark goes last: a crash on the way does it all again."""
+        shutil.rmtree(self.previous, ignore_errors=True)
+        os.makedirs(self.previous, mode=0o700, exist_ok=True)
+        for path in self.data():
+            os.replace(path, os.path.join(self.previous, os.path.basename(path)))
+        os.unlink(self.finished)
+
+    def write(self, path: str, text: str) -> None:
+        """Readers see all of the new text or all of the old."""
+        new = f'{path}.new'
+        with open(new, 'w') as file:
+            file.write(text)
+        os.replace(new, path)
+
+    def socket_path(self) -> Optional[str]:
+        """Where the last server's redis socket is or was."""
+        try:
+            with open(self.pointer) as file:
+                return file.read().strip() or None
+        except FileNotFoundError:
+            return None
+
+    def say_who(self, lock: int, redis_pid: int) -> None:
+        holder = {'host': socket.gethostname(), 'supervisor': os.getpid(), 'redis': redis_pid}
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, json.dumps(holder).encode(), 0)
+
+    def holder(self) -> Dict[str, Any]:
+        """Who holds the lock, as far as they said; for messages only, flock alone decides."""
+        try:
+            with open(self.lock) as file:
+                holder = json.load(file)
+        except (OSError, ValueError):
+            return {}
+        return holder if isinstance(holder, dict) else {}
+
+
+def control_path(redis_socket: str) -> str:
+    return os.path.join(os.path.dirname(redis_socket), CONTROL)
+
+
+def connect_control(files: RunFiles, timeout_s: float) -> Optional[socket.socket]:
+    """A connection to the run's supervisor, None if none listens; refuses one of another user."""
+    path = files.socket_path()
+    if path is None:
+        return None
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(timeout_s)
+        connection.connect(control_path(path))
+        check_peer(connection, files.directory)
+    except (FileNotFoundError, NotADirectoryError, ConnectionError):
+        connection.close()
+        return None
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def is_served(files: RunFiles) -> bool:
+    connection = connect_control(files, timeout_s=5.0)
+    if connection is None:
+        return False
+    connection.close()
+    return True
+
+
+def peer(connection: socket.socket) -> Tuple[int, int]:
+    """Process id and user id of the other end, from the kernel. The id is 0 when it lives in another namespace."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize('iII'))
+    pid, uid, _ = struct.unpack('iII', credentials)
+    return pid, uid
+
+
+def check_peer(connection: socket.socket, directory: str) -> None:
+    uid = peer(connection)[1]
+    if uid != os.geteuid():
+        raise PermissionError(f'the server of {directory} belongs to user {uid}, not to {os.geteuid()}')
+
+
+def take_lock(path: str) -> int:
+    """Wait for an exclusive lock (under ``deadline``); the kernel drops it with its last holder, however that dies."""
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if _is_same_file(lock, path):
+                return lock
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)  # remove_run() took the file away while we waited for it
+
+
+def held_by(files: RunFiles) -> str:
+    who = files.holder()
+    return (
+        f'its lock is held by supervisor {who.get("supervisor")} or redis-server {who.get("redis")} on host '
+        f'{who.get("host")!r}, which cannot be reached from here: end them, or share a redis:// server between hosts'
+    )
+
+
+def _is_same_file(descriptor: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def deadline(timeout_s: float) -> Iterator[None]:
+    """Raise TimeoutError in what blocks inside; for the one thread of the supervisor only."""
+
+    def expire(signum: int, frame: Optional[FrameType]) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, max(timeout_s, 0.001))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def make_socket_directory() -> str:
+    """
+    Overview:
+        A new directory of this user alone, with a path short enough for sockets. Its name is random, because two
+        containers may share /tmp and have equal paths in it. Not below XDG_RUNTIME_DIR: that goes with the login,
+        under a job that outlives it.
+    """
+    reasons = []
+    for base in dict.fromkeys((os.environ.get('TMPDIR') or '/tmp', '/tmp', '/var/tmp')):
+        try:
+            return _make_private(os.path.join(os.path.abspath(base), f'ding-store-{os.geteuid()}'))
+        except OSError as e:
+            reasons.append(str(e))
+    raise OSError(f'no private directory for sockets ({"; ".join(reasons)}): set TMPDIR to a short, writable one')
+
+
+def _make_private(parent: str) -> str:
+    path = os.path.join(parent, os.urandom(4).hex())
+    if len(os.fsencode(os.path.join(path, CONTROL))) > MAX_SOCKET_PATH_BYTES:
+        raise OSError(f'{parent} is too long a path for sockets')
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(parent, 0o700)
+    found = os.lstat(parent)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise PermissionError(f'{parent} is not a directory of this user alone')
+    os.mkdir(path, 0o700)
+    return path
+
+
+def remove_socket_directory(redis_socket: str) -> None:
+    """Only what make_socket_directory() and the two servers made: the path may come from a file."""
+    directory = os.path.dirname(redis_socket)
+    if os.path.basename(os.path.dirname(directory)) != f'ding-store-{os.geteuid()}':
+        return
+    for name in (CONTROL, REDIS):
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(directory, name))
+    with contextlib.suppress(OSError):
+        os.rmdir(directory)

@@ -1,0 +1,96 @@
+"""Which processes use the server: they are members until they die, however they die."""
+
+from __future__ import annotations
+
+import os
+import selectors
+from typing import Callable, Dict, List, Optional
+
+#: How often to look where the kernel does not tell us: no pidfd_open (Linux < 5.3, old containers, some Pythons).
+LOOK_EVERY_S = 1.0
+
+
+class Members:
+    """
+    Overview:
+        Watches processes through pidfds in the given selector. A forked child is a process of its own: it is a member
+        only if it joins itself, whatever it inherited.
+    Arguments:
+        - gone (:obj:`Callable`): Called with the process id of each member that died.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector, gone: Callable[[int], None]) -> None:
+        self._selector = selector
+        self._gone = gone
+        self._pidfds: Dict[int, int] = {}
+        self._births: Dict[int, str] = {}  # members without a pidfd: when they started, since ids are used again
+
+    def __len__(self) -> int:
+        return len(self._pidfds) + len(self._births)
+
+    def __contains__(self, pid: int) -> bool:
+        return pid in self._pidfds or pid in self._births
+
+    def pids(self) -> List[int]:
+        return sorted([*self._pidfds, *self._births])
+
+    def join(self, pid: int) -> None:
+        """Raises ProcessLookupError when there is no such process (any more)."""
+        self.leave(pid)  # an equal id may be a dead member's, whose end was not handled yet
+        pidfd = _open_pidfd(pid)
+        if pidfd is None:
+            self._births[pid] = _birth(pid)
+            return
+        self._pidfds[pid] = pidfd
+        self._selector.register(pidfd, selectors.EVENT_READ, lambda _: self._died(pid))
+
+    def leave(self, pid: int) -> None:
+        self._births.pop(pid, None)
+        pidfd = self._pidfds.pop(pid, None)
+        if pidfd is not None:
+            self._selector.unregister(pidfd)
+            os.close(pidfd)
+
+    @property
+    def look_every_s(self) -> Optional[float]:
+        """How often look() must be called; None where the selector tells all."""
+        return LOOK_EVERY_S if self._births else None
+
+    def look(self) -> None:
+        for pid, birth in list(self._births.items()):
+            if _is_gone(pid, birth):
+                self._died(pid)
+
+    def _died(self, pid: int) -> None:
+        self.leave(pid)
+        self._gone(pid)
+
+
+def _open_pidfd(pid: int) -> Optional[int]:
+    try:
+        return os.pidfd_open(pid)
+    except AttributeError:  # a Python built on an old kernel's headers
+        return None
+    except ProcessLookupError:
+        raise
+    except OSError:  # ENOSYS or EPERM: the kernel or its sandbox does not offer it
+        return None
+
+
+def _birth(pid: int) -> str:
+    try:
+        with open(f'/proc/{pid}/stat') as file:
+            # The name in parentheses may hold spaces; state is the 1st and start time the 20th field after it.
+            fields = file.read().rpartition(')')[2].split()
+    except (FileNotFoundError, ProcessLookupError) as e:
+        raise ProcessLookupError(f'no process {pid}') from e
+    if fields[0] in 'ZX':
+        raise ProcessLookupError(f'process {pid} has ended')
+    return fields[19]
+
+
+def _is_gone(pid: int, birth: str) -> bool:
+    try:
+        return _birth(pid) != birth
+    except ProcessLookupError:
+        return True

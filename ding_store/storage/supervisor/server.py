@@ -1,0 +1,84 @@
+"""One life of the private redis-server, and whether it answers."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+from typing import Callable, List, Optional
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Server:
+    """
+    Overview:
+        A redis-server process on a unix socket. It inherits the run's lock: nobody opens the same append-only file
+        before this process has really ended, even when it outlives its supervisor by a moment.
+    """
+
+    def __init__(self, binary: str, directory: str, socket_path: str, lock: int) -> None:
+        self.socket_path = socket_path
+        self.was_ready = False
+        self._process = subprocess.Popen(
+            [binary, *_options(directory, socket_path)],
+            stdin=subprocess.DEVNULL,
+            cwd='/',
+            pass_fds=[lock],
+            preexec_fn=_die_with(os.getpid(), ctypes.CDLL(None)),
+        )
+        self.pid = self._process.pid
+
+    def exit_status(self) -> Optional[int]:
+        return self._process.poll()
+
+    def send_signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def ping(self) -> Optional[socket.socket]:
+        """A connection on which a PING is under way; None if nobody listens yet."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.setblocking(False)
+        try:
+            connection.connect(self.socket_path)
+            connection.send(b'PING\r\n')
+        except OSError:  # not there, not listening, or its queue is full: the caller asks again
+            connection.close()
+            return None
+        return connection
+
+
+def is_pong(connection: socket.socket) -> bool:
+    """Whether a readable connection brought a PONG, and not -LOADING or its end."""
+    try:
+        return connection.recv(64).startswith(b'+PONG')
+    except OSError:
+        return False
+
+
+def _die_with(supervisor: int, libc: ctypes.CDLL) -> Callable[[], None]:
+    def prepare() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != supervisor:  # it died before we asked to be told
+            os._exit(1)
+
+    return prepare
+
+
+def _options(directory: str, socket_path: str) -> List[str]:
+    options = {
+        'port': '0',
+        'unixsocket': socket_path,
+        'unixsocketperm': '600',
+        'dir': directory,
+        'daemonize': 'no',
+        'logfile': '',
+        'save': '',
+        'appendonly': 'yes',
+        'appendfsync': 'everysec',
+        'aof-load-truncated': 'yes',
+        'maxmemory-policy': 'noeviction',
+    }
+    return [word for name, value in options.items() for word in (f'--{name}', value)]
