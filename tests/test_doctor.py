@@ -1,0 +1,298 @@
+"""Each check's failing branches, with the machine replaced by fakes; and the command on the machine as it is."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ding_store import doctor
+from ding_store.doctor import FAIL, OK, WARN, packages, server, system
+from ding_store.doctor.finding import Finding, to_json, to_table
+from ding_store.errors import ConfigError, StoreDenied, StoreUnavailable, StoreUnsuitable
+from ding_store.storage import StoreInfo
+
+
+def versions(**installed):
+    return lambda name: installed.get(name.replace('-', '_'))
+
+
+def expect(finding, status, *words):
+    assert finding.status == status, finding
+    assert (finding.status == OK) == (finding.fix == ''), 'a fix belongs to every finding but OK'
+    for word in words:
+        assert word in f'{finding.found} {finding.fix}', finding
+
+
+# --- packages
+
+
+@pytest.mark.parametrize(
+    ('version', 'status'),
+    [((3, 8, 1), FAIL), ((3, 9, 0), OK), ((3, 11, 7), OK), ((3, 12, 0), WARN)],
+)
+def test_python(version, status):
+    expect(packages.check_python(version), status, '.'.join(map(str, version)))
+
+
+@pytest.mark.parametrize(
+    ('text', 'numbers'), [('2.13.0+cpu', (2, 13, 0)), ('v0.5.3', (0, 5, 3)), ('1.5.0rc1', (1, 5, 0)), ('?', ())]
+)
+def test_release(text, numbers):
+    assert packages.release(text) == numbers
+
+
+def test_di_engine():
+    good = {'ding': 'v0.5.3', 'torch': '2.13.0'}
+    expect(packages.check_di_engine(good, versions(DI_engine='0.5.3')), OK, '0.5.3')
+    expect(packages.check_di_engine({'ding': 'v0.5.2'}, versions(DI_engine='0.5.2')), WARN, '--no-deps', '0.5.3')
+    expect(packages.check_di_engine({'ding_error': 'gone'}, versions()), FAIL, 'not installed', 'scripts/setup.sh')
+
+
+def test_di_engine_from_a_source_tree_has_no_metadata():
+    expect(packages.check_di_engine({'ding': 'v0.5.3'}, versions()), OK)
+
+
+def test_di_engine_whose_import_fails():
+    installed = versions(DI_engine='0.5.3')
+    broken = {'ding_error': "ModuleNotFoundError: No module named 'pynng'"}
+    expect(packages.check_di_engine(broken, installed), FAIL, "install what provides 'pynng'")
+    broken = {'ding_error': 'OSError: libcudart.so'}
+    expect(packages.check_di_engine(broken, installed), FAIL, 'libcudart', 'reproduce with')
+
+
+def test_torch_and_gpu():
+    expect(packages.check_torch({'torch': '2.13.0+cpu'}), OK, '2.13.0+cpu')
+    expect(packages.check_torch({'torch_error': 'ImportError: libfoo'}), FAIL, 'libfoo', 'pip install torch')
+    expect(packages.check_gpu({'gpus': ['A', 'B']}), OK, '2: A, B')
+    expect(packages.check_gpu({'gpus': [], 'cuda': '12.8'}), OK, 'none', 'CUDA 12.8')
+    expect(packages.check_gpu({}), OK, 'none', 'CPU build')
+
+
+@pytest.mark.parametrize(
+    ('check', 'name', 'version', 'status', 'word'),
+    [
+        (packages.check_numpy, 'numpy', '1.26.4', OK, '1.26.4'),
+        (packages.check_numpy, 'numpy', '2.1.0', FAIL, "pip install 'numpy<2'"),
+        (packages.check_numpy, 'numpy', None, FAIL, 'not installed'),
+        (packages.check_treevalue, 'treevalue', '1.4.12', OK, '1.4.12'),
+        (packages.check_treevalue, 'treevalue', '1.5.0', WARN, 'treevalue<1.5'),
+        (packages.check_treevalue, 'treevalue', None, FAIL, 'treevalue<1.5'),
+        (packages.check_treetensor, 'DI_treetensor', '0.4.1', OK, '0.4.1'),
+        (packages.check_treetensor, 'DI_treetensor', '0.5.0', WARN, 'DI-treetensor<0.5'),
+        (packages.check_treetensor, 'DI_treetensor', None, FAIL, 'DI-treetensor<0.5'),
+        (packages.check_redis_client, 'redis', '8.1.0', OK, '8.1.0'),
+        (packages.check_redis_client, 'redis', '4.4.9', FAIL, 'redis>=4.5'),
+        (packages.check_redis_client, 'redis', None, FAIL, 'redis>=4.5'),
+        (packages.check_numba, 'numba', '0.60.0', OK, 'compiled'),
+        (packages.check_numba, 'numba', None, WARN, 'numpy path'),
+    ],
+)
+def test_versions(check, name, version, status, word):
+    expect(check(versions(**({name: version} if version else {}))), status, word)
+
+
+def test_hiredis():
+    expect(packages.check_hiredis(versions(hiredis='3.5.0'), in_use=True), OK, '3.5.0')
+    expect(packages.check_hiredis(versions(hiredis='2.3.0'), in_use=False), WARN, 'ignores', 'hiredis>=3.2')
+    expect(packages.check_hiredis(versions()), WARN, 'not installed')
+
+
+def test_probe_survives_a_crash_and_a_hang():
+    crash = packages.run_probe('import os, sys; sys.stderr.write("boom\\n"); sys.stderr.flush(); os.abort()')
+    assert 'status -6: boom' in crash['torch_error']
+    assert crash['ding_error'] == crash['torch_error']
+    hang = packages.run_probe('import signal; signal.pause()', timeout_s=0.2)
+    assert 'still importing after' in hang['ding_error']
+
+
+def test_probe_reads_the_last_line_only():
+    assert packages.run_probe('print("a warning"); print(\'{"torch": "1"}\', end="")') == {'torch': '1'}
+
+
+# --- the machine
+
+
+def space(total_mib, free_mib):
+    return lambda path: system.Space(total_mib << 20, free_mib << 20)
+
+
+def test_shm():
+    expect(system.check_shm(space(8192, 8000)), OK, '8,000 MiB free')
+    expect(system.check_shm(space(64, 64)), WARN, '--shm-size')
+    expect(system.check_shm(space(8192, 10)), WARN, 'something fills it')
+    expect(system.check_shm(lambda path: None), WARN, 'missing')
+
+
+def test_space_of_nothing(tmp_path):
+    assert system.space_of(str(tmp_path / 'none')) is None
+    assert system.space_of(str(tmp_path)).total > 0
+
+
+def test_tmp(tmp_path):
+    expect(system.check_tmp(str(tmp_path), space(9000, 5000)), OK, 'writable')
+    assert list(tmp_path.iterdir()) == []
+    expect(system.check_tmp(str(tmp_path), space(9000, 10)), WARN, '10 MiB free')
+    expect(system.check_tmp(str(tmp_path / 'none')), FAIL, 'set TMPDIR')
+
+
+def test_socket_directory(tmp_path, monkeypatch):
+    def refuse():
+        raise OSError('no private directory for sockets (/x is too long a path for sockets)')
+
+    expect(system.check_socket_directory(refuse), FAIL, 'too long', 'TMPDIR')
+    monkeypatch.setenv('TMPDIR', str(tmp_path))
+    expect(system.check_socket_directory(), OK, 'short enough')
+    assert not any(path.is_dir() for path in tmp_path.glob('ding-store-*/*')), 'the doctor left a directory behind'
+
+
+def test_open_files():
+    expect(system.check_open_files(1024), OK, '1024')
+    expect(system.check_open_files(256), WARN, 'ulimit -n')
+    expect(system.check_open_files(system.resource.RLIM_INFINITY), OK, 'unlimited')
+
+
+@pytest.mark.parametrize(
+    ('cores', 'threads', 'status'),
+    [(2, '1', OK), (2, '2', OK), (2, '4', WARN), (0.5, '1', WARN), (2, None, WARN), (2, 'many', WARN), (2, '0', WARN)],
+)
+def test_cores(cores, threads, status):
+    environ = {} if threads is None else {'OMP_NUM_THREADS': threads}
+    expect(system.check_cores(cores, environ), status)
+
+
+@pytest.mark.parametrize(
+    ('files', 'quota'),
+    [
+        ({'cpu.max': '150000 100000\n'}, 1.5),
+        ({'cpu.max': 'max 100000\n'}, None),
+        ({'cpu/cpu.cfs_quota_us': '50000\n', 'cpu/cpu.cfs_period_us': '100000\n'}, 0.5),
+        ({'cpu/cpu.cfs_quota_us': '-1\n', 'cpu/cpu.cfs_period_us': '100000\n'}, None),
+        ({}, None),
+    ],
+)
+def test_core_quota(tmp_path, files, quota):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    number = len(system.os.sched_getaffinity(0))
+    assert system.usable_cores(tmp_path) == min(number, quota or number)
+
+
+def test_overcommit(tmp_path):
+    path = tmp_path / 'overcommit_memory'
+    expect(system.check_overcommit(path), OK, 'not known')
+    path.write_text('1\n')
+    expect(system.check_overcommit(path), OK, '1')
+    path.write_text('2\n')
+    expect(system.check_overcommit(path), WARN, 'sysctl')
+
+
+# --- the server
+
+
+def raiser(error):
+    def fail(*args):
+        raise error
+
+    return fail
+
+
+def test_server():
+    expect(server.check_server(lambda: ('/usr/bin/redis-server', '7.0.15')), OK, '7.0.15')
+    expect(server.check_server(lambda: ('/usr/bin/redis-server', '6.0.16')), FAIL, 'older than 6.2', 'apt-get')
+    expect(server.check_server(raiser(StoreUnavailable('found no\n redis-server'))), FAIL, 'found no redis-server')
+
+
+def test_server_is_not_needed_with_another_store():
+    expect(server.check_server(raiser(StoreUnavailable('none')), is_needed=False), WARN)
+
+
+class FakeStore:
+    def __init__(self):
+        self.counters = {}
+
+    def add(self, counter, amount):
+        self.counters[counter] = self.counters.get(counter, 0) + amount
+
+    def delete(self, name):
+        del self.counters[name]
+
+    def info(self):
+        return StoreInfo(address='redis://somewhere', run='doctor', server='redis 7.2.0')
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+
+def test_store_is_measured_and_left_as_it_was():
+    store = FakeStore()
+    expect(server.check_store('redis://somewhere', lambda url: store), OK, 'redis 7.2.0', 'ms')
+    assert store.counters == {}
+
+
+def test_slow_store(monkeypatch):
+    monkeypatch.setattr(server, 'SLOW_ROUND_TRIP_S', 0.0)
+    expect(server.check_store('redis://somewhere', lambda url: FakeStore()), WARN, 'far server')
+
+
+@pytest.mark.parametrize(
+    ('error', 'word'),
+    [
+        (StoreDenied('NOAUTH'), 'redis://user:password@'),
+        (StoreUnavailable('refused'), 'firewall'),
+        (StoreUnsuitable('allkeys-lru'), 'noeviction'),
+        (ConfigError('no such scheme'), 'correct the URL'),
+    ],
+)
+def test_store_refused(error, word):
+    expect(server.check_store('redis://somewhere', raiser(error)), FAIL, str(error), word)
+
+
+def test_a_wrong_url_is_a_finding_and_no_traceback():
+    expect(server.check_store('nosuch://host'), FAIL, 'nosuch', 'correct the URL')
+
+
+# --- the report
+
+FINDINGS = [
+    Finding('a', OK, 'fine'),
+    Finding('longer', WARN, 'slow', 'do this'),
+    Finding('c', FAIL, 'broken', 'do that'),
+]
+
+
+def test_table():
+    lines = to_table(FINDINGS).splitlines()
+    assert lines[0] == 'OK    a       fine'
+    assert lines[1:3] == ['WARN  longer  slow', '              fix: do this']
+    assert lines[-1] == '1 OK, 1 WARN, 1 FAIL'
+
+
+def test_json():
+    assert json.loads(to_json(FINDINGS))[2] == {'name': 'c', 'status': 'FAIL', 'found': 'broken', 'fix': 'do that'}
+
+
+@pytest.mark.parametrize(('findings', 'status'), [(FINDINGS, 1), (FINDINGS[:2], 0), ([], 0)])
+def test_exit_status(monkeypatch, capsys, findings, status):
+    monkeypatch.setattr(doctor, 'check_all', lambda url: findings)
+    assert doctor.main(['--json']) == status
+    assert len(json.loads(capsys.readouterr().out)) == len(findings)
+    assert doctor.main([]) == status
+    assert f'{len(findings[2:])} FAIL' in capsys.readouterr().out
+
+
+def test_the_environment_of_this_suite_is_sound():
+    """The whole command, unfaked: what setup.sh makes has nothing that fails."""
+    command = 'import sys; from ding_store.doctor import main; sys.exit(main(["--json"]))'
+    done = subprocess.run(
+        [sys.executable, '-c', command], capture_output=True, text=True, timeout=150, cwd=Path(__file__).parents[1]
+    )
+    findings = json.loads(done.stdout)
+    assert [finding for finding in findings if finding['status'] == FAIL] == []
+    assert done.returncode == 0
+    assert len({finding['name'] for finding in findings}) == len(findings) >= 17
