@@ -1,4 +1,4 @@
-"""What lies in a run's directory, who may use it, and the short private directory of its sockets."""
+"""What lies in a run's directory, and who may use it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ import os
 import shutil
 import signal
 import socket
-import stat
-import struct
 from types import FrameType
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional
 
-MAX_SOCKET_PATH_BYTES = 107  # sizeof(sockaddr_un.sun_path) without its final zero
-CONTROL, REDIS = 'control.sock', 'redis.sock'
+from .sockets import check_peer, control_path
 
 
 class RunFiles:
@@ -89,10 +86,6 @@ class RunFiles:
         return holder if isinstance(holder, dict) else {}
 
 
-def control_path(redis_socket: str) -> str:
-    return os.path.join(os.path.dirname(redis_socket), CONTROL)
-
-
 def connect_control(files: RunFiles, timeout_s: float) -> Optional[socket.socket]:
     """A connection to the run's supervisor, None if none listens; refuses one of another user."""
     path = files.socket_path()
@@ -120,19 +113,6 @@ def is_served(files: RunFiles) -> bool:
     return True
 
 
-def peer(connection: socket.socket) -> Tuple[int, int]:
-    """Process id and user id of the other end, from the kernel. The id is 0 when it lives in another namespace."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize('iII'))
-    pid, uid, _ = struct.unpack('iII', credentials)
-    return pid, uid
-
-
-def check_peer(connection: socket.socket, directory: str) -> None:
-    uid = peer(connection)[1]
-    if uid != os.geteuid():
-        raise PermissionError(f'the server of {directory} belongs to user {uid}, not to {os.geteuid()}')
-
-
 def take_lock(path: str) -> int:
     """Wait for an exclusive lock (under ``deadline``); the kernel drops it with its last holder, however that dies."""
     while True:
@@ -151,7 +131,7 @@ def held_by(files: RunFiles) -> str:
     who = files.holder()
     return (
         f'its lock is held by supervisor {who.get("supervisor")} or redis-server {who.get("redis")} on host '
-        f'{who.get("host")!r}, which cannot be reached from here: end them, or share a redis:// server between hosts'
+        f'{who.get("host")!r}, which does not answer here: end them, or share a redis:// server between hosts'
     )
 
 
@@ -175,44 +155,3 @@ def deadline(timeout_s: float) -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def make_socket_directory() -> str:
-    """
-    Overview:
-        A new directory of this user alone, with a path short enough for sockets. Its name is random, because two
-        containers may share /tmp and have equal paths in it. Not below XDG_RUNTIME_DIR: that goes with the login,
-        under a job that outlives it.
-    """
-    reasons = []
-    for base in dict.fromkeys((os.environ.get('TMPDIR') or '/tmp', '/tmp', '/var/tmp')):
-        try:
-            return _make_private(os.path.join(os.path.abspath(base), f'ding-store-{os.geteuid()}'))
-        except OSError as e:
-            reasons.append(str(e))
-    raise OSError(f'no private directory for sockets ({"; ".join(reasons)}): set TMPDIR to a short, writable one')
-
-
-def _make_private(parent: str) -> str:
-    path = os.path.join(parent, os.urandom(4).hex())
-    if len(os.fsencode(os.path.join(path, CONTROL))) > MAX_SOCKET_PATH_BYTES:
-        raise OSError(f'{parent} is too long a path for sockets')
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(parent, 0o700)
-    found = os.lstat(parent)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise PermissionError(f'{parent} is not a directory of this user alone')
-    os.mkdir(path, 0o700)
-    return path
-
-
-def remove_socket_directory(redis_socket: str) -> None:
-    """Only what make_socket_directory() and the two servers made: the path may come from a file."""
-    directory = os.path.dirname(redis_socket)
-    if os.path.basename(os.path.dirname(directory)) != f'ding-store-{os.geteuid()}':
-        return
-    for name in (CONTROL, REDIS):
-        with contextlib.suppress(OSError):
-            os.unlink(os.path.join(directory, name))
-    with contextlib.suppress(OSError):
-        os.rmdir(directory)

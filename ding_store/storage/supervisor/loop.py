@@ -1,0 +1,256 @@
+"""The supervisor's loop: one thread that sleeps until something happens to a member, to redis, or to itself."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from typing import Callable, Deque, Dict, Optional, Set
+
+from .control import Answer, Control
+from .files import RunFiles
+from .members import Members
+from .server import Server, is_pong
+from .sockets import CONTROL, REDIS, make_socket_directory, peer, remove_socket_directory
+
+PING_EVERY_S = 0.005  # only while redis starts or loads its data
+FIRST_MEMBER_S = 5.0  # the least grace at the start: who started us has yet to join
+TERMINATE_S = 60.0  # then redis is killed; what it acknowledged is in its append-only file all the same
+MAX_RESTARTS, RESTARTS_WITHIN_S = 5, 60.0
+
+
+def log(text: str) -> None:
+    with contextlib.suppress(OSError):  # the log's disk may be full: that must not end the supervisor
+        sys.stderr.write(f'{os.getpid()}:supervisor {time.strftime("%d %b %Y %H:%M:%S")} {text}\n')
+        sys.stderr.flush()
+
+
+class Supervisor:
+    """
+    Overview:
+        Runs redis for the members of one run, and ends with it when there were none for ``grace_s``.
+        Make it with the run's lock held; then ``serve()``.
+    """
+
+    def __init__(self, files: RunFiles, binary: str, grace_s: float, lock: int) -> None:
+        self._files, self._binary, self._grace_s, self._lock = files, binary, grace_s, lock
+        self._selector = selectors.DefaultSelector()
+        self._members = Members(self._selector, self._member_died)
+        self._waiting: Set[socket.socket] = set()  # joined; told once a PING sent *after* they came is answered
+        self._pinged: Set[socket.socket] = set()  # those whom the PING under way is for
+        self._held: Set[socket.socket] = set()  # of the next run: this one finished, but has members yet
+        self._stoppers: Set[socket.socket] = set()
+        self._ping: Optional[socket.socket] = None
+        self._restarts: Deque[float] = collections.deque(maxlen=MAX_RESTARTS)
+        self._is_stopping = False
+        self._is_over = False
+        self._timers: Dict[Callable[[], None], float] = {}
+        self._watch_signals()
+        self._redis_socket = os.path.join(make_socket_directory(), REDIS)
+        control = os.path.join(os.path.dirname(self._redis_socket), CONTROL)
+        self._control = Control(control, self._selector, self._on_request, self._on_end)
+        files.write(files.pointer, self._redis_socket + '\n')
+        self._server = self._start_server()
+        self._set_timer(self._no_member_came, max(grace_s, FIRST_MEMBER_S))
+
+    def serve(self) -> None:
+        """Until nobody needs the server any more; then nothing is left of it but its data."""
+        while not self._is_over:
+            for key, _ in self._selector.select(self._timeout()):
+                if self._selector.get_map().get(key.fd) is key:  # not dropped by an event before it
+                    key.data(key.fileobj)
+            self._run_timers()
+        remove_socket_directory(self._redis_socket)
+        if self._files.socket_path() == self._redis_socket:  # the directory may have been deleted, and made anew
+            os.unlink(self._files.pointer)
+        os.close(self._lock)
+        for connection in list(self._stoppers):
+            self._control.answer(connection, {'ok': True})
+        log('over')
+
+    # Time
+
+    def _set_timer(self, action: Callable[[], None], after_s: float) -> None:
+        self._timers[action] = time.monotonic() + after_s
+
+    def _timeout(self) -> Optional[float]:
+        waits = [max(at - time.monotonic(), 0) for at in self._timers.values()]
+        if self._members.look_every_s is not None:
+            waits.append(self._members.look_every_s)
+        return min(waits, default=None)
+
+    def _run_timers(self) -> None:
+        self._members.look()
+        for action, at in list(self._timers.items()):
+            if time.monotonic() >= at and self._timers.pop(action, None) is not None:
+                action()
+
+    # Signals
+
+    def _watch_signals(self) -> None:
+        reader, writer = socket.socketpair()
+        writer.setblocking(False)
+        signal.set_wakeup_fd(writer.fileno())
+        self._wakeup = writer  # kept open
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)
+        self._selector.register(reader, selectors.EVENT_READ, self._on_signal)
+
+    def _on_signal(self, reader: socket.socket) -> None:
+        for number in set(reader.recv(256)):
+            if number != signal.SIGCHLD:
+                self._stop(f'signal {number}')
+        if self._server.exit_status() is not None:
+            self._server_died()
+
+    # Requests
+
+    def _on_request(self, connection: socket.socket, action: str) -> None:
+        pid = peer(connection)[0]
+        if action == 'join':
+            self._join(connection, pid)
+        elif action == 'leave':
+            self._leave(connection, pid)
+        elif action == 'info':
+            self._control.answer(connection, self._info())
+        elif action == 'stop':
+            self._stoppers.add(connection)
+            self._stop(f'process {pid} asked for it')
+        else:
+            self._control.answer(connection, {'error': f'unknown request {action!r}'})
+
+    def _on_end(self, connection: socket.socket) -> None:
+        for group in (self._waiting, self._pinged, self._held, self._stoppers):
+            group.discard(connection)
+
+    def _join(self, connection: socket.socket, pid: int) -> None:
+        if self._files.is_finished() and pid not in self._members:
+            self._hold(connection)
+            return
+        try:
+            self._members.join(pid)
+        except ProcessLookupError as e:
+            self._control.answer(
+                connection, {'error': f'the supervisor cannot see this process ({e}): another container?'}
+            )
+            return
+        self._timers.pop(self._no_member_came, None)
+        self._waiting.add(connection)
+        self._start_ping()
+
+    def _hold(self, connection: socket.socket) -> None:
+        if self._members:
+            self._held.add(connection)
+        else:
+            self._stop('the run finished, and another one begins')
+
+    def _leave(self, connection: socket.socket, pid: int) -> None:
+        was_member = pid in self._members
+        self._members.leave(pid)
+        self._control.answer(connection, {'ok': True})
+        if was_member or self._files.is_finished():
+            self._member_died(pid)
+
+    def _member_died(self, pid: int) -> None:
+        if self._members or self._is_stopping:
+            return
+        if self._files.is_finished():
+            self._stop('the run finished, and its last member left')
+        else:
+            self._set_timer(self._no_member_came, self._grace_s)
+
+    def _no_member_came(self) -> None:
+        self._stop(f'no member for {self._grace_s:g} s')
+
+    def _info(self) -> Answer:
+        return {
+            'socket': self._redis_socket,
+            'supervisor_pid': os.getpid(),
+            'server_pid': self._server.pid,
+            'members': self._members.pids(),
+            'finished': self._files.is_finished(),
+            'grace_s': self._grace_s,
+        }
+
+    # Redis
+
+    def _start_server(self) -> Server:
+        server = Server(self._binary, self._files.directory, self._redis_socket, self._lock)
+        self._files.say_who(self._lock, server.pid)
+        log(f'started {self._binary} as process {server.pid} in {self._files.directory}')
+        return server
+
+    def _start_ping(self) -> None:
+        if self._ping is not None or self._is_stopping:
+            return
+        self._ping = self._server.ping()
+        if self._ping is None:
+            self._set_timer(self._start_ping, PING_EVERY_S)
+            return
+        self._pinged, self._waiting = self._waiting, set()
+        self._selector.register(self._ping, selectors.EVENT_READ, self._on_pong)
+
+    def _on_pong(self, ping: socket.socket) -> None:
+        is_ready = is_pong(ping)
+        self._drop_ping()
+        if is_ready:
+            self._server.was_ready = True
+            for connection in list(self._pinged):
+                self._control.answer(connection, {'ok': True, 'socket': self._redis_socket})
+        self._waiting |= self._pinged
+        self._pinged = set()
+        if self._waiting:
+            self._set_timer(self._start_ping, 0.0 if is_ready else PING_EVERY_S)
+
+    def _drop_ping(self) -> None:
+        if self._ping is not None:
+            self._selector.unregister(self._ping)
+            self._ping.close()
+            self._ping = None
+
+    def _server_died(self) -> None:
+        status = self._server.exit_status()
+        log(f'redis ended with status {status}')
+        if self._is_stopping:
+            self._is_over = True
+            return
+        now = time.monotonic()
+        too_often = len(self._restarts) == MAX_RESTARTS and now - self._restarts[0] < RESTARTS_WITHIN_S
+        if too_often or not self._server.was_ready:
+            self._give_up(f'redis-server ended with status {status} ' + ('again' if too_often else 'at once'))
+            return
+        self._restarts.append(now)
+        self._drop_ping()
+        self._waiting |= self._pinged
+        self._server = self._start_server()
+        self._start_ping()
+
+    def _give_up(self, reason: str) -> None:
+        log(f'giving up: {reason}')
+        for connection in [*self._waiting, *self._pinged]:
+            self._control.answer(connection, {'error': reason})
+        self._stop_listening()
+        self._is_stopping = self._is_over = True
+
+    def _stop(self, reason: str) -> None:
+        if self._is_stopping:
+            return
+        log(f'stopping: {reason}')
+        self._is_stopping = True
+        self._stop_listening()
+        self._server.send_signal(signal.SIGTERM)
+        self._set_timer(self._kill_server, TERMINATE_S)
+
+    def _kill_server(self) -> None:
+        log(f'redis did not end within {TERMINATE_S:g} s: killing it')
+        self._server.send_signal(signal.SIGKILL)
+
+    def _stop_listening(self) -> None:
+        self._drop_ping()
+        self._timers.clear()
+        self._control.close(keep=self._stoppers)
