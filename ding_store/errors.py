@@ -1,19 +1,19 @@
 """Every error of this package.
 
-    StoreError
-    ├── ConfigError            (ValueError)    a setting is wrong; the message names it and the fix
-    ├── StoreUnavailable       (ConnectionError)  the server cannot be reached, and was not within the deadline
-    │   └── StoreDenied                        it can, but refuses us: password, user, TLS
-    ├── StoreUnsuitable                        it can, but would lose data: too old, or it evicts keys
-    ├── StoreClosed                            used after close(), or in a process that may not use it
-    ├── StoreTimeout           (TimeoutError)  a wait reached its deadline
-    ├── StreamFull                             retention is at its limit and nobody made room
-    ├── VersionConflict                        a value was not at the version that the writer expected
-    ├── CorruptPayload                         bytes that are not what was written
-    ├── SchemaMismatch         (TypeError)     an element differs from the schema of its stream or table
-    ├── NotEnoughSpace         (OSError)       no room on the disk, in /dev/shm or in memory for what was asked
-    ├── RowGone                (KeyError)      a row left the table, or never existed
-    └── NotEnoughData          (ValueError)    fewer rows than a sample needs; DI-engine reads ValueError as just that
+StoreError
+├── ConfigError            (ValueError)    a setting is wrong; the message names it and the fix
+├── StoreUnavailable       (ConnectionError)  the server cannot be reached, and was not within the deadline
+│   └── StoreDenied                        it can, but refuses us: password, user, TLS
+├── StoreUnsuitable                        it can, but would lose data: too old, or it evicts keys
+├── StoreClosed                            used after close(), or in a process that may not use it
+├── StoreTimeout           (TimeoutError)  a wait reached its deadline
+├── StreamFull                             retention is at its limit and nobody made room
+├── VersionConflict                        a value was not at the version that the writer expected
+├── CorruptPayload                         bytes that are not what was written
+├── SchemaMismatch         (TypeError)     an element differs from the schema of its stream or table
+├── NotEnoughSpace         (OSError)       no room on the disk, in /dev/shm or in memory for what was asked
+├── RowGone                (KeyError)      a row left the table, or never existed
+└── NotEnoughData          (ValueError)    fewer rows than a sample needs; DI-engine reads ValueError as just that
 """
 
 

@@ -1,0 +1,176 @@
+"""The ``ding-store`` command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import List, Optional, Sequence, Tuple
+
+from ding_store import __version__
+from ding_store.config import DEFAULT_URL, ENV_RUN, ENV_URL, StoreConfig
+from ding_store.errors import ConfigError, StoreError
+
+ENV_HOOK, ENV_EXPLAIN = 'DING_STORE_HOOK', 'DING_STORE_EXPLAIN'
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Entry point; returns the exit code. Errors of ours are one line on stderr."""
+    arguments, command = _split(list(sys.argv[1:] if argv is None else argv))
+    if arguments[:1] == ['doctor']:
+        from ding_store.doctor import main as doctor
+
+        return doctor(arguments[1:])
+    options = _parser().parse_args(arguments)
+    if options.call is None:
+        _parser().print_help()
+        return 2
+    try:
+        return options.call(options, command)
+    except (StoreError, KeyboardInterrupt) as error:
+        sys.stderr.write(f'ding-store: {error or "interrupted"}\n')
+        return 2 if isinstance(error, ConfigError) else 1
+
+
+def _split(words: List[str]) -> Tuple[List[str], List[str]]:
+    """Ours and, after ``--``, the user's command."""
+    if '--' not in words:
+        return words, []
+    at = words.index('--')
+    return words[:at], words[at + 1 :]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog='ding-store', description='Shared storage for DI-engine: experience, replay and weights through one store.'
+    )
+    parser.add_argument('--version', action='version', version=f'ding_store {__version__}')
+    parser.set_defaults(call=None)
+    commands = parser.add_subparsers(title='commands', metavar='COMMAND')
+    _add_run(commands)
+    _add_join(commands)
+    _add_status(commands)
+    commands.add_parser('doctor', help='check this environment, and say the fix for what is wrong', add_help=False)
+    return parser
+
+
+def _add_store_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        '--store', metavar='URL', default=os.environ.get(ENV_URL, DEFAULT_URL), help='default: %(default)s'
+    )
+    parser.add_argument(
+        '--run',
+        metavar='NAME',
+        default=os.environ.get(ENV_RUN, 'default'),
+        help='name of the run (default: %(default)s)',
+    )
+
+
+def _add_run(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        'run',
+        help='run an unmodified script on the store',
+        usage='ding-store run [options] -- COMMAND ...',
+        description='Run a ding, ditask or python command with DI-engine joined through the store. With --roles, start '
+        'one process per role and watch them; the script takes its role from its node id as under ditask.',
+    )
+    _add_store_options(parser)
+    parser.add_argument('--roles', metavar='ROLE=N,...', help='e.g. learner=1,collector=2,evaluator=1')
+    parser.add_argument('--explain', action='store_true', help='list what was replaced in DI-engine, and what was not')
+    parser.add_argument('--logs', metavar='DIR', help='where the logs of --roles go (default: .ding_store/<run>/logs)')
+    parser.add_argument(
+        '--delay', metavar='ROLE=S,...', default='', help='start roles later, e.g. learner=10 (to try start orders)'
+    )
+    parser.set_defaults(call=_run)
+
+
+def _add_join(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        'join',
+        help='add a process to a running job',
+        usage='ding-store join --role ROLE [options] -- python SCRIPT ...',
+        description='Run a script as one more process of a job: with an active router, a free node id, and its store.',
+    )
+    _add_store_options(parser)
+    parser.add_argument('--role', required=True, choices=('collector', 'evaluator', 'learner'))
+    parser.add_argument('--node-id', type=int, help="default: a free one that gives the role in DI-engine's examples")
+    parser.add_argument('--explain', action='store_true', help='list what was replaced in DI-engine, and what was not')
+    parser.set_defaults(call=_join)
+
+
+def _add_status(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser('status', help="show a run's members, streams, lengths, rates, lag and versions")
+    _add_store_options(parser)
+    parser.add_argument('--json', action='store_true', help='for machines')
+    parser.add_argument('--watch', metavar='SECONDS', type=float, help='again and again')
+    parser.set_defaults(call=_status)
+
+
+def _config(options: argparse.Namespace) -> StoreConfig:
+    os.environ[ENV_URL], os.environ[ENV_RUN] = _absolute(options.store), options.run
+    return StoreConfig.from_block({})
+
+
+def _absolute(url: str) -> str:
+    """An embedded store's directory, whatever directory the command changes to."""
+    scheme, separator, path = url.partition('://')
+    if scheme == 'embedded':
+        return f'embedded://{os.path.abspath(path or ".ding_store")}'
+    return url
+
+
+def _run(options: argparse.Namespace, command: List[str]) -> int:
+    if options.roles:
+        return _run_roles(options, command)
+    if options.delay or options.logs:
+        raise ConfigError('--delay and --logs go with --roles')
+    if not command:
+        raise ConfigError('no command given: put it after --, e.g. ding-store run -- python -u main.py')
+    from ding_store.hook.install import SITE
+
+    _config(options)
+    os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, [SITE, os.environ.get('PYTHONPATH')]))
+    os.environ[ENV_HOOK] = '1'
+    if options.explain:
+        os.environ[ENV_EXPLAIN] = '1'
+    try:
+        os.execvp(command[0], command)
+    except FileNotFoundError as error:
+        raise ConfigError(f'{command[0]!r} is no command on PATH') from error
+
+
+def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.launch.job import Job, parse_delays, parse_roles
+    from ding_store.launch.script import Script
+
+    begin = time.monotonic()
+    script, roles, delays = Script.parse(command), parse_roles(options.roles), parse_delays(options.delay)
+    config = _config(options)
+    if options.explain:
+        os.environ[ENV_EXPLAIN] = '1'
+    logs = Path(options.logs or os.path.join('.ding_store', options.run, 'logs'))
+    job = Job(script, roles, config, logs, delays)
+    sys.stderr.write(f'run {config.run!r}: {options.roles} of {shlex.join(command)}; logs in {logs}\n')
+    result = job.run(sys.stderr)
+    sys.stdout.write(result.table(time.monotonic() - begin) + '\n')
+    return result.code
+
+
+def _join(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.launch.join import join
+    from ding_store.launch.script import Script
+
+    return join(_config(options), options.role, options.node_id, Script.parse(command), options.explain)
+
+
+def _status(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.launch.status import show_status
+
+    return show_status(_config(options), options.json, options.watch)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""The config flag's block: ``main_config.store = dict(enable=True, ...)``, validated, with defaults."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Dict, Mapping, Optional
+
+from ding_store.errors import ConfigError
+
+DEFAULT_URL = 'embedded://'
+#: Set by ``ding-store run`` and ``ding-store join`` for the processes that they start; they win over the config.
+ENV_URL, ENV_RUN = 'DING_STORE_URL', 'DING_STORE_RUN'
+
+
+@dataclass(frozen=True)
+class StoreConfig:
+    """
+    Overview:
+        Settings of one job. Durations are seconds, sizes bytes.
+    Arguments:
+        - enable (:obj:`bool`): Off means stock DI-engine, and nothing of redis is imported.
+        - url (:obj:`str`): Where the run's data is: ``embedded://[dir]``, ``redis://host:port/db``, ...
+        - run (:obj:`Optional[str]`): Name of the run; every key and file is under it. Default: the config's exp_name.
+        - train_ratio (:obj:`str`): 'keep': the learner runs one iteration of its loop per collected chunk, so that
+            train iterations per env step are the pipeline's own. 'free': it takes all there is at every iteration.
+        - max_lead (:obj:`int`): With train_ratio 'keep': how many chunks the collectors, together, may be ahead of the
+            learner before they wait. More keeps a learner busier, fewer keeps the policy fresher.
+        - direct_ingest (:obj:`bool`): Let columns go from the stream into the replay without becoming elements where
+            only a pusher stands between the exchanger and the buffer.
+        - collate (:obj:`str`): 'auto': one collated batch for policies known to take it, else a list; 'batch'; 'list'.
+        - max_pending_bytes (:obj:`int`): What a stream may hold of entries that the learner has not taken yet.
+        - overflow (:obj:`str`): What an append does when it would hold more: 'block', 'drop_oldest' or 'error'.
+        - reconnect_timeout_s (:obj:`float`): How long a lost server is waited for.
+        - wait_warn_s (:obj:`float`): A wait for another role says what it waits for, every so often.
+        - peer_timeout_s (:obj:`float`): How long a dead learner or evaluator is waited for before the job ends.
+        - heartbeat_s (:obj:`float`): How often a process reports its figures to the run.
+        - buffer_path (:obj:`Optional[str]`): Directory of the replay's files; None for a private replay in memory.
+    """
+
+    enable: bool = False
+    url: str = DEFAULT_URL
+    run: Optional[str] = None
+    train_ratio: str = 'keep'
+    max_lead: int = 2
+    direct_ingest: bool = True
+    collate: str = 'auto'
+    max_pending_bytes: int = 256 << 20
+    overflow: str = 'block'
+    reconnect_timeout_s: float = 60.0
+    wait_warn_s: float = 20.0
+    peer_timeout_s: float = 60.0
+    heartbeat_s: float = 1.0
+    buffer_path: Optional[str] = None
+    store_options: Dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_choice('train_ratio', self.train_ratio, ('keep', 'free'))
+        _check_choice('collate', self.collate, ('auto', 'batch', 'list'))
+        _check_choice('overflow', self.overflow, ('block', 'drop_oldest', 'error'))
+        for name in ('max_lead', 'max_pending_bytes'):
+            _check_at_least(name, getattr(self, name), 1)
+        for name in ('reconnect_timeout_s', 'wait_warn_s', 'peer_timeout_s', 'heartbeat_s'):
+            _check_at_least(name, getattr(self, name), 1e-3)
+        if not isinstance(self.enable, bool):
+            raise ConfigError(f'store.enable ({self.enable!r}) must be True or False')
+        if self.run is not None and not isinstance(self.run, str):
+            raise ConfigError(f'store.run ({self.run!r}) must be a string')
+
+    @classmethod
+    def from_block(cls, block: Optional[Mapping[str, Any]], default_run: str = 'default') -> StoreConfig:
+        """
+        Overview:
+            Validate a config's ``store`` block; None means off. The environment set by ``ding-store run`` wins.
+        Raises:
+            - ConfigError: An unknown key (the message lists the valid ones and suggests the nearest), or a bad value.
+        """
+        if block is None:
+            return cls(enable=False, run=default_run)
+        if not isinstance(block, Mapping):
+            raise ConfigError(f'store ({block!r}) must be a dict such as dict(enable=True)')
+        known = [f.name for f in fields(cls)]
+        for key in block:
+            if key not in known:
+                raise ConfigError(unknown_key('store', str(key), known))
+        settings = {'enable': True, **block}
+        settings['url'] = os.environ.get(ENV_URL) or settings.get('url', DEFAULT_URL)
+        settings['run'] = os.environ.get(ENV_RUN) or settings.get('run') or default_run
+        return cls(**settings)
+
+    def open_options(self) -> Dict[str, Any]:
+        """Keyword arguments for ``open_store``."""
+        return dict(
+            max_pending_bytes=self.max_pending_bytes,
+            overflow=self.overflow,
+            reconnect_timeout_s=self.reconnect_timeout_s,
+            **self.store_options,
+        )
+
+    def to_block(self) -> Dict[str, Any]:
+        return asdict(self)
+
+
+def unknown_key(where: str, key: str, known: list) -> str:
+    """The text for a key that does not exist: what was given, the nearest valid one, and all of them."""
+    nearest = difflib.get_close_matches(key, known, n=1)
+    hint = f'; did you mean {nearest[0]!r}?' if nearest else ''
+    return f'{where}: unknown key {key!r}{hint} (valid keys: {", ".join(sorted(known))})'
+
+
+def _check_choice(name: str, value: Any, choices: tuple) -> None:
+    if value not in choices:
+        raise ConfigError(f'store.{name} ({value!r}) must be one of {", ".join(map(repr, choices))}')
+
+
+def _check_at_least(name: str, value: Any, least: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < least:
+        raise ConfigError(f'store.{name} ({value!r}) must be a number >= {least}')

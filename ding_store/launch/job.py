@@ -1,0 +1,259 @@
+"""``ding-store run --roles``: one process per role, forked from one that has imported DI-engine, and watched."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional
+
+from ding_store.config import ENV_RUN, ENV_URL, StoreConfig, unknown_key
+from ding_store.errors import ConfigError
+from ding_store.launch.progress import Display, Figures, summary, table
+from ding_store.launch.router import FIRST_IDS, ROLES, activate, deactivate, new_addresses, remove_address
+from ding_store.launch.script import Script, exit_process, preload
+from ding_store.middleware.session import ENV_LAUNCHED, Session, retire
+
+#: How long processes may take to leave after the run has ended, before they are told to, and then made to.
+LEAVE_S, TERM_S = 10.0, 5.0
+
+
+def parse_roles(text: str) -> Dict[str, int]:
+    """
+    Overview:
+        'learner=1,collector=2,evaluator=1' as a dict.
+    Raises:
+        - ConfigError: An unknown role, a bad number, no learner or no collector.
+    """
+    roles: Dict[str, int] = {}
+    for item in text.split(','):
+        role, _, number = item.strip().partition('=')
+        if role not in ROLES:
+            raise ConfigError(unknown_key('--roles', role, list(ROLES)))
+        if not number.isdigit():
+            raise ConfigError(f'--roles: {item.strip()!r} should read like collector=2')
+        roles[role] = int(number)
+    for role, least, most in (('learner', 1, 1), ('collector', 1, 10_000), ('evaluator', 0, 1)):
+        if not least <= roles.get(role, 0) <= most:
+            raise ConfigError(f'--roles {text!r}: {role} must be between {least} and {most}, got {roles.get(role, 0)}')
+    return roles
+
+
+def parse_delays(text: str) -> Dict[str, float]:
+    """'learner=10,collector=2.5' as a dict of seconds; empty for the empty string."""
+    delays: Dict[str, float] = {}
+    for item in filter(None, text.split(',')):
+        role, _, seconds = item.strip().partition('=')
+        if role not in ROLES:
+            raise ConfigError(unknown_key('--delay', role, list(ROLES)))
+        try:
+            delays[role] = float(seconds)
+        except ValueError as error:
+            raise ConfigError(f'--delay: {item.strip()!r} should read like learner=10') from error
+    return delays
+
+
+@dataclass
+class Result:
+    """How a job ended."""
+
+    code: int
+    reason: str
+    figures: Figures
+
+    def table(self, wall_s: float, title: str = 'ding_store') -> str:
+        return table([(title, summary(self.figures, wall_s))])
+
+
+@dataclass
+class Process:
+    """One role's process."""
+
+    role: str
+    node_id: int
+    pid: int
+    pidfd: int
+    log: Path
+    code: Optional[int] = None  # as a shell says it: 128 + signal when killed
+
+    @property
+    def title(self) -> str:
+        return f'{self.role} (node {self.node_id}, pid {self.pid})'
+
+
+@dataclass
+class Job:
+    """
+    Overview:
+        Start the roles of a run, keep watch, and end them together.
+    Arguments:
+        - script (:obj:`Script`): What every role runs.
+        - roles (:obj:`Dict[str, int]`): Processes per role.
+        - config (:obj:`StoreConfig`): Where the run's data is.
+        - log_dir (:obj:`Path`): A log file per process goes here.
+        - delays_s (:obj:`Dict[str, float]`): Start a role later, in seconds; for trying out start orders.
+        - say (:obj:`Callable`): Where messages for people go.
+    """
+
+    script: Script
+    roles: Dict[str, int]
+    config: StoreConfig
+    log_dir: Path
+    delays_s: Dict[str, float] = field(default_factory=dict)
+    say: Callable[[str], None] = lambda text: None
+    processes: List[Process] = field(default_factory=list)
+    failed: Optional[str] = None
+
+    def run(self, out: Any) -> Result:
+        """
+        Overview:
+            Start the job, show its progress on ``out``, and wait for its end; a run that ended in order is retired.
+        """
+        self.start()
+        session = Session(self.config)
+        display = Display(session.store, out)
+        self.say = display.say
+        session.watch()
+        code = self.watch(session, display.tick)
+        result = Result(code, session.finish_reason or 'all processes left', display.figures())
+        display.say(f'finished: {result.reason}')
+        if code == 0:
+            retire(session.store, self.config.heartbeat_s)
+        session.close()
+        return result
+
+    def start(self) -> None:
+        """Fork all roles. Call it before this process has threads."""
+        self._prepare_environment()
+        preload()
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        nodes = [(role, FIRST_IDS[role] + i) for role in ROLES for i in range(self.roles.get(role, 0))]
+        addresses = new_addresses(len(nodes))
+        self._addresses = addresses
+        for i, (role, node_id) in enumerate(nodes):
+            self.processes.append(self._fork(role, node_id, addresses[i], addresses[:i], len(nodes)))
+
+    def _prepare_environment(self) -> None:
+        os.environ[ENV_URL], os.environ[ENV_RUN] = self.config.url, self.config.run or 'default'
+        os.environ[ENV_LAUNCHED] = '1'
+        # Each role computes in one thread unless told otherwise: several processes with a thread per core each slow
+        # one another down far below one thread each.
+        os.environ.setdefault('OMP_NUM_THREADS', '1')
+
+    def _fork(self, role: str, node_id: int, address: str, peers: List[str], num_workers: int) -> Process:
+        log = self.log_dir / f'{role}-{node_id}.log'
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid:
+            return Process(role, node_id, pid, os.pidfd_open(pid), log)
+        code = 1
+        try:
+            for process in self.processes:
+                os.close(process.pidfd)
+            _redirect(log)
+            code = _run_role(self.script, node_id, address, peers, num_workers, self.delays_s.get(role, 0.0))
+        finally:
+            exit_process(code)
+        raise AssertionError('not reached')
+
+    # Keeping watch
+
+    def watch(self, session: Session, tick: Callable[[], None], tick_s: float = 1.0) -> int:
+        """
+        Overview:
+            Wait until all processes are gone, calling ``tick`` now and then. A learner or evaluator that dies ends
+            the run; a collector that dies costs its unfinished chunk, the last one ends the run.
+        Returns:
+            - code (:obj:`int`): 0 when the run finished in order.
+        """
+        selector = selectors.DefaultSelector()
+        for process in self.processes:
+            selector.register(process.pidfd, selectors.EVENT_READ, process)
+        ended_at: Optional[float] = None
+        interrupts = 0
+        while selector.get_map():
+            try:
+                for key, _ in selector.select(tick_s):
+                    selector.unregister(key.fd)
+                    self._reap(key.data, session)
+                tick()
+            except KeyboardInterrupt:
+                interrupts += 1
+                self.failed = self.failed or 'interrupted'
+                self.say('interrupted: ending the run (once more to kill it)')
+                session.finish('interrupted', failed=True)
+                if interrupts > 1:
+                    self._signal(signal.SIGKILL)
+            if session.finished and ended_at is None:
+                ended_at = time.monotonic()
+            if ended_at is not None:
+                self._hurry(time.monotonic() - ended_at)
+        selector.close()
+        for address in self._addresses:
+            remove_address(address)
+        return 1 if self.failed else 0
+
+    def _reap(self, process: Process, session: Session) -> None:
+        _, status = os.waitpid(process.pid, 0)
+        os.close(process.pidfd)
+        code = os.waitstatus_to_exitcode(status)
+        process.code = code if code >= 0 else 128 - code
+        if code == 0 or (session.finished and self.failed):
+            return
+        how = f'was killed by {signal.Signals(-code).name}' if code < 0 else f'failed with exit code {code}'
+        self.say(f'{process.title} {how}; its log is {process.log}')
+        if code > 0:
+            self.say(_tail(process.log))
+        others = [p for p in self.processes if p.role == 'collector' and p.code is None]
+        if process.role == 'collector' and others:
+            self.say('the run goes on without it; `ding-store join --role collector` adds another')
+            return
+        self.failed = f'{process.title} {how}'
+        if not session.finished:
+            self.say(
+                f'the run ends: it cannot go on without its {process.role}. Its data is kept; run it again to resume'
+            )
+            session.finish(self.failed, failed=True)
+
+    def _hurry(self, since_end_s: float) -> None:
+        if since_end_s > LEAVE_S + TERM_S:
+            self._signal(signal.SIGKILL)
+        elif since_end_s > LEAVE_S:
+            self._signal(signal.SIGTERM)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self.processes:
+            if process.code is None:
+                os.kill(process.pid, number)
+
+
+def _run_role(script: Script, node_id: int, address: str, peers: List[str], num_workers: int, delay_s: float) -> int:
+    from ding_store.hook import install
+
+    if delay_s:
+        time.sleep(delay_s)
+    install()
+    activate(node_id, address, peers, num_workers)
+    code = script.run()
+    deactivate()
+    return code
+
+
+def _redirect(log: Path) -> None:
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    sys.stdout = os.fdopen(1, 'w', buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, 'w', buffering=1, closefd=False)
+
+
+def _tail(log: Path, num_lines: int = 15) -> str:
+    lines = log.read_text(errors='replace').splitlines()
+    return '\n'.join(f'  | {line}' for line in lines[-num_lines:])

@@ -1,0 +1,37 @@
+"""``ding-store join``: one more process for a running job."""
+
+from __future__ import annotations
+
+import sys
+from typing import Optional
+
+from ding_store.config import StoreConfig
+from ding_store.hook import explain, install
+from ding_store.launch.router import activate, claim_node_id, deactivate, new_addresses, peer_addresses, remove_address
+from ding_store.launch.script import Script
+from ding_store.middleware.session import Session
+
+
+def join(config: StoreConfig, role: str, node_id: Optional[int], script: Script, explained: bool = False) -> int:
+    """
+    Overview:
+        Run a script as a member of a run, in this process. Its router is active before its first line runs, so that
+        its own branches on ``task.router`` give it the role.
+    Returns:
+        - code (:obj:`int`): The script's exit code.
+    """
+    with Session(config).store as store:
+        if node_id is None:
+            node_id = claim_node_id(store, role)
+        peers = peer_addresses(store)
+    sys.stderr.write(f'joining run {config.run!r} as {role}, node {node_id}\n')
+    install()
+    (address,) = new_addresses(1)
+    activate(node_id, address, peers, num_workers=len(peers) + 1)
+    try:
+        return script.run()
+    finally:
+        deactivate()
+        remove_address(address)
+        if explained:
+            sys.stderr.write(explain() + '\n')

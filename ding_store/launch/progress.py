@@ -1,0 +1,137 @@
+"""A run's figures: the line while it runs, the table at its end."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, List, Optional, Sequence, Tuple
+
+from ding_store.middleware.members import Member, Members
+from ding_store.storage.base import Store
+
+
+@dataclass
+class Figures:
+    """
+    Overview:
+        What a run has done so far, from its members' own reports. Times are seconds of CLOCK_MONOTONIC.
+    """
+
+    env_step: int = 0
+    train_iter: int = 0
+    rows_appended: int = 0
+    rows_ingested: int = 0
+    rows_lost: int = 0
+    replay_rows: int = 0
+    policy_version: int = 0
+    policy_lag: int = 0
+    eval_value: Optional[float] = None
+    eval_iter: Optional[int] = None
+    began_s: Optional[float] = None
+    ended_s: Optional[float] = None
+
+    @classmethod
+    def of(cls, members: Members) -> Figures:
+        learner = _newest(members.of('learner'))
+        evaluator = _newest(members.of('evaluator'))
+        collectors = members.of('collector')
+        figures = cls(
+            rows_appended=int(members.total('collector', 'rows')),
+            env_step=int(members.total('collector', 'env_step')),
+        )
+        began = [m.figures['began_s'] for m in collectors if 'began_s' in m.figures]
+        figures.began_s = min(began) if began else None
+        if learner is not None:
+            figures._add_learner(learner.figures, [m.figures for m in collectors if m.state == 'alive'])
+        if evaluator is not None:
+            figures.eval_value = evaluator.figures.get('eval_value')
+            figures.eval_iter = evaluator.figures.get('eval_iter')
+        return figures
+
+    def _add_learner(self, learner: dict, collectors: Sequence[dict]) -> None:
+        self.train_iter = learner.get('train_iter', 0)
+        self.rows_ingested = learner.get('rows', 0)
+        self.rows_lost = learner.get('lost', 0)
+        self.replay_rows = learner.get('replay_rows', 0)
+        self.policy_version = learner.get('policy_version', 0)
+        self.ended_s = learner.get('ended_s')
+        held = [c['policy_version'] for c in collectors if 'policy_version' in c]
+        self.policy_lag = max(0, self.policy_version - min(held)) if held else 0
+
+    @property
+    def loop_s(self) -> float:
+        """From the first env step to the last iteration of the learner."""
+        return max(self.ended_s - self.began_s, 1e-9) if self.began_s and self.ended_s else float('nan')
+
+    def line(self) -> str:
+        evaluated = '-' if self.eval_value is None else f'{self.eval_value:.1f} @ iter {self.eval_iter}'
+        return (
+            f'env steps {self.env_step}  train iters {self.train_iter}  replay {self.replay_rows} rows  '
+            f'policy v{self.policy_version} (lag {self.policy_lag})  eval return {evaluated}'
+        )
+
+
+def _newest(members: List[Member]) -> Optional[Member]:
+    alive = [m for m in members if m.state == 'alive']
+    return (alive or members)[-1] if members else None
+
+
+class Display:
+    """
+    Overview:
+        One line that renews itself on a terminal, a line now and then elsewhere.
+    """
+
+    def __init__(self, store: Store, out: Any, every_s: float = 1.0, file_every_s: float = 10.0) -> None:
+        self._members = Members(store)
+        self._out = out
+        self._tty = out.isatty()
+        self._every_s = every_s if self._tty else file_every_s
+        self._shown_at = self._begin = time.monotonic()
+
+    def figures(self) -> Figures:
+        return Figures.of(self._members.refresh())
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        if now - self._shown_at >= self._every_s:
+            self._shown_at = now
+            text = f'[{now - self._begin:5.0f} s] {self.figures().line()}'
+            self._out.write(f'\r{text}\x1b[K' if self._tty else f'{text}\n')
+            self._out.flush()
+
+    def say(self, text: str) -> None:
+        self._out.write(f'\r\x1b[K{text}\n' if self._tty else f'{text}\n')
+        self._out.flush()
+
+
+def table(columns: Sequence[Tuple[str, dict]]) -> str:
+    """
+    Overview:
+        Rows of figures side by side. ``columns`` are (title, {row name: text}); rows come in the order of the first.
+    """
+    names = list(dict.fromkeys(name for _, cells in columns for name in cells))
+    widths = [max(len(title), *(len(str(cells.get(n, '-'))) for n in names)) for title, cells in columns]
+    first = max(map(len, names))
+    lines = [' ' * first + ''.join(f'  {title:>{w}}' for (title, _), w in zip(columns, widths))]
+    for name in names:
+        cells = (f'  {cells.get(name, "-")!s:>{w}}' for (_, cells), w in zip(columns, widths))
+        lines.append(f'{name:<{first}}' + ''.join(cells))
+    return '\n'.join(lines)
+
+
+def summary(figures: Figures, wall_s: float) -> dict:
+    """The end table's column for a run through the store."""
+    return {
+        'wall time, whole command (s)': f'{wall_s:.1f}',
+        'first env step to the end (s)': f'{figures.loop_s:.1f}',
+        'env steps': figures.env_step,
+        'train iterations': figures.train_iter,
+        'env steps/s': f'{figures.env_step / figures.loop_s:.0f}',
+        'train iterations/s': f'{figures.train_iter / figures.loop_s:.0f}',
+        'train iterations per env step': f'{figures.train_iter / max(figures.env_step, 1):.3f}',
+        'last evaluation return': '-' if figures.eval_value is None else f'{figures.eval_value:.1f}',
+        'rows appended': figures.rows_appended,
+        'rows ingested': figures.rows_ingested,
+        'rows lost': figures.rows_lost,
+    }

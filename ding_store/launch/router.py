@@ -1,0 +1,86 @@
+"""DI-engine's router in a process that DI-engine did not start: active, with a node id, in the mesh of its run."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from typing import List, Sequence
+
+from ding_store.errors import ConfigError, VersionConflict
+from ding_store.middleware.members import Members
+from ding_store.storage.base import Store
+
+#: The node ids that DI-engine's examples give their roles by.
+FIRST_IDS = {'learner': 0, 'evaluator': 1, 'collector': 2}
+ROLES = tuple(FIRST_IDS)
+
+
+def activate(node_id: int, listen_to: str, attach_to: Sequence[str], num_workers: int) -> None:
+    """
+    Overview:
+        Make ``task.router`` active in this process, listening and dialling as a worker of ``ditask`` would.
+    """
+    from ding.framework import Parallel
+
+    router = Parallel()
+    router.is_active = True
+    router._run(
+        node_id=node_id,
+        local_id=0,  # its start would be delayed by that many seconds
+        n_parallel_workers=num_workers,
+        listen_to=listen_to,
+        attach_to=list(attach_to),
+    )
+
+
+def deactivate() -> None:
+    from ding.framework import Parallel
+
+    if Parallel().is_active:
+        Parallel().stop()
+
+
+def new_addresses(count: int) -> List[str]:
+    """Addresses on this host that nobody else listens on."""
+    token = uuid.uuid4().hex[:10]
+    return [f'ipc://{tempfile.gettempdir()}/ding_store_{token}_{i}.ipc' for i in range(count)]
+
+
+def remove_address(address: str) -> None:
+    path = address.partition('://')[2]
+    if address.startswith('ipc://') and os.path.exists(path):
+        os.remove(path)
+
+
+def claim_node_id(store: Store, role: str) -> int:
+    """
+    Overview:
+        A node id that no process of the run has, had or claims at this moment, fit for the role: DI-engine's examples
+        take node 0 for the learner, 1 for the evaluator, and all others for collectors.
+    Raises:
+        - ConfigError: The role can have one process only, and it is alive.
+    """
+    members = Members(store).refresh()
+    if role in ('learner', 'evaluator'):
+        alive = members.of(role, 'alive')
+        if alive:
+            raise ConfigError(f'run {store.run!r} has a {role} already: {alive[0].title}')
+        return FIRST_IDS[role]
+    node_id = max([FIRST_IDS['collector'] - 1, *(member.node_id for member in members.by_id.values())]) + 1
+    while True:
+        try:
+            store.put(f'node/{node_id}', {}, {}, expected_version=0)
+            return node_id
+        except VersionConflict:
+            node_id += 1
+
+
+def peer_addresses(store: Store) -> List[str]:
+    """Where the living members of the run listen, as far as this host can reach them."""
+    host = os.uname().nodename
+    return [
+        member.address
+        for member in Members(store).refresh().alive()
+        if member.address and (member.host == host or member.address.startswith('tcp://'))
+    ]

@@ -1,0 +1,112 @@
+"""The user's command, run inside a process of ours: ``python [-u] script.py args`` or ``python -m module args``."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import runpy
+import shutil
+import sys
+import traceback
+from dataclasses import dataclass
+from typing import List, Sequence
+
+from ding_store.errors import ConfigError
+
+#: Options of the interpreter that change nothing here: output of our processes is unbuffered anyway.
+_IGNORED = ('-u', '-B')
+
+
+@dataclass(frozen=True)
+class Script:
+    """
+    Overview:
+        A Python program and its arguments.
+    Arguments:
+        - target (:obj:`str`): Path of a script, or the name of a module.
+    """
+
+    target: str
+    is_module: bool
+    args: Sequence[str]
+
+    @classmethod
+    def parse(cls, command: Sequence[str]) -> Script:
+        """
+        Raises:
+            - ConfigError: Not a Python command, or a file that does not exist.
+        """
+        words = list(command)
+        if not words:
+            raise ConfigError('no command given: put it after --, e.g. -- python -u main.py')
+        if os.path.basename(words[0]).startswith('python'):
+            words.pop(0)
+            while words and words[0] in _IGNORED:
+                words.pop(0)
+            if len(words) >= 2 and words[0] == '-m':
+                return cls(words[1], True, words[2:])
+        if not words or words[0].startswith('-'):
+            raise ConfigError(f'cannot run {" ".join(command)!r}: expected python [-u] SCRIPT or python [-u] -m MODULE')
+        path = words[0] if os.path.exists(words[0]) else shutil.which(words[0])
+        if path is None:
+            raise ConfigError(f'{words[0]!r} is neither a file nor a command on PATH')
+        if os.path.basename(path) in ('ditask', 'ding'):
+            raise ConfigError(
+                f'{os.path.basename(path)} starts its own processes: leave --roles out, and use its --parallel-workers'
+            )
+        return cls(path, False, words[1:])
+
+    def run(self) -> int:
+        """
+        Overview:
+            Run it as ``__main__``, to the end, exit handlers included. For a process that exits afterwards.
+        Returns:
+            - code (:obj:`int`): What its process would have exited with.
+        """
+        sys.argv = [self.target, *self.args]
+        code = 0
+        try:
+            if self.is_module:
+                sys.path.insert(0, os.getcwd())
+                runpy.run_module(self.target, run_name='__main__', alter_sys=True)
+            else:
+                sys.path.insert(0, os.path.dirname(os.path.abspath(self.target)))
+                runpy.run_path(self.target, run_name='__main__')
+        except SystemExit as error:
+            code = _exit_code(error.code)
+        except KeyboardInterrupt:
+            code = 130
+        except BaseException:  # noqa: BLE001 - as the interpreter itself does with what a program lets through
+            traceback.print_exc()
+            code = 1
+        return code
+
+
+def _exit_code(code: object) -> int:
+    if code is None or isinstance(code, int):
+        return code or 0
+    sys.stderr.write(f'{code}\n')
+    return 1
+
+
+def exit_process(code: int) -> None:
+    """Leave a forked process: exit handlers and buffers, but nothing of the parent's stack."""
+    try:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def preload() -> List[str]:
+    """Import once, before forking, what every role needs: torch and DI-engine take seconds of each process's start."""
+    import ding.config  # noqa: F401
+    import ding.data  # noqa: F401
+    import ding.envs  # noqa: F401
+    import ding.framework.middleware  # noqa: F401
+    import ding.model  # noqa: F401
+    import ding.policy  # noqa: F401
+    import ding.worker  # noqa: F401
+
+    return sorted(name for name in sys.modules if name.startswith('ding.'))

@@ -1,0 +1,79 @@
+"""``ding-store status``: what a run holds and does now. Reads only; holds nothing up."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from typing import Any, Dict, Optional
+
+from ding_store.config import StoreConfig
+from ding_store.launch.progress import Figures
+from ding_store.middleware.members import Members
+from ding_store.middleware.session import FINISH, Session
+from ding_store.storage.base import Store
+
+RATE_S = 1.0
+
+
+def show_status(config: StoreConfig, as_json: bool, every_s: Optional[float]) -> int:
+    with Session(config).store as store:
+        while True:
+            status = read_status(store, RATE_S)
+            sys.stdout.write((json.dumps(status) if as_json else render(status)) + '\n')
+            sys.stdout.flush()
+            if not every_s:
+                return 0
+            time.sleep(every_s)
+
+
+def read_status(store: Store, rate_s: float) -> Dict[str, Any]:
+    """Two looks ``rate_s`` apart: what is there, and how fast it changes."""
+    members = Members(store)
+    before, began = Figures.of(members.refresh()), time.monotonic()
+    time.sleep(rate_s)
+    after, seconds = Figures.of(members.refresh()), time.monotonic() - began
+    info = store.info()
+    finish = store.get(FINISH)
+    rates = {name: (getattr(after, name) - getattr(before, name)) / seconds for name in ('env_step', 'train_iter')}
+    return {
+        'run': info.run,
+        'store': info.address,
+        'server': info.server,
+        'finished': finish.header['reason'] if finish else None,
+        'figures': asdict(after),
+        'rates_per_s': rates,
+        'members': [asdict(member) for member in members.by_id.values()],
+        'streams': {name: asdict(stream) for name, stream in info.streams.items()},
+        'values': info.values,
+        'counters': info.counters,
+    }
+
+
+def render(status: Dict[str, Any]) -> str:
+    figures = Figures(**status['figures'])
+    lines = [
+        f'run {status["run"]!r} at {status["store"]} ({status["server"]})',
+        f'finished: {status["finished"]}' if status['finished'] else 'running' if status['members'] else 'no members',
+        figures.line(),
+        ', '.join(f'{rate:.1f} {name}/s' for name, rate in status['rates_per_s'].items()),
+        '',
+        'members',
+    ]
+    for member in status['members']:
+        counts = ', '.join(f'{k} {v}' for k, v in member['figures'].items() if not k.endswith('_s'))
+        where = f'node {member["node_id"]}, pid {member["pid"]} on {member["host"]}'
+        lines.append(f'  {member["state"]:<6} {member["role"]:<9} {where}: {counts}')
+    lines += ['', 'streams']
+    for name, stream in status['streams'].items():
+        held, pending = stream['last'] - stream['floor'], stream['pending_bytes']
+        lines.append(
+            f'  {name}: {stream["last"]} entries, {held} held ({pending} bytes), {stream["num_dropped"]} dropped'
+        )
+        for reader, acked in stream['readers'].items():
+            kind = 'durable' if stream['durable'].get(reader) else 'ephemeral'
+            lines.append(f'    reader {reader} ({kind}): at {acked}, lag {stream["last"] - acked} entries')
+    lines += ['', 'values']
+    lines += [f'  {name}: version {version}' for name, version in status['values'].items()]
+    return '\n'.join(lines)

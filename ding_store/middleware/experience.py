@@ -1,0 +1,318 @@
+"""The context exchanger: experience from collectors to the learner, progress back, and the end to everybody."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Generator, List, Optional
+
+import numpy as np
+import torch
+from ding.framework import task
+from ditk import logging
+
+from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter
+from ding_store.middleware.feed import Feed
+from ding_store.middleware.plan import Plan
+from ding_store.middleware.session import Session
+from ding_store.storage.base import Entry, EntryId
+from ding_store.storage.reader import Reader
+
+if TYPE_CHECKING:
+    from ding.framework import OnlineRLContext
+
+STREAM = 'experience'
+LEARNER_READER = 'learner'
+PROGRESS = 'progress'
+#: Collectors count their envs from 0; above these bits stands which collector it was.
+ENV_ID_BITS = 32
+
+
+def context_exchanger(session: Session, skip_n_iter: int = 1, storage_loader: Any = None) -> Any:
+    """
+    Overview:
+        Exchange context between the processes of a run through the store; ContextExchanger's place and meanings.
+        Create it after ``task.add_role``. Void without an active router or without a role, as in DI-engine.
+    Arguments:
+        - skip_n_iter (:obj:`int`): For collectors and evaluators: iterations that begin without waiting for others.
+        - storage_loader: Accepted for compatibility and not needed: payloads do not travel through messages.
+    """
+    if not task.router.is_active:
+        return task.void()
+    if len(task.roles) == 0:
+        logging.warning('The task does not have any roles defined, the context exchanger will not work.')
+        return task.void()
+    if storage_loader is not None:
+        logging.info('ding_store: storage_loader is not needed with the store and is ignored')
+    for role, kind in ((task.role.LEARNER, LearnerSide), (task.role.COLLECTOR, CollectorSide)):
+        if task.has_role(role):
+            return kind(session, skip_n_iter)
+    return FollowerSide(session, skip_n_iter)
+
+
+class Side:
+    """What the sides of the exchange share: membership, and the end of the run."""
+
+    role = ''
+
+    def __init__(self, session: Session, skip_n_iter: int) -> None:
+        self._session = session
+        self._skip_n_iter = skip_n_iter
+        self._plan: Optional[Plan] = None
+        session.join(self.role, task.router.node_id, getattr(getattr(task.router, '_mq', None), 'listen_to', None))
+        session.on_finish(self._end)
+        task.on('finish', lambda value: session.finish('another member of the mesh finished'))
+
+    def _end(self, reason: str) -> None:
+        task.finish = True
+
+    def __call__(self, ctx: OnlineRLContext) -> Generator:
+        if self._plan is None:
+            self._plan = Plan(task, self)
+        self._plan.idle = not self._receive(ctx)
+        yield
+        if not self._plan.idle:
+            self._send(ctx)
+        if task.finish:
+            self._session.finish(self._reason(ctx))
+            self._leave(ctx)
+
+    def _receive(self, ctx: OnlineRLContext) -> bool:
+        """Wait for what this role needs and put it into ctx. False: the run ends, there is nothing to work on."""
+        raise NotImplementedError
+
+    def _send(self, ctx: OnlineRLContext) -> None:
+        raise NotImplementedError
+
+    def _reason(self, ctx: OnlineRLContext) -> str:
+        return f'{self.role} finished at env step {ctx.env_step}, train iteration {ctx.train_iter}'
+
+    def _leave(self, ctx: OnlineRLContext) -> None:
+        """The last iteration is over."""
+
+
+class CollectorSide(Side):
+    """
+    Overview:
+        Append each iteration's trajectories or episodes as one chunk, with the *increments* of env_step and
+        env_episode beside them, so that they are counted exactly as often as the rows.
+    """
+
+    role = 'collector'
+
+    def __init__(self, session: Session, skip_n_iter: int) -> None:
+        super().__init__(session, skip_n_iter)
+        self._chunks = ChunkWriter(session.store, STREAM)
+        self._ordinal = session.store.add('collectors', 1) - 1
+        self._last_id: Optional[EntryId] = None
+        self._progress_version = 0
+        self._ingested: Optional[EntryId] = None
+        self._sent_steps = self._sent_episodes = self._num_rows = self._num_chunks = 0
+        self._reseeded = self._ordinal == 0
+
+    def _receive(self, ctx: OnlineRLContext) -> bool:
+        if self._num_chunks == 0:
+            self._session.figures(began_s=time.monotonic())
+        if ctx.total_step >= self._skip_n_iter and self._session.config.train_ratio == 'keep':
+            self._session.wait_for('the learner to take the last chunks', self._caught_up, 'learner')
+        return not self._session.finished
+
+    def _caught_up(self, timeout_s: float) -> Optional[bool]:
+        """Whether the collectors' lead over the learner is within bounds; waits for news if it is not."""
+        if self._within_lead():
+            return True
+        value = self._session.store.get(PROGRESS, self._progress_version, timeout_s)
+        if value is not None:
+            self._progress_version = value.version
+            self._ingested = EntryId(*value.header['ingested'])
+        return True if self._within_lead() else None
+
+    def _within_lead(self) -> bool:
+        if self._last_id is None:
+            return True
+        ingested = self._ingested.number if self._ingested and self._ingested.epoch == self._last_id.epoch else 0
+        return self._last_id.number - ingested <= self._session.config.max_lead
+
+    def _send(self, ctx: OnlineRLContext) -> None:
+        steps, episodes = ctx.env_step - self._sent_steps, ctx.env_episode - self._sent_episodes
+        header = dict(
+            kind='trajectories',
+            env_step=steps,
+            env_episode=episodes,
+            end_idx=[int(i) for i in ctx.trajectory_end_idx or []],
+            train_iter=ctx.train_iter,
+            policy_version=self._session.member.figures.get('policy_version', 0),
+        )
+        elements = ctx.trajectories or []
+        if ctx.trajectories is None and ctx.episodes is not None:
+            header.update(kind='episodes', lengths=[len(episode) for episode in ctx.episodes])
+            elements = [step for episode in ctx.episodes for step in episode]
+        if elements or steps or episodes:
+            self._append(elements, header)
+            self._sent_steps, self._sent_episodes = ctx.env_step, ctx.env_episode
+        self._diversify()
+
+    def _append(self, elements: List[Any], header: dict) -> None:
+        fixups = {'env_data_id': self._ordinal << ENV_ID_BITS}
+        # A full stream is waited for here rather than in the store, where the wait could not end on task.finish.
+        self._last_id = self._session.wait_for(
+            'room in the experience stream (is the learner running?)',
+            lambda timeout_s: self._try_append(elements, header, fixups, timeout_s),
+            'learner',
+        )
+        if self._last_id is not None:
+            self._num_rows += len(elements)
+            self._num_chunks += 1
+        self._session.figures(
+            rows=self._num_rows,
+            chunks=self._num_chunks,
+            env_step=self._sent_steps + header['env_step'],
+            env_episode=self._sent_episodes + header['env_episode'],
+        )
+
+    def _try_append(self, elements: List[Any], header: dict, fixups: dict, timeout_s: float) -> Optional[EntryId]:
+        try:
+            return self._chunks.write(elements, header, fixups, timeout_s)
+        except TimeoutError:
+            return None
+
+    def _diversify(self) -> None:
+        # All collectors run one script with one seed. Left alone, they would collect the same experience: all but the
+        # first draw a new state from it, reproducibly, once the envs have been launched (which seeds numpy again).
+        if not self._reseeded:
+            self._reseeded = True
+            torch.manual_seed(torch.initial_seed() % 2**31 + 10007 * self._ordinal)
+            np.random.seed((int(np.random.randint(2**31)) + 10007 * self._ordinal) % 2**32)
+
+
+class LearnerSide(Side):
+    """
+    Overview:
+        Take chunks in order, each exactly once: with ``train_ratio='keep'`` one per iteration of the learner's loop.
+        Where only a pusher follows, columns go into its buffer as they are; else they become ``ctx.trajectories`` (or
+        ``ctx.episodes``) and pass the pipeline's own middleware.
+    """
+
+    role = 'learner'
+
+    def __init__(self, session: Session, skip_n_iter: int) -> None:
+        super().__init__(session, skip_n_iter)
+        self._reader = Reader(session.store, STREAM, LEARNER_READER, durable=True)
+        self._feed = Feed(self._reader)
+        self._decoder = ChunkDecoder()
+        self._num_rows = self._num_chunks = 0
+        self._taken: List[Entry] = []
+
+    def _end(self, reason: str) -> None:
+        super()._end(reason)
+        self._feed.wake()
+
+    def _receive(self, ctx: OnlineRLContext) -> bool:
+        limit = 1 if self._session.config.train_ratio == 'keep' else 64
+        taken = self._session.wait_for(
+            'experience', lambda timeout_s: self._feed.take(limit, timeout_s) or None, 'collector'
+        )
+        self._taken = taken or []
+        self._merge(ctx, self._taken)
+        return taken is not None
+
+    def _merge(self, ctx: OnlineRLContext, entries: List[Entry]) -> None:
+        if self._num_chunks == 0 and entries:
+            self._session.figures(began_s=time.monotonic())
+        for entry in entries:
+            ctx.env_step += entry.header['env_step']
+            ctx.env_episode += entry.header['env_episode']
+            self._num_rows += entry.header['rows']
+            self._num_chunks += 1
+        filled = [entry for entry in entries if entry.header['rows']]
+        assert self._plan is not None
+        if filled and self._plan.push_direct is not None:
+            for entry in filled:
+                self._plan.push_direct(self._decoder.schema(entry), entry.arrays)
+            ctx.trajectories, ctx.episodes = [], None
+        elif filled:
+            self._materialise(ctx, filled)
+        elif entries:
+            ctx.trajectories = []
+
+    def _materialise(self, ctx: OnlineRLContext, entries: List[Entry]) -> None:
+        trajectories: List[Any] = []
+        episodes: List[Any] = []
+        end_idx: List[int] = []
+        for entry in entries:
+            elements = self._decoder.elements(entry)
+            if entry.header['kind'] == 'episodes':
+                ends = np.cumsum(entry.header['lengths'])
+                episodes += [elements[end - length : end] for end, length in zip(ends, entry.header['lengths'])]
+            else:
+                # Indices count within their chunk; after others they shift by what stands before them.
+                end_idx += [index + len(trajectories) for index in entry.header['end_idx']]
+                trajectories += elements
+        ctx.trajectories = trajectories if trajectories or not episodes else None
+        ctx.episodes = episodes or None
+        ctx.trajectory_end_idx = end_idx
+
+    def _send(self, ctx: OnlineRLContext) -> None:
+        # Rows are in the replay: what held their place in the stream may go, and the collectors may go on.
+        if self._taken:
+            last = self._taken[-1]
+            self._reader.ack(last)
+            self._publish(ctx, last.id)
+            self._taken = []
+
+    def _publish(self, ctx: OnlineRLContext, ingested: EntryId) -> None:
+        counts = dict(train_iter=ctx.train_iter, env_step=ctx.env_step, env_episode=ctx.env_episode)
+        self._session.store.put(PROGRESS, {'ingested': list(ingested), **counts}, {})
+        self._session.figures(
+            rows=self._num_rows,
+            chunks=self._num_chunks,
+            replay_rows=self._plan.count() if self._plan else 0,
+            lost=self._reader.num_lost,
+            ended_s=time.monotonic(),
+            **counts,
+        )
+
+    def _leave(self, ctx: OnlineRLContext) -> None:
+        """What collectors had appended when the run ended still goes into the replay: the books balance."""
+        self._feed.wake()
+        rest = self._feed.rest() + self._reader.read(max_entries=10_000)
+        if rest and self._plan is not None and self._plan.push_direct is not None:
+            self._merge(ctx, rest)
+            self._taken = rest
+        self._send(ctx)
+
+
+class FollowerSide(Side):
+    """An evaluator, or any other role that only follows the learner's progress."""
+
+    role = 'evaluator'
+
+    def __init__(self, session: Session, skip_n_iter: int) -> None:
+        super().__init__(session, skip_n_iter)
+        self._version = 0
+        self._last_eval_iter: Optional[int] = None
+
+    def _receive(self, ctx: OnlineRLContext) -> bool:
+        if ctx.total_step >= self._skip_n_iter:
+            self._session.wait_for('progress of the learner', lambda t: self._follow(ctx, t), 'learner')
+        return not self._session.finished
+
+    def _follow(self, ctx: OnlineRLContext, timeout_s: float) -> Optional[bool]:
+        value = self._session.store.get(PROGRESS, self._version, timeout_s)
+        if value is None:
+            return None
+        self._version = value.version
+        for name in ('train_iter', 'env_step', 'env_episode'):
+            setattr(ctx, name, value.header[name])
+        return True
+
+    def _send(self, ctx: OnlineRLContext) -> None:
+        if ctx.last_eval_iter != self._last_eval_iter:
+            self._last_eval_iter = ctx.last_eval_iter
+            self._session.figures(eval_value=float(ctx.last_eval_value), eval_iter=ctx.last_eval_iter)
+        self._session.figures(env_step=ctx.env_step, train_iter=ctx.train_iter)
+
+    def _reason(self, ctx: OnlineRLContext) -> str:
+        return (
+            f'evaluator: mean return {ctx.last_eval_value:.1f} at env step {ctx.env_step}, '
+            f'train iteration {ctx.train_iter}'
+        )

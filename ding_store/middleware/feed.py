@@ -1,0 +1,71 @@
+"""Entries read ahead of their use, in a thread: the learner takes what is there already."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Deque, List, Optional
+
+from ding_store.errors import StoreClosed, StoreError
+from ding_store.storage.base import Entry
+from ding_store.storage.reader import Reader
+
+#: A read returns as soon as there is an entry; this only bounds how long a thread sleeps in one call.
+READ_S = 2.0
+
+
+class Feed:
+    """
+    Overview:
+        Follows a reader in a thread and holds up to ``max_entries`` decoded entries.
+    Raises (take):
+        - StoreError: What ended the thread.
+    """
+
+    def __init__(self, reader: Reader, max_entries: int = 64) -> None:
+        self._reader = reader
+        self._max_entries = max_entries
+        self._entries: Deque[Entry] = deque()
+        self._news = threading.Condition()
+        self._error: Optional[StoreError] = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name='ding_store-feed', daemon=True)
+        self._thread.start()
+
+    def take(self, max_entries: int, timeout_s: float) -> List[Entry]:
+        """Up to ``max_entries`` in order; waits for the first; empty when none came in time, or after ``wake``."""
+        with self._news:
+            self._news.wait_for(lambda: self._entries or self._error or self._closed, timeout_s)
+            if self._error and not self._entries:
+                raise self._error
+            taken = [self._entries.popleft() for _ in range(min(max_entries, len(self._entries)))]
+            self._news.notify_all()
+        return taken
+
+    def wake(self) -> None:
+        """End the waits: nothing more is wanted. The thread ends with its present read."""
+        with self._news:
+            self._closed = True
+            self._news.notify_all()
+
+    def rest(self) -> List[Entry]:
+        """After ``wake``: what was read and not taken."""
+        self._thread.join(timeout=READ_S + 1.0)
+        with self._news:
+            rest, self._entries = list(self._entries), deque()
+        return rest
+
+    def _run(self) -> None:
+        try:
+            while not self._closed:
+                entries = self._reader.read(max_entries=self._max_entries, timeout_s=READ_S)
+                with self._news:
+                    self._entries.extend(entries)
+                    self._news.notify_all()
+                    self._news.wait_for(lambda: len(self._entries) < self._max_entries or self._closed)
+        except StoreClosed:
+            self.wake()
+        except StoreError as error:
+            with self._news:
+                self._error = error
+                self._news.notify_all()

@@ -1,0 +1,82 @@
+"""Who takes part in a run: every process reports itself in the ``members`` stream, and anybody may read it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import asdict, dataclass, field
+from typing import Any, Dict, List, Mapping, Optional
+
+from ding_store.storage.base import OLDEST, EntryId, Store
+
+STREAM = 'members'
+#: The newest reports are what matters: old ones make room.
+STREAM_OPTIONS = {STREAM: {'max_pending_bytes': 1 << 20, 'overflow': 'drop_oldest'}}
+
+
+@dataclass
+class Member:
+    """
+    Overview:
+        One process of a run, as it last reported itself. ``state`` is 'alive', 'left' (in order) or 'failed'.
+        ``figures`` are cumulative: rows, env_step, train_iter, policy_version, ...
+    """
+
+    id: str
+    role: str
+    node_id: int
+    pid: int = field(default_factory=os.getpid)
+    host: str = field(default_factory=socket.gethostname)
+    address: Optional[str] = None
+    state: str = 'alive'
+    beat: int = 0
+    reason: str = ''
+    figures: Dict[str, Any] = field(default_factory=dict)
+
+    def report(self, store: Store, state: str = 'alive', reason: str = '') -> None:
+        """Append the member's present state to the run's members."""
+        self.beat += 1
+        self.state, self.reason = state, reason
+        store.append(STREAM, asdict(self), {}, timeout_s=1.0)
+
+    @property
+    def title(self) -> str:
+        return f'{self.role} (node {self.node_id}, pid {self.pid} on {self.host})'
+
+
+class Members:
+    """
+    Overview:
+        A view of the members of a run, brought up to date by ``refresh``; costs one read of what is new.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.stream = STREAM
+        self.after: EntryId = OLDEST
+        self.by_id: Dict[str, Member] = {}
+
+    def refresh(self) -> Members:
+        while True:
+            entries = self._store.read(STREAM, self.after, max_entries=512)
+            for entry in entries:
+                self.after = entry.id
+                self._see(entry.header)
+            if len(entries) < 512:
+                return self
+
+    def _see(self, header: Mapping[str, Any]) -> None:
+        member = Member(**header)
+        known = self.by_id.get(member.id)
+        if known is None or member.beat >= known.beat:
+            self.by_id[member.id] = member
+
+    def of(self, role: str, state: Optional[str] = None) -> List[Member]:
+        return [m for m in self.by_id.values() if m.role == role and state in (None, m.state)]
+
+    def alive(self) -> List[Member]:
+        return [m for m in self.by_id.values() if m.state == 'alive']
+
+    def total(self, role: str, figure: str) -> float:
+        """Sum of one figure over all members that ever had this role, the dead included."""
+        return sum(m.figures.get(figure, 0) for m in self.of(role))

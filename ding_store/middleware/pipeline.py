@@ -1,0 +1,84 @@
+"""The flag: what a task pipeline gets for its config, the store's parts or DI-engine's own."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Mapping, Optional
+
+from ding_store.config import StoreConfig
+
+
+class Pipeline:
+    """
+    Overview:
+        The parts of a task pipeline under one config flag. With the flag off every attribute is DI-engine's
+        own class, and nothing of redis is imported.
+    Members:
+        - DequeBuffer, ContextExchanger, ModelExchanger, data_pusher, OffPolicyLearner, offpolicy_data_fetcher: called
+          as their namesakes in DI-engine.
+        - session (:obj:`Optional[Session]`): This process's part in the run; None when off.
+    Examples:
+        >>> parts = pipeline(cfg)
+        >>> buffer_ = parts.DequeBuffer(size=cfg.policy.other.replay_buffer.replay_buffer_size)
+        >>> task.use(parts.ContextExchanger(skip_n_iter=1))
+    """
+
+    DequeBuffer: Callable
+    ContextExchanger: Callable
+    ModelExchanger: Callable
+    data_pusher: Callable
+    OffPolicyLearner: Callable
+    offpolicy_data_fetcher: Callable
+    session: Any = None
+
+    def __init__(self, config: StoreConfig) -> None:
+        self.config = config
+        if config.enable:
+            self._use_store()
+        else:
+            self._use_stock()
+
+    def _use_stock(self) -> None:
+        from ding.data import DequeBuffer
+        from ding.framework import middleware as stock
+
+        self.DequeBuffer = DequeBuffer
+        for name in ('ContextExchanger', 'ModelExchanger', 'data_pusher', 'OffPolicyLearner', 'offpolicy_data_fetcher'):
+            setattr(self, name, getattr(stock, name))
+
+    def _use_store(self) -> None:
+        from ding.framework import task
+
+        from ding_store.buffer import StoreBuffer
+        from ding_store.middleware.experience import context_exchanger
+        from ding_store.middleware.replay import OffPolicyLearner, data_fetcher, data_pusher
+        from ding_store.middleware.session import Session
+        from ding_store.middleware.weights import model_exchanger
+
+        config = self.config
+        self.session = Session(config, finished=lambda: task.finish)
+        self.DequeBuffer = functools.partial(StoreBuffer, path=config.buffer_path)
+        self.ContextExchanger = functools.partial(context_exchanger, self.session)
+        self.ModelExchanger = functools.partial(model_exchanger, self.session)
+        self.data_pusher = data_pusher
+        self.OffPolicyLearner = functools.partial(OffPolicyLearner, collate=config.collate)
+        self.offpolicy_data_fetcher = functools.partial(data_fetcher, collate=config.collate)
+
+
+def pipeline(cfg: Mapping[str, Any], store: Optional[Mapping[str, Any]] = None) -> Pipeline:
+    """
+    Overview:
+        The parts for a config whose ``store`` block says whether, and how, the store is used.
+    Arguments:
+        - cfg (:obj:`Mapping`): main_config, or the compiled config.
+        - store (:obj:`Optional[Mapping]`): The block, where it is not in ``cfg``.
+    Raises:
+        - ConfigError: An unknown key or a bad value in the block.
+    """
+    block = store if store is not None else cfg.get('store')
+    return Pipeline(StoreConfig.from_block(block, default_run=run_name(cfg.get('exp_name', 'default'))))
+
+
+def run_name(exp_name: str) -> str:
+    """A run's name from an experiment's, which may be a path."""
+    return ''.join(c if c.isalnum() or c in '_.-' else '_' for c in str(exp_name)) or 'default'

@@ -1,0 +1,75 @@
+"""What follows the context exchanger in the task: decides on direct ingest, and skips work that has no data."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Optional
+
+from ding.framework import Task
+from ditk import logging
+
+#: Our middleware that reads or writes no trajectories between the exchanger and the pusher.
+HARMLESS = '__ding_store_harmless__'
+#: Our pusher's way for whole columns: ``(schema, arrays) -> None``; and how many rows its buffer holds.
+PUSH_COLUMNS, COUNT = '__ding_store_push_columns__', '__ding_store_count__'
+#: DI-engine middleware that works on a finished task without data: savers and loggers.
+FINAL_MODULES = (
+    'ding.framework.middleware.ckpt_handler',
+    'ding.framework.middleware.functional.logger',
+    'ding.framework.middleware.functional.ctx_helper',
+)
+
+
+class Plan:
+    """
+    Overview:
+        Looks at the task's middleware once, when the pipeline runs for the first time and is therefore complete.
+    Members:
+        - push_direct (:obj:`Optional[Callable]`): Columns into the buffer, if nothing but a pusher would see them.
+        - idle (:obj:`bool`): The run ends and this iteration has no data: what needs data is skipped.
+    """
+
+    def __init__(self, task: Task, exchanger: Any) -> None:
+        self.idle = False
+        self.push_direct: Optional[Callable] = None
+        self.count: Callable[[], int] = lambda: 0
+        following = self._following(task, exchanger)
+        self._choose_ingest([task._middleware[i] for i in following], exchanger)
+        for i in following:
+            task._middleware[i] = self._guard(task._middleware[i])
+
+    @staticmethod
+    def _following(task: Task, exchanger: Any) -> List[int]:
+        kind = type(exchanger)
+        for i, middleware in enumerate(task._middleware):
+            if getattr(middleware, '__wrapped__', None) is kind:
+                return list(range(i + 1, len(task._middleware)))
+        return []  # called from inside another middleware: no plan can be made
+
+    def _choose_ingest(self, following: List[Callable], exchanger: Any) -> None:
+        if exchanger.role != 'learner':
+            return
+        if not exchanger._session.config.direct_ingest:
+            logging.info('ding_store: direct ingest is off (store.direct_ingest=False)')
+            return
+        for middleware in following:
+            push = getattr(middleware, PUSH_COLUMNS, None)
+            if push is not None:
+                self.count = getattr(middleware, COUNT)
+                self.push_direct = push() if callable(push) else None
+                return
+            if not getattr(middleware, HARMLESS, False):
+                name = getattr(middleware, '__qualname__', repr(middleware))
+                logging.info(f'ding_store: experience passes {name}, so each chunk becomes ctx.trajectories for it')
+                break
+
+    def _guard(self, middleware: Callable) -> Callable:
+        origin = getattr(middleware, '__wrapped__', middleware)
+        if getattr(origin, '__module__', '') in FINAL_MODULES:
+            return middleware
+
+        def guarded(ctx: Any) -> Any:
+            return None if self.idle else middleware(ctx)
+
+        guarded.__dict__.update(middleware.__dict__)
+        guarded.__name__ = getattr(middleware, '__name__', 'guarded')
+        return guarded

@@ -1,0 +1,144 @@
+"""The learner's side of the replay: pusher, fetcher and learner, in the places of DI-engine's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, Union
+
+from ding.data import Buffer
+from ding.framework import task
+from ding.framework.middleware.functional import data_pusher as stock_pusher
+from ding.framework.middleware.functional import offpolicy_data_fetcher as stock_fetcher
+from ding.framework.middleware.functional import reward_estimator, trainer
+from ditk import logging
+
+from ding_store.buffer import StoreBuffer
+from ding_store.errors import NotEnoughData
+from ding_store.middleware.plan import COUNT, PUSH_COLUMNS
+
+if TYPE_CHECKING:
+    from ding.framework import OnlineRLContext
+
+#: DI-engine's own preprocessing, which takes a collated batch as it is (``default_collate`` returns it unchanged).
+COLLATES = 'default_preprocess_learn'
+
+
+def data_pusher(cfg: Any, buffer_: Buffer, group_by_env: Optional[bool] = None) -> Callable:
+    """
+    Overview:
+        Push trajectories or episodes into the buffer; DI-engine's data_pusher. After a context exchanger of ding_store
+        it also takes whole columns, where nothing else looks at the elements in between.
+    Input of ctx:
+        - trajectories (:obj:`List`): Transitions, or
+        - episodes (:obj:`List[List]`): episodes.
+    """
+    push = stock_pusher(cfg, buffer_, group_by_env)
+    if task.router.is_active and not task.has_role(task.role.LEARNER):
+        return push  # void
+
+    def push_columns() -> Optional[Callable]:
+        reason = _why_elements(buffer_, group_by_env)
+        if reason:
+            logging.info(f'ding_store: {reason}, so each chunk becomes elements that are pushed one by one')
+            return None
+        logging.info('ding_store: only a pusher stands before the buffer, so columns go into the replay directly')
+        return lambda schema, arrays: buffer_.extend(arrays, schema=schema)
+
+    setattr(push, PUSH_COLUMNS, push_columns)
+    setattr(push, COUNT, buffer_.count)
+    return push
+
+
+def _why_elements(buffer_: Buffer, group_by_env: Optional[bool]) -> Optional[str]:
+    if not isinstance(buffer_, StoreBuffer):
+        return f'the buffer is a {type(buffer_).__name__}'
+    if buffer_._middleware:
+        return 'the buffer has middleware'
+    return 'group_by_env needs each element' if group_by_env else None
+
+
+def takes_batch(policy: Any) -> bool:
+    """
+    Overview:
+        Whether a policy's learn mode trains on one collated batch as on a list of elements: its ``_forward_learn``
+        hands the data to DI-engine's ``default_preprocess_learn`` before all else.
+    """
+    owner = getattr(getattr(policy, 'forward', None), '__self__', None)
+    forward = getattr(type(owner), '_forward_learn', None)
+    while hasattr(forward, '__wrapped__'):
+        forward = forward.__wrapped__
+    return COLLATES in getattr(getattr(forward, '__code__', None), 'co_names', ())
+
+
+def data_fetcher(cfg: Any, buffer_: Any, policy: Any = None, collate: str = 'auto', **kwargs: Any) -> Callable:
+    """
+    Overview:
+        Fetch a batch for each training iteration; DI-engine's offpolicy_data_fetcher. Policies that take it get one
+        collated batch, straight from the buffer's columns, others the list that DI-engine makes.
+    Output of ctx:
+        - train_data: One treetensor with leaves (B, ...), or a list of B elements; None when there are too few rows.
+    """
+    as_batch = collate == 'batch' or (collate == 'auto' and policy is not None and takes_batch(policy))
+    unroll_len = cfg.policy.collect.get('unroll_len', 1)
+    if not as_batch or not isinstance(buffer_, StoreBuffer) or unroll_len > 1:
+        return stock_fetcher(cfg, buffer_, **kwargs)
+    listed = stock_fetcher(cfg, buffer_, **kwargs)
+
+    def _fetch(ctx: OnlineRLContext) -> Any:
+        # Middleware of the buffer speaks of lists; objects that are no columns cannot be collated.
+        if buffer_._middleware or not buffer_.columnar:
+            return listed(ctx)
+        try:
+            ctx.train_data = buffer_.sample_batch(cfg.policy.learn.batch_size).data
+        except NotEnoughData:
+            ctx.train_data = None
+        return None
+
+    return _fetch
+
+
+class OffPolicyLearner:
+    """
+    Overview:
+        DI-engine's OffPolicyLearner with ding_store's fetcher in front of the stock trainer.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if task.router.is_active and not task.has_role(task.role.LEARNER):
+            return task.void()
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        cfg: Any,
+        policy: Any,
+        buffer_: Union[Buffer, List[Tuple[Buffer, float]], Dict[str, Buffer]],
+        reward_model: Any = None,
+        log_freq: int = 100,
+        collate: str = 'auto',
+    ) -> None:
+        """
+        Arguments:
+            - reward_model: Estimates on lists of elements, so with one the batch is a list.
+            - collate (:obj:`str`): 'auto', 'batch' or 'list'; see StoreConfig.
+        """
+        self.cfg = cfg
+        collate = 'list' if reward_model is not None else collate
+        self._fetcher = task.wrap(data_fetcher(cfg, buffer_, policy, collate))
+        self._trainer = task.wrap(trainer(cfg, policy, log_freq=log_freq))
+        self._reward_estimator = task.wrap(reward_estimator(cfg, reward_model)) if reward_model is not None else None
+
+    def __call__(self, ctx: OnlineRLContext) -> None:
+        """
+        Output of ctx:
+            - train_output (:obj:`List`): One training output per update.
+        """
+        train_output_queue = []
+        for _ in range(self.cfg.policy.learn.update_per_collect):
+            self._fetcher(ctx)
+            if ctx.train_data is None:
+                break
+            if self._reward_estimator:
+                self._reward_estimator(ctx)
+            self._trainer(ctx)
+            train_output_queue.append(ctx.train_output)
+        ctx.train_output = train_output_queue

@@ -1,0 +1,270 @@
+"""One process's part in a run: its store, its reports, and the run's end."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import uuid
+from typing import Any, Callable, Dict, Optional, TypeVar
+
+from ditk import logging
+
+from ding_store.config import StoreConfig
+from ding_store.errors import StoreError, StoreTimeout, VersionConflict
+from ding_store.middleware.members import STREAM_OPTIONS, Member, Members
+from ding_store.storage import open_store
+from ding_store.storage.base import Store
+
+FINISH, RETIRE = 'finish', 'retire'
+#: Set for processes of ``ding-store run --roles``: the launcher retires the run, after it has read the last figures.
+ENV_LAUNCHED = 'DING_STORE_LAUNCHED'
+T = TypeVar('T')
+#: Waits look at the task's own finish flag this often; news from the store wakes them at once.
+SLICE_S = 0.5
+
+
+class Session:
+    """
+    Overview:
+        Opens the store when first used, reports the process to the run's members, and carries the run's end: whoever
+        says ``finish`` first gives the reason, and every member's waits end within a moment.
+    Arguments:
+        - config (:obj:`StoreConfig`): The flag's block.
+        - finished (:obj:`Callable`): Whether the process was told to finish by other means (``task.finish``).
+    """
+
+    def __init__(self, config: StoreConfig, finished: Callable[[], bool] = lambda: False) -> None:
+        self.config = config
+        self._finished_elsewhere = finished
+        self._store: Optional[Store] = None
+        self._lock = threading.Lock()
+        self._thread: Optional[threading.Thread] = None
+        self._closing = threading.Event()
+        self._on_finish: list = []
+        self.finish_reason: Optional[str] = None
+        self.member: Optional[Member] = None
+
+    @property
+    def store(self) -> Store:
+        with self._lock:
+            if self._store is None:
+                self._store = open_store(
+                    self.config.url,
+                    run=self.config.run or 'default',
+                    stream_options=STREAM_OPTIONS,
+                    **self.config.open_options(),
+                )
+            return self._store
+
+    def join(self, role: str, node_id: int, address: Optional[str] = None) -> Member:
+        """
+        Overview:
+            Become a member of the run, once; from now on this process reports itself and hears of the run's end.
+        """
+        if self.member is None:
+            clear_ended_run(self.store, self.config)
+            name = f'{role}-{node_id}-{os.getpid()}-{uuid.uuid4().hex[:6]}'
+            self.member = Member(id=name, role=role, node_id=node_id, address=address)
+            self.member.report(self.store)
+            self.watch()
+            atexit.register(self.close)
+        return self.member
+
+    def watch(self) -> None:
+        """Hear of the run's end, and report this member if it is one; ``join`` does this."""
+        self._thread = threading.Thread(target=self._watch, name='ding_store-session', daemon=True)
+        self._thread.start()
+
+    def figures(self, **figures: Any) -> None:
+        """Set figures of this member; they travel with its next report."""
+        if self.member is not None:
+            self.member.figures.update(figures)
+
+    # The run's end
+
+    def finish(self, reason: str, failed: bool = False) -> None:
+        """Tell every member that the run is over. The first reason stays; what is left of a failed run is kept."""
+        if self.finish_reason is not None:
+            return
+        try:
+            self.store.put(FINISH, {'reason': reason, 'failed': failed}, {}, 0)
+        except VersionConflict:
+            pass
+        self._finish(reason)
+
+    def on_finish(self, call: Callable[[str], None]) -> None:
+        """Call ``call(reason)`` when the run ends, from the session's thread."""
+        self._on_finish.append(call)
+        if self.finish_reason is not None:
+            call(self.finish_reason)
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None or self._finished_elsewhere()
+
+    def _finish(self, reason: str) -> None:
+        with self._lock:
+            if self.finish_reason is not None:
+                return
+            self.finish_reason = reason
+        for call in self._on_finish:
+            call(reason)
+
+    def _watch(self) -> None:
+        while not self._closing.is_set():
+            try:
+                value = self.store.get(FINISH, timeout_s=self.config.heartbeat_s)
+                if value is not None:
+                    self._finish(value.header['reason'])
+                    self._closing.wait(self.config.heartbeat_s)
+                if self.member is not None:
+                    self.member.report(self.store)
+            except StoreError as error:
+                if self._closing.is_set():
+                    return
+                logging.error(f'ding_store: {error}; the run ends here for this process')
+                self._finish(f'the store was lost: {error}')
+                return
+
+    # Waiting
+
+    def wait_for(self, what: str, attempt: Callable[[float], Optional[T]], role: Optional[str] = None) -> Optional[T]:
+        """
+        Overview:
+            Repeat ``attempt(timeout_s)`` until it returns something, or the run ends (then None). Says what it waits
+            for every ``wait_warn_s``; a ``role`` that was there and died is waited for ``peer_timeout_s``.
+        Raises:
+            - StoreTimeout: The role that this wait depends on is dead.
+        """
+        begin = warned = time.monotonic()
+        peers = PeerWatch(self, role) if role else None
+        while not self.finished:
+            result = attempt(SLICE_S)
+            if result is not None:
+                return result
+            now = time.monotonic()
+            if now - warned >= min(self.config.wait_warn_s, self.config.peer_timeout_s):
+                warned = now
+                state = peers.look() if peers else ''
+                logging.warning(f'ding_store: waiting for {what} since {now - begin:.0f} s{state}')
+        return None
+
+    # Leaving
+
+    def close(self) -> None:
+        """
+        Overview:
+            Report the last figures and leave. A learner or evaluator that leaves ends the run; after a run that ended
+            in order its learner also deletes the run's data, once everybody has left.
+        """
+        atexit.unregister(self.close)
+        with self._lock:
+            store = self._store
+        if store is None or self._closing.is_set():
+            return
+        try:
+            self._leave(store)
+        except StoreError as error:
+            logging.warning(f'ding_store: this process could not leave its run in order: {error}')
+        finally:
+            self._closing.set()
+            store.close()
+        if self._thread is not None:
+            self._thread.join(timeout=2.0)
+
+    def _leave(self, store: Store) -> None:
+        if self.member is None:
+            return
+        failed = not self.finished
+        if self.member.role in ('learner', 'evaluator'):
+            self.finish(f'{self.member.title} has {"failed" if failed else "left"}', failed)
+        self._closing.set()
+        self.member.report(store, 'failed' if failed else 'left', self.finish_reason or '')
+        if self.member.role == 'learner' and not failed and ENV_LAUNCHED not in os.environ:
+            retire(store, self.config.heartbeat_s)
+
+
+def retire(store: Store, heartbeat_s: float) -> None:
+    """
+    Overview:
+        Delete all data of a run that ended in order, once its members have left (those that have gone silent do not
+        count). Its name is then free for the next run.
+    """
+    members = Members(store)
+    silent_s, beats = 0.0, -1
+    while members.refresh().alive() and silent_s < max(3 * heartbeat_s, 2.0):
+        seen = sum(member.beat for member in members.by_id.values())
+        silent_s, beats = (0.0 if seen != beats else silent_s + SLICE_S), seen
+        # Wakes at once when somebody reports; a member that was killed never does.
+        store.read(members.stream, members.after, max_entries=1, timeout_s=SLICE_S)
+    info = store.info()
+    last = (FINISH, RETIRE)
+    for name in [*info.streams, *info.values, *info.counters]:
+        if name not in last:
+            store.delete(name)
+    for name in last:
+        store.delete(name)
+
+
+def clear_ended_run(store: Store, config: StoreConfig) -> None:
+    """
+    Overview:
+        Make way for a new run where an earlier one of this name has ended: all of its data if it ended in order, only
+        its end if it failed, so that its experience is taken up again.
+    """
+    value = store.get(FINISH)
+    while value is not None:
+        try:
+            store.put(RETIRE, {}, {}, expected_version=0)
+        except VersionConflict:
+            pass  # another process does it: wait for the end to vanish
+        else:
+            if value.header['failed']:
+                logging.warning(
+                    f'ding_store: run {store.run!r} had failed ({value.header["reason"]}); going on with it'
+                )
+                store.delete(FINISH)
+                store.delete(RETIRE)
+            else:
+                retire(store, config.heartbeat_s)
+            return
+        store.get(RETIRE, newer_than=1, timeout_s=SLICE_S)
+        value = store.get(FINISH)
+
+
+class PeerWatch:
+    """
+    Overview:
+        Whether a role that a wait depends on is still reporting itself. Compares reports, not clocks: a member whose
+        report number has not moved between two looks is silent.
+    """
+
+    def __init__(self, session: Session, role: str) -> None:
+        self._session = session
+        self._role = role
+        self._members = Members(session.store)
+        self._beats: Dict[str, int] = {}
+        self._silent_since: Optional[float] = None
+
+    def look(self) -> str:
+        """A text for the warning. Raises StoreTimeout once the role was seen and has been silent for too long."""
+        peers = self._members.refresh().of(self._role)
+        if not peers:
+            return f'; no {self._role} has joined yet'
+        moved = any(p.state == 'alive' and p.beat != self._beats.get(p.id) for p in peers)
+        self._beats = {p.id: p.beat for p in peers}
+        now = time.monotonic()
+        if moved:
+            self._silent_since = None
+            return ''
+        self._silent_since = self._silent_since or now
+        silent, limit = now - self._silent_since, self._session.config.peer_timeout_s
+        last = max(peers, key=lambda p: p.beat)
+        if silent >= limit:
+            raise StoreTimeout(
+                f'{last.title} is {last.state if last.state != "alive" else "silent"} and was not started again within '
+                f'{limit:.0f} s (store.peer_timeout_s); the run is kept, start it again to go on'
+            )
+        return f'; {last.title} has gone silent, start it again within {limit - silent:.0f} s and the run goes on'
