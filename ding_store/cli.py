@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import List, Optional, Sequence, Tuple
 
@@ -80,6 +82,7 @@ def _add_run(commands: argparse._SubParsersAction) -> None:
     _add_store_options(parser)
     parser.add_argument('--roles', metavar='ROLE=N,...', help='e.g. learner=1,collector=2,evaluator=1')
     parser.add_argument('--explain', action='store_true', help='list what was replaced in DI-engine, and what was not')
+    parser.add_argument('--json', metavar='FILE', help='write the figures of a run with --roles there')
     parser.add_argument('--logs', metavar='DIR', help='where the logs of --roles go (default: .ding_store/<run>/logs)')
     parser.add_argument(
         '--delay', metavar='ROLE=S,...', default='', help='start roles later, e.g. learner=10 (to try start orders)'
@@ -125,8 +128,8 @@ def _absolute(url: str) -> str:
 def _run(options: argparse.Namespace, command: List[str]) -> int:
     if options.roles:
         return _run_roles(options, command)
-    if options.delay or options.logs:
-        raise ConfigError('--delay and --logs go with --roles')
+    if options.delay or options.logs or options.json:
+        raise ConfigError('--delay, --logs and --json go with --roles')
     if not command:
         raise ConfigError('no command given: put it after --, e.g. ding-store run -- python -u main.py')
     from ding_store.hook.install import SITE
@@ -155,6 +158,8 @@ def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
     job = Job(script, roles, config, logs, delays)
     sys.stderr.write(f'run {config.run!r}: {options.roles} of {shlex.join(command)}; logs in {logs}\n')
     result = job.run(sys.stderr)
+    if options.json:
+        Path(options.json).write_text(json.dumps({'reason': result.reason, **asdict(result.figures)}))
     sys.stdout.write(result.table(time.monotonic() - begin) + '\n')
     return result.code
 

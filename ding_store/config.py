@@ -102,6 +102,24 @@ class StoreConfig:
         return asdict(self)
 
 
+def enable(main_config: Any, create_config: Any) -> bool:
+    """
+    Overview:
+        Apply the flag to a config for ``ding -m serial`` and its like: with ``main_config.store`` on, the replay buffer
+        becomes the store's; with it off, or left out, nothing changes.
+    Arguments:
+        - main_config, create_config (:obj:`EasyDict`): DI-engine's pair; ``create_config`` is changed in place.
+    Returns:
+        - enabled (:obj:`bool`): Whether the flag is on.
+    Raises:
+        - ConfigError: An unknown key or a bad value in the block.
+    """
+    config = StoreConfig.from_block(main_config.get('store'))
+    if config.enable:
+        create_config.replay_buffer = type(create_config)(type='store', import_names=['ding_store.buffer'])
+    return config.enable
+
+
 def unknown_key(where: str, key: str, known: list) -> str:
     """The text for a key that does not exist: what was given, the nearest valid one, and all of them."""
     nearest = difflib.get_close_matches(key, known, n=1)

@@ -1,7 +1,7 @@
 """
 # CartPole DQN through the store
 
-One process:
+One process (`--help` lists the options, for all that follows too):
 
 > python3 -u dizoo_configs/cartpole/cartpole_dqn_main.py
 
@@ -20,6 +20,8 @@ Another collector for a running job, on this host or another (there, with the `r
 The flag is `main_config.store`; with `enable=False` this is stock DI-engine.
 """
 
+import argparse
+
 import gym
 from ding.config import compile_config
 from ding.envs import BaseEnvManagerV2, DingEnvWrapper
@@ -35,10 +37,10 @@ from ding_store.middleware.pipeline import pipeline
 from dizoo_configs.cartpole.cartpole_dqn_config import create_config, main_config
 
 
-def main() -> None:
+def main(seed: int = 0) -> None:
     logging.getLogger().setLevel(logging.INFO)
     parts = pipeline(main_config)
-    cfg = compile_config(main_config, create_cfg=create_config, auto=True, save_cfg=task.router.node_id == 0)
+    cfg = compile_config(main_config, seed=seed, create_cfg=create_config, auto=True, save_cfg=task.router.node_id == 0)
     ding_init(cfg)
     with task.start(async_mode=False, ctx=OnlineRLContext()):
         collector_env = BaseEnvManagerV2(
@@ -77,4 +79,6 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    parser = argparse.ArgumentParser(description='CartPole DQN through the store; see the top of this file.')
+    parser.add_argument('-s', '--seed', type=int, default=0)
+    main(parser.parse_args().seed)

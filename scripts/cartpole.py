@@ -1,0 +1,167 @@
+"""
+CartPole DQN through the store, beside stock DI-engine: the job that scripts/run.sh runs, and the comparison over seeds.
+
+    scripts/run.sh                                    one seed, progress, and the table
+    python scripts/cartpole.py --seeds 0 1 2 3 4      interleaved over seeds, medians
+    python scripts/cartpole.py --seeds 0 --busy       the same with both cores kept busy by something else
+"""
+
+import argparse
+import glob
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MAIN = ROOT / 'dizoo_configs' / 'cartpole' / 'cartpole_dqn_main.py'
+ROLES = 'learner=1,evaluator=1,collector=2'
+TIMEOUT_S = 600
+TITLES = {'store': 'ding_store', 'serial': 'stock serial', 'parallel': 'stock ditask'}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--seeds', type=int, nargs='+', default=[0])
+    parser.add_argument('--no-compare', action='store_true', help='leave stock DI-engine out')
+    parser.add_argument('--no-parallel', action='store_true', help='compare with stock serial only, not with ditask')
+    parser.add_argument('--busy', action='store_true', help='keep every core busy with something else meanwhile')
+    parser.add_argument('--json', metavar='FILE', help='write all figures there')
+    parser.add_argument('--dir', default=str(ROOT / 'runs' / 'cartpole'), help='where runs leave their files')
+    options = parser.parse_args()
+
+    kinds = ['store'] + ([] if options.no_compare else ['serial'])
+    if not (options.no_compare or options.no_parallel):
+        kinds.append('parallel')
+    os.makedirs(options.dir, exist_ok=True)
+    results = {kind: [] for kind in kinds}
+    with Busy(options.busy):
+        for seed in options.seeds:
+            for kind in kinds:
+                say(f'--- {TITLES[kind]}, seed {seed}')
+                results[kind].append(RUN[kind](seed, Path(options.dir)))
+    show(results)
+    if options.json:
+        Path(options.json).write_text(json.dumps(results, indent=1))
+    return 0 if all(r['code'] == 0 for runs in results.values() for r in runs) else 1
+
+
+def say(text: str) -> None:
+    sys.stderr.write(text + '\n')
+    sys.stderr.flush()
+
+
+class Busy:
+    """One process per core that computes for as long as the comparison runs."""
+
+    def __init__(self, on: bool) -> None:
+        self._count = os.cpu_count() if on else 0
+
+    def __enter__(self) -> None:
+        self._processes = [subprocess.Popen([sys.executable, '-c', 'while True: pass']) for _ in range(self._count)]
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+
+def run_store(seed: int, directory: Path) -> dict:
+    with tempfile.NamedTemporaryFile(suffix='.json') as out:
+        command = [sys.executable, '-m', 'ding_store.cli', 'run', '--run', f'cartpole-{seed}-{os.getpid()}']
+        command += ['--roles', ROLES, '--json', out.name, '--', 'python', str(MAIN), '--seed', str(seed)]
+        wall_s, code = timed(command, directory, {}, quiet=False)
+        record = json.loads(Path(out.name).read_text() or '{}')
+    return figures(code, wall_s, record)
+
+
+def run_stock(seed: int, directory: Path, command: list) -> dict:
+    with tempfile.TemporaryDirectory() as out:
+        path = os.path.join(out, 'stopwatch')
+        extra = {'STOPWATCH_FILE': path, 'STOPWATCH_SEED': str(seed), 'OMP_NUM_THREADS': '1'}
+        wall_s, code = timed(command, directory, extra, quiet=True)
+        records = [json.loads(Path(name).read_text()) for name in glob.glob(path + '.*')]
+    record = next((r for r in records if r['role'] in ('serial', 'learner')), {})
+    evaluator = next((r for r in records if r['role'] == 'evaluator'), record)
+    return figures(code, wall_s, {**record, 'eval_value': evaluator.get('eval_value')})
+
+
+def run_serial(seed: int, directory: Path) -> dict:
+    return run_stock(seed, directory, [sys.executable, '-u', str(ROOT / 'scripts' / 'stock_cartpole.py')])
+
+
+def run_parallel(seed: int, directory: Path) -> dict:
+    ditask = [sys.executable, '-c', 'from ding.entry.cli_ditask import cli_ditask; cli_ditask()']
+    where = ['--package', str(ROOT / 'scripts'), '--main', 'stock_cartpole.main']
+    return run_stock(seed, directory, ditask + where + ['--parallel-workers', '4', '--topology', 'mesh'])
+
+
+RUN = {'store': run_store, 'serial': run_serial, 'parallel': run_parallel}
+
+
+def timed(command: list, directory: Path, environment: dict, quiet: bool) -> tuple:
+    """Wall time and exit code of a command; a stock job's output is long, and goes to a file in ``directory``."""
+    environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'PYTHONWARNINGS': 'ignore', **environment}
+    log = directory / 'stock.log'
+    begin = time.monotonic()
+    with open(log, 'wb') as out:
+        streams = {'stdout': out, 'stderr': out} if quiet else {}
+        try:
+            code = subprocess.run(command, cwd=directory, env=environment, timeout=TIMEOUT_S, **streams).returncode
+        except subprocess.TimeoutExpired:
+            code = 124
+    if code:
+        say(f'exit code {code}' + (f'; see {log}' if quiet else ''))
+    return time.monotonic() - begin, code
+
+
+def figures(code: int, wall_s: float, record: dict) -> dict:
+    loop_s = record['ended_s'] - record['began_s'] if record.get('ended_s') else math.nan
+    steps, iterations = record.get('env_step', 0), record.get('train_iter', 0)
+    result = {'code': code, 'wall_s': wall_s, 'loop_s': loop_s, 'env_step': steps, 'train_iter': iterations}
+    result.update(steps_per_s=steps / loop_s, iters_per_s=iterations / loop_s, ratio=iterations / max(steps, 1))
+    result['eval_value'] = record.get('eval_value')
+    for name in ('rows_appended', 'rows_ingested', 'rows_lost'):
+        result[name] = record.get(name)
+    return result
+
+
+ROWS = {
+    'wall_s': ('wall time of the whole command (s)', '{:.1f}'),
+    'loop_s': ('first env step to the end (s)', '{:.2f}'),
+    'env_step': ('env steps', '{:.0f}'),
+    'train_iter': ('train iterations', '{:.0f}'),
+    'steps_per_s': ('env steps/s', '{:.0f}'),
+    'iters_per_s': ('train iterations/s', '{:.0f}'),
+    'ratio': ('train iterations per env step', '{:.3f}'),
+    'eval_value': ('last evaluation return', '{:.1f}'),
+    'rows_appended': ('rows appended', '{:.0f}'),
+    'rows_ingested': ('rows ingested', '{:.0f}'),
+    'rows_lost': ('rows lost', '{:.0f}'),
+}
+
+
+def show(results: dict) -> None:
+    from ding_store.launch.progress import table
+
+    columns = []
+    for kind, runs in results.items():
+        cells = {}
+        for name, (title, form) in ROWS.items():
+            known = [run[name] for run in runs if run[name] is not None and run[name] == run[name]]
+            cells[title] = form.format(statistics.median(known)) if known else '-'
+        columns.append((TITLES[kind], cells))
+    count = len(next(iter(results.values())))
+    print()
+    if count > 1:
+        print(f'medians over {count} seeds')
+    print(table(columns))
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""
+The CartPole job in stock DI-engine (the flag off), with a stopwatch: serial when run, parallel under ditask. What it
+measured goes as JSON into the file named by STOPWATCH_FILE; the seed comes from STOPWATCH_SEED.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+
+class Stopwatch:
+    """A middleware at the end of the loop: when the loop began, and where it was at the end of each iteration."""
+
+    def __init__(self, began_s: float) -> None:
+        self.record = {'began_s': began_s}
+
+    def __call__(self, ctx) -> None:
+        self.record.update(ended_s=time.monotonic(), env_step=ctx.env_step, train_iter=ctx.train_iter)
+        if ctx.last_eval_value > -1e9:
+            self.record['eval_value'] = float(ctx.last_eval_value)
+
+
+def main() -> None:
+    from ding.framework import task
+
+    from dizoo_configs.cartpole.cartpole_dqn_config import main_config
+    from dizoo_configs.cartpole.cartpole_dqn_main import main as cartpole
+
+    main_config.store.enable = False
+    run = task.run
+
+    def timed_run() -> None:
+        watch = Stopwatch(time.monotonic())
+        task.use(watch)
+        run()
+        role = next(iter(task.roles)).value if task.roles else 'serial'
+        path = f'{os.environ["STOPWATCH_FILE"]}.{role}.{os.getpid()}'
+        Path(path).write_text(json.dumps({'role': role, **watch.record}))
+
+    task.run = timed_run
+    try:
+        cartpole(int(os.environ.get('STOPWATCH_SEED', '0')))
+    finally:
+        task.run = run
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,83 @@
+"""The user's command: parsed, refused with a reason, and run as ``__main__``."""
+
+import subprocess
+import sys
+
+import pytest
+
+from ding_store.errors import ConfigError
+from ding_store.launch.job import parse_delays, parse_roles
+from ding_store.launch.script import Script
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / 'main.py'
+    path.write_text('import sys\n')
+    return str(path)
+
+
+def test_python_script_with_arguments(script):
+    parsed = Script.parse(['python3', '-u', script, '--seed', '1'])
+    assert parsed == Script(script, False, ['--seed', '1'])
+
+
+def test_python_module():
+    assert Script.parse(['python', '-m', 'pkg.main', '-x']) == Script('pkg.main', True, ['-x'])
+
+
+@pytest.mark.parametrize(
+    ('command', 'message'),
+    [
+        ([], 'no command given'),
+        (['python', '-c', 'pass'], 'expected python'),
+        (['python', 'no_such_file.py'], 'neither a file'),
+        (['python'], 'expected python'),
+    ],
+)
+def test_refused_with_the_reason(command, message):
+    with pytest.raises(ConfigError, match=message):
+        Script.parse(command)
+
+
+def test_ditask_is_told_to_leave_roles_out(tmp_path):
+    path = tmp_path / 'ditask'
+    path.write_text('')
+    with pytest.raises(ConfigError, match='leave --roles out'):
+        Script.parse([str(path), '--main', 'x'])
+
+
+@pytest.mark.parametrize(
+    ('body', 'code'),
+    [('pass', 0), ('import sys; sys.exit(3)', 3), ('import sys; sys.exit("no")', 1), ('1 / 0', 1)],
+)
+def test_runs_as_main_and_gives_its_exit_code(tmp_path, body, code):
+    path = tmp_path / 'main.py'
+    path.write_text(f'import sys\nassert __name__ == "__main__" and sys.argv[1:] == ["--a"], sys.argv\n{body}\n')
+    call = f'import sys, ding_store.launch.script as s; sys.exit(s.Script({str(path)!r}, False, ["--a"]).run())'
+    assert subprocess.run([sys.executable, '-c', call], capture_output=True, timeout=60).returncode == code
+
+
+def test_roles():
+    assert parse_roles('learner=1, collector=2,evaluator=1') == {'learner': 1, 'collector': 2, 'evaluator': 1}
+
+
+@pytest.mark.parametrize(
+    ('text', 'message'),
+    [
+        ('lerner=1,collector=1', "did you mean 'learner'"),
+        ('learner=1', 'collector must be between'),
+        ('learner=2,collector=1', 'learner must be between'),
+        ('learner=one,collector=1', 'should read like'),
+    ],
+)
+def test_bad_roles(text, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_roles(text)
+
+
+def test_delays():
+    assert parse_delays('learner=1.5') == {'learner': 1.5}
+    assert parse_delays('') == {}
+    with pytest.raises(ConfigError, match='--delay'):
+        parse_delays('learner=soon')

@@ -1,0 +1,79 @@
+"""The flag's block: defaults, validation, and what the environment of ``ding-store run`` changes."""
+
+import pytest
+
+from ding_store import enable
+from ding_store.config import ENV_RUN, ENV_URL, StoreConfig
+from ding_store.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch):
+    for name in (ENV_URL, ENV_RUN):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_absent_block_means_off():
+    assert StoreConfig.from_block(None).enable is False
+
+
+def test_empty_block_means_on_with_defaults():
+    config = StoreConfig.from_block({}, default_run='pong')
+    assert (config.enable, config.run, config.url) == (True, 'pong', 'embedded://')
+
+
+def test_unknown_key_lists_valid_ones_and_suggests_the_nearest():
+    with pytest.raises(ConfigError) as error:
+        StoreConfig.from_block({'max_leed': 3})
+    assert "did you mean 'max_lead'" in str(error.value)
+    assert 'reconnect_timeout_s' in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ('key', 'value'),
+    [
+        ('train_ratio', 'kepe'),
+        ('overflow', 'drop'),
+        ('collate', None),
+        ('max_lead', 0),
+        ('max_pending_bytes', '1GB'),
+        ('heartbeat_s', True),
+        ('enable', 'yes'),
+        ('run', 7),
+    ],
+)
+def test_bad_value_is_named(key, value):
+    with pytest.raises(ConfigError, match=f'store.{key}') as error:
+        StoreConfig.from_block({key: value})
+    assert repr(value) in str(error.value)
+
+
+def test_block_that_is_no_dict():
+    with pytest.raises(ConfigError, match='must be a dict'):
+        StoreConfig.from_block(True)
+
+
+def test_environment_wins(monkeypatch):
+    monkeypatch.setenv(ENV_URL, 'redis://h:1')
+    monkeypatch.setenv(ENV_RUN, 'mine')
+    config = StoreConfig.from_block({'url': 'memory://', 'run': 'theirs'})
+    assert (config.url, config.run) == ('redis://h:1', 'mine')
+
+
+def test_block_round_trips():
+    config = StoreConfig.from_block({'max_lead': 5})
+    assert StoreConfig.from_block(config.to_block()) == config
+
+
+@pytest.mark.parametrize('block', [None, {'enable': False}])
+def test_flag_off_leaves_the_config_alone(block):
+    main, create = {'store': block}, {'replay_buffer': {'type': 'deque'}}
+    assert enable(main, create) is False
+    assert create == {'replay_buffer': {'type': 'deque'}}
+
+
+def test_flag_on_sets_the_two_keys():
+    easydict = pytest.importorskip('easydict')
+    main, create = easydict.EasyDict(store={}), easydict.EasyDict(replay_buffer={'type': 'deque'})
+    assert enable(main, create) is True
+    assert create.replay_buffer == {'type': 'store', 'import_names': ['ding_store.buffer']}
