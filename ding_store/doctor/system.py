@@ -78,10 +78,10 @@ def check_tmp(directory: Optional[str] = None, space: Callable[[str], Optional[S
 
 def make_and_remove_socket_directory() -> str:
     """The very function that the embedded store calls, so that its verdict is ours."""
-    from ding_store.storage.supervisor import files
+    from ding_store.storage.supervisor import sockets
 
-    directory = files.make_socket_directory()
-    files.remove_socket_directory(os.path.join(directory, files.REDIS))
+    directory = sockets.make_socket_directory()
+    sockets.remove_socket_directory(os.path.join(directory, sockets.REDIS))
     return directory
 
 
