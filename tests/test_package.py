@@ -1,0 +1,351 @@
+"""What holds for the package as a whole: who may import whom, what is public, what an install does."""
+
+import ast
+import importlib
+import json
+import os
+import pkgutil
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, Iterator, List, NamedTuple, Set, Tuple
+
+import pytest
+
+import ding_store
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / 'ding_store'
+
+# --- the direction of imports: see "Layers" in docs/design.md
+
+#: layer -> the layers it may import from. A module that is in no row is of the outermost layer (the command and what
+#: it starts): it may import everything, and nothing in these rows may import it.
+LAYERS: Dict[str, Set[str]] = {
+    'errors': set(),
+    'config': {'errors'},
+    'columns': {'errors'},
+    'storage': {'errors', 'config'},
+    'buffer': {'errors', 'config', 'columns', 'storage'},
+    'middleware': {'errors', 'config', 'columns', 'storage', 'buffer'},
+    'doctor': {'errors', 'config', 'storage'},
+}
+
+TREES = {'treetensor', 'treevalue'}
+#: layer -> third-party packages that it must not import, not even inside a function
+FORBIDDEN: Dict[str, Set[str]] = {
+    'errors': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
+    'config': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
+    'columns': {'redis', 'ding', 'dizoo'},
+    'storage': {'torch', 'ding', 'dizoo', 'gym', *TREES},
+    'buffer': {'redis', 'treevalue', 'dizoo'},
+    'middleware': {'redis', 'treevalue', 'dizoo'},
+    'doctor': {'torch', 'ding', 'dizoo', *TREES},
+}
+
+#: (file, module) -> why this one may read or write pickles. Nothing of it ever reaches the wire.
+PICKLE_ALLOWED: Dict[Tuple[str, str], str] = {}
+PICKLERS = {'pickle', '_pickle', 'cPickle', 'cloudpickle', 'dill', 'joblib', 'marshal', 'shelve', 'hickle'}
+
+
+class Import(NamedTuple):
+    file: str  # relative to the package
+    line: int
+    module: str  # absolute, dotted
+
+
+def sources() -> List[Path]:
+    return sorted(PACKAGE.rglob('*.py'))
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding='utf-8'), str(path))
+
+
+def runtime_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node but those under ``if TYPE_CHECKING:``, which never run."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and 'TYPE_CHECKING' in ast.dump(child.test):
+            for other in child.orelse:
+                yield from runtime_nodes(other)
+            continue
+        yield child
+        yield from runtime_nodes(child)
+
+
+def imports_of(path: Path) -> Iterator[Import]:
+    file = str(path.relative_to(PACKAGE))
+    package = ['ding_store', *path.relative_to(PACKAGE).parts[:-1]]
+    for node in runtime_nodes(parse(path)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(file, node.lineno, alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            stem = '.'.join([*base, *([node.module] if node.module else [])])
+            # `from ding_store import storage` and `from . import wire` name modules, too.
+            yield Import(file, node.lineno, stem)
+            for alias in node.names:
+                yield Import(file, node.lineno, f'{stem}.{alias.name}')
+
+
+def layer_of(file: str) -> str:
+    return file.split('/')[0].replace('.py', '')
+
+
+ALL_IMPORTS = [found for path in sources() for found in imports_of(path)]
+
+
+def test_the_reader_of_imports_sees_what_it_should(tmp_path, monkeypatch):
+    """The tests below pass when it finds nothing; so it is tested itself."""
+    module = tmp_path / 'storage' / 'x.py'
+    module.parent.mkdir()
+    module.write_text(
+        'from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n'
+        'def f():\n    import redis.client\n    from . import wire\n    from ..buffer.table import Table\n'
+    )
+    monkeypatch.setattr(sys.modules[__name__], 'PACKAGE', tmp_path)
+    found = {entry.module for entry in imports_of(module)}
+    assert {'redis.client', 'ding_store.storage.wire', 'ding_store.buffer.table.Table'} <= found
+    assert not any(name.startswith('torch') for name in found)
+
+
+@pytest.mark.parametrize('layer', LAYERS)
+def test_layers_import_only_what_lies_above_them(layer):
+    bad = [
+        f'{file}:{line} imports {module}'
+        for file, line, module in ALL_IMPORTS
+        if layer_of(file) == layer and module.startswith('ding_store.')
+        if module.split('.')[1] not in LAYERS[layer] | {layer, '__version__'}
+    ]
+    assert bad == [], f'{layer} may import only {sorted(LAYERS[layer])} of this package'
+
+
+@pytest.mark.parametrize('layer', FORBIDDEN)
+def test_layers_keep_to_their_third_parties(layer):
+    bad = [
+        f'{file}:{line} imports {module}'
+        for file, line, module in ALL_IMPORTS
+        if layer_of(file) == layer and module.split('.')[0] in FORBIDDEN[layer]
+    ]
+    assert bad == []
+
+
+def test_only_the_storage_and_the_doctor_know_redis():
+    files = {file for file, _, module in ALL_IMPORTS if module.split('.')[0] in ('redis', 'hiredis')}
+    assert {layer_of(file) for file in files} <= {'storage', 'doctor'}, files
+
+
+# --- no pickle
+
+
+def test_nothing_imports_a_pickler():
+    bad = [
+        f'{file}:{line} imports {module}'
+        for file, line, module in ALL_IMPORTS
+        if module.split('.')[0] in PICKLERS and (file, module) not in PICKLE_ALLOWED
+    ]
+    assert bad == [], 'pickle runs what it reads; use storage/wire.py, or add a reason to PICKLE_ALLOWED'
+
+
+def pickling_calls(tree: ast.AST) -> Iterator[Tuple[int, str]]:
+    """torch.load and torch.save, and numpy with allow_pickle: pickle by other names."""
+    for node in runtime_nodes(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        if name in ('torch.load', 'torch.save'):
+            yield node.lineno, name
+        for keyword in node.keywords:
+            is_false = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+            if keyword.arg == 'allow_pickle' and name.split('.')[0] in ('np', 'numpy') and not is_false:
+                yield node.lineno, f'{name}(allow_pickle=...)'
+
+
+def test_nothing_pickles_by_another_name():
+    seen = list(pickling_calls(ast.parse('import torch\ntorch.load(f)\nnp.load(f, allow_pickle=True)')))
+    assert [name for _, name in seen] == ['torch.load', 'np.load(allow_pickle=...)']
+    bad = [
+        f'{path.relative_to(PACKAGE)}:{line} calls {name}'
+        for path in sources()
+        for line, name in pickling_calls(parse(path))
+        if (str(path.relative_to(PACKAGE)), name) not in PICKLE_ALLOWED
+    ]
+    assert bad == []
+
+
+def test_every_pickle_exception_is_still_used():
+    used = {(file, module) for file, _, module in ALL_IMPORTS}
+    used |= {(str(path.relative_to(PACKAGE)), name) for path in sources() for _, name in pickling_calls(parse(path))}
+    assert set(PICKLE_ALLOWED) <= used
+
+
+# --- importing
+
+
+def modules_after(statement: str) -> Set[str]:
+    code = f'{statement}; import json, sys, threading; assert threading.active_count() == 1'
+    code += '; print(json.dumps(list(sys.modules)))'
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return {name.split('.')[0] for name in json.loads(done.stdout.splitlines()[-1])}
+
+
+@pytest.mark.parametrize(
+    ('statement', 'absent'),
+    [
+        ('import ding_store', {'torch', 'ding', 'redis', 'numpy', 'treetensor', 'treevalue', 'gym', 'numba'}),
+        ('import ding_store.errors, ding_store.config', {'torch', 'ding', 'redis', 'numpy', 'treetensor'}),
+        ('import ding_store.storage', {'torch', 'ding', 'redis', 'treetensor', 'treevalue'}),
+        ('import ding_store.doctor', {'torch', 'ding', 'redis', 'treetensor'}),
+    ],
+)
+def test_imports_are_cheap_and_start_nothing(statement, absent):
+    assert modules_after(statement) & absent == set()
+
+
+def packages() -> List[str]:
+    found = pkgutil.walk_packages([str(PACKAGE)], 'ding_store.')
+    return ['ding_store', *(module.name for module in found if module.ispkg)]
+
+
+def public_imports(path: Path) -> Set[str]:
+    """Public names that a package's file takes from this package at its top level: what it offers as its own."""
+    return {
+        alias.asname or alias.name
+        for node in parse(path).body
+        if isinstance(node, ast.ImportFrom) and (node.level or (node.module or '').startswith('ding_store'))
+        for alias in node.names
+        if not (alias.asname or alias.name).startswith('_')
+    }
+
+
+@pytest.mark.parametrize('name', packages())
+def test_all_is_complete_and_importable(name):
+    module = importlib.import_module(name)
+    exported = list(getattr(module, '__all__', []))
+    missing = [public for public in exported if not hasattr(module, public)]
+    assert missing == [], f'{name}.__all__ names what is not there'
+    assert sorted(set(exported)) == sorted(exported), f'{name}.__all__ names something twice'
+    # Errors are imported to be raised: they are public in ding_store.errors.
+    own = {public for public in public_imports(Path(module.__file__)) if not is_error(module, public)}
+    assert own - HELPERS.get(name, set()) <= set(exported), f'{name}.__all__ is not complete'
+
+
+#: Names that a package's file imports for its own use.
+HELPERS: Dict[str, Set[str]] = {
+    'ding_store.doctor': {'check_packages', 'check_servers', 'check_system', 'to_json', 'to_table'},
+}
+
+
+def is_error(module, name: str) -> bool:
+    value = getattr(module, name, None)
+    return isinstance(value, type) and value.__module__ == 'ding_store.errors'
+
+
+def test_every_error_is_drawn_in_the_tree():
+    errors = importlib.import_module('ding_store.errors')
+    classes = {name for name, value in vars(errors).items() if isinstance(value, type)}
+    drawn = set(re.findall(r'^ +[│├└─ ]*(\w+)', errors.__doc__, re.M))
+    assert drawn == classes
+    assert all(issubclass(getattr(errors, name), errors.StoreError) for name in classes)
+
+
+# --- the checkout and the install
+
+
+@pytest.mark.parametrize(
+    'name',
+    [
+        *('README.md', 'LICENSE', 'CHANGELOG.md', 'CONTRIBUTING.md', 'setup.py', 'pyproject.toml', '.gitignore'),
+        *('docs/README.md', 'docs/design.md', 'docs/getting_started.md', 'docs/troubleshooting.md'),
+        *('requirements/di-engine.txt', 'requirements/constraints.txt', 'ding_store/py.typed'),
+    ],
+)
+def test_stock_files(name):
+    assert (ROOT / name).stat().st_size > 0 or name.endswith('py.typed')
+
+
+@pytest.mark.parametrize('name', ['scripts/setup.sh', 'scripts/test.sh', 'scripts/lint.sh', '.ci/run'])
+def test_scripts_can_be_run(name):
+    assert os.access(ROOT / name, os.X_OK)
+    assert (ROOT / name).read_text().startswith('#!/usr/bin/env bash\n')
+    assert 'set -euo pipefail' in (ROOT / name).read_text()
+
+
+def test_licence_is_apache():
+    text = (ROOT / 'LICENSE').read_text()
+    assert 'Apache License' in text
+    assert 'Version 2.0, January 2004' in text
+
+
+def test_changelog_names_this_version():
+    assert f'## [{ding_store.__version__}]' in (ROOT / 'CHANGELOG.md').read_text()
+
+
+@pytest.fixture(scope='module')
+def source(tmp_path_factory) -> Path:
+    """What an install needs, in a place where building leaves nothing in the checkout."""
+    path = tmp_path_factory.mktemp('source')
+    for name in ('setup.py', 'pyproject.toml', 'README.md', 'LICENSE'):
+        shutil.copy(ROOT / name, path)
+    shutil.copytree(PACKAGE, path / 'ding_store', ignore=shutil.ignore_patterns('__pycache__'))
+    return path
+
+
+def pip(*arguments: str) -> str:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith('PIP_')}
+    environ['PIP_CONFIG_FILE'] = os.devnull
+    command = [sys.executable, '-m', 'pip', '--disable-pip-version-check', *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_install_leaves_torch_and_di_engine_alone(source):
+    """``pip install .`` where DI-engine and torch are: nothing but this package would be installed or replaced."""
+    report = pip('install', '--quiet', '--dry-run', '--no-build-isolation', '--no-index', '--report=-', str(source))
+    installs = [item['metadata'] for item in json.loads(report)['install']]
+    assert [metadata['name'].replace('-', '_') for metadata in installs] == ['ding_store']
+    required = [requirement for requirement in installs[0]['requires_dist'] if 'extra ==' not in requirement]
+    assert {re.split(r'[<>=]', requirement)[0] for requirement in required} == {'numpy', 'redis', 'hiredis'}
+    assert any(re.fullmatch(r'numpy(<2,.*|.*,<2)', requirement) for requirement in required)
+
+
+def test_wheel_has_everything(source, tmp_path):
+    pip('wheel', '--quiet', '--no-build-isolation', '--no-index', '--no-deps', f'--wheel-dir={tmp_path}', str(source))
+    (wheel,) = tmp_path.glob('*.whl')
+    shutil.unpack_archive(wheel, tmp_path / 'wheel', format='zip')
+    packed = {str(path.relative_to(tmp_path / 'wheel')) for path in (tmp_path / 'wheel').rglob('*')}
+    code = {
+        str(path.relative_to(source))
+        for suffix in ('.py', '.lua', '.typed')
+        for path in (source / 'ding_store').rglob(f'*{suffix}')
+    }
+    assert code - packed == set()
+    assert 'ding_store/py.typed' in packed
+    assert any(name.endswith('LICENSE') for name in packed)
+    entry_points = next((tmp_path / 'wheel').glob('*.dist-info/entry_points.txt')).read_text()
+    assert 'ding-store = ding_store.cli:main' in entry_points
+
+
+def test_constraints_pin_what_setup_installs():
+    """Every requirement has one exact pin, and no pin is of a machine (a local version, a path, an address)."""
+    pins = [
+        line for line in (ROOT / 'requirements/constraints.txt').read_text().splitlines() if line[:1] not in ('#', '')
+    ]
+    names = {canonical(pin.split('==')[0]) for pin in pins}
+    assert all(re.fullmatch(r'[\w.-]+==[\w.]+', pin) for pin in pins)
+    assert len(names) == len(pins)
+    wanted = lines_of('requirements/di-engine.txt')
+    assert {canonical(re.split(r'[<>=]', line)[0]) for line in wanted} <= names
+
+
+def lines_of(name: str) -> List[str]:
+    return [line for line in (ROOT / name).read_text().splitlines() if line and not line.startswith('#')]
+
+
+def canonical(name: str) -> str:
+    return re.sub(r'[-_.]+', '-', name.strip()).lower()

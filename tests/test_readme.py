@@ -1,0 +1,248 @@
+"""The project's texts are true: their commands exist, their Python runs, their links and tables are right."""
+
+import ast
+import functools
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Dict, List, NamedTuple, Tuple
+
+import pytest
+
+from ding_store.config import StoreConfig
+
+ROOT = Path(__file__).resolve().parents[1]
+BIN = Path(sys.executable).parent
+TEXTS = [
+    'README.md',
+    'CONTRIBUTING.md',
+    'CHANGELOG.md',
+    *(f'docs/{path.name}' for path in (ROOT / 'docs').glob('*.md')),
+]
+RUNS = '<!-- runs by itself -->'
+
+
+class Block(NamedTuple):
+    place: str  # file:line of its first line
+    language: str
+    runs: bool
+    text: str
+
+
+def blocks(language: str) -> List[Block]:
+    return [block for name in TEXTS for block in blocks_of(name) if block.language == language]
+
+
+def blocks_of(name: str) -> List[Block]:
+    text = (ROOT / name).read_text(encoding='utf-8')
+    found = []
+    for match in re.finditer(r'^```(\w*)\n(.*?)^```$', text, re.M | re.S):
+        runs = text[: match.start()].rstrip().endswith(RUNS)
+        line = text.count('\n', 0, match.start(2)) + 1
+        found.append(Block(f'{name}:{line}', match.group(1), runs, match.group(2)))
+    return found
+
+
+def by_place(block: Block) -> str:
+    return block.place
+
+
+def without_design(found: List[Block]) -> List[Block]:
+    """The design page shows shapes of code, not code."""
+    return [block for block in found if not block.place.startswith('docs/design.md')]
+
+
+# --- shell
+
+
+def commands() -> List[Tuple[str, List[str]]]:
+    """Every command line of the shell blocks, as words without comments and leading assignments."""
+    found = []
+    for block in without_design(blocks('sh')):
+        for line in block.text.replace('\\\n', ' ').splitlines():
+            words = shlex.split(line, comments=True)
+            while words and re.match(r'[A-Z_]+=', words[0]):
+                words.pop(0)
+            if words:
+                found.append((block.place, words))
+    return found
+
+
+@functools.cache
+def help_of(*command: str) -> str:
+    # Wide enough that argparse breaks no option's name.
+    environ = {**os.environ, 'COLUMNS': '200'}
+    done = subprocess.run([*command, '--help'], capture_output=True, text=True, timeout=60, env=environ, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def check_options(words: List[str], help_text: str) -> None:
+    for word in words:
+        if word.startswith('--') and word != '--':
+            option = word.partition('=')[0]
+            assert re.search(rf'(^|[\s\[,|]){re.escape(option)}\b', help_text), f'{option} is in no help text'
+
+
+def check_ding_store(words: List[str]) -> None:
+    ours, theirs = (words[: words.index('--')], words[words.index('--') + 1 :]) if '--' in words else (words, [])
+    program = (sys.executable, '-m', 'ding_store.cli')
+    command = ours[0]
+    assert re.search(rf'^ +{command}\b', help_of(*program), re.M), f'ding-store has no command {command}'
+    check_options(ours[1:], help_of(*program, command))
+    if theirs:
+        check_command(theirs)
+
+
+def check_script(name: str, words: List[str]) -> None:
+    assert os.access(ROOT / name, os.X_OK), f'{name} cannot be run'
+    if name in ('scripts/setup.sh', 'scripts/run.sh'):
+        check_options(words, help_of('bash', str(ROOT / name)))
+    for word in words:
+        if '/' in word:
+            assert (ROOT / word).exists(), word
+
+
+def check_pip(words: List[str]) -> None:
+    assert words[0] == 'install'
+    setup = (ROOT / 'setup.py').read_text()
+    for extras in re.findall(r'\.\[([^\]]+)\]', ' '.join(words)):
+        for extra in extras.split(','):
+            assert f"'{extra}'" in setup, f'setup.py has no extra {extra}'
+
+
+def check_python(words: List[str]) -> None:
+    words = [word for word in words if word != '-u']
+    if words[0] == '-m':
+        module = words[1]
+        code = f'import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)'
+        assert (
+            subprocess.run([sys.executable, '-W', 'ignore', '-c', code], timeout=60, cwd=ROOT).returncode == 0
+        ), module
+    else:
+        assert words[0] == 'main.py' or (ROOT / words[0]).exists(), words[0]
+
+
+def check_command(words: List[str]) -> None:
+    program, rest = words[0], words[1:]
+    if program == 'ding-store':
+        check_ding_store(rest)
+    elif program.startswith(('scripts/', '.ci/')):
+        check_script(program, rest)
+    elif program == 'pip':
+        check_pip(rest)
+    elif program in ('python', 'python3'):
+        check_python(rest)
+    elif program == 'ditask':
+        check_options(rest, help_of(str(BIN / 'ditask')))
+    else:
+        raise AssertionError(f'{program}: no test knows how to check it')
+
+
+@pytest.mark.parametrize(('place', 'words'), commands(), ids=lambda value: value if isinstance(value, str) else '')
+def test_commands_exist(place, words):
+    check_command(words)
+
+
+@pytest.mark.parametrize(
+    'line',
+    [
+        'ding-store nosuch',
+        'ding-store status --nosuch',
+        'scripts/nosuch.sh',
+        'scripts/setup.sh --nosuch',
+        "pip install '.[nosuch]'",
+        'python -m ding_store.nosuch',
+        'nosuch',
+    ],
+)
+def test_commands_that_do_not_exist_are_noticed(line):
+    with pytest.raises(AssertionError):
+        check_command(shlex.split(line))
+
+
+def test_the_first_screen_has_the_two_commands():
+    first_screen = '\n'.join((ROOT / 'README.md').read_text(encoding='utf-8').splitlines()[:32])
+    for command in ('scripts/run.sh', 'scripts/test.sh', 'pip install .'):
+        assert command in first_screen
+
+
+# --- Python
+
+
+@pytest.mark.parametrize('block', without_design(blocks('python')), ids=by_place)
+def test_python_blocks(block, tmp_path):
+    """Those marked run in a process of their own; of the others the syntax and the names of ours are checked."""
+    if not block.runs:
+        check_names(ast.parse(block.text, block.place))
+        return
+    script = tmp_path / 'block.py'
+    script.write_text(block.text)
+    environ = {**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'}
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environ
+    )
+    assert done.returncode == 0, f'{block.place}\n{done.stderr}'
+
+
+def check_names(tree: ast.AST) -> None:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or '').startswith('ding_store'):
+            module = __import__(node.module, fromlist=['x'])
+            for alias in node.names:
+                assert hasattr(module, alias.name), f'{node.module} has no {alias.name}'
+
+
+def test_some_blocks_run():
+    assert sum(block.runs for block in blocks('python')) >= 2
+
+
+# --- links and tables
+
+
+def anchors(path: Path) -> List[str]:
+    titles = re.findall(r'^#+ (.+)$', path.read_text(encoding='utf-8'), re.M)
+    return [re.sub(r'[^\w\- ]', '', title.lower()).replace(' ', '-') for title in titles]
+
+
+@pytest.mark.parametrize('name', TEXTS)
+def test_links_lead_somewhere(name):
+    path = ROOT / name
+    text = re.sub(r'^```.*?^```$', '', path.read_text(encoding='utf-8'), flags=re.M | re.S)
+    for target in re.findall(r'\]\(([^)\s]+)\)', text):
+        if re.match(r'[a-z]+:', target):
+            continue
+        file, _, anchor = target.partition('#')
+        other = (path.parent / file) if file else path
+        assert other.exists(), f'{name}: {target}'
+        assert not anchor or anchor in anchors(other), f'{name}: {target}'
+
+
+def rows(name: str, title: str) -> Dict[str, str]:
+    """First and second column of the table below a title."""
+    section = (ROOT / name).read_text(encoding='utf-8').partition(f'\n## {title}\n')[2].partition('\n## ')[0]
+    cells = [line.strip('|').split('|') for line in section.splitlines() if line.startswith('| `')]
+    return {key.strip(): value.strip() for key, value, *_ in cells}
+
+
+def test_every_setting_is_documented_with_its_default():
+    documented = {
+        key.strip('`'): value.strip('`') for key, value in rows('docs/getting_started.md', 'Settings').items()
+    }
+    settings = {
+        f.name: repr(f.default if f.default is not MISSING else f.default_factory()) for f in fields(StoreConfig)
+    }
+    assert documented == settings
+
+
+def test_every_check_of_the_doctor_is_documented():
+    from ding_store.doctor import packages, server, system
+
+    source = ''.join(Path(module.__file__).read_text() for module in (packages, server, system))
+    names = set(re.findall(r"(?:Finding\(|name = )'([^']+)'", source)) | {system.SHM}
+    documented = set(re.findall(r'`([^`]+)`', ' '.join(rows('docs/troubleshooting.md', 'What the doctor checks'))))
+    assert documented == names
