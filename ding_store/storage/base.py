@@ -16,6 +16,9 @@ Arrays = Mapping[str, Array]
 #: What a full stream does with an append: wait, make room by dropping the oldest entries, or refuse.
 OVERFLOW = ('block', 'drop_oldest', 'error')
 
+#: Where a new reader starts: at the oldest entry still held, or behind the newest.
+START = ('oldest', 'now')
+
 
 class EntryId(NamedTuple):
     """

@@ -15,13 +15,11 @@ from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Tupl
 from ding_store.errors import ConfigError, StoreClosed, VersionConflict
 
 from . import outbox
-from .base import OLDEST, Arrays, Entry, EntryId, Header, Store, StoreInfo, StreamInfo, Value
-from .options import check_name, stream_options
+from .base import OLDEST, START, Arrays, Entry, EntryId, Header, Store, StoreInfo, StreamInfo, Value
+from .options import STREAM_OPTIONS, check_name, refuse_rest, stream_options
 from .outbox import Announcement, Verdict
 from .wire import decode_entry, decode_value, encode
 from .writer import CHECK_EVERY_S, Writer, writer_id
-
-START = ('oldest', 'now')
 
 
 @dataclass
@@ -184,8 +182,7 @@ class MemoryStore(Store):
         self._closed = False
         self._versions: Dict[str, int] = {}  # of the values that this store wrote
         self._writer = Writer(stream_options(options), self._announce, self._wait_for_room)
-        if options:
-            raise ConfigError(f'memory:// does not know the options {sorted(options)}')
+        refuse_rest('memory', options, (*STREAM_OPTIONS, 'stream_options'))
 
     def another(self, **options: Any) -> MemoryStore:
         """A second store on the same memory, as another process would open it: a writer of its own."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass, field, fields
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Mapping, Sequence
 
 from ding_store.errors import ConfigError
 
@@ -79,3 +80,41 @@ def stream_options(options: Dict[str, Any]) -> StoreOptions:
             )
         streams[check_name('stream', stream)] = StreamOptions(**{**common, **changes})
     return StoreOptions(StreamOptions(**common), streams)
+
+
+@dataclass(frozen=True)
+class RedisOptions:
+    """
+    Overview:
+        How a store treats its server.
+    Arguments:
+        - connect_timeout_s (:obj:`float`): How long the first connection is tried before saying what is wrong.
+        - reconnect_timeout_s (:obj:`float`): How long every call waits for a server that went away.
+        - grace_s (:obj:`float`): How long an embedded server outlives the last process that uses it.
+    """
+
+    connect_timeout_s: float = 10.0
+    reconnect_timeout_s: float = 60.0
+    grace_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not value >= 0:
+                raise ConfigError(f'{name} ({value!r}) must be >= 0')
+
+
+REDIS_OPTIONS = tuple(f.name for f in fields(RedisOptions))
+ALL_OPTIONS = (*STREAM_OPTIONS, 'stream_options', *REDIS_OPTIONS)
+
+
+def redis_options(options: Dict[str, Any]) -> RedisOptions:
+    """Take what concerns the server out of ``options``."""
+    return RedisOptions(**{name: options.pop(name) for name in REDIS_OPTIONS if name in options})
+
+
+def refuse_rest(scheme: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Complain about what nobody took."""
+    for name in options:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f'; did you mean {near[0]!r}?' if near else ';'
+        raise ConfigError(f'{scheme}:// does not know the option {name!r}{hint} it knows {", ".join(known)}')

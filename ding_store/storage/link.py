@@ -1,0 +1,164 @@
+"""The connection to a Redis server: kept, and made again when it is lost."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, TypeVar, Union
+
+import redis
+
+from ding_store.errors import NotEnoughSpace, StoreClosed, StoreDenied, StoreError, StoreUnavailable
+
+from .options import RedisOptions
+from .server import address_of, examine, is_tls_error, make_client, wake
+
+logger = logging.getLogger(__name__)
+
+_LUA = Path(__file__).parent / 'lua'
+_STREAM_SCRIPTS = ('append', 'register', 'ack', 'forget', 'delete')
+_DENIED = (
+    redis.AuthenticationError,
+    redis.exceptions.AuthorizationError,
+    redis.exceptions.AuthenticationWrongNumberOfArgsError,
+    redis.exceptions.NoPermissionError,
+)
+_LOST = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.ReadOnlyError)
+
+T = TypeVar('T')
+Argument = Union[bytes, str, int]
+
+
+def load_scripts() -> Dict[str, bytes]:
+    common = (_LUA / 'stream.lua').read_bytes()
+    scripts = {name: common + (_LUA / f'{name}.lua').read_bytes() for name in _STREAM_SCRIPTS}
+    return {**scripts, 'put': (_LUA / 'put.lua').read_bytes()}
+
+
+@dataclass(frozen=True)
+class Session:
+    """One life of the connection: a client, and the scripts registered with it."""
+
+    client: Any  # redis.Redis, whose annotations mix up what it returns now and what it awaits
+    scripts: Mapping[str, Any]
+    server: str
+    generation: int
+
+    def run(self, script: str, keys: Sequence[str], *arguments: Argument) -> Any:
+        return self.scripts[script](keys=keys, args=arguments)
+
+
+class Link:
+    """
+    Overview:
+        Thread-safe; connections are pooled, and made when first needed. ``generation`` grows with every reconnect.
+    Arguments:
+        - url (:obj:`str`): ``redis://``, ``rediss://`` or ``unix://``; unused with a directory.
+        - directory (:obj:`Optional[str]`): Of the embedded server, if it is one.
+    """
+
+    def __init__(self, url: str, directory: Optional[str], options: RedisOptions) -> None:
+        self.address = address_of(url) if directory is None else f'embedded://{directory}'
+        self.generation = 0
+        self._url = url
+        self._directory = directory
+        self._options = options
+        self._texts = load_scripts()
+        self._lock = threading.Lock()
+        self._session: Optional[Session] = None
+        self._closed = threading.Event()
+
+    def connect(self) -> str:
+        """Connect now or say what is wrong, before long; returns the server's name and version."""
+        return self.call('connect', lambda session: session.server, self._options.connect_timeout_s)
+
+    def call(self, what: str, command: Callable[[Session], T], patience_s: Optional[float] = None) -> T:
+        """
+        Overview:
+            Run ``command``, again and again while the connection is lost: it must bear being run twice.
+        Raises:
+            - StoreUnavailable: Not connected within ``patience_s``, by default the options' ``reconnect_timeout_s``.
+        """
+        patience_s = self._options.reconnect_timeout_s if patience_s is None else patience_s
+        deadline, delay_s = 0.0, 0.02
+        while True:
+            session = self._session
+            try:
+                session = session or self._open()
+                self._check_open()
+                return command(session)
+            except _DENIED as e:
+                raise StoreDenied(f'{what}: {self.address} refuses us: {e}; check user and password') from e
+            except _LOST as e:
+                self._drop(session, e)
+                deadline = deadline or time.monotonic() + patience_s
+                if time.monotonic() >= deadline:
+                    raise self._unavailable(what, e) from e
+            except redis.RedisError as e:
+                raise self._translated(what, e) from e
+            # Spread out: all processes of a run lose their server at the same moment.
+            self._closed.wait(min(delay_s, max(0.0, deadline - time.monotonic())) * random.uniform(0.5, 1.0))
+            delay_s = min(1.0, delay_s * 2)
+
+    def wait(self, what: str, command: Callable[[Session], T]) -> Optional[T]:
+        """Run a command that blocks for news. None when it had to reconnect: look first what else is new."""
+        generation = max(1, self.generation)
+        return self.call(what, lambda session: command(session) if session.generation == generation else None)
+
+    def close(self) -> None:
+        """Wakes the threads that wait for a reply; they raise StoreClosed."""
+        self._closed.set()
+        session = self._session
+        if session is not None:
+            wake(session.client)
+
+    def _check_open(self, cause: Optional[BaseException] = None) -> None:
+        if self._closed.is_set():
+            raise StoreClosed(f'the store at {self.address} was closed') from cause
+
+    def _open(self) -> Session:
+        self._check_open()
+        with self._lock:
+            if self._session is None:
+                client = make_client(self._target())
+                server = examine(client, self.address)
+                scripts = {name: client.register_script(text) for name, text in self._texts.items()}
+                self._session = Session(client, scripts, server, self.generation + 1)
+                self.generation += 1
+            return self._session
+
+    def _target(self) -> str:
+        if self._directory is None:
+            return self._url
+        from .embedded import ensure_server  # Not needed for a server that others run.
+
+        return f'unix://{ensure_server(self._directory, self._options.grace_s)}'
+
+    def _drop(self, session: Optional[Session], error: Exception) -> None:
+        self._check_open(error)
+        if session is None:
+            return
+        with self._lock:
+            if self._session is not session:
+                return  # Another thread noticed first.
+            self._session = None
+        logger.warning('lost the connection to %s: %s', self.address, error)
+        session.client.connection_pool.disconnect(inuse_connections=False)
+
+    def _unavailable(self, what: str, error: Exception) -> StoreUnavailable:
+        if is_tls_error(error):
+            return StoreDenied(f'{what}: {self.address}: TLS failed: {error}')
+        fix = 'start a redis-server there, or use embedded://'
+        if self._directory is not None:
+            fix = f'look for the reason in {self._directory}'
+        return StoreUnavailable(f'{what}: {self.address} cannot be reached: {error}; {fix}')
+
+    def _translated(self, what: str, error: redis.RedisError) -> StoreError:
+        # Before Redis 7 an error inside a script has no class of its own.
+        if isinstance(error, redis.exceptions.OutOfMemoryError) or 'OOM command not allowed' in str(error):
+            return NotEnoughSpace(f'{what}: {self.address} is at its maxmemory: raise it, or lower max_pending_bytes')
+        return StoreError(f'{what}: {self.address}: {error}')

@@ -1,0 +1,60 @@
+-- Append one entry, unless it is known already or out of turn; or, with sequence 0, only tell the stream's state.
+-- KEYS    as in stream.lua
+-- ARGV[1] fresh token, see stream.lua
+-- ARGV[2] epoch that the writer believes in
+-- ARGV[3] writer
+-- ARGV[4] sequence of this entry, 1, 2, 3, ... of its writer; 0: only tell
+-- ARGV[5] base: the lowest sequence that the writer still holds
+-- ARGV[6] size: bytes of the payload
+-- ARGV[7] limit: bytes that the stream may hold; 0: no limit
+-- ARGV[8] '1': drop the oldest entries to stay below the limit
+-- ARGV[9] payload
+-- Returns {status, epoch, number, last sequence of this writer, floor, room, dropped}; statuses are those of outbox.py
+local writer, sequence, base = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local size, limit = tonumber(ARGV[6]), tonumber(ARGV[7])
+
+local known_sequence, known_number = 0, 0
+local known = redis.call('HGET', META, 'w:' .. writer)
+if known then
+  local colon = string.find(known, ':', 1, true)
+  known_sequence = tonumber(string.sub(known, 1, colon - 1))
+  known_number = tonumber(string.sub(known, colon + 1))
+end
+
+local function verdict(status)
+  return { status, epoch, known_number, known_sequence, floor, room, dropped }
+end
+
+if ARGV[2] ~= epoch then
+  return verdict('STALE')
+end
+if sequence <= known_sequence then
+  return verdict('OK')
+end
+if sequence > math.max(known_sequence + 1, base) then
+  return verdict('GAP')
+end
+if limit > 0 and ARGV[8] == '1' then
+  local upto = floor
+  local held_from = trimmed
+  while upto < last and total - held_from + size > limit do
+    upto = upto + 1
+    held_from = tonumber(redis.call('HGET', SIZES, digits(upto)))
+  end
+  if upto > floor then
+    dropped = dropped + upto - floor
+    trim(upto)
+    redis.call('HSET', META, 'dropped', digits(dropped))
+  end
+end
+if limit > 0 and total - trimmed + size > limit then
+  return verdict('FULL')
+end
+
+last, total = last + 1, total + size
+known_sequence, known_number = sequence, last
+redis.call('XADD', LOG, digits(last) .. '-0', 'e', epoch, 'w', writer, 's', digits(sequence), 'p', ARGV[9])
+redis.call('HSET', SIZES, digits(last), digits(total))
+redis.call('HSET', META, 'last', digits(last), 'total', digits(total), 'w:' .. writer, digits(sequence) .. ':' .. digits(last))
+redis.call('HDEL', META, 'deleted')
+return verdict('OK')

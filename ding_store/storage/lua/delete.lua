@@ -1,0 +1,10 @@
+-- Drop what a stream holds and who reads it. The writers' numbers stay: else living writers would announce all again.
+-- KEYS    as in stream.lua
+-- ARGV[1] fresh token, see stream.lua
+-- Returns 1 if there was such a stream
+need_no_memory()
+trim(last)
+redis.call('DEL', READERS)
+local existed = redis.call('HGET', META, 'deleted') ~= '1'
+redis.call('HSET', META, 'deleted', '1', 'dropped', '0')
+return existed and 1 or 0

@@ -1,0 +1,16 @@
+-- Make a reader known; one that is keeps its cursor.
+-- KEYS    as in stream.lua
+-- ARGV[1] fresh token, see stream.lua
+-- ARGV[2] reader
+-- ARGV[3] 'd' for a durable reader, 'e' for an ephemeral one
+-- ARGV[4] where a new reader starts: 'oldest' or 'now'
+-- Returns {epoch, number up to which it has acked}
+local durable, ephemeral = 'd:' .. ARGV[2], 'e:' .. ARGV[2]
+local cursor = redis.call('HGET', READERS, durable) or redis.call('HGET', READERS, ephemeral)
+if not cursor then
+  cursor = digits(ARGV[4] == 'oldest' and floor or last)
+end
+redis.call('HDEL', READERS, durable, ephemeral)
+redis.call('HSET', READERS, ARGV[3] .. ':' .. ARGV[2], cursor)
+redis.call('HDEL', META, 'deleted')
+return { epoch, tonumber(cursor) }

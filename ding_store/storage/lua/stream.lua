@@ -1,0 +1,73 @@
+-- What every script on a stream begins with: this text is put before theirs.
+--
+-- KEYS[1] meta    hash    epoch, life     random token of this life of the stream; run_id of the server it lives in
+--                         last, floor     newest entry's number; numbers up to floor are trimmed
+--                         total, trimmed  bytes ever appended; the part of them up to floor
+--                         dropped, room   entries dropped unread; counts every trim, is the room stream's newest id
+--                         deleted         set from a delete until the next append or register
+--                         w:<writer>      "<sequence>:<number>" of this writer's last accepted entry
+-- KEYS[2] log     stream  the entries: id "<number>-0", fields e (epoch), w (writer), s (sequence), p (payload)
+-- KEYS[3] sizes   hash    number -> total when that entry was appended: the payloads themselves are never read here
+-- KEYS[4] room    stream  one entry, replaced by every trim: who waits for room blocks on it
+-- KEYS[5] readers hash    d:<name> (durable) or e:<name> (ephemeral) -> number up to which it has acked
+-- ARGV[1]         fresh random token: the stream's epoch, if one begins now
+local META, LOG, SIZES, ROOM, READERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+
+local stored = redis.call('HMGET', META, 'epoch', 'life', 'last', 'floor', 'total', 'trimmed', 'dropped', 'room')
+local epoch = stored[1]
+local last, floor = tonumber(stored[3]) or 0, tonumber(stored[4]) or 0
+local total, trimmed = tonumber(stored[5]) or 0, tonumber(stored[6]) or 0
+local dropped, room = tonumber(stored[7]) or 0, tonumber(stored[8]) or 0
+
+-- A first write that needs no memory makes Redis let a script finish at maxmemory: acks must go through to free some.
+local function need_no_memory()
+  redis.call('HDEL', SIZES, '')
+end
+
+-- A server that restarted, and a replica that took over, may lack the newest entries and give their numbers to others.
+local life = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+if stored[2] ~= life then
+  epoch = ARGV[1]
+  need_no_memory()
+  redis.call('HSET', META, 'epoch', epoch, 'life', life)
+  if not stored[2] then
+    redis.call('HSET', META, 'deleted', 1)
+  end
+end
+
+-- Plain decimal digits, whatever the size.
+local function digits(number)
+  return string.format('%.0f', number)
+end
+
+local function trim(upto)
+  if upto <= floor then
+    return
+  end
+  trimmed = tonumber(redis.call('HGET', SIZES, digits(upto)))
+  redis.call('XTRIM', LOG, 'MINID', '=', digits(upto + 1) .. '-0')
+  for first = floor + 1, upto, 1000 do
+    local gone = {}
+    for number = first, math.min(first + 999, upto) do
+      gone[#gone + 1] = digits(number)
+    end
+    redis.call('HDEL', SIZES, unpack(gone))
+  end
+  floor, room = upto, room + 1
+  redis.call('HSET', META, 'floor', digits(floor), 'trimmed', digits(trimmed), 'room', digits(room))
+  redis.call('XADD', ROOM, 'MAXLEN', '=', '1', digits(room) .. '-0', 'r', '')
+end
+
+-- Entries up to the lowest cursor of a durable reader are nobody's any more; without a durable reader all are kept.
+local function trim_acked()
+  local lowest = nil
+  local cursors = redis.call('HGETALL', READERS)
+  for i = 1, #cursors, 2 do
+    if string.sub(cursors[i], 1, 2) == 'd:' then
+      lowest = math.min(lowest or math.huge, tonumber(cursors[i + 1]))
+    end
+  end
+  if lowest then
+    trim(lowest)
+  end
+end

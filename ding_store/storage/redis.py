@@ -1,0 +1,296 @@
+"""A store in a Redis server: a stream per stream, a stream of one entry per value, a hash of counters.
+
+Keys of run R:  ding:{R/<stream>/0}:meta, :log, :sizes, :room, :readers   see lua/stream.lua
+                ding:{R/<value>/0}:value, :version                        see lua/put.lua
+                ding:{R}:counters  hash    ding:{R}:index  set of "stream:<name>" and "value:<name>"
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from urllib.parse import urlsplit
+
+from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed, VersionConflict
+
+from .base import OLDEST, START, Arrays, Entry, EntryId, Header, Store, StoreInfo, Value
+from .link import Link, Session
+from .options import ALL_OPTIONS, check_name, redis_options, refuse_rest, stream_options
+from .outbox import STALE, Announcement, Verdict
+from .redis_info import read_counters, read_streams, read_values
+from .server import check_url, directory_of
+from .wire import decode_entry, decode_value, encode
+from .writer import CHECK_EVERY_S, Writer, writer_id
+
+#: Redis takes 512 MB in one argument (proto-max-bulk-len).
+MAX_PAYLOAD_BYTES = 500_000_000
+
+_STREAM_PARTS = ('meta', 'log', 'sizes', 'room', 'readers')
+
+
+class RedisStore(Store):
+    """
+    Overview:
+        ``redis://``, ``rediss://``, ``unix://`` and ``embedded://``. Pickles as its address and options; reopens
+        itself, as a writer of its own, when unpickled and after ``fork``.
+    Arguments:
+        - connect (:obj:`bool`): Whether to connect now rather than when first used.
+        - options: Those of ``options.StreamOptions`` and ``options.RedisOptions``, and ``stream_options``.
+    """
+
+    def __init__(self, url: str, run: str = 'default', connect: bool = True, **options: Any) -> None:
+        self.run = check_name('run', run, slashes=False)
+        self._url = url
+        self._options = dict(options)
+        self._directory = directory_of(url, run)
+        check_url(url)
+        self._closed = False
+        self._fork_lock = threading.Lock()
+        self._begin()
+        if connect:
+            self._link.connect()
+
+    def _begin(self) -> None:
+        """What belongs to one process: connections, and the numbers of a writer."""
+        options = dict(self._options)
+        streams, server = stream_options(options), redis_options(options)
+        refuse_rest(urlsplit(self._url).scheme, options, ALL_OPTIONS)
+        self._link = Link(self._url, self._directory, server)
+        self.address = self._link.address
+        self.writer = writer_id()
+        self._writer = Writer(streams, self._announce, self._wait_for_room)
+        self._versions: Dict[str, int] = {}  # of the values that this writer put
+        self._indexed: Set[str] = set()
+        self._generation = 0
+        self._pid = os.getpid()
+
+    def append(self, stream: str, header: Header, arrays: Arrays, timeout_s: Optional[float] = None) -> EntryId:
+        check_name('stream', stream)
+        payload = _encoded(f'entry of {stream!r}', header, arrays)
+        self._enter()
+        self._index('stream', stream)
+        return self._writer.append(stream, payload, timeout_s)
+
+    def read(self, stream: str, after: EntryId = OLDEST, max_entries: int = 64, timeout_s: float = 0.0) -> List[Entry]:
+        check_name('stream', stream)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._enter()
+            epoch, number, raw = self._held(stream, after, max_entries)
+            if not raw and (left := deadline - time.monotonic()) > 0:
+                raw = self._news(stream, epoch, number, max_entries, left)
+            if raw or time.monotonic() >= deadline:
+                return [_entry(stream, epoch, *one) for one in raw]
+
+    def register(self, stream: str, reader: str, durable: bool = True, start: str = 'oldest') -> EntryId:
+        check_name('reader', reader)
+        if start not in START:
+            raise ConfigError(f'start ({start!r}) must be one of {", ".join(START)}')
+        self._index('stream', check_name('stream', stream))
+        epoch, number = self._run('register', stream, reader, 'd' if durable else 'e', start)
+        return EntryId(epoch.decode(), number)
+
+    def ack(self, stream: str, reader: str, entry_id: EntryId) -> None:
+        self._run('ack', stream, entry_id.epoch, reader, entry_id.number)
+
+    def forget(self, stream: str, reader: str) -> bool:
+        return bool(self._run('forget', stream, reader))
+
+    def put(self, name: str, header: Header, arrays: Arrays, expected_version: Optional[int] = None) -> int:
+        check_name('value', name)
+        payload = _encoded(f'value {name!r}', header, arrays)
+        expected = -1 if expected_version is None else expected_version
+        self._enter()
+        self._index('value', name)
+        arguments = (uuid.uuid4().hex, self._versions.get(name, 0), expected, payload)
+        keys = self._keys(name, 'value', 'version')
+        done, version, before = self._link.call(f'put {name!r}', lambda session: session.run('put', keys, *arguments))
+        if not done:
+            raise VersionConflict(f'value {name!r} is at version {version}, not at {expected}')
+        if before == 0:
+            self._index('value', name, again=True)  # The server may have forgotten that, too.
+        self._versions[name] = version
+        return int(version)
+
+    def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0) -> Optional[Value]:
+        check_name('value', name)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._enter()
+            found = self._newest(name, newer_than)
+            if found is None and (left := deadline - time.monotonic()) > 0:
+                found = self._next(name, newer_than, left)
+            if found is not None:
+                return decode_value(name, *found)
+            if time.monotonic() >= deadline:
+                return None
+
+    def add(self, counter: str, amount: int = 0) -> int:
+        check_name('counter', counter)
+        self._enter()
+        key = f'ding:{{{self.run}}}:counters'
+        return int(self._link.call(f'add to {counter!r}', lambda session: session.client.hincrby(key, counter, amount)))
+
+    def delete(self, name: str) -> bool:
+        existed = bool(self._run('delete', name))
+        keys, counters = self._keys(name, 'value', 'version'), f'ding:{{{self.run}}}:counters'
+        values = self._link.call(f'delete {name!r}', lambda session: session.client.delete(*keys))
+        numbers = self._link.call(f'delete {name!r}', lambda session: session.client.hdel(counters, name))
+        return bool(existed or values or numbers)
+
+    def info(self) -> StoreInfo:
+        self._enter()
+        return self._link.call('info', self._info)
+
+    def close(self) -> None:
+        if not self._closed and self._pid == os.getpid():
+            self._closed = True
+            self._writer.close()
+            self._link.close()
+        self._closed = True
+
+    def __reduce__(self) -> Tuple[Callable[..., RedisStore], Tuple[Any, ...]]:
+        # embedded:// is relative to the directory that this process was in.
+        url = self._url if self._directory is None else f'embedded://{os.path.dirname(self._directory)}'
+        return _reopened, (url, self.run, self._options)
+
+    def _enter(self) -> None:
+        """Before every call: this process's own connections, and nothing of ours forgotten by the server."""
+        if self._closed:
+            raise StoreClosed(f'the store at {self.address} was closed')
+        if self._pid != os.getpid():
+            with self._fork_lock:
+                if self._pid != os.getpid():
+                    self._begin()
+        is_new, self._generation = self._generation != self._link.generation, self._link.generation
+        if is_new:
+            self._indexed.clear()
+        self._writer.check(now=is_new)
+
+    def _info(self, session: Session) -> StoreInfo:
+        streams, values = read_streams(session, self.run), read_values(session, self.run)
+        return StoreInfo(self.address, self.run, session.server, streams, values, read_counters(session, self.run))
+
+    def _key(self, name: str, part: str) -> str:
+        return f'ding:{{{self.run}/{name}/0}}:{part}'
+
+    def _keys(self, name: str, *parts: str) -> List[str]:
+        return [self._key(name, part) for part in parts]
+
+    def _run(self, script: str, stream: str, *arguments: Any) -> Any:
+        check_name('stream', stream)
+        self._enter()
+        return self._link.call(f'{script} {stream!r}', lambda session: self._script(session, script, stream, arguments))
+
+    def _script(self, session: Session, script: str, stream: str, arguments: Tuple[Any, ...]) -> Any:
+        return session.run(script, self._keys(stream, *_STREAM_PARTS), uuid.uuid4().hex, *arguments)
+
+    def _index(self, kind: str, name: str, again: bool = False) -> None:
+        member = f'{kind}:{name}'
+        if again or member not in self._indexed:
+            self._enter()
+            key = f'ding:{{{self.run}}}:index'
+            self._link.call('index', lambda session: session.client.sadd(key, member))
+            self._indexed.add(member)
+
+    def _announce(self, said: Announcement) -> Verdict:
+        size, drop = len(said.payload), int(said.drop_oldest)
+        arguments = (
+            said.epoch,
+            self.writer,
+            said.sequence,
+            said.base,
+            size,
+            said.max_pending_bytes,
+            drop,
+            said.payload,
+        )
+        status, epoch, *numbers = self._link.call(
+            f'append to {said.stream!r}', lambda session: self._script(session, 'append', said.stream, arguments)
+        )
+        if status == STALE.encode():
+            self._indexed.discard(f'stream:{said.stream}')
+        return Verdict(status.decode(), epoch.decode(), *numbers)
+
+    def _wait_for_room(self, stream: str, room: int, timeout_s: float) -> None:
+        self._enter()
+        self._wait_on(f'wait for room in {stream!r}', self._key(stream, 'room'), room, 1, timeout_s)
+
+    def _held(self, stream: str, after: EntryId, max_entries: int) -> Tuple[str, int, List[Any]]:
+        """The epoch, the number behind which to go on in it, and what is held behind that: all of one moment."""
+        meta, log = self._keys(stream, 'meta', 'log')
+
+        def held_after(number: int) -> Any:
+            def command(session: Session) -> Any:
+                pipe = session.client.pipeline(transaction=True)
+                return pipe.hget(meta, 'epoch').xrange(log, f'({number}-0', count=max_entries).execute()
+
+            return self._link.call(f'read {stream!r}', command)
+
+        number = after.number
+        epoch, raw = held_after(number)
+        if number and epoch != after.epoch.encode():
+            number = 0
+            epoch, raw = held_after(number)
+        return (epoch or b'').decode(), number, raw
+
+    def _news(self, stream: str, epoch: str, number: int, max_entries: int, timeout_s: float) -> List[Any]:
+        raw = self._wait_on(f'read {stream!r}', self._key(stream, 'log'), number, max_entries, timeout_s)
+        # Entries of another epoch are no news but a reason to look again, from its oldest entry.
+        return raw if all(fields[b'e'] == epoch.encode() for _, fields in raw) else []
+
+    def _newest(self, name: str, newer_than: int) -> Optional[Tuple[int, bytes]]:
+        """The newest version unless it is ``newer_than``; its payload is not sent in vain."""
+        value, version = self._keys(name, 'value', 'version')
+
+        def command(session: Session) -> Any:
+            known = session.client.hget(version, 'version')
+            return session.client.xrevrange(value, count=1) if known and int(known) != newer_than else []
+
+        return _version(self._link.call(f'get {name!r}', command), newer_than)
+
+    def _next(self, name: str, newer_than: int, timeout_s: float) -> Optional[Tuple[int, bytes]]:
+        raw = self._wait_on(f'get {name!r}', self._key(name, 'value'), newer_than, 1, timeout_s)
+        return _version(raw, newer_than)
+
+    def _wait_on(self, what: str, key: str, number: int, count: int, timeout_s: float) -> List[Any]:
+        """
+        Overview:
+            What comes behind ``number`` in a Redis stream, waiting at most CHECK_EVERY_S: then the caller looks whether
+            the server still knows everything.
+        """
+        block_ms = max(1, int(min(timeout_s, CHECK_EVERY_S) * 1000))
+        found = self._link.wait(
+            what, lambda session: session.client.xread({key: f'{number}-0'}, count=count, block=block_ms)
+        )
+        return found[0][1] if found else []
+
+
+def _reopened(url: str, run: str, options: Dict[str, Any]) -> RedisStore:
+    return RedisStore(url, run, connect=False, **options)
+
+
+def _encoded(what: str, header: Header, arrays: Arrays) -> bytes:
+    payload = encode(header, arrays)
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise NotEnoughSpace(f'{what} has {len(payload)} bytes; Redis takes at most {MAX_PAYLOAD_BYTES}: split it')
+    return payload
+
+
+def _number(redis_id: bytes) -> int:
+    return int(redis_id.partition(b'-')[0])
+
+
+def _entry(stream: str, epoch: str, redis_id: bytes, fields: Dict[bytes, bytes]) -> Entry:
+    place = EntryId(epoch, _number(redis_id))
+    return decode_entry(stream, place, fields[b'w'].decode(), int(fields[b's']), fields[b'p'])
+
+
+def _version(raw: List[Any], newer_than: int) -> Optional[Tuple[int, bytes]]:
+    for redis_id, fields in raw:
+        if _number(redis_id) != newer_than:
+            return _number(redis_id), fields[b'p']
+    return None

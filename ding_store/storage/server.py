@@ -1,0 +1,123 @@
+"""What a Redis server must be for a store to live in it, and how its client is made."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import socket
+import ssl
+from typing import Any, Dict, List, Optional, Tuple
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from ding_store.errors import ConfigError, StoreUnsuitable
+
+from .options import ALL_OPTIONS
+
+MIN_VERSION = (6, 2)  # XTRIM MINID, exclusive ranges
+SOCKET_TIMEOUT_S = 10.0  # A silent partition is noticed after this; no command blocks for as long.
+
+# Replies of the third protocol have other shapes; older clients know only the second one.
+_PROTOCOL: Dict[str, Any] = {'protocol': 2} if 'protocol' in inspect.signature(redis.Redis.__init__).parameters else {}
+_TCP: Dict[str, Any] = {'socket_connect_timeout': 5.0, 'socket_keepalive': True}
+
+
+def make_client(url: str) -> redis.Redis:
+    tcp = {} if url.startswith('unix:') else _TCP
+    try:
+        pool = redis.ConnectionPool.from_url(
+            url,
+            socket_timeout=SOCKET_TIMEOUT_S,
+            # A lost connection is ours to handle: entries must be announced again before anything else.
+            retry=Retry(NoBackoff(), 0),
+            max_connections=10_000,
+            **tcp,
+            **_PROTOCOL,
+        )
+        pool.make_connection()
+    except (TypeError, ValueError) as e:
+        raise ConfigError(f'the URL of {address_of(url)} is malformed: {e}') from e
+    return redis.Redis(connection_pool=pool)
+
+
+def check_url(url: str) -> None:
+    """Our options are keyword arguments: in the URL, redis-py would not know them, and other processes not see them."""
+    ours = sorted(set(parse_qs(urlsplit(url).query)) & set(ALL_OPTIONS))
+    if ours:
+        raise ConfigError(f'pass {", ".join(ours)} as keyword arguments, not in the URL of {address_of(url)}')
+
+
+def address_of(url: str) -> str:
+    """The URL without user, password and query: fit for messages."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition('@')[2]
+    return f'{parts.scheme}://{host}{parts.path}'
+
+
+def directory_of(url: str, run: str) -> Optional[str]:
+    """Of an embedded server: absolute, so that a process elsewhere, or unpickled, finds the same."""
+    parts = urlsplit(url)
+    if parts.scheme != 'embedded':
+        return None
+    base = unquote(parts.netloc + parts.path) or '.ding_store'
+    return os.path.join(os.path.abspath(os.path.expanduser(base)), run)
+
+
+def examine(client: redis.Redis, address: str) -> str:
+    """
+    Overview:
+        Return the server's name and version, if it can keep what it is given.
+    Raises:
+        - StoreUnsuitable: It cannot; says what to change.
+        - redis.ConnectionError: Not yet: it is loading its data, or is a replica that may become the primary.
+    """
+    facts: Dict[str, Any] = client.info()
+    version = str(facts['redis_version'])
+    if _numbers(version) < MIN_VERSION:
+        needed = '.'.join(map(str, MIN_VERSION))
+        raise StoreUnsuitable(f'{address} is Redis {version}; at least {needed} is needed')
+    policy = facts.get('maxmemory_policy', 'noeviction')
+    if policy != 'noeviction':
+        raise StoreUnsuitable(
+            f'{address} would evict experience: its maxmemory-policy is {policy}; set it to noeviction'
+        )
+    if facts.get('cluster_enabled'):
+        raise StoreUnsuitable(f'{address} is part of a Redis cluster, which is not yet supported: use a single server')
+    if facts.get('loading'):
+        raise redis.exceptions.BusyLoadingError('is loading its data')
+    if facts.get('role') == 'slave':
+        raise redis.ConnectionError('is a read-only replica')
+    return f'{"valkey" if "valkey_version" in facts else "redis"} {facts.get("valkey_version", version)}'
+
+
+def is_tls_error(error: Optional[BaseException]) -> bool:
+    while error is not None:
+        if isinstance(error, ssl.SSLError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def wake(client: redis.Redis) -> None:
+    """
+    Overview:
+        End the calls that wait for a reply in other threads. ``pool.disconnect`` would also reset the parsers that
+        those threads are using; only the sockets are shut here, which threads may do to each other.
+    """
+    pool: Any = client.connection_pool
+    busy: List[Any] = list(getattr(pool, '_in_use_connections', ()))
+    for connection in busy:
+        sock = getattr(connection, '_sock', None)
+        if sock is not None:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # Closed by its own thread meanwhile.
+    pool.disconnect(inuse_connections=False)
+
+
+def _numbers(version: str) -> Tuple[int, ...]:
+    return tuple(int(part) for part in version.split('.')[:2])
