@@ -1,6 +1,6 @@
-"""Elements (trees of arrays, as collectors make them) <-> columns (one array per leaf). The only place that knows trees."""
+"""Elements (trees of arrays, as collectors make them) <-> columns (one array per leaf). Only here are trees known."""
 
-from .nodes import NotColumnar
+from .merge import NotColumnar
 from .schema import Schema
 
 __all__ = ['NotColumnar', 'Schema']

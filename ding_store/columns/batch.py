@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, List, Sequence, Tuple
+from typing import Optional as Maybe
 
 import numpy as np
 import torch
+import treetensor.torch as ttorch
 from treevalue.tree.common import create_storage
 
-from .decode import Columns, column_of, joiner, namedtuple_type
+from .decode import Columns, Join, column_of, is_there, joiner, sequence_maker
 from .leaves import TENSOR_DTYPES, Shape, as_tensor
 from .nodes import (
     TREE_KINDS,
@@ -21,8 +23,9 @@ from .nodes import (
     Positional,
     Unrolled,
     children,
+    column_name,
     leaf_names,
-    presence_path,
+    presence_name,
 )
 
 #: Which part of the columns: all rows, then one step of each time axis that became a list.
@@ -30,67 +33,100 @@ Index = Tuple[Any, ...]
 #: (columns, number of rows, index, cat_1dim) -> the collated value.
 Collate = Callable[[Columns, int, Index, bool], Any]
 
-#: default_collate keeps lists under such keys of a dict.
-IGNORED = 'collate_ignore'
+#: default_collate keeps what is under such keys of a dict as a list.
+IGNORED_PREFIX = 'collate_ignore'
 
 
-def collator(node: Node, path: str, lead: Shape, in_tree: bool) -> Collate:
-    """Compile a node; ``in_tree``: its parent is a tree, into which a mapping goes as a subtree."""
+def batcher(root: Node) -> Maybe[Callable[[Columns, int, Maybe[bool]], ttorch.Tensor]]:
+    """Compile a schema; None if its elements make no batch that is a tree. See ``Schema.decode_batch``."""
+    lead: Shape = ()
+    index: Index = (slice(None),)
+    if isinstance(root, Unrolled):  # The time axis of whole elements stays one.
+        lead, index, root = (root.length,), index * 2, root.item
+    if not isinstance(root, Mapping) or not all(isinstance(key, str) for key in root.keys):
+        return None
+    collate, default = _mapping(root, '', lead, True), _default_cat_1dim(root)
+
+    def batch(columns: Columns, n: int, cat_1dim: Maybe[bool]) -> ttorch.Tensor:
+        return ttorch.Tensor(collate(columns, n, index, default if cat_1dim is None else cat_1dim))
+
+    return batch
+
+
+def _default_cat_1dim(element: Mapping) -> bool:
+    action = dict(element.items).get('action')
+    if action is None:  # Then it is default_collate's own default that counts.
+        return True
+    return isinstance(action, Leaf) and action.kind in ('tensor', 'array') and action.dtype == 'int64'
+
+
+def _collator(node: Node, path: str, lead: Shape, in_tree: bool) -> Collate:
+    """``in_tree``: what is above is a tree, so that a mapping becomes a part of it, and no dict."""
     if isinstance(node, Leaf):
-        return _leaf(node, path, lead)
+        return _leaf(node, column_name(path), lead)
     if isinstance(node, Nothing):
         return lambda columns, n, index, cat: None
     if isinstance(node, Optional):
-        return _optional(node, path, lead, collator(node.node, path, lead, in_tree))
+        return _optional(node, path, lead, _collator(node.node, path, lead, in_tree))
     if isinstance(node, Unrolled):
-        return _steps(node.length, collator(node.item, path, lead + (node.length,), False))
+        return _unrolled(node.length, _collator(node.item, path, lead + (node.length,), False))
     if isinstance(node, Positional):
-        return _places(node, [collator(child, place, lead, False) for place, child in children(node, path)])
-    return _mapping(node, path, lead, in_tree)
+        return _places(node, [_collator(child, place, lead, False) for place, child in children(node, path)])
+    return _mapping(node, path, lead, in_tree and all(isinstance(key, str) for key in node.keys))
 
 
 def _leaf(node: Leaf, name: str, lead: Shape) -> Collate:
     dtype, shape = node.storage, lead + node.shape
-    stored = TENSOR_DTYPES.get(node.dtype) if node.kind == 'tensor' else None
-    single, widen = node.shape == (1,), node.kind == 'float'
+    has_one, to_tensor = node.shape == (1,), _to_tensor(node)
 
     def collate(columns: Columns, n: int, index: Index, cat: bool) -> Any:
         column = column_of(columns, name, dtype, shape)
         if len(index) > 1:
             column = column[index]
-        if single and cat:
-            column = column[..., 0]
-        if stored is not None:
-            return as_tensor(column, stored)
-        tensor = torch.as_tensor(column if dtype.isnative else column.astype(dtype.newbyteorder('=')))
-        return tensor.float() if widen else tensor
+        return to_tensor(column[..., 0] if has_one and cat else column)
 
     return collate
 
 
+def _to_tensor(node: Leaf) -> Callable[[np.ndarray], torch.Tensor]:
+    if node.kind == 'tensor':
+        stored = TENSOR_DTYPES[node.dtype]
+        return lambda column: as_tensor(column, stored)
+    if node.kind == 'float':
+        return lambda column: torch.from_numpy(column).float()
+    if not node.storage.isnative:
+        return lambda column: torch.from_numpy(column.astype(node.storage.newbyteorder('=')))
+    return torch.from_numpy
+
+
 def _optional(node: Optional, path: str, lead: Shape, child: Collate) -> Collate:
-    name, names, join = presence_path(path), leaf_names(node.node, path), joiner(Optional(node.node), path, lead)
+    name, names, rows = presence_name(path), leaf_names(node, path), _rows(joiner(node, path, lead), lead)
 
     def collate(columns: Columns, n: int, index: Index, cat: bool) -> Any:
         presence = columns.get(name)
-        if presence is None:
-            return child(columns, n, index, cat) if any(leaf in columns for leaf in names) else None
-        held = presence[index]
-        if held.all():
+        held = is_there(columns, names) if presence is None else presence[index]
+        if np.all(held):
             return child(columns, n, index, cat)
-        if not held.any():
-            return None
+        return rows(columns, n, index, cat) if np.any(held) else None
+
+    return collate
+
+
+def _rows(join: Join, lead: Shape) -> Collate:
+    """What stays a list of rows, and of the steps that the index leaves."""
+
+    def collate(columns: Columns, n: int, index: Index, cat: bool) -> Any:
         places = np.arange(n * prod(lead)).reshape((n,) + lead)[index]
         return _pick(join(columns, n), places.tolist())
 
     return collate
 
 
-def _pick(values: Any, places: Any) -> Any:
+def _pick(values: Sequence[Any], places: Any) -> Any:
     return [_pick(values, place) for place in places] if isinstance(places, list) else values[places]
 
 
-def _steps(length: int, child: Collate) -> Collate:
+def _unrolled(length: int, child: Collate) -> Collate:
     def collate(columns: Columns, n: int, index: Index, cat: bool) -> Any:
         return [child(columns, n, index + (step,), cat) for step in range(length)]
 
@@ -98,32 +134,31 @@ def _steps(length: int, child: Collate) -> Collate:
 
 
 def _places(node: Positional, parts: List[Collate]) -> Collate:
+    make: Any = sequence_maker(node) if node.is_namedtuple else list
+
     def collate(columns: Columns, n: int, index: Index, cat: bool) -> Any:
-        values = [part(columns, n, index, cat) for part in parts]
-        return tuple.__new__(namedtuple_type(node.kind, node.fields), values) if node.fields else values
+        return make([part(columns, n, index, cat) for part in parts])
 
     return collate
 
 
 def _mapping(node: Mapping, path: str, lead: Shape, in_tree: bool) -> Collate:
-    parts: Dict[Any, Collate] = {}
-    for (place, child), key in zip(children(node, path), node.keys):
-        if node.kind not in TREE_KINDS and str(key).startswith(IGNORED):
-            parts[key] = _ignored(joiner(child, place, lead), lead)
-        else:
-            parts[key] = collator(child, place, lead, in_tree)
-    make: Callable[[Any], Any] = create_storage if in_tree else dict
-    items = list(parts.items())
+    make: Any = create_storage if in_tree else dict
+    parts = [
+        (
+            key,
+            _rows(joiner(child, place, lead), lead)
+            if _is_ignored(node, key)
+            else _collator(child, place, lead, in_tree),
+        )
+        for key, (place, child) in zip(node.keys, children(node, path))
+    ]
 
     def collate(columns: Columns, n: int, index: Index, cat: bool) -> Any:
-        return make({key: part(columns, n, index, cat) for key, part in items})
+        return make({key: part(columns, n, index, cat) for key, part in parts})
 
     return collate
 
 
-def _ignored(join: Any, lead: Shape) -> Collate:
-    def collate(columns: Columns, n: int, index: Index, cat: bool) -> Any:
-        places = np.arange(n * prod(lead)).reshape((n,) + lead)[index]
-        return _pick(join(columns, n), places.tolist())
-
-    return collate
+def _is_ignored(node: Mapping, key: Any) -> bool:
+    return node.kind not in TREE_KINDS and isinstance(key, str) and key.startswith(IGNORED_PREFIX)

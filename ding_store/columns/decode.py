@@ -1,21 +1,22 @@
-"""Columns -> elements. A schema is compiled once into joiners, one per node, that make the values of all rows at once."""
+"""Columns -> elements. A schema is compiled once into joiners, one per node, that make all rows at once."""
 
 from __future__ import annotations
 
 import sys
 from collections import OrderedDict, namedtuple
 from functools import lru_cache
+from keyword import iskeyword
 from math import prod
-from typing import Any, Callable, Dict, List, Mapping as MappingType, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Mapping as MappingType
 
 import numpy as np
-import treetensor.numpy as tnp
-import treetensor.torch as ttorch
 from easydict import EasyDict
 from treevalue.tree.common import create_storage
 
 from ding_store.errors import SchemaMismatch
 
+from .infer import MAPPING_TYPES
 from .leaves import TENSOR_DTYPES, Shape, as_tensor
 from .nodes import (
     TREE_KINDS,
@@ -27,73 +28,74 @@ from .nodes import (
     Positional,
     Unrolled,
     children,
+    column_name,
     leaf_names,
-    presence_path,
+    presence_name,
 )
 
 Columns = MappingType[str, np.ndarray]
-#: (columns, number of rows) -> a value per row; time steps above the node count as rows.
+#: (columns, number of rows) -> a value per row; the steps of time axes above the node count as rows.
 Join = Callable[[Columns, int], Sequence[Any]]
+#: The values of a container's children -> the container.
+Make = Callable[[Tuple[Any, ...]], Any]
 
-TREE_TYPES: Dict[str, Any] = {'treetensor.torch': ttorch.Tensor, 'treetensor.numpy': tnp.ndarray}
 
-
-def joiner(node: Node, path: str = '', lead: Shape = (), in_tree: str = '') -> Join:
-    """Compile a node; ``lead`` are the time axes above it, ``in_tree`` the kind of tree it is a direct part of."""
+def joiner(node: Node, path: str = '', lead: Shape = (), tree: str = '') -> Join:
+    """Compile a node; ``lead`` are the time axes above it, ``tree`` the kind of treetensor it is part of."""
     if isinstance(node, Leaf):
-        return _leaf(node, path or '~~', lead)
+        return _leaf(node, column_name(path), lead)
     if isinstance(node, Nothing):
         return lambda columns, n: [None] * (n * prod(lead))
     if isinstance(node, Optional):
-        return _optional(node, path, lead, joiner(node.node, path, lead, in_tree))
+        return _optional(node, path, lead, joiner(node.node, path, lead, tree))
     if isinstance(node, Unrolled):
         return _unrolled(node.length, joiner(node.item, path, lead + (node.length,)))
-    tree = node.kind if isinstance(node, Mapping) and node.kind in TREE_KINDS else ''
-    joins = [joiner(child, place, lead, tree) for place, child in children(node, path)]
-    if isinstance(node, Positional):
-        return _rebuild(_maker(node), joins, prod(lead))
-    if tree:
-        return _rebuild(_tree_maker(node, in_tree), joins, prod(lead))
-    return _rebuild(_mapping_maker(node), joins, prod(lead))
+    inner = node.kind if node.kind in TREE_KINDS else ''
+    joins = [joiner(child, place, lead, inner) for place, child in children(node, path)]
+    return _container(_maker(node, tree), joins, prod(lead))
 
 
 def column_of(columns: Columns, name: str, dtype: np.dtype, shape: Shape) -> np.ndarray:
-    """A column, checked. Read-only ones are copied: torch cannot keep anyone from writing to a tensor of theirs."""
-    try:
-        column = columns[name]
-    except KeyError:
-        raise SchemaMismatch(f'column {name!r} is missing; there are {sorted(columns)}') from None
+    """A column, checked; a copy of one that is read-only, as torch cannot keep anyone from writing to a tensor."""
+    column = columns.get(name)
+    if column is None:
+        raise SchemaMismatch(f'column {name!r} is missing among {sorted(columns)}')
     if column.dtype != dtype or column.shape[1:] != shape:
-        raise SchemaMismatch(
-            f'column {name!r}: expected {dtype} {shape} per row, got {column.dtype} {column.shape[1:]}'
-        )
+        found = f'{column.dtype} {column.shape[1:]}'
+        raise SchemaMismatch(f'column {name!r}: expected {dtype} {shape} per row, got {found}')
     return column if column.flags.writeable else column.copy()
 
 
+def is_there(columns: Columns, names: Sequence[str]) -> bool:
+    return any(name in columns for name in names)
+
+
 def _leaf(node: Leaf, name: str, lead: Shape) -> Join:
-    dtype, shape, flat = node.storage, lead + node.shape, (-1,) + node.shape
-    kind, num_steps = node.kind, prod(lead)
+    dtype, shape, num_steps = node.storage, lead + node.shape, prod(lead)
+    views = _views(node)
 
     def join(columns: Columns, n: int) -> Sequence[Any]:
         column = column_of(columns, name, dtype, shape)
-        if lead:
-            column = column.reshape((n * num_steps,) + flat[1:])
-        if kind == 'tensor':
-            return as_tensor(column, TENSOR_DTYPES[node.dtype]).unbind(0)
-        if kind == 'array':
-            return [column[i, ...] for i in range(len(column))]
-        return list(column) if kind == 'scalar' else column.tolist()
+        return views(column.reshape((n * num_steps,) + node.shape) if lead else column)
 
     return join
 
 
+def _views(node: Leaf) -> Callable[[np.ndarray], Sequence[Any]]:
+    if node.kind == 'tensor':
+        stored = TENSOR_DTYPES[node.dtype]
+        return lambda column: as_tensor(column, stored).unbind(0)
+    if node.kind == 'array':
+        return lambda column: [column[i, ...] for i in range(len(column))]
+    return list if node.kind == 'scalar' else np.ndarray.tolist
+
+
 def _optional(node: Optional, path: str, lead: Shape, child: Join) -> Join:
-    names, num_steps = leaf_names(node.node, path), prod(lead)
-    name = presence_path(path)
+    name, names, num_steps = presence_name(path), leaf_names(node, path), prod(lead)
 
     def join(columns: Columns, n: int) -> Sequence[Any]:
         presence = columns.get(name)
-        if not any(leaf in columns for leaf in names) and (presence is None or not presence.any()):
+        if not is_there(columns, names) and (presence is None or not presence.any()):
             return [None] * (n * num_steps)
         values = child(columns, n)
         if presence is None:
@@ -111,66 +113,83 @@ def _unrolled(length: int, child: Join) -> Join:
     return join
 
 
-def _rebuild(make: Callable[[Tuple[Any, ...]], Any], joins: List[Join], num_steps: int) -> Join:
+def _container(make: Make, joins: List[Join], num_steps: int) -> Join:
     def join(columns: Columns, n: int) -> Sequence[Any]:
         if not joins:
             return [make(()) for _ in range(n * num_steps)]
-        return [make(values) for values in zip(*(child(columns, n) for child in joins))]
+        return list(map(make, zip(*[child(columns, n) for child in joins])))
 
     return join
 
 
-def _mapping_maker(node: Mapping) -> Callable[[Tuple[Any, ...]], Any]:
-    keys = node.keys
-    if node.kind == 'EasyDict':
+def _maker(node: Any, tree: str) -> Make:
+    if isinstance(node, Positional):
+        return sequence_maker(node)
+    if node.kind not in TREE_KINDS:
+        return mapping_maker(node.kind, node.keys)
+    storage = storage_maker(node)
+    if tree == node.kind:
+        return storage
+    kind = next(kind for kind, name in MAPPING_TYPES.items() if name == node.kind)
+    return lambda values: kind(storage(values))
+
+
+def mapping_maker(kind: str, keys: Tuple[Any, ...]) -> Make:
+    if kind == 'EasyDict':
         return lambda values: _easy_dict(dict(zip(keys, values)))
-    kind = OrderedDict if node.kind == 'OrderedDict' else dict
-    return lambda values: kind(zip(keys, values))
+    made = OrderedDict if kind == 'OrderedDict' else dict
+    return lambda values: made(zip(keys, values))
 
 
 def _easy_dict(items: Dict[Any, Any]) -> EasyDict:
-    # Its own ways of setting a value rebuild what they are given.
+    # Its own ways of setting a value would rebuild the containers they are given.
     made = EasyDict()
     dict.update(made, items)
     vars(made).update(items)
     return made
 
 
-def _tree_maker(node: Mapping, in_tree: str) -> Callable[[Tuple[Any, ...]], Any]:
+def storage_maker(node: Mapping) -> Make:
+    """Trees are made from storage: 2 us, where making them from dicts costs up to milliseconds."""
     keys = node.keys
-    # A plain dict given to create_storage would become a tree itself.
-    dicts = [key for key, child in node.items if isinstance(child, Mapping) and child.kind not in TREE_KINDS]
+    plain = [not isinstance(_held(child), Mapping) or _held(child).kind in TREE_KINDS for _, child in node.items]
+    if all(plain):
+        return lambda values: create_storage(dict(zip(keys, values)))
 
-    def storage(values: Tuple[Any, ...]) -> Any:
-        items = dict(zip(keys, values))
-        held = {key: items.pop(key) for key in dicts}
-        made = create_storage(items)
-        for key, value in held.items():
-            made.set(key, value)
+    def make(values: Tuple[Any, ...]) -> Any:
+        made = create_storage({})
+        for key, value in zip(keys, values):
+            made.set(key, value)  # create_storage would make trees of dicts.
         return made
 
-    if in_tree == node.kind:
-        return storage
-    kind = TREE_TYPES[node.kind]
-    return lambda values: kind(storage(values))
+    return make
 
 
-def _maker(node: Positional) -> Callable[[Tuple[Any, ...]], Any]:
-    if not node.fields:
+def _held(node: Node) -> Any:
+    return node.node if isinstance(node, Optional) else node
+
+
+def sequence_maker(node: Positional) -> Make:
+    if not node.is_namedtuple:
         return list if node.kind == 'list' else tuple
-    kind = namedtuple_type(node.kind, node.fields)
+    kind = _namedtuple_type(node.kind, node.fields)
     return lambda values: tuple.__new__(kind, values)
 
 
 @lru_cache(maxsize=256)
-def namedtuple_type(kind: str, fields: Tuple[str, ...]) -> Any:
+def _namedtuple_type(kind: str, fields: Tuple[str, ...]) -> Any:
     """
     Overview:
-        The namedtuple that 'module:Name' stands for, if this process has it loaded already; else one made here with
-        that name and those fields. Nothing is imported: the name may have come from another process.
+        The namedtuple that 'module:Name' stands for if this process has it loaded, else one made here with that name
+        and those fields. Nothing is imported or called: the name may have come from another process.
     """
     module, _, name = kind.partition(':')
-    found = vars(sys.modules.get(module, object)).get(name)
+    found = vars(sys.modules[module]).get(name) if module in sys.modules else None
     if isinstance(found, type) and issubclass(found, tuple) and getattr(found, '_fields', None) == fields:
         return found
-    return namedtuple(name.rpartition('.')[2] or 'Row', fields)
+    short = name.rpartition('.')[2]
+    valid = short if short.isidentifier() and not iskeyword(short) else 'Row'
+    made: Any = namedtuple(valid, fields, rename=True)  # type: ignore[misc]
+    # Its elements are to fit the schema again.
+    made.__module__, made.__qualname__ = module, name
+    return made

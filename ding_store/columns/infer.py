@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any, Dict, Iterable, List, Tuple
 
 import numpy as np
@@ -11,16 +11,16 @@ import torch
 import treetensor.numpy as tnp
 import treetensor.torch as ttorch
 from easydict import EasyDict
-from treevalue import TreeValue
 from treevalue.tree.common import TreeStorage
 
 from ding_store.errors import SchemaMismatch
 
-from .leaves import PYTHON_DTYPES, TENSOR_NAMES
-from .nodes import NOTHING, Key, Leaf, Mapping, Node, NotColumnar, Positional, Unrolled, child_path, merge, place_path
+from .leaves import PLAIN_ARRAYS, PYTHON_DTYPES, TENSOR_NAMES
+from .merge import NotColumnar, merge
+from .nodes import NOTHING, TREE_KINDS, Key, Leaf, Mapping, Node, Positional, Unrolled, child_path, place_path
 
 #: Containers with keys. Subclasses are none of them: they would come back as something else than they were.
-MAPPING_TYPES: Dict[type, str] = {
+MAPPING_TYPES: Dict[Any, str] = {
     dict: 'dict',
     OrderedDict: 'OrderedDict',
     EasyDict: 'EasyDict',
@@ -34,7 +34,7 @@ _INT64 = np.iinfo(np.int64)
 def infer(value: Any, path: str = '', tree: str = '') -> Node:
     """
     Overview:
-        Describe an element or a part of one. ``tree`` is the kind of the treetensor that it is a part of, if any.
+        Describe an element or a part of one. ``tree`` is the kind of the treetensor it is directly part of, if any.
     Raises:
         - NotColumnar: It holds something that columns cannot; names its path and type.
     """
@@ -46,73 +46,82 @@ def infer(value: Any, path: str = '', tree: str = '') -> Node:
         return _array(value, path)
     if type(value) in (bool, int, float):
         return _scalar(value, path)
-    if type(value) in MAPPING_TYPES or type(value) is TreeStorage:
+    if type(value) in MAPPING_TYPES or (tree and type(value) is TreeStorage):
         return _mapping(value, path, tree)
     if isinstance(value, (list, tuple)):
-        return _places(value, path)
-    raise _refusal(value, path, 'keep such data out of the element, or as an array')
+        return _sequence(value, path)
+    raise refusal(value, path, 'leave it out of the element, or turn it into an array')
 
 
-def _refusal(value: Any, path: str, advice: str) -> NotColumnar:
-    kind = f'{type(value).__module__}.{type(value).__qualname__}'
-    return NotColumnar(f'leaf {path!r}: {kind} cannot be held in columns; {advice}')
+def merge_all(nodes: Iterable[Node]) -> Node:
+    return reduce(merge, nodes)
+
+
+def refusal(value: Any, path: str, advice: str) -> NotColumnar:
+    kind = f'{type(value).__module__}.{type(value).__qualname__}'.replace('builtins.', '')
+    return NotColumnar(f'leaf {path!r}: columns cannot hold a {kind}: {advice}')
 
 
 def _tensor(value: torch.Tensor, path: str) -> Leaf:
     if value.dtype not in TENSOR_NAMES or value.layout is not torch.strided:
-        raise _refusal(value, path, f'its dtype is {value.dtype}, its layout {value.layout}: make it a dense tensor')
+        raise refusal(value, path, f'its dtype is {value.dtype}, its layout {value.layout}; make it a plain dense one')
     return Leaf('tensor', TENSOR_NAMES[value.dtype], tuple(value.shape))
 
 
 def _array(value: Any, path: str) -> Leaf:
-    plain = isinstance(value, np.generic) or type(value) in (np.ndarray, np.memmap)
-    if value.dtype.kind not in 'biufc' or not plain:
-        raise _refusal(value, path, f'its dtype is {value.dtype}: only plain arrays of numbers and bools can')
-    native = value.dtype.isnative
-    dtype = value.dtype.name if native else value.dtype.str
-    return Leaf('array' if isinstance(value, np.ndarray) else 'scalar', dtype, tuple(value.shape))
+    is_array = isinstance(value, np.ndarray)
+    if value.dtype.kind not in 'biufc' or (is_array and type(value) not in PLAIN_ARRAYS):
+        raise refusal(value, path, f'its dtype is {value.dtype}; only plain arrays of numbers or bools will do')
+    dtype = value.dtype.name if value.dtype.isnative else value.dtype.str
+    return Leaf('array' if is_array else 'scalar', dtype, tuple(value.shape))
 
 
 def _scalar(value: Any, path: str) -> Leaf:
     kind = type(value).__name__
     if kind == 'int' and not _INT64.min <= value <= _INT64.max:
-        raise _refusal(value, path, f'{value} does not fit in 64 bits')
+        raise refusal(value, path, f'{value} does not fit in 64 bits')
     return Leaf(kind, PYTHON_DTYPES[kind], ())
 
 
 def _mapping(value: Any, path: str, tree: str) -> Mapping:
     kind = MAPPING_TYPES.get(type(value), tree)
-    items = pairs(value)
+    items = _items(value)
     for key, _ in items:
         if type(key) not in (str, int):
-            raise _refusal(key, path, f'the key {key!r} is neither str nor int')
-    inner = kind if kind.startswith('treetensor') else ''
+            raise refusal(value, path, f'its key {key!r} is neither str nor int')
+    inner = kind if kind in TREE_KINDS else ''
     return Mapping(kind, tuple((key, infer(item, child_path(path, key), inner)) for key, item in items))
 
 
-def pairs(value: Any) -> List[Tuple[Key, Any]]:
-    """The items of any mapping; those of a tree that are trees themselves come as they are stored."""
-    if isinstance(value, TreeValue):
-        value = value._detach()
-    return list(value.iter_items() if isinstance(value, TreeStorage) else value.items())
+def _items(value: Any) -> List[Tuple[Key, Any]]:
+    if isinstance(value, dict):
+        return list(value.items())
+    # Parts of a tree that are trees themselves come as storage, not as objects that would have to be made.
+    storage = value if type(value) is TreeStorage else value._detach()
+    return list(storage.iter_items())
 
 
-def _places(value: Any, path: str) -> Node:
+def _sequence(value: Any, path: str) -> Node:
     if type(value) is list and len(value) >= 2:
         try:
-            return Unrolled(len(value), merge_all(infer(item, path) for item in value))
+            return Unrolled(len(value), merge_all([infer(item, path) for item in value]))
         except NotColumnar:
             raise
         except SchemaMismatch:
-            pass  # Its items differ: a list of places, then.
-    items = tuple(infer(item, place_path(path, place)) for place, item in enumerate(value))
-    if type(value) in (list, tuple):
-        return Positional(type(value).__name__, items)
-    fields = getattr(type(value), '_fields', None)
-    if fields is None or not isinstance(value, tuple):
-        raise _refusal(value, path, 'subclasses of list and tuple would come back as something else')
-    return Positional(f'{type(value).__module__}:{type(value).__qualname__}', items, tuple(fields))
+            pass  # Its items differ: they get columns of their own.
+    sequence_type: Any = type(value)
+    kind, fields = kind_of(sequence_type)
+    if not kind:
+        raise refusal(value, path, 'a subclass would come back as something else; use a list, tuple or namedtuple')
+    return Positional(kind, tuple(infer(item, place_path(path, i)) for i, item in enumerate(value)), fields)
 
 
-def merge_all(nodes: Iterable[Node]) -> Node:
-    return reduce(merge, nodes)
+@lru_cache(maxsize=256)
+def kind_of(sequence_type: type) -> Tuple[str, Tuple[str, ...]]:
+    """Kind and fields of a type of sequence, as ``Positional`` has them; '' for one that cannot be rebuilt."""
+    if sequence_type in (list, tuple):
+        return sequence_type.__name__, ()
+    fields = getattr(sequence_type, '_fields', None)
+    if not issubclass(sequence_type, tuple) or not isinstance(fields, tuple):
+        return '', ()
+    return f'{sequence_type.__module__}:{sequence_type.__qualname__}', fields

@@ -12,6 +12,9 @@ Shape = Tuple[int, ...]
 #: What a leaf is to Python: a torch tensor, a numpy array, a numpy scalar, or a Python one.
 LEAF_KINDS = ('tensor', 'array', 'scalar', 'bool', 'int', 'float')
 
+#: Other subclasses of ndarray would lose what makes them special: a mask, a unit.
+PLAIN_ARRAYS = (np.ndarray, np.memmap)
+
 PYTHON_DTYPES = {'bool': 'bool', 'int': 'int64', 'float': 'float64'}
 
 

@@ -1,0 +1,167 @@
+"""The values of one leaf, checked and gathered from many elements, and how they are written to its column."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+import numpy as np
+import torch
+
+from .leaves import PLAIN_ARRAYS, TENSOR_DTYPES, Shape, as_array
+from .nodes import Leaf
+
+#: Rows this large are copied one by one to where they belong; smaller ones are stacked first, which is faster.
+LARGE_ROW_BYTES = 16384
+
+
+class Misfit(Exception):
+    """An element does not fit; who catches it finds out where."""
+
+
+class Column(NamedTuple):
+    """What storage allocates per row. The first ``num_time_axes`` axes of the shape are time."""
+
+    name: str
+    dtype: np.dtype
+    shape: Shape
+    num_time_axes: int
+
+
+#: An array of all values that nobody else holds, or a list of arrays that may be views of the elements.
+Values = Union[np.ndarray, List[np.ndarray]]
+Collect = Callable[[Sequence[Any]], Values]
+#: Which rows the values belong to, time steps counted as rows; None for all of them. The others become zero.
+Rows = Optional[np.ndarray]
+Block = Tuple[Column, Values, Rows]
+
+
+def collector(leaf: Leaf) -> Collect:
+    """The function that checks values against a leaf, and returns them as its column holds them; raises Misfit."""
+    if leaf.kind == 'tensor':
+        return _tensors(leaf)
+    return {'array': _arrays, 'scalar': _numpy_scalars}.get(leaf.kind, _python_scalars)(leaf)
+
+
+def _row_bytes(leaf: Leaf) -> int:
+    return leaf.storage.itemsize * int(np.prod(leaf.shape))
+
+
+def _tensors(leaf: Leaf) -> Collect:
+    stored, shape = TENSOR_DTYPES[leaf.dtype], leaf.shape
+    dtype, dtype_of = stored.torch, attrgetter('dtype')
+    large = _row_bytes(leaf) >= LARGE_ROW_BYTES
+
+    def row(value: Any) -> np.ndarray:
+        if not isinstance(value, torch.Tensor) or value.dtype is not dtype:
+            raise Misfit
+        try:
+            array = value.numpy() if stored.carrier is None else as_array(value, stored)
+        except (RuntimeError, TypeError):  # It has a gradient, is on a GPU, or sparse.
+            array = _as_dense_array(value)
+        if array.shape != shape:
+            raise Misfit
+        return array
+
+    def _as_dense_array(value: torch.Tensor) -> np.ndarray:
+        if value.layout is not torch.strided:
+            raise Misfit
+        return as_array(value, stored)
+
+    def collect(values: Sequence[Any]) -> Values:
+        if large or len(values) == 1:
+            return [row(value) for value in values]
+        if set(map(type, values)) == {torch.Tensor} and set(map(dtype_of, values)) == {dtype}:
+            try:
+                block = as_array(torch.stack(list(values)), stored)
+            except (RuntimeError, TypeError):
+                pass  # Shapes or devices differ: one by one, then.
+            else:
+                if block.shape[1:] == shape:
+                    return block
+        rows: Values = np.stack([row(value) for value in values])
+        return rows
+
+    return collect
+
+
+def _arrays(leaf: Leaf) -> Collect:
+    dtype, shape = leaf.storage, leaf.shape
+    large = _row_bytes(leaf) >= LARGE_ROW_BYTES
+
+    def collect(values: Sequence[Any]) -> Values:
+        for value in values:
+            if type(value) not in PLAIN_ARRAYS or value.dtype != dtype or value.shape != shape:
+                raise Misfit
+        if large or len(values) == 1:
+            return list(values)
+        if not shape:
+            return np.array(values, dtype)
+        block: np.ndarray = np.concatenate(values, dtype=dtype).reshape((len(values),) + shape)
+        return block
+
+    return collect
+
+
+def _numpy_scalars(leaf: Leaf) -> Collect:
+    dtype = leaf.storage
+
+    def collect(values: Sequence[Any]) -> Values:
+        if not all(isinstance(value, np.generic) and value.dtype == dtype for value in values):
+            raise Misfit
+        return np.array(values, dtype)
+
+    return collect
+
+
+def _python_scalars(leaf: Leaf) -> Collect:
+    dtype, expected = leaf.storage, {{'bool': bool, 'int': int, 'float': float}[leaf.kind]}
+
+    def collect(values: Sequence[Any]) -> Values:
+        if set(map(type, values)) != expected:
+            raise Misfit
+        try:
+            return np.array(values, dtype)
+        except OverflowError as e:
+            raise Misfit from e
+
+    return collect
+
+
+def make_columns(blocks: Sequence[Block], num_rows: int) -> Dict[str, np.ndarray]:
+    """New columns of these blocks; arrays that nobody else holds become columns as they are."""
+    columns = {}
+    for block in blocks:
+        column, values, rows = block
+        shape = (num_rows,) + column.shape
+        if rows is None and isinstance(values, np.ndarray):
+            columns[column.name] = values.reshape(shape)
+        else:
+            columns[column.name] = np.empty(shape, column.dtype)
+            write(block, columns[column.name])
+    return columns
+
+
+def write(block: Block, place: np.ndarray) -> None:
+    """Write to a column's rows, one for each element."""
+    column, values, rows = block
+    if rows is None and isinstance(values, np.ndarray):
+        place[...] = values.reshape(place.shape)
+    elif rows is None and not column.num_time_axes:
+        for i, value in enumerate(values):
+            place[i] = value
+    else:
+        _scatter(values, rows, place, place.shape[: 1 + column.num_time_axes])
+
+
+def _scatter(values: Values, rows: Rows, place: np.ndarray, steps: Shape) -> None:
+    if rows is None:
+        rows = np.arange(len(values))
+    else:
+        place[...] = 0
+    where = np.unravel_index(rows, steps)
+    if isinstance(values, np.ndarray):
+        place[where] = values
+        return
+    for index, value in zip(zip(*where), values):
+        place[index] = value

@@ -1,0 +1,96 @@
+"""Nodes as JSON, and back. What is read may come from anywhere: all of it is checked, and nothing in it is run."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List
+
+import numpy as np
+
+from ding_store.errors import SchemaMismatch
+
+from .leaves import LEAF_KINDS, PYTHON_DTYPES, TENSOR_DTYPES
+from .nodes import MAPPING_KINDS, NOTHING, Leaf, Mapping, Node, Nothing, Optional, Positional, Unrolled
+
+
+def to_json(node: Node) -> List[Any]:
+    """A list that begins with the node's type. Keys are values in it, so that int keys stay ints."""
+    if isinstance(node, Leaf):
+        return ['leaf', node.kind, node.dtype, list(node.shape)]
+    if isinstance(node, Nothing):
+        return ['none']
+    if isinstance(node, Optional):
+        return ['optional', to_json(node.node)]
+    if isinstance(node, Unrolled):
+        return ['unrolled', node.length, to_json(node.item)]
+    if isinstance(node, Positional):
+        return ['places', node.kind, [to_json(item) for item in node.items], list(node.fields)]
+    return ['mapping', node.kind, [[key, to_json(item)] for key, item in node.items]]
+
+
+def from_json(data: Any) -> Node:
+    """
+    Overview:
+        The node that ``to_json`` gave.
+    Raises:
+        - SchemaMismatch: It is none.
+    """
+    try:
+        return _read(data)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as e:
+        raise SchemaMismatch(f'no schema of an element: {str(data)[:200]} ({e})') from e
+
+
+def _read(data: Any) -> Node:
+    return _READERS[data[0]](*data[1:])
+
+
+def _expect(condition: bool, what: str, value: Any) -> None:
+    if not condition:
+        raise ValueError(f'{what} {value!r}')
+
+
+def _read_leaf(kind: str, dtype: str, shape: List[int]) -> Leaf:
+    _expect(kind in LEAF_KINDS, 'unknown kind of leaf', kind)
+    _expect(_is_dtype(kind, dtype), 'unknown dtype', dtype)
+    _expect(all(type(size) is int and size >= 0 for size in shape), 'impossible shape', shape)
+    _expect(kind in ('tensor', 'array') or not shape, 'a scalar has a shape', shape)
+    return Leaf(kind, dtype, tuple(shape))
+
+
+def _is_dtype(kind: str, dtype: str) -> bool:
+    if kind == 'tensor':
+        return dtype in TENSOR_DTYPES
+    if kind in PYTHON_DTYPES:
+        return dtype == PYTHON_DTYPES[kind]
+    found = np.dtype(str(dtype))
+    # Only the one spelling that ``infer`` uses: equal leaves must be equal as text.
+    return found.kind in 'biufc' and dtype == (found.name if found.isnative else found.str)
+
+
+def _read_mapping(kind: str, items: List[Any]) -> Mapping:
+    keys = [key for key, _ in items]
+    _expect(kind in MAPPING_KINDS, 'unknown kind of mapping', kind)
+    _expect(all(type(key) in (str, int) for key in keys) and len(set(keys)) == len(keys), 'impossible keys', keys)
+    return Mapping(kind, tuple((key, _read(node)) for key, node in items))
+
+
+def _read_places(kind: str, items: List[Any], fields: List[str]) -> Positional:
+    _expect(kind in ('list', 'tuple') or ':' in kind, 'unknown kind of sequence', kind)
+    _expect(len(fields) == (len(items) if ':' in kind else 0), 'wrong number of fields', fields)
+    _expect(all(type(field) is str for field in fields), 'impossible fields', fields)
+    return Positional(kind, tuple(map(_read, items)), tuple(fields))
+
+
+def _read_unrolled(length: int, item: Any) -> Unrolled:
+    _expect(type(length) is int and length >= 2, 'impossible length', length)
+    return Unrolled(length, _read(item))
+
+
+_READERS: Dict[str, Callable[..., Node]] = {
+    'leaf': _read_leaf,
+    'none': lambda: NOTHING,
+    'optional': lambda node: Optional(_read(node)),
+    'unrolled': _read_unrolled,
+    'places': _read_places,
+    'mapping': _read_mapping,
+}

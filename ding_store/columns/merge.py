@@ -1,0 +1,79 @@
+"""The node that fits what either of two nodes fits, and the errors of those that have none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ding_store.errors import SchemaMismatch
+
+from .leaves import PYTHON_DTYPES
+from .nodes import Leaf, Mapping, Node, Nothing, Optional, Positional, Unrolled, child_path, leaf_names, place_path
+
+
+class NotColumnar(SchemaMismatch):
+    """An element holds something that is no array, scalar, None or known container, so columns cannot hold it."""
+
+
+def merge(one: Node, other: Node, path: str = '', strict: bool = False) -> Node:
+    """
+    Overview:
+        The node that fits whatever fits one or the other: None beside anything makes it optional.
+    Arguments:
+        - strict (:obj:`bool`): Refuse what ``one`` does not fit already.
+    Raises:
+        - SchemaMismatch: There is none; names the path, what ``one`` expects there and what ``other`` is.
+    """
+    if one == other:
+        return one
+    if isinstance(one, (Nothing, Optional)) or isinstance(other, (Nothing, Optional)):
+        return _merge_optional(one, other, path, strict)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return _merge_mappings(one, other, path, strict)
+    if isinstance(one, Unrolled) and isinstance(other, Unrolled) and one.length == other.length:
+        return Unrolled(one.length, merge(one.item, other.item, path, strict))
+    one, other = _as_places(one, other), _as_places(other, one)
+    if isinstance(one, Positional) and isinstance(other, Positional):
+        return _merge_places(one, other, path, strict)
+    raise mismatch(path, one, other)
+
+
+def mismatch(path: str, expected: Node, actual: Node, hint: str = '') -> SchemaMismatch:
+    """The error at a path; also names the kind of leaf where dtype and shape alone do not tell them apart."""
+    texts = [str(expected), str(actual)]
+    if isinstance(expected, Leaf) and isinstance(actual, Leaf) and expected.kind != actual.kind:
+        texts = [
+            text if text in PYTHON_DTYPES else f'{leaf.kind} {text}' for leaf, text in zip((expected, actual), texts)
+        ]
+    what = f'leaf {path!r}' if path else 'the element'
+    return SchemaMismatch(f'{what}: expected {texts[0]}, got {texts[1]}{hint}')
+
+
+def _merge_optional(one: Node, other: Node, path: str, strict: bool) -> Node:
+    if strict and not isinstance(one, Optional):
+        raise mismatch(path, one, other, ' (a schema merged with that of the element would fit both)')
+    held = [node.node if isinstance(node, Optional) else node for node in (one, other)]
+    known = [node for node in held if not isinstance(node, Nothing)]
+    return Optional(known[0] if len(known) == 1 else merge(known[0], known[1], path, strict))
+
+
+def _merge_mappings(one: Mapping, other: Mapping, path: str, strict: bool) -> Mapping:
+    theirs = dict(other.items)
+    if one.kind != other.kind or set(one.keys) != set(theirs):
+        raise mismatch(path, one, other)
+    nodes = [(key, merge(node, theirs[key], child_path(path, key), strict)) for key, node in one.items]
+    return Mapping(one.kind, tuple(nodes))
+
+
+def _merge_places(one: Positional, other: Positional, path: str, strict: bool) -> Positional:
+    if (one.kind, one.fields, len(one.items)) != (other.kind, other.fields, len(other.items)):
+        raise mismatch(path, one, other)
+    pairs = enumerate(zip(one.items, other.items))
+    nodes = [merge(mine, theirs, place_path(path, place), strict) for place, (mine, theirs) in pairs]
+    return Positional(one.kind, tuple(nodes), one.fields)
+
+
+def _as_places(node: Node, beside: Node) -> Any:
+    """A list of nothing but None has no columns yet, and so may still become a list whose items differ."""
+    if isinstance(node, Unrolled) and isinstance(beside, Positional) and not leaf_names(node.item):
+        return Positional('list', (node.item,) * node.length)
+    return node
