@@ -18,6 +18,7 @@ from ..errors import ConfigError, StoreError, StoreUnavailable
 from .embedded_binary import PathLike, find_server, server_version
 from .embedded_client import ask, explain, run_files, start_supervisor, translate_errors
 from .supervisor.files import RunFiles, held_by, is_served
+from .supervisor.sockets import remove_socket_directory
 
 __all__ = [
     'ServerInfo',
@@ -155,6 +156,9 @@ def remove_run(directory: PathLike, timeout_s: float = 30.0) -> bool:
         raise StoreError(f'{files.directory} is in use by processes {sorted(others)}: end them first')
     stop_server(directory, timeout_s)
     with translate_errors(files), _locked(files):
+        stale = files.socket_path()
+        if stale is not None:
+            remove_socket_directory(stale)
         shutil.rmtree(files.previous, ignore_errors=True)
         for path in [*files.data(), files.finished, files.log, files.log + '.1', files.pointer, files.start_lock]:
             _remove(path)
@@ -171,8 +175,8 @@ def _make_directory(files: RunFiles) -> None:
 
 @contextlib.contextmanager
 def _locked(files: RunFiles) -> Iterator[None]:
-    with open(files.lock, 'a') as lock:
-        if not _try_lock(lock):
+    with open(files.start_lock, 'a') as start_lock, open(files.lock, 'a') as lock:
+        if not (_try_lock(start_lock) and _try_lock(lock)):
             raise StoreError(f'{files.directory} is in use again: its server was started once more')
         yield
 

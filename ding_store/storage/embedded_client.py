@@ -19,6 +19,7 @@ from .embedded_binary import PathLike, find_server, server_version
 from .supervisor.files import RunFiles, connect_control
 
 _LOG_LINES, _MAX_LOG_BYTES, _FULL_DISK_BYTES = 8, 1 << 20, 1 << 16
+_SLACK_S = 2.0  # for a supervisor that ran out of time to say why
 # Not `-m`: that would import ding_store.storage, and numpy with it. At the end of sys.path it can shadow nothing.
 _BOOT = 'import sys; sys.path.append(sys.argv[1]); from supervisor.main import main; main(sys.argv[2:])'
 
@@ -70,7 +71,7 @@ def start_supervisor(files: RunFiles, grace_s: float, until: float) -> None:
             launcher = _spawn(files, binary, grace_s, until, writer)
         finally:
             os.close(writer)
-        report = _read_line(reader, until)
+        report = _read_line(reader, until + _SLACK_S)
         launcher.kill()  # it forked the supervisor and ended long ago, unless it hangs
         launcher.wait()
     finally:
@@ -87,7 +88,7 @@ def _spawn(files: RunFiles, binary: Path, grace_s: float, until: float, report: 
         '--dir': files.directory,
         '--binary': str(binary),
         '--grace-s': str(grace_s),
-        '--timeout-s': str(_left(until)),
+        '--until': str(until),
         '--report': str(report),
     }
     package = str(Path(__file__).absolute().parent)

@@ -130,8 +130,9 @@ def take_lock(path: str) -> int:
 def held_by(files: RunFiles) -> str:
     who = files.holder()
     return (
-        f'its lock is held by supervisor {who.get("supervisor")} or redis-server {who.get("redis")} on host '
-        f'{who.get("host")!r}, which does not answer here: end them, or share a redis:// server between hosts'
+        f'it did not get its lock in time, which was last held by supervisor {who.get("supervisor")} and redis-server '
+        f'{who.get("redis")} on host {who.get("host")!r}; if they live, end them; to share a run between hosts, use a '
+        'redis:// server'
     )
 
 

@@ -16,7 +16,7 @@ from .control import Answer, Control
 from .files import RunFiles
 from .members import Members
 from .server import Server, is_pong
-from .sockets import CONTROL, REDIS, make_socket_directory, peer, remove_socket_directory
+from .sockets import control_path, peer, remove_socket_directory
 
 PING_EVERY_S = 0.005  # only while redis starts or loads its data
 FIRST_MEMBER_S = 5.0  # the least grace at the start: who started us has yet to join
@@ -37,8 +37,9 @@ class Supervisor:
         Make it with the run's lock held; then ``serve()``.
     """
 
-    def __init__(self, files: RunFiles, binary: str, grace_s: float, lock: int) -> None:
+    def __init__(self, files: RunFiles, binary: str, grace_s: float, lock: int, redis_socket: str) -> None:
         self._files, self._binary, self._grace_s, self._lock = files, binary, grace_s, lock
+        self._redis_socket = redis_socket
         self._selector = selectors.DefaultSelector()
         self._members = Members(self._selector, self._member_died)
         self._waiting: Set[socket.socket] = set()  # joined; told once a PING sent *after* they came is answered
@@ -51,10 +52,8 @@ class Supervisor:
         self._is_over = False
         self._timers: Dict[Callable[[], None], float] = {}
         self._watch_signals()
-        self._redis_socket = os.path.join(make_socket_directory(), REDIS)
-        control = os.path.join(os.path.dirname(self._redis_socket), CONTROL)
-        self._control = Control(control, self._selector, self._on_request, self._on_end)
-        files.write(files.pointer, self._redis_socket + '\n')
+        self._control = Control(control_path(redis_socket), self._selector, self._on_request, self._on_end)
+        files.write(files.pointer, redis_socket + '\n')
         self._server = self._start_server()
         self._set_timer(self._no_member_came, max(grace_s, FIRST_MEMBER_S))
 

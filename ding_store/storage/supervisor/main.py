@@ -7,22 +7,23 @@ import contextlib
 import json
 import os
 import signal
+import time
 from typing import List, Optional
 
 from .control import Answer
 from .files import RunFiles, deadline, held_by, is_served, take_lock
 from .loop import Supervisor
-from .sockets import remove_socket_directory
+from .sockets import REDIS, make_socket_directory, remove_socket_directory
 
 
-def become_supervisor(files: RunFiles, binary: str, grace_s: float, timeout_s: float) -> Optional[Supervisor]:
+def become_supervisor(files: RunFiles, binary: str, grace_s: float, until: float) -> Optional[Supervisor]:
     """
     Overview:
         Wait for whoever is starting, then for whoever is stopping, and listen; None when another one already serves.
     Raises:
         - TimeoutError: The lock stays with someone who does not listen here.
     """
-    with deadline(timeout_s):
+    with deadline(until - time.monotonic()):
         start_lock = take_lock(files.start_lock)
         if is_served(files):
             return None
@@ -32,7 +33,12 @@ def become_supervisor(files: RunFiles, binary: str, grace_s: float, timeout_s: f
         remove_socket_directory(stale)
     if files.is_finished():
         files.archive()
-    supervisor = Supervisor(files, binary, grace_s, lock)
+    redis_socket = os.path.join(make_socket_directory(), REDIS)
+    try:
+        supervisor = Supervisor(files, binary, grace_s, lock, redis_socket)
+    except OSError:
+        remove_socket_directory(redis_socket)
+        raise
     os.close(start_lock)
     return supervisor
 
@@ -42,7 +48,7 @@ def main(arguments: List[str]) -> None:
     parser.add_argument('--dir', required=True)
     parser.add_argument('--binary', required=True)
     parser.add_argument('--grace-s', type=float, required=True)
-    parser.add_argument('--timeout-s', type=float, required=True)
+    parser.add_argument('--until', type=float, required=True)  # of the monotonic clock, which is the host's
     parser.add_argument('--report', type=int, required=True)
     asked = parser.parse_args(arguments)
     if os.fork():  # init is the supervisor's parent: no starter has to reap it, or kills it with its own children
@@ -53,7 +59,7 @@ def main(arguments: List[str]) -> None:
     answer: Answer = {'ok': True}
     supervisor: Optional[Supervisor] = None
     try:
-        supervisor = become_supervisor(files, asked.binary, asked.grace_s, asked.timeout_s)
+        supervisor = become_supervisor(files, asked.binary, asked.grace_s, asked.until)
     except TimeoutError:
         answer = {'error': held_by(files)}
     except OSError as e:
