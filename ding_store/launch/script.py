@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import runpy
 import shutil
 import sys
 import traceback
+import warnings
 from dataclasses import dataclass
-from typing import List, Sequence
+from typing import Sequence
 
 from ding_store.errors import ConfigError
 
@@ -99,14 +101,16 @@ def exit_process(code: int) -> None:
         os._exit(code)
 
 
-def preload() -> List[str]:
+def preload() -> None:
     """Import once, before forking, what every role needs: torch and DI-engine take seconds of each process's start."""
-    import ding.config  # noqa: F401
-    import ding.data  # noqa: F401
-    import ding.envs  # noqa: F401
-    import ding.framework.middleware  # noqa: F401
-    import ding.model  # noqa: F401
-    import ding.policy  # noqa: F401
-    import ding.worker  # noqa: F401
-
-    return sorted(name for name in sys.modules if name.startswith('ding.'))
+    # What their imports have to say (of gym's age, of optional packages) is nothing that a user can act on here.
+    with open(os.devnull, 'w') as nowhere, contextlib.redirect_stderr(nowhere), warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        import ding.config  # noqa: F401
+        import ding.data  # noqa: F401
+        import ding.envs  # noqa: F401
+        import ding.framework.middleware  # noqa: F401
+        import ding.model  # noqa: F401
+        import ding.policy  # noqa: F401
+        import ding.worker  # noqa: F401
+        import gym  # noqa: F401

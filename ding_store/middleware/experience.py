@@ -255,7 +255,7 @@ class LearnerSide(Side):
         # Rows are in the replay: what held their place in the stream may go, and the collectors may go on.
         if self._taken:
             last = self._taken[-1]
-            self._reader.ack(last)
+            self._reader.ack(last.id)
             self._publish(ctx, last.id)
             self._taken = []
 

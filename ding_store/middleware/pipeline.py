@@ -49,7 +49,7 @@ class Pipeline:
     def _use_store(self) -> None:
         from ding.framework import task
 
-        from ding_store.buffer import StoreBuffer
+        from ding_store.buffer.store_buffer import StoreBuffer
         from ding_store.middleware.experience import context_exchanger
         from ding_store.middleware.replay import OffPolicyLearner, data_fetcher, data_pusher
         from ding_store.middleware.session import Session

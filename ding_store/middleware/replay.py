@@ -11,7 +11,7 @@ from ding.framework.middleware.functional import offpolicy_data_fetcher as stock
 from ding.framework.middleware.functional import reward_estimator, trainer
 from ditk import logging
 
-from ding_store.buffer import StoreBuffer
+from ding_store.buffer.store_buffer import StoreBuffer
 from ding_store.errors import NotEnoughData
 from ding_store.middleware.plan import COUNT, PUSH_COLUMNS
 
@@ -85,7 +85,7 @@ def data_fetcher(cfg: Any, buffer_: Any, policy: Any = None, collate: str = 'aut
 
     def _fetch(ctx: OnlineRLContext) -> Any:
         # Middleware of the buffer speaks of lists; objects that are no columns cannot be collated.
-        if buffer_._middleware or not buffer_.columnar:
+        if buffer_._middleware or buffer_.schema is None:
             return listed(ctx)
         try:
             ctx.train_data = buffer_.sample_batch(cfg.policy.learn.batch_size).data

@@ -1,0 +1,91 @@
+"""Jobs as users start them: the real command, real processes, and a deadline on each."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PIPELINES = ROOT / 'tests' / 'pipelines'
+TINY = str(PIPELINES / 'tiny_dqn.py')
+ROLES = 'learner=1,evaluator=1,collector=2'
+DEADLINE_S = 150.0
+
+
+def environment(**extra):
+    return {**os.environ, 'PYTHONPATH': str(ROOT), 'PYTHONWARNINGS': 'ignore', 'OMP_NUM_THREADS': '1', **extra}
+
+
+def ding_store(*arguments):
+    return [sys.executable, '-m', 'ding_store.cli', *map(str, arguments)]
+
+
+class Job:
+    """A command in its own process group, its output in a file that tests can wait on."""
+
+    def __init__(self, command, cwd, name='job', **extra):
+        self.out = Path(cwd) / f'{name}.out'
+        with open(self.out, 'wb') as out:
+            self.process = subprocess.Popen(
+                command, cwd=cwd, env=environment(**extra), stdout=out, stderr=out, start_new_session=True
+            )
+
+    @property
+    def text(self):
+        return self.out.read_text(errors='replace')
+
+    def wait(self, timeout_s=DEADLINE_S):
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f'still running after {timeout_s} s; it said:\n{self.text[-4000:]}') from None
+
+    def wait_for(self, condition, what, timeout_s=DEADLINE_S):
+        """Until ``condition()`` gives something true, which is returned; the job must not end before."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            result = condition()
+            if result:
+                return result
+            assert self.process.poll() is None, f'ended before {what}:\n{self.text[-4000:]}'
+            time.sleep(0.05)  # a file is looked at: nobody tells us when it grows
+        raise AssertionError(f'no {what} within {timeout_s} s:\n{self.text[-4000:]}')
+
+    def kill_group(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+
+@contextlib.contextmanager
+def job(command, cwd, **kwargs):
+    started = Job(command, cwd, **kwargs)
+    try:
+        yield started
+    finally:
+        started.kill_group()
+
+
+def records(path):
+    """The lines of a trace, so far."""
+    return [json.loads(line) for line in Path(path).read_text().splitlines()] if Path(path).exists() else []
+
+
+def table(text):
+    """The end table of a run: row name -> number."""
+    rows = re.findall(r'^(\S.*?\S)\s{2,}(-?[\d.]+)\s*$', text, re.M)
+    return {name: float(value) for name, value in rows}
+
+
+def status(cwd, *arguments):
+    """What ``ding-store status --json`` says of a run."""
+    done = subprocess.run(
+        ding_store('status', '--json', *arguments), cwd=cwd, env=environment(), capture_output=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return json.loads(done.stdout)
