@@ -45,8 +45,16 @@ FORBIDDEN: Dict[str, Set[str]] = {
     'doctor': {'torch', 'ding', 'dizoo', *TREES},
 }
 
+#: (file, package) -> why this one may import it all the same
+EXCEPTIONS: Dict[Tuple[str, str], str] = {
+    ('buffer/flat.py', 'treevalue'): 'builds one tree from the names of columns, to infer its schema',
+}
+
 #: (file, module) -> why this one may read or write pickles. Nothing of it ever reaches the wire.
-PICKLE_ALLOWED: Dict[Tuple[str, str], str] = {}
+PICKLE_ALLOWED: Dict[Tuple[str, str], str] = {
+    ('buffer/files.py', 'pickle'): "save_data(): metas, and elements that are Python objects, in the user's own file",
+    ('buffer/files.py', 'hickle'): 'load_data(): files that DequeBuffer has saved',
+}
 PICKLERS = {'pickle', '_pickle', 'cPickle', 'cloudpickle', 'dill', 'joblib', 'marshal', 'shelve', 'hickle'}
 
 
@@ -129,6 +137,7 @@ def test_layers_keep_to_their_third_parties(layer):
         f'{file}:{line} imports {module}'
         for file, line, module in ALL_IMPORTS
         if layer_of(file) == layer and module.split('.')[0] in FORBIDDEN[layer]
+        if (file, module.split('.')[0]) not in EXCEPTIONS
     ]
     assert bad == []
 
@@ -176,10 +185,10 @@ def test_nothing_pickles_by_another_name():
     assert bad == []
 
 
-def test_every_pickle_exception_is_still_used():
-    used = {(file, module) for file, _, module in ALL_IMPORTS}
+def test_every_exception_is_still_used():
+    used = {(file, module) for file, _, module in ALL_IMPORTS} | {(e.file, e.module.split('.')[0]) for e in ALL_IMPORTS}
     used |= {(str(path.relative_to(PACKAGE)), name) for path in sources() for _, name in pickling_calls(parse(path))}
-    assert set(PICKLE_ALLOWED) <= used
+    assert set(PICKLE_ALLOWED) | set(EXCEPTIONS) <= used
 
 
 # --- importing
@@ -248,7 +257,7 @@ def is_error(module, name: str) -> bool:
 def test_every_error_is_drawn_in_the_tree():
     errors = importlib.import_module('ding_store.errors')
     classes = {name for name, value in vars(errors).items() if isinstance(value, type)}
-    drawn = set(re.findall(r'^ +[│├└─ ]*(\w+)', errors.__doc__, re.M))
+    drawn = set(re.findall(r'^[│├└─ ]*(\w+)(?:$|  )', errors.__doc__, re.M))
     assert drawn == classes
     assert all(issubclass(getattr(errors, name), errors.StoreError) for name in classes)
 

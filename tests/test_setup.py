@@ -1,0 +1,254 @@
+"""scripts/setup.sh with a Python that only pretends: what it installs and when, and what it leaves alone."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Dict, List, Optional
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TIMEOUT_S = 60
+
+#: Notes each call with its PYTHONPATH; makes environments that hold a copy of itself; pip installs nothing.
+PYTHON = """#!/usr/bin/env bash
+echo "${PYTHONPATH:-}|$*" >>"$CALLS"
+case "$*" in
+    *'import sys; sys.exit'*3*10*) exit "${FAKE_UNSUITABLE:-0}" ;;
+    *'import sys; sys.exit'*3*11*) exit "${FAKE_NOT_311:-0}" ;;
+    *'import ensurepip'*) exit "${FAKE_NO_VENV:-0}" ;;
+    *--version) echo 'Python 3.11.0' ;;
+    *'-m venv '*)
+        mkdir -p "${@: -1}/bin"
+        cp "$0" "${@: -1}/bin/python"
+        echo 'version = 3.11.0' >"${@: -1}/pyvenv.cfg"
+        ;;
+    *'-m pip install'*)
+        [[ -z ${FAKE_FIFO:-} ]] || cat "$FAKE_FIFO" >/dev/null
+        echo 'Downloading torch-2.13.0.whl (190.0 MB)'
+        [[ -z ${FAKE_FAIL:-} || "$*" != *"$FAKE_FAIL"* ]] || { echo 'ERROR: the reason'; exit 1; }
+        ;;
+esac
+"""
+SERVER = '#!/usr/bin/env bash\necho "Redis server v={} sha=0 bits=64"\n'
+
+
+class Checkout:
+    """A copy of what setup.sh needs, and a PATH on which everything but the system's tools is fake."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.bin, self.calls = root / 'checkout', root / 'bin', root / 'calls'
+        self.bin.mkdir()
+        self.root.mkdir()
+        for name in ('scripts', 'requirements'):
+            shutil.copytree(ROOT / name, self.root / name)
+        shutil.copy(ROOT / 'setup.py', self.root)
+        for name in ('python3.11', 'python3', 'python3.10'):
+            self.add_command(name, PYTHON)
+        self.add_command('redis-server', SERVER.format('7.0.15'))
+        self.venv = self.root / '.venv'
+
+    def add_command(self, name: str, text: str, directory: Optional[Path] = None) -> None:
+        path = (directory or self.bin) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def environ(self, **extra: str) -> Dict[str, str]:
+        path = os.pathsep.join(filter(None, [extra.pop('PATH', ''), str(self.bin), '/usr/bin', '/bin']))
+        return {'PATH': path, 'CALLS': str(self.calls), 'HOME': str(self.root), **extra}
+
+    def start(self, *arguments: str, **environ: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            [str(self.root / 'scripts/setup.sh'), *arguments],
+            env=self.environ(**environ),
+            cwd='/',
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def setup(self, *arguments: str, status: int = 0, **environ: str) -> str:
+        self.calls.write_text('')
+        process = self.start(*arguments, **environ)
+        output = process.communicate(timeout=TIMEOUT_S)[0]
+        assert process.returncode == status, output
+        return output
+
+    def python_calls(self) -> List[str]:
+        return self.calls.read_text().splitlines()
+
+    def installs(self) -> List[str]:
+        return [call for call in self.python_calls() if 'pip install' in call]
+
+    def extras(self) -> str:
+        return self.installs()[-1].rpartition('[')[2].rstrip(']')
+
+
+@pytest.fixture
+def checkout(tmp_path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+def test_fresh(checkout):
+    output = checkout.setup()
+    first, second, third = checkout.installs()
+    assert all(' numpy<2 ' in f'{call} ' for call in (first, second, third))
+    assert all('-c ' in call and 'constraints.txt' in call for call in (first, second, third))
+    assert first.endswith('requirements/di-engine.txt')
+    assert second.endswith('--no-deps DI-engine==0.5.3')
+    assert third.endswith(f'-e {checkout.root}[fast]')
+    assert 'Downloading torch' in output
+    assert 'ready' in output
+
+
+def test_second_time_starts_no_python_at_all(checkout):
+    checkout.setup()
+    assert checkout.setup() == ''
+    assert checkout.python_calls() == []
+
+
+def test_other_pythons_find_their_own_versions(checkout):
+    checkout.setup(FAKE_NOT_311='1')
+    assert not any('constraints' in call for call in checkout.installs())
+
+
+def test_extras_are_added_and_remembered(checkout):
+    checkout.setup()
+    checkout.setup('--test')
+    assert checkout.extras() == 'fast,test'
+    assert checkout.setup() == ''
+    with (checkout.root / 'requirements/di-engine.txt').open('a') as file:
+        file.write('# changed\n')
+    checkout.setup('--extra', 'fast')
+    assert checkout.extras() == 'fast,test'
+
+
+@pytest.mark.parametrize(('version', 'extras'), [('6.0.16', 'embedded,fast'), ('6.2.0', 'fast'), ('8.1.1', 'fast')])
+def test_a_server_in_a_wheel_where_there_is_none(checkout, version, extras):
+    checkout.add_command('redis-server', SERVER.format(version))
+    checkout.setup()
+    assert checkout.extras() == extras
+
+
+def test_a_server_that_went_away_is_replaced(checkout):
+    checkout.setup()
+    (checkout.bin / 'redis-server').unlink()
+    if shutil.which('redis-server', path='/usr/bin:/bin'):
+        pytest.skip('this machine has a redis-server of its own')
+    checkout.setup()
+    assert checkout.extras() == 'embedded,fast'
+
+
+def test_failure_is_shown_in_full_and_done_again(checkout):
+    output = checkout.setup(status=1, FAKE_FAIL='DI-engine==')
+    assert 'ERROR: the reason' in output
+    assert len(checkout.installs()) == 2
+    checkout.setup()
+    assert len(checkout.installs()) == 3
+    assert not any('-m venv' in call for call in checkout.python_calls()), 'the environment itself was sound'
+
+
+def test_interrupted_while_the_environment_was_made(checkout):
+    checkout.setup()
+    (checkout.venv / '.ding_store_stamp').unlink()
+    (checkout.venv / 'bin/python').unlink()
+    checkout.setup()
+    assert sum('-m venv' in call for call in checkout.python_calls()) == 1
+
+
+def test_moved_checkout_is_made_again(checkout):
+    checkout.setup()
+    moved = checkout.root.with_name('moved')
+    checkout.root.rename(moved)
+    checkout.root = moved
+    (moved / '.venv/left').touch()
+    checkout.setup()
+    assert len(checkout.installs()) == 3
+    assert not (moved / '.venv/left').exists()
+
+
+def test_foreign_environment_is_left_alone(checkout):
+    checkout.venv.mkdir()
+    (checkout.venv / 'pyvenv.cfg').write_text('mine')
+    output = checkout.setup(status=1)
+    assert 'not made by this script' in output
+    assert 'DING_STORE_VENV' in output
+    assert [path.name for path in checkout.venv.iterdir()] == ['pyvenv.cfg']
+    assert checkout.python_calls() == []
+
+
+def test_a_file_in_the_way(checkout):
+    checkout.venv.write_text('')
+    assert 'no directory' in checkout.setup(status=1)
+
+
+def test_environment_elsewhere(checkout, tmp_path):
+    checkout.setup(DING_STORE_VENV=str(tmp_path / 'else where'))
+    assert (tmp_path / 'else where/.ding_store_stamp').exists()
+    assert not checkout.venv.exists()
+
+
+def test_active_environments_are_ignored(checkout, tmp_path):
+    for name in ('venv', 'conda'):
+        checkout.add_command('python3.11', '#!/bin/sh\nexit 1\n', tmp_path / name / 'bin')
+    checkout.setup(
+        PATH=f'{tmp_path}/venv/bin:{tmp_path}/conda/bin',
+        VIRTUAL_ENV=str(tmp_path / 'venv'),
+        CONDA_PREFIX=str(tmp_path / 'conda'),
+        PYTHONPATH='/somewhere',
+        PYTHONHOME='/somewhere',
+    )
+    assert len(checkout.installs()) == 3
+    assert all(call.startswith('|') for call in checkout.python_calls()), 'PYTHONPATH leaked in'
+
+
+def test_no_python(checkout):
+    output = checkout.setup(status=1, FAKE_UNSUITABLE='1')
+    assert 'no Python 3.10 or 3.11 found' in output
+    assert 'apt-get install python3 python3-venv' in output
+
+
+def test_no_venv_module(checkout):
+    output = checkout.setup(status=1, FAKE_NO_VENV='1')
+    assert 'apt-get install python3-venv' in output
+    assert 'ready' in checkout.setup(), 'works once that was installed'
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'text'),
+    [
+        (['--bogus'], "unknown argument '--bogus'"),
+        (['--extra', 'bogus'], 'setup.py has: embedded fast test'),
+        (['--extra=.*'], "unknown extra '.*'"),
+        (['--extra'], '--extra needs a name'),
+    ],
+)
+def test_wrong_arguments(checkout, arguments, text):
+    assert text in checkout.setup(*arguments, status=1)
+    assert checkout.python_calls() == []
+
+
+def test_help(checkout):
+    assert '--extra NAME' in checkout.setup('--help')
+    assert not checkout.venv.exists()
+
+
+def test_two_at_once(checkout, tmp_path):
+    """The second waits for the first, and then finds everything done."""
+    fifo = tmp_path / 'fifo'
+    os.mkfifo(fifo)
+    checkout.calls.write_text('')
+    first = checkout.start(FAKE_FIFO=str(fifo))
+    writer = os.open(fifo, os.O_WRONLY)  # returns when the first one's pip has begun to read
+    second = checkout.start()
+    assert 'another setup of this environment is running' in second.stdout.readline()
+    (tmp_path / 'empty').touch()
+    os.unlink(fifo)
+    os.symlink(tmp_path / 'empty', fifo)  # later pips do not wait
+    os.close(writer)
+    for process in (first, second):
+        output = process.communicate(timeout=TIMEOUT_S)[0]
+        assert process.returncode == 0, output
+    assert len(checkout.installs()) == 3
