@@ -32,7 +32,7 @@ class WarmOutputs:
     def __init__(self, columns: Mapping[str, ColumnSpec]) -> None:
         self._columns = dict(columns)
         self._lock = threading.Lock()
-        self._warm: 'OrderedDict[int, List[Arrays]]' = OrderedDict()
+        self._warm: OrderedDict[int, List[Arrays]] = OrderedDict()
 
     def take(self, num_rows: int) -> Arrays:
         """Arrays ``(num_rows, *shape)`` by name, with anything in them; theirs who asked until they let go of them."""

@@ -68,7 +68,8 @@ class Regions:
         files = [(fd, spec_bytes(specs[name])) for name, (_, fd) in added.items() if fd is not None]
         self._reserve(files, 0, self._num_reserved)
         self._files += files
-        self.columns.update({name: column for name, (column, _) in added.items()})
+        # A new dict: readers may be going over the old one.
+        self.columns = {**self.columns, **{name: column for name, (column, _) in added.items()}}
 
     def reserve(self, num_rows: int) -> None:
         """
@@ -94,6 +95,16 @@ class Regions:
             os.close(fd)
         self._files = []
         self.columns = {}
+
+    def clear(self) -> None:
+        """Have no columns and no files."""
+        self.close()
+        if self._path is None:
+            self._directory = None
+        else:
+            for name in _column_files(self._path):
+                os.unlink(name)
+        self._num_reserved = 0
 
     def _map(self, number: int, spec: ColumnSpec) -> Tuple[np.ndarray, Optional[int]]:
         dtype, shape = np.dtype(spec[0]), tuple(spec[1])
@@ -161,6 +172,10 @@ def _private_directory(num_bytes: int) -> Optional[str]:
 def _make_directory(path: str) -> str:
     directory = os.path.abspath(path)
     os.makedirs(directory, exist_ok=True)
-    if any(name.endswith('.column') for name in os.listdir(directory)):
+    if _column_files(directory):
         raise ConfigError(f'path ({path!r}) already holds a table; name another directory or remove it')
     return directory
+
+
+def _column_files(directory: str) -> List[str]:
+    return [os.path.join(directory, name) for name in os.listdir(directory) if name.endswith('.column')]

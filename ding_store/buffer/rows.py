@@ -10,6 +10,8 @@ import numpy as np
 #: In ``row_of_slot``: the slot is free, or its row is being written at this moment.
 EMPTY = -1
 
+_NO_ROWS = np.empty(0, np.int64)
+
 
 class RowIndex:
     """
@@ -44,16 +46,34 @@ class RowIndex:
         """Slots of all live rows in no order: a view, good for as long as the lock is held."""
         return self._slots[: self.count]
 
-    def allocate(self, num_rows: int) -> np.ndarray:
+    def allocate(self, num_rows: int) -> Tuple[np.ndarray, np.ndarray]:
         """
         Overview:
             Choose slots for ``num_rows`` (at most the capacity) new rows; the oldest rows leave where there is no room.
-            The slots belong to the caller until ``publish``.
+            The slots belong to the caller until ``publish`` or ``restore``.
+        Returns:
+            - slots (:obj:`np.ndarray`): The slots.
+            - evicted (:obj:`np.ndarray`): Row numbers of those who left; theirs were the first slots.
         """
         shortage = self.count + num_rows - self.capacity
         if shortage > 0:
-            self.remove(self._oldest(shortage))
-        return self._slots[self.count : self.count + num_rows].astype(np.intp)
+            oldest = self._oldest(shortage)
+            evicted = self.row_of_slot[oldest]
+            self.remove(oldest)
+        else:
+            evicted = _NO_ROWS
+        return self._slots[self.count : self.count + num_rows].astype(np.intp), evicted
+
+    def restore(self, slots: np.ndarray, evicted: np.ndarray) -> None:
+        """Take ``allocate`` back, before anything was written: those who left live again. O(capacity)."""
+        self._pack_log()
+        num_back, num_rows = len(evicted), self._tail
+        self._log_rows[num_back : num_back + num_rows] = self._log_rows[:num_rows].copy()
+        self._log_slots[num_back : num_back + num_rows] = self._log_slots[:num_rows].copy()
+        self._log_rows[:num_back], self._log_slots[:num_back] = evicted, slots[:num_back]
+        self._tail += num_back
+        self.row_of_slot[slots[:num_back]] = evicted
+        self.count += num_back
 
     def publish(self, slots: np.ndarray, skipped: int = 0) -> np.ndarray:
         """
@@ -97,6 +117,13 @@ class RowIndex:
         self._slots[:] = np.arange(self.capacity, dtype=self._slots.dtype)
         self._place[:] = self._slots
         self.count = self._head = self._tail = 0
+
+    def relabel(self, rows: np.ndarray, next_row: int) -> None:
+        """Give all live rows other numbers, which must grow with their age; for contents that come from a file."""
+        slots = self.slots_by_age()
+        self.row_of_slot[slots] = rows
+        self._log_rows[self._head : self._tail] = rows
+        self.next_row = max(next_row, self.next_row)
 
     def find(self, rows: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
         """

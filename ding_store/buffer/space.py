@@ -30,7 +30,8 @@ def format_bytes(num_bytes: float) -> str:
 def available_memory() -> int:
     """
     Overview:
-        Bytes that this process may still use: what the kernel has, or what its cgroups (v1 or v2) leave, if that is less.
+        Bytes that this process may still use: what the kernel has, or what its cgroups (v1 or v2) leave, whichever is
+        less.
     """
     limits = [_kernel_available(), *_cgroup_available()]
     return max(0, min(limits))

@@ -8,9 +8,10 @@ from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple, Type
 
 import numpy as np
 
+from ding_store.buffer.choices import as_rows, by_rows
 from ding_store.buffer.regions import ColumnSpec, Regions
 from ding_store.buffer.rows import RowIndex
-from ding_store.errors import ConfigError, RowGone, SchemaMismatch
+from ding_store.errors import ConfigError, SchemaMismatch
 
 Columns = Mapping[str, np.ndarray]
 T = TypeVar('T')
@@ -39,10 +40,15 @@ class Table:
         self.capacity = int(capacity)
         self.index = RowIndex(self.capacity)
         self._regions = Regions(self.capacity, path)
-        self._write_lock = threading.RLock()
+        self.write_lock = threading.RLock()
         self._num_updates = 0
         self._num_used = 0  # Slots from this one on were never written.
         self._regions.add(_checked_specs(columns))
+
+    @property
+    def specs(self) -> Dict[str, ColumnSpec]:
+        """Name -> (dtype, shape of one element)."""
+        return {name: (column.dtype, column.shape[1:]) for name, column in self.columns.items()}
 
     def __len__(self) -> int:
         return self.index.count
@@ -85,16 +91,22 @@ class Table:
         """
         Overview:
             Write new rows in place: yields their slots, which the caller fills, and their row numbers. They become
-            visible on leaving; on an exception they never do, but the rows that made room for them are gone.
+            visible on leaving. A SchemaMismatch says that nothing was written: the table is as it was. After any other
+            exception the rows never become visible, but those that made room for them are gone.
         """
-        with self._write_lock:
+        with self.write_lock:
             with self.index.lock:
                 first = self.index.next_row + skipped
                 used = max(self._num_used, min(self.capacity, self.index.count + num_rows))
                 self._regions.reserve(used)
                 self._num_used = used
-                slots = self.index.allocate(num_rows)
-            yield slots, np.arange(first, first + num_rows, dtype=np.int64)
+                slots, evicted = self.index.allocate(num_rows)
+            try:
+                yield slots, np.arange(first, first + num_rows, dtype=np.int64)
+            except SchemaMismatch:
+                with self.index.lock:
+                    self.index.restore(slots, evicted)
+                raise
             with self.index.lock:
                 self.index.publish(slots, skipped)
 
@@ -108,17 +120,15 @@ class Table:
         Raises:
             - RowGone: A row left the table, or never existed; names the first.
         """
-        wanted = _as_rows(rows)
-        return self.read(lambda index: self._find(index, wanted), lambda slots: self.take(slots, out))[1]
+        return self.read(by_rows(rows), lambda slots: self.take(slots, out))[1]
 
-    def read(
-        self, choose: Callable[[RowIndex], np.ndarray], copy: Callable[[np.ndarray], T]
-    ) -> Tuple[np.ndarray, T]:
+    def read(self, choose: Callable[[RowIndex], np.ndarray], copy: Callable[[np.ndarray], T]) -> Tuple[np.ndarray, T]:
         """
         Overview:
             Copy rows that no writer touched meanwhile.
         Arguments:
-            - choose (:obj:`Callable`): RowIndex -> slots of live rows; called with the index locked, again after a race.
+            - choose (:obj:`Callable`): RowIndex -> slots of live rows; called with the index locked, and again after
+              a race.
             - copy (:obj:`Callable`): Slots -> what was copied from them; called without any lock.
         Returns:
             - rows (:obj:`np.ndarray`): Row numbers of the slots.
@@ -133,20 +143,18 @@ class Table:
             # changed before the first byte is, and whoever reads them here has the interpreter's lock.
             if num_updates == self._num_updates and np.array_equal(self.index.row_of_slot[slots], rows):
                 return rows, copied
-        with self._write_lock:
+        with self.write_lock:
             with self.index.lock:
                 slots = choose(self.index)
             return self.index.row_of_slot[slots], copy(slots)
 
     def take(self, slots: np.ndarray, out: Optional[Mapping[str, np.ndarray]] = None) -> Dict[str, np.ndarray]:
         """Copy slots of all columns, whatever they hold: only right as the ``copy`` of a ``read``."""
+        columns = self.columns
         if out is None:
-            return {name: column.take(slots, axis=0, mode='clip') for name, column in self.columns.items()}
-        taken = {}
-        for name, column in self.columns.items():
-            # Without mode='clip' numpy fills a buffer of its own first: 2-5 times slower.
-            taken[name] = column.take(slots, 0, out[name], 'clip')
-        return taken
+            return {name: column.take(slots, 0, None, 'clip') for name, column in columns.items()}
+        # Without mode='clip' numpy fills a buffer of its own first: 2-5 times slower.
+        return {name: columns[name].take(slots, 0, array, 'clip') for name, array in out.items()}
 
     def update(self, rows: np.ndarray, columns: Columns) -> np.ndarray:
         """
@@ -157,10 +165,10 @@ class Table:
         Returns:
             - found (:obj:`np.ndarray`): Which rows were there, bool.
         """
-        wanted = _as_rows(rows)
+        wanted = as_rows(rows)
         self._check(columns, len(wanted), partial=True)
         # The lock of the index is held, too, so that no reader begins in the middle of it.
-        with self._write_lock, self.index.lock:
+        with self.write_lock, self.index.lock:
             self._num_updates += 1
             slots, found = self.index.find(wanted)
             for name, values in columns.items():
@@ -174,21 +182,21 @@ class Table:
         Returns:
             - slots (:obj:`np.ndarray`): The slots that became free.
         """
-        with self._write_lock, self.index.lock:
-            slots, found = self.index.find(np.unique(_as_rows(rows)))
+        with self.write_lock, self.index.lock:
+            slots, found = self.index.find(np.unique(as_rows(rows)))
             freed = slots[found]
             self.index.remove(freed)
         return freed
 
     def clear(self) -> None:
         """Take all rows out. Row numbers are not used again."""
-        with self._write_lock, self.index.lock:
+        with self.write_lock, self.index.lock:
             self.index.clear()
 
     def contains(self, rows: np.ndarray) -> np.ndarray:
         """Which rows are in the table, bool."""
         with self.index.lock:
-            return self.index.find(_as_rows(rows))[1]
+            return self.index.find(as_rows(rows))[1]
 
     def rows_by_age(self) -> np.ndarray:
         """Row numbers of all live rows, oldest first."""
@@ -203,7 +211,7 @@ class Table:
             - ConfigError: The table has a column of this name.
         """
         specs = _checked_specs(columns)
-        with self._write_lock:
+        with self.write_lock:
             doubled = sorted(set(specs) & set(self.columns))
             if doubled:
                 raise ConfigError(f'the table has the columns {doubled} already')
@@ -211,10 +219,20 @@ class Table:
             for name, value in (fill or {}).items():
                 self.columns[name][: self._num_used] = value
 
+    def replace_columns(self, columns: Mapping[str, ColumnSpec]) -> None:
+        """Take all rows out, and have these columns from now on instead. Row numbers go on growing."""
+        specs = _checked_specs(columns)
+        with self.write_lock:
+            self.clear()
+            self._regions.clear()
+            self._num_used = 0
+            self._regions.add(specs)
+
     def close(self) -> None:
         """Release the files; the table is empty after it."""
-        self.clear()
-        self._regions.close()
+        with self.write_lock:
+            self.clear()
+            self._regions.close()
 
     def _store(self, slots: np.ndarray, columns: Columns, skipped: int) -> None:
         target = _as_slice(slots)
@@ -235,21 +253,6 @@ class Table:
                     f'got {values.dtype} of shape {values.shape}'
                 )
         return num_rows or 0
-
-    @staticmethod
-    def _find(index: RowIndex, rows: np.ndarray) -> np.ndarray:
-        slots, found = index.find(rows)
-        if not found.all():
-            gone = rows[~found][0]
-            raise RowGone(f'row {gone} is not in the table: it was evicted or deleted, or never existed')
-        return slots
-
-
-def _as_rows(rows: np.ndarray) -> np.ndarray:
-    rows = np.asarray(rows)
-    if rows.ndim != 1 or (rows.dtype.kind not in 'iu' and rows.size):
-        raise TypeError(f'rows must be integers of shape (B,), got {rows.dtype} of shape {rows.shape}')
-    return rows.astype(np.int64, copy=False)
 
 
 def _as_slice(slots: np.ndarray) -> Union[slice, np.ndarray]:

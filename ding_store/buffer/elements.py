@@ -1,0 +1,250 @@
+"""Elements and their metas in a table: in columns where they fit, else as Python objects."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+import treetensor.torch as ttorch
+
+from ding_store.buffer.flat import complete, fill_values, schema_of
+from ding_store.buffer.metas import Meta, MetaStore
+from ding_store.buffer.objects import ObjectColumn
+from ding_store.buffer.outputs import WarmOutputs
+from ding_store.buffer.rows import RowIndex
+from ding_store.buffer.table import Columns, Table
+from ding_store.columns import NotColumnar, Schema
+from ding_store.errors import SchemaMismatch
+
+Choose = Callable[[RowIndex], np.ndarray]
+
+
+class Read(NamedTuple):
+    """What was read of some rows, in their order."""
+
+    rows: np.ndarray
+    elements: List[Any]
+    metas: List[Meta]
+
+
+class Elements:
+    """
+    Overview:
+        What a buffer and its views share. The first element decides: its leaves become the columns, or, where it is
+        nothing that columns can hold, all elements are kept as objects. Lists whose length turns out to vary (episodes)
+        move from columns to objects when that is seen.
+    Arguments:
+        - capacity (:obj:`int`): The number of elements; the oldest leave when there are more.
+        - path (:obj:`Optional[str]`): Directory for the columns' files; None for a private table.
+    """
+
+    def __init__(self, capacity: int, path: Optional[str] = None) -> None:
+        self.table = Table({}, capacity, path)
+        self.schema: Optional[Schema] = None
+        self.objects: Optional[ObjectColumn] = None
+        self.metas = MetaStore(self.table.index.row_of_slot)
+        self._outputs = WarmOutputs({})
+
+    def append(
+        self, elements: Sequence[Any], metas: Optional[Sequence[Optional[Mapping[Any, Any]]]] = None
+    ) -> np.ndarray:
+        """
+        Overview:
+            Add elements, with or without metas.
+        Returns:
+            - rows (:obj:`np.ndarray`): Their row numbers.
+        Raises:
+            - SchemaMismatch: One does not fit the others; none was added.
+        """
+        with self.table.write_lock:
+            if self.schema is None and self.objects is None:
+                self._decide(elements)
+            try:
+                return self._append(elements, metas)
+            except SchemaMismatch:
+                self._make_fit(elements)
+            return self._append(elements, metas)
+
+    def extend(self, columns: Columns, schema: Optional[Schema] = None) -> np.ndarray:
+        """Add rows that are columns already, of the given schema or of this table's: see ``StoreBuffer.extend``."""
+        with self.table.write_lock:
+            schema = schema or self.schema or schema_of(columns)
+            if self.objects is not None:
+                return self._append(schema.decode(columns), None)
+            if self.schema is None:
+                self.start(schema)
+            elif schema is not self.schema and schema != self.schema:
+                self._adapt(schema)
+            rows = self.table.extend(complete(columns, self.table.specs))
+            self._forget_metas(rows)
+            return rows
+
+    def read(self, choose: Choose, warm: bool = True) -> Read:
+        """
+        Overview:
+            Elements and metas of the rows whose slots are chosen. Elements out of columns are views of one gathered
+            batch; ``warm`` puts it into memory that was used before and is free now.
+        """
+        rows, (data, metas) = self.table.read(choose, lambda slots: (self._take(slots, warm), self._metas_of(slots)))
+        return Read(rows, self._decode(data), metas)
+
+    def read_batch(self, choose: Choose) -> Tuple[np.ndarray, ttorch.Tensor]:
+        """
+        Overview:
+            Row numbers and one collated batch of the chosen rows.
+        Raises:
+            - SchemaMismatch: The elements are objects.
+        """
+        rows, columns = self.table.read(choose, lambda slots: self._take(slots, True))
+        if self.objects is not None or self.schema is None:
+            raise SchemaMismatch('elements that are kept as Python objects make no collated batch; use sample()')
+        return rows, self.schema.decode_batch(columns)
+
+    def update(self, row: int, element: Optional[Any], meta: Optional[Mapping[Any, Any]]) -> bool:
+        """Replace an element, its meta or both; returns whether the row was there."""
+        rows = np.array([row], np.int64)
+        with self.table.write_lock:
+            slots, found = self.table.index.find(rows)
+            if not found[0]:
+                return False
+            if element is not None:
+                self._replace(rows, slots, element)
+            if meta is not None:
+                self.metas.put(int(slots[0]), meta)
+            return True
+
+    def delete(self, rows: np.ndarray) -> None:
+        with self.table.write_lock:
+            slots = self.table.delete(rows)
+            self.metas.drop(slots)
+            if self.objects is not None:
+                self.objects.drop(slots)
+
+    def clear(self) -> None:
+        """Forget all elements. The next one decides again; row numbers go on growing."""
+        with self.table.write_lock:
+            self.table.clear()
+            self.metas.clear()
+            if self.objects is not None:
+                self.objects = None
+
+    def meta_of(self, row: int, default: Optional[Meta] = None) -> Meta:
+        """The meta of a row as it is kept, to be written to; ``default`` or an empty one if the row is gone."""
+        slots, found = self.table.index.find(np.array([row], np.int64))
+        return self.metas.get(int(slots[0]), row) if found[0] else dict(default or {})
+
+    def start(self, schema: Schema) -> None:
+        """Empty, and for elements of this schema."""
+        if schema != self.schema:
+            self.table.replace_columns(schema.columns())
+            self._outputs = WarmOutputs(self.table.specs)
+        self.schema, self.objects = schema, None
+
+    def start_objects(self) -> None:
+        """Empty, and for elements that are Python objects."""
+        self.table.replace_columns({})
+        self.schema, self.objects = None, ObjectColumn()
+
+    def _append(self, elements: Sequence[Any], metas: Optional[Sequence[Optional[Mapping[Any, Any]]]]) -> np.ndarray:
+        num_rows, capacity = len(elements), self.table.capacity
+        skipped = max(0, num_rows - capacity)
+        with self.table.writing(num_rows - skipped, skipped) as (slots, rows):
+            self._write(slots, elements[skipped:] if skipped else elements)
+            if metas is None:
+                self.metas.drop(slots)
+            else:
+                for slot, meta in zip(slots.tolist(), metas[skipped:]):
+                    self.metas.put(slot, meta)
+        return np.arange(rows[-1] + 1 - num_rows, rows[-1] + 1) if skipped else rows
+
+    def _write(self, slots: np.ndarray, elements: Sequence[Any]) -> None:
+        if self.objects is not None:
+            self.objects.put(slots, elements)
+            return
+        assert self.schema is not None
+        first, num_rows = int(slots[0]) if len(slots) else 0, len(slots)
+        if num_rows <= 1 or (slots[-1] - first == num_rows - 1 and (np.diff(slots) == 1).all()):
+            self.schema.encode_into(self.table.columns, first, elements)
+            return
+        for name, values in self.schema.encode(elements).items():
+            self.table.columns[name][slots] = values
+
+    def _decide(self, elements: Sequence[Any]) -> None:
+        try:
+            schema = Schema.infer(elements)
+        except SchemaMismatch as e:
+            if not isinstance(e, NotColumnar) and not _are_lists(elements):
+                raise
+            self.start_objects()
+        else:
+            self.start(schema)
+
+    def _make_fit(self, elements: Sequence[Any]) -> None:
+        """After a mismatch: widen the schema, or let go of it, or say what does not fit."""
+        if len(self.table) == 0:
+            self._decide(elements)
+            return
+        assert self.schema is not None
+        try:
+            self._adapt(Schema.infer(elements))
+        except SchemaMismatch:
+            if not _are_lists(elements):
+                raise
+            self._move_to_objects()
+
+    def _adapt(self, schema: Schema) -> None:
+        """Make the columns hold elements of this schema, too."""
+        if len(self.table) == 0:
+            self.start(schema)
+            return
+        assert self.schema is not None
+        merged = self.schema.merge(schema)
+        known = self.table.specs
+        added = {name: spec for name, spec in merged.columns().items() if name not in known}
+        if added:
+            self.table.add_columns(added, fill_values(added, known))
+            self._outputs = WarmOutputs(self.table.specs)
+        # Only now: readers look at the schema after they have copied, and an older one reads older rows well.
+        self.schema = merged
+
+    def _move_to_objects(self) -> None:
+        with self.table.index.lock:
+            slots = self.table.index.slots_by_age().astype(np.intp)
+        objects = ObjectColumn()
+        objects.put(slots, self._decode(self.table.take(slots)))
+        # Readers that are between copying and decoding have the columns of then, and their schema.
+        self.objects = objects
+
+    def _replace(self, rows: np.ndarray, slots: np.ndarray, element: Any) -> None:
+        if self.objects is not None:
+            self.objects.put(slots, [element])
+            return
+        assert self.schema is not None
+        try:
+            columns = self.schema.encode([element])
+        except SchemaMismatch:
+            self._adapt(Schema.infer([element]))
+            columns = self.schema.encode([element])
+        self.table.update(rows, columns)
+
+    def _forget_metas(self, rows: np.ndarray) -> None:
+        slots, found = self.table.index.find(rows)
+        self.metas.drop(slots[found])
+
+    def _take(self, slots: np.ndarray, warm: bool) -> Any:
+        if self.objects is not None:
+            return self.objects.take(slots)
+        return self.table.take(slots, self._outputs.take(len(slots)) if warm else None)
+
+    def _metas_of(self, slots: np.ndarray) -> List[Meta]:
+        get, rows = self.metas.get, self.table.index.row_of_slot[slots].tolist()
+        return [get(slot, row) for slot, row in zip(slots.tolist(), rows)]
+
+    def _decode(self, data: Any) -> List[Any]:
+        if isinstance(data, list):
+            return data
+        return self.schema.decode(data) if self.schema is not None and data else []
+
+
+def _are_lists(elements: Sequence[Any]) -> bool:
+    return all(type(element) is list for element in elements)

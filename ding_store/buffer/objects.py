@@ -1,0 +1,76 @@
+"""Elements that columns cannot hold: Python objects of this process, by slot."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, List, Mapping, Sequence
+
+import numpy as np
+
+from ding_store.buffer.space import format_bytes
+
+logger = logging.getLogger(__name__)
+
+#: Elements with more array bytes than this deserve columns: their owner is told once.
+LARGE_BYTES = 64 << 10
+
+
+class ObjectColumn:
+    """
+    Overview:
+        One object per slot, kept by reference: who changes it in place changes it for all who read it later, as in
+        DI-engine's own buffers. Costs 8 bytes per slot in use, and what the objects themselves take.
+    """
+
+    def __init__(self) -> None:
+        self._objects: List[Any] = []
+        self._warned = False
+
+    def put(self, slots: np.ndarray, objects: Sequence[Any]) -> None:
+        highest = int(slots.max(initial=-1))
+        if highest >= len(self._objects):
+            self._objects.extend([None] * (highest + 1 - len(self._objects)))
+        for slot, each in zip(slots.tolist(), objects):
+            self._objects[slot] = each
+        if not self._warned and len(objects):
+            self._warn_if_large(objects[-1])
+
+    def take(self, slots: np.ndarray) -> List[Any]:
+        objects = self._objects
+        return [objects[slot] for slot in slots.tolist()]
+
+    def drop(self, slots: np.ndarray) -> None:
+        """Let go of the objects in slots that became free."""
+        for slot in slots.tolist():
+            self._objects[slot] = None
+
+    def clear(self) -> None:
+        self._objects = []
+
+    def _warn_if_large(self, element: Any) -> None:
+        num_bytes = array_bytes(element)
+        if num_bytes > LARGE_BYTES:
+            self._warned = True
+            logger.warning(
+                'elements of type %s are kept as Python objects in this process, with %s of arrays each: '
+                'elements that all have the same leaves, dtypes and shapes go to columns, which are smaller and faster',
+                type(element).__name__,
+                format_bytes(num_bytes),
+            )
+
+
+def array_bytes(element: Any, depth: int = 4) -> int:
+    """Bytes of the arrays and tensors in an element; a sum over containers, ``depth`` levels down."""
+    if hasattr(element, 'element_size'):
+        sizes = element.element_size()
+        if isinstance(sizes, int):
+            return sizes * int(element.nelement())
+    if isinstance(element, np.ndarray):
+        return element.nbytes
+    if depth == 0:
+        return 0
+    if isinstance(element, Mapping) or hasattr(element, 'values'):
+        return sum(array_bytes(value, depth - 1) for value in element.values())
+    if isinstance(element, (list, tuple)):
+        return sum(array_bytes(value, depth - 1) for value in element)
+    return 0

@@ -1,0 +1,69 @@
+"""What to read next. A sampler chooses rows and knows nothing of payloads."""
+
+from __future__ import annotations
+
+from typing import Optional, Protocol
+
+import numpy as np
+
+from ding_store.buffer.rows import RowIndex
+from ding_store.errors import NotEnoughData
+
+
+class Sampler(Protocol):
+    """
+    Overview:
+        Chooses rows of a table. Called with the table's index locked, and again for a choice that raced with a writer.
+    """
+
+    def choose(
+        self, index: RowIndex, size: int, replace: bool = False, sample_range: Optional[slice] = None
+    ) -> np.ndarray:
+        """
+        Overview:
+            Slots of ``size`` live rows.
+        Arguments:
+            - replace (:obj:`bool`): Whether a row may be chosen more than once.
+            - sample_range (:obj:`Optional[slice]`): Only these rows, counted by age; the oldest is 0, the newest -1.
+        Raises:
+            - NotEnoughData: There are fewer rows than that; nothing changed.
+        """
+
+
+class Uniform:
+    """
+    Overview:
+        Every row with the same probability; O(size) whatever the table's length.
+    Arguments:
+        - seed (:obj:`Optional[int]`): None draws from numpy's global generator, which ``set_pkg_seed`` seeds, so that a
+          run is as reproducible as it is with stock buffers; a number makes a generator of this sampler's own.
+    """
+
+    def __init__(self, seed: Optional[int] = None) -> None:
+        self._random = np.random.mtrand._rand if seed is None else np.random.RandomState(seed)
+
+    def choose(
+        self, index: RowIndex, size: int, replace: bool = False, sample_range: Optional[slice] = None
+    ) -> np.ndarray:
+        slots = index.live_slots if sample_range is None else index.slots_by_age()[sample_range]
+        if len(slots) < (1 if replace else size):
+            raise not_enough(size, len(slots))
+        return slots[self.draw(len(slots), size, replace)].astype(np.intp)
+
+    def draw(self, num_items: int, size: int, replace: bool) -> np.ndarray:
+        """``size`` of the numbers below ``num_items``, in random order."""
+        if replace:
+            return self._random.randint(0, num_items, size)
+        if size * 4 >= num_items:
+            return self._random.permutation(num_items)[:size]
+        drawn = self._random.randint(0, num_items, size)
+        while len(set(drawn.tolist())) < size:
+            # Numbers seen before are drawn again: the same as drawing one by one without putting back.
+            first = np.sort(np.unique(drawn, return_index=True)[1])
+            drawn = np.concatenate([drawn[first], self._random.randint(0, num_items, size - len(first))])
+        return drawn
+
+
+def not_enough(size: int, count: int, what: str = 'records') -> NotEnoughData:
+    """The shortage, in the words that DI-engine's buffers use."""
+    return NotEnoughData(f'There are less than {size} {what} in buffer({count})')

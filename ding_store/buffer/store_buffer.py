@@ -1,0 +1,354 @@
+"""DI-engine's buffer over a table: everything that DequeBuffer does, and batches that are collated already."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import operator
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Union
+
+import numpy as np
+import treetensor.torch as ttorch
+from ding.data.buffer import Buffer, BufferedData, apply_middleware
+from ding.utils import fastcopy
+from ding.utils.data.collate_fn import ttorch_collate
+
+from ding_store.buffer import files
+from ding_store.buffer.choices import (
+    GroupChoice,
+    by_age,
+    by_indices,
+    by_live_rows,
+    by_rows,
+    check_sample_arguments,
+    split,
+    to_row,
+)
+from ding_store.buffer.compat import IndexView, StorageView
+from ding_store.buffer.elements import Choose, Elements
+from ding_store.buffer.samplers import Sampler, Uniform
+from ding_store.buffer.table import Columns, Table
+from ding_store.columns import Schema
+from ding_store.errors import NotEnoughData, SchemaMismatch
+
+logger = logging.getLogger(__name__)
+
+Samples = Union[List[BufferedData], List[List[BufferedData]]]
+
+
+class Batch(NamedTuple):
+    """
+    Overview:
+        ``data``: one collated tree, leaves ``(B, ...)``, valid while anything of it is referenced. ``rows``: row
+        numbers ``(B,)``. ``weights``: importance weights ``(B,)``, None for uniform samples.
+    """
+
+    data: ttorch.Tensor
+    rows: np.ndarray
+    weights: Optional[np.ndarray] = None
+
+
+class StoreBuffer(Buffer):
+    """
+    Overview:
+        A replay buffer in memory-mapped columns, to be used wherever DI-engine takes a DequeBuffer. ``index`` of an
+        item is its row number as a string: it only grows, and is never used again.
+
+        Elements in columns are copied when pushed and when read, so that what was sampled may be changed at will;
+        ``update`` changes the buffer. Python objects (and episodes of varying length) are kept by reference.
+    Arguments:
+        - size (:obj:`int`): The number of elements; the oldest leave when there are more.
+        - sliced (:obj:`bool`): Whether ``unroll_len`` starts at its multiples only, as in DequeBuffer.
+        - path (:obj:`Optional[str]`): Directory for the columns' files; None for memory, or unlinked files where it
+          does not suffice.
+        - sampler (:obj:`Optional[Sampler]`): Chooses rows; uniformly by default.
+        - seed (:obj:`Optional[int]`): Of the default sampler and of groups; None follows numpy's global seed.
+    Raises:
+        - ConfigError: ``size`` is no positive integer, or ``path`` already holds a table.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        sliced: bool = False,
+        path: Optional[str] = None,
+        sampler: Optional[Sampler] = None,
+        seed: Optional[int] = None,
+    ) -> None:
+        super().__init__(size=size)
+        self.sliced = sliced
+        self._uniform = Uniform(seed)
+        self._sampler: Sampler = sampler or self._uniform
+        self._elements = Elements(size, path)
+        self._is_short = False
+
+    @property
+    def table(self) -> Table:
+        return self._elements.table
+
+    @property
+    def schema(self) -> Optional[Schema]:
+        """The leaves of an element; None before the first one, and where elements are Python objects."""
+        return self._elements.schema
+
+    @apply_middleware('push')
+    def push(self, data: Any, meta: Optional[Dict[Any, Any]] = None) -> BufferedData:
+        """
+        Overview:
+            Add one element.
+        Raises:
+            - SchemaMismatch: It differs from those before it; names path, expected and actual. Nothing changed.
+            - NotEnoughSpace: The disk is full. Nothing changed.
+        """
+        row = int(self._elements.append([data], None if meta is None else [meta])[0])
+        return BufferedData(data=data, index=str(row), meta=self._elements.meta_of(row, meta))
+
+    def extend(self, columns: Columns, schema: Optional[Schema] = None) -> np.ndarray:
+        """
+        Overview:
+            Add many elements at once: one copy per leaf. Middleware, where there is any, sees them one by one.
+        Arguments:
+            - columns (:obj:`Mapping`): Leaf path (``'obs/image'``) -> array ``(n, *leaf)``.
+            - schema (:obj:`Optional[Schema]`): Of these columns, where it may differ from the buffer's by what is None;
+              without one, the first columns make elements that are trees of tensors.
+        Returns:
+            - rows (:obj:`np.ndarray`): Row numbers ``(n,)``, int64.
+        Raises:
+            - SchemaMismatch: The columns are not those of the schema. Nothing changed.
+        """
+        if self._middleware:
+            known = schema or self._elements.schema
+            if known is None:
+                raise TypeError('columns need a schema to go through middleware before the first element is pushed')
+            return self.extend_elements(known.decode(columns))
+        return self._elements.extend(columns, schema)
+
+    def extend_elements(
+        self, elements: Sequence[Any], metas: Optional[Sequence[Optional[Dict[Any, Any]]]] = None
+    ) -> np.ndarray:
+        """As one ``push`` per element, but faster where there is no middleware. Returns row numbers ``(n,)``."""
+        if len(elements) == 0:
+            return np.empty(0, np.int64)
+        if self._middleware:
+            pairs = zip(elements, metas or [None] * len(elements))
+            return np.array([int(self.push(data, meta=meta).index) for data, meta in pairs], np.int64)
+        return self._elements.append(elements, metas)
+
+    @apply_middleware('sample')
+    def sample(
+        self,
+        size: Optional[int] = None,
+        indices: Optional[List[str]] = None,
+        replace: bool = False,
+        sample_range: Optional[slice] = None,
+        ignore_insufficient: bool = False,
+        groupby: Optional[str] = None,
+        unroll_len: Optional[int] = None,
+    ) -> Samples:
+        """
+        Overview:
+            Sample elements, or read those of given indices in their order. Elements in columns are views of one
+            gathered batch, which lives as long as any of them.
+        Arguments:
+            - sample_range (:obj:`Optional[slice]`): Only these, counted by age as in a list; -1 is the newest.
+            - ignore_insufficient (:obj:`bool`): Return ``[]`` where there is too little, rather than raise.
+            - groupby (:obj:`Optional[str]`): Key of the metas; the result is a list of ``size`` groups.
+            - unroll_len (:obj:`Optional[int]`): Consecutive elements of a group, every start equally likely.
+        Raises:
+            - NotEnoughData: There are fewer elements or groups than asked for.
+            - RowGone: One of ``indices`` is not there.
+            - TypeError: The arguments make no sense together.
+        """
+        size, indices = check_sample_arguments(size, indices, groupby, unroll_len, sample_range)
+        groups: Optional[GroupChoice] = None
+        choose: Choose
+        if indices:
+            choose = by_indices(indices, sample_range)
+        elif groupby is not None:
+            codes = self._groups(groupby)
+            draw = self._uniform.draw
+            choose = groups = GroupChoice(codes, draw, size, replace, unroll_len or None, self.sliced, sample_range)
+        else:
+            choose = self._sampled(size, replace, sample_range)
+        try:
+            items = self._read(choose)
+        except NotEnoughData as e:
+            return self._short(e, ignore_insufficient)
+        self._is_short = False
+        return items if groups is None else split(items, groups.lengths)
+
+    def sample_batch(self, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Batch:
+        """
+        Overview:
+            Sample one collated batch: a gather per leaf, and nothing per element. Middleware, where there is any, sees
+            the sample as a list first, which costs its time.
+        Raises:
+            - NotEnoughData: There are fewer elements than asked for.
+            - SchemaMismatch: The elements are Python objects, of which there is no collated batch.
+            - TypeError: ``size`` is no positive integer, or ``sample_range`` no slice.
+        """
+        size, _ = check_sample_arguments(size, None, None, None, sample_range)
+        if self._middleware:
+            return self._collated(size, replace, sample_range)
+        rows, data = self._elements.read_batch(self._sampled(size, replace, sample_range))
+        return Batch(data, rows)
+
+    def gather_batch(self, rows: np.ndarray) -> Batch:
+        """
+        Overview:
+            One collated batch of these row numbers, in their order. It samples nothing, so no middleware sees it.
+        Raises:
+            - RowGone: One of them is not there.
+            - SchemaMismatch: The elements are Python objects.
+        """
+        chosen, data = self._elements.read_batch(by_rows(rows))
+        return Batch(data, chosen)
+
+    @apply_middleware('update')
+    def update(self, index: str, data: Optional[Any] = None, meta: Optional[Dict[Any, Any]] = None) -> bool:
+        """
+        Overview:
+            Replace the data, the meta or both of one element. Returns whether it was there.
+        Raises:
+            - SchemaMismatch: The data differ from the other elements. Nothing changed.
+        """
+        return self._elements.update(to_row(index), data, meta)
+
+    @apply_middleware('delete')
+    def delete(self, indices: Union[str, Iterable[str]]) -> None:
+        """Delete by index, one or many; those that are gone already are passed over. O(1) each."""
+        if isinstance(indices, str):
+            indices = [indices]
+        self._elements.delete(np.array([to_row(index) for index in indices], np.int64))
+
+    @apply_middleware('clear')
+    def clear(self) -> None:
+        """Delete everything. The next element may be of another kind."""
+        self._elements.clear()
+
+    def count(self) -> int:
+        return len(self.table)
+
+    def get(self, idx: int) -> BufferedData:
+        """
+        Overview:
+            The element at a place in the order of age: 0 is the oldest, -1 the newest. O(1), after deletes O(count).
+        Raises:
+            - IndexError: There are not so many.
+        """
+        return self._read(by_age(operator.index(idx)), warm=False)[0]
+
+    def get_by_index(self, index: str) -> BufferedData:
+        """
+        Raises:
+            - RowGone: There is no such element (a KeyError, as in DequeBuffer).
+        """
+        return self._read(by_indices([index]), warm=False)[0]
+
+    def save_data(self, file_name: str) -> None:
+        """Write all elements and metas to one file, which appears whole or not at all."""
+        files.save(file_name, self._elements)
+
+    def load_data(self, file_name: str) -> None:
+        """
+        Overview:
+            Replace the contents by those of a file of ``save_data``, or of DequeBuffer's (``.hkl``). The buffer keeps
+            its size: of a longer file the newest are loaded.
+        Raises:
+            - CorruptPayload: The file is truncated, or something else; the buffer is unchanged.
+        """
+        files.load(file_name, self._elements)
+
+    @property
+    def storage(self) -> StorageView:
+        """The elements in the order of age, as DequeBuffer's deque: ``len``, ``[i]``, iteration."""
+        return StorageView(self)
+
+    @property
+    def indices(self) -> IndexView:
+        """Index string -> place in the order of age, as DequeBuffer's: ``get``, ``has``, ``len``."""
+        return IndexView(self.table)
+
+    @property
+    def meta_index(self) -> Dict[Any, List[Any]]:
+        """For every key that was grouped by, the values of all elements by age. Made anew at every look."""
+        with self.table.write_lock:
+            slots = self.table.index.slots_by_age()
+            made = {}
+            for key in self._elements.metas.group_keys():
+                groups = self._elements.metas.groups(key)
+                value_of = groups.value_of()
+                made[key] = [value_of.get(code) for code in groups.codes[slots].tolist()]
+            return made
+
+    @meta_index.setter
+    def meta_index(self, index: Mapping[Any, Any]) -> None:
+        with self.table.write_lock:
+            self._elements.metas.forget_groups()
+            for key in index:
+                self._elements.metas.groups(key)
+
+    def __iter__(self) -> Iterator[BufferedData]:
+        return iter(self.storage)
+
+    def __copy__(self) -> StoreBuffer:
+        """A view: the same elements under middleware of its own."""
+        view = type(self).__new__(type(self))
+        view.__dict__.update(self.__dict__)
+        view._middleware = []
+        return view
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> StoreBuffer:
+        """A buffer of its own, private, with the same elements under the same indices."""
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        for name, value in self.__dict__.items():
+            twin.__dict__[name] = value if name == '_elements' else copy.deepcopy(value, memo)
+        twin._elements = files.duplicate(self._elements, memo)
+        return twin
+
+    def _sampled(self, size: int, replace: bool, sample_range: Optional[slice]) -> Choose:
+        return lambda index: self._sampler.choose(index, size, replace, sample_range)
+
+    def _read(self, choose: Choose, warm: bool = True) -> List[BufferedData]:
+        read = self._elements.read(choose, warm)
+        items, seen = [], set()
+        for row, data, meta in zip(read.rows.tolist(), read.elements, read.metas):
+            item = BufferedData(data=data, index=str(row), meta=meta)
+            if row in seen:
+                # Whoever changes one of several samples of an element does not change the others.
+                item = BufferedData(data=fastcopy.copy(data), index=item.index, meta=fastcopy.copy(meta))
+            seen.add(row)
+            items.append(item)
+        return items
+
+    def _read_live(self, rows: np.ndarray) -> List[BufferedData]:
+        return self._read(by_live_rows(rows), warm=False)
+
+    def _groups(self, key: str) -> Any:
+        with self.table.write_lock:
+            return self._elements.metas.groups(key)
+
+    def _short(self, error: NotEnoughData, ignore: bool) -> List[BufferedData]:
+        if not ignore:
+            raise error
+        if not self._is_short:
+            # Once per shortage: this is called at every iteration of a learner that waits for data.
+            logger.warning('sample is ignored: %s', error)
+        self._is_short = True
+        return []
+
+    def _collated(self, size: int, replace: bool, sample_range: Optional[slice]) -> Batch:
+        # Only what was asked for: middleware has its own ideas of what it accepts and passes on.
+        options: Dict[str, Any] = {'replace': True} if replace else {}
+        if sample_range is not None:
+            options['sample_range'] = sample_range
+        items = self.sample(size, **options)
+        if not isinstance(items[0].data, ttorch.Tensor):
+            raise SchemaMismatch(f'elements of type {type(items[0].data).__name__} make no batch behind middleware')
+        weights = [item.meta.get('priority_IS') for item in items]
+        return Batch(
+            ttorch_collate([item.data for item in items]),
+            np.array([int(item.index) for item in items], np.int64),
+            None if None in weights else np.array(weights, np.float32),
+        )
