@@ -146,11 +146,10 @@ class RedisStore(Store):
         return self._link.call('info', self._info)
 
     def close(self) -> None:
-        if not self._closed and self._pid == os.getpid():
-            self._closed = True
+        was_closed, self._closed = self._closed, True
+        if not was_closed and self._pid == os.getpid():
             self._writer.close()
             self._link.close()
-        self._closed = True
 
     def __reduce__(self) -> Tuple[Callable[..., RedisStore], Tuple[Any, ...]]:
         # embedded:// is relative to the directory that this process was in.
