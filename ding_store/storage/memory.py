@@ -16,10 +16,10 @@ from ding_store.errors import ConfigError, StoreClosed, VersionConflict
 
 from . import outbox
 from .base import OLDEST, START, Arrays, Entry, EntryId, Header, Store, StoreInfo, StreamInfo, Value
-from .options import STREAM_OPTIONS, check_name, refuse_rest, stream_options
+from .options import STORE_OPTIONS, check_name, refuse_rest, stream_options
 from .outbox import Announcement, Verdict
 from .wire import decode_entry, decode_value, encode
-from .writer import CHECK_EVERY_S, Writer, writer_id
+from .writer import Writer, writer_id
 
 
 @dataclass
@@ -182,7 +182,7 @@ class MemoryStore(Store):
         self._closed = False
         self._versions: Dict[str, int] = {}  # of the values that this store wrote
         self._writer = Writer(stream_options(options), self._announce, self._wait_for_room)
-        refuse_rest('memory', options, (*STREAM_OPTIONS, 'stream_options'))
+        refuse_rest('memory', options, STORE_OPTIONS)
 
     def another(self, **options: Any) -> MemoryStore:
         """A second store on the same memory, as another process would open it: a writer of its own."""
@@ -303,10 +303,10 @@ class MemoryStore(Store):
         for _ in range(slices):
             self._enter()
             self._writer.check()
-            slice_s = min(CHECK_EVERY_S, deadline - time.monotonic())
+            slice_s = min(self._writer.check_every_s, deadline - time.monotonic())
             with self._memory.changed:
                 found = self._memory.changed.wait_for(lambda: self._closed or true(), max(0.0, slice_s))
-            if found or slice_s < CHECK_EVERY_S:
+            if found or time.monotonic() >= deadline:
                 break
         self._enter()
         return found

@@ -54,14 +54,27 @@ class StreamOptions:
 
 
 STREAM_OPTIONS = tuple(f.name for f in fields(StreamOptions))
+STORE_OPTIONS = (*STREAM_OPTIONS, 'stream_options', 'check_every_s')
 
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """The options of every stream of a store: the common ones, and what ``stream_options`` changes for some."""
+    """
+    Overview:
+        The options of every stream of a store: the common ones, and what ``stream_options`` changes for some.
+    Arguments:
+        - check_every_s (:obj:`float`): How often a store, while it is used for anything, looks whether the server still
+          knows all that this store wrote. Waits are cut into slices of this length.
+    """
 
     common: StreamOptions = StreamOptions()
     streams: Mapping[str, StreamOptions] = field(default_factory=dict)
+    check_every_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        # A blocked command must end before its socket times out.
+        if not 0 < self.check_every_s <= 5:
+            raise ConfigError(f'check_every_s ({self.check_every_s!r}) must be above 0 and at most 5')
 
     def of(self, stream: str) -> StreamOptions:
         return self.streams.get(stream, self.common)
@@ -71,6 +84,7 @@ def stream_options(options: Dict[str, Any]) -> StoreOptions:
     """Take what concerns streams out of ``options``, and leave the rest to the backend."""
     common = {name: options.pop(name) for name in STREAM_OPTIONS if name in options}
     special = options.pop('stream_options', None) or {}
+    check_every_s = options.pop('check_every_s', StoreOptions.check_every_s)
     streams = {}
     for stream, changes in special.items():
         unknown = sorted(set(changes) - set(STREAM_OPTIONS))
@@ -79,7 +93,7 @@ def stream_options(options: Dict[str, Any]) -> StoreOptions:
                 f'stream_options[{stream!r}] has unknown {unknown}; known are {", ".join(STREAM_OPTIONS)}'
             )
         streams[check_name('stream', stream)] = StreamOptions(**{**common, **changes})
-    return StoreOptions(StreamOptions(**common), streams)
+    return StoreOptions(StreamOptions(**common), streams, check_every_s)
 
 
 @dataclass(frozen=True)
@@ -104,7 +118,7 @@ class RedisOptions:
 
 
 REDIS_OPTIONS = tuple(f.name for f in fields(RedisOptions))
-ALL_OPTIONS = (*STREAM_OPTIONS, 'stream_options', *REDIS_OPTIONS)
+ALL_OPTIONS = (*STORE_OPTIONS, *REDIS_OPTIONS)
 
 
 def redis_options(options: Dict[str, Any]) -> RedisOptions:

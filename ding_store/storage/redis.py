@@ -23,7 +23,7 @@ from .outbox import STALE, Announcement, Verdict
 from .redis_info import read_counters, read_streams, read_values
 from .server import check_url, directory_of
 from .wire import decode_entry, decode_value, encode
-from .writer import CHECK_EVERY_S, Writer, writer_id
+from .writer import Writer, writer_id
 
 #: Redis takes 512 MB in one argument (proto-max-bulk-len).
 MAX_PAYLOAD_BYTES = 500_000_000
@@ -38,7 +38,7 @@ class RedisStore(Store):
         itself, as a writer of its own, when unpickled and after ``fork``.
     Arguments:
         - connect (:obj:`bool`): Whether to connect now rather than when first used.
-        - options: Those of ``options.StreamOptions`` and ``options.RedisOptions``, and ``stream_options``.
+        - options: Those of ``options.StreamOptions``, ``options.StoreOptions`` and ``options.RedisOptions``.
     """
 
     def __init__(self, url: str, run: str = 'default', connect: bool = True, **options: Any) -> None:
@@ -258,10 +258,10 @@ class RedisStore(Store):
     def _wait_on(self, what: str, key: str, number: int, count: int, timeout_s: float) -> List[Any]:
         """
         Overview:
-            What comes behind ``number`` in a Redis stream, waiting at most CHECK_EVERY_S: then the caller looks whether
+            What comes behind ``number`` in a Redis stream, waiting at most ``check_every_s``: then the caller looks whether
             the server still knows everything.
         """
-        block_ms = max(1, int(min(timeout_s, CHECK_EVERY_S) * 1000))
+        block_ms = max(1, int(min(timeout_s, self._writer.check_every_s) * 1000))
         found = self._link.wait(
             what, lambda session: session.client.xread({key: f'{number}-0'}, count=count, block=block_ms)
         )

@@ -19,9 +19,6 @@ from .outbox import Announcement, Item, Outbox, Refused, Verdict
 
 logger = logging.getLogger(__name__)
 
-#: How often a store looks whether the server still knows everything, while it is used for anything at all.
-CHECK_EVERY_S = 5.0
-
 WaitForRoom = Callable[[str, int, float], None]
 
 
@@ -74,6 +71,7 @@ class Writer:
     def __init__(
         self, options: StoreOptions, announce: Callable[[Announcement], Verdict], wait_for_room: WaitForRoom
     ) -> None:
+        self.check_every_s = options.check_every_s
         self._options = options
         self._announce = announce
         self._wait_for_room = wait_for_room
@@ -95,10 +93,10 @@ class Writer:
     def check(self, now: bool = False) -> None:
         """
         Overview:
-            Announce again what the server forgot, on every stream, if the last look was CHECK_EVERY_S ago (or ``now``).
+            Announce again what the server forgot, on every stream, if the last look was ``check_every_s`` ago (or ``now``).
             A stream whose lock is taken is being announced by the thread that holds it.
         """
-        if not now and time.monotonic() - self._checked_at < CHECK_EVERY_S:
+        if not now and time.monotonic() - self._checked_at < self.check_every_s:
             return
         self._checked_at = time.monotonic()
         for lane in self._all_lanes():
