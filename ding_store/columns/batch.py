@@ -100,7 +100,7 @@ def _to_tensor(node: Leaf) -> Callable[[np.ndarray], torch.Tensor]:
 
 
 def _optional(node: Optional, path: str, lead: Shape, child: Collate) -> Collate:
-    name, names, rows = presence_name(path), leaf_names(node, path), _rows(joiner(node, path, lead), lead)
+    name, names, rows = presence_name(path, lead), leaf_names(node, path), _rows(joiner(node, path, lead), lead)
 
     def collate(columns: Columns, n: int, index: Index, cat: bool) -> Any:
         presence = columns.get(name)

@@ -91,7 +91,7 @@ def _views(node: Leaf) -> Callable[[np.ndarray], Sequence[Any]]:
 
 
 def _optional(node: Optional, path: str, lead: Shape, child: Join) -> Join:
-    name, names, num_steps = presence_name(path), leaf_names(node, path), prod(lead)
+    name, names, num_steps = presence_name(path, lead), leaf_names(node, path), prod(lead)
 
     def join(columns: Columns, n: int) -> Sequence[Any]:
         presence = columns.get(name)

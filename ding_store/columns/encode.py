@@ -42,7 +42,7 @@ def splitter(node: Node, path: str, lead: Shape, columns: List[Column]) -> Split
     if isinstance(node, Nothing):
         return _nothing
     if isinstance(node, Optional):
-        presence = _add(columns, presence_name(path), np.dtype('uint8'), lead, ())
+        presence = _add(columns, presence_name(path, lead), np.dtype('uint8'), lead, ())
         return _optional(presence, splitter(node.node, path, lead, columns))
     if isinstance(node, Unrolled):
         return _unrolled(node.length, splitter(node.item, path, lead + (node.length,), columns))

@@ -95,7 +95,7 @@ def _mapping(value: Any, path: str, tree: str) -> Mapping:
 
 def _items(value: Any) -> List[Tuple[Key, Any]]:
     if isinstance(value, dict):
-        return list(value.items())
+        return list(dict.items(value))  # an EasyDict may have a key 'items'
     # Parts of a tree that are trees themselves come as storage, not as objects that would have to be made.
     storage = value if type(value) is TreeStorage else value._detach()
     return list(storage.iter_items())

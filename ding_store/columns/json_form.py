@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from reprlib import repr as short
 from typing import Any, Callable, Dict, List
 
 import numpy as np
@@ -37,7 +38,7 @@ def from_json(data: Any) -> Node:
     try:
         return _read(data)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as e:
-        raise SchemaMismatch(f'no schema of an element: {str(data)[:200]} ({e})') from e
+        raise SchemaMismatch(f'no schema of an element: {short(data)} ({e})') from e
 
 
 def _read(data: Any) -> Node:
@@ -81,6 +82,12 @@ def _read_places(kind: str, items: List[Any], fields: List[str]) -> Positional:
     return Positional(kind, tuple(map(_read, items)), tuple(fields))
 
 
+def _read_optional(data: Any) -> Optional:
+    node = _read(data)
+    _expect(not isinstance(node, (Nothing, Optional)), 'optional twice', data)
+    return Optional(node)
+
+
 def _read_unrolled(length: int, item: Any) -> Unrolled:
     _expect(type(length) is int and length >= 2, 'impossible length', length)
     return Unrolled(length, _read(item))
@@ -89,7 +96,7 @@ def _read_unrolled(length: int, item: Any) -> Unrolled:
 _READERS: Dict[str, Callable[..., Node]] = {
     'leaf': _read_leaf,
     'none': lambda: NOTHING,
-    'optional': lambda node: Optional(_read(node)),
+    'optional': _read_optional,
     'unrolled': _read_unrolled,
     'places': _read_places,
     'mapping': _read_mapping,

@@ -118,9 +118,13 @@ def column_name(path: str) -> str:
     return path or '~~'
 
 
-def presence_name(path: str) -> str:
-    """The column that says in which rows an optional leaf or subtree is there: 1, or 0 for None."""
-    return f'{path}?'
+def presence_name(path: str, lead: Shape) -> str:
+    """
+    Overview:
+        The column that says in which rows and steps an optional leaf or subtree is there: 1, or 0 for None. The
+        time axes above it count: a list may be optional, and so may its items, which share its path.
+    """
+    return path + '?' * (1 + len(lead))
 
 
 def children(node: Union[Mapping, Positional], path: str) -> List[Tuple[str, Node]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from reprlib import repr as short
 from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
 from typing import Mapping as MappingType
 
@@ -51,7 +52,10 @@ class Schema:
         """
         if not len(elements):
             raise NotColumnar('a schema is inferred from one element or more, not from none')
-        return cls(merge_all([_root_of(element) for element in elements]))
+        root = merge_all([_root_of(element) for element in elements])
+        if not leaf_names(root):
+            raise refusal(elements[0], '', 'there is no array in it')
+        return cls(root)
 
     def merge(self, other: Schema) -> Schema:
         """
@@ -141,7 +145,7 @@ class Schema:
             - SchemaMismatch: It is no schema, or of another format.
         """
         if not isinstance(data, dict) or data.get('format') != FORMAT:
-            raise SchemaMismatch(f'no schema of format {FORMAT}: {str(data)[:200]}')
+            raise SchemaMismatch(f'no schema of format {FORMAT}: {short(data)}')
         return cls(from_json(data.get('element')))
 
     def _blocks(self, elements: Sequence[Any]) -> List[Block]:
@@ -181,12 +185,9 @@ def _root_of(element: Any) -> Node:
     if element is None or isinstance(element, (bool, int, float, complex, str, bytes, np.generic)):
         raise refusal(element, '', 'an element is an array or a container of arrays')
     try:
-        root = infer(element)
+        return infer(element)
     except RecursionError as e:
         raise refusal(element, '', 'it is nested too deeply, or contains itself') from e
-    if not leaf_names(root):
-        raise refusal(element, '', 'there is no array in it')
-    return root
 
 
 def _check_room(columns: Columns, column: Column, start: int, num_rows: int) -> None:
