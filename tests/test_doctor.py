@@ -1,8 +1,10 @@
 """Each check's failing branches, with the machine replaced by fakes; and the command on the machine as it is."""
 
+import contextlib
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -210,14 +212,8 @@ def test_server_is_not_needed_with_another_store():
 
 
 class FakeStore:
-    def __init__(self):
-        self.counters = {}
-
-    def add(self, counter, amount):
-        self.counters[counter] = self.counters.get(counter, 0) + amount
-
-    def delete(self, name):
-        del self.counters[name]
+    def get(self, name):
+        return None
 
     def info(self):
         return StoreInfo(address='redis://somewhere', run='doctor', server='redis 7.2.0')
@@ -229,10 +225,8 @@ class FakeStore:
         pass
 
 
-def test_store_is_measured_and_left_as_it_was():
-    store = FakeStore()
-    expect(server.check_store('redis://somewhere', lambda url: store), OK, 'redis 7.2.0', 'ms')
-    assert store.counters == {}
+def test_store_is_measured():
+    expect(server.check_store('redis://somewhere', lambda url: FakeStore()), OK, 'redis 7.2.0', 'ms')
 
 
 def test_slow_store(monkeypatch):
@@ -251,6 +245,52 @@ def test_slow_store(monkeypatch):
 )
 def test_store_refused(error, word):
     expect(server.check_store('redis://somewhere', raiser(error)), FAIL, str(error), word)
+
+
+@pytest.fixture
+def redis_server():
+    """Starts a real server with these options, on a private socket; hands out its URL."""
+    from ding_store.storage.embedded import find_server
+
+    with contextlib.ExitStack() as stack:
+
+        def start(*options: str) -> str:
+            # Not tmp_path: a socket's path must be short.
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix='ds-'))
+            path = f'{directory}/redis.sock'
+            command = [find_server(), '--port', '0', '--unixsocket', path, '--dir', directory, '--save', '', *options]
+            process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            stack.callback(process.kill)
+            for line in process.stdout:  # ends when the server does
+                if 'ready to accept connections' in line.lower():
+                    return f'unix://{path}'
+            raise AssertionError(f'{command} ended with {process.wait(timeout=10)}')
+
+        yield start
+
+
+def test_a_real_store_is_left_as_it_was(redis_server):
+    import redis
+
+    url = redis_server()
+    expect(server.check_store(url), OK, 'ms')
+    with redis.Redis.from_url(url) as client:
+        assert client.keys('*') == []
+
+
+def test_a_real_store_that_wants_a_password(redis_server):
+    url = redis_server('--requirepass', 'secret')
+    expect(server.check_store(url), FAIL, 'StoreDenied', 'redis://user:password@')
+    expect(server.check_store(url.replace('unix://', 'unix://:secret@')), OK)
+
+
+def test_a_real_store_that_evicts(redis_server):
+    expect(server.check_store(redis_server('--maxmemory-policy', 'allkeys-lru')), FAIL, 'allkeys-lru', 'noeviction')
+
+
+def test_an_embedded_store_leaves_nothing_behind(tmp_path):
+    expect(server.check_store(f'embedded://{tmp_path}'), OK, 'ms')
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_wrong_url_is_a_finding_and_no_traceback():

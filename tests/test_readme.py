@@ -98,10 +98,17 @@ def check_ding_store(words: List[str]) -> None:
         check_command(theirs)
 
 
+#: script -> the command that knows its options; run.sh itself would set up .venv first
+OPTIONS_OF = {
+    'scripts/setup.sh': ('bash', str(ROOT / 'scripts/setup.sh')),
+    'scripts/run.sh': (sys.executable, str(ROOT / 'scripts/cartpole.py')),
+}
+
+
 def check_script(name: str, words: List[str]) -> None:
     assert os.access(ROOT / name, os.X_OK), f'{name} cannot be run'
-    if name in ('scripts/setup.sh', 'scripts/run.sh'):
-        check_options(words, help_of('bash', str(ROOT / name)))
+    if name in OPTIONS_OF:
+        check_options(words, help_of(*OPTIONS_OF[name]))
     for word in words:
         if '/' in word:
             assert (ROOT / word).exists(), word

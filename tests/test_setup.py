@@ -150,6 +150,18 @@ def test_failure_is_shown_in_full_and_done_again(checkout):
     assert not any('-m venv' in call for call in checkout.python_calls()), 'the environment itself was sound'
 
 
+def test_failure_after_a_change_that_is_then_taken_back(checkout):
+    """The old stamp must not vouch for an environment that a failed setup left half changed."""
+    requirements = checkout.root / 'requirements/di-engine.txt'
+    before = requirements.read_text()
+    checkout.setup()
+    requirements.write_text(before + 'another\n')
+    checkout.setup(status=1, FAKE_FAIL='DI-engine==')
+    requirements.write_text(before)
+    checkout.setup()
+    assert len(checkout.installs()) == 3
+
+
 def test_interrupted_while_the_environment_was_made(checkout):
     checkout.setup()
     (checkout.venv / '.ding_store_stamp').unlink()
