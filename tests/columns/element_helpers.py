@@ -41,7 +41,9 @@ def _items(storage: TreeStorage) -> dict:
 
 
 def _bits(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b''
+    # A clone: the stride of an axis of size 1 may be anything, and keeps a view as bytes from being made.
+    flat = tensor.reshape(-1).clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8).numpy().tobytes() if len(flat) else b''
 
 
 def dqn(i: int) -> ttorch.Tensor:
