@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
-import treetensor.torch as ttorch
 
 from ding_store.buffer.flat import complete, fill_values, schema_of
 from ding_store.buffer.metas import Meta, MetaStore
@@ -88,17 +87,17 @@ class Elements:
         rows, (data, metas) = self.table.read(choose, lambda slots: (self._take(slots, warm), self._metas_of(slots)))
         return Read(rows, self._decode(data), metas)
 
-    def read_batch(self, choose: Choose) -> Tuple[np.ndarray, ttorch.Tensor]:
+    def read_columns(self, choose: Choose) -> Tuple[np.ndarray, Schema, Columns]:
         """
         Overview:
-            Row numbers and one collated batch of the chosen rows.
+            Row numbers and gathered columns of the chosen rows, with the schema to decode them.
         Raises:
             - SchemaMismatch: The elements are objects.
         """
         rows, columns = self.table.read(choose, lambda slots: self._take(slots, True))
-        if self.objects is not None or self.schema is None:
+        if isinstance(columns, list) or self.schema is None:
             raise SchemaMismatch('elements that are kept as Python objects make no collated batch; use sample()')
-        return rows, self.schema.decode_batch(columns)
+        return rows, self.schema, columns
 
     def update(self, row: int, element: Optional[Any], meta: Optional[Mapping[Any, Any]]) -> bool:
         """Replace an element, its meta or both; returns whether the row was there."""

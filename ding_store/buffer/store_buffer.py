@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import operator
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 import treetensor.torch as ttorch
@@ -40,11 +40,13 @@ class Batch(NamedTuple):
     """
     Overview:
         ``data``: one collated tree, leaves ``(B, ...)``, valid while anything of it is referenced. ``rows``: row
-        numbers ``(B,)``. ``weights``: importance weights ``(B,)``, None for uniform samples.
+        numbers ``(B,)``. ``elements()``: the B elements, views of the same memory. ``weights``: importance weights
+        ``(B,)``, None for uniform samples.
     """
 
     data: ttorch.Tensor
     rows: np.ndarray
+    elements: Callable[[], List[Any]]
     weights: Optional[np.ndarray] = None
 
 
@@ -190,8 +192,7 @@ class StoreBuffer(Buffer):
         size, _ = check_sample_arguments(size, None, None, None, sample_range)
         if self._middleware:
             return self._collated(size, replace, sample_range)
-        rows, data = self._elements.read_batch(self._sampled(size, replace, sample_range))
-        return Batch(data, rows)
+        return self._read_batch(self._sampled(size, replace, sample_range))
 
     def gather_batch(self, rows: np.ndarray) -> Batch:
         """
@@ -201,8 +202,7 @@ class StoreBuffer(Buffer):
             - RowGone: One of them is not there.
             - SchemaMismatch: The elements are Python objects.
         """
-        chosen, data = self._elements.read_batch(by_rows(rows))
-        return Batch(data, chosen)
+        return self._read_batch(by_rows(rows))
 
     @apply_middleware('update')
     def update(self, index: str, data: Optional[Any] = None, meta: Optional[Dict[Any, Any]] = None) -> bool:
@@ -322,6 +322,10 @@ class StoreBuffer(Buffer):
             items.append(item)
         return items
 
+    def _read_batch(self, choose: Choose) -> Batch:
+        rows, schema, columns = self._elements.read_columns(choose)
+        return Batch(schema.decode_batch(columns), rows, lambda: schema.decode(columns))
+
     def _read_live(self, rows: np.ndarray) -> List[BufferedData]:
         return self._read(by_live_rows(rows), warm=False)
 
@@ -350,5 +354,6 @@ class StoreBuffer(Buffer):
         return Batch(
             ttorch_collate([item.data for item in items]),
             np.array([int(item.index) for item in items], np.int64),
+            lambda: [item.data for item in items],
             None if None in weights else np.array(weights, np.float32),
         )

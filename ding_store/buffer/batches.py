@@ -1,0 +1,123 @@
+"""What the config pipeline's buffer hands out: one collated batch that can be used as the list it stands for."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Union
+
+import treetensor.torch as ttorch
+from ding.utils.data import default_collate
+
+
+class Element(Dict[str, Any]):
+    """
+    Overview:
+        One element of a TrainBatch. Its tensors are views of the batch, so that changing them in place changes the
+        batch; a key that is set, added or taken makes the batch one of elements.
+    """
+
+    __slots__ = ('_batch',)
+
+    def __init__(self, batch: TrainBatch, items: Any) -> None:
+        super().__init__(items)
+        self._batch = batch
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._batch.use_elements()
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        self._batch.use_elements()
+        super().__delitem__(key)
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        self._batch.use_elements()
+        super().update(*args, **kwargs)
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        self._batch.use_elements()
+        return super().setdefault(key, default)
+
+    def pop(self, *args: Any) -> Any:
+        self._batch.use_elements()
+        return super().pop(*args)
+
+    def __copy__(self) -> Dict[str, Any]:
+        return dict(self)
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> Dict[str, Any]:
+        return copy.deepcopy(dict(self), memo)
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+
+class TrainBatch(ttorch.Tensor):  # type: ignore[misc]
+    """
+    Overview:
+        A collated batch (leaves ``(B, ...)``) with the manners of the list of B dicts that entries, reward models and
+        learners expect: ``len``, ``[i]``, iteration, ``+``. ``default_collate`` takes it as it is, unless somebody
+        changed elements: then it collates those.
+    """
+
+    # What a subtree has, which is made as another object of this class: it is a tree and nothing more.
+    _size: Optional[int] = None
+    _made: Optional[List[Element]] = None
+    _by_element = False
+    _make: Callable[[], List[Dict[str, Any]]]
+
+    @classmethod
+    def of(cls, tree: ttorch.Tensor, size: int, make_elements: Callable[[], List[Dict[str, Any]]]) -> TrainBatch:
+        """
+        Arguments:
+            - tree (:obj:`ttorch.Tensor`): The collated batch.
+            - size (:obj:`int`): B.
+            - make_elements (:obj:`Callable`): Makes the B elements as dicts, when somebody wants to see them.
+        """
+        batch = cls(tree)
+        # Plain attributes: those of a tree would become leaves of it.
+        vars(batch).update(_size=size, _make=make_elements)
+        return batch
+
+    def use_elements(self) -> None:
+        """Elements were changed: from now on they are the batch."""
+        vars(self)['_by_element'] = True
+
+    def elements(self) -> List[Element]:
+        if self._made is None:
+            vars(self)['_made'] = [Element(self, items) for items in self._make()]
+        return self._made
+
+    def json(self) -> Any:
+        """The collated dict, which is what policies train on."""
+        if self._by_element:
+            return default_collate([dict(element) for element in self.elements()])
+        return super().json()
+
+    def __len__(self) -> int:
+        return super().__len__() if self._size is None else self._size
+
+    def __iter__(self) -> Iterator[Element]:
+        return super().__iter__() if self._size is None else iter(self.elements())
+
+    def __getitem__(self, key: Union[int, slice, str]) -> Any:
+        if self._size is None or (isinstance(key, str) and not self._by_element):
+            return super().__getitem__(key)
+        if isinstance(key, str):
+            return self.json()[key]
+        return self.elements()[key]
+
+    def __add__(self, other: Sequence[Any]) -> List[Any]:
+        return [*self, *other]
+
+    def __radd__(self, other: Sequence[Any]) -> List[Any]:
+        return [*other, *self]
+
+    def __copy__(self) -> List[Any]:
+        return list(self)
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> List[Any]:
+        return copy.deepcopy([dict(element) for element in self], memo)
+
+    def __reduce__(self) -> Any:
+        return list, ([dict(element) for element in self],)
