@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Callable, List
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 WAIT_S = 20.0  # a deadline, not a duration: nothing here takes a second
 
@@ -115,7 +117,8 @@ def in_forks(number: int, function: Callable[[], str]) -> List[str]:
 
 
 def connect(socket: str) -> redis.Redis:
-    return redis.Redis(unix_socket_path=socket)
+    """Without retries: a socket that comes from us works at once."""
+    return redis.Redis(unix_socket_path=socket, retry=Retry(NoBackoff(), 0))
 
 
 def count(socket: str) -> int:

@@ -102,10 +102,14 @@ class TestDeaths:
         count(socket)
         info = running(directory)
         os.kill(info.server_pid, signal.SIGSTOP)
-        kill(info.supervisor_pid)
-        with pytest.raises(StoreUnavailable, match=f'did not get its lock in time.* redis-server {info.server_pid}'):
-            ensure_server(directory, timeout_s=0.4)
-        os.kill(info.server_pid, signal.SIGCONT)
+        try:
+            kill(info.supervisor_pid)
+            with pytest.raises(
+                StoreUnavailable, match=f'did not get its lock in time.* redis-server {info.server_pid}'
+            ):
+                ensure_server(directory, timeout_s=0.4)
+        finally:
+            os.kill(info.server_pid, signal.SIGCONT)
         assert count(ensure_server(directory)) == 2
 
     def test_supervisor_that_does_not_answer(self, directory):
@@ -151,6 +155,17 @@ class TestDeaths:
 
 
 class TestFiles:
+    def test_socket_comes_when_the_data_is_loaded(self, directory, tmp_path, monkeypatch):
+        with connect(ensure_server(directory)) as client, client.pipeline() as pipeline:
+            for i in range(12_000):
+                pipeline.rpush('list', i)
+            pipeline.execute()
+        stop_server(directory)
+        slow = f'exec {find_server()} "$@" --key-load-delay 40'
+        monkeypatch.setenv('DING_STORE_REDIS_SERVER', str(fake_server(tmp_path / 'slow', then=slow)))
+        with connect(ensure_server(directory)) as client:
+            assert client.llen('list') == 12_000  # and no BusyLoadingError
+
     def test_truncated_data(self, directory):
         with connect(ensure_server(directory)) as client:
             for i in range(100):
@@ -343,8 +358,11 @@ class TestMembersWithoutPidfd:
         if request.param == 'missing':
             monkeypatch.delattr(os, 'pidfd_open')
         else:
-            error = OSError(request.param, 'refused')
-            monkeypatch.setattr(os, 'pidfd_open', lambda pid: (_ for _ in ()).throw(error))
+
+            def refuse(pid):
+                raise OSError(request.param, 'refused')
+
+            monkeypatch.setattr(os, 'pidfd_open', refuse)
         self.gone = []
         return Members(None, self.gone.append)
 
