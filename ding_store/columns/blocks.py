@@ -69,7 +69,9 @@ def _tensors(leaf: Leaf) -> Collect:
         return as_array(value, stored)
 
     def collect(values: Sequence[Any]) -> Values:
-        if large or len(values) == 1:
+        if len(values) == 1:
+            return [row(values[0])]
+        if large:
             return [row(value) for value in values]
         if set(map(type, values)) == {torch.Tensor} and set(map(dtype_of, values)) == {dtype}:
             try:
@@ -134,11 +136,13 @@ def make_columns(blocks: Sequence[Block], num_rows: int) -> Dict[str, np.ndarray
     for block in blocks:
         column, values, rows = block
         shape = (num_rows,) + column.shape
-        if rows is None and isinstance(values, np.ndarray):
-            columns[column.name] = values.reshape(shape)
-        else:
+        if rows is not None or (num_rows > 1 and isinstance(values, list)):
             columns[column.name] = np.empty(shape, column.dtype)
             write(block, columns[column.name])
+        elif isinstance(values, np.ndarray):
+            columns[column.name] = values.reshape(shape)
+        else:
+            columns[column.name] = np.array(values, column.dtype).reshape(shape)
     return columns
 
 

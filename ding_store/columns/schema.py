@@ -99,10 +99,9 @@ class Schema:
         if not n:
             return
         blocks = self._blocks(elements)
-        for column in self._columns:
-            _check_room(columns, column, start, n)
-        for block in blocks:
-            write(block, columns[block[0].name][start : start + n])
+        places = [_place_in(columns, block[0], start, n) for block in blocks]
+        for block, place in zip(blocks, places):
+            write(block, place)
 
     def decode(self, columns: Columns) -> List[Any]:
         """
@@ -190,10 +189,12 @@ def _root_of(element: Any) -> Node:
         raise refusal(element, '', 'it is nested too deeply, or contains itself') from e
 
 
-def _check_room(columns: Columns, column: Column, start: int, num_rows: int) -> None:
-    place = columns.get(column.name)
-    if place is None or place.dtype != column.dtype or place.shape[1:] != column.shape:
-        found = 'no such column' if place is None else f'{place.dtype} {place.shape[1:]}'
-        raise SchemaMismatch(f'column {column.name!r}: expected {column.dtype} {column.shape} per row, got {found}')
-    if not 0 <= start <= len(place) - num_rows:
-        raise SchemaMismatch(f'column {column.name!r}: rows {start} to {start + num_rows} of {len(place)} do not exist')
+def _place_in(columns: Columns, column: Column, start: int, num_rows: int) -> np.ndarray:
+    """Where to write rows of a column; that they are there is checked."""
+    found = columns.get(column.name)
+    if found is None or found.dtype != column.dtype or found.shape[1:] != column.shape:
+        what = 'no such column' if found is None else f'{found.dtype} {found.shape[1:]}'
+        raise SchemaMismatch(f'column {column.name!r}: expected {column.dtype} {column.shape} per row, got {what}')
+    if not 0 <= start <= len(found) - num_rows:
+        raise SchemaMismatch(f'column {column.name!r}: rows {start} to {start + num_rows} of {len(found)} do not exist')
+    return found[start : start + num_rows]

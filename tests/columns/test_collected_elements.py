@@ -22,7 +22,7 @@ def make_policy(kind, model, **settings):
     config = EasyDict(kind.default_config())
     config.update(cuda=False, **settings)
     config.collect.env_num = 2
-    return kind(config, model=model)
+    return kind(config, model=model, enable_field=['learn', 'collect'])
 
 
 def collect(policy, num_steps, **kwargs):
