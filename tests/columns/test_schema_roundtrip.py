@@ -322,7 +322,7 @@ def test_any_structure_comes_back(plan, n, seed):
     try:
         schema = Schema.infer(elements)
     except SchemaMismatch:
-        # Absence can make a list's items equal in one element and not in another: see the schema's documentation.
+        # Absence can make a list's items alike in one element and not in another: see Schema.
         assert 'maybe' in str(plan)
         return
     back = roundtrip(elements)
