@@ -32,8 +32,8 @@ class Schema:
         Elements come back equal in containers, dtypes, shapes, values and Python types, except that tensors come back
         dense, on the CPU and without gradients. bfloat16 and float8 are stored as their bits. A list of two or more
         items that are built alike, such as an unrolled sequence, is one set of leaves with a leading time axis.
-        Whether a list's items are alike must not depend on which of them are None: ``[x, None]`` and ``[None, y]`` do not
-        fit one schema if x and y have different shapes.
+        Whether a list's items are alike must not depend on which of them are None: ``[x, None]`` and ``[None, y]``
+        do not fit one schema if x and y have different shapes.
     """
 
     def __init__(self, root: Node) -> None:
