@@ -10,6 +10,7 @@ import fcntl
 import os
 import shutil
 import socket
+import sys
 import time
 from dataclasses import dataclass
 from typing import IO, Any, Dict, Iterator, Optional, Tuple
@@ -61,10 +62,13 @@ def ensure_server(directory: PathLike, grace_s: float = 30.0, timeout_s: float =
     Returns:
         - socket (:obj:`str`): Path of the unix socket of a server that answers.
     Raises:
-        - StoreUnavailable: It did not start, with the reason, or answer within ``timeout_s``.
+        - StoreUnavailable: It did not start, with the reason, or answer within ``timeout_s``; while it loads the data
+          of a crashed run, it is waited for as long as that takes.
     """
     if grace_s < 0 or timeout_s <= 0:
         raise ConfigError(f'grace_s ({grace_s}) must be >= 0 and timeout_s ({timeout_s}) > 0')
+    if not sys.platform.startswith('linux'):
+        raise StoreUnavailable(f'embedded:// needs Linux, and this is {sys.platform}: use redis://')
     files = run_files(directory)
     until = time.monotonic() + timeout_s
     _make_directory(files)

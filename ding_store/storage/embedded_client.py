@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import select
 import shutil
@@ -18,7 +19,9 @@ from ..errors import StoreError, StoreUnavailable
 from .embedded_binary import PathLike, find_server, server_version
 from .supervisor.files import RunFiles, connect_control
 
+_logger = logging.getLogger(__name__)
 _LOG_LINES, _MAX_LOG_BYTES, _FULL_DISK_BYTES = 8, 1 << 20, 1 << 16
+_LOADING_S = 10.0  # between signs of life of a redis that loads its data
 _SLACK_S = 2.0  # for a supervisor that ran out of time to say why
 # Not `-m`: that would import ding_store.storage, and numpy with it. At the end of sys.path it can shadow nothing.
 _BOOT = 'import sys; sys.path.append(sys.argv[1]); from supervisor.main import main; main(sys.argv[2:])'
@@ -53,7 +56,11 @@ def _exchange(connection: socket.socket, action: str, until: float) -> bytes:
             part = connection.recv(1 << 16)
             if not part:
                 break
+            if part.isspace() and not line:
+                _logger.info('the embedded server is loading the data that the last run left')
             line += part
+            if line.isspace():  # it lives, and will either be ready or die
+                until = max(until, time.monotonic() + _LOADING_S)
     except (ConnectionResetError, BrokenPipeError):  # it is going
         return b''
     return line

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from embedded_helpers import Member, connect, count, kill, wait_for_end
@@ -161,9 +162,11 @@ class TestFiles:
                 pipeline.rpush('list', i)
             pipeline.execute()
         stop_server(directory)
-        slow = f'exec {find_server()} "$@" --key-load-delay 40'
+        slow = f'exec {find_server()} "$@" --key-load-delay 80'
         monkeypatch.setenv('DING_STORE_REDIS_SERVER', str(fake_server(tmp_path / 'slow', then=slow)))
-        with connect(ensure_server(directory)) as client:
+        began = time.monotonic()
+        with connect(ensure_server(directory, timeout_s=1.0)) as client:  # loading lasts longer: it is waited for
+            assert time.monotonic() - began > 1.0
             assert client.llen('list') == 12_000  # and no BusyLoadingError
 
     def test_truncated_data(self, directory):

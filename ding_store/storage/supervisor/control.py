@@ -1,7 +1,7 @@
 """The supervisor's ear: requests on its control socket, one JSON line each, and so are the answers.
 
-``{"do": "join" | "leave" | "info" | "stop"}``. A connection that ends without an answer means: this supervisor is
-going, ask the next one.
+``{"do": "join" | "leave" | "info" | "stop"}``. Spaces before the answer mean: still loading, have patience. A
+connection that ends without an answer means: this supervisor is going, ask the next one.
 """
 
 from __future__ import annotations
@@ -43,6 +43,10 @@ class Control:
         with contextlib.suppress(OSError):  # it did not wait
             connection.sendall(json.dumps(answer).encode() + b'\n')
         self._drop(connection)
+
+    def ask_for_patience(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            connection.send(b' ')
 
     def close(self, keep: Collection[socket.socket]) -> None:
         """

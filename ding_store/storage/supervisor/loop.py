@@ -15,10 +15,12 @@ from typing import Callable, Deque, Dict, Optional, Set
 from .control import Answer, Control
 from .files import RunFiles
 from .members import Members
-from .server import Server, is_pong
+from .server import Answer as Pong
+from .server import Server, read_answer
 from .sockets import control_path, peer, remove_socket_directory
 
-PING_EVERY_S = 0.005  # only while redis starts or loads its data
+#: When to ask again: for those who came meanwhile, while redis loads its data, and while it starts.
+PING_AGAIN_S = {Pong.READY: 0.0, Pong.LOADING: 0.05, Pong.NONE: 0.005}
 FIRST_MEMBER_S = 5.0  # the least grace at the start: who started us has yet to join
 TERMINATE_S = 60.0  # then redis is killed; what it acknowledged is in its append-only file all the same
 MAX_RESTARTS, RESTARTS_WITHIN_S = 5, 60.0
@@ -189,22 +191,24 @@ class Supervisor:
             return
         self._ping = self._server.ping()
         if self._ping is None:
-            self._set_timer(self._start_ping, PING_EVERY_S)
+            self._set_timer(self._start_ping, PING_AGAIN_S[Pong.NONE])
             return
         self._pinged, self._waiting = self._waiting, set()
         self._selector.register(self._ping, selectors.EVENT_READ, self._on_pong)
 
     def _on_pong(self, ping: socket.socket) -> None:
-        is_ready = is_pong(ping)
+        pong = read_answer(ping)
         self._drop_ping()
-        if is_ready:
-            self._server.was_ready = True
-            for connection in list(self._pinged):
+        for connection in list(self._pinged):
+            if pong is Pong.READY:
                 self._control.answer(connection, {'ok': True, 'socket': self._redis_socket})
+            elif pong is Pong.LOADING:
+                self._control.ask_for_patience(connection)
+        self._server.was_ready |= pong is Pong.READY
         self._waiting |= self._pinged
         self._pinged = set()
         if self._waiting:
-            self._set_timer(self._start_ping, 0.0 if is_ready else PING_EVERY_S)
+            self._set_timer(self._start_ping, PING_AGAIN_S[pong])
 
     def _drop_ping(self) -> None:
         if self._ping is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import enum
 import os
 import signal
 import socket
@@ -50,12 +51,23 @@ class Server:
         return connection
 
 
-def is_pong(connection: socket.socket) -> bool:
-    """Whether a readable connection brought a PONG, and not -LOADING or its end."""
+class Answer(enum.Enum):
+    """What came of a PING."""
+
+    READY = enum.auto()
+    LOADING = enum.auto()  # alive, and reading its append-only file
+    NONE = enum.auto()
+
+
+def read_answer(connection: socket.socket) -> Answer:
+    """Of a connection that can be read."""
     try:
-        return connection.recv(64).startswith(b'+PONG')
+        words = connection.recv(64)
     except OSError:
-        return False
+        return Answer.NONE
+    if words.startswith(b'+PONG'):
+        return Answer.READY
+    return Answer.LOADING if words.startswith(b'-LOADING') else Answer.NONE
 
 
 def _die_with(supervisor: int, libc: ctypes.CDLL) -> Callable[[], None]:
