@@ -94,7 +94,9 @@ def _patch_buffer(module: Any) -> None:
             _used['ding.data.DequeBuffer'] += 1
             return parts().DequeBuffer(*args, **kwargs)
 
-    module.DequeBuffer = StoreDequeBuffer
+    for name in ('ding.data.buffer', 'ding.data'):
+        if name in sys.modules:
+            sys.modules[name].DequeBuffer = StoreDequeBuffer
 
 
 def _patch_worker(module: Any) -> None:

@@ -250,8 +250,9 @@ def _redirect(log: Path) -> None:
     os.dup2(fd, 2)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
-    sys.stdout = os.fdopen(1, 'w', buffering=1, closefd=False)
-    sys.stderr = os.fdopen(2, 'w', buffering=1, closefd=False)
+    # Line by line, so that a log is whole whatever its process dies of.
+    sys.stdout.reconfigure(line_buffering=True)
+    sys.stderr.reconfigure(line_buffering=True)
 
 
 def _tail(log: Path, num_lines: int = 15) -> str:

@@ -11,7 +11,7 @@ import sys
 import traceback
 import warnings
 from dataclasses import dataclass
-from typing import Sequence
+from typing import Iterator, Sequence
 
 from ding_store.errors import ConfigError
 
@@ -104,7 +104,7 @@ def exit_process(code: int) -> None:
 def preload() -> None:
     """Import once, before forking, what every role needs: torch and DI-engine take seconds of each process's start."""
     # What their imports have to say (of gym's age, of optional packages) is nothing that a user can act on here.
-    with open(os.devnull, 'w') as nowhere, contextlib.redirect_stderr(nowhere), warnings.catch_warnings():
+    with _silent_stderr(), warnings.catch_warnings():
         warnings.simplefilter('ignore')
         import ding.config  # noqa: F401
         import ding.data  # noqa: F401
@@ -114,3 +114,23 @@ def preload() -> None:
         import ding.policy  # noqa: F401
         import ding.worker  # noqa: F401
         import gym  # noqa: F401
+        import torch._dynamo  # noqa: F401  (the first optimizer imports it: more than a second, in every process)
+
+        import ding_store.middleware.experience  # noqa: F401
+        import ding_store.middleware.replay  # noqa: F401
+        import ding_store.storage.redis  # noqa: F401
+
+
+@contextlib.contextmanager
+def _silent_stderr() -> Iterator[None]:
+    # The descriptor, not sys.stderr: DI-engine's logging keeps the stream that it finds when it is imported.
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

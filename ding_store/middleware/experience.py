@@ -12,6 +12,7 @@ from ditk import logging
 
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter
 from ding_store.middleware.feed import Feed
+from ding_store.middleware.members import Members
 from ding_store.middleware.plan import Plan
 from ding_store.middleware.session import Session
 from ding_store.storage.base import Entry, EntryId
@@ -25,6 +26,8 @@ LEARNER_READER = 'learner'
 PROGRESS = 'progress'
 #: Collectors count their envs from 0; above these bits stands which collector it was.
 ENV_ID_BITS = 32
+#: How long the learner waits, at the run's end, for collectors in the middle of their last chunk.
+LAST_CHUNKS_S = 3.0
 
 
 def context_exchanger(session: Session, skip_n_iter: int = 1, storage_loader: Any = None) -> Any:
@@ -146,34 +149,35 @@ class CollectorSide(Side):
         if ctx.trajectories is None and ctx.episodes is not None:
             header.update(kind='episodes', lengths=[len(episode) for episode in ctx.episodes])
             elements = [step for episode in ctx.episodes for step in episode]
-        if elements or steps or episodes:
-            self._append(elements, header)
+        if (elements or steps or episodes) and self._append(elements, header):
             self._sent_steps, self._sent_episodes = ctx.env_step, ctx.env_episode
+            self._num_rows += len(elements)
+            self._num_chunks += 1
+            counts = dict(env_step=self._sent_steps, env_episode=self._sent_episodes)
+            self._session.figures(rows=self._num_rows, chunks=self._num_chunks, **counts)
         self._diversify()
 
-    def _append(self, elements: List[Any], header: dict) -> None:
+    def _append(self, elements: List[Any], header: dict) -> bool:
+        """False: the run ended first, and the chunk was not appended."""
         fixups = {'env_data_id': self._ordinal << ENV_ID_BITS}
         # A full stream is waited for here rather than in the store, where the wait could not end on task.finish.
-        self._last_id = self._session.wait_for(
+        entry_id = self._session.wait_for(
             'room in the experience stream (is the learner running?)',
             lambda timeout_s: self._try_append(elements, header, fixups, timeout_s),
             'learner',
         )
-        if self._last_id is not None:
-            self._num_rows += len(elements)
-            self._num_chunks += 1
-        self._session.figures(
-            rows=self._num_rows,
-            chunks=self._num_chunks,
-            env_step=self._sent_steps + header['env_step'],
-            env_episode=self._sent_episodes + header['env_episode'],
-        )
+        self._last_id = entry_id or self._last_id
+        return entry_id is not None
 
     def _try_append(self, elements: List[Any], header: dict, fixups: dict, timeout_s: float) -> Optional[EntryId]:
         try:
             return self._chunks.write(elements, header, fixups, timeout_s)
         except TimeoutError:
             return None
+
+    def _leave(self, ctx: OnlineRLContext) -> None:
+        # Said before the script's own clean-up: the learner waits for it, to take what was appended last.
+        self._session.leave()
 
     def _diversify(self) -> None:
         # All collectors run one script with one seed. Left alone, they would collect the same experience: all but the
@@ -274,10 +278,14 @@ class LearnerSide(Side):
     def _leave(self, ctx: OnlineRLContext) -> None:
         """What collectors had appended when the run ended still goes into the replay: the books balance."""
         self._feed.wake()
-        rest = self._feed.rest() + self._reader.read(max_entries=10_000)
-        if rest and self._plan is not None and self._plan.push_direct is not None:
-            self._merge(ctx, rest)
-            self._taken = rest
+        Members(self._session.store).wait_until_left('collector', LAST_CHUNKS_S)
+        for entry in self._feed.rest() + self._reader.read(max_entries=10_000):
+            before = self._num_rows
+            self._merge(ctx, [entry])
+            if self._plan.push_direct is None and entry.header['rows'] and not self._plan.push_through(ctx):
+                self._num_rows = before  # without a pusher nobody takes it: it stays unread, and is not counted
+                break
+            self._taken = [entry]
         self._send(ctx)
 
 

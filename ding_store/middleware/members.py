@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from dataclasses import asdict, dataclass, field
 from typing import Any, Dict, List, Mapping, Optional
 
@@ -52,7 +53,6 @@ class Members:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.stream = STREAM
         self.after: EntryId = OLDEST
         self.by_id: Dict[str, Member] = {}
 
@@ -76,6 +76,21 @@ class Members:
 
     def alive(self) -> List[Member]:
         return [m for m in self.by_id.values() if m.state == 'alive']
+
+    def wait_until_left(self, role: Optional[str] = None, silent_s: float = 3.0) -> None:
+        """
+        Overview:
+            Wait until nobody (of a role) is in the run any more. Who has not reported for ``silent_s`` was killed, and
+            is not waited for.
+        """
+        silent_since, beats = time.monotonic(), -1
+        while any(role in (None, member.role) for member in self.refresh().alive()):
+            seen = sum(member.beat for member in self.by_id.values())
+            if seen != beats:
+                silent_since, beats = time.monotonic(), seen
+            elif time.monotonic() - silent_since > silent_s:
+                return
+            self._store.read(STREAM, self.after, max_entries=1, timeout_s=0.5)  # returns as soon as somebody reports
 
     def total(self, role: str, figure: str) -> float:
         """Sum of one figure over all members that ever had this role, the dead included."""

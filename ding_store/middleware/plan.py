@@ -32,6 +32,7 @@ class Plan:
         self.idle = False
         self.push_direct: Optional[Callable] = None
         self.count: Callable[[], int] = lambda: 0
+        self._to_pusher: List[Callable] = []
         following = self._following(task, exchanger)
         self._choose_ingest([task._middleware[i] for i in following], exchanger)
         for i in following:
@@ -48,19 +49,27 @@ class Plan:
     def _choose_ingest(self, following: List[Callable], exchanger: Any) -> None:
         if exchanger.role != 'learner':
             return
+        pushers = [i for i, middleware in enumerate(following) if hasattr(middleware, PUSH_COLUMNS)]
+        if not pushers:
+            return
+        pusher = following[pushers[0]]
+        self._to_pusher = following[: pushers[0] + 1]
+        self.count = getattr(pusher, COUNT)
         if not exchanger._session.config.direct_ingest:
             logging.info('ding_store: direct ingest is off (store.direct_ingest=False)')
             return
-        for middleware in following:
-            push = getattr(middleware, PUSH_COLUMNS, None)
-            if push is not None:
-                self.count = getattr(middleware, COUNT)
-                self.push_direct = push() if callable(push) else None
-                return
-            if not getattr(middleware, HARMLESS, False):
-                name = getattr(middleware, '__qualname__', repr(middleware))
-                logging.info(f'ding_store: experience passes {name}, so each chunk becomes ctx.trajectories for it')
-                break
+        between = [middleware for middleware in self._to_pusher[:-1] if not getattr(middleware, HARMLESS, False)]
+        if between:
+            names = ', '.join(getattr(middleware, '__qualname__', repr(middleware)) for middleware in between)
+            logging.info(f'ding_store: experience passes {names}, so each chunk becomes ctx.trajectories for it')
+            return
+        self.push_direct = getattr(pusher, PUSH_COLUMNS)()
+
+    def push_through(self, ctx: Any) -> bool:
+        """Take ctx.trajectories through what stands before the pusher, and through it. False: there is no pusher."""
+        for middleware in self._to_pusher:
+            middleware(ctx)
+        return bool(self._to_pusher)
 
     def _guard(self, middleware: Callable) -> Callable:
         origin = getattr(middleware, '__wrapped__', middleware)

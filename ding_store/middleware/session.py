@@ -153,37 +153,42 @@ class Session:
 
     # Leaving
 
-    def close(self) -> None:
+    def leave(self) -> None:
         """
         Overview:
-            Report the last figures and leave. A learner or evaluator that leaves ends the run; after a run that ended
-            in order its learner also deletes the run's data, once everybody has left.
+            Report the last figures, and report no more. A learner or evaluator that leaves ends the run.
         """
-        atexit.unregister(self.close)
-        with self._lock:
-            store = self._store
-        if store is None or self._closing.is_set():
-            return
-        try:
-            self._leave(store)
-        except StoreError as error:
-            logging.warning(f'ding_store: this process could not leave its run in order: {error}')
-        finally:
-            self._closing.set()
-            store.close()
-        if self._thread is not None:
-            self._thread.join(timeout=2.0)
-
-    def _leave(self, store: Store) -> None:
-        if self.member is None:
+        if self.member is None or self._closing.is_set():
             return
         failed = not self.finished
         if self.member.role in ('learner', 'evaluator'):
             self.finish(f'{self.member.title} has {"failed" if failed else "left"}', failed)
         self._closing.set()
-        self.member.report(store, 'failed' if failed else 'left', self.finish_reason or '')
-        if self.member.role == 'learner' and not failed and ENV_LAUNCHED not in os.environ:
-            retire(store, self.config.heartbeat_s)
+        if self._thread is not None:
+            self._thread.join(timeout=2.0)  # it would report this member alive again
+        self.member.report(self.store, 'failed' if failed else 'left', self.finish_reason or '')
+
+    def close(self) -> None:
+        """
+        Overview:
+            Leave, and close the store. After a run that ended in order its learner also deletes the run's data, once
+            everybody has left.
+        """
+        atexit.unregister(self.close)
+        with self._lock:
+            store = self._store
+        if store is None:
+            return
+        try:
+            self.leave()
+            ended_in_order = self.member is not None and self.member.state == 'left'
+            if ended_in_order and self.member.role == 'learner' and ENV_LAUNCHED not in os.environ:
+                retire(store, self.config.heartbeat_s)
+        except StoreError as error:
+            logging.warning(f'ding_store: this process could not leave its run in order: {error}')
+        finally:
+            self._closing.set()
+            store.close()
 
 
 def retire(store: Store, heartbeat_s: float) -> None:
@@ -192,13 +197,7 @@ def retire(store: Store, heartbeat_s: float) -> None:
         Delete all data of a run that ended in order, once its members have left (those that have gone silent do not
         count). Its name is then free for the next run.
     """
-    members = Members(store)
-    silent_s, beats = 0.0, -1
-    while members.refresh().alive() and silent_s < max(3 * heartbeat_s, 2.0):
-        seen = sum(member.beat for member in members.by_id.values())
-        silent_s, beats = (0.0 if seen != beats else silent_s + SLICE_S), seen
-        # Wakes at once when somebody reports; a member that was killed never does.
-        store.read(members.stream, members.after, max_entries=1, timeout_s=SLICE_S)
+    Members(store).wait_until_left(silent_s=max(3 * heartbeat_s, 2.0))
     info = store.info()
     last = (FINISH, RETIRE)
     for name in [*info.streams, *info.values, *info.counters]:

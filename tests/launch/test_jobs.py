@@ -1,0 +1,188 @@
+"""Whole jobs in real processes, started as users start them."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jobs import ROLES, ROOT, TINY, ding_store, job, records, status, table
+
+pytest.importorskip('ding')
+pytest.importorskip('gym')
+pytestmark = pytest.mark.timeout(300)
+
+DQN_EXAMPLE = 'ding.example.dqn'
+MAIN = str(ROOT / 'dizoo_configs' / 'cartpole' / 'cartpole_dqn_main.py')
+
+
+def tiny(trace, *arguments):
+    return ['--', 'python', TINY, '--trace', str(trace), *map(str, arguments)]
+
+
+def members(cwd, role, state='alive', run='r'):
+    return [m for m in status(cwd, '--run', run)['members'] if m['role'] == role and m['state'] == state]
+
+
+def balanced(text):
+    rows = table(text)
+    assert rows['rows appended'] == rows['rows ingested'] > 0, text
+    assert rows['rows lost'] == 0
+    return rows
+
+
+def test_cartpole_converges_and_the_books_balance(tmp_path):
+    with job(ding_store('run', '--run', 'r', '--roles', ROLES, '--', 'python', MAIN), tmp_path) as run:
+        assert run.wait() == 0, run.text
+        rows = balanced(run.text)
+    assert rows['last evaluation return'] >= 195
+    # Stock serial needs 1.0-3.1k env steps over its seeds; two collectors and a later evaluation may add to that.
+    assert 500 < rows['env steps'] < 8000
+    # Five updates per eight steps, less those that stock skips too (until there are 64 rows) and the last chunks.
+    updates = 5 * (rows['env steps'] - 56) / 8
+    assert 0.95 * updates <= rows['train iterations'] <= updates
+    assert 'finished: evaluator: mean return' in run.text
+
+
+@pytest.mark.parametrize('late', ['learner=6', 'collector=6', 'evaluator=6'])
+def test_any_start_order(tmp_path, late):
+    arguments = ['run', '--run', 'r', '--roles', ROLES, '--delay', late, '--json', tmp_path / 'figures.json']
+    with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 200)), tmp_path) as run:
+        assert run.wait() == 0, run.text
+        balanced(run.text)
+    # Four members, each to the end of its script: nobody was stuck, killed or told to go.
+    ends = [r for r in records(tmp_path / 'trace') if r['event'] == 'end']
+    assert sorted(r['node'] for r in ends) == [0, 1, 2, 3]
+    assert 'waiting for' not in ''.join(p.read_text() for p in Path(tmp_path, '.ding_store/r/logs').iterdir())
+
+
+def test_collector_joins_a_running_job_and_leaves_with_it(tmp_path):
+    arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
+    with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 100_000)), tmp_path) as run:
+        run.wait_for(lambda: 'replay' in run.text and members(tmp_path, 'collector'), 'a collector')
+        join = ding_store('join', '--role', 'collector', '--run', 'r', *tiny(tmp_path / 'trace'))
+        with job(join, tmp_path, name='join') as joined:
+
+            def contributed():
+                rows = {m['node_id']: m['figures'].get('rows', 0) for m in members(tmp_path, 'collector')}
+                return len(rows) == 2 and rows.get(3, 0) > 0
+
+            joined.wait_for(contributed, 'rows of the joined collector')
+            os.kill(run.process.pid, signal.SIGINT)
+            begin = time.monotonic()
+            run.wait(30)
+            joined.wait(30)
+            assert time.monotonic() - begin < 10.0
+    assert 'interrupted' in run.text
+
+
+def test_killed_collector_costs_only_its_unfinished_chunk(tmp_path):
+    arguments = ['run', '--run', 'r', '--roles', ROLES]
+    with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 600)), tmp_path) as run:
+        pid = run.wait_for(lambda: members(tmp_path, 'collector'), 'collectors')[0]['pid']
+        os.kill(pid, signal.SIGKILL)
+        assert run.wait() == 0, run.text
+    assert 'SIGKILL' in run.text
+    assert 'the run goes on without it' in run.text
+    rows = table(run.text)
+    # What the dead one appended after its last report is in the replay, though no report of it counts it.
+    assert rows['rows ingested'] >= rows['rows appended']
+    assert rows['rows ingested'] % 8 == 0
+    assert rows['rows lost'] == 0
+
+
+@pytest.mark.parametrize('role', ['learner', 'evaluator'])
+def test_killed_learner_or_evaluator_ends_the_job_and_says_so(tmp_path, role):
+    arguments = ['run', '--run', 'r', '--roles', ROLES]
+    with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 100_000)), tmp_path) as run:
+        pid = run.wait_for(lambda: members(tmp_path, role), role)[0]['pid']
+        os.kill(pid, signal.SIGKILL)
+        begin = time.monotonic()
+        assert run.wait(30) == 1
+        assert time.monotonic() - begin < 10.0
+    assert f'{role} (node' in run.text
+    assert 'was killed by SIGKILL' in run.text
+    assert f'cannot go on without its {role}' in run.text
+
+
+@pytest.mark.parametrize('watch', [False, True])
+def test_middleware_of_the_learner_sees_each_chunk_once(tmp_path, watch):
+    extra = ['--watch'] if watch else []
+    arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=2']
+    with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 100, *extra)), tmp_path) as run:
+        assert run.wait() == 0, run.text
+        rows = table(run.text)
+    log = Path(tmp_path, '.ding_store/r/logs/learner-0.log').read_text()
+    seen = [r for r in records(tmp_path / 'trace') if r['event'] == 'watch']
+    if watch:
+        assert 'experience passes watch' in log
+        assert sum(r['rows'] for r in seen) == rows['env steps'] - (rows['rows appended'] - rows['rows ingested'])
+        # Each collector's envs keep apart from the other's.
+        assert len({i for r in seen for i in r['env_ids']}) > 8
+    else:
+        assert 'columns go into the replay directly' in log
+        assert not seen
+
+
+def test_nstep_is_applied_as_often_as_in_stock_parallel_mode(tmp_path):
+    # DI-engine 0.5.3 runs the enhancer on collectors and on the learner, and so 3 steps become 9 there, too.
+    arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
+    flags = ['--nstep', 3, '--watch']
+    with job(ding_store(*arguments, *tiny(tmp_path / 'trace', *flags)), tmp_path) as run:
+        seen = run.wait_for(
+            lambda: [r for r in records(tmp_path / 'trace') if r['event'] == 'watch'], 'a chunk in the middleware'
+        )
+    assert seen[0]['reward'] == [9]
+
+
+def test_second_collector_whose_elements_differ_is_refused(tmp_path):
+    arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
+    with job(ding_store(*arguments, *tiny(tmp_path / 'trace')), tmp_path) as run:
+        run.wait_for(lambda: members(tmp_path, 'collector'), 'a collector')
+        join = ding_store('join', '--role', 'collector', '--run', 'r', *tiny(tmp_path / 'trace', '--obs', 6))
+        with job(join, tmp_path, name='join') as joined:
+            assert joined.wait() == 1
+        assert 'SchemaMismatch' in joined.text
+        assert 'obs' in joined.text
+        assert '(4,)' in joined.text
+        assert '(6,)' in joined.text
+        assert run.process.poll() is None
+
+
+def test_unmodified_example_under_ditask(tmp_path):
+    ditask = [sys.executable, '-c', 'from ding.entry.cli_ditask import cli_ditask; cli_ditask()', '--package', '.']
+    ditask += [
+        '--main',
+        f'{DQN_EXAMPLE}.main',
+        '--parallel-workers',
+        '4',
+        '--topology',
+        'mesh',
+        '--startup-interval',
+        '0',
+    ]
+    with job(ding_store('run', '--run', 'r', '--explain', '--', *ditask), tmp_path) as run:
+        assert run.wait() == 0, run.text
+    assert 'columns go into the replay directly' in run.text
+    assert 'ding.framework.middleware.ContextExchanger' in run.text
+    assert 'Timeout when waiting' not in run.text
+
+
+def test_unmodified_example_in_one_process(tmp_path):
+    command = ding_store('run', '--run', 'r', '--explain', '--', sys.executable, '-m', DQN_EXAMPLE)
+    with job(command, tmp_path) as run:
+        assert run.wait() == 0, run.text
+    assert 'ding.data.DequeBuffer' in run.text
+    assert '(used 1x here)' in run.text
+    assert not Path(tmp_path, '.ding_store').exists()  # one process needs no server
+
+
+def test_joining_a_second_learner_is_refused(tmp_path):
+    arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
+    with job(ding_store(*arguments, *tiny(tmp_path / 'trace')), tmp_path) as run:
+        run.wait_for(lambda: members(tmp_path, 'learner'), 'the learner')
+        with job(ding_store('join', '--role', 'learner', '--run', 'r', *tiny(tmp_path / 't')), tmp_path, name='j') as j:
+            assert j.wait() == 2
+        assert 'has a learner already' in j.text
