@@ -19,6 +19,9 @@ STALE = 'STALE'  # the stream's epoch is another: this is its state now, announc
 GAP = 'GAP'  # entries before this one are missing: announce from ``last + 1``
 FULL = 'FULL'  # no room; wait for the room stream to pass ``room``
 
+#: Verdicts without progress, one after another: a server that lives answers one STALE and then OK.
+MAX_REFUSED = 100
+
 
 class Announcement(NamedTuple):
     """
@@ -117,9 +120,13 @@ class Outbox:
 
     def flush(self) -> None:
         """Announce all that is queued, in order. Raises Refused when the server has no room for the next one."""
+        num_refused = 0
         while self._queue:
             item = self._queue[0]
             verdict = self._send(item)
+            num_refused = 0 if verdict.status == OK else num_refused + 1
+            if num_refused > MAX_REFUSED:
+                raise StoreError(f'the server contradicts itself about {self.stream!r}: {verdict}')
             if verdict.status == FULL:
                 raise Refused(verdict.room)
             if verdict.status == OK:

@@ -89,7 +89,9 @@ class RedisStore(Store):
         check_name('reader', reader)
         if start not in START:
             raise ConfigError(f'start ({start!r}) must be one of {", ".join(START)}')
-        self._index('stream', check_name('stream', stream))
+        check_name('stream', stream)
+        self._enter()
+        self._index('stream', stream, again=True)
         epoch, number = self._run('register', stream, reader, 'd' if durable else 'e', start)
         return EntryId(epoch.decode(), number)
 
@@ -111,7 +113,7 @@ class RedisStore(Store):
         if not done:
             raise VersionConflict(f'value {name!r} is at version {version}, not at {expected}')
         if before == 0:
-            self._index('value', name, again=True)  # The server may have forgotten that, too.
+            self._index('value', name, again=True)  # As above.
         self._versions[name] = version
         return int(version)
 
@@ -190,7 +192,6 @@ class RedisStore(Store):
     def _index(self, kind: str, name: str, again: bool = False) -> None:
         member = f'{kind}:{name}'
         if again or member not in self._indexed:
-            self._enter()
             key = f'ding:{{{self.run}}}:index'
             self._link.call('index', lambda session: session.client.sadd(key, member))
             self._indexed.add(member)
@@ -211,7 +212,7 @@ class RedisStore(Store):
             f'append to {said.stream!r}', lambda session: self._script(session, 'append', said.stream, arguments)
         )
         if status == STALE.encode():
-            self._indexed.discard(f'stream:{said.stream}')
+            self._index('stream', said.stream, again=True)  # The server may have forgotten that, too.
         return Verdict(status.decode(), epoch.decode(), *numbers)
 
     def _wait_for_room(self, stream: str, room: int, timeout_s: float) -> None:
@@ -258,8 +259,8 @@ class RedisStore(Store):
     def _wait_on(self, what: str, key: str, number: int, count: int, timeout_s: float) -> List[Any]:
         """
         Overview:
-            What comes behind ``number`` in a Redis stream, waiting at most ``check_every_s``: then the caller looks whether
-            the server still knows everything.
+            What comes behind ``number`` in a Redis stream, waiting at most ``check_every_s``: then the caller looks
+            whether the server still knows everything.
         """
         block_ms = max(1, int(min(timeout_s, self._writer.check_every_s) * 1000))
         found = self._link.wait(

@@ -161,6 +161,8 @@ def _views(view: memoryview, columns: List[Any], offset: int) -> Dict[str, Array
 
 def _view(view: memoryview, dtype: str, shape: List[int], offset: int) -> Array:
     size = DTYPES[dtype].itemsize
+    if not isinstance(shape, list):
+        raise CorruptPayload('an array has no shape')
     for length in shape:
         if type(length) is not int or length < 0:
             raise CorruptPayload('an array has an impossible shape')

