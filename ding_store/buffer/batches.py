@@ -52,7 +52,7 @@ class Element(Dict[str, Any]):
         return dict, (dict(self),)
 
 
-class TrainBatch(ttorch.Tensor):  # type: ignore[misc]
+class TrainBatch(ttorch.Tensor):
     """
     Overview:
         A collated batch (leaves ``(B, ...)``) with the manners of the list of B dicts that entries, reward models and
@@ -76,17 +76,18 @@ class TrainBatch(ttorch.Tensor):  # type: ignore[misc]
         """
         batch = cls(tree)
         # Plain attributes: those of a tree would become leaves of it.
-        vars(batch).update(_size=size, _make=make_elements)
+        batch.__dict__.update(_size=size, _make=make_elements)
         return batch
 
     def use_elements(self) -> None:
         """Elements were changed: from now on they are the batch."""
-        vars(self)['_by_element'] = True
+        self.__dict__['_by_element'] = True
 
     def elements(self) -> List[Element]:
-        if self._made is None:
-            vars(self)['_made'] = [Element(self, items) for items in self._make()]
-        return self._made
+        made = self._made
+        if made is None:
+            made = self.__dict__['_made'] = [Element(self, items) for items in self._make()]
+        return made
 
     def json(self) -> Any:
         """The collated dict, which is what policies train on."""

@@ -6,13 +6,14 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ding_store.buffer.arrays import Array
 from ding_store.buffer.groups import Groups
 from ding_store.buffer.rows import RowIndex
 from ding_store.buffer.samplers import not_enough
 from ding_store.errors import RowGone
 
 #: (number of items, how many, with replacement) -> which of them.
-Draw = Callable[[int, int, bool], np.ndarray]
+Draw = Callable[[int, int, bool], Array]
 
 
 def to_row(index: Any) -> int:
@@ -23,7 +24,7 @@ def to_row(index: Any) -> int:
         return -1
 
 
-def by_indices(indices: Sequence[str], sample_range: Optional[slice] = None) -> Callable[[RowIndex], np.ndarray]:
+def by_indices(indices: Sequence[str], sample_range: Optional[slice] = None) -> Callable[[RowIndex], Array]:
     """
     Overview:
         Slots of these rows, in this order, repeated as often as they are.
@@ -32,7 +33,7 @@ def by_indices(indices: Sequence[str], sample_range: Optional[slice] = None) -> 
     """
     rows = np.array([to_row(index) for index in indices], np.int64)
 
-    def choose(index: RowIndex) -> np.ndarray:
+    def choose(index: RowIndex) -> Array:
         slots, found = index.find(rows)
         if sample_range is not None:
             found &= np.isin(slots, index.slots_by_age()[sample_range])
@@ -43,7 +44,7 @@ def by_indices(indices: Sequence[str], sample_range: Optional[slice] = None) -> 
     return choose
 
 
-def by_rows(rows: np.ndarray) -> Callable[[RowIndex], np.ndarray]:
+def by_rows(rows: Array) -> Callable[[RowIndex], Array]:
     """
     Overview:
         Slots of these row numbers, in this order.
@@ -52,7 +53,7 @@ def by_rows(rows: np.ndarray) -> Callable[[RowIndex], np.ndarray]:
     """
     wanted = as_rows(rows)
 
-    def choose(index: RowIndex) -> np.ndarray:
+    def choose(index: RowIndex) -> Array:
         slots, found = index.find(wanted)
         if not found.all():
             gone = wanted[~found][0]
@@ -62,7 +63,7 @@ def by_rows(rows: np.ndarray) -> Callable[[RowIndex], np.ndarray]:
     return choose
 
 
-def as_rows(rows: np.ndarray) -> np.ndarray:
+def as_rows(rows: Array) -> Array:
     """Row numbers as int64 of shape ``(B,)``; anything else is a TypeError."""
     rows = np.asarray(rows)
     if rows.ndim != 1 or (rows.dtype.kind not in 'iu' and rows.size):
@@ -70,17 +71,17 @@ def as_rows(rows: np.ndarray) -> np.ndarray:
     return rows.astype(np.int64, copy=False)
 
 
-def by_live_rows(rows: np.ndarray) -> Callable[[RowIndex], np.ndarray]:
+def by_live_rows(rows: Array) -> Callable[[RowIndex], Array]:
     """Slots of those of these rows that are still there, in their order."""
 
-    def choose(index: RowIndex) -> np.ndarray:
+    def choose(index: RowIndex) -> Array:
         slots, found = index.find(rows)
         return slots[found]
 
     return choose
 
 
-def by_age(position: int) -> Callable[[RowIndex], np.ndarray]:
+def by_age(position: int) -> Callable[[RowIndex], Array]:
     """
     Overview:
         The slot of the row at a place in the order of age: 0 is the oldest, -1 the newest.
@@ -88,7 +89,7 @@ def by_age(position: int) -> Callable[[RowIndex], np.ndarray]:
         - IndexError: There are not so many rows.
     """
 
-    def choose(index: RowIndex) -> np.ndarray:
+    def choose(index: RowIndex) -> Array:
         count = index.count
         if not -count <= position < count:
             raise IndexError(f'index {position} is out of range of a buffer of {count}')
@@ -128,7 +129,7 @@ class GroupChoice:
         #: Rows per group of the last choice.
         self.lengths: List[int] = []
 
-    def __call__(self, index: RowIndex) -> np.ndarray:
+    def __call__(self, index: RowIndex) -> Array:
         slots = index.slots_by_age()[self._range or slice(None)].astype(np.intp)
         slots = slots[self._groups.codes[slots] != Groups.NONE]
         codes = self._groups.codes[slots]
@@ -140,14 +141,14 @@ class GroupChoice:
         self.lengths = [len(part) for part in parts]
         return np.concatenate(parts)
 
-    def _choose_groups(self, codes: np.ndarray) -> np.ndarray:
+    def _choose_groups(self, codes: Array) -> Array:
         names, counts = np.unique(codes, return_counts=True)
         eligible = names[counts >= (self._unroll_len or 1)]
         if len(eligible) < (1 if self._replace else self._size):
             raise not_enough(self._size, len(eligible), 'records/groups')
         return eligible[self._draw(len(eligible), self._size, self._replace)]
 
-    def _part_of(self, slots: np.ndarray) -> np.ndarray:
+    def _part_of(self, slots: Array) -> Array:
         length = self._unroll_len
         if length is None:
             return slots

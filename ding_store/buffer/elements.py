@@ -6,6 +6,7 @@ from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence,
 
 import numpy as np
 
+from ding_store.buffer.arrays import Array
 from ding_store.buffer.flat import complete, fill_values, schema_of
 from ding_store.buffer.metas import Meta, MetaStore
 from ding_store.buffer.objects import ObjectColumn
@@ -15,13 +16,13 @@ from ding_store.buffer.table import Columns, Table
 from ding_store.columns import NotColumnar, Schema
 from ding_store.errors import SchemaMismatch
 
-Choose = Callable[[RowIndex], np.ndarray]
+Choose = Callable[[RowIndex], Array]
 
 
 class Read(NamedTuple):
     """What was read of some rows, in their order."""
 
-    rows: np.ndarray
+    rows: Array
     elements: List[Any]
     metas: List[Meta]
 
@@ -39,14 +40,17 @@ class Elements:
 
     def __init__(self, capacity: int, path: Optional[str] = None) -> None:
         self.table = Table({}, capacity, path)
-        self.schema: Optional[Schema] = None
+        self._schema: Optional[Schema] = None
         self.objects: Optional[ObjectColumn] = None
         self.metas = MetaStore(self.table.index.row_of_slot)
         self._outputs = WarmOutputs({})
 
-    def append(
-        self, elements: Sequence[Any], metas: Optional[Sequence[Optional[Mapping[Any, Any]]]] = None
-    ) -> np.ndarray:
+    @property
+    def schema(self) -> Optional[Schema]:
+        """The leaves of an element; None before the first one, and where elements are objects."""
+        return None if self.objects is not None else self._schema
+
+    def append(self, elements: Sequence[Any], metas: Optional[Sequence[Optional[Mapping[Any, Any]]]] = None) -> Array:
         """
         Overview:
             Add elements, with or without metas.
@@ -64,7 +68,7 @@ class Elements:
                 self._make_fit(elements)
             return self._append(elements, metas)
 
-    def extend(self, columns: Columns, schema: Optional[Schema] = None) -> np.ndarray:
+    def extend(self, columns: Columns, schema: Optional[Schema] = None) -> Array:
         """Add rows that are columns already, of the given schema or of this table's: see ``StoreBuffer.extend``."""
         with self.table.write_lock:
             schema = schema or self.schema or schema_of(columns)
@@ -87,7 +91,7 @@ class Elements:
         rows, (data, metas) = self.table.read(choose, lambda slots: (self._take(slots, warm), self._metas_of(slots)))
         return Read(rows, self._decode(data), metas)
 
-    def read_columns(self, choose: Choose) -> Tuple[np.ndarray, Schema, Columns]:
+    def read_columns(self, choose: Choose) -> Tuple[Array, Schema, Columns]:
         """
         Overview:
             Row numbers and gathered columns of the chosen rows, with the schema to decode them.
@@ -112,7 +116,7 @@ class Elements:
                 self.metas.put(int(slots[0]), meta)
             return True
 
-    def delete(self, rows: np.ndarray) -> None:
+    def delete(self, rows: Array) -> None:
         with self.table.write_lock:
             slots = self.table.delete(rows)
             self.metas.drop(slots)
@@ -137,14 +141,14 @@ class Elements:
         if schema != self.schema:
             self.table.replace_columns(schema.columns())
             self._outputs = WarmOutputs(self.table.specs)
-        self.schema, self.objects = schema, None
+        self._schema, self.objects = schema, None
 
     def start_objects(self) -> None:
         """Empty, and for elements that are Python objects."""
         self.table.replace_columns({})
-        self.schema, self.objects = None, ObjectColumn()
+        self._schema, self.objects = None, ObjectColumn()
 
-    def _append(self, elements: Sequence[Any], metas: Optional[Sequence[Optional[Mapping[Any, Any]]]]) -> np.ndarray:
+    def _append(self, elements: Sequence[Any], metas: Optional[Sequence[Optional[Mapping[Any, Any]]]]) -> Array:
         num_rows, capacity = len(elements), self.table.capacity
         skipped = max(0, num_rows - capacity)
         with self.table.writing(num_rows - skipped, skipped) as (slots, rows):
@@ -156,7 +160,7 @@ class Elements:
                     self.metas.put(slot, meta)
         return np.arange(rows[-1] + 1 - num_rows, rows[-1] + 1) if skipped else rows
 
-    def _write(self, slots: np.ndarray, elements: Sequence[Any]) -> None:
+    def _write(self, slots: Array, elements: Sequence[Any]) -> None:
         if self.objects is not None:
             self.objects.put(slots, elements)
             return
@@ -204,7 +208,7 @@ class Elements:
             self.table.add_columns(added, fill_values(added, known))
             self._outputs = WarmOutputs(self.table.specs)
         # Only now: readers look at the schema after they have copied, and an older one reads older rows well.
-        self.schema = merged
+        self._schema = merged
 
     def _move_to_objects(self) -> None:
         with self.table.index.lock:
@@ -214,7 +218,7 @@ class Elements:
         # Readers that are between copying and decoding have the columns of then, and their schema.
         self.objects = objects
 
-    def _replace(self, rows: np.ndarray, slots: np.ndarray, element: Any) -> None:
+    def _replace(self, rows: Array, slots: Array, element: Any) -> None:
         if self.objects is not None:
             self.objects.put(slots, [element])
             return
@@ -226,23 +230,23 @@ class Elements:
             columns = self.schema.encode([element])
         self.table.update(rows, columns)
 
-    def _forget_metas(self, rows: np.ndarray) -> None:
+    def _forget_metas(self, rows: Array) -> None:
         slots, found = self.table.index.find(rows)
         self.metas.drop(slots[found])
 
-    def _take(self, slots: np.ndarray, warm: bool) -> Any:
+    def _take(self, slots: Array, warm: bool) -> Any:
         if self.objects is not None:
             return self.objects.take(slots)
         return self.table.take(slots, self._outputs.take(len(slots)) if warm else None)
 
-    def _metas_of(self, slots: np.ndarray) -> List[Meta]:
+    def _metas_of(self, slots: Array) -> List[Meta]:
         get, rows = self.metas.get, self.table.index.row_of_slot[slots].tolist()
         return [get(slot, row) for slot, row in zip(slots.tolist(), rows)]
 
     def _decode(self, data: Any) -> List[Any]:
         if isinstance(data, list):
             return data
-        return self.schema.decode(data) if self.schema is not None and data else []
+        return self._schema.decode(data) if self._schema is not None and data else []
 
 
 def _are_lists(elements: Sequence[Any]) -> bool:

@@ -20,6 +20,7 @@ from typing import IO, Any, Dict, Iterator, List, Optional, Tuple
 import numpy as np
 
 from ding_store.buffer import space
+from ding_store.buffer.arrays import Array
 from ding_store.buffer.elements import Elements
 from ding_store.buffer.regions import ColumnSpec
 from ding_store.columns import Schema
@@ -161,7 +162,7 @@ def _read(file: IO[bytes], header: Header, elements: Elements) -> None:
         _finish(elements, rows[skipped:], header.next_row, kept)
 
 
-def _read_columns(file: IO[bytes], header: Header, start: int, skipped: int) -> Iterator[Dict[str, np.ndarray]]:
+def _read_columns(file: IO[bytes], header: Header, start: int, skipped: int) -> Iterator[Dict[str, Array]]:
     specs = header.specs
     widths = {name: dtype.itemsize * prod(shape) for name, (dtype, shape) in specs.items()}
     offsets, place = {}, start
@@ -191,7 +192,7 @@ def _load_stock(file_name: str, elements: Elements) -> None:
             elements.append([item])
 
 
-def _contents(elements: Elements) -> Tuple[np.ndarray, Optional[List[Any]], List[Tuple[int, Dict[Any, Any]]]]:
+def _contents(elements: Elements) -> Tuple[Array, Optional[List[Any]], List[Tuple[int, Dict[Any, Any]]]]:
     """Row numbers by age, the objects if elements are such, and the metas that are not empty with their places."""
     with elements.table.index.lock:
         slots = elements.table.index.slots_by_age().astype(np.intp)
@@ -210,7 +211,7 @@ def _begin(elements: Elements, schema: Optional[Schema], objects: Optional[List[
         elements.append(objects)
 
 
-def _finish(elements: Elements, rows: np.ndarray, next_row: int, metas: List[Tuple[int, Dict[Any, Any]]]) -> None:
+def _finish(elements: Elements, rows: Array, next_row: int, metas: List[Tuple[int, Dict[Any, Any]]]) -> None:
     index = elements.table.index
     with index.lock:
         index.relabel(rows, next_row)
@@ -219,7 +220,7 @@ def _finish(elements: Elements, rows: np.ndarray, next_row: int, metas: List[Tup
             elements.metas.put(int(slots[place]), meta)
 
 
-def _chunks(items: np.ndarray, item_bytes: int) -> Iterator[np.ndarray]:
+def _chunks(items: Array, item_bytes: int) -> Iterator[Array]:
     step = max(1, _CHUNK_BYTES // max(1, item_bytes))
     for start in range(0, len(items), step):
         yield items[start : start + step]

@@ -9,6 +9,7 @@ import torch
 import treetensor.torch as ttorch
 from treevalue.tree.common import create_storage
 
+from ding_store.buffer.arrays import Array
 from ding_store.buffer.regions import ColumnSpec
 from ding_store.columns import Schema
 from ding_store.errors import SchemaMismatch
@@ -17,7 +18,7 @@ from ding_store.errors import SchemaMismatch
 PRESENCE = '?'
 
 
-def schema_of(columns: Mapping[str, np.ndarray]) -> Schema:
+def schema_of(columns: Mapping[str, Array]) -> Schema:
     """
     Overview:
         The schema of elements that are trees of tensors: names are paths, ``'obs/image'``.
@@ -39,7 +40,7 @@ def schema_of(columns: Mapping[str, np.ndarray]) -> Schema:
     return Schema.infer([ttorch.Tensor(create_storage(tree))])
 
 
-def complete(columns: Mapping[str, np.ndarray], specs: Mapping[str, ColumnSpec]) -> Mapping[str, np.ndarray]:
+def complete(columns: Mapping[str, Array], specs: Mapping[str, ColumnSpec]) -> Mapping[str, Array]:
     """Columns of an older, narrower schema as the wider one has them: what they lack is absent, the rest present."""
     missing = {name: spec for name, spec in specs.items() if name not in columns}
     if not missing or not any(name.endswith(PRESENCE) for name in specs):

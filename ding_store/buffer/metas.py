@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Dict, Hashable, List, Mapping, Optional, Tuple, Union
 
-import numpy as np
 from ding.utils import fastcopy
 
+from ding_store.buffer.arrays import Array
 from ding_store.buffer.groups import Groups
 
 #: Values that are worth sharing: few different ones. Floats (priorities) nearly never are equal.
@@ -17,7 +17,7 @@ _MAX_SHARED = 1 << 16
 Shared = Tuple[Tuple[str, type, Any], ...]
 
 
-class RowMeta(dict):  # type: ignore[type-arg]
+class RowMeta(Dict[Any, Any]):
     """
     Overview:
         The meta of a row that has none of its own yet. Whoever changes it makes it the row's own: so middleware may
@@ -42,7 +42,7 @@ class RowMeta(dict):  # type: ignore[type-arg]
         super().update(*args, **kwargs)
         self._changed()
 
-    def __ior__(self, other: Any) -> RowMeta:  # type: ignore[override,misc]
+    def __ior__(self, other: Any) -> RowMeta:  # type: ignore[misc]
         self.update(other)
         return self
 
@@ -93,7 +93,7 @@ class MetaStore:
         - row_of_slot (:obj:`np.ndarray`): The table's row numbers by slot.
     """
 
-    def __init__(self, row_of_slot: np.ndarray) -> None:
+    def __init__(self, row_of_slot: Array) -> None:
         self._row_of_slot = row_of_slot
         self._held: List[Held] = []  # Shorter than the table while the slots beyond have none.
         self._shared: Dict[Shared, Shared] = {}
@@ -110,7 +110,7 @@ class MetaStore:
         self._held[slot] = held
         self._regroup(slot, meta)
 
-    def drop(self, slots: np.ndarray) -> None:
+    def drop(self, slots: Array) -> None:
         """Slots have new rows without metas, or none."""
         if self._held:
             for slot in slots[slots < len(self._held)].tolist():

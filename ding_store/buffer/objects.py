@@ -7,6 +7,7 @@ from typing import Any, List, Mapping, Sequence
 
 import numpy as np
 
+from ding_store.buffer.arrays import Array
 from ding_store.buffer.space import format_bytes
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ class ObjectColumn:
         self._objects: List[Any] = []
         self._warned = False
 
-    def put(self, slots: np.ndarray, objects: Sequence[Any]) -> None:
+    def put(self, slots: Array, objects: Sequence[Any]) -> None:
         highest = int(slots.max(initial=-1))
         if highest >= len(self._objects):
             self._objects.extend([None] * (highest + 1 - len(self._objects)))
@@ -35,11 +36,11 @@ class ObjectColumn:
         if not self._warned and len(objects):
             self._warn_if_large(objects[-1])
 
-    def take(self, slots: np.ndarray) -> List[Any]:
+    def take(self, slots: Array) -> List[Any]:
         objects = self._objects
         return [objects[slot] for slot in slots.tolist()]
 
-    def drop(self, slots: np.ndarray) -> None:
+    def drop(self, slots: Array) -> None:
         """Let go of the objects in slots that became free."""
         for slot in slots.tolist():
             self._objects[slot] = None

@@ -9,9 +9,10 @@ from typing import Dict, List, Mapping
 
 import numpy as np
 
+from ding_store.buffer.arrays import Array
 from ding_store.buffer.regions import ColumnSpec
 
-Arrays = Dict[str, np.ndarray]
+Arrays = Dict[str, Array]
 
 #: Batches of one size that are kept warm at once; a pipeline that holds more gets fresh arrays.
 MAX_WARM = 8

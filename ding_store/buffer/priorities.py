@@ -7,6 +7,7 @@ from typing import Optional, Sequence, Tuple
 import numpy as np
 from ding.utils import MinSegmentTree, SumSegmentTree
 
+from ding_store.buffer.arrays import Array
 from ding_store.buffer.rows import RowIndex
 from ding_store.errors import ConfigError
 
@@ -37,12 +38,12 @@ class Priorities:
         #: The largest so far: what rows get whose priority is not known.
         self.max_priority = 1.0
 
-    def add(self, rows: np.ndarray, priorities: Optional[Sequence[Optional[float]]] = None) -> None:
+    def add(self, rows: Array, priorities: Optional[Sequence[Optional[float]]] = None) -> None:
         """New rows, with their own priorities where there are any."""
         values = [self.max_priority if p is None else float(p) for p in priorities or [None] * len(rows)]
         self._set(rows, _checked(values))
 
-    def update(self, rows: np.ndarray, priorities: Sequence[float]) -> None:
+    def update(self, rows: Array, priorities: Sequence[float]) -> None:
         """
         Overview:
             New priorities, at most ``max_priority`` of the configuration; rows that are gone are passed over.
@@ -53,13 +54,13 @@ class Priorities:
         self._set(rows, values)
         self.max_priority = max(self.max_priority, float(values.max(initial=0)))
 
-    def drop(self, slots: np.ndarray) -> None:
+    def drop(self, slots: Array) -> None:
         """Slots of rows that were deleted: they have no mass any more."""
         for slot in slots.tolist():
             self._sums[slot] = self._sums.neutral_element
             self._minima[slot] = self._minima.neutral_element
 
-    def draw(self, size: int) -> Tuple[np.ndarray, np.ndarray]:
+    def draw(self, size: int) -> Tuple[Array, Array]:
         """
         Overview:
             Row numbers ``(size,)`` in proportion to their priorities, one from each of ``size`` equal shares of the
@@ -73,12 +74,12 @@ class Priorities:
         self._beta = min(1.0, self._beta + self._anneal_step)
         return self._index.row_of_slot[slots], weights.astype(np.float32)
 
-    def of(self, rows: np.ndarray) -> np.ndarray:
+    def of(self, rows: Array) -> Array:
         """The priorities of live rows, as they were given."""
         slots, _ = self._index.find(rows)
         return np.array([self._sums[slot] for slot in slots.tolist()]) ** (1 / self._alpha if self._alpha else 0.0)
 
-    def _set(self, rows: np.ndarray, priorities: np.ndarray) -> None:
+    def _set(self, rows: Array, priorities: Array) -> None:
         with self._index.lock:
             slots, found = self._index.find(rows)
         for slot, mass in zip(slots[found].tolist(), (priorities[found] ** self._alpha).tolist()):
@@ -86,7 +87,7 @@ class Priorities:
             self._minima[slot] = mass
 
 
-def _checked(priorities: Sequence[float]) -> np.ndarray:
+def _checked(priorities: Sequence[float]) -> Array:
     values = np.array([float(priority) for priority in priorities], np.float64)
     if not (values >= 0).all():
         raise TypeError(f'priorities must be numbers >= 0, got {values[~(values >= 0)][0]}')

@@ -8,17 +8,18 @@ import mmap
 import os
 import tempfile
 from math import prod
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
 from ding_store.buffer import space
+from ding_store.buffer.arrays import Array
 from ding_store.errors import ConfigError, NotEnoughSpace
 
 logger = logging.getLogger(__name__)
 
 #: What one element has in a column: its dtype and shape.
-ColumnSpec = Tuple[np.dtype, Tuple[int, ...]]
+ColumnSpec = Tuple[np.dtype[Any], Tuple[int, ...]]
 
 #: Space is reserved in steps of about this much: small enough to be quick (14 ms on tmpfs), large enough to be rare.
 EXTENT_BYTES = 64 << 20
@@ -43,7 +44,7 @@ class Regions:
 
     def __init__(self, capacity: int, path: Optional[str] = None) -> None:
         self.capacity = capacity
-        self.columns: Dict[str, np.ndarray] = {}
+        self.columns: Dict[str, Array] = {}
         self._path = path
         self._directory: Optional[str] = None
         self._files: List[Tuple[int, int]] = []  # (descriptor, bytes per row)
@@ -64,12 +65,18 @@ class Regions:
         """
         if self._directory is None and self._path is None and not self.columns:
             self._directory = _private_directory(self.capacity * sum(map(spec_bytes, specs.values())))
-        added = {name: self._map(len(self._files) + place, spec) for place, (name, spec) in enumerate(specs.items())}
-        files = [(fd, spec_bytes(specs[name])) for name, (_, fd) in added.items() if fd is not None]
-        self._reserve(files, 0, self._num_reserved)
+        added: Dict[str, Array] = {}
+        files: List[Tuple[int, int]] = []
+        try:
+            for name, spec in specs.items():
+                added[name] = self._map(len(self.columns) + len(added), spec, files)
+            self._reserve(files, 0, self._num_reserved)
+        except BaseException:
+            self._discard(len(self.columns), len(self.columns) + len(specs), files)
+            raise
         self._files += files
         # A new dict: readers may be going over the old one.
-        self.columns = {**self.columns, **{name: column for name, (column, _) in added.items()}}
+        self.columns = {**self.columns, **added}
 
     def reserve(self, num_rows: int) -> None:
         """
@@ -106,24 +113,37 @@ class Regions:
                 os.unlink(name)
         self._num_reserved = 0
 
-    def _map(self, number: int, spec: ColumnSpec) -> Tuple[np.ndarray, Optional[int]]:
+    def _map(self, number: int, spec: ColumnSpec, files: List[Tuple[int, int]]) -> Array:
         dtype, shape = np.dtype(spec[0]), tuple(spec[1])
         num_bytes = self.capacity * spec_bytes(spec)
         if num_bytes == 0:
-            return np.zeros((self.capacity, *shape), dtype), None
-        fd = None if self._directory is None else self._open(number, num_bytes)
-        region = _anonymous(num_bytes) if fd is None else mmap.mmap(fd, num_bytes)
-        return np.frombuffer(region, dtype).reshape((self.capacity, *shape)), fd
-
-    def _open(self, number: int, num_bytes: int) -> int:
-        assert self._directory is not None
-        if self._path is None:
-            fd, name = tempfile.mkstemp(prefix='ding-store-', suffix='.column', dir=self._directory)
-            os.unlink(name)
+            return np.zeros((self.capacity, *shape), dtype)
+        if self._directory is None:
+            region = _anonymous(num_bytes)
         else:
-            name = os.path.join(self._directory, f'{number:03d}.column')
-            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        os.ftruncate(fd, num_bytes)
+            fd = self._open(number)
+            files.append((fd, spec_bytes(spec)))
+            os.ftruncate(fd, num_bytes)
+            region = mmap.mmap(fd, num_bytes)
+        return np.frombuffer(region, dtype).reshape((self.capacity, *shape))
+
+    def _discard(self, start: int, stop: int, files: List[Tuple[int, int]]) -> None:
+        for fd, _ in files:
+            os.close(fd)
+        if self._path is not None:
+            for number in range(start, stop):
+                if os.path.exists(self._file_name(number)):
+                    os.unlink(self._file_name(number))
+
+    def _file_name(self, number: int) -> str:
+        assert self._directory is not None
+        return os.path.join(self._directory, f'{number:03d}.column')
+
+    def _open(self, number: int) -> int:
+        if self._path is not None:
+            return os.open(self._file_name(number), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fd, name = tempfile.mkstemp(prefix='ding-store-', suffix='.column', dir=self._directory)
+        os.unlink(name)
         return fd
 
     def _reserve(self, files: List[Tuple[int, int]], start: int, stop: int) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import Tuple
+from typing import List, Tuple
 
 import numpy as np
+import numpy.typing as npt
+
+from ding_store.buffer.arrays import Array
 
 #: In ``row_of_slot``: the slot is free, or its row is being written at this moment.
 EMPTY = -1
@@ -42,11 +45,11 @@ class RowIndex:
         self._head = self._tail = 0
 
     @property
-    def live_slots(self) -> np.ndarray:
+    def live_slots(self) -> Array:
         """Slots of all live rows in no order: a view, good for as long as the lock is held."""
         return self._slots[: self.count]
 
-    def allocate(self, num_rows: int) -> Tuple[np.ndarray, np.ndarray]:
+    def allocate(self, num_rows: int) -> Tuple[Array, Array]:
         """
         Overview:
             Choose slots for ``num_rows`` (at most the capacity) new rows; the oldest rows leave where there is no room.
@@ -64,7 +67,7 @@ class RowIndex:
             evicted = _NO_ROWS
         return self._slots[self.count : self.count + num_rows].astype(np.intp), evicted
 
-    def restore(self, slots: np.ndarray, evicted: np.ndarray) -> None:
+    def restore(self, slots: Array, evicted: Array) -> None:
         """Take ``allocate`` back, before anything was written: those who left live again. O(capacity)."""
         self._pack_log()
         num_back, num_rows = len(evicted), self._tail
@@ -75,7 +78,7 @@ class RowIndex:
         self.row_of_slot[slots[:num_back]] = evicted
         self.count += num_back
 
-    def publish(self, slots: np.ndarray, skipped: int = 0) -> np.ndarray:
+    def publish(self, slots: Array, skipped: int = 0) -> Array:
         """
         Overview:
             Make the rows live that were written to the slots of the last ``allocate``. O(len(slots)).
@@ -96,13 +99,13 @@ class RowIndex:
         self.row_of_slot[slots] = rows
         return rows
 
-    def remove(self, slots: np.ndarray) -> None:
+    def remove(self, slots: Array) -> None:
         """Free distinct slots of live rows: the last live slots move into the gaps. O(len(slots))."""
         self.row_of_slot[slots] = EMPTY
         remaining = self.count - len(slots)
         tail = self._slots[remaining : self.count]
         moved = tail[self.row_of_slot[tail] != EMPTY]
-        places = self._place[slots]
+        places: npt.NDArray[np.int64] = self._place[slots]
         gaps = places[places < remaining]
         self._slots[gaps] = moved
         self._place[moved] = gaps
@@ -118,14 +121,14 @@ class RowIndex:
         self._place[:] = self._slots
         self.count = self._head = self._tail = 0
 
-    def relabel(self, rows: np.ndarray, next_row: int) -> None:
+    def relabel(self, rows: Array, next_row: int) -> None:
         """Give all live rows other numbers, which must grow with their age; for contents that come from a file."""
         slots = self.slots_by_age()
         self.row_of_slot[slots] = rows
         self._log_rows[self._head : self._tail] = rows
         self.next_row = max(next_row, self.next_row)
 
-    def find(self, rows: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    def find(self, rows: Array) -> Tuple[Array, Array]:
         """
         Overview:
             Slots of rows. O(1) per row while no row was deleted out of order, else O(log(capacity)).
@@ -139,13 +142,13 @@ class RowIndex:
             self._find_moved(rows, slots, found)
         return slots, found & (rows >= 0)
 
-    def slots_by_age(self) -> np.ndarray:
+    def slots_by_age(self) -> Array:
         """Slots of all live rows, oldest first: a view, good for as long as the lock is held. O(1) without deletes."""
         if self._tail - self._head != self.count:
             self._pack_log()
         return self._log_slots[self._head : self._tail]
 
-    def _find_moved(self, rows: np.ndarray, slots: np.ndarray, found: np.ndarray) -> None:
+    def _find_moved(self, rows: Array, slots: Array, found: Array) -> None:
         if self._head == self._tail:
             return
         missing = np.flatnonzero(~found)
@@ -156,9 +159,9 @@ class RowIndex:
         slots[missing] = candidates
         found[missing] = self.row_of_slot[candidates] == wanted
 
-    def _oldest(self, num_rows: int) -> np.ndarray:
+    def _oldest(self, num_rows: int) -> Array:
         """Slots of the oldest live rows; the log's head moves past them and past deleted rows before them."""
-        taken = []
+        taken: List[Array] = []
         while num_rows > 0:
             # At least a few at a time: after many deletes most of the entries here are dead.
             end = min(self._head + max(num_rows, 32), self._tail)

@@ -6,6 +6,7 @@ from typing import Optional, Protocol
 
 import numpy as np
 
+from ding_store.buffer.arrays import Array
 from ding_store.buffer.rows import RowIndex
 from ding_store.errors import NotEnoughData
 
@@ -16,9 +17,7 @@ class Sampler(Protocol):
         Chooses rows of a table. Called with the table's index locked, and again for a choice that raced with a writer.
     """
 
-    def choose(
-        self, index: RowIndex, size: int, replace: bool = False, sample_range: Optional[slice] = None
-    ) -> np.ndarray:
+    def choose(self, index: RowIndex, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Array:
         """
         Overview:
             Slots of ``size`` live rows.
@@ -42,15 +41,13 @@ class Uniform:
     def __init__(self, seed: Optional[int] = None) -> None:
         self._random = np.random.mtrand._rand if seed is None else np.random.RandomState(seed)
 
-    def choose(
-        self, index: RowIndex, size: int, replace: bool = False, sample_range: Optional[slice] = None
-    ) -> np.ndarray:
+    def choose(self, index: RowIndex, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Array:
         slots = index.live_slots if sample_range is None else index.slots_by_age()[sample_range]
         if len(slots) < (1 if replace else size):
             raise not_enough(size, len(slots))
         return slots[self.draw(len(slots), size, replace)].astype(np.intp)
 
-    def draw(self, num_items: int, size: int, replace: bool) -> np.ndarray:
+    def draw(self, num_items: int, size: int, replace: bool) -> Array:
         """``size`` of the numbers below ``num_items``, in random order."""
         if replace:
             return self._random.randint(0, num_items, size)

@@ -14,6 +14,7 @@ from ding.utils import fastcopy
 from ding.utils.data.collate_fn import ttorch_collate
 
 from ding_store.buffer import files
+from ding_store.buffer.arrays import Array
 from ding_store.buffer.choices import (
     GroupChoice,
     by_age,
@@ -45,9 +46,9 @@ class Batch(NamedTuple):
     """
 
     data: ttorch.Tensor
-    rows: np.ndarray
+    rows: Array
     elements: Callable[[], List[Any]]
-    weights: Optional[np.ndarray] = None
+    weights: Optional[Array] = None
 
 
 class StoreBuffer(Buffer):
@@ -105,7 +106,7 @@ class StoreBuffer(Buffer):
         row = int(self._elements.append([data], None if meta is None else [meta])[0])
         return BufferedData(data=data, index=str(row), meta=self._elements.meta_of(row, meta))
 
-    def extend(self, columns: Columns, schema: Optional[Schema] = None) -> np.ndarray:
+    def extend(self, columns: Columns, schema: Optional[Schema] = None) -> Array:
         """
         Overview:
             Add many elements at once: one copy per leaf. Middleware, where there is any, sees them one by one.
@@ -127,7 +128,7 @@ class StoreBuffer(Buffer):
 
     def extend_elements(
         self, elements: Sequence[Any], metas: Optional[Sequence[Optional[Dict[Any, Any]]]] = None
-    ) -> np.ndarray:
+    ) -> Array:
         """As one ``push`` per element, but faster where there is no middleware. Returns row numbers ``(n,)``."""
         if len(elements) == 0:
             return np.empty(0, np.int64)
@@ -194,7 +195,7 @@ class StoreBuffer(Buffer):
             return self._collated(size, replace, sample_range)
         return self._read_batch(self._sampled(size, replace, sample_range))
 
-    def gather_batch(self, rows: np.ndarray) -> Batch:
+    def gather_batch(self, rows: Array) -> Batch:
         """
         Overview:
             One collated batch of these row numbers, in their order. It samples nothing, so no middleware sees it.
@@ -326,7 +327,7 @@ class StoreBuffer(Buffer):
         rows, schema, columns = self._elements.read_columns(choose)
         return Batch(schema.decode_batch(columns), rows, lambda: schema.decode(columns))
 
-    def _read_live(self, rows: np.ndarray) -> List[BufferedData]:
+    def _read_live(self, rows: Array) -> List[BufferedData]:
         return self._read(by_live_rows(rows), warm=False)
 
     def _groups(self, key: str) -> Any:

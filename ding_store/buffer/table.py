@@ -8,12 +8,13 @@ from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple, Type
 
 import numpy as np
 
+from ding_store.buffer.arrays import Array
 from ding_store.buffer.choices import as_rows, by_rows
 from ding_store.buffer.regions import ColumnSpec, Regions
 from ding_store.buffer.rows import RowIndex
 from ding_store.errors import ConfigError, SchemaMismatch
 
-Columns = Mapping[str, np.ndarray]
+Columns = Mapping[str, Array]
 T = TypeVar('T')
 
 #: A read that raced with a writer is redone so often before it makes the writers wait.
@@ -54,7 +55,7 @@ class Table:
         return self.index.count
 
     @property
-    def columns(self) -> Dict[str, np.ndarray]:
+    def columns(self) -> Dict[str, Array]:
         """The columns themselves, by slot; for readers within ``read``."""
         return self._regions.columns
 
@@ -68,7 +69,7 @@ class Table:
         """The row number that the next row will have."""
         return self.index.next_row
 
-    def extend(self, columns: Columns) -> np.ndarray:
+    def extend(self, columns: Columns) -> Array:
         """
         Overview:
             Add rows: a copy per column. Of more rows than the capacity only the last are kept.
@@ -87,7 +88,7 @@ class Table:
         return np.arange(rows[-1] + 1 - num_rows, rows[-1] + 1) if skipped else rows
 
     @contextmanager
-    def writing(self, num_rows: int, skipped: int = 0) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
+    def writing(self, num_rows: int, skipped: int = 0) -> Iterator[Tuple[Array, Array]]:
         """
         Overview:
             Write new rows in place: yields their slots, which the caller fills, and their row numbers. They become
@@ -110,7 +111,7 @@ class Table:
             with self.index.lock:
                 self.index.publish(slots, skipped)
 
-    def gather(self, rows: np.ndarray, out: Optional[Mapping[str, np.ndarray]] = None) -> Dict[str, np.ndarray]:
+    def gather(self, rows: Array, out: Optional[Mapping[str, Array]] = None) -> Dict[str, Array]:
         """
         Overview:
             Read rows by row number, in the order asked; one gather per column, O(len(rows)).
@@ -122,7 +123,7 @@ class Table:
         """
         return self.read(by_rows(rows), lambda slots: self.take(slots, out))[1]
 
-    def read(self, choose: Callable[[RowIndex], np.ndarray], copy: Callable[[np.ndarray], T]) -> Tuple[np.ndarray, T]:
+    def read(self, choose: Callable[[RowIndex], Array], copy: Callable[[Array], T]) -> Tuple[Array, T]:
         """
         Overview:
             Copy rows that no writer touched meanwhile.
@@ -148,7 +149,7 @@ class Table:
                 slots = choose(self.index)
             return self.index.row_of_slot[slots], copy(slots)
 
-    def take(self, slots: np.ndarray, out: Optional[Mapping[str, np.ndarray]] = None) -> Dict[str, np.ndarray]:
+    def take(self, slots: Array, out: Optional[Mapping[str, Array]] = None) -> Dict[str, Array]:
         """Copy slots of all columns, whatever they hold: only right as the ``copy`` of a ``read``."""
         columns = self.columns
         if out is None:
@@ -156,7 +157,7 @@ class Table:
         # Without mode='clip' numpy fills a buffer of its own first: 2-5 times slower.
         return {name: columns[name].take(slots, 0, array, 'clip') for name, array in out.items()}
 
-    def update(self, rows: np.ndarray, columns: Columns) -> np.ndarray:
+    def update(self, rows: Array, columns: Columns) -> Array:
         """
         Overview:
             Overwrite rows, in all columns or in some. Rows that are gone are passed over.
@@ -175,7 +176,7 @@ class Table:
                 self.columns[name][slots[found]] = values[found]
         return found
 
-    def delete(self, rows: np.ndarray) -> np.ndarray:
+    def delete(self, rows: Array) -> Array:
         """
         Overview:
             Take rows out; O(len(rows)). Rows that are gone already are passed over.
@@ -193,12 +194,12 @@ class Table:
         with self.write_lock, self.index.lock:
             self.index.clear()
 
-    def contains(self, rows: np.ndarray) -> np.ndarray:
+    def contains(self, rows: Array) -> Array:
         """Which rows are in the table, bool."""
         with self.index.lock:
             return self.index.find(as_rows(rows))[1]
 
-    def rows_by_age(self) -> np.ndarray:
+    def rows_by_age(self) -> Array:
         """Row numbers of all live rows, oldest first."""
         with self.index.lock:
             return self.index.row_of_slot[self.index.slots_by_age()]
@@ -234,7 +235,7 @@ class Table:
             self.clear()
             self._regions.close()
 
-    def _store(self, slots: np.ndarray, columns: Columns, skipped: int) -> None:
+    def _store(self, slots: Array, columns: Columns, skipped: int) -> None:
         target = _as_slice(slots)
         for name, column in self.columns.items():
             column[target] = columns[name][skipped:]
@@ -255,7 +256,7 @@ class Table:
         return num_rows or 0
 
 
-def _as_slice(slots: np.ndarray) -> Union[slice, np.ndarray]:
+def _as_slice(slots: Array) -> Union[slice, Array]:
     """Consecutive slots as a slice, which is one copy instead of one per row."""
     num_slots = len(slots)
     if num_slots and slots[-1] - slots[0] == num_slots - 1 and (num_slots == 1 or (np.diff(slots) == 1).all()):

@@ -11,6 +11,7 @@ import torch
 from ding.utils import BUFFER_REGISTRY
 from easydict import EasyDict
 
+from ding_store.buffer.arrays import Array
 from ding_store.buffer.batches import TrainBatch
 from ding_store.buffer.priorities import Priorities
 from ding_store.buffer.samplers import not_enough
@@ -88,8 +89,8 @@ class StoreBufferWrapper:
         elements = data if isinstance(data, list) else [data]
         if not elements:
             return
-        elements, priorities = self._without_priority(elements)
-        rows = self.buffer.extend_elements(elements)
+        kept, priorities = self._without_priority(elements)
+        rows = self.buffer.extend_elements(kept)
         self._push_count += len(rows)
         if len(self._uses):
             self._uses[self._slots(rows)[0]] = 0
@@ -111,6 +112,7 @@ class StoreBufferWrapper:
             return []
         self._drop_stale(train_iter)
         try:
+            data: Union[TrainBatch, List[Any]]
             data, rows = self._sample(size, sample_range, replace)
         except NotEnoughData as e:
             logger.info('%s', e)
@@ -184,7 +186,7 @@ class StoreBufferWrapper:
         priorities = [each.get('priority') for each in elements]
         return [{k: v for k, v in each.items() if k != 'priority'} for each in elements], priorities
 
-    def _sample(self, size: int, sample_range: Optional[slice], replace: bool) -> Tuple[Any, np.ndarray]:
+    def _sample(self, size: int, sample_range: Optional[slice], replace: bool) -> Tuple[Any, Array]:
         count = self.count()
         if not replace and count < size * self._min_ratio:
             raise not_enough(size, count)
@@ -198,7 +200,7 @@ class StoreBufferWrapper:
             batch = self.buffer.gather_batch(rows)
         return self._as_train_batch(batch, weights), batch.rows
 
-    def _sample_objects(self, size: int, sample_range: Optional[slice], replace: bool) -> Tuple[List[Any], np.ndarray]:
+    def _sample_objects(self, size: int, sample_range: Optional[slice], replace: bool) -> Tuple[List[Any], Array]:
         if self._priorities is None or sample_range is not None:
             items = self.buffer.sample(size, replace=replace, sample_range=sample_range)
             weights = self._equal_weights(size)
@@ -212,19 +214,17 @@ class StoreBufferWrapper:
             data = self._with_ids([dict(each) for each in data], rows, weights)
         return data, rows
 
-    def _equal_weights(self, size: int) -> Optional[np.ndarray]:
+    def _equal_weights(self, size: int) -> Optional[Array]:
         # A policy with priority looks for weights from the first batch on, before the first update.
         return np.ones(size, np.float32) if self._priorities is not None or self._auto_priority else None
 
-    def _as_train_batch(self, batch: Batch, weights: Optional[np.ndarray]) -> TrainBatch:
+    def _as_train_batch(self, batch: Batch, weights: Optional[Array]) -> TrainBatch:
         tree, rows = batch.data, batch.rows
         if weights is not None:
             tree.IS = tree.priority_IS = torch.from_numpy(weights)
         return TrainBatch.of(tree, len(rows), lambda: self._with_ids(batch.elements(), rows, weights))
 
-    def _with_ids(
-        self, elements: List[Dict[str, Any]], rows: np.ndarray, weights: Optional[np.ndarray]
-    ) -> List[Dict[str, Any]]:
+    def _with_ids(self, elements: List[Dict[str, Any]], rows: Array, weights: Optional[Array]) -> List[Dict[str, Any]]:
         for place, (element, row) in enumerate(zip(elements, rows.tolist())):
             element['replay_unique_id'] = element['replay_buffer_idx'] = row
             if weights is not None:
@@ -241,24 +241,24 @@ class StoreBufferWrapper:
         ages = train_iter - collected[slots].reshape(len(slots))
         self._delete(rows[ages >= self._max_staleness])
 
-    def _count_uses(self, rows: np.ndarray) -> None:
+    def _count_uses(self, rows: Array) -> None:
         if not len(self._uses):
             return
         slots, _ = self._slots(rows)
         np.add.at(self._uses, slots, 1)
         self._delete(np.unique(rows[self._uses[slots] >= self._max_use]))
 
-    def _delete(self, rows: np.ndarray) -> None:
+    def _delete(self, rows: Array) -> None:
         if self._priorities is not None:
             self._priorities.drop(self._slots(rows)[0])
         self.buffer.delete([str(row) for row in rows.tolist()])
 
-    def _slots(self, rows: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    def _slots(self, rows: Array) -> Tuple[Array, Array]:
         index = self.buffer.table.index
         with index.lock:
             return index.find(rows)
 
-    def _log(self, rows: np.ndarray, train_iter: int) -> None:
+    def _log(self, rows: Array, train_iter: int) -> None:
         if self._tb_logger is None or self._logged_iter >= 0 and train_iter - self._logged_iter < self._log_every:
             return
         self._logged_iter = train_iter

@@ -1,0 +1,147 @@
+"""DI-engine's own buffer middleware, unchanged, on a StoreBuffer."""
+
+import numpy as np
+import pytest
+from ding.data.buffer.middleware import (
+    PriorityExperienceReplay,
+    clone_object,
+    group_sample,
+    padding,
+    sample_range_view,
+    staleness_check,
+    use_time_check,
+)
+from easydict import EasyDict
+from elements import number, transition
+
+from ding_store.buffer import StoreBuffer
+from ding_store.errors import NotEnoughData
+
+
+def filled(count: int, size: int = 100) -> StoreBuffer:
+    buffer = StoreBuffer(size)
+    for i in range(count):
+        buffer.push(transition(i), {'group': i % 4})
+    return buffer
+
+
+def test_use_time_check_removes_what_was_used_and_nothing_else() -> None:
+    buffer = filled(100)
+    buffer.use(use_time_check(buffer, max_use=2))
+    uses = dict.fromkeys(range(100), 0)
+    for _ in range(10):
+        for item in buffer.sample(10):
+            uses[number(item.data)] += 1
+            assert item.meta['use_count'] == uses[number(item.data)] <= 2
+    assert [number(item.data) for item in buffer] == [i for i, count in uses.items() if count < 2]
+
+
+def test_use_time_check_of_one_empties_the_buffer() -> None:
+    buffer = filled(20)
+    buffer.use(use_time_check(buffer, max_use=1))
+    seen = [number(item.data) for _ in range(4) for item in buffer.sample(5)]
+    assert sorted(seen) == list(range(20))
+    with pytest.raises(NotEnoughData):
+        buffer.sample(1)
+
+
+def test_staleness_check_removes_what_is_stale() -> None:
+    buffer = StoreBuffer(100)
+    buffer.use(staleness_check(buffer, max_staleness=10))
+    for i in range(100):
+        buffer.push(transition(i), meta={'train_iter_data_collected': i // 2})
+    # Iterations 0 .. 24 are older than 10 at iteration 35.
+    assert {number(item.data) for item in buffer.sample(size=50, train_iter_sample_data=35)} == set(range(50, 100))
+    assert buffer.count() == 50
+    assert buffer[0].meta == {'train_iter_data_collected': 25, 'staleness': 10}
+
+
+def test_clone_object() -> None:
+    buffer = filled(10)
+    buffer.use(clone_object())
+    buffer.push(transition(10))
+    item = buffer.sample(indices=['10'])[0]
+    item.meta['mark'] = 1
+    item.data.reward.fill_(-1.0)
+    assert number(buffer[10].data) == 10
+    assert buffer[10].meta == {}
+
+
+def test_group_sample_and_padding() -> None:
+    buffer = filled(18)
+    buffer.use(padding()).use(group_sample(size_in_group=3))
+    groups = buffer.sample(4, groupby='group')
+    assert [len(group) for group in groups] == [3] * 4
+    for group in groups:
+        numbers = [number(item.data) for item in group]
+        assert numbers == [numbers[0], numbers[0] + 4, numbers[0] + 8]
+    buffer = filled(18)
+    buffer.use(padding())
+    assert [len(group) for group in buffer.sample(4, groupby='group')] == [5] * 4
+
+
+def test_sample_range_view() -> None:
+    buffer = filled(20, size=20)
+    buffer.use(sample_range_view(buffer, start=-5))
+    assert {number(item.data) for _ in range(20) for item in buffer.sample(5)} == set(range(15, 20))
+
+
+@pytest.mark.parametrize('weighted', [True, False])
+def test_priorities(weighted: bool) -> None:
+    buffer = StoreBuffer(8)
+    buffer.use(PriorityExperienceReplay(buffer, IS_weight=weighted))
+    for i in range(12):
+        buffer.push(transition(i))
+    # All priorities are equal, and as many are drawn as there are: one of each, in the order of the tree.
+    items = buffer.sample(8)
+    assert [number(item.data) for item in items] == [8, 9, 10, 11, 4, 5, 6, 7]
+    for item in items:
+        item.meta['priority'] = 100.0 if number(item.data) == 9 else 1e-4
+        buffer.update(index=item.index, data=None, meta=item.meta)
+    items = buffer.sample(64)
+    assert sum(number(item.data) == 9 for item in items) > 50
+    assert ('priority_IS' in items[0].data) is weighted
+    batch = buffer.sample_batch(32)
+    assert batch.data.reward.tolist() == batch.rows.tolist()
+    if weighted:
+        assert batch.data.priority_IS.shape == batch.weights.shape == (32,)
+        assert np.allclose(batch.weights, batch.data.priority_IS.numpy())
+    buffer.clear()
+    assert buffer.count() == 0
+
+
+def test_stock_fetcher_and_pusher() -> None:
+    from ding.framework import task
+    from ding.framework.context import OnlineRLContext
+    from ding.framework.middleware.functional import data_pusher, offpolicy_data_fetcher
+
+    cfg = EasyDict(policy=dict(collect=dict(unroll_len=1), learn=dict(batch_size=4)))
+    with task.start():
+        buffer, ctx = StoreBuffer(100), OnlineRLContext()
+        buffer.use(PriorityExperienceReplay(buffer))
+        ctx.trajectories = [transition(i) for i in range(3)]
+        data_pusher(cfg, buffer)(ctx)
+        fetch = offpolicy_data_fetcher(cfg, buffer)
+        for i in range(3, 20):
+            buffer.push(transition(i))
+        generator = fetch(ctx)
+        next(generator)
+        assert len(ctx.train_data) == 4
+        ctx.train_output = {'priority': [5.0, 6.0, 7.0, 8.0]}
+        rows = [int(number(element)) for element in ctx.train_data]
+        with pytest.raises(StopIteration):
+            next(generator)
+        assert {buffer[row].meta['priority'] for row in rows} == {5.0, 6.0, 7.0, 8.0}
+
+
+def test_stock_fetcher_skips_training_only_for_a_shortage() -> None:
+    from ding.framework.context import OnlineRLContext
+    from ding.framework.middleware.functional import offpolicy_data_fetcher
+
+    cfg = EasyDict(policy=dict(collect=dict(unroll_len=1), learn=dict(batch_size=4)))
+    buffer, ctx = filled(3), OnlineRLContext()
+    assert list(offpolicy_data_fetcher(cfg, buffer)(ctx)) == []
+    assert ctx.train_data is None
+    cfg.policy.learn.batch_size = 0
+    with pytest.raises(TypeError):
+        list(offpolicy_data_fetcher(cfg, buffer)(ctx))

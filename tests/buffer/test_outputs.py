@@ -1,0 +1,85 @@
+"""Warm outputs: memory is used again when nobody holds the batch, and never before."""
+
+import gc
+from typing import Any, Callable
+
+import numpy as np
+import pytest
+import torch
+
+from ding_store.buffer.outputs import MAX_WARM, WarmOutputs
+
+SPECS = {'x': (np.dtype(np.float32), (5,)), 'y': (np.dtype(np.int64), ())}
+
+
+def address(arrays: dict) -> int:
+    return arrays['x'].__array_interface__['data'][0]
+
+
+def saved_by_autograd(arrays: dict) -> Any:
+    weight = torch.ones(5, requires_grad=True)
+    return (torch.from_numpy(arrays['x']) * weight).sum()
+
+
+HOLDERS = {
+    'the dict': lambda arrays: arrays,
+    'an array': lambda arrays: arrays['y'],
+    'a view': lambda arrays: arrays['x'][2:, ::2],
+    'a tensor': lambda arrays: torch.from_numpy(arrays['x']),
+    'a view of a tensor': lambda arrays: torch.from_numpy(arrays['x'])[1:].t(),
+    'a detached tensor': lambda arrays: torch.from_numpy(arrays['x']).detach(),
+    'an array of a tensor': lambda arrays: torch.from_numpy(arrays['x'])[0].numpy(),
+    'a memoryview': lambda arrays: memoryview(arrays['x']),
+    'autograd': saved_by_autograd,
+}
+
+
+@pytest.mark.parametrize('hold', HOLDERS.values(), ids=HOLDERS)
+def test_used_again_only_when_nobody_holds_it(hold: Callable[[dict], Any]) -> None:
+    outputs = WarmOutputs(SPECS)
+    arrays = outputs.take(3)
+    first = address(arrays)
+    held = hold(arrays)
+    del arrays
+    assert address(outputs.take(3)) != first
+    del held
+    gc.collect()
+    assert first in {address(taken) for taken in [outputs.take(3), outputs.take(3)]}
+
+
+def test_a_loop_that_lets_go_uses_one_set() -> None:
+    outputs = WarmOutputs(SPECS)
+    addresses = set()
+    for _ in range(20):
+        arrays = outputs.take(3)
+        addresses.add(address(arrays))
+        del arrays
+    assert len(addresses) == 1
+
+
+def test_held_batches_all_differ() -> None:
+    outputs = WarmOutputs(SPECS)
+    held = [outputs.take(3) for _ in range(MAX_WARM + 5)]
+    for i, arrays in enumerate(held):
+        arrays['x'][:] = i
+    assert [int(arrays['x'][0, 0]) for arrays in held] == list(range(MAX_WARM + 5))
+
+
+def test_what_was_written_stays_while_the_gradient_is_to_come() -> None:
+    outputs = WarmOutputs(SPECS)
+    weight = torch.ones(5, requires_grad=True)
+    arrays = outputs.take(2)
+    arrays['x'][:] = 3.0
+    loss = (torch.from_numpy(arrays['x']) * weight).sum()
+    del arrays
+    outputs.take(2)['x'][:] = 100.0
+    loss.backward()
+    assert weight.grad.tolist() == [6.0] * 5
+
+
+def test_shapes_and_sizes() -> None:
+    outputs = WarmOutputs(SPECS)
+    for size in (1, 7, 2, 9, 4, 1):
+        arrays = outputs.take(size)
+        assert arrays['x'].shape == (size, 5)
+        assert arrays['y'].dtype == np.int64

@@ -1,0 +1,53 @@
+"""How much memory there is: the kernel's answer, and what cgroups leave of it."""
+
+from pathlib import Path
+
+import pytest
+
+from ding_store.buffer import space
+
+
+def write(directory: Path, **files: str) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (directory / name.replace('__', '.')).write_text(text + '\n')
+
+
+def available(tmp_path: Path, cgroup: str) -> list:
+    (tmp_path / 'proc').write_text(cgroup + '\n')
+    return list(space._cgroup_available(str(tmp_path / 'proc'), str(tmp_path)))
+
+
+def test_cgroup_v2_with_the_limit_on_a_parent(tmp_path: Path) -> None:
+    write(tmp_path / 'job' / 'task', memory__max='max', memory__current='100')
+    write(tmp_path / 'job', memory__max='5000', memory__current='1000', memory__stat='anon 1\ninactive_file 250')
+    assert available(tmp_path, '0::/job/task') == [4250]
+
+
+def test_cgroup_v1(tmp_path: Path) -> None:
+    write(
+        tmp_path / 'memory' / 'job',
+        memory__limit_in_bytes='9000',
+        memory__usage_in_bytes='1000',
+        memory__stat='cache 5\ntotal_inactive_file 500',
+    )
+    assert available(tmp_path, '5:cpu,cpuacct:/job\n4:memory:/job') == [8500]
+
+
+def test_a_container_sees_its_own_cgroup_as_the_root(tmp_path: Path) -> None:
+    write(tmp_path, memory__max='700', memory__current='100')
+    assert available(tmp_path, '0::/host/path/that/is/not/mounted') == [600]
+
+
+def test_no_cgroup(tmp_path: Path) -> None:
+    assert list(space._cgroup_available(str(tmp_path / 'none'), str(tmp_path))) == []
+
+
+def test_this_machine() -> None:
+    assert 0 < space.available_memory() < 1 << 50
+    assert space.free_space(space.roomiest_directory()) > 0
+
+
+@pytest.mark.parametrize(('num_bytes', 'text'), [(0, '0 B'), (1536, '1.5 KiB'), (3 << 40, '3 TiB')])
+def test_format(num_bytes: int, text: str) -> None:
+    assert space.format_bytes(num_bytes) == text

@@ -1,0 +1,324 @@
+"""StoreBuffer: everything of DI-engine's buffers, for elements in columns and for Python objects."""
+
+import copy
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import treetensor.torch as ttorch
+from buffer_tests import BufferTests
+from ding.data.buffer import DequeBuffer
+from ding.utils.data import default_collate
+from elements import number, transition
+from torch.utils.data import DataLoader
+
+from ding_store.buffer import StoreBuffer
+from ding_store.errors import ConfigError, CorruptPayload, NotEnoughData, RowGone, SchemaMismatch
+
+
+class TestColumns(BufferTests):
+    def make(self, size: int, **options: Any) -> StoreBuffer:
+        return StoreBuffer(size, **options)
+
+    def element(self, i: int) -> Any:
+        return transition(i)
+
+    def number(self, data: Any) -> int:
+        return number(data)
+
+
+class TestDicts(TestColumns):
+    """The config pipeline's elements."""
+
+    def element(self, i: int) -> Any:
+        return {'obs': torch.full((3,), float(i)), 'action': torch.tensor([i]), 'done': False, 'iter': i}
+
+    def number(self, data: Any) -> int:
+        assert type(data) is dict
+        assert data['obs'].tolist() == [float(data['iter'])] * 3
+        assert data['action'].item() == data['iter']
+        assert data['done'] is False
+        return data['iter']
+
+
+class TestInts(TestColumns):
+    def element(self, i: int) -> Any:
+        return i
+
+    def number(self, data: Any) -> int:
+        return data
+
+
+class TestObjects(TestColumns):
+    def element(self, i: int) -> Any:
+        return {'name': f'number {i}', 'value': i}
+
+    def number(self, data: Any) -> int:
+        return data['value']
+
+
+class TestEpisodes(TestColumns):
+    """Lists of varying length."""
+
+    def element(self, i: int) -> Any:
+        return [transition(i)] * (2 + i % 3)
+
+    def number(self, data: Any) -> int:
+        (i,) = {number(step) for step in data}
+        assert len(data) == 2 + i % 3
+        return i
+
+
+@pytest.fixture
+def buffer() -> StoreBuffer:
+    made = StoreBuffer(100)
+    for i in range(60):
+        made.push(transition(i))
+    return made
+
+
+def test_index_is_the_row_number(buffer: StoreBuffer) -> None:
+    assert buffer.push(transition(60)).index == '60'
+    assert [item.index for item in buffer][-2:] == ['59', '60']
+
+
+def test_sample_batch_is_what_collating_gives(buffer: StoreBuffer) -> None:
+    batch = buffer.sample_batch(16)
+    assert batch.weights is None
+    assert batch.rows.dtype == np.int64
+    collated = default_collate([transition(row) for row in batch.rows.tolist()])
+    ours = default_collate(batch.data)
+    assert ours['obs']['state'].equal(collated['obs']['state'])
+    assert ours['obs']['image'].equal(collated['obs']['image'])
+    for name in ('action', 'reward', 'done'):
+        assert ours[name].equal(collated[name])
+        assert ours[name].shape == (16,)
+    assert [number(element) for element in batch.elements()] == batch.rows.tolist()
+
+
+def test_gather_batch_reads_rows_in_order(buffer: StoreBuffer) -> None:
+    batch = buffer.gather_batch(np.array([5, 3, 5]))
+    assert batch.data.reward.tolist() == [5.0, 3.0, 5.0]
+    with pytest.raises(RowGone):
+        buffer.gather_batch(np.array([5, 99]))
+
+
+def test_a_batch_stays_as_it_was(buffer: StoreBuffer) -> None:
+    held = [buffer.sample_batch(16) for _ in range(5)]
+    for _ in range(20):
+        buffer.sample_batch(16)
+    for batch in held:
+        assert batch.data.reward.tolist() == batch.rows.tolist()
+
+
+def test_elements_of_a_sample_share_one_batch(buffer: StoreBuffer) -> None:
+    items = buffer.sample(8)
+    storages = {item.data.obs.state.untyped_storage().data_ptr() for item in items}
+    assert len(storages) == 1
+
+
+def test_changing_a_sample_changes_neither_buffer_nor_twin(buffer: StoreBuffer) -> None:
+    one, other = buffer.sample(indices=['7', '7'])
+    one.data.reward.fill_(-1.0)
+    one.data.obs = None
+    assert number(other.data) == 7
+    assert number(buffer.get_by_index('7').data) == 7
+
+
+def test_changing_what_was_pushed_changes_nothing() -> None:
+    buffer, element = StoreBuffer(3), transition(1)
+    buffer.push(element)
+    element.reward.fill_(5.0)
+    assert number(buffer[0].data) == 1
+
+
+def test_objects_changed_in_place_are_changed_for_all() -> None:
+    buffer = StoreBuffer(3)
+    buffer.push({'text': 'a'})
+    buffer.sample(1)[0].data['text'] = 'b'
+    assert buffer[0].data == {'text': 'b'}
+
+
+def test_extend_with_columns() -> None:
+    buffer = StoreBuffer(10)
+    columns = {'obs/state': np.arange(12, dtype=np.float32).reshape(6, 2), 'action': np.arange(6)}
+    assert buffer.extend(columns).tolist() == list(range(6))
+    element = buffer[4].data
+    assert isinstance(element, ttorch.Tensor)
+    assert element.obs.state.tolist() == [8.0, 9.0]
+    assert element.action.item() == 4
+    buffer.push(element)
+    assert buffer.extend(columns).tolist() == list(range(7, 13))
+    assert buffer.count() == 10
+    with pytest.raises(SchemaMismatch, match='action'):
+        buffer.extend({**columns, 'action': np.arange(6.0)})
+
+
+def test_extend_elements_keeps_metas_and_order() -> None:
+    buffer = StoreBuffer(5)
+    buffer.extend_elements([transition(i) for i in range(4)], [{'i': i} for i in range(4)])
+    buffer.delete(['1'])
+    rows = buffer.extend_elements([transition(i) for i in range(4, 7)])
+    assert rows.tolist() == [4, 5, 6]
+    assert [number(item.data) for item in buffer] == [2, 3, 4, 5, 6]
+    assert [item.meta for item in buffer] == [{'i': 2}, {'i': 3}, {}, {}, {}]
+    buffer.extend_elements([transition(i) for i in range(7, 20)], [{'i': i} for i in range(7, 20)])
+    assert [(number(item.data), item.meta['i']) for item in buffer] == [(i, i) for i in range(15, 20)]
+
+
+def test_extend_goes_through_middleware() -> None:
+    buffer, pushed = StoreBuffer(10), []
+
+    def watch(action: str, chain: Any, *args: Any, **kwargs: Any) -> Any:
+        if action == 'push':
+            pushed.append(number(args[0]))
+        return chain(*args, **kwargs)
+
+    buffer.push(transition(0))
+    columns = buffer.schema.encode([transition(1), transition(2)])
+    buffer.use(watch)
+    assert buffer.extend(columns).tolist() == [1, 2]
+    assert buffer.extend_elements([transition(3)]).tolist() == [3]
+    assert pushed == [1, 2, 3]
+    assert [number(item.data) for item in buffer] == [0, 1, 2, 3]
+
+
+def test_elements_that_differ_are_refused_and_nothing_is_lost() -> None:
+    buffer = StoreBuffer(2)
+    for i in range(2):
+        buffer.push(ttorch.as_tensor({'obs': torch.full((4,), float(i))}))
+    wrong = ttorch.as_tensor({'obs': torch.zeros(5)})
+    with pytest.raises(SchemaMismatch, match=r"'obs': expected float32 \(4,\), got float32 \(5,\)"):
+        buffer.push(wrong)
+    with pytest.raises(SchemaMismatch):
+        buffer.push('a string')
+    with pytest.raises(SchemaMismatch):
+        buffer.update(buffer[0].index, wrong)
+    assert [item.data.obs[0].item() for item in buffer] == [0.0, 1.0]
+    assert buffer.push(ttorch.as_tensor({'obs': torch.zeros(4)})).index == '2'
+
+
+@pytest.mark.parametrize('first_has_it', [True, False])
+def test_none_where_others_have_a_tensor(first_has_it: bool) -> None:
+    buffer = StoreBuffer(6)
+
+    def element(i: int) -> dict:
+        return {'obs': torch.full((2,), float(i)), 'state': torch.ones(3) * i if (i % 2 == 0) == first_has_it else None}
+
+    for i in range(5):
+        buffer.push(element(i))
+    for i, item in enumerate(buffer):
+        expected = element(i)['state']
+        assert item.data['state'] is None if expected is None else item.data['state'].equal(expected)
+    assert buffer.update('1', element(4)) is True
+    assert (buffer[1].data['state'] is None) == (not first_has_it)
+
+
+def test_columns_of_an_older_schema_still_fit() -> None:
+    buffer = StoreBuffer(10)
+    narrow = [{'x': torch.ones(1), 'y': torch.full((2,), float(i))} for i in range(2)]
+    buffer.extend_elements(narrow)
+    schema = buffer.schema
+    columns = schema.encode(narrow)
+    buffer.push({'x': torch.ones(1), 'y': None})
+    buffer.extend(columns, schema=schema)
+    assert [item.data['y'] is None for item in buffer] == [False, False, True, False, False]
+    assert buffer[4].data['y'].tolist() == [1.0, 1.0]
+
+
+def test_large_objects_are_mentioned_once(caplog: pytest.LogCaptureFixture) -> None:
+    buffer = StoreBuffer(10)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            buffer.push({'frames': np.zeros(100_000), 'note': 'text'})
+    assert len([r for r in caplog.records if 'kept as Python objects' in r.message]) == 1
+    with pytest.raises(SchemaMismatch, match='Python objects'):
+        buffer.sample_batch(1)
+
+
+def test_a_shortage_is_mentioned_once(buffer: StoreBuffer, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            buffer.sample(1000, ignore_insufficient=True)
+    assert len([r for r in caplog.records if 'There are less than 1000' in r.message]) == 1
+    with pytest.raises(NotEnoughData, match='^There are less than 1000 '):
+        buffer.sample_batch(1000)
+
+
+def test_metas_cost_nothing_until_they_are_written() -> None:
+    buffer = StoreBuffer(1000)
+    buffer.extend_elements([transition(i) for i in range(1000)])
+    for item in buffer:
+        assert item.meta == {}
+    assert buffer._elements.metas._held == []
+    same = {id(buffer._elements.metas._to_held({'env': 3})) for _ in range(2)}
+    assert len(same) == 1
+
+
+def test_a_data_loader_reads_it(buffer: StoreBuffer) -> None:
+    loader = DataLoader(buffer, batch_size=4, collate_fn=lambda items: [number(item.data) for item in items])
+    assert sum(loader, []) == list(range(60))
+
+
+@pytest.mark.parametrize('size', [0, -3, 1.5, None])
+def test_bad_size(size: Any) -> None:
+    with pytest.raises(ConfigError, match='capacity'):
+        StoreBuffer(size)
+
+
+def test_stock_files_are_read(tmp_path: Path) -> None:
+    stock = DequeBuffer(5)
+    for i in range(7):
+        stock.push(transition(i), {'i': i})
+    name = str(tmp_path / 'stock.hkl')
+    stock.save_data(name)
+    buffer = StoreBuffer(4)
+    buffer.load_data(name)
+    assert [(number(item.data), item.meta) for item in buffer] == [(i, {'i': i}) for i in range(3, 7)]
+
+
+@pytest.mark.parametrize('keep', [0, 10, 200, -1])
+def test_truncated_files_are_refused_and_change_nothing(buffer: StoreBuffer, tmp_path: Path, keep: int) -> None:
+    name = tmp_path / 'data'
+    buffer.save_data(str(name))
+    name.write_bytes(name.read_bytes()[:keep])
+    with pytest.raises(CorruptPayload, match='data'):
+        buffer.load_data(str(name))
+    assert [number(item.data) for item in buffer] == list(range(60))
+
+
+def test_a_save_that_fails_leaves_the_old_file(
+    buffer: StoreBuffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = tmp_path / 'data'
+    buffer.save_data(str(name))
+    before = name.read_bytes()
+    monkeypatch.setattr('ding_store.buffer.files._contents', lambda elements: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        buffer.save_data(str(name))
+    assert name.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [name]
+
+
+def test_files_in_a_path(tmp_path: Path) -> None:
+    buffer = StoreBuffer(10, path=str(tmp_path / 'replay'))
+    buffer.push(transition(1))
+    assert list((tmp_path / 'replay').iterdir())
+    twin = copy.deepcopy(buffer)  # Private: it does not write into its model's files.
+    twin.push(transition(2))
+    assert [number(item.data) for item in buffer] == [1]
+
+
+def test_own_seed() -> None:
+    def draws() -> list:
+        buffer = StoreBuffer(100, seed=5)
+        buffer.extend_elements([transition(i) for i in range(100)])
+        return [buffer.sample_batch(10).rows.tolist() for _ in range(3)]
+
+    np.random.seed(0)
+    first = draws()
+    np.random.seed(1)
+    assert draws() == first

@@ -1,0 +1,73 @@
+"""Table against a plain list that is right by looking at it."""
+
+from typing import Dict, List, Tuple
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from ding_store.buffer.samplers import Uniform
+from ding_store.buffer.table import Table
+
+
+class TableModel(RuleBasedStateMachine):
+    """The model is a list of (row number, value), oldest first."""
+
+    @initialize(capacity=st.integers(1, 9))
+    def make(self, capacity: int) -> None:
+        self.table = Table({'value': (np.dtype(np.int64), (2,))}, capacity)
+        self.model: List[Tuple[int, int]] = []
+        self.next_row = 0
+
+    @rule(count=st.integers(0, 14))
+    def extend(self, count: int) -> None:
+        values = np.arange(self.next_row, self.next_row + count) * 7
+        rows = self.table.extend({'value': np.stack([values, -values], axis=1)})
+        assert rows.tolist() == list(range(self.next_row, self.next_row + count))
+        self.model = (self.model + list(zip(rows.tolist(), values.tolist())))[-self.table.capacity :]
+        self.next_row += count
+
+    @rule(data=st.data())
+    def delete(self, data: st.DataObject) -> None:
+        rows = data.draw(st.lists(st.integers(-2, self.next_row + 2), max_size=6))
+        self.table.delete(np.array(rows, np.int64))
+        self.model = [(row, value) for row, value in self.model if row not in rows]
+
+    @rule(data=st.data(), value=st.integers(0, 1000))
+    def update(self, data: st.DataObject, value: int) -> None:
+        row = data.draw(st.integers(-2, self.next_row + 2))
+        live = row in dict(self.model)
+        found = self.table.update(np.array([row]), {'value': np.array([[value, -value]])})
+        assert found.tolist() == [live]
+        self.model = [(r, value if r == row else v) for r, v in self.model]
+
+    @rule()
+    def clear(self) -> None:
+        self.table.clear()
+        self.model = []
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data(), replace=st.booleans())
+    def sample(self, data: st.DataObject, replace: bool) -> None:
+        size = data.draw(st.integers(1, 20 if replace else len(self.model)))
+        rows, columns = self.table.read(lambda index: Uniform(0).choose(index, size, replace), self.table.take)
+        values: Dict[int, int] = dict(self.model)
+        assert columns['value'].tolist() == [[values[row], -values[row]] for row in rows.tolist()]
+        assert replace or len(set(rows.tolist())) == size
+
+    @invariant()
+    def same(self) -> None:
+        if not hasattr(self, 'table'):
+            return
+        rows = self.table.rows_by_age()
+        assert rows.tolist() == [row for row, _ in self.model]
+        assert len(self.table) == len(self.model)
+        assert self.table.gather(rows)['value'].tolist() == [[value, -value] for _, value in self.model]
+        everything = np.arange(-1, self.next_row + 2)
+        assert everything[self.table.contains(everything)].tolist() == rows.tolist()
+        assert sorted(self.table.index.row_of_slot[self.table.index.live_slots].tolist()) == rows.tolist()
+
+
+TestTableModel = TableModel.TestCase
+TestTableModel.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)

@@ -1,0 +1,115 @@
+"""Writers and readers in different threads: no row is ever torn."""
+
+import sys
+import threading
+from typing import Callable, List
+
+import numpy as np
+import pytest
+
+from ding_store.buffer.outputs import WarmOutputs
+from ding_store.buffer.samplers import Uniform
+from ding_store.buffer.table import Table
+from ding_store.errors import RowGone
+
+WIDTH = 4096
+
+
+@pytest.fixture(autouse=True)
+def _switch_often() -> object:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def block(first: int, count: int) -> dict:
+    """Rows that are wrong if any of their words is another row's."""
+    numbers = np.arange(first, first + count, dtype=np.int64)
+    return {'a': numbers[:, None] + np.zeros((1, WIDTH), np.int64), 'b': ~numbers}
+
+
+def check(rows: np.ndarray, columns: dict) -> None:
+    a = columns['a']
+    assert (a == a[:, :1]).all(), 'torn within a column'
+    assert (a[:, 0] == ~columns['b']).all(), 'torn between columns'
+    assert ((a[:, 0] - rows) % 1_000_000 == 0).all(), 'another row than was asked for'
+
+
+def run_all(*jobs: Callable[[], None]) -> None:
+    errors: List[BaseException] = []
+
+    def run(job: Callable[[], None]) -> None:
+        try:
+            job()
+        except BaseException as e:  # noqa: BLE001  raised again below, in the test's own thread
+            errors.append(e)
+
+    threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+def test_no_torn_rows() -> None:
+    table = Table({'a': (np.dtype(np.int64), (WIDTH,)), 'b': (np.dtype(np.int64), ())}, 24)
+    outputs = WarmOutputs(table.specs)
+    table.extend(block(0, 24))
+    done = threading.Event()
+    num_reads = [0, 0]
+
+    def write() -> None:
+        try:
+            for i in range(400):
+                table.extend(block(table.next_row, 1 + i % 8))
+                newest = table.next_row - 1
+                if i % 5 == 0:
+                    table.delete(np.array([newest - 3, newest - 9]))
+                if i % 3 == 0:
+                    # New data in an old row: its number stays, so the number alone would not tell.
+                    table.update(np.array([newest - 1]), block(newest - 1 + 1_000_000 * i, 1))
+        finally:
+            done.set()
+
+    def read(place: int) -> None:
+        sampler = Uniform(place)
+        while not done.is_set():
+            rows, columns = table.read(
+                lambda index: sampler.choose(index, 12), lambda slots: table.take(slots, outputs.take(len(slots)))
+            )
+            check(rows, columns)
+            try:
+                check(rows[:4], table.gather(rows[:4]))
+            except RowGone:
+                pass
+            num_reads[place] += 1
+
+    run_all(write, lambda: read(0), lambda: read(1))
+    assert min(num_reads) > 10
+
+
+def test_the_check_notices_torn_rows() -> None:
+    columns = block(0, 4)
+    columns['a'][2, 100:] = 77
+    with pytest.raises(AssertionError, match='torn within'):
+        check(np.arange(4), columns)
+
+
+def test_a_read_that_always_races_makes_the_writers_wait() -> None:
+    table = Table({'a': (np.dtype(np.int64), ())}, 2)
+    table.extend({'a': np.arange(2)})
+    attempts = []
+
+    def copy(slots: np.ndarray) -> int:
+        attempts.append(len(slots))
+        if len(attempts) <= 3:
+            table.extend({'a': np.arange(2)})
+        return len(attempts)
+
+    rows, copied = table.read(lambda index: index.live_slots.astype(np.intp), copy)
+    assert copied == 4
+    assert sorted(rows.tolist()) == [6, 7]
