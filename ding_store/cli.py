@@ -15,8 +15,7 @@ from typing import List, Optional, Sequence, Tuple
 from ding_store import __version__
 from ding_store.config import DEFAULT_URL, ENV_RUN, ENV_URL, StoreConfig
 from ding_store.errors import ConfigError, StoreError
-
-ENV_HOOK, ENV_EXPLAIN = 'DING_STORE_HOOK', 'DING_STORE_EXPLAIN'
+from ding_store.hook import ENV_EXPLAIN, ENV_HOOK
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -138,7 +137,7 @@ def _run(options: argparse.Namespace, command: List[str]) -> int:
     os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, [SITE, os.environ.get('PYTHONPATH')]))
     os.environ[ENV_HOOK] = '1'
     if options.explain:
-        os.environ[ENV_EXPLAIN] = '1'
+        _explain()
     try:
         os.execvp(command[0], command)
     except FileNotFoundError as error:
@@ -153,7 +152,7 @@ def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
     script, roles, delays = Script.parse(command), parse_roles(options.roles), parse_delays(options.delay)
     config = _config(options)
     if options.explain:
-        os.environ[ENV_EXPLAIN] = '1'
+        _explain()
     logs = Path(options.logs or os.path.join('.ding_store', options.run, 'logs'))
     job = Job(script, roles, config, logs, delays)
     sys.stderr.write(f'run {config.run!r}: {options.roles} of {shlex.join(command)}; logs in {logs}\n')
@@ -168,7 +167,16 @@ def _join(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.launch.join import join
     from ding_store.launch.script import Script
 
-    return join(_config(options), options.role, options.node_id, Script.parse(command), options.explain)
+    if options.explain:
+        _explain()
+    return join(_config(options), options.role, options.node_id, Script.parse(command))
+
+
+def _explain() -> None:
+    from ding_store.hook.patches import explain
+
+    sys.stderr.write(explain())
+    os.environ[ENV_EXPLAIN] = '1'  # each process then says what it uses, when it does
 
 
 def _status(options: argparse.Namespace, command: List[str]) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections import Counter
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict
+
+from ding_store.hook.install import ENV_EXPLAIN
 
 #: Name in DI-engine -> what stands there instead.
 REPLACED: Dict[str, str] = {
@@ -28,7 +29,7 @@ LEFT_ALONE: Dict[str, str] = {
 }
 CONFIG_TYPES = ('deque', 'naive', 'advanced')
 
-_used: Counter = Counter()
+_used: set = set()
 _done: set = set()
 
 
@@ -44,18 +45,25 @@ def apply(trigger: str) -> None:
 
 
 def explain() -> str:
-    """A table of what was replaced, how often this process used it, and what was left alone."""
-    lines = ['ding_store replaced:']
-    lines += [f'  {name:<55} -> {by}  (used {_used[name]}x here)' for name, by in REPLACED.items()]
-    lines += ['and left alone:']
+    """A table of what is replaced, and of what was left alone."""
+    lines = ['ding_store replaces:']
+    lines += [f'  {name:<55} -> {by}' for name, by in REPLACED.items()]
+    lines += ['and leaves alone:']
     lines += [f'  {name:<55}    {why}' for name, why in LEFT_ALONE.items()]
-    return '\n'.join(lines)
+    return '\n'.join(lines) + '\n'
+
+
+def _note_use(name: str) -> None:
+    if name not in _used:
+        _used.add(name)
+        if os.environ.get(ENV_EXPLAIN):
+            sys.stderr.write(f'ding_store: process {os.getpid()} uses {REPLACED[name]} for {name}\n')
 
 
 def _counting(name: str, make: Callable) -> Callable:
     @functools.wraps(make, updated=())
     def call(*args: Any, **kwargs: Any) -> Any:
-        _used[name] += 1
+        _note_use(name)
         return make(*args, **kwargs)
 
     return call
@@ -91,7 +99,7 @@ def _patch_buffer(module: Any) -> None:
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             if cls is not StoreDequeBuffer:  # a subclass of a user's own: its behaviour is its own
                 return super().__new__(cls)
-            _used['ding.data.DequeBuffer'] += 1
+            _note_use('ding.data.DequeBuffer')
             return parts().DequeBuffer(*args, **kwargs)
 
     for name in ('ding.data.buffer', 'ding.data'):
@@ -108,26 +116,10 @@ def _patch_worker(module: Any) -> None:
     def create_buffer(cfg: Any, *args: Any, **kwargs: Any) -> Any:
         if cfg.type not in CONFIG_TYPES:
             return stock(cfg, *args, **kwargs)
-        _used['ding.worker.create_buffer'] += 1
+        _note_use('ding.worker.create_buffer')
         replaced = EasyDict({**cfg, 'type': 'store', 'import_names': ['ding_store.buffer']})
         return stock(replaced, *args, **kwargs)
 
     for name in ('ding.worker', 'ding.worker.replay_buffer', 'ding.worker.replay_buffer.base_buffer'):
         if name in sys.modules:
             sys.modules[name].create_buffer = create_buffer
-
-
-def print_explanation_at_exit() -> None:
-    import atexit
-
-    main_pid = os.getpid()
-
-    def show() -> None:
-        if os.getpid() == main_pid:
-            sys.stderr.write(explain() + '\n')
-
-    atexit.register(show)
-
-
-def names_used() -> List[str]:
-    return [name for name in REPLACED if _used[name]]

@@ -16,7 +16,7 @@ from ding_store.errors import ConfigError
 from ding_store.launch.progress import Display, Figures, summary, table
 from ding_store.launch.router import FIRST_IDS, ROLES, activate, deactivate, new_addresses, remove_address
 from ding_store.launch.script import Script, exit_process, preload
-from ding_store.middleware.session import ENV_LAUNCHED, Session, retire
+from ding_store.middleware.session import ENV_LAUNCHED, Session, clear_ended_run, retire
 
 #: How long processes may take to leave after the run has ended, before they are told to, and then made to.
 LEAVE_S, TERM_S = 10.0, 5.0
@@ -113,6 +113,8 @@ class Job:
         Overview:
             Start the job, show its progress on ``out``, and wait for its end; a run that ended in order is retired.
         """
+        with Session(self.config).store as store:
+            clear_ended_run(store, self.config)
         self.start()
         session = Session(self.config)
         display = Display(session.store, out)

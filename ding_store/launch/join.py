@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Optional
 
 from ding_store.config import StoreConfig
-from ding_store.hook import explain, install
+from ding_store.errors import ConfigError
+from ding_store.hook import install
 from ding_store.launch.router import activate, claim_node_id, deactivate, new_addresses, peer_addresses, remove_address
 from ding_store.launch.script import Script
-from ding_store.middleware.session import Session
+from ding_store.middleware.session import ENV_LAUNCHED, FINISH, Session
 
 
-def join(config: StoreConfig, role: str, node_id: Optional[int], script: Script, explained: bool = False) -> int:
+def join(config: StoreConfig, role: str, node_id: Optional[int], script: Script) -> int:
     """
     Overview:
         Run a script as a member of a run, in this process. Its router is active before its first line runs, so that
@@ -21,10 +23,14 @@ def join(config: StoreConfig, role: str, node_id: Optional[int], script: Script,
         - code (:obj:`int`): The script's exit code.
     """
     with Session(config).store as store:
+        end = store.get(FINISH)
+        if end is not None:
+            raise ConfigError(f'run {config.run!r} has ended: {end.header["reason"]}')
         if node_id is None:
             node_id = claim_node_id(store, role)
         peers = peer_addresses(store)
     sys.stderr.write(f'joining run {config.run!r} as {role}, node {node_id}\n')
+    os.environ[ENV_LAUNCHED] = '1'  # the run is somebody else's to clear and to retire
     install()
     (address,) = new_addresses(1)
     activate(node_id, address, peers, num_workers=len(peers) + 1)
@@ -33,5 +39,3 @@ def join(config: StoreConfig, role: str, node_id: Optional[int], script: Script,
     finally:
         deactivate()
         remove_address(address)
-        if explained:
-            sys.stderr.write(explain() + '\n')

@@ -84,8 +84,11 @@ class Members:
             is not waited for.
         """
         silent_since, beats = time.monotonic(), -1
-        while any(role in (None, member.role) for member in self.refresh().alive()):
-            seen = sum(member.beat for member in self.by_id.values())
+        while True:
+            awaited = [member for member in self.refresh().alive() if role in (None, member.role)]
+            if not awaited:
+                return
+            seen = sum(member.beat for member in awaited)
             if seen != beats:
                 silent_since, beats = time.monotonic(), seen
             elif time.monotonic() - silent_since > silent_s:

@@ -64,7 +64,8 @@ class Session:
             Become a member of the run, once; from now on this process reports itself and hears of the run's end.
         """
         if self.member is None:
-            clear_ended_run(self.store, self.config)
+            if ENV_LAUNCHED not in os.environ:
+                clear_ended_run(self.store, self.config)
             name = f'{role}-{node_id}-{os.getpid()}-{uuid.uuid4().hex[:6]}'
             self.member = Member(id=name, role=role, node_id=node_id, address=address)
             self.member.report(self.store)

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from jobs import ROLES, ROOT, TINY, ding_store, job, records, status, table
 
 pytest.importorskip('ding')
@@ -166,7 +165,8 @@ def test_unmodified_example_under_ditask(tmp_path):
     with job(ding_store('run', '--run', 'r', '--explain', '--', *ditask), tmp_path) as run:
         assert run.wait() == 0, run.text
     assert 'columns go into the replay directly' in run.text
-    assert 'ding.framework.middleware.ContextExchanger' in run.text
+    assert run.text.count('for ding.framework.middleware.ContextExchanger') == 4
+    assert 'leaves alone' in run.text
     assert 'Timeout when waiting' not in run.text
 
 
@@ -175,7 +175,7 @@ def test_unmodified_example_in_one_process(tmp_path):
     with job(command, tmp_path) as run:
         assert run.wait() == 0, run.text
     assert 'ding.data.DequeBuffer' in run.text
-    assert '(used 1x here)' in run.text
+    assert 'uses ding_store.buffer.StoreBuffer for ding.data.DequeBuffer' in run.text
     assert not Path(tmp_path, '.ding_store').exists()  # one process needs no server
 
 
