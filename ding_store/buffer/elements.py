@@ -12,7 +12,7 @@ from ding_store.buffer.metas import Meta, MetaStore
 from ding_store.buffer.objects import ObjectColumn
 from ding_store.buffer.outputs import WarmOutputs
 from ding_store.buffer.rows import RowIndex
-from ding_store.buffer.table import Columns, Table
+from ding_store.buffer.table import Columns, Table, is_run
 from ding_store.columns import NotColumnar, Schema
 from ding_store.errors import SchemaMismatch
 
@@ -59,27 +59,29 @@ class Elements:
         Raises:
             - SchemaMismatch: One does not fit the others; none was added.
         """
+        return self._add(elements, metas)[0]
+
+    def push(self, element: Any, meta: Optional[Mapping[Any, Any]] = None) -> Tuple[int, Meta]:
+        """As ``append`` of one; returns its row number, and its meta, which may be written to."""
         with self.table.write_lock:
-            if self.schema is None and self.objects is None:
-                self._decide(elements)
-            try:
-                return self._append(elements, metas)
-            except SchemaMismatch:
-                self._make_fit(elements)
-            return self._append(elements, metas)
+            rows, slots = self._add([element], None if meta is None else [meta])
+            row = int(rows[0])
+            return row, self.metas.get(int(slots[0]), row)
 
     def extend(self, columns: Columns, schema: Optional[Schema] = None) -> Array:
         """Add rows that are columns already, of the given schema or of this table's: see ``StoreBuffer.extend``."""
         with self.table.write_lock:
             schema = schema or self.schema or schema_of(columns)
             if self.objects is not None:
-                return self._append(schema.decode(columns), None)
+                return self._add(schema.decode(columns), None)[0]
             if self.schema is None:
                 self.start(schema)
             elif schema is not self.schema and schema != self.schema:
                 self._adapt(schema)
             rows = self.table.extend(complete(columns, self.table.specs))
-            self._forget_metas(rows)
+            if self.metas.is_used:
+                slots, found = self.table.index.find(rows)
+                self.metas.drop(slots[found])
             return rows
 
     def read(self, choose: Choose, warm: bool = True) -> Read:
@@ -131,11 +133,6 @@ class Elements:
             if self.objects is not None:
                 self.objects = None
 
-    def meta_of(self, row: int, default: Optional[Meta] = None) -> Meta:
-        """The meta of a row as it is kept, to be written to; ``default`` or an empty one if the row is gone."""
-        slots, found = self.table.index.find(np.array([row], np.int64))
-        return self.metas.get(int(slots[0]), row) if found[0] else dict(default or {})
-
     def start(self, schema: Schema) -> None:
         """Empty, and for elements of this schema."""
         if schema != self.schema:
@@ -148,26 +145,40 @@ class Elements:
         self.table.replace_columns({})
         self._schema, self.objects = None, ObjectColumn()
 
-    def _append(self, elements: Sequence[Any], metas: Optional[Sequence[Optional[Mapping[Any, Any]]]]) -> Array:
+    def _add(
+        self, elements: Sequence[Any], metas: Optional[Sequence[Optional[Mapping[Any, Any]]]]
+    ) -> Tuple[Array, Array]:
+        with self.table.write_lock:
+            if self._schema is None and self.objects is None:
+                self._decide(elements)
+            try:
+                return self._put(elements, metas)
+            except SchemaMismatch:
+                self._make_fit(elements)
+            return self._put(elements, metas)
+
+    def _put(
+        self, elements: Sequence[Any], metas: Optional[Sequence[Optional[Mapping[Any, Any]]]]
+    ) -> Tuple[Array, Array]:
+        """Row numbers of all elements, and slots of those that are kept."""
         num_rows, capacity = len(elements), self.table.capacity
         skipped = max(0, num_rows - capacity)
         with self.table.writing(num_rows - skipped, skipped) as (slots, rows):
             self._write(slots, elements[skipped:] if skipped else elements)
-            if metas is None:
-                self.metas.drop(slots)
-            else:
+            if metas is not None:
                 for slot, meta in zip(slots.tolist(), metas[skipped:]):
                     self.metas.put(slot, meta)
-        return np.arange(rows[-1] + 1 - num_rows, rows[-1] + 1) if skipped else rows
+            elif self.metas.is_used:
+                self.metas.drop(slots)
+        return np.arange(rows[-1] + 1 - num_rows, rows[-1] + 1) if skipped else rows, slots
 
     def _write(self, slots: Array, elements: Sequence[Any]) -> None:
         if self.objects is not None:
             self.objects.put(slots, elements)
             return
         assert self.schema is not None
-        first, num_rows = int(slots[0]) if len(slots) else 0, len(slots)
-        if num_rows <= 1 or (slots[-1] - first == num_rows - 1 and (np.diff(slots) == 1).all()):
-            self.schema.encode_into(self.table.columns, first, elements)
+        if is_run(slots):
+            self.schema.encode_into(self.table.columns, int(slots[0]), elements)
             return
         for name, values in self.schema.encode(elements).items():
             self.table.columns[name][slots] = values
@@ -229,10 +240,6 @@ class Elements:
             self._adapt(Schema.infer([element]))
             columns = self.schema.encode([element])
         self.table.update(rows, columns)
-
-    def _forget_metas(self, rows: Array) -> None:
-        slots, found = self.table.index.find(rows)
-        self.metas.drop(slots[found])
 
     def _take(self, slots: Array, warm: bool) -> Any:
         if self.objects is not None:

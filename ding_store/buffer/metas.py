@@ -99,6 +99,11 @@ class MetaStore:
         self._shared: Dict[Shared, Shared] = {}
         self._groups: Dict[Hashable, Groups] = {}
 
+    @property
+    def is_used(self) -> bool:
+        """Whether any slot may have a meta or a group."""
+        return bool(self._held or self._groups)
+
     def put(self, slot: int, meta: Optional[Mapping[Any, Any]]) -> None:
         """Give a slot's row a meta, or none. A dict that cannot be shared is kept itself."""
         held = self._to_held(meta)

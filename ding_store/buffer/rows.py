@@ -6,7 +6,6 @@ import threading
 from typing import List, Tuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ding_store.buffer.arrays import Array
 
@@ -101,12 +100,15 @@ class RowIndex:
 
     def remove(self, slots: Array) -> None:
         """Free distinct slots of live rows: the last live slots move into the gaps. O(len(slots))."""
+        if len(slots) == 1:
+            self._remove_one(int(slots[0]))
+            return
         self.row_of_slot[slots] = EMPTY
         remaining = self.count - len(slots)
         tail = self._slots[remaining : self.count]
         moved = tail[self.row_of_slot[tail] != EMPTY]
-        places: npt.NDArray[np.int64] = self._place[slots]
-        gaps = places[places < remaining]
+        places = self._place[slots]
+        gaps = places[np.less(places, remaining)]
         self._slots[gaps] = moved
         self._place[moved] = gaps
         # In the order given: the oldest row's slot is the next to be used, so that slots stay in the order of age.
@@ -159,8 +161,22 @@ class RowIndex:
         slots[missing] = candidates
         found[missing] = self.row_of_slot[candidates] == wanted
 
+    def _remove_one(self, slot: int) -> None:
+        # As ``remove``, without the fixed price of a dozen operations on arrays: this is every push to a full table.
+        last = self.count - 1
+        place, moved = self._place[slot], self._slots[last]
+        self.row_of_slot[slot] = EMPTY
+        self._slots[place], self._place[moved] = moved, place
+        self._slots[last], self._place[slot] = slot, last
+        self.count = last
+
     def _oldest(self, num_rows: int) -> Array:
         """Slots of the oldest live rows; the log's head moves past them and past deleted rows before them."""
+        end = self._head + num_rows
+        oldest = self._log_slots[self._head : end].astype(np.intp)
+        if end <= self._tail and (self.row_of_slot[oldest] == self._log_rows[self._head : end]).all():
+            self._head = end
+            return oldest
         taken: List[Array] = []
         while num_rows > 0:
             # At least a few at a time: after many deletes most of the entries here are dead.

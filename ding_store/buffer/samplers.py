@@ -50,15 +50,19 @@ class Uniform:
     def draw(self, num_items: int, size: int, replace: bool) -> Array:
         """``size`` of the numbers below ``num_items``, in random order."""
         if replace:
-            return self._random.randint(0, num_items, size)
+            return self._below(num_items, size)
         if size * 4 >= num_items:
             return self._random.permutation(num_items)[:size]
-        drawn = self._random.randint(0, num_items, size)
+        drawn = self._below(num_items, size)
         while len(set(drawn.tolist())) < size:
             # Numbers seen before are drawn again: the same as drawing one by one without putting back.
             first = np.sort(np.unique(drawn, return_index=True)[1])
-            drawn = np.concatenate([drawn[first], self._random.randint(0, num_items, size - len(first))])
+            drawn = np.concatenate([drawn[first], self._below(num_items, size - len(first))])
         return drawn
+
+    def _below(self, num_items: int, size: int) -> Array:
+        # A fifth of the time of ``randint``; 53 bits are as good as uniform for any table.
+        return (self._random.random_sample(size) * num_items).astype(np.int64)
 
 
 def not_enough(size: int, count: int, what: str = 'records') -> NotEnoughData:

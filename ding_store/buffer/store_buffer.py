@@ -103,8 +103,8 @@ class StoreBuffer(Buffer):
             - SchemaMismatch: It differs from those before it; names path, expected and actual. Nothing changed.
             - NotEnoughSpace: The disk is full. Nothing changed.
         """
-        row = int(self._elements.append([data], None if meta is None else [meta])[0])
-        return BufferedData(data=data, index=str(row), meta=self._elements.meta_of(row, meta))
+        row, kept = self._elements.push(data, meta)
+        return BufferedData(data=data, index=str(row), meta=kept)
 
     def extend(self, columns: Columns, schema: Optional[Schema] = None) -> Array:
         """

@@ -142,7 +142,7 @@ class Table:
             copied = copy(slots)
             # The row number guards against a new row in the slot, the count against new data in the row. Both are
             # changed before the first byte is, and whoever reads them here has the interpreter's lock.
-            if num_updates == self._num_updates and np.array_equal(self.index.row_of_slot[slots], rows):
+            if num_updates == self._num_updates and (self.index.row_of_slot[slots] == rows).all():
                 return rows, copied
         with self.write_lock:
             with self.index.lock:
@@ -256,12 +256,17 @@ class Table:
         return num_rows or 0
 
 
+def is_run(slots: Array) -> bool:
+    """Whether slots are consecutive and in order: they grow, and by as much as their number says."""
+    num_slots = len(slots)
+    if num_slots <= 1:
+        return num_slots == 1
+    return bool(slots[-1] - slots[0] == num_slots - 1 and (slots[1:] > slots[:-1]).all())
+
+
 def _as_slice(slots: Array) -> Union[slice, Array]:
     """Consecutive slots as a slice, which is one copy instead of one per row."""
-    num_slots = len(slots)
-    if num_slots and slots[-1] - slots[0] == num_slots - 1 and (num_slots == 1 or (np.diff(slots) == 1).all()):
-        return slice(int(slots[0]), int(slots[0]) + num_slots)
-    return slots
+    return slice(int(slots[0]), int(slots[0]) + len(slots)) if is_run(slots) else slots
 
 
 def _checked_specs(columns: Mapping[str, ColumnSpec]) -> Dict[str, ColumnSpec]:
