@@ -42,7 +42,7 @@ class Elements:
         self.table = Table({}, capacity, path)
         self._schema: Optional[Schema] = None
         self.objects: Optional[ObjectColumn] = None
-        self.metas = MetaStore(self.table.index.row_of_slot)
+        self.metas = MetaStore(self.table.index.row_of_slot, self.table.write_lock)
         self._outputs = WarmOutputs({})
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Hashable, List, Mapping, Optional, Tuple, Union
+from typing import Any, ContextManager, Dict, Hashable, List, Mapping, Optional, Tuple, Union
 
 from ding.utils import fastcopy
 
@@ -91,9 +91,11 @@ class MetaStore:
         table's locks.
     Arguments:
         - row_of_slot (:obj:`np.ndarray`): The table's row numbers by slot.
+        - lock: The table's, for writers.
     """
 
-    def __init__(self, row_of_slot: Array) -> None:
+    def __init__(self, row_of_slot: Array, lock: ContextManager[Any]) -> None:
+        self._lock = lock
         self._row_of_slot = row_of_slot
         self._held: List[Held] = []  # Shorter than the table while the slots beyond have none.
         self._shared: Dict[Shared, Shared] = {}
@@ -138,11 +140,12 @@ class MetaStore:
 
     def adopt(self, slot: int, row: int, meta: RowMeta) -> None:
         """A meta was written to: it is the row's own from now on, if the row is still there."""
-        if row >= 0 and self._row_of_slot[slot] == row:
-            if slot >= len(self._held):
-                self._held.extend([None] * (slot + 1 - len(self._held)))
-            self._held[slot] = meta
-            self._regroup(slot, meta)
+        with self._lock:
+            if row >= 0 and self._row_of_slot[slot] == row:
+                if slot >= len(self._held):
+                    self._held.extend([None] * (slot + 1 - len(self._held)))
+                self._held[slot] = meta
+                self._regroup(slot, meta)
 
     def groups(self, key: Hashable) -> Groups:
         """Who belongs together by a key; the first call for a key looks at all metas, later ones cost nothing."""

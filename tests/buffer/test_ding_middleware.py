@@ -1,5 +1,7 @@
 """DI-engine's own buffer middleware, unchanged, on a StoreBuffer."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from ding.data.buffer.middleware import (
@@ -145,3 +147,15 @@ def test_stock_fetcher_skips_training_only_for_a_shortage() -> None:
     cfg.policy.learn.batch_size = 0
     with pytest.raises(TypeError):
         list(offpolicy_data_fetcher(cfg, buffer)(ctx))
+
+
+def test_buffer_saver(tmp_path: Path) -> None:
+    from ding.framework.context import OnlineRLContext
+    from ding.framework.middleware.functional import buffer_saver
+
+    buffer, ctx = filled(5), OnlineRLContext()
+    ctx.env_step = 7
+    buffer_saver(EasyDict(exp_name=str(tmp_path)), buffer, every_envstep=5)(ctx)
+    loaded = StoreBuffer(10)
+    loaded.load_data(str(tmp_path / 'replaybuffer' / 'data_envstep_7.hkl'))
+    assert [number(item.data) for item in loaded] == list(range(5))

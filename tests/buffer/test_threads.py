@@ -2,11 +2,13 @@
 
 import sys
 import threading
-from typing import Callable, List
+from typing import Any, Callable, List
 
 import numpy as np
 import pytest
+import torch
 
+from ding_store.buffer import StoreBuffer
 from ding_store.buffer.outputs import WarmOutputs
 from ding_store.buffer.samplers import Uniform
 from ding_store.buffer.table import Table
@@ -113,3 +115,36 @@ def test_a_read_that_always_races_makes_the_writers_wait() -> None:
     rows, copied = table.read(lambda index: index.live_slots.astype(np.intp), copy)
     assert copied == 4
     assert sorted(rows.tolist()) == [6, 7]
+
+
+@pytest.mark.parametrize('kind', ['columns', 'objects'])
+def test_a_buffer_between_threads(kind: str) -> None:
+    def element(i: int) -> Any:
+        return {'x': torch.full((512,), float(i))} if kind == 'columns' else {'name': 'x', 'x': torch.tensor([i])}
+
+    buffer = StoreBuffer(20, seed=0)
+    buffer.extend_elements([element(i) for i in range(20)], [{'i': i} for i in range(20)])
+    done = threading.Event()
+    num_reads = 0
+
+    def write() -> None:
+        try:
+            for i in range(20, 600):
+                buffer.push(element(i), {'i': i})
+                if i % 4 == 0:
+                    buffer.delete(str(i - 7))
+        finally:
+            done.set()
+
+    def read() -> None:
+        nonlocal num_reads
+        while not done.is_set():
+            for item in buffer.sample(8):
+                assert (item.data['x'] == int(item.index)).all()
+                assert item.meta['i'] == int(item.index)
+                item.meta['seen'] = True
+            num_reads += 1
+
+    run_all(write, read)
+    assert num_reads > 10
+    assert all(item.meta['i'] == int(item.index) for item in buffer)

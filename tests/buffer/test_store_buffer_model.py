@@ -1,0 +1,135 @@
+"""StoreBuffer against a plain list that does what DequeBuffer is meant to do."""
+
+import copy
+import os
+import tempfile
+from typing import Any, List, Optional
+
+import pytest
+from elements import number, transition
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from ding_store.buffer import StoreBuffer
+from ding_store.errors import NotEnoughData, RowGone
+
+METAS = st.one_of(st.none(), st.fixed_dictionaries({}, optional={'env': st.integers(0, 2), 'p': st.floats(0, 1)}))
+
+
+class BufferModel(RuleBasedStateMachine):
+    """The model is a list of [index, number, meta], oldest first."""
+
+    @initialize(size=st.integers(1, 8), objects=st.booleans())
+    def make(self, size: int, objects: bool) -> None:
+        self.buffer, self.size, self.objects, self.pushed = StoreBuffer(size, seed=1), size, objects, 0
+        self.model: List[list] = []
+
+    def element(self, i: int) -> Any:
+        return {'name': 'x', 'number': i} if self.objects else transition(i)
+
+    def number(self, data: Any) -> int:
+        return data['number'] if self.objects else number(data)
+
+    def row(self, data: st.DataObject) -> str:
+        return str(data.draw(st.integers(0, self.pushed + 1)))
+
+    @rule(meta=METAS)
+    def push(self, meta: Optional[dict]) -> None:
+        item = self.buffer.push(self.element(self.pushed), None if meta is None else dict(meta))
+        assert item.index == str(self.pushed)
+        self.model = [*self.model, [item.index, self.pushed, meta or {}]][-self.size :]
+        self.pushed += 1
+
+    @rule(metas=st.lists(METAS, min_size=1, max_size=12), with_metas=st.booleans())
+    def extend(self, metas: List[Optional[dict]], with_metas: bool) -> None:
+        numbers = list(range(self.pushed, self.pushed + len(metas)))
+        given = [None if meta is None else dict(meta) for meta in metas] if with_metas else None
+        assert self.buffer.extend_elements([self.element(i) for i in numbers], given).tolist() == numbers
+        added = [[str(i), i, (meta or {}) if with_metas else {}] for i, meta in zip(numbers, metas)]
+        self.model = (self.model + added)[-self.size :]
+        self.pushed += len(metas)
+
+    @rule(data=st.data())
+    def delete(self, data: st.DataObject) -> None:
+        rows = [self.row(data) for _ in range(3)]
+        self.buffer.delete(rows)
+        self.model = [item for item in self.model if item[0] not in rows]
+
+    @rule(data=st.data(), value=st.one_of(st.none(), st.integers(500, 600)), meta=METAS)
+    def update(self, data: st.DataObject, value: Optional[int], meta: Optional[dict]) -> None:
+        index = self.row(data)
+        found = [item for item in self.model if item[0] == index]
+        element = None if value is None else self.element(value)
+        assert self.buffer.update(index, element, None if meta is None else dict(meta)) is bool(found)
+        for item in found:
+            item[1:] = [item[1] if value is None else value, item[2] if meta is None else meta]
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data(), mark=st.integers(0, 9))
+    def write_into_a_sampled_meta(self, data: st.DataObject, mark: int) -> None:
+        item = data.draw(st.sampled_from(self.model))
+        self.buffer.sample(indices=[item[0]])[0].meta['mark'] = mark
+        item[2] = {**item[2], 'mark': mark}
+
+    @rule(data=st.data(), start=st.integers(-9, 9), stop=st.one_of(st.none(), st.integers(-9, 9)))
+    def sample_a_range(self, data: st.DataObject, start: int, stop: Optional[int]) -> None:
+        part = {item[0] for item in self.model[start:stop]}
+        size = data.draw(st.integers(1, self.size))
+        if size > len(part):
+            with pytest.raises(NotEnoughData):
+                self.buffer.sample(size, sample_range=slice(start, stop))
+            return
+        got = [item.index for item in self.buffer.sample(size, sample_range=slice(start, stop))]
+        assert len(set(got)) == size
+        assert set(got) <= part
+
+    @rule(unroll_len=st.integers(1, 3), sliced=st.booleans())
+    def sample_groups(self, unroll_len: int, sliced: bool) -> None:
+        self.buffer.sliced = sliced
+        groups = {}
+        for index, _, meta in self.model:
+            if 'env' in meta:
+                groups.setdefault(meta['env'], []).append(index)
+        long = [group for group in groups.values() if len(group) >= unroll_len]
+        if not long:
+            with pytest.raises(NotEnoughData):
+                self.buffer.sample(1, groupby='env', unroll_len=unroll_len)
+            return
+        for items in self.buffer.sample(len(long), groupby='env', unroll_len=unroll_len):
+            got = [item.index for item in items]
+            assert len(got) == unroll_len
+            assert any(got == group[i : i + unroll_len] for group in long for i in range(len(group)))
+
+    @rule()
+    def clear(self) -> None:
+        self.buffer.clear()
+        self.model = []
+
+    @rule()
+    def duplicate(self) -> None:
+        self.buffer = copy.deepcopy(self.buffer)
+
+    @rule()
+    def save_and_load(self) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            name = os.path.join(directory, 'data')
+            self.buffer.save_data(name)
+            self.buffer = StoreBuffer(self.size, seed=1)
+            self.buffer.load_data(name)
+
+    @invariant()
+    def same(self) -> None:
+        if not hasattr(self, 'buffer'):
+            return
+        items = list(self.buffer)
+        assert [[item.index, self.number(item.data), dict(item.meta)] for item in items] == self.model
+        assert [self.buffer.indices.get(item[0]) for item in self.model] == list(range(len(self.model)))
+        if self.model:
+            assert self.buffer[-1].index == self.model[-1][0]
+        with pytest.raises(RowGone):
+            self.buffer.get_by_index(str(self.pushed))
+
+
+TestBufferModel = BufferModel.TestCase
+TestBufferModel.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
