@@ -46,7 +46,6 @@ class Session:
     client: Any  # redis.Redis, whose annotations mix up what it returns now and what it awaits
     scripts: Mapping[str, Any]
     server: str
-    generation: int
 
     def run(self, script: str, keys: Sequence[str], *arguments: Argument) -> Any:
         return self.scripts[script](keys=keys, args=arguments)
@@ -55,7 +54,8 @@ class Session:
 class Link:
     """
     Overview:
-        Thread-safe; connections are pooled, and made when first needed. ``generation`` grows with every reconnect.
+        Thread-safe; connections are pooled, and made when first needed. ``num_connections`` were made so far: when it
+        grows, the server may have been away, and may have lost its memory.
     Arguments:
         - url (:obj:`str`): ``redis://``, ``rediss://`` or ``unix://``; unused with a directory.
         - directory (:obj:`Optional[str]`): Of the embedded server, if it is one.
@@ -63,7 +63,7 @@ class Link:
 
     def __init__(self, url: str, directory: Optional[str], options: RedisOptions) -> None:
         self.address = address_of(url) if directory is None else f'embedded://{directory}'
-        self.generation = 0
+        self.num_connections = 0
         self._url = url
         self._directory = directory
         self._options = options
@@ -106,8 +106,14 @@ class Link:
 
     def wait(self, what: str, command: Callable[[Session], T]) -> Optional[T]:
         """Run a command that blocks for news. None when it had to reconnect: look first what else is new."""
-        generation = max(1, self.generation)
-        return self.call(what, lambda session: command(session) if session.generation == generation else None)
+        is_tried = False
+
+        def once(session: Session) -> Optional[T]:
+            nonlocal is_tried
+            was_tried, is_tried = is_tried, True
+            return None if was_tried else command(session)
+
+        return self.call(what, once)
 
     def close(self) -> None:
         """Wakes the threads that wait for a reply; they raise StoreClosed."""
@@ -124,12 +130,16 @@ class Link:
         self._check_open()
         with self._lock:
             if self._session is None:
-                client = make_client(self._target())
+                client = make_client(self._target(), self._connected)
                 server = examine(client, self.address)
                 scripts = {name: client.register_script(text) for name, text in self._texts.items()}
-                self._session = Session(client, scripts, server, self.generation + 1)
-                self.generation += 1
+                self._session = Session(client, scripts, server)
             return self._session
+
+    def _connected(self, connection: Any) -> None:
+        # redis-py's pool replaces a connection that the server closed while it was idle, and tells nobody but us.
+        connection.on_connect()
+        self.num_connections += 1
 
     def _target(self) -> str:
         if self._directory is None:

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import uuid
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple, TypeVar
 from urllib.parse import urlsplit
 
 from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed, VersionConflict
@@ -29,6 +29,8 @@ from .writer import Writer, writer_id
 MAX_PAYLOAD_BYTES = 500_000_000
 
 _STREAM_PARTS = ('meta', 'log', 'sizes', 'room', 'readers')
+
+T = TypeVar('T')
 
 
 class RedisStore(Store):
@@ -64,7 +66,7 @@ class RedisStore(Store):
         self._writer = Writer(streams, self._announce, self._wait_for_room)
         self._versions: Dict[str, int] = {}  # of the values that this writer put
         self._indexed: Set[str] = set()
-        self._generation = 0
+        self._num_connections = 0
         self._pid = os.getpid()
 
     def append(self, stream: str, header: Header, arrays: Arrays, timeout_s: Optional[float] = None) -> EntryId:
@@ -109,7 +111,7 @@ class RedisStore(Store):
         self._index('value', name)
         arguments = (uuid.uuid4().hex, self._versions.get(name, 0), expected, payload)
         keys = self._keys(name, 'value', 'version')
-        done, version, before = self._link.call(f'put {name!r}', lambda session: session.run('put', keys, *arguments))
+        done, version, before = self._call(f'put {name!r}', lambda session: session.run('put', keys, *arguments))
         if not done:
             raise VersionConflict(f'value {name!r} is at version {version}, not at {expected}')
         if before == 0:
@@ -134,18 +136,18 @@ class RedisStore(Store):
         check_name('counter', counter)
         self._enter()
         key = f'ding:{{{self.run}}}:counters'
-        return int(self._link.call(f'add to {counter!r}', lambda session: session.client.hincrby(key, counter, amount)))
+        return int(self._call(f'add to {counter!r}', lambda session: session.client.hincrby(key, counter, amount)))
 
     def delete(self, name: str) -> bool:
         existed = bool(self._run('delete', name))
         keys, counters = self._keys(name, 'value', 'version'), f'ding:{{{self.run}}}:counters'
-        values = self._link.call(f'delete {name!r}', lambda session: session.client.delete(*keys))
-        numbers = self._link.call(f'delete {name!r}', lambda session: session.client.hdel(counters, name))
+        values = self._call(f'delete {name!r}', lambda session: session.client.delete(*keys))
+        numbers = self._call(f'delete {name!r}', lambda session: session.client.hdel(counters, name))
         return bool(existed or values or numbers)
 
     def info(self) -> StoreInfo:
         self._enter()
-        return self._link.call('info', self._info)
+        return self._call('info', self._info)
 
     def close(self) -> None:
         was_closed, self._closed = self._closed, True
@@ -166,10 +168,19 @@ class RedisStore(Store):
             with self._fork_lock:
                 if self._pid != os.getpid():
                     self._begin()
-        is_new, self._generation = self._generation != self._link.generation, self._link.generation
-        if is_new:
-            self._indexed.clear()
-        self._writer.check(now=is_new)
+        self._writer.check()
+
+    def _call(self, what: str, command: Callable[[Session], T]) -> T:
+        result = self._link.call(what, command)
+        if self._num_connections != self._link.num_connections:
+            self._after_reconnect()
+        return result
+
+    def _after_reconnect(self) -> None:
+        """The server may be another, or have lost its memory: bring back what is ours before anything else happens."""
+        self._num_connections = self._link.num_connections  # First, because what follows comes through here again.
+        self._indexed.clear()
+        self._writer.check(now=True)
 
     def _info(self, session: Session) -> StoreInfo:
         streams, values = read_streams(session, self.run), read_values(session, self.run)
@@ -184,7 +195,7 @@ class RedisStore(Store):
     def _run(self, script: str, stream: str, *arguments: Any) -> Any:
         check_name('stream', stream)
         self._enter()
-        return self._link.call(f'{script} {stream!r}', lambda session: self._script(session, script, stream, arguments))
+        return self._call(f'{script} {stream!r}', lambda session: self._script(session, script, stream, arguments))
 
     def _script(self, session: Session, script: str, stream: str, arguments: Tuple[Any, ...]) -> Any:
         return session.run(script, self._keys(stream, *_STREAM_PARTS), uuid.uuid4().hex, *arguments)
@@ -193,7 +204,7 @@ class RedisStore(Store):
         member = f'{kind}:{name}'
         if again or member not in self._indexed:
             key = f'ding:{{{self.run}}}:index'
-            self._link.call('index', lambda session: session.client.sadd(key, member))
+            self._call('index', lambda session: session.client.sadd(key, member))
             self._indexed.add(member)
 
     def _announce(self, said: Announcement) -> Verdict:
@@ -208,7 +219,7 @@ class RedisStore(Store):
             drop,
             said.payload,
         )
-        status, epoch, *numbers = self._link.call(
+        status, epoch, *numbers = self._call(
             f'append to {said.stream!r}', lambda session: self._script(session, 'append', said.stream, arguments)
         )
         if status == STALE.encode():
@@ -228,7 +239,7 @@ class RedisStore(Store):
                 pipe = session.client.pipeline(transaction=True)
                 return pipe.hget(meta, 'epoch').xrange(log, f'({number}-0', count=max_entries).execute()
 
-            return self._link.call(f'read {stream!r}', command)
+            return self._call(f'read {stream!r}', command)
 
         number = after.number
         epoch, raw = held_after(number)
@@ -250,7 +261,7 @@ class RedisStore(Store):
             known = session.client.hget(version, 'version')
             return session.client.xrevrange(value, count=1) if known and int(known) != newer_than else []
 
-        return _version(self._link.call(f'get {name!r}', command), newer_than)
+        return _version(self._call(f'get {name!r}', command), newer_than)
 
     def _next(self, name: str, newer_than: int, timeout_s: float) -> Optional[Tuple[int, bytes]]:
         raw = self._wait_on(f'get {name!r}', self._key(name, 'value'), newer_than, 1, timeout_s)
@@ -263,9 +274,8 @@ class RedisStore(Store):
             whether the server still knows everything.
         """
         block_ms = max(1, int(min(timeout_s, self._writer.check_every_s) * 1000))
-        found = self._link.wait(
-            what, lambda session: session.client.xread({key: f'{number}-0'}, count=count, block=block_ms)
-        )
+        after = {key: f'{number}-0'}
+        found = self._link.wait(what, lambda session: session.client.xread(after, count=count, block=block_ms))
         return found[0][1] if found else []
 
 

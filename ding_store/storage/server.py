@@ -6,7 +6,7 @@ import inspect
 import os
 import socket
 import ssl
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import redis
@@ -25,7 +25,8 @@ _PROTOCOL: Dict[str, Any] = {'protocol': 2} if 'protocol' in inspect.signature(r
 _TCP: Dict[str, Any] = {'socket_connect_timeout': 5.0, 'socket_keepalive': True}
 
 
-def make_client(url: str) -> redis.Redis:
+def make_client(url: str, connected: Callable[[Any], None]) -> redis.Redis:
+    """``connected`` is called with every new connection, and must call its ``on_connect()``."""
     tcp = {} if url.startswith('unix:') else _TCP
     try:
         pool = redis.ConnectionPool.from_url(
@@ -34,6 +35,7 @@ def make_client(url: str) -> redis.Redis:
             # A lost connection is ours to handle: entries must be announced again before anything else.
             retry=Retry(NoBackoff(), 0),
             max_connections=10_000,
+            redis_connect_func=connected,
             **tcp,
             **_PROTOCOL,
         )

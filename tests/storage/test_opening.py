@@ -1,0 +1,320 @@
+"""Opening stores: URLs, options, other processes, and servers that will not do."""
+
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import redis
+from redis_server import RedisServer
+
+import ding_store.storage
+from ding_store import errors
+from ding_store.storage import open_store
+from ding_store.storage.memory import MemoryStore
+from ding_store.storage.reader import Reader
+from ding_store.storage.redis import RedisStore
+from ding_store.storage.server import address_of, examine
+from ding_store.storage.testing import WAIT_S, FaultyStore, chunk, number_of
+
+
+def copied(store):
+    return pickle.loads(pickle.dumps(store))  # noqa: S301 our own bytes
+
+
+def test_importing_storage_imports_no_backend():
+    code = (
+        'import sys, ding_store.storage, ding_store.storage.memory, ding_store.storage.reader\n'
+        'print([m for m in ("redis", "torch", "ding", "treetensor", "hypothesis", "pytest") if m in sys.modules])'
+    )
+    assert subprocess.check_output([sys.executable, '-c', code], text=True).strip() == '[]'
+
+
+def test_all_is_complete():
+    for name in ding_store.storage.__all__:
+        assert getattr(ding_store.storage, name) is not None
+    with pytest.raises(AttributeError):
+        ding_store.storage.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ('url', 'match'),
+    [
+        ('rediss+sentinel://h', 'known are memory'),
+        ('redis+sentinel://h', 'not yet supported'),
+        ('redis+cluster://h', 'not yet supported'),
+        ('reds://user:secret@h', r'did you mean redis(s)?://'),
+        ('localhost:6379', 'known are'),
+        ('', 'known are'),
+        ('redis://h?overflow=error', 'keyword'),
+        ('redis://h:port', 'malformed'),
+        ('redis://h?nonsense=1', 'malformed'),
+        ('memory://somewhere', 'no address'),
+    ],
+)
+def test_bad_urls(url, match):
+    with pytest.raises(errors.ConfigError, match=match) as caught:
+        open_store(url)
+    assert 'secret' not in str(caught.value)
+
+
+@pytest.mark.parametrize('run', ['', 'a/b', 'a{b}', 'a:b', '..', None])
+def test_bad_runs(run):
+    for url in ('memory://', 'redis://localhost'):
+        with pytest.raises(errors.ConfigError, match='run name'):
+            open_store(url, run)
+
+
+@pytest.mark.parametrize(
+    ('options', 'match'),
+    [
+        ({'reconect_timeout_s': 1}, "did you mean 'reconnect_timeout_s'"),
+        ({'reconnect_timeout_s': -1}, 'reconnect_timeout_s'),
+        ({'stream_options': {'s': {'overflo': 1}}}, 'overflo'),
+        ({'stream_options': {'s': {'overflow': 'sometimes'}}}, 'overflow'),
+        ({'stream_options': {'a b': {}}}, 'stream name'),
+        ({'max_block_s': -1}, 'max_block_s'),
+    ],
+)
+def test_bad_options(options, match):
+    with pytest.raises(errors.ConfigError, match=match):
+        open_store('redis://localhost', **options)
+
+
+def test_nobody_there():
+    for url in ('redis://user:secret@127.0.0.1:1/0', 'unix:///nowhere/redis.sock'):
+        with pytest.raises(errors.StoreUnavailable, match='start a redis-server') as caught:
+            open_store(url, connect_timeout_s=0)
+        assert 'secret' not in str(caught.value)
+        assert address_of(url) in str(caught.value)
+
+
+def test_a_missing_package_names_the_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'redis', None)
+    monkeypatch.delitem(sys.modules, 'ding_store.storage.redis')
+    monkeypatch.delitem(sys.modules, 'ding_store.storage.link')
+    with pytest.raises(errors.ConfigError, match='pip install'):
+        open_store('redis://localhost')
+
+
+def test_the_password_is_asked_for(redis_binary):
+    with RedisServer(redis_binary, '--requirepass', 'secret') as server:
+        for url in (server.url, f'unix://:wrong@{server.socket}'):
+            with pytest.raises(errors.StoreDenied, match='refuses us') as caught:
+                open_store(url)
+            assert 'wrong' not in str(caught.value)
+        with open_store(f'unix://:secret@{server.socket}') as store:
+            assert store.add('n', 1) == 1
+            assert 'secret' not in store.info().address
+
+
+def test_rights_are_needed(forgetful_server):
+    with forgetful_server.client() as client:
+        client.acl_setuser('guest', enabled=True, nopass=True, keys='*', commands=['+info', '+ping'])
+    with open_store(f'unix://guest@{forgetful_server.socket}') as store:
+        with pytest.raises(errors.StoreDenied, match='add to'):
+            store.add('n')
+
+
+def test_a_server_that_evicts_is_refused(forgetful_server):
+    with forgetful_server.client() as client:
+        client.config_set('maxmemory-policy', 'allkeys-lru')
+    with pytest.raises(errors.StoreUnsuitable, match='allkeys-lru.*noeviction'):
+        open_store(forgetful_server.url)
+
+
+class FakeClient:
+    def __init__(self, **facts):
+        self.facts = {'redis_version': '7.2.4', 'maxmemory_policy': 'noeviction', **facts}
+
+    def info(self):
+        return self.facts
+
+
+def test_what_a_server_must_be():
+    assert examine(FakeClient(), 'a') == 'redis 7.2.4'
+    assert examine(FakeClient(valkey_version='8.0.1'), 'a') == 'valkey 8.0.1'
+    for facts, match in (({'redis_version': '6.0.16'}, '6.2 is needed'), ({'cluster_enabled': 1}, 'cluster')):
+        with pytest.raises(errors.StoreUnsuitable, match=match):
+            examine(FakeClient(**facts), 'a')
+    for facts in ({'loading': 1}, {'role': 'slave'}):
+        with pytest.raises(redis.ConnectionError):
+            examine(FakeClient(**facts), 'a')
+
+
+def test_at_maxmemory_acks_still_make_room(forgetful_server):
+    with forgetful_server.client() as client, open_store(forgetful_server.url) as store:
+        store.register('s', 'r')
+        place = store.append('s', {}, chunk(0, size=500_000))
+        client.config_set('maxmemory', client.info('memory')['used_memory'])
+        with pytest.raises(errors.NotEnoughSpace, match='maxmemory'):
+            store.append('s', {}, chunk(1))
+        store.ack('s', 'r', place)
+        store.append('s', {}, chunk(2))
+        assert [number_of(entry) for entry in store.read('s', place)] == [1, 2]
+
+
+def test_a_payload_too_large_for_redis_is_refused(redis_server, monkeypatch):
+    monkeypatch.setattr('ding_store.storage.redis.MAX_PAYLOAD_BYTES', 1000)
+    with open_store(redis_server.url, 'large') as store:
+        for call in (store.append, store.put):
+            with pytest.raises(errors.NotEnoughSpace, match='1000'):
+                call('s', {}, chunk(1, 1000))
+
+
+def test_a_store_pickles_as_its_address(redis_server):
+    with RedisStore(redis_server.url, 'pickled', max_pending_bytes=5000) as store:
+        store.append('s', {}, chunk(1))
+        with copied(store) as twin:
+            assert (twin.run, twin.address) == (store.run, store.address)
+            assert twin.writer != store.writer
+            with pytest.raises(errors.StreamFull, match='5000'):
+                twin.append('s', {}, chunk(2, 5000))
+            twin.append('s', {}, chunk(2))
+        assert [entry.sequence for entry in store.read('s')] == [1, 1]
+    # Nothing is connected before it is used.
+    assert copied(store)._link._session is None
+
+
+def _append_in_child(store, queue):
+    store.append('s', {}, chunk(2))
+    queue.put((store.writer, store.append('s', {}, chunk(3)).number))
+    store.close()
+
+
+def test_a_forked_store_is_a_writer_of_its_own(redis_server):
+    context = multiprocessing.get_context('fork')
+    with RedisStore(redis_server.url, f'fork-{os.getpid()}') as store, ThreadPoolExecutor() as pool:
+        store.append('s', {}, chunk(1))
+        waiting = pool.submit(store.get, 'v', 0, WAIT_S)  # A connection in use while we fork.
+        queue = context.Queue()
+        process = context.Process(target=_append_in_child, args=(store, queue))
+        process.start()
+        writer, number = queue.get(timeout=WAIT_S)
+        process.join(WAIT_S)
+        assert (process.exitcode, number) == (0, 3)
+        assert writer != store.writer
+        store.append('s', {}, chunk(4))
+        assert [(entry.writer == writer, entry.sequence) for entry in store.read('s')] == [
+            (False, 1),
+            (True, 1),
+            (True, 2),
+            (False, 2),
+        ]
+        store.put('v', {}, {})
+        assert waiting.result(WAIT_S).version == 1
+
+
+def _use_in_child(store, queue):
+    try:
+        store.append('s', {}, {})
+    except errors.StoreClosed as e:
+        queue.put(str(e))
+
+
+def test_memory_is_refused_in_another_process():
+    context = multiprocessing.get_context('fork')
+    queue = context.Queue()
+    with MemoryStore() as store:
+        process = context.Process(target=_use_in_child, args=(store, queue))
+        process.start()
+        assert 'embedded://' in queue.get(timeout=WAIT_S)
+        process.join(WAIT_S)
+        with pytest.raises(errors.ConfigError, match='another process'):
+            pickle.dumps(store)
+
+
+def test_an_embedded_store_starts_its_server(tmp_path, monkeypatch, redis_binary):
+    from ding_store.storage.embedded import stop_server
+
+    monkeypatch.chdir(tmp_path)
+    with open_store('embedded://', run='pong') as store:
+        store.append('s', {}, chunk(1))
+        with copied(store) as twin:
+            monkeypatch.chdir('/')
+            assert [number_of(entry) for entry in twin.read('s')] == [1]
+        assert store.address == f'embedded://{tmp_path}/.ding_store/pong'
+    stop_server(tmp_path / '.ding_store' / 'pong')
+
+
+def test_a_faulty_store_fails_when_told():
+    with MemoryStore() as memory:
+        lossy = FaultyStore(memory, fail_after=1, after=True)
+        lossy.append('s', {}, {})
+        with pytest.raises(errors.StoreUnavailable):
+            lossy.append('s', {}, {})
+        assert len(lossy.read('s')) == 2
+        dead = FaultyStore(memory, num_faults=2)
+        for _ in range(2):
+            with pytest.raises(errors.StoreUnavailable):
+                dead.append('s', {}, {})
+        assert dead.info().streams['s'].last == 2
+
+
+class TestReader:
+    @pytest.fixture
+    def store(self):
+        with MemoryStore(max_pending_bytes=2000, overflow='drop_oldest') as store:
+            yield store
+
+    def test_drops_are_counted_once(self, store, caplog):
+        reader = Reader(store, 's', 'r')
+        store.append('s', {}, chunk(0))
+        assert len(reader.read()) == 1
+        for i in range(1, 20):
+            store.append('s', {}, chunk(i))
+        entries = reader.read()
+        assert [number_of(entry) for entry in entries] == list(range(20 - len(entries), 20))
+        assert reader.num_lost == 19 - len(entries) > 0
+        store.append('s', {}, chunk(20))
+        assert len(reader.read()) == 1
+        assert reader.num_lost == 19 - len(entries)
+        assert len([record for record in caplog.records if 'were lost' in record.message]) == 1
+
+    def test_marks_survive_a_reader(self, store):
+        first = Reader(store, 's', 'r')
+        store.append('s', {}, chunk(1))
+        assert len(first.read()) == 1
+        assert first.marks == {store.writer: 1}
+        # Not acked, but committed by its owner: seen again, and skipped; and as nobody else would, acked.
+        second = Reader(store, 's', 'r', marks=first.marks)
+        assert second.read() == []
+        assert (second.num_duplicates, second.lag()) == (1, 0)
+        assert store.info().streams['s'].floor == 1
+
+    def test_duplicates_are_not_acked_while_work_is_outstanding(self, store):
+        reader = Reader(store, 's', 'r')
+        store.append('s', {}, chunk(1))
+        (entry,) = reader.read()
+        store.lose_memory(keep=store.snapshot())
+        assert reader.read() == []
+        assert store.info().streams['s'].floor == 0
+        reader.ack(entry.id)
+        assert store.info().streams['s'].floor == 1
+
+    def test_start_now_skips_the_past_even_when_announced_again(self, store):
+        store.append('s', {}, chunk(1))
+        reader = Reader(store, 's', 'r', start='now')
+        store.lose_memory()
+        store.append('s', {}, chunk(2))
+        assert [number_of(entry) for entry in reader.read()] == [2]
+        assert reader.num_lost == 0
+
+    def test_a_gap_of_sequences_in_a_new_epoch_is_a_loss(self, store):
+        reader = Reader(store, 's', 'r')
+        store.append('s', {}, chunk(0))
+        reader.read()
+        for i in range(1, 20):
+            store.append('s', {}, chunk(i))
+        store.lose_memory()
+        store.append('s', {}, chunk(20))
+        entries = reader.read()
+        assert reader.num_lost == number_of(entries[0]) - 1 > 0
+
+    def test_ephemeral_readers_leave_no_trace(self, store):
+        with Reader(store, 's', 'viewer', durable=False), Reader(store, 's', 'learner'):
+            assert store.info().streams['s'].durable == {'viewer': False, 'learner': True}
+        assert store.info().streams['s'].durable == {'learner': True}
