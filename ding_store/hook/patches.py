@@ -104,7 +104,7 @@ def _patch_buffer(module: Any) -> None:
 
     for name in ('ding.data.buffer', 'ding.data'):
         if name in sys.modules:
-            sys.modules[name].DequeBuffer = StoreDequeBuffer
+            vars(sys.modules[name])['DequeBuffer'] = StoreDequeBuffer
 
 
 def _patch_worker(module: Any) -> None:
@@ -122,4 +122,4 @@ def _patch_worker(module: Any) -> None:
 
     for name in ('ding.worker', 'ding.worker.replay_buffer', 'ding.worker.replay_buffer.base_buffer'):
         if name in sys.modules:
-            sys.modules[name].create_buffer = create_buffer
+            vars(sys.modules[name])['create_buffer'] = create_buffer

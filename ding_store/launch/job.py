@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import selectors
 import signal
@@ -253,8 +254,9 @@ def _redirect(log: Path) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     # Line by line, so that a log is whole whatever its process dies of.
-    sys.stdout.reconfigure(line_buffering=True)
-    sys.stderr.reconfigure(line_buffering=True)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
 
 
 def _tail(log: Path, num_lines: int = 15) -> str:

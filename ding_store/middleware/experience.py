@@ -61,7 +61,9 @@ class Side:
         self._session = session
         self._skip_n_iter = skip_n_iter
         self._plan: Optional[Plan] = None
-        session.join(self.role, task.router.node_id, getattr(getattr(task.router, '_mq', None), 'listen_to', None))
+        self._member = session.join(
+            self.role, task.router.node_id, getattr(getattr(task.router, '_mq', None), 'listen_to', None)
+        )
         session.on_finish(self._end)
         task.on('finish', lambda value: session.finish('another member of the mesh finished'))
 
@@ -143,7 +145,7 @@ class CollectorSide(Side):
             env_episode=episodes,
             end_idx=[int(i) for i in ctx.trajectory_end_idx or []],
             train_iter=ctx.train_iter,
-            policy_version=self._session.member.figures.get('policy_version', 0),
+            policy_version=self._member.figures.get('policy_version', 0),
         )
         elements = ctx.trajectories or []
         if ctx.trajectories is None and ctx.episodes is not None:
@@ -279,6 +281,7 @@ class LearnerSide(Side):
         """What collectors had appended when the run ended still goes into the replay: the books balance."""
         self._feed.wake()
         Members(self._session.store).wait_until_left('collector', LAST_CHUNKS_S)
+        assert self._plan is not None
         for entry in self._feed.rest() + self._reader.read(max_entries=10_000):
             before = self._num_rows
             self._merge(ctx, [entry])

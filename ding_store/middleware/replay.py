@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, Union
 
 from ding.data import Buffer
@@ -63,9 +64,7 @@ def takes_batch(policy: Any) -> bool:
         hands the data to DI-engine's ``default_preprocess_learn`` before all else.
     """
     owner = getattr(getattr(policy, 'forward', None), '__self__', None)
-    forward = getattr(type(owner), '_forward_learn', None)
-    while hasattr(forward, '__wrapped__'):
-        forward = forward.__wrapped__
+    forward = inspect.unwrap(getattr(type(owner), '_forward_learn', takes_batch))
     return COLLATES in getattr(getattr(forward, '__code__', None), 'co_names', ())
 
 

@@ -182,8 +182,9 @@ class Session:
             return
         try:
             self.leave()
-            ended_in_order = self.member is not None and self.member.state == 'left'
-            if ended_in_order and self.member.role == 'learner' and ENV_LAUNCHED not in os.environ:
+            member = self.member
+            ended_in_order = member is not None and member.role == 'learner' and member.state == 'left'
+            if ended_in_order and ENV_LAUNCHED not in os.environ:
                 retire(store, self.config.heartbeat_s)
         except StoreError as error:
             logging.warning(f'ding_store: this process could not leave its run in order: {error}')
