@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, List, Optional
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from ding_store.errors import StoreError
 
@@ -44,7 +46,7 @@ class RedisServer:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def client(self, **options: Any) -> redis.Redis:
-        return redis.Redis(unix_socket_path=str(self.socket), **options)
+        return redis.Redis(unix_socket_path=str(self.socket), retry=Retry(NoBackoff(), 0), **options)
 
     def start(self) -> None:
         self._process = subprocess.Popen(self._command)

@@ -24,7 +24,8 @@ class EntryId(NamedTuple):
     """
     Overview:
         Place of an entry in its stream. Numbers are dense (1, 2, 3, ...) within one epoch of the stream, whatever the
-        server's clock does; a new epoch begins when the store lost its memory, and starts again at 1.
+        server's clock does. A new epoch begins whenever the server may have lost entries, so at each of its restarts,
+        and goes on behind the last entry that is left: with 1 after a total loss.
     """
 
     epoch: str
@@ -100,6 +101,8 @@ class Store(ABC):
         Delivery. A writer (one open store in one process) numbers its entries per stream, and keeps each until every
         durable reader has acked it (or retention dropped it). When the server forgot some or all of them, it announces
         them again, in order, before anything new. A reader skips sequences it has seen: see ``reader.Reader``.
+        What this does not cover: entries of a writer that is gone when the server forgets them; and, with several
+        durable readers, entries acked after a total loss before the others have registered again.
     Raises (any method):
         - StoreUnavailable: The server is away, and did not return within the store's ``reconnect_timeout_s``.
         - StoreClosed: After close().
@@ -118,7 +121,9 @@ class Store(ABC):
             - timeout_s (:obj:`Optional[float]`): How long a full stream with overflow 'block' may be waited for.
         Raises:
             - StoreTimeout: overflow is 'block' and no room was made in time; nothing was appended.
-            - StreamFull: overflow is 'error', or this one entry is larger than the limit.
+            - StreamFull: overflow is 'error', or this one entry is larger than the limit; nothing was appended.
+            - StoreUnavailable: It is not known whether the server has the entry. It is kept, and announced by whatever
+              this store does when the server is back: appending it once more would double it.
         """
 
     @abstractmethod
@@ -177,11 +182,19 @@ class Store(ABC):
 
     @abstractmethod
     def add(self, counter: str, amount: int = 0) -> int:
-        """Add to a counter, which begins at 0, and return its new value."""
+        """
+        Overview:
+            Add to a counter, which begins at 0, and return its new value. Only for what is shown: it may be added twice
+            when a reply is lost, and is lost with the server's memory. What must be exact travels in entry headers.
+        """
 
     @abstractmethod
     def delete(self, name: str) -> bool:
-        """Delete the stream, value and counter of this name. Returns whether there was one."""
+        """
+        Overview:
+            Delete the stream, value and counter of this name. Returns whether there was one. A stream also loses its
+            readers: one that goes on has to register again.
+        """
 
     @abstractmethod
     def info(self) -> StoreInfo:

@@ -168,7 +168,7 @@ class Link:
         return StoreUnavailable(f'{what}: {self.address} cannot be reached: {error}; {fix}')
 
     def _translated(self, what: str, error: redis.RedisError) -> StoreError:
-        # Before Redis 7 an error inside a script has no class of its own.
-        if isinstance(error, redis.exceptions.OutOfMemoryError) or 'OOM command not allowed' in str(error):
+        # No class: before Redis 7 errors inside a script have none, and before redis-py 5 this one never has.
+        if 'command not allowed when used memory' in str(error):
             return NotEnoughSpace(f'{what}: {self.address} is at its maxmemory: raise it, or lower max_pending_bytes')
         return StoreError(f'{what}: {self.address}: {error}')
