@@ -117,6 +117,22 @@ def test_a_read_that_always_races_makes_the_writers_wait() -> None:
     assert sorted(rows.tolist()) == [6, 7]
 
 
+def test_a_read_during_an_update_is_redone() -> None:
+    # The row keeps its number, so the number alone would not tell.
+    table = Table({'a': (np.dtype(np.int64), ())}, 2)
+    table.extend({'a': np.arange(2)})
+    copies = []
+
+    def copy(slots: np.ndarray) -> int:
+        copies.append(table.take(slots)['a'].tolist())
+        if len(copies) == 1:
+            table.update(np.array([1]), {'a': np.array([50])})
+        return copies[-1]
+
+    assert table.read(lambda index: np.array([0, 1]), copy)[1] == [0, 50]
+    assert copies == [[0, 1], [0, 50]]
+
+
 @pytest.mark.parametrize('kind', ['columns', 'objects'])
 def test_a_buffer_between_threads(kind: str) -> None:
     def element(i: int) -> Any:
