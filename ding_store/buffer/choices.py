@@ -195,6 +195,6 @@ def check_sample_arguments(
         raise TypeError(f'unroll_len ({unroll_len!r}) must be an integer >= 1')
     if unroll_len and groupby is None:
         raise TypeError(f'unroll_len ({unroll_len}) needs groupby')
-    if sample_range is not None and not isinstance(sample_range, slice):
-        raise TypeError(f'sample_range ({sample_range!r}) must be a slice')
+    if sample_range is not None and (not isinstance(sample_range, slice) or sample_range.step == 0):
+        raise TypeError(f'sample_range ({sample_range!r}) must be a slice with a step other than 0')
     return int(size or len(indices or ())), indices or None

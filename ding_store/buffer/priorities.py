@@ -41,7 +41,8 @@ class Priorities:
     def add(self, rows: Array, priorities: Optional[Sequence[Optional[float]]] = None) -> None:
         """New rows, with their own priorities where there are any."""
         values = [self.max_priority if p is None else float(p) for p in priorities or [None] * len(rows)]
-        self._set(rows, _checked(values))
+        # Without mass a row would never be drawn, and a table of such rows could not be drawn from.
+        self._set(rows, np.maximum(checked(values), EPSILON))
 
     def update(self, rows: Array, priorities: Sequence[float]) -> None:
         """
@@ -50,7 +51,7 @@ class Priorities:
         Raises:
             - TypeError: A priority is negative or NaN; nothing was set.
         """
-        values = np.minimum(_checked(priorities), self._limit) + EPSILON
+        values = np.minimum(checked(priorities), self._limit) + EPSILON
         self._set(rows, values)
         self.max_priority = max(self.max_priority, float(values.max(initial=0)))
 
@@ -66,8 +67,11 @@ class Priorities:
             Row numbers ``(size,)`` in proportion to their priorities, one from each of ``size`` equal shares of the
             mass, and their importance weights ``(size,)``, relative to the largest there is.
         """
-        masses = (np.arange(size) + np.random.uniform(size=size)) / size * self._sums.reduce()
-        slots = np.array([int(self._sums.find_prefixsum_idx(mass)) for mass in masses], np.intp)
+        shares_of = (np.arange(size) + np.random.uniform(size=size)) / size
+        slots = self._find(shares_of)
+        # Sums of floats are not exact: a mass next to a slot's border may be found in an empty neighbour.
+        while (empty := self._index.row_of_slot[slots] < 0).any():
+            slots[empty] = self._find(np.random.uniform(size=int(empty.sum())))
         shares = np.array([self._sums[slot] for slot in slots.tolist()])
         # (N p_i)^-beta over its largest value, (N p_min)^-beta: N cancels (Schaul et al. 2015, section 3.4).
         weights = (shares / self._minima.reduce()) ** -self._beta
@@ -79,6 +83,10 @@ class Priorities:
         slots, _ = self._index.find(rows)
         return np.array([self._sums[slot] for slot in slots.tolist()]) ** (1 / self._alpha if self._alpha else 0.0)
 
+    def _find(self, shares: Array) -> Array:
+        total = self._sums.reduce()
+        return np.array([int(self._sums.find_prefixsum_idx(share * total)) for share in shares], np.intp)
+
     def _set(self, rows: Array, priorities: Array) -> None:
         with self._index.lock:
             slots, found = self._index.find(rows)
@@ -87,7 +95,8 @@ class Priorities:
             self._minima[slot] = mass
 
 
-def _checked(priorities: Sequence[float]) -> Array:
+def checked(priorities: Sequence[float]) -> Array:
+    """Priorities as an array; a negative one or NaN is a TypeError that names it."""
     values = np.array([float(priority) for priority in priorities], np.float64)
     if not (values >= 0).all():
         raise TypeError(f'priorities must be numbers >= 0, got {values[~(values >= 0)][0]}')

@@ -13,7 +13,7 @@ from easydict import EasyDict
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.batches import TrainBatch
-from ding_store.buffer.priorities import Priorities
+from ding_store.buffer.priorities import Priorities, checked
 from ding_store.buffer.samplers import not_enough
 from ding_store.buffer.store_buffer import Batch, StoreBuffer
 from ding_store.errors import ConfigError, NotEnoughData
@@ -184,11 +184,13 @@ class StoreBufferWrapper:
         if self._priorities is None or not any(isinstance(each, dict) and 'priority' in each for each in elements):
             return elements, None
         priorities = [each.get('priority') for each in elements]
+        # Before anything is pushed.
+        checked([priority for priority in priorities if priority is not None])
         return [{k: v for k, v in each.items() if k != 'priority'} for each in elements], priorities
 
     def _sample(self, size: int, sample_range: Optional[slice], replace: bool) -> Tuple[Any, Array]:
         count = self.count()
-        if not replace and count < size * self._min_ratio:
+        if count < (1 if replace else size * self._min_ratio):
             raise not_enough(size, count)
         if self.buffer.schema is None:
             return self._sample_objects(size, sample_range, replace)

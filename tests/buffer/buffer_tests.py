@@ -209,6 +209,7 @@ class BufferTests:
             {'indices': ['0'], 'groupby': 'group'},
             {'size': 1, 'unroll_len': 2},
             {'size': 1, 'sample_range': 3},
+            {'size': 1, 'sample_range': slice(0, 5, 0)},
         ],
     )
     def test_misuse_is_no_shortage(self, arguments: dict) -> None:

@@ -91,6 +91,7 @@ def test_shortage_range_and_replace() -> None:
     buffer = filled(10)
     assert buffer.sample(11, 0) is None
     assert make().sample(1, 0) is None
+    assert make(priority=True).sample(1, 0, replace=True) is None
     assert len(buffer.sample(30, 0, replace=True)) == 30
     assert set(buffer.sample(3, 0, sample_range=slice(-3, None)).reward.tolist()) == {7.0, 8.0, 9.0}
     assert buffer.sample(0, 0) == []
@@ -150,11 +151,20 @@ def test_initial_priorities_come_with_the_elements() -> None:
     assert rewards.count(3.0) > 15
 
 
+def test_rows_of_priority_zero_are_drawn() -> None:
+    buffer = make(priority=True)
+    buffer.push([{**element(i), 'priority': 0.0} for i in range(5)], 0)
+    assert set(buffer.sample(200, 0, replace=True).reward.tolist()) == {0.0, 1.0, 2.0, 3.0, 4.0}
+
+
 @pytest.mark.parametrize('bad', [-1.0, float('nan')])
 def test_bad_priorities(bad: float) -> None:
     buffer = filled(priority=True)
     with pytest.raises(TypeError, match='priorities must be numbers >= 0'):
         buffer.update({'priority': [1.0, bad], 'replay_unique_id': [1, 2]})
+    with pytest.raises(TypeError, match='priorities must be numbers >= 0'):
+        buffer.push([element(1), {**element(2), 'priority': bad}], 0)
+    assert buffer.push_count == 50
 
 
 def test_priorities_when_rows_come_and_go() -> None:
