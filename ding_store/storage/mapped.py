@@ -1,0 +1,216 @@
+"""Files that processes share by mapping them: made whole or not at all, owned by a process, two words at a time.
+
+Numbers in such a file are *words*: 64 bits, each in a cache line of its own, written by one process and read by many.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import platform
+import struct
+import uuid
+import weakref
+from contextlib import contextmanager
+from typing import Any, Iterator, Optional, Type
+
+from ding_store.errors import CorruptPayload, NotEnoughSpace
+
+PAGE = 4096
+ALIGN = 64
+
+# x86-64 shows a process's plain stores to all others in program order, and loads in program order, too; string moves
+# and glibc's non-temporal copies end with a fence. Other machines may reorder both, and Python has no fences.
+_KEEPS_ORDER = platform.machine() in ('x86_64', 'AMD64')
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
+
+
+def aligned(size: int, to: int = ALIGN) -> int:
+    return -(-size // to) * to
+
+
+class Claim:
+    """
+    Overview:
+        A file descriptor that locks something for as long as this process lives. A forked child must not keep it up:
+        its copy is closed, which leaves the parent's lock alone.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        _CLAIMS.add(self)
+
+    def close(self) -> None:
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+# The process's own, as its descriptors are: what fork copies can only be found here.
+_CLAIMS: weakref.WeakSet[Claim] = weakref.WeakSet()
+
+
+def _drop_inherited() -> None:
+    for claim in list(_CLAIMS):
+        claim.close()
+
+
+os.register_at_fork(after_in_child=_drop_inherited)
+
+
+def claim(path: str, shared: bool = False, wait: bool = False) -> Optional[Claim]:
+    """
+    Overview:
+        Lock a whole file (``flock``). Opened anew for it: the descriptor inside a mapping would carry the lock into
+        forked children.
+    Returns:
+        - claim (:obj:`Optional[Claim]`): None when another holds it and we do not wait.
+    """
+    held = Claim(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    try:
+        fcntl.flock(held.descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        held.close()
+        return None
+    return held
+
+
+def is_claimed(path: str) -> bool:
+    """Whether a living process holds this file. One that is gone is held by nobody."""
+    try:
+        held = claim(path, shared=True)
+    except FileNotFoundError:
+        return False
+    if held is None:
+        return True
+    held.close()
+    return False
+
+
+@contextmanager
+def created(path: str, num_bytes: int) -> Iterator[tuple[mmap.mmap, Claim]]:
+    """
+    Overview:
+        Make a file of ``num_bytes`` zeros, mapped and claimed; it appears at ``path`` when the block ends well. All its
+        space is taken now: writing to a page that the disk has no room for would be a SIGBUS.
+    Raises:
+        - NotEnoughSpace: There is no room for it.
+    """
+    temporary = f'{path}.{uuid.uuid4().hex[:8]}.new'
+    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    held: Optional[Claim] = None
+    try:
+        try:
+            held = claim(temporary)
+            allocate(descriptor, 0, num_bytes, path)
+            mapping = mmap.mmap(descriptor, num_bytes)
+        finally:
+            os.close(descriptor)
+        assert held is not None
+        yield mapping, held
+        os.rename(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        if held is not None:
+            held.close()
+        raise
+
+
+def allocate(descriptor: int, offset: int, num_bytes: int, path: str) -> None:
+    try:
+        os.posix_fallocate(descriptor, offset, num_bytes)
+    except OSError as e:
+        if e.errno not in _NO_SPACE:
+            raise
+        free = os.fstatvfs(descriptor)
+        raise NotEnoughSpace(
+            errno.ENOSPC,
+            f'{num_bytes} bytes for {path!r} are not there: {free.f_bavail * free.f_frsize} are free; '
+            'lower host_cache_bytes, or set host_cache_dir to another directory',
+        ) from e
+
+
+def map_read_only(path: str, magic: bytes) -> mmap.mmap:
+    """
+    Raises:
+        - FileNotFoundError: It is gone. CorruptPayload: It is no such file.
+    """
+    with open(path, 'rb') as file:
+        mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    if mapping[: len(magic)] != magic:
+        raise CorruptPayload(f'{path!r} begins with {mapping[: len(magic)]!r} where {magic!r} is expected')
+    return mapping
+
+
+class Words:
+    """
+    Overview:
+        The words of a mapped file, by their place in cache lines of 64 bytes. ``with words.in_order():`` around every
+        access where the order against payload bytes matters.
+    """
+
+    def __init__(self, mapping: mmap.mmap, path: str) -> None:
+        # Native items: stored and loaded with one instruction, where struct.pack_into('<Q') goes byte by byte.
+        self._words = memoryview(mapping)[:PAGE].cast('Q')
+        self._lock = None if _KEEPS_ORDER else Claim(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def __getitem__(self, line: int) -> int:
+        return self._words[line * 8]
+
+    def __setitem__(self, line: int, word: int) -> None:
+        with self.in_order():
+            self._words[line * 8] = word
+
+    def load(self, line: int) -> int:
+        with self.in_order():
+            return self._words[line * 8]
+
+    def in_order(self) -> Ordered:
+        return Ordered(self._lock)
+
+    def release(self) -> None:
+        self._words.release()
+
+
+class Ordered:
+    """
+    Overview:
+        Nothing on x86-64. Elsewhere an open-file lock on one byte behind any file's end: taking and releasing it are
+        barriers in the kernel, so that what was stored before is seen by whoever takes it after.
+    """
+
+    def __init__(self, lock: Optional[Claim]) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        if self._lock is not None:
+            range_lock(self._lock.descriptor, fcntl.F_RDLCK, _BARRIER_BYTE)
+
+    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Any) -> None:
+        if self._lock is not None:
+            range_lock(self._lock.descriptor, fcntl.F_UNLCK, _BARRIER_BYTE)
+
+
+_BARRIER_BYTE = 1 << 60
+
+
+def range_lock(descriptor: int, kind: int, byte: int) -> bool:
+    """
+    Overview:
+        Lock, or unlock, one byte of a file for this *open* file: unlike plain record locks such a lock is not lost when
+        another descriptor of the same file is closed. It goes with the process that holds it.
+    Returns:
+        - done (:obj:`bool`): False when another holds it.
+    """
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack('hhqqi', kind, os.SEEK_SET, byte, 1, 0))
+    except OSError as e:
+        if e.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        raise
+    return True
