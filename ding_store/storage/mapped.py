@@ -1,6 +1,6 @@
 """Files that processes share by mapping them: made whole or not at all, owned by a process, two words at a time.
 
-Numbers in such a file are *words*: 64 bits, each in a cache line of its own, written by one process and read by many.
+Numbers in such a file are *words* of 64 bits, written by one process and read by many.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import struct
 import uuid
 import weakref
 from contextlib import contextmanager
-from typing import Any, Iterator, Optional, Type
+from typing import Iterator, Optional
 
 from ding_store.errors import CorruptPayload, NotEnoughSpace
 
@@ -80,6 +80,11 @@ def claim(path: str, shared: bool = False, wait: bool = False) -> Optional[Claim
     return held
 
 
+def reopened(descriptor: int) -> Claim:
+    """The same file, also when its name is gone, opened anew: with locks of its own."""
+    return Claim(os.open(f'/proc/self/fd/{descriptor}', os.O_RDONLY | os.O_CLOEXEC))
+
+
 def is_claimed(path: str) -> bool:
     """Whether a living process holds this file. One that is gone is held by nobody."""
     try:
@@ -135,13 +140,14 @@ def allocate(descriptor: int, offset: int, num_bytes: int, path: str) -> None:
         ) from e
 
 
-def map_read_only(path: str, magic: bytes) -> mmap.mmap:
+def map_read_only(descriptor: int, magic: bytes, path: str) -> mmap.mmap:
     """
     Raises:
-        - FileNotFoundError: It is gone. CorruptPayload: It is no such file.
+        - CorruptPayload: It is no such file.
     """
-    with open(path, 'rb') as file:
-        mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    if os.fstat(descriptor).st_size < PAGE:
+        raise CorruptPayload(f'{path!r} is too short for one of our files')
+    mapping = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
     if mapping[: len(magic)] != magic:
         raise CorruptPayload(f'{path!r} begins with {mapping[: len(magic)]!r} where {magic!r} is expected')
     return mapping
@@ -150,8 +156,8 @@ def map_read_only(path: str, magic: bytes) -> mmap.mmap:
 class Words:
     """
     Overview:
-        The words of a mapped file, by their place in cache lines of 64 bytes. ``with words.in_order():`` around every
-        access where the order against payload bytes matters.
+        The words of a mapped file's first page, by number: byte ``8 * number``. Words that change at different moments
+        belong in different cache lines, 8 words each.
     """
 
     def __init__(self, mapping: mmap.mmap, path: str) -> None:
@@ -159,41 +165,32 @@ class Words:
         self._words = memoryview(mapping)[:PAGE].cast('Q')
         self._lock = None if _KEEPS_ORDER else Claim(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
-    def __getitem__(self, line: int) -> int:
-        return self._words[line * 8]
+    def __getitem__(self, number: int) -> int:
+        if self._lock is None:
+            return self._words[number]
+        with ordered(self._lock):
+            return self._words[number]
 
-    def __setitem__(self, line: int, word: int) -> None:
-        with self.in_order():
-            self._words[line * 8] = word
-
-    def load(self, line: int) -> int:
-        with self.in_order():
-            return self._words[line * 8]
-
-    def in_order(self) -> Ordered:
-        return Ordered(self._lock)
-
-    def release(self) -> None:
-        self._words.release()
+    def __setitem__(self, number: int, word: int) -> None:
+        if self._lock is None:
+            self._words[number] = word
+            return
+        with ordered(self._lock):
+            self._words[number] = word
 
 
-class Ordered:
+@contextmanager
+def ordered(lock: Claim) -> Iterator[None]:
     """
     Overview:
-        Nothing on x86-64. Elsewhere an open-file lock on one byte behind any file's end: taking and releasing it are
-        barriers in the kernel, so that what was stored before is seen by whoever takes it after.
+        For machines that are not x86-64: a lock on one byte behind any file's end. Taking and releasing it are barriers
+        in the kernel, so that what was stored before is seen by whoever takes it after.
     """
-
-    def __init__(self, lock: Optional[Claim]) -> None:
-        self._lock = lock
-
-    def __enter__(self) -> None:
-        if self._lock is not None:
-            range_lock(self._lock.descriptor, fcntl.F_RDLCK, _BARRIER_BYTE)
-
-    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Any) -> None:
-        if self._lock is not None:
-            range_lock(self._lock.descriptor, fcntl.F_UNLCK, _BARRIER_BYTE)
+    range_lock(lock.descriptor, fcntl.F_RDLCK, _BARRIER_BYTE)
+    try:
+        yield
+    finally:
+        range_lock(lock.descriptor, fcntl.F_UNLCK, _BARRIER_BYTE)
 
 
 _BARRIER_BYTE = 1 << 60

@@ -31,7 +31,7 @@ from ding_store.errors import ConfigError, CorruptPayload
 from .mapped import ALIGN, PAGE, Words, aligned, created, map_read_only
 
 MAGIC = b'DSRING\x00\x01'
-RESERVED, COMMITTED = 1, 2  # lines of Words
+RESERVED, COMMITTED = 8, 16  # words
 _NOTE_AT = 192
 _MAX_NOTE = PAGE - _NOTE_AT - 8
 
@@ -142,7 +142,8 @@ class RingReader:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        mapping = map_read_only(path, MAGIC)
+        with open(path, 'rb') as file:
+            mapping = map_read_only(file.fileno(), MAGIC, path)
         self.ring_bytes: int = struct.unpack_from('<Q', mapping, 8)[0]
         if PAGE + self.ring_bytes != len(mapping):
             raise CorruptPayload(f'{path!r} is a ring of {self.ring_bytes} bytes in a file of {len(mapping)}')
@@ -151,7 +152,7 @@ class RingReader:
 
     @property
     def committed(self) -> int:
-        return self._words.load(COMMITTED)
+        return self._words[COMMITTED]
 
     def view(self, start: int, length: int) -> memoryview:
         """
@@ -167,7 +168,7 @@ class RingReader:
 
     def is_valid(self, start: int) -> bool:
         """Whether what was read so far of the region at ``start`` is what had been committed there."""
-        return self._words.load(RESERVED) - start <= self.ring_bytes
+        return self._words[RESERVED] - start <= self.ring_bytes
 
 
 def read_note(path: str) -> Dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from processes import child
 
 from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace
 from ding_store.storage.mapped import ALIGN, PAGE, is_claimed
@@ -108,22 +109,6 @@ def test_no_interleaving_is_believed_wrongly(tmp_path):
 def test_one_word_is_believed_wrongly(tmp_path):
     with pytest.raises(AssertionError):
         run_interleaved(tmp_path, OneWord, max_examples=2000, database=None, phases=[Phase.generate])
-
-
-@contextlib.contextmanager
-def child(work):
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work()
-        finally:
-            os._exit(0)
-    try:
-        yield pid
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
 
 
 LENGTH, NUM = 256 << 10, 4  # regions that fill the ring exactly: their starts and contents follow from their number
