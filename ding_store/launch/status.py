@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from dataclasses import asdict
 from typing import Any, Dict, Optional
 
 from ding_store.config import StoreConfig
+from ding_store.errors import ConfigError
 from ding_store.launch.progress import Figures
 from ding_store.middleware.members import Members
 from ding_store.middleware.session import FINISH, Session
 from ding_store.storage.base import Store
+from ding_store.storage.embedded import running
 
 RATE_S = 1.0
 
 
 def show_status(config: StoreConfig, as_json: bool, every_s: Optional[float]) -> int:
+    check_running(config)
     with Session(config).store as store:
         while True:
             status = read_status(store, RATE_S)
@@ -26,6 +30,23 @@ def show_status(config: StoreConfig, as_json: bool, every_s: Optional[float]) ->
             if not every_s:
                 return 0
             time.sleep(every_s)
+
+
+def check_running(config: StoreConfig) -> None:
+    """
+    Overview:
+        Looking at an embedded store must not start one.
+    Raises:
+        - ConfigError: No server runs for this run; names those that do.
+    """
+    scheme, _, root = config.url.partition('://')
+    if scheme != 'embedded':
+        return
+    if running(os.path.join(root, config.run or 'default')) is None:
+        names = sorted(os.listdir(root)) if os.path.isdir(root) else []
+        others = [name for name in names if running(os.path.join(root, name)) is not None]
+        hint = f'; running there: {", ".join(others)} (choose with --run)' if others else ''
+        raise ConfigError(f'run {config.run!r} is not running in {root}{hint}')
 
 
 def read_status(store: Store, rate_s: float) -> Dict[str, Any]:

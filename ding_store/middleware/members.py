@@ -77,14 +77,15 @@ class Members:
     def alive(self) -> List[Member]:
         return [m for m in self.by_id.values() if m.state == 'alive']
 
-    def wait_until_left(self, role: Optional[str] = None, silent_s: float = 3.0) -> None:
+    def wait_until_left(self, role: Optional[str] = None, silent_s: float = 3.0, timeout_s: float = 5.0) -> None:
         """
         Overview:
-            Wait until nobody (of a role) is in the run any more. Who has not reported for ``silent_s`` was killed, and
-            is not waited for.
+            Wait until nobody (of a role) is in the run any more, for ``timeout_s`` at most. Who has not reported for
+            ``silent_s`` was killed, and is not waited for.
         """
         silent_since, beats = time.monotonic(), -1
-        while True:
+        deadline = silent_since + timeout_s
+        while time.monotonic() < deadline:
             awaited = [member for member in self.refresh().alive() if role in (None, member.role)]
             if not awaited:
                 return

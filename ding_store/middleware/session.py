@@ -33,12 +33,15 @@ class Session:
     Arguments:
         - config (:obj:`StoreConfig`): The flag's block.
         - finished (:obj:`Callable`): Whether the process was told to finish by other means (``task.finish``).
+        - store (:obj:`Optional[Store]`): An open store, to be closed with the session; by default the config's.
     """
 
-    def __init__(self, config: StoreConfig, finished: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, config: StoreConfig, finished: Callable[[], bool] = lambda: False, store: Optional[Store] = None
+    ) -> None:
         self.config = config
         self._finished_elsewhere = finished
-        self._store: Optional[Store] = None
+        self._store = store
         self._lock = threading.Lock()
         self._thread: Optional[threading.Thread] = None
         self._closing = threading.Event()
@@ -196,17 +199,14 @@ class Session:
 def retire(store: Store, heartbeat_s: float) -> None:
     """
     Overview:
-        Delete all data of a run that ended in order, once its members have left (those that have gone silent do not
-        count). Its name is then free for the next run.
+        Delete all data of a run that ended in order, once its members have left. Its name is then free for the next.
     """
+    wait_until_left(store, heartbeat_s)
+    store.retire(last=(FINISH, RETIRE))
+
+
+def wait_until_left(store: Store, heartbeat_s: float) -> None:
     Members(store).wait_until_left(silent_s=max(3 * heartbeat_s, 2.0))
-    info = store.info()
-    last = (FINISH, RETIRE)
-    for name in [*info.streams, *info.values, *info.counters]:
-        if name not in last:
-            store.delete(name)
-    for name in last:
-        store.delete(name)
 
 
 def clear_ended_run(store: Store, config: StoreConfig) -> None:
@@ -229,7 +229,8 @@ def clear_ended_run(store: Store, config: StoreConfig) -> None:
                 store.delete(FINISH)
                 store.delete(RETIRE)
             else:
-                retire(store, config.heartbeat_s)
+                wait_until_left(store, config.heartbeat_s)
+                store.clear(last=(FINISH, RETIRE))
             return
         store.get(RETIRE, newer_than=1, timeout_s=SLICE_S)
         value = store.get(FINISH)

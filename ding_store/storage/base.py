@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Type
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Type
 
 import numpy as np
 
@@ -203,6 +203,21 @@ class Store(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release connections, threads and files; entries and values stay in the store. May be called twice."""
+
+    def clear(self, last: Sequence[str] = ()) -> None:
+        """Delete everything of this run; names in ``last`` after all others."""
+        info = self.info()
+        names = dict.fromkeys([*info.streams, *info.values, *info.counters])
+        for name in [name for name in names if name not in last] + [name for name in last if name in names]:
+            self.delete(name)
+
+    def retire(self, last: Sequence[str] = ()) -> None:
+        """
+        Overview:
+            The run is over for good: clear it. A server that only serves this run then goes with its last user, without
+            its grace. For the last process of a run to call, right before close().
+        """
+        self.clear(last)
 
     def __enter__(self) -> Store:
         return self

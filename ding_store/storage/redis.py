@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import uuid
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple, TypeVar
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, TypeVar
 from urllib.parse import urlsplit
 
 from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed, VersionConflict
@@ -148,6 +148,13 @@ class RedisStore(Store):
     def info(self) -> StoreInfo:
         self._enter()
         return self._call('info', self._info)
+
+    def retire(self, last: Sequence[str] = ()) -> None:
+        super().retire(last)
+        if self._directory is not None:
+            from .embedded import mark_finished  # Not needed for a server that others run.
+
+            mark_finished(self._directory)
 
     def close(self) -> None:
         was_closed, self._closed = self._closed, True

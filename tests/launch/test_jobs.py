@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from jobs import ROLES, ROOT, TINY, ding_store, job, records, status, table
 
+from ding_store.storage.embedded import running
+
 pytest.importorskip('ding')
 pytest.importorskip('gym')
 pytestmark = pytest.mark.timeout(300)
@@ -22,6 +24,8 @@ def tiny(trace, *arguments):
 
 
 def members(cwd, role, state='alive', run='r'):
+    if running(Path(cwd, '.ding_store', run)) is None:
+        return []
     return [m for m in status(cwd, '--run', run)['members'] if m['role'] == role and m['state'] == state]
 
 
@@ -186,3 +190,35 @@ def test_joining_a_second_learner_is_refused(tmp_path):
         with job(ding_store('join', '--role', 'learner', '--run', 'r', *tiny(tmp_path / 't')), tmp_path, name='j') as j:
             assert j.wait() == 2
         assert 'has a learner already' in j.text
+
+
+@pytest.mark.parametrize('victim', ['server_pid', 'supervisor_pid'])
+def test_death_of_the_embedded_server_is_a_pause(tmp_path, victim):
+    arguments = ['run', '--run', 'r', '--roles', ROLES]
+    with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 1500)), tmp_path) as run:
+        run.wait_for(lambda: members(tmp_path, 'learner'), 'the learner')
+        run.wait_for(lambda: status(tmp_path, '--run', 'r')['figures']['train_iter'] > 100, 'training')
+        os.kill(getattr(running(tmp_path / '.ding_store' / 'r'), victim), signal.SIGKILL)
+        assert run.wait() == 0, run.text
+        balanced(run.text)
+    assert 'lost the connection' in run.text
+
+
+def test_finished_run_leaves_no_server_and_its_name_is_free(tmp_path):
+    for _ in range(2):
+        arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
+        with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 50)), tmp_path) as run:
+            assert run.wait() == 0, run.text
+            assert balanced(run.text)['train iterations'] == 55  # 50 rounded up to whole collects, from 0 again
+    assert running(tmp_path / '.ding_store' / 'r') is None
+
+
+def test_status_of_a_run_that_is_not_there_names_those_that_are(tmp_path):
+    arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
+    with job(ding_store(*arguments, *tiny(tmp_path / 'trace')), tmp_path) as run:
+        run.wait_for(lambda: members(tmp_path, 'collector'), 'a collector')
+        with job(ding_store('status', '--run', 'q'), tmp_path, name='status') as other:
+            assert other.wait() == 2
+        assert "run 'q' is not running" in other.text
+        assert 'running there: r' in other.text
+    assert not Path(tmp_path, '.ding_store', 'q').exists()

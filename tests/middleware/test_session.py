@@ -1,0 +1,164 @@
+"""A run's members, its end, and what the next run of its name finds; on the reference store, in threads."""
+
+import threading
+import time
+
+import pytest
+
+from ding_store.config import StoreConfig
+from ding_store.errors import StoreTimeout
+from ding_store.middleware.members import STREAM_OPTIONS, Members
+from ding_store.middleware.session import FINISH, RETIRE, Session, clear_ended_run
+from ding_store.storage import open_store
+
+pytest.importorskip('ditk')
+
+CONFIG = StoreConfig(enable=True, heartbeat_s=0.05, wait_warn_s=0.2, peer_timeout_s=0.6)
+
+
+@pytest.fixture
+def store():
+    with open_store('memory://', stream_options=STREAM_OPTIONS) as store:
+        yield store
+
+
+@pytest.fixture
+def member(store):
+    """``member('learner')``: a session that has joined the run."""
+    sessions = []
+
+    def make(role, node_id=0, **kwargs):
+        sessions.append(Session(CONFIG, store=store.another(stream_options=STREAM_OPTIONS), **kwargs))
+        sessions[-1].join(role, node_id)
+        return sessions[-1]
+
+    yield make
+    for session in sessions[::-1]:
+        session.close()
+
+
+def within(condition, timeout_s=10.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def die(session):
+    """As kill -9 leaves it: no more reports, and nothing said."""
+    session._closing.set()
+    session._thread.join(5)
+
+
+def test_members_report_their_figures_until_they_leave(store, member):
+    learner, collector = member('learner'), member('collector', 2)
+    collector.figures(rows=8)
+    members = Members(store)
+    within(lambda: members.refresh().total('collector', 'rows') == 8)
+    assert {m.role for m in members.alive()} == {'learner', 'collector'}
+    collector.figures(rows=16)
+    learner.finish('enough')
+    within(lambda: collector.finished)
+    collector.leave()
+    assert [m.state for m in members.refresh().of('collector')] == ['left']
+    assert members.total('collector', 'rows') == 16
+
+
+def test_finish_reaches_every_member_and_the_first_reason_stays(member):
+    learner, collector = member('learner'), member('collector', 2)
+    heard = []
+    collector.on_finish(heard.append)
+    learner.finish('converged')
+    learner.finish('something else')
+    within(lambda: heard == ['converged'])
+    assert collector.finished
+
+
+def test_a_wait_ends_with_the_run(member):
+    learner, collector = member('learner'), member('collector', 2)
+    begun = threading.Event()
+
+    def never(timeout_s):
+        begun.set()
+        time.sleep(min(timeout_s, 0.01))
+
+    results = []
+    thread = threading.Thread(target=lambda: results.append(collector.wait_for('what never comes', never)))
+    thread.start()
+    assert begun.wait(5)
+    learner.finish('done')
+    thread.join(5)
+    assert results == [None]
+
+
+def test_a_wait_ends_with_the_task(member):
+    flag = threading.Event()
+    collector = member('collector', 2, finished=flag.is_set)
+    flag.set()
+    assert collector.wait_for('anything', lambda timeout_s: pytest.fail('not asked any more')) is None
+
+
+def test_a_dead_learner_is_waited_for_and_then_named(member):
+    learner, collector = member('learner'), member('collector', 2)
+    die(learner)
+    begin = time.monotonic()
+    with pytest.raises(StoreTimeout, match=r'learner \(node 0, pid \d+ on .*is silent and was not started again'):
+        collector.wait_for('chunks', lambda timeout_s: time.sleep(0.02), 'learner')
+    assert time.monotonic() - begin >= CONFIG.peer_timeout_s
+
+
+def test_a_learner_that_comes_back_ends_the_countdown(member):
+    learner, collector = member('learner'), member('collector', 2)
+    die(learner)
+    again = []
+
+    def attempt(timeout_s):
+        time.sleep(0.02)
+        if not again:
+            again.append(member('learner'))
+        return True if time.monotonic() - begin > 2 * CONFIG.peer_timeout_s else None
+
+    begin = time.monotonic()
+    assert collector.wait_for('chunks', attempt, 'learner') is True
+
+
+def test_leaving_learner_ends_the_run_as_failed(store, member):
+    member('learner').leave()
+    value = store.get(FINISH)
+    assert value.header['failed'] is True
+    assert 'learner' in value.header['reason']
+
+
+def test_learner_retires_a_run_that_ended_in_order(store, member):
+    learner, collector = member('learner'), member('collector', 2)
+    store.append('experience', {}, {})
+    store.put('weights/main', {}, {})
+    store.add('collectors', 1)
+    learner.finish('converged')
+    within(lambda: collector.finished)
+    collector.close()
+    learner.close()
+    info = store.info()
+    assert (info.streams, info.values, info.counters) == ({}, {}, {})
+
+
+def test_next_run_clears_what_ended_in_order_and_keeps_what_failed(store):
+    for failed in (False, True):
+        store.append('experience', {}, {})
+        store.put(FINISH, {'reason': 'r', 'failed': failed}, {})
+        clear_ended_run(store, CONFIG)
+        assert store.get(FINISH) is None
+        assert store.get(RETIRE) is None
+        assert ('experience' in store.info().streams) is failed
+
+
+def test_many_members_of_the_next_run_clear_it_once(store):
+    store.append('experience', {}, {})
+    store.put(FINISH, {'reason': 'r', 'failed': False}, {})
+    threads = [threading.Thread(target=clear_ended_run, args=(store.another(), CONFIG)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert not [thread for thread in threads if thread.is_alive()]
+    assert store.info().streams == {}
