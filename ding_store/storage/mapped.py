@@ -88,7 +88,7 @@ def reopened(descriptor: int) -> Claim:
 def is_claimed(path: str) -> bool:
     """Whether a living process holds this file. One that is gone is held by nobody."""
     try:
-        held = claim(path, shared=True)
+        held = claim(path)
     except FileNotFoundError:
         return False
     if held is None:

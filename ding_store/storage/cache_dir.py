@@ -1,0 +1,285 @@
+"""The host cache: this host's directory of mmap files, shared by the processes of one user, bounded, and cleaned up.
+
+<root>/lock             held while files are made or reclaimed
+<root>/marker           a random word; with its device, its inode and the boot it says which host this is
+<root>/runs/<run>/      0700
+    members             held (shared) by every process that uses the run here
+    <hex>.ring          held by its writer; whose it is stands inside
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import stat
+import tempfile
+import uuid
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional
+
+from ding_store.errors import ConfigError, NotEnoughSpace
+
+from .mapped import Claim, claim, is_claimed
+from .ring import RingWriter, read_note
+
+logger = logging.getLogger(__name__)
+
+#: Memory is taken where it has this much; containers often have 64 MB of /dev/shm.
+_ENOUGH = 1 << 30
+#: By default the cache takes half of what is free when a store is opened, and no more than this.
+_MAX_BYTES = 8 << 30
+
+
+class Found(NamedTuple):
+    """A file of the cache whose process is gone, and what it says about itself."""
+
+    path: str
+    note: Dict[str, Any]
+
+
+class CacheDir:
+    """
+    Overview:
+        One process's use of the host cache for one run. ``host`` identifies the directory as seen from here: processes
+        with equal ones can map each other's files. Two containers with a /dev/shm each are two hosts.
+    Arguments:
+        - root (:obj:`str`): Made if it is not there; must be ours alone.
+        - max_bytes (:obj:`Optional[int]`): What the files of all runs may take together.
+    Raises:
+        - ConfigError: The directory belongs to somebody else, or others may write to it.
+        - OSError: It cannot be made or written.
+    """
+
+    def __init__(self, root: str, run: str, max_bytes: Optional[int] = None) -> None:
+        self.root = root
+        self.max_bytes = min(_free(os.path.dirname(root)) // 2, _MAX_BYTES) if max_bytes is None else max_bytes
+        self._run = os.path.join(root, 'runs', run)
+        _make_private(root)
+        with self._locked():
+            self.host = _identity(os.path.join(root, 'marker'))
+            for directory in (os.path.dirname(self._run), self._run):
+                _make_private(directory)
+            members = os.path.join(self._run, 'members')
+            os.close(os.open(members, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            self._claim: Optional[Claim] = claim(members, shared=True)
+
+    def path_of(self, name: str) -> str:
+        return os.path.join(self._run, f'{name}.ring')
+
+    def create_ring(self, num_bytes: int, note: Dict[str, Any]) -> RingWriter:
+        """
+        Overview:
+            A new ring; for its sake, files that nobody will ever ask for again are removed.
+        Raises:
+            - NotEnoughSpace: The cache would be larger than ``max_bytes``, or there is no room on the file system.
+            - OSError: The directory is gone, or may not be written.
+        """
+        with self._locked():
+            if self.used_bytes() + num_bytes > self.max_bytes:
+                self._remove_abandoned()
+            used = self.used_bytes()
+            if used + num_bytes > self.max_bytes:
+                raise NotEnoughSpace(
+                    errno.ENOSPC,
+                    f'{num_bytes} bytes more would be over host_cache_bytes ({self.max_bytes}): '
+                    f'{used} are in use in {self.root!r}',
+                )
+            path = self.path_of(uuid.uuid4().hex)
+            try:
+                return RingWriter(path, num_bytes, note)
+            except NotEnoughSpace:
+                if not self._remove_abandoned():
+                    raise
+                return RingWriter(path, num_bytes, note)
+
+    def used_bytes(self) -> int:
+        """What the files of all runs take."""
+        return sum(_size(path) for path in _files(self.root))
+
+    def orphans(self) -> List[Found]:
+        """Files of this run whose writers are gone."""
+        with self._locked():
+            paths = [path for path in _files_of(self._run) if path.endswith('.ring')]
+            return [Found(path, _note(path)) for path in paths if not is_claimed(path)]
+
+    def remove(self, paths: List[str]) -> None:
+        with self._locked():
+            for path in paths:
+                _unlink(path)
+
+    def close(self, is_over: bool = False) -> None:
+        """
+        Overview:
+            Leave. The last one of a run removes its directory if nothing unread is in it, or (``is_over``) in any case.
+        """
+        held, self._claim = self._claim, None
+        if held is None:
+            return
+        held.close()
+        try:
+            with self._locked():
+                if not is_claimed(os.path.join(self._run, 'members')):
+                    _remove_run(self._run, is_over)
+        except OSError as e:
+            logger.info('the host cache in %r was left as it is: %s', self._run, e)
+
+    def _remove_abandoned(self) -> int:
+        return sum(_remove_if_abandoned(run) for run in _runs(self.root))
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with _locked(self.root):
+            yield
+
+
+def open_cache_dir(run: str, directory: Optional[str] = None, max_bytes: Optional[int] = None) -> CacheDir:
+    """
+    Overview:
+        The host cache of a run, where this host's other processes of the run have it. Without a ``directory`` that is
+        in /dev/shm if that has room, else in the temporary directory with the most free space.
+    Raises:
+        - ConfigError, OSError: It cannot be had in ``directory``, or nowhere.
+    """
+    if directory is not None:
+        os.makedirs(directory, exist_ok=True)
+        return CacheDir(_root(os.path.abspath(directory)), run, max_bytes)
+    reasons = []
+    for candidate in _candidates(run):
+        try:
+            return CacheDir(_root(candidate), run, max_bytes)
+        except (OSError, ConfigError) as e:
+            reasons.append(str(e))
+    raise NotEnoughSpace(errno.ENOSPC, f'no directory for the host cache: {"; ".join(reasons)}; set host_cache_dir')
+
+
+def collect_garbage(directory: Optional[str] = None) -> int:
+    """
+    Overview:
+        Remove the files of all runs that no living process of this host takes part in: also what a run that is resumed
+        later would still have read from them.
+    Returns:
+        - num_bytes (:obj:`int`): What was freed.
+    """
+    directories = [os.path.abspath(directory)] if directory else _directories()
+    freed = 0
+    for root in map(_root, directories):
+        if os.path.isdir(root):
+            with _locked(root):
+                freed += sum(_remove_if_abandoned(run) for run in _runs(root))
+    return freed
+
+
+def _root(directory: str) -> str:
+    return os.path.join(directory, f'ding-store-cache-{os.geteuid()}')
+
+
+def _directories() -> List[str]:
+    return [d for d in dict.fromkeys(('/dev/shm', tempfile.gettempdir(), '/var/tmp')) if os.path.isdir(d)]
+
+
+def _candidates(run: str) -> List[str]:
+    """Directories, best first: where the run is already, where memory has room, then by free space."""
+
+    def rank(directory: str) -> Any:
+        is_there = os.path.isdir(os.path.join(_root(directory), 'runs', run))
+        is_memory = directory == '/dev/shm' and _free(directory) >= _ENOUGH
+        return not is_there, not is_memory, -_free(directory)
+
+    return sorted((d for d in _directories() if os.access(d, os.W_OK)), key=rank)
+
+
+def _free(directory: str) -> int:
+    status = os.statvfs(directory)
+    return status.f_bavail * status.f_frsize
+
+
+def _make_private(root: str) -> None:
+    try:
+        os.mkdir(root, 0o700)
+    except FileExistsError:
+        pass
+    status = os.lstat(root)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise ConfigError(f'{root!r} must be a directory of user {os.geteuid()} with mode 0700: remove it')
+
+
+@contextmanager
+def _locked(root: str) -> Iterator[None]:
+    path = os.path.join(root, 'lock')
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    held = claim(path, wait=True)
+    assert held is not None
+    try:
+        yield
+    finally:
+        held.close()
+
+
+def _identity(marker: str) -> str:
+    try:
+        descriptor = os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        pass
+    else:
+        with os.fdopen(descriptor, 'w') as file:
+            file.write(uuid.uuid4().hex)
+    with open(marker) as file:
+        word, status = file.read(), os.fstat(file.fileno())
+    with open('/proc/sys/kernel/random/boot_id') as file:
+        boot = file.read().strip()
+    return f'{boot}-{status.st_dev}-{status.st_ino}-{word}'
+
+
+def _runs(root: str) -> List[str]:
+    directory = os.path.join(root, 'runs')
+    return [os.path.join(directory, run) for run in os.listdir(directory)] if os.path.isdir(directory) else []
+
+
+def _files_of(run: str) -> List[str]:
+    names = os.listdir(run) if os.path.isdir(run) else []
+    return [os.path.join(run, name) for name in names if name != 'members']
+
+
+def _files(root: str) -> Iterator[str]:
+    for run in _runs(root):
+        yield from _files_of(run)
+
+
+def _remove_if_abandoned(run: str) -> int:
+    """Bytes freed. What a process made and had not yet named when it died is removed in any case."""
+    is_alive = is_claimed(os.path.join(run, 'members'))
+    dead = [path for path in _files_of(run) if (not is_alive or path.endswith('.new')) and not is_claimed(path)]
+    freed = sum(_size(path) for path in dead)
+    for path in dead:
+        _unlink(path)
+    if not is_alive:
+        _remove_run(run, is_over=False)
+    return freed
+
+
+def _remove_run(run: str, is_over: bool) -> None:
+    if is_over or not _files_of(run):
+        shutil.rmtree(run, ignore_errors=True)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def _note(path: str) -> Dict[str, Any]:
+    try:
+        return read_note(path)
+    except OSError:
+        return {}

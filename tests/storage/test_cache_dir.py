@@ -1,0 +1,176 @@
+"""The host cache's directory: private, bounded, the same for all processes of a host, cleaned up by the living."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from processes import child
+
+from ding_store.errors import ConfigError, NotEnoughSpace
+from ding_store.storage import cache_dir
+from ding_store.storage.cache_dir import collect_garbage, open_cache_dir
+from ding_store.storage.mapped import PAGE, is_claimed
+from ding_store.storage.ring import RingReader
+
+WAIT_S = 20.0
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Open the cache in tmp_path; all are closed in the end."""
+    caches = []
+
+    def open_one(run='run', **options):
+        caches.append(open_cache_dir(run, str(tmp_path), **options))
+        return caches[-1]
+
+    yield open_one
+    for cache in caches:
+        cache.close(is_over=True)
+
+
+def die_with_a_ring(tmp_path, run, num_bytes=PAGE):
+    """A process makes a ring and is killed."""
+    reading, writing = os.pipe()
+
+    def work():
+        cache = open_cache_dir(run, str(tmp_path))
+        ring = cache.create_ring(num_bytes, {'writer': 'w'})
+        os.write(writing, ring.path.encode())
+        time.sleep(WAIT_S)
+        cache.close()
+
+    with child(work) as pid:
+        path = os.read(reading, 4096).decode()
+        assert is_claimed(path)
+        os.kill(pid, signal.SIGKILL)
+    os.close(reading)
+    os.close(writing)
+    return path
+
+
+def test_everything_is_private(tmp_path, opened):
+    ring = opened().create_ring(PAGE, {})
+    for directory, _, files in os.walk(opened().root):
+        assert os.stat(directory).st_mode & 0o777 == 0o700
+        for file in files:
+            assert os.stat(os.path.join(directory, file)).st_mode & 0o777 == 0o600
+    assert ring.path.startswith(str(tmp_path))
+
+
+def test_all_processes_of_a_host_agree(tmp_path, opened):
+    code = 'import sys\nfrom ding_store.storage.cache_dir import open_cache_dir\n'
+    code += 'print(open_cache_dir("run", sys.argv[1]).host)'
+    host = subprocess.check_output([sys.executable, '-c', code, str(tmp_path)], text=True).strip()
+    assert host == opened().host == opened('other').host
+    # The same path in another container is another directory: a marker of its own.
+    os.unlink(os.path.join(opened().root, 'marker'))
+    assert opened().host != host
+
+
+def test_files_of_one_process_are_found_by_others(opened):
+    ring = opened().create_ring(PAGE, {})
+    region = ring.reserve(4)
+    region.buffer[:] = b'abcd'
+    ring.commit(region)
+    name = os.path.basename(ring.path).split('.')[0]
+    assert bytes(RingReader(opened().path_of(name)).view(0, 4)) == b'abcd'
+
+
+def test_the_dead_are_found_by_the_living(tmp_path, opened):
+    cache = opened()
+    path = die_with_a_ring(tmp_path, 'run')
+    mine = cache.create_ring(PAGE, {})
+    (found,) = cache.orphans()
+    assert found == (path, {'writer': 'w'})
+    cache.remove([path])
+    assert cache.orphans() == []
+    assert os.path.exists(mine.path)
+
+
+def test_the_cache_is_bounded_and_the_dead_make_room(tmp_path, opened):
+    dead = die_with_a_ring(tmp_path, 'gone', 8 * PAGE)
+    unread = die_with_a_ring(tmp_path, 'run', PAGE)
+    cache = opened(max_bytes=16 * PAGE)
+    cache.create_ring(4 * PAGE, {})
+    assert os.path.exists(dead)  # There was room: whoever resumes that run may want it.
+    cache.create_ring(4 * PAGE, {})
+    assert not os.path.exists(dead)
+    assert os.path.exists(unread)  # Of a run that is alive: only its own members know what was read.
+    with pytest.raises(NotEnoughSpace, match='host_cache_bytes'):
+        cache.create_ring(16 * PAGE, {})
+    assert cache.used_bytes() <= 16 * PAGE
+
+
+def test_half_made_files_of_the_dead_are_removed(tmp_path, opened):
+    cache = opened(max_bytes=8 * PAGE)
+    new = cache.path_of('x') + '.abc.new'
+    with open(new, 'wb') as file:
+        file.write(bytes(7 * PAGE))
+    cache.create_ring(2 * PAGE, {})
+    assert not os.path.exists(new)
+
+
+def test_garbage_is_collected_of_runs_that_nobody_is_in(tmp_path, opened):
+    paths = [die_with_a_ring(tmp_path, run) for run in ('gone', 'run')]
+    opened('run')
+    assert collect_garbage(str(tmp_path)) == 2 * PAGE
+    assert [os.path.exists(path) for path in paths] == [False, True]
+    assert collect_garbage(str(tmp_path / 'nowhere')) == 0
+
+
+def test_the_last_one_removes_the_run(tmp_path):
+    first, second = (open_cache_dir('run', str(tmp_path)) for _ in range(2))
+    directory = os.path.dirname(first.path_of('x'))
+    first.close()
+    first.close()
+    assert os.path.isdir(directory)
+    second.close()
+    assert not os.path.exists(directory)
+    path = die_with_a_ring(tmp_path, 'run')
+    open_cache_dir('run', str(tmp_path)).close()
+    assert os.path.exists(path)  # Unread, perhaps.
+    open_cache_dir('run', str(tmp_path)).close(is_over=True)
+    assert not os.path.exists(path)
+
+
+def test_a_directory_of_others_is_refused(tmp_path):
+    root = open_cache_dir('run', str(tmp_path)).root
+    os.chmod(root, 0o755)
+    with pytest.raises(ConfigError, match='0700'):
+        open_cache_dir('run', str(tmp_path))
+    (tmp_path / 'x').mkdir()
+    os.symlink('/tmp', tmp_path / 'x' / os.path.basename(root))
+    with pytest.raises(ConfigError, match='0700'):
+        open_cache_dir('run', str(tmp_path / 'x'))
+
+
+def test_the_directory_is_chosen_by_room(monkeypatch, tmp_path):
+    free = {'/dev/shm': 64 << 20, '/a': 5 << 30, '/b': 9 << 30}
+    monkeypatch.setattr(cache_dir, '_directories', lambda: list(free))
+    monkeypatch.setattr(cache_dir, '_free', free.__getitem__)
+    monkeypatch.setattr(os, 'access', lambda *_: True)
+    assert cache_dir._candidates('run') == ['/b', '/a', '/dev/shm']
+    free['/dev/shm'] = 2 << 30
+    assert cache_dir._candidates('run') == ['/dev/shm', '/b', '/a']
+    # Wherever the run is already, whatever is free by now.
+    monkeypatch.setattr(os.path, 'isdir', lambda path: path.startswith('/a/'))
+    assert cache_dir._candidates('run')[0] == '/a'
+
+
+def test_a_directory_that_vanished(opened):
+    cache = opened()
+    os.rename(cache.root, cache.root + '-gone')
+    with pytest.raises(FileNotFoundError):
+        cache.create_ring(PAGE, {})
+    cache.close()
+    assert not os.path.exists(cache.root)
+
+
+def test_nowhere_to_go(monkeypatch):
+    monkeypatch.setattr(cache_dir, '_directories', lambda: ['/proc'])
+    with pytest.raises(NotEnoughSpace, match='host_cache_dir'):
+        open_cache_dir('run')
