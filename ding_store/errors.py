@@ -11,6 +11,7 @@ StoreError
 ├── VersionConflict                        a value was not at the version that the writer expected
 ├── CorruptPayload                         bytes that are not what was written
 ├── SchemaMismatch         (TypeError)     an element differs from the schema of its stream or table
+├── PriorityError          (TypeError)     priorities that no sampler can use: NaN, negative, infinite, not one per row
 ├── NotEnoughSpace         (OSError)       no room on the disk, in /dev/shm or in memory for what was asked
 ├── RowGone                (KeyError)      a row left the table, or never existed
 └── NotEnoughData          (ValueError)    fewer rows than a sample needs; DI-engine reads ValueError as just that
@@ -58,6 +59,10 @@ class CorruptPayload(StoreError):
 
 
 class SchemaMismatch(StoreError, TypeError):
+    pass
+
+
+class PriorityError(StoreError, TypeError):
     pass
 
 

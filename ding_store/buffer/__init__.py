@@ -1,8 +1,20 @@
 """The replay: rows in memory-mapped columns (Table), DI-engine's buffer over them, and the config type 'store'."""
 
+from ding_store.buffer.prioritized import Prioritized, mixed_priority
+from ding_store.buffer.rank_prioritized import RankPrioritized
 from ding_store.buffer.samplers import Sampler, Uniform
 from ding_store.buffer.store_buffer import Batch, StoreBuffer
 from ding_store.buffer.table import Table
 from ding_store.buffer.wrapper import StoreBufferWrapper
 
-__all__ = ['Batch', 'Sampler', 'StoreBuffer', 'StoreBufferWrapper', 'Table', 'Uniform']
+__all__ = [
+    'Batch',
+    'Prioritized',
+    'RankPrioritized',
+    'Sampler',
+    'StoreBuffer',
+    'StoreBufferWrapper',
+    'Table',
+    'Uniform',
+    'mixed_priority',
+]

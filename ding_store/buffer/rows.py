@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import List, Tuple
+import weakref
+from typing import List, Protocol, Tuple
 
 import numpy as np
 
@@ -13,6 +14,22 @@ from ding_store.buffer.arrays import Array
 EMPTY = -1
 
 _NO_ROWS = np.empty(0, np.int64)
+
+
+class RowListener(Protocol):
+    """Somebody who keeps something per slot. Called with the index locked, after the change."""
+
+    def published(self, slots: Array) -> None:
+        """These slots have new rows."""
+
+    def removed(self, slots: Array) -> None:
+        """The rows of these slots left."""
+
+    def restored(self, slots: Array) -> None:
+        """The rows that left last, from these slots, are back."""
+
+    def cleared(self) -> None:
+        """All rows left."""
 
 
 class RowIndex:
@@ -27,21 +44,37 @@ class RowIndex:
           packed away, which costs O(1) amortised.
     Arguments:
         - capacity (:obj:`int`): The number of slots.
+        - row_of_slot (:obj:`Optional[np.ndarray]`): Where to keep row numbers, with those that live already: EMPTY or
+          distinct numbers below ``next_row``. Every change of a row is one store of 8 bytes to it.
     """
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
+    def __init__(self, capacity: int, row_of_slot: Optional[Array] = None, next_row: int = 0) -> None:
         self.lock = threading.RLock()
-        self.next_row = 0
-        self.count = 0
-        self.row_of_slot = np.full(capacity, EMPTY, np.int64)
+        self.next_row = next_row
+        self._build(np.full(capacity, EMPTY, np.int64) if row_of_slot is None else row_of_slot)
+
+    def _build(self, row_of_slot: Array) -> None:
+        """Everything that follows from which row is in which slot."""
+        self.row_of_slot = row_of_slot
+        self.capacity = capacity = len(row_of_slot)
         slot_type = np.int32 if capacity <= np.iinfo(np.int32).max else np.int64
-        self._slots = np.arange(capacity, dtype=slot_type)
-        self._place = np.arange(capacity, dtype=slot_type)
+        live = np.flatnonzero(row_of_slot != EMPTY)
+        by_age = live[np.argsort(row_of_slot[live])]
+        # Free slots in ascending order: those that were written before come first, and need no more space.
+        self._slots = np.concatenate([by_age, np.flatnonzero(row_of_slot == EMPTY)]).astype(slot_type)
+        self._place = np.empty(capacity, slot_type)
+        self._place[self._slots] = np.arange(capacity, dtype=slot_type)
         log_size = capacity + max(capacity // 2, 64)
         self._log_rows = np.empty(log_size, np.int64)
         self._log_slots = np.empty(log_size, slot_type)
-        self._head = self._tail = 0
+        self.count = self._tail = len(live)
+        self._head = 0
+        self._log_rows[: self.count], self._log_slots[: self.count] = row_of_slot[by_age], by_age
+        self._listeners: List[weakref.ref[RowListener]] = []
+
+    def listen(self, listener: RowListener) -> None:
+        """Tell somebody of all changes from now on, for as long as somebody else holds it."""
+        self._listeners.append(weakref.ref(listener, self._listeners.remove))
 
     @property
     def live_slots(self) -> Array:
@@ -76,6 +109,8 @@ class RowIndex:
         self._tail += num_back
         self.row_of_slot[slots[:num_back]] = evicted
         self.count += num_back
+        for listener in self._listening():
+            listener.restored(slots[:num_back])
 
     def publish(self, slots: Array, skipped: int = 0) -> Array:
         """
@@ -96,25 +131,18 @@ class RowIndex:
         self.next_row += skipped + num_rows
         self.count += num_rows
         self.row_of_slot[slots] = rows
+        for listener in self._listening():
+            listener.published(slots)
         return rows
 
     def remove(self, slots: Array) -> None:
         """Free distinct slots of live rows: the last live slots move into the gaps. O(len(slots))."""
         if len(slots) == 1:
             self._remove_one(int(slots[0]))
-            return
-        self.row_of_slot[slots] = EMPTY
-        remaining = self.count - len(slots)
-        tail = self._slots[remaining : self.count]
-        moved = tail[self.row_of_slot[tail] != EMPTY]
-        places = self._place[slots]
-        gaps = places[np.less(places, remaining)]
-        self._slots[gaps] = moved
-        self._place[moved] = gaps
-        # In the order given: the oldest row's slot is the next to be used, so that slots stay in the order of age.
-        self._slots[remaining : self.count] = slots
-        self._place[slots] = np.arange(remaining, self.count, dtype=self._place.dtype)
-        self.count = remaining
+        else:
+            self._remove_many(slots)
+        for listener in self._listening():
+            listener.removed(slots)
 
     def clear(self) -> None:
         """Free every slot. Row numbers go on growing."""
@@ -122,6 +150,49 @@ class RowIndex:
         self._slots[:] = np.arange(self.capacity, dtype=self._slots.dtype)
         self._place[:] = self._slots
         self.count = self._head = self._tail = 0
+        for listener in self._listening():
+            listener.cleared()
+
+    def oldest(self, num_rows: int) -> Array:
+        """Slots of the oldest live rows, as many as there are up to ``num_rows``; a copy."""
+        return self.slots_by_age()[:num_rows].astype(np.intp)
+
+    def relocations(self, capacity: int) -> Tuple[Array, Array]:
+        """
+        Overview:
+            Before a shrink to ``capacity``, which is at least ``count``: the live slots beyond it, and free slots below
+            it, one for each.
+        """
+        source = np.flatnonzero(self.row_of_slot[capacity:] != EMPTY) + capacity
+        target = np.flatnonzero(self.row_of_slot[:capacity] == EMPTY)[: len(source)]
+        return source, target
+
+    def relocate(self, source: Array, target: Array) -> None:
+        """Rows were copied from slots to free ones: there they live from now on."""
+        # First the new place, then not the old: a crash in between leaves two equal copies, and never none.
+        self.row_of_slot[target] = self.row_of_slot[source]
+        self.row_of_slot[source] = EMPTY
+        self._build(self.row_of_slot)
+
+    def resize(self, row_of_slot: Array) -> None:
+        """Go on with other row numbers by slot, more or fewer, of the same rows."""
+        self._build(row_of_slot)
+
+    def findings(self) -> List[str]:
+        """What is wrong with it; nothing unless memory or this file is."""
+        live = self.live_slots
+        rows = self.row_of_slot[live]
+        by_age = self.row_of_slot[self.slots_by_age()]
+        checks = {
+            f'row numbers are not all in 0 to {self.next_row}': ((rows >= 0) & (rows < self.next_row)).all(),
+            'a row number is in two slots': len(np.unique(rows)) == self.count,
+            'free slots have row numbers': (self.row_of_slot[self._slots[self.count :]] == EMPTY).all(),
+            'slots are no permutation': np.array_equal(np.sort(self._slots), np.arange(self.capacity)),
+            'places are not those of the slots': np.array_equal(self._slots[self._place], np.arange(self.capacity)),
+            'the order of age is not that of row numbers': (by_age[1:] > by_age[:-1]).all()
+            and len(by_age) == len(live),
+        }
+        return [what for what, holds in checks.items() if not holds]
 
     def relabel(self, rows: Array, next_row: int) -> None:
         """Give all live rows other numbers, which must grow with their age; for contents that come from a file."""
@@ -150,6 +221,12 @@ class RowIndex:
             self._pack_log()
         return self._log_slots[self._head : self._tail]
 
+    def _listening(self) -> List[RowListener]:
+        if not self._listeners:
+            return []
+        alive = [reference() for reference in self._listeners]
+        return [listener for listener in alive if listener is not None]
+
     def _find_moved(self, rows: Array, slots: Array, found: Array) -> None:
         if self._head == self._tail:
             return
@@ -160,6 +237,20 @@ class RowIndex:
         candidates = self._log_slots[self._head + places]
         slots[missing] = candidates
         found[missing] = self.row_of_slot[candidates] == wanted
+
+    def _remove_many(self, slots: Array) -> None:
+        self.row_of_slot[slots] = EMPTY
+        remaining = self.count - len(slots)
+        tail = self._slots[remaining : self.count]
+        moved = tail[self.row_of_slot[tail] != EMPTY]
+        places = self._place[slots]
+        gaps = places[np.less(places, remaining)]
+        self._slots[gaps] = moved
+        self._place[moved] = gaps
+        # In the order given: the oldest row's slot is the next to be used, so that slots stay in the order of age.
+        self._slots[remaining : self.count] = slots
+        self._place[slots] = np.arange(remaining, self.count, dtype=self._place.dtype)
+        self.count = remaining
 
     def _remove_one(self, slot: int) -> None:
         # As ``remove``, without the fixed price of a dozen operations on arrays: this is every push to a full table.
