@@ -14,6 +14,8 @@ from ding_store.storage.base import Store
 #: The node ids that DI-engine's examples give their roles by.
 FIRST_IDS = {'learner': 0, 'evaluator': 1, 'collector': 2}
 ROLES = tuple(FIRST_IDS)
+#: Processes that join get ids from here on: those below may be given by ``ditask`` to workers still on their way.
+FIRST_JOINED_ID = 100
 
 
 def activate(node_id: int, listen_to: str, attach_to: Sequence[str], num_workers: int) -> None:
@@ -67,7 +69,7 @@ def claim_node_id(store: Store, role: str) -> int:
         if alive:
             raise ConfigError(f'run {store.run!r} has a {role} already: {alive[0].title}')
         return FIRST_IDS[role]
-    node_id = max([FIRST_IDS['collector'] - 1, *(member.node_id for member in members.by_id.values())]) + 1
+    node_id = max([FIRST_JOINED_ID - 1, *(member.node_id for member in members.by_id.values())]) + 1
     while True:
         try:
             store.put(f'node/{node_id}', {}, {}, expected_version=0)

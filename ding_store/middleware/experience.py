@@ -10,6 +10,7 @@ import torch
 from ding.framework import task
 from ditk import logging
 
+from ding_store.errors import ConfigError
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter
 from ding_store.middleware.feed import Feed
 from ding_store.middleware.members import Members
@@ -44,6 +45,10 @@ def context_exchanger(session: Session, skip_n_iter: int = 1, storage_loader: An
     if len(task.roles) == 0:
         logging.warning('The task does not have any roles defined, the context exchanger will not work.')
         return task.void()
+    if session.config.url.startswith('memory:'):
+        raise ConfigError(
+            f'store.url ({session.config.url!r}) is one process only; for several use embedded:// or redis://'
+        )
     if storage_loader is not None:
         logging.info('ding_store: storage_loader is not needed with the store and is ignored')
     for role, kind in ((task.role.LEARNER, LearnerSide), (task.role.COLLECTOR, CollectorSide)):
