@@ -15,7 +15,7 @@ import redis
 from ding_store.errors import NotEnoughSpace, StoreClosed, StoreDenied, StoreError, StoreUnavailable
 
 from .options import RedisOptions
-from .server import address_of, examine, is_tls_error, make_client, wake
+from .server import Life, address_of, is_tls_error, make_client, wake
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +41,11 @@ def load_scripts() -> Dict[str, bytes]:
 
 @dataclass(frozen=True)
 class Session:
-    """One life of the connection: a client, and the scripts registered with it."""
+    """Connections to one life of the server: a client, and the scripts registered with it."""
 
     client: Any  # redis.Redis, whose annotations mix up what it returns now and what it awaits
     scripts: Mapping[str, Any]
-    server: str
+    life: Life
 
     def run(self, script: str, keys: Sequence[str], *arguments: Argument) -> Any:
         return self.scripts[script](keys=keys, args=arguments)
@@ -54,8 +54,8 @@ class Session:
 class Link:
     """
     Overview:
-        Thread-safe; connections are pooled, and made when first needed. ``num_connections`` were made so far: when it
-        grows, the server may have been away, and may have lost its memory.
+        Thread-safe; connections are pooled, and made when first needed. ``num_sessions`` were begun so far: when it
+        grows, the server was away, and may have lost its memory.
     Arguments:
         - url (:obj:`str`): ``redis://``, ``rediss://`` or ``unix://``; unused with a directory.
         - directory (:obj:`Optional[str]`): Of the embedded server, if it is one.
@@ -63,7 +63,7 @@ class Link:
 
     def __init__(self, url: str, directory: Optional[str], options: RedisOptions) -> None:
         self.address = address_of(url) if directory is None else f'embedded://{directory}'
-        self.num_connections = 0
+        self.num_sessions = 0
         self._url = url
         self._directory = directory
         self._options = options
@@ -74,7 +74,7 @@ class Link:
 
     def connect(self) -> str:
         """Connect now or say what is wrong, before long; returns the server's name and version."""
-        return self.call('connect', lambda session: session.server, self._options.connect_timeout_s)
+        return self.call('connect', lambda session: session.life.server, self._options.connect_timeout_s)
 
     def call(self, what: str, command: Callable[[Session], T], patience_s: Optional[float] = None) -> T:
         """
@@ -130,16 +130,13 @@ class Link:
         self._check_open()
         with self._lock:
             if self._session is None:
-                client = make_client(self._target(), self._connected)
-                server = examine(client, self.address)
+                life = Life(self.address)
+                client = make_client(self._target(), life.greet, self._options.socket_timeout_s)
+                client.info('server')
                 scripts = {name: client.register_script(text) for name, text in self._texts.items()}
-                self._session = Session(client, scripts, server)
+                self.num_sessions += 1
+                self._session = Session(client, scripts, life)
             return self._session
-
-    def _connected(self, connection: Any) -> None:
-        # redis-py's pool replaces a connection that the server closed while it was idle, and tells nobody but us.
-        connection.on_connect()
-        self.num_connections += 1
 
     def _target(self) -> str:
         if self._directory is None:

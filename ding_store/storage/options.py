@@ -72,7 +72,7 @@ class StoreOptions:
     check_every_s: float = 5.0
 
     def __post_init__(self) -> None:
-        # A blocked command must end before its socket times out.
+        # A blocked command must end before its socket times out: see RedisOptions.socket_timeout_s.
         if not 0 < self.check_every_s <= 5:
             raise ConfigError(f'check_every_s ({self.check_every_s!r}) must be above 0 and at most 5')
 
@@ -104,11 +104,14 @@ class RedisOptions:
     Arguments:
         - connect_timeout_s (:obj:`float`): How long the first connection is tried before saying what is wrong.
         - reconnect_timeout_s (:obj:`float`): How long every call waits for a server that went away.
+        - socket_timeout_s (:obj:`float`): How long one reply, or 1 MiB of a request, may take on its way: then the
+          connection is made anew. It must be longer than ``check_every_s``, for which commands wait on purpose.
         - grace_s (:obj:`float`): How long an embedded server outlives the last process that uses it.
     """
 
     connect_timeout_s: float = 10.0
     reconnect_timeout_s: float = 60.0
+    socket_timeout_s: float = 10.0
     grace_s: float = 30.0
 
     def __post_init__(self) -> None:

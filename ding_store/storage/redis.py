@@ -7,6 +7,7 @@ Keys of run R:  ding:{R/<stream>/0}:meta, :log, :sizes, :room, :readers   see lu
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -60,13 +61,18 @@ class RedisStore(Store):
         options = dict(self._options)
         streams, server = stream_options(options), redis_options(options)
         refuse_rest(urlsplit(self._url).scheme, options, ALL_OPTIONS)
+        if server.socket_timeout_s <= streams.check_every_s:
+            raise ConfigError(
+                f'socket_timeout_s ({server.socket_timeout_s}) must be above check_every_s ({streams.check_every_s})'
+            )
         self._link = Link(self._url, self._directory, server)
         self.address = self._link.address
         self.writer = writer_id()
         self._writer = Writer(streams, self._announce, self._wait_for_room)
         self._versions: Dict[str, int] = {}  # of the values that this writer put
         self._indexed: Set[str] = set()
-        self._num_connections = 0
+        self._num_sessions = 0
+        self._tokens, self._num_tokens = f'{uuid.uuid4().hex[:16]}-', itertools.count()
         self._pid = os.getpid()
 
     def append(self, stream: str, header: Header, arrays: Arrays, timeout_s: Optional[float] = None) -> EntryId:
@@ -179,19 +185,19 @@ class RedisStore(Store):
 
     def _call(self, what: str, command: Callable[[Session], T]) -> T:
         result = self._link.call(what, command)
-        if self._num_connections != self._link.num_connections:
+        if self._num_sessions != self._link.num_sessions:
             self._after_reconnect()
         return result
 
     def _after_reconnect(self) -> None:
         """The server may be another, or have lost its memory: bring back what is ours before anything else happens."""
-        self._num_connections = self._link.num_connections  # First, because what follows comes through here again.
+        self._num_sessions = self._link.num_sessions  # First, because what follows comes through here again.
         self._indexed.clear()
         self._writer.check(now=True)
 
     def _info(self, session: Session) -> StoreInfo:
         streams, values = read_streams(session, self.run), read_values(session, self.run)
-        return StoreInfo(self.address, self.run, session.server, streams, values, read_counters(session, self.run))
+        return StoreInfo(self.address, self.run, session.life.server, streams, values, read_counters(session, self.run))
 
     def _key(self, name: str, part: str) -> str:
         return f'ding:{{{self.run}/{name}/0}}:{part}'
@@ -205,7 +211,8 @@ class RedisStore(Store):
         return self._call(f'{script} {stream!r}', lambda session: self._script(session, script, stream, arguments))
 
     def _script(self, session: Session, script: str, stream: str, arguments: Tuple[Any, ...]) -> Any:
-        return session.run(script, self._keys(stream, *_STREAM_PARTS), uuid.uuid4().hex, *arguments)
+        token = f'{session.life.run_id}{self._tokens}{next(self._num_tokens):x}'
+        return session.run(script, self._keys(stream, *_STREAM_PARTS), token, *arguments)
 
     def _index(self, kind: str, name: str, again: bool = False) -> None:
         member = f'{kind}:{name}'

@@ -6,7 +6,8 @@ import inspect
 import os
 import socket
 import ssl
-from typing import Any, Callable, Dict, List, Optional, Tuple
+import threading
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import redis
@@ -18,20 +19,25 @@ from ding_store.errors import ConfigError, StoreUnsuitable
 from .options import ALL_OPTIONS
 
 MIN_VERSION = (6, 2)  # XTRIM MINID, exclusive ranges
-SOCKET_TIMEOUT_S = 10.0  # A silent partition is noticed after this; no command blocks for as long.
 
 # Replies of the third protocol have other shapes; older clients know only the second one.
 _PROTOCOL: Dict[str, Any] = {'protocol': 2} if 'protocol' in inspect.signature(redis.Redis.__init__).parameters else {}
-_TCP: Dict[str, Any] = {'socket_connect_timeout': 5.0, 'socket_keepalive': True}
+_TCP: Dict[str, Any] = {'socket_keepalive': True}
 
 
-def make_client(url: str, connected: Callable[[Any], None]) -> redis.Redis:
-    """``connected`` is called with every new connection, and must call its ``on_connect()``."""
-    tcp = {} if url.startswith('unix:') else _TCP
+def make_client(url: str, connected: Callable[[Any], None], socket_timeout_s: float) -> redis.Redis:
+    """
+    Overview:
+        Nothing is connected yet.
+    Arguments:
+        - connected (:obj:`Callable`): Called with every new connection; must call its ``on_connect()``.
+        - socket_timeout_s (:obj:`float`): A silent partition is noticed after this; no command blocks for as long.
+    """
+    tcp = {} if url.startswith('unix:') else {**_TCP, 'socket_connect_timeout': min(5.0, socket_timeout_s)}
     try:
         pool = redis.ConnectionPool.from_url(
             url,
-            socket_timeout=SOCKET_TIMEOUT_S,
+            socket_timeout=socket_timeout_s,
             # A lost connection is ours to handle: entries must be announced again before anything else.
             retry=Retry(NoBackoff(), 0),
             max_connections=10_000,
@@ -68,16 +74,60 @@ def directory_of(url: str, run: str) -> Optional[str]:
     return os.path.join(os.path.abspath(os.path.expanduser(base)), run)
 
 
-def examine(client: redis.Redis, address: str) -> str:
+class Life:
     """
     Overview:
-        Return the server's name and version, if it can keep what it is given.
+        Which life of which server a session's connections lead to: all to the same, or the session is over. Scripts
+        are told it, and find out by it that what they know is of another life.
+    Attributes:
+        - run_id (:obj:`str`): Random, of one life of a server process; '' before the first connection.
+        - server (:obj:`str`): Its name and version.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.run_id = ''
+        self.server = ''
+        self._address = address
+        self._lock = threading.Lock()
+
+    def greet(self, connection: Any) -> None:
+        """
+        Raises:
+            - StoreUnsuitable: What is at the other end cannot keep what it is given.
+            - redis.ConnectionError: It cannot yet; or it is another server than before.
+        """
+        try:
+            self._greet(connection)
+        except BaseException:
+            connection.disconnect()  # Else the pool would lend it out: it looks connected.
+            raise
+
+    def _greet(self, connection: Any) -> None:
+        connection.on_connect()
+        connection.send_command('INFO')
+        facts = _facts(connection.read_response())
+        server = examine(facts, self._address)
+        with self._lock:
+            if self.run_id not in ('', facts['run_id']):
+                raise redis.ConnectionError('is not the server that it was: it restarted, or another took over')
+            self.run_id, self.server = facts['run_id'], server
+
+
+def _facts(reply: Any) -> Dict[str, str]:
+    text = reply.decode() if isinstance(reply, bytes) else str(reply)
+    lines = (line.partition(':') for line in text.splitlines() if ':' in line)
+    return {name: fact for name, _, fact in lines}
+
+
+def examine(facts: Mapping[str, str], address: str) -> str:
+    """
+    Overview:
+        Return the server's name and version, if it can keep what it is given, by its INFO.
     Raises:
         - StoreUnsuitable: It cannot; says what to change.
         - redis.ConnectionError: Not yet: it is loading its data, or is a replica that may become the primary.
     """
-    facts: Dict[str, Any] = client.info()
-    version = str(facts['redis_version'])
+    version = facts['redis_version']
     if _numbers(version) < MIN_VERSION:
         needed = '.'.join(map(str, MIN_VERSION))
         raise StoreUnsuitable(f'{address} is Redis {version}; at least {needed} is needed')
@@ -86,9 +136,9 @@ def examine(client: redis.Redis, address: str) -> str:
         raise StoreUnsuitable(
             f'{address} would evict experience: its maxmemory-policy is {policy}; set it to noeviction'
         )
-    if facts.get('cluster_enabled'):
+    if facts.get('cluster_enabled', '0') != '0':
         raise StoreUnsuitable(f'{address} is part of a Redis cluster, which is not yet supported: use a single server')
-    if facts.get('loading'):
+    if facts.get('loading', '0') != '0':
         raise redis.exceptions.BusyLoadingError('is loading its data')
     if facts.get('role') == 'slave':
         raise redis.ConnectionError('is a read-only replica')

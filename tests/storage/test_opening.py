@@ -126,23 +126,21 @@ def test_a_server_that_evicts_is_refused(forgetful_server):
         open_store(forgetful_server.url)
 
 
-class FakeClient:
-    def __init__(self, **facts):
-        self.facts = {'redis_version': '7.2.4', 'maxmemory_policy': 'noeviction', **facts}
-
-    def info(self):
-        return self.facts
+def facts(**changes):
+    return {'redis_version': '7.2.4', 'maxmemory_policy': 'noeviction', **changes}
 
 
 def test_what_a_server_must_be():
-    assert examine(FakeClient(), 'a') == 'redis 7.2.4'
-    assert examine(FakeClient(valkey_version='8.0.1'), 'a') == 'valkey 8.0.1'
-    for facts, match in (({'redis_version': '6.0.16'}, '6.2 is needed'), ({'cluster_enabled': 1}, 'cluster')):
+    assert examine(facts(), 'a') == 'redis 7.2.4'
+    assert (
+        examine(facts(valkey_version='8.0.1', cluster_enabled='0', loading='0', role='master'), 'a') == 'valkey 8.0.1'
+    )
+    for changes, match in (({'redis_version': '6.0.16'}, '6.2 is needed'), ({'cluster_enabled': '1'}, 'cluster')):
         with pytest.raises(errors.StoreUnsuitable, match=match):
-            examine(FakeClient(**facts), 'a')
-    for facts in ({'loading': 1}, {'role': 'slave'}):
+            examine(facts(**changes), 'a')
+    for changes in ({'loading': '1'}, {'role': 'slave'}):
         with pytest.raises(redis.ConnectionError):
-            examine(FakeClient(**facts), 'a')
+            examine(facts(**changes), 'a')
 
 
 def test_at_maxmemory_acks_still_make_room(forgetful_server):

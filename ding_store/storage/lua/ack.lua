@@ -1,6 +1,6 @@
 -- Move a reader's cursor forward, and trim what all durable readers have acked.
 -- KEYS    as in stream.lua
--- ARGV[1] fresh token, see stream.lua
+-- ARGV[1] life and fresh token, see stream.lua
 -- ARGV[2] epoch of the entry acked
 -- ARGV[3] reader
 -- ARGV[4] number of the entry acked

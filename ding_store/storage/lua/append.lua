@@ -1,6 +1,6 @@
 -- Append one entry, unless it is known already or out of turn; or, with sequence 0, only tell the stream's state.
 -- KEYS    as in stream.lua
--- ARGV[1] fresh token, see stream.lua
+-- ARGV[1] life and fresh token, see stream.lua
 -- ARGV[2] epoch that the writer believes in
 -- ARGV[3] writer
 -- ARGV[4] sequence of this entry, 1, 2, 3, ... of its writer; 0: only tell

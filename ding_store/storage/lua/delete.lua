@@ -1,6 +1,6 @@
 -- Drop what a stream holds and who reads it. The writers' numbers stay: else living writers would announce all again.
 -- KEYS    as in stream.lua
--- ARGV[1] fresh token, see stream.lua
+-- ARGV[1] life and fresh token, see stream.lua
 -- Returns 1 if there was such a stream
 need_no_memory()
 trim(last)

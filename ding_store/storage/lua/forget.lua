@@ -1,6 +1,6 @@
 -- Drop a reader for good, and trim what only it was waited for.
 -- KEYS    as in stream.lua
--- ARGV[1] fresh token, see stream.lua
+-- ARGV[1] life and fresh token, see stream.lua
 -- ARGV[2] reader
 -- Returns 1 if it was known
 local known = redis.call('HDEL', READERS, 'd:' .. ARGV[2], 'e:' .. ARGV[2])

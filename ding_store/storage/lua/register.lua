@@ -1,6 +1,6 @@
 -- Make a reader known; one that is keeps its cursor.
 -- KEYS    as in stream.lua
--- ARGV[1] fresh token, see stream.lua
+-- ARGV[1] life and fresh token, see stream.lua
 -- ARGV[2] reader
 -- ARGV[3] 'd' for a durable reader, 'e' for an ephemeral one
 -- ARGV[4] where a new reader starts: 'oldest' or 'now'
