@@ -194,7 +194,7 @@ class Prioritized:
             self.max_priority = float(state['max_priority'])
             self.step, self.num_stale_updates = int(state['step']), int(state['num_stale_updates'])
             if self._seed is not None and 'random_keys' in state:
-                self._random.set_state(('MT19937', state['random_keys'], int(state['random_position'])))
+                self._random.set_state(('MT19937', state['random_keys'], int(state['random_position']), 0, 0.0))
 
     def published(self, slots: Array) -> None:
         """The table has new rows; called with its index locked, as are the following."""
@@ -213,6 +213,16 @@ class Prioritized:
         self._pending.clear()
         self.max_priority = 1.0
         self._tree.clear()
+
+    def resizing(self) -> None:
+        """Slots will have other numbers: what is pending must be applied while they have these."""
+        self._pending.flush()
+
+    def resized(self, capacity: int, source: Array, target: Array) -> None:
+        """There are more slots, or fewer; rows moved from some slots to others."""
+        masses = moved(self._tree.masses[: self._tree.capacity], capacity, source, target, 0.0)
+        self._tree = SumTree(capacity)
+        self._tree.rebuild(masses)
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Prioritized:
         """The same settings and progress, without a table."""
@@ -283,7 +293,7 @@ class Prioritized:
         self._tree.set(slots, self._mass_of(priorities))
 
     def _mass_of(self, priorities: Array) -> Array:
-        return (priorities + self._epsilon) ** self._alpha  # type: ignore[no-any-return]
+        return (priorities + self._epsilon) ** self._alpha
 
     def _priorities_at(self, slots: Array) -> Array:
         masses = self._tree.masses[slots]
@@ -308,6 +318,16 @@ class Prioritized:
         self._tree.rebuild(masses)
 
 
+def moved(values: Array, capacity: int, source: Array, target: Array, nothing: float) -> Array:
+    """Values by slot for another capacity, those of ``source`` slots in ``target`` slots."""
+    kept = min(capacity, len(values))
+    result = np.full(capacity, nothing)
+    result[:kept] = values[:kept]
+    result[target] = values[source]
+    result[source[source < capacity]] = nothing
+    return result
+
+
 def _check_count(size: int, count: int, replace: bool, total: float) -> None:
     if count < (1 if replace else size):
         raise not_enough(size, count)
@@ -330,4 +350,5 @@ def mixed_priority(td_errors: Any, eta: float = 0.9) -> Array:
     errors = np.abs(np.asarray(td_errors, np.float64))
     if errors.ndim != 2 or not len(errors):
         raise PriorityError(f'td_errors must have shape (T, B) with T >= 1, got {errors.shape}')
-    return eta * errors.max(0) + (1 - eta) * errors.mean(0)  # type: ignore[no-any-return]
+    priority: Array = eta * errors.max(0) + (1 - eta) * errors.mean(0)
+    return priority

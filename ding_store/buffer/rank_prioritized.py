@@ -7,7 +7,7 @@ from typing import Any, Dict, Mapping, Optional
 import numpy as np
 
 from ding_store.buffer.arrays import Array
-from ding_store.buffer.prioritized import Prioritized
+from ding_store.buffer.prioritized import Prioritized, moved
 from ding_store.buffer.rows import EMPTY, RowIndex
 from ding_store.errors import ConfigError, PriorityError
 
@@ -40,6 +40,8 @@ class RankPrioritized(Prioritized):
         sort_every: Optional[int] = None,
         seed: Optional[int] = None,
     ) -> None:
+        self._priorities: Array = np.empty(0)
+        self._num_changes = 0
         super().__init__(alpha, beta, beta_end, beta_anneal_steps, epsilon=0.0, seed=seed)
         if sort_every is not None and not sort_every >= 1:
             raise ConfigError(f'sort_every ({sort_every!r}) must be >= 1')
@@ -57,6 +59,10 @@ class RankPrioritized(Prioritized):
     def cleared(self) -> None:
         super().cleared()
         self._start(self._tree.capacity)
+
+    def resized(self, capacity: int, source: Array, target: Array) -> None:
+        super().resized(capacity, source, target)
+        self._priorities = moved(self._priorities, capacity, source, target, np.nan)
 
     def sort(self) -> None:
         """Make all ranks exact now. O(N log(N))."""
