@@ -10,6 +10,8 @@ StoreError
 ├── StreamFull                             retention is at its limit and nobody made room
 ├── VersionConflict                        a value was not at the version that the writer expected
 ├── CorruptPayload                         bytes that are not what was written
+├── FormatMismatch                         files of another version of this package
+├── TableLocked                            a table's directory is open in a process that lives
 ├── SchemaMismatch         (TypeError)     an element differs from the schema of its stream or table
 ├── PriorityError          (TypeError)     priorities that no sampler can use: NaN, negative, infinite, not one per row
 ├── NotEnoughSpace         (OSError)       no room on the disk, in /dev/shm or in memory for what was asked
@@ -55,6 +57,14 @@ class VersionConflict(StoreError):
 
 
 class CorruptPayload(StoreError):
+    pass
+
+
+class FormatMismatch(StoreError):
+    pass
+
+
+class TableLocked(StoreError):
     pass
 
 

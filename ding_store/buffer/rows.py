@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import List, Protocol, Tuple
+from typing import List, Optional, Protocol, Tuple
 
 import numpy as np
 
@@ -31,6 +31,12 @@ class RowListener(Protocol):
     def cleared(self) -> None:
         """All rows left."""
 
+    def resizing(self) -> None:
+        """Slots are about to be others: what is put off has to be done now."""
+
+    def resized(self, capacity: int, source: Array, target: Array) -> None:
+        """There are so many slots now; rows from ``source`` slots live in ``target`` slots. The same rows live."""
+
 
 class RowIndex:
     """
@@ -51,6 +57,7 @@ class RowIndex:
     def __init__(self, capacity: int, row_of_slot: Optional[Array] = None, next_row: int = 0) -> None:
         self.lock = threading.RLock()
         self.next_row = next_row
+        self._listeners: List[weakref.ref[RowListener]] = []
         self._build(np.full(capacity, EMPTY, np.int64) if row_of_slot is None else row_of_slot)
 
     def _build(self, row_of_slot: Array) -> None:
@@ -70,7 +77,6 @@ class RowIndex:
         self.count = self._tail = len(live)
         self._head = 0
         self._log_rows[: self.count], self._log_slots[: self.count] = row_of_slot[by_age], by_age
-        self._listeners: List[weakref.ref[RowListener]] = []
 
     def listen(self, listener: RowListener) -> None:
         """Tell somebody of all changes from now on, for as long as somebody else holds it."""
@@ -163,6 +169,8 @@ class RowIndex:
             Before a shrink to ``capacity``, which is at least ``count``: the live slots beyond it, and free slots below
             it, one for each.
         """
+        for listener in self._listening():
+            listener.resizing()
         source = np.flatnonzero(self.row_of_slot[capacity:] != EMPTY) + capacity
         target = np.flatnonzero(self.row_of_slot[:capacity] == EMPTY)[: len(source)]
         return source, target
