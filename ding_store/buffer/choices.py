@@ -9,7 +9,7 @@ import numpy as np
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.groups import Groups
 from ding_store.buffer.rows import RowIndex
-from ding_store.buffer.samplers import not_enough
+from ding_store.buffer.samplers import Sampler, not_enough
 from ding_store.errors import RowGone
 
 #: (number of items, how many, with replacement) -> which of them.
@@ -97,6 +97,19 @@ def by_age(position: int) -> Callable[[RowIndex], Array]:
         return index.slots_by_age()[place : place + 1].astype(np.intp)
 
     return choose
+
+
+class Sampled:
+    """Rows that a sampler chooses; ``weights`` are those of the last choice."""
+
+    def __init__(self, sampler: Sampler, size: int, replace: bool, sample_range: Optional[slice]) -> None:
+        self._sampler, self._size, self._replace, self._range = sampler, size, replace, sample_range
+        self.weights: Optional[Array] = None
+
+    def __call__(self, index: RowIndex) -> Array:
+        slots = self._sampler.choose(index, self._size, self._replace, self._range)
+        self.weights = self._sampler.weigh(slots)
+        return slots
 
 
 class GroupChoice:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Optional, Protocol
+from typing import Any, Dict, Mapping, Optional, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -28,6 +28,40 @@ class Sampler(Protocol):
             - NotEnoughData: There are fewer rows than that; nothing changed.
         """
 
+    def attach(self, index: RowIndex) -> None:
+        """Called once, with the index of the table that will be sampled."""
+
+    def weigh(self, slots: Array) -> Optional[Array]:
+        """Importance weights ``(B,)`` of what was just chosen; None where all count the same."""
+
+
+@runtime_checkable
+class PrioritySampler(Sampler, Protocol):
+    """
+    Overview:
+        A sampler with priorities, which outlive neither their rows nor, unless ``state`` is saved, their process.
+    """
+
+    def update(self, rows: Array, priority: Any) -> None:
+        """
+        Overview:
+            New priorities ``(B,)`` of rows ``(B,)``; rows that are gone are passed over.
+        Raises:
+            - PriorityError: A priority is no finite number >= 0, or there is not one per row; nothing changed.
+        """
+
+    def insert(self, rows: Array, priority: Any) -> None:
+        """As ``update``, for rows that were just pushed."""
+
+    def check(self, priority: Any, num_rows: int) -> Array:
+        """The priorities as an array; raises what ``update`` would."""
+
+    def state(self) -> Dict[str, Array]:
+        """Everything that draws depend on."""
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """Go on from a ``state`` of a table with the same rows."""
+
 
 class Uniform:
     """
@@ -46,6 +80,12 @@ class Uniform:
         if len(slots) < (1 if replace else size):
             raise not_enough(size, len(slots))
         return slots[self.draw(len(slots), size, replace)].astype(np.intp)
+
+    def attach(self, index: RowIndex) -> None:
+        """Nothing is kept per row."""
+
+    def weigh(self, slots: Array) -> Optional[Array]:
+        return None
 
     def draw(self, num_items: int, size: int, replace: bool) -> Array:
         """``size`` of the numbers below ``num_items``, in random order."""

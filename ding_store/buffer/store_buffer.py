@@ -17,6 +17,7 @@ from ding_store.buffer import files
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.choices import (
     GroupChoice,
+    Sampled,
     by_age,
     by_indices,
     by_live_rows,
@@ -27,10 +28,10 @@ from ding_store.buffer.choices import (
 )
 from ding_store.buffer.compat import IndexView, StorageView
 from ding_store.buffer.elements import Choose, Elements
-from ding_store.buffer.samplers import Sampler, Uniform
+from ding_store.buffer.samplers import PrioritySampler, Sampler, Uniform
 from ding_store.buffer.table import Columns, Table
 from ding_store.columns import Schema
-from ding_store.errors import NotEnoughData, SchemaMismatch
+from ding_store.errors import ConfigError, NotEnoughData, SchemaMismatch
 
 logger = logging.getLogger(__name__)
 
@@ -81,13 +82,18 @@ class StoreBuffer(Buffer):
         super().__init__(size=size)
         self.sliced = sliced
         self._uniform = Uniform(seed)
-        self._sampler: Sampler = sampler or self._uniform
         self._elements = Elements(size, path)
+        self._sample_with(sampler or self._uniform)
         self._is_short = False
 
     @property
     def table(self) -> Table:
         return self._elements.table
+
+    @property
+    def sampler(self) -> Sampler:
+        """What chooses rows."""
+        return self._sampler
 
     @property
     def schema(self) -> Optional[Schema]:
@@ -106,7 +112,7 @@ class StoreBuffer(Buffer):
         row, kept = self._elements.push(data, meta)
         return BufferedData(data=data, index=str(row), meta=kept)
 
-    def extend(self, columns: Columns, schema: Optional[Schema] = None) -> Array:
+    def extend(self, columns: Columns, schema: Optional[Schema] = None, priority: Optional[Any] = None) -> Array:
         """
         Overview:
             Add many elements at once: one copy per leaf. Middleware, where there is any, sees them one by one.
@@ -114,28 +120,49 @@ class StoreBuffer(Buffer):
             - columns (:obj:`Mapping`): Leaf path (``'obs/image'``) -> array ``(n, *leaf)``.
             - schema (:obj:`Optional[Schema]`): Of these columns, where it may differ from the buffer's by what is None;
               without one, the first columns make elements that are trees of tensors.
+            - priority (:obj:`Optional[Any]`): ``(n,)``, for a sampler that has such; by default the largest seen.
         Returns:
             - rows (:obj:`np.ndarray`): Row numbers ``(n,)``, int64.
         Raises:
             - SchemaMismatch: The columns are not those of the schema. Nothing changed.
+            - PriorityError: See ``update_priorities``. Nothing changed.
         """
         if self._middleware:
             known = schema or self._elements.schema
             if known is None:
                 raise TypeError('columns need a schema to go through middleware before the first element is pushed')
-            return self.extend_elements(known.decode(columns))
-        return self._elements.extend(columns, schema)
+            return self.extend_elements(known.decode(columns), priority=priority)
+        if priority is None:
+            return self._elements.extend(columns, schema)
+        sampler = self._with_priorities()
+        values = sampler.check(priority, len(next(iter(columns.values()), ())))
+        rows = self._elements.extend(columns, schema)
+        sampler.insert(rows, values)
+        return rows
 
     def extend_elements(
-        self, elements: Sequence[Any], metas: Optional[Sequence[Optional[Dict[Any, Any]]]] = None
+        self,
+        elements: Sequence[Any],
+        metas: Optional[Sequence[Optional[Dict[Any, Any]]]] = None,
+        priority: Optional[Any] = None,
     ) -> Array:
-        """As one ``push`` per element, but faster where there is no middleware. Returns row numbers ``(n,)``."""
+        """
+        Overview:
+            As one ``push`` per element, but faster where there is no middleware; ``priority`` as in ``extend``.
+        Returns:
+            - rows (:obj:`np.ndarray`): Row numbers ``(n,)``, int64.
+        """
+        values = None if priority is None else self._with_priorities().check(priority, len(elements))
         if len(elements) == 0:
             return np.empty(0, np.int64)
         if self._middleware:
             pairs = zip(elements, metas or [None] * len(elements))
-            return np.array([int(self.push(data, meta=meta).index) for data, meta in pairs], np.int64)
-        return self._elements.append(elements, metas)
+            rows = np.array([int(self.push(data, meta=meta).index) for data, meta in pairs], np.int64)
+        else:
+            rows = self._elements.append(elements, metas)
+        if values is not None:
+            self._with_priorities().insert(rows, values)
+        return rows
 
     @apply_middleware('sample')
     def sample(
@@ -172,12 +199,16 @@ class StoreBuffer(Buffer):
             draw = self._uniform.draw
             choose = groups = GroupChoice(codes, draw, size, replace, unroll_len or None, self.sliced, sample_range)
         else:
-            choose = self._sampled(size, replace, sample_range)
+            choose = Sampled(self._sampler, size, replace, sample_range)
         try:
             items = self._read(choose)
         except NotEnoughData as e:
             return self._short(e, ignore_insufficient)
         self._is_short = False
+        if isinstance(choose, Sampled) and choose.weights is not None:
+            for item, weight in zip(items, choose.weights.tolist()):
+                # Of this sample alone: written past the row's own meta, which would keep it.
+                dict.__setitem__(item.meta, 'priority_IS', weight)
         return items if groups is None else split(items, groups.lengths)
 
     def sample_batch(self, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Batch:
@@ -193,7 +224,8 @@ class StoreBuffer(Buffer):
         size, _ = check_sample_arguments(size, None, None, None, sample_range)
         if self._middleware:
             return self._collated(size, replace, sample_range)
-        return self._read_batch(self._sampled(size, replace, sample_range))
+        choose = Sampled(self._sampler, size, replace, sample_range)
+        return self._read_batch(choose)._replace(weights=choose.weights)
 
     def gather_batch(self, rows: Array) -> Batch:
         """
@@ -204,6 +236,20 @@ class StoreBuffer(Buffer):
             - SchemaMismatch: The elements are Python objects.
         """
         return self._read_batch(by_rows(rows))
+
+    def update_priorities(self, rows: Array, priority: Any) -> None:
+        """
+        Overview:
+            New priorities, after a training step on these rows; of a row that is repeated the last one counts. Rows
+            that are gone are passed over, and counted by the sampler. O(B log(size)).
+        Arguments:
+            - rows (:obj:`np.ndarray`): ``Batch.rows``, shape ``(B,)``.
+            - priority: ``(B,)``, finite numbers >= 0.
+        Raises:
+            - PriorityError: They are not; nothing changed.
+            - ConfigError: The buffer's sampler has no priorities.
+        """
+        self._with_priorities().update(rows, priority)
 
     @apply_middleware('update')
     def update(self, index: str, data: Optional[Any] = None, meta: Optional[Dict[Any, Any]] = None) -> bool:
@@ -292,6 +338,17 @@ class StoreBuffer(Buffer):
     def __iter__(self) -> Iterator[BufferedData]:
         return iter(self.storage)
 
+    def view(self, sampler: Optional[Sampler] = None) -> StoreBuffer:
+        """
+        Overview:
+            The same elements under middleware of its own, and a sampler of its own if one is given: several may look
+            at one table, each with its own priorities.
+        """
+        view = copy.copy(self)
+        if sampler is not None:
+            view._sample_with(sampler)
+        return view
+
     def __copy__(self) -> StoreBuffer:
         """A view: the same elements under middleware of its own."""
         view = type(self).__new__(type(self))
@@ -305,11 +362,25 @@ class StoreBuffer(Buffer):
         memo[id(self)] = twin
         for name, value in self.__dict__.items():
             twin.__dict__[name] = value if name == '_elements' else copy.deepcopy(value, memo)
-        twin._elements = files.duplicate(self._elements, memo)
+        with self.table.write_lock:
+            twin._elements = files.duplicate(self._elements, memo)
+            twin._sampler.attach(twin.table.index)
+            if self._priorities is not None and twin._priorities is not None:
+                twin._priorities.load_state(self._priorities.state())
         return twin
 
-    def _sampled(self, size: int, replace: bool, sample_range: Optional[slice]) -> Choose:
-        return lambda index: self._sampler.choose(index, size, replace, sample_range)
+    def _sample_with(self, sampler: Sampler) -> None:
+        sampler.attach(self.table.index)
+        self._sampler = sampler
+        self._priorities = sampler if isinstance(sampler, PrioritySampler) else None
+
+    def _with_priorities(self) -> PrioritySampler:
+        if self._priorities is None:
+            raise ConfigError(
+                f'the sampler {type(self._sampler).__name__} has no priorities; make the buffer with '
+                'StoreBuffer(size, sampler=Prioritized())'
+            )
+        return self._priorities
 
     def _read(self, choose: Choose, warm: bool = True) -> List[BufferedData]:
         read = self._elements.read(choose, warm)
