@@ -13,11 +13,12 @@ SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'site')
 #: Set by ``ding-store run``: patch what this process imports; and list what was patched.
 ENV_HOOK, ENV_EXPLAIN = 'DING_STORE_HOOK', 'DING_STORE_EXPLAIN'
 #: A module, and what is patched once it has been executed.
-TRIGGERS = ('ding.framework.middleware', 'ding.data.buffer', 'ding.worker')
+TRIGGERS = ('ding.config.config', 'ding.framework.middleware', 'ding.data.buffer', 'ding.worker')
 
 
 def install() -> None:
     """Import DI-engine and patch it now."""
+    import ding.config.config  # noqa: F401
     import ding.framework.middleware  # noqa: F401
     import ding.worker  # noqa: F401
 

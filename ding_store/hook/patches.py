@@ -17,6 +17,7 @@ REPLACED: Dict[str, str] = {
     'ding.framework.middleware.data_pusher': 'ding_store.middleware.replay.data_pusher',
     'ding.framework.middleware.OffPolicyLearner': 'ding_store.middleware.replay.OffPolicyLearner',
     'ding.framework.middleware.offpolicy_data_fetcher': 'ding_store.middleware.replay.data_fetcher',
+    'ding.config.config.save_config_py': 'the same, in a process of its own (formatting a config takes seconds)',
     'ding.worker.create_buffer': "the buffer of type 'store', for types deque, naive and advanced",
 }
 #: What also moves experience or weights in DI-engine, and stays as it is.
@@ -38,6 +39,7 @@ def apply(trigger: str) -> None:
     if trigger not in _done:
         _done.add(trigger)
         {
+            'ding.config.config': _patch_config,
             'ding.framework.middleware': _patch_middleware,
             'ding.data.buffer': _patch_buffer,
             'ding.worker': _patch_worker,
@@ -105,6 +107,28 @@ def _patch_buffer(module: Any) -> None:
     for name in ('ding.data.buffer', 'ding.data'):
         if name in sys.modules:
             vars(sys.modules[name])['DequeBuffer'] = StoreDequeBuffer
+
+
+def _patch_config(module: Any) -> None:
+    save = module.save_config_py
+
+    @functools.wraps(save)
+    def save_config_py(config: Any, path: str) -> None:
+        """Write the config as Python while the caller goes on: the learner would keep everybody waiting."""
+        _note_use('ding.config.config.save_config_py')
+        sys.stdout.flush()
+        sys.stderr.flush()
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+            return
+        try:
+            if os.fork() == 0:  # nobody's child: the caller need not wait for it, ever
+                save(config, path)
+        finally:
+            os._exit(0)
+
+    module.save_config_py = save_config_py
 
 
 def _patch_worker(module: Any) -> None:

@@ -15,7 +15,7 @@ from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter
 from ding_store.middleware.feed import Feed
 from ding_store.middleware.members import Members
 from ding_store.middleware.plan import Plan
-from ding_store.middleware.session import Session
+from ding_store.middleware.session import SLICE_S, Session
 from ding_store.storage.base import Entry, EntryId
 from ding_store.storage.reader import Reader
 
@@ -278,14 +278,16 @@ class LearnerSide(Side):
             chunks=self._num_chunks,
             replay_rows=self._plan.count() if self._plan else 0,
             lost=self._reader.num_lost,
-            ended_s=time.monotonic(),
             **counts,
         )
+        if not self._session.finished:
+            self._session.figures(ended_s=time.monotonic())
 
     def _leave(self, ctx: OnlineRLContext) -> None:
         """What collectors had appended when the run ended still goes into the replay: the books balance."""
         self._feed.wake()
         Members(self._session.store).wait_until_left('collector', LAST_CHUNKS_S)
+        self._end_of_stream()
         assert self._plan is not None
         for entry in self._feed.rest() + self._reader.read(max_entries=10_000):
             before = self._num_rows
@@ -295,6 +297,14 @@ class LearnerSide(Side):
                 break
             self._taken = [entry]
         self._send(ctx)
+
+    def _end_of_stream(self) -> None:
+        # The feed's thread sleeps until there is an entry: one without rows wakes it, so that it is not waited for.
+        header = dict(kind='trajectories', env_step=0, env_episode=0, end_idx=[])
+        try:
+            ChunkWriter(self._session.store, STREAM).write([], header, timeout_s=SLICE_S)
+        except TimeoutError:
+            pass  # the stream is full, so there are entries enough
 
 
 class FollowerSide(Side):
