@@ -33,6 +33,7 @@ class Proxy:
         self.latency_s = 0.0
         self.bytes_per_s: Optional[float] = None
         self.num_connections = 0
+        self.num_cuts = 0  # by ``cut_after``
         self.num_bytes = {UP: 0, DOWN: 0}
         self._target = target
         self._tls = tls
@@ -117,6 +118,8 @@ class Proxy:
         self._writers |= both
         try:
             await asyncio.gather(self._pump(reader, up_writer, both, UP), self._pump(up_reader, writer, both, DOWN))
+        except asyncio.CancelledError:
+            pass  # The proxy closes; asyncio would report a cancelled connection as an error.
         finally:
             self._writers -= both
             for one in both:
@@ -158,6 +161,7 @@ class Proxy:
             self._cut_at[direction] = left - len(data)
             if left <= len(data):
                 del self._cut_at[direction]
+                self.num_cuts += 1
                 writer.write(data[:left])
                 await writer.drain()
                 for one in both:
