@@ -114,7 +114,7 @@ class Prioritized:
         Returns:
             - weights (:obj:`np.ndarray`): ``(B,)``, float32, in (0, 1].
         """
-        weights = (self._tree.masses[slots] / self._tree.smallest) ** -self.beta
+        weights = (self._tree.masses.take(slots) / self._tree.smallest) ** -self.beta
         self.step += 1
         return weights.astype(np.float32)
 
@@ -149,7 +149,7 @@ class Prioritized:
         if values.shape != (num_rows,):
             raise PriorityError(f'priority must have shape ({num_rows},), one per row, got {values.shape}')
         # NaN compares as False, and is what the minimum of anything with a NaN is.
-        if num_rows and not (values.min() >= 0 and values.max() <= self._limit()):
+        if num_rows and not (np.minimum.reduce(values) >= 0 and np.maximum.reduce(values) <= self._limit()):
             bad = values[~((values >= 0) & (values <= self._limit()))][0]
             raise PriorityError(f'priorities must be numbers >= 0 and at most {self._limit():g}, got {bad}')
         return values
@@ -257,7 +257,10 @@ class Prioritized:
 
     def _targets(self, size: int, total: float) -> Array:
         # One draw from each of ``size`` equal shares (section 3.3, appendix B.2.1).
-        return (np.arange(size) + self._random.random_sample(size)) * (total / size)
+        targets = self._random.random_sample(size)
+        targets += np.arange(size)
+        targets *= total / size
+        return targets
 
     def _choose_within(self, slots: Array, size: int, replace: bool) -> Array:
         """The same among a few slots; O(len(slots))."""
@@ -281,7 +284,7 @@ class Prioritized:
                 slots, values = slots[found], values[found]
             if num_found:
                 self._set(slots, values)
-                self.max_priority = max(self.max_priority, float(values.max()))
+                self.max_priority = max(self.max_priority, float(np.maximum.reduce(values)))
         return len(rows) - num_found
 
     def _refresh(self, slots: Array) -> None:

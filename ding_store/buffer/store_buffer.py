@@ -63,12 +63,16 @@ class StoreBuffer(Buffer):
     Arguments:
         - size (:obj:`int`): The number of elements; the oldest leave when there are more.
         - sliced (:obj:`bool`): Whether ``unroll_len`` starts at its multiples only, as in DequeBuffer.
-        - path (:obj:`Optional[str]`): Directory for the columns' files; None for memory, or unlinked files where it
-          does not suffice.
+        - path (:obj:`Optional[str]`): Directory of a buffer that survives its process, killed or not: made on the same
+          directory again, it goes on. Not for elements that are Python objects. None for memory, or unlinked files
+          where it does not suffice.
         - sampler (:obj:`Optional[Sampler]`): Chooses rows; uniformly by default.
         - seed (:obj:`Optional[int]`): Of the default sampler and of groups; None follows numpy's global seed.
+        - fsync (:obj:`bool`): Whether what is in ``path`` survives power cuts, too; costs some fsyncs per push.
     Raises:
-        - ConfigError: ``size`` is no positive integer, or ``path`` already holds a table.
+        - ConfigError: ``size`` is no positive integer, or not that of the buffer in ``path``.
+        - TableLocked: The buffer in ``path`` is open, here or in another process.
+        - FormatMismatch, CorruptPayload: ``path`` was written by another version, or is damaged.
     """
 
     def __init__(
@@ -78,11 +82,12 @@ class StoreBuffer(Buffer):
         path: Optional[str] = None,
         sampler: Optional[Sampler] = None,
         seed: Optional[int] = None,
+        fsync: bool = False,
     ) -> None:
         super().__init__(size=size)
         self.sliced = sliced
         self._uniform = Uniform(seed)
-        self._elements = Elements(size, path)
+        self._elements = Elements(size, path, fsync)
         self._sample_with(sampler or self._uniform)
         self._is_short = False
 
@@ -225,7 +230,8 @@ class StoreBuffer(Buffer):
         if self._middleware:
             return self._collated(size, replace, sample_range)
         choose = Sampled(self._sampler, size, replace, sample_range)
-        return self._read_batch(choose)._replace(weights=choose.weights)
+        rows, schema, columns = self._elements.read_columns(choose)
+        return Batch(schema.decode_batch(columns), rows, lambda: schema.decode(columns), choose.weights)
 
     def gather_batch(self, rows: Array) -> Batch:
         """
@@ -235,7 +241,8 @@ class StoreBuffer(Buffer):
             - RowGone: One of them is not there.
             - SchemaMismatch: The elements are Python objects.
         """
-        return self._read_batch(by_rows(rows))
+        rows, schema, columns = self._elements.read_columns(by_rows(rows))
+        return Batch(schema.decode_batch(columns), rows, lambda: schema.decode(columns))
 
     def update_priorities(self, rows: Array, priority: Any) -> None:
         """
@@ -393,10 +400,6 @@ class StoreBuffer(Buffer):
             seen.add(row)
             items.append(item)
         return items
-
-    def _read_batch(self, choose: Choose) -> Batch:
-        rows, schema, columns = self._elements.read_columns(choose)
-        return Batch(schema.decode_batch(columns), rows, lambda: schema.decode(columns))
 
     def _read_live(self, rows: Array) -> List[BufferedData]:
         return self._read(by_live_rows(rows), warm=False)

@@ -73,11 +73,11 @@ class SumTree:
             The slots at these places of the running sum of masses, none of which has a mass of zero. ``total`` must be
             above zero.
         Arguments:
-            - targets (:obj:`np.ndarray`): ``(B,)``, float64, in [0, total); those beyond count as just below.
+            - targets (:obj:`np.ndarray`): ``(B,)``, float64, in [0, total); those beyond count as just below. They are
+              used up: other numbers are in the array afterwards.
         Returns:
             - slots (:obj:`np.ndarray`): ``(B,)``, int64.
         """
-        targets = np.array(targets, np.float64)
         if self._kernels is None:
             return self._find_in_numpy(targets)
         slots = np.empty(len(targets), np.int64)

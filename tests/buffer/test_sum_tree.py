@@ -72,7 +72,7 @@ def test_sums_minima_and_draws(capacity: int, compiled: bool) -> None:
             continue
         assert tree.smallest == masses[masses > 0].min()
         targets = random.rand(50) * tree.total
-        found = tree.find(targets)
+        found = tree.find(targets.copy())
         assert (masses[found] > 0).all()
         ends = np.cumsum(masses)
         assert (targets <= ends[found] + 1e-9).all()
@@ -115,8 +115,8 @@ def test_numba_and_numpy_agree_to_the_last_bit(capacity: int, seed: int, spread:
         if one.total > 0:
             targets = (np.arange(100) + random.rand(100)) / 100 * one.total
             targets[:3] = 0.0, np.nextafter(one.total, 0), one.total
-            found = one.find(targets)
-            assert found.tolist() == other.find(targets).tolist()
+            found = one.find(targets.copy())
+            assert found.tolist() == other.find(targets.copy()).tolist()
             assert (one.masses[found] > 0).all()
 
 
@@ -129,7 +129,7 @@ def test_no_slot_without_mass_is_found_at_any_edge(compiled: bool) -> None:
         tree.rebuild(masses)
         edges = np.concatenate([np.cumsum(masses), tree._prefixes, tree._sums, [0.0, tree.total]])
         targets = np.concatenate([edges, np.nextafter(edges, np.inf), np.maximum(np.nextafter(edges, -np.inf), 0.0)])
-        found = tree.find(targets)
+        found = tree.find(targets.copy())
         assert ((found >= 0) & (found < 600)).all()
         assert (masses[found] > 0).all()
 
