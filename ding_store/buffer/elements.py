@@ -35,15 +35,19 @@ class Elements:
         move from columns to objects when that is seen.
     Arguments:
         - capacity (:obj:`int`): The number of elements; the oldest leave when there are more.
-        - path (:obj:`Optional[str]`): Directory for the columns' files; None for a private table.
+        - path (:obj:`Optional[str]`): Directory of a table that survives its process, which refuses elements that columns
+          cannot hold; None for a private table.
+        - fsync (:obj:`bool`): As of ``Table``.
     """
 
-    def __init__(self, capacity: int, path: Optional[str] = None) -> None:
-        self.table = Table({}, capacity, path)
-        self._schema: Optional[Schema] = None
+    def __init__(self, capacity: int, path: Optional[str] = None, fsync: bool = False) -> None:
+        self.table = Table({}, capacity, path, fsync)
+        info, home = self.table.info, self.table.home
+        self._schema: Optional[Schema] = None if info is None else Schema.from_json(info)
         self.objects: Optional[ObjectColumn] = None
-        self.metas = MetaStore(self.table.index.row_of_slot, self.table.write_lock)
-        self._outputs = WarmOutputs({})
+        self.metas = MetaStore(self.table.index, self.table.write_lock, None if home is None else home.metas)
+        self.metas.restore()
+        self._outputs = WarmOutputs(self.table.specs)
 
     @property
     def schema(self) -> Optional[Schema]:
@@ -68,17 +72,19 @@ class Elements:
             row = int(rows[0])
             return row, self.metas.get(int(slots[0]), row)
 
-    def extend(self, columns: Columns, schema: Optional[Schema] = None) -> Array:
+    def extend(
+        self, columns: Columns, schema: Optional[Schema] = None, note: Optional[Mapping[str, Any]] = None
+    ) -> Array:
         """Add rows that are columns already, of the given schema or of this table's: see ``StoreBuffer.extend``."""
         with self.table.write_lock:
             schema = schema or self.schema or schema_of(columns)
             if self.objects is not None:
-                return self._add(schema.decode(columns), None)[0]
+                return self._add(schema.decode(columns), None, note)[0]
             if self.schema is None:
                 self.start(schema)
             elif schema is not self.schema and schema != self.schema:
                 self._adapt(schema)
-            rows = self.table.extend(complete(columns, self.table.specs))
+            rows = self.table.extend(complete(columns, self.table.specs), note)
             if self.metas.is_used:
                 slots, found = self.table.index.find(rows)
                 self.metas.drop(slots[found])
@@ -115,7 +121,7 @@ class Elements:
             if element is not None:
                 self._replace(rows, slots, element)
             if meta is not None:
-                self.metas.put(int(slots[0]), meta)
+                self.metas.put(int(slots[0]), row, meta)
             return True
 
     def delete(self, rows: Array) -> None:
@@ -136,38 +142,49 @@ class Elements:
     def start(self, schema: Schema) -> None:
         """Empty, and for elements of this schema."""
         if schema != self.schema:
-            self.table.replace_columns(schema.columns())
+            self.table.replace_columns(schema.columns(), schema.to_json())
             self._outputs = WarmOutputs(self.table.specs)
         self._schema, self.objects = schema, None
 
     def start_objects(self) -> None:
         """Empty, and for elements that are Python objects."""
+        self._refuse_objects()
         self.table.replace_columns({})
         self._schema, self.objects = None, ObjectColumn()
 
     def _add(
-        self, elements: Sequence[Any], metas: Optional[Sequence[Optional[Mapping[Any, Any]]]]
+        self,
+        elements: Sequence[Any],
+        metas: Optional[Sequence[Optional[Mapping[Any, Any]]]],
+        note: Optional[Mapping[str, Any]] = None,
     ) -> Tuple[Array, Array]:
         with self.table.write_lock:
             if self._schema is None and self.objects is None:
                 self._decide(elements)
             try:
-                return self._put(elements, metas)
+                return self._put(elements, metas, note)
             except SchemaMismatch:
                 self._make_fit(elements)
-            return self._put(elements, metas)
+            return self._put(elements, metas, note)
 
     def _put(
-        self, elements: Sequence[Any], metas: Optional[Sequence[Optional[Mapping[Any, Any]]]]
+        self,
+        elements: Sequence[Any],
+        metas: Optional[Sequence[Optional[Mapping[Any, Any]]]],
+        note: Optional[Mapping[str, Any]] = None,
     ) -> Tuple[Array, Array]:
         """Row numbers of all elements, and slots of those that are kept."""
         num_rows, capacity = len(elements), self.table.capacity
         skipped = max(0, num_rows - capacity)
-        with self.table.writing(num_rows - skipped, skipped) as (slots, rows):
+        first = self.table.next_row + skipped
+        kept_metas = None if metas is None else metas[skipped:]
+        records = self.metas.encode(np.arange(first, first + num_rows - skipped), kept_metas)
+        with self.table.writing(num_rows - skipped, skipped, note) as (slots, rows):
             self._write(slots, elements[skipped:] if skipped else elements)
-            if metas is not None:
-                for slot, meta in zip(slots.tolist(), metas[skipped:]):
-                    self.metas.put(slot, meta)
+            if kept_metas is not None:
+                self.metas.record(records)
+                for slot, row, meta in zip(slots.tolist(), rows.tolist(), kept_metas):
+                    self.metas.put(slot, row, meta, record=False)
             elif self.metas.is_used:
                 self.metas.drop(slots)
         return np.arange(rows[-1] + 1 - num_rows, rows[-1] + 1) if skipped else rows, slots
@@ -216,12 +233,28 @@ class Elements:
         known = self.table.specs
         added = {name: spec for name, spec in merged.columns().items() if name not in known}
         if added:
-            self.table.add_columns(added, fill_values(added, known))
+            self.table.add_columns(added, fill_values(added, known), merged.to_json())
             self._outputs = WarmOutputs(self.table.specs)
         # Only now: readers look at the schema after they have copied, and an older one reads older rows well.
         self._schema = merged
 
+    def resize(self, capacity: int) -> None:
+        """See ``Table.resize``."""
+        with self.table.write_lock, self.table.index.lock:
+            source, target = self.table.resize(capacity)
+            self.metas.resize(source, target)
+            if self.objects is not None:
+                self.objects.resize(source, target, self.table.capacity)
+
+    def _refuse_objects(self) -> None:
+        if self.table.home is not None:
+            raise SchemaMismatch(
+                'elements that are Python objects, or lists of varying length, cannot be kept for the next process in '
+                f'{self.table.home.path!r}: use path=None, or elements that all have the same arrays or tensors'
+            )
+
     def _move_to_objects(self) -> None:
+        self._refuse_objects()
         with self.table.index.lock:
             slots = self.table.index.slots_by_age().astype(np.intp)
         objects = ObjectColumn()
@@ -247,7 +280,7 @@ class Elements:
         return self.table.take(slots, self._outputs.take(len(slots)) if warm else None)
 
     def _metas_of(self, slots: Array) -> List[Meta]:
-        get, rows = self.metas.get, self.table.index.row_of_slot[slots].tolist()
+        get, rows = self.metas.get, self.table.index.row_of_slot.take(slots, mode='clip').tolist()
         return [get(slot, row) for slot, row in zip(slots.tolist(), rows)]
 
     def _decode(self, data: Any) -> List[Any]:

@@ -217,7 +217,7 @@ def _finish(elements: Elements, rows: Array, next_row: int, metas: List[Tuple[in
         index.relabel(rows, next_row)
         slots = index.slots_by_age()
         for place, meta in metas:
-            elements.metas.put(int(slots[place]), meta)
+            elements.metas.put(int(slots[place]), int(rows[place]), meta)
 
 
 def _chunks(items: Array, item_bytes: int) -> Iterator[Array]:

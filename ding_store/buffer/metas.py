@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ContextManager, Dict, Hashable, List, Mapping, Optional, Tuple, Union
+from typing import Any, ContextManager, Dict, Hashable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
+import numpy as np
 from ding.utils import fastcopy
 
+from ding_store.buffer import meta_form
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.groups import Groups
+from ding_store.buffer.journal import Journal
+from ding_store.buffer.rows import RowIndex
 
 #: Values that are worth sharing: few different ones. Floats (priorities) nearly never are equal.
 _SHARED_TYPES = (int, str, bool, type(None))
@@ -90,13 +94,16 @@ class MetaStore:
         Metas by slot, and for every key that was grouped by, the group of every slot as a number. The caller has the
         table's locks.
     Arguments:
-        - row_of_slot (:obj:`np.ndarray`): The table's row numbers by slot.
+        - index (:obj:`RowIndex`): The table's.
         - lock: The table's, for writers.
+        - journal (:obj:`Optional[Journal]`): Where metas are put on record, for the next process. What is changed
+          inside of a list, dict or array that a meta holds is not noticed.
     """
 
-    def __init__(self, row_of_slot: Array, lock: ContextManager[Any]) -> None:
+    def __init__(self, index: RowIndex, lock: ContextManager[Any], journal: Optional[Journal] = None) -> None:
         self._lock = lock
-        self._row_of_slot = row_of_slot
+        self._index = index
+        self._journal = journal
         self._held: List[Held] = []  # Shorter than the table while the slots beyond have none.
         self._shared: Dict[Shared, Shared] = {}
         self._groups: Dict[Hashable, Groups] = {}
@@ -106,9 +113,49 @@ class MetaStore:
         """Whether any slot may have a meta or a group."""
         return bool(self._held or self._groups)
 
-    def put(self, slot: int, meta: Optional[Mapping[Any, Any]]) -> None:
+    def restore(self) -> None:
+        """Read what is on record of rows that live; the rest of it is dropped from the record."""
+        if self._journal is None:
+            return
+        for record in self._journal.read():
+            rows, meta = meta_form.decode(record)
+            slots, found = self._index.find(rows)
+            for slot, row in zip(slots[found].tolist(), rows[found].tolist()):
+                self.put(slot, row, meta, record=False)
+        self._journal.rewrite(self._records())
+
+    def encode(self, rows: Array, metas: Optional[Sequence[Optional[Mapping[Any, Any]]]]) -> List[bytes]:
+        """
+        Overview:
+            Records of the metas of new rows; room for them is made.
+        Raises:
+            - SchemaMismatch: A meta holds what cannot be on record. NotEnoughSpace: The disk is full.
+        """
+        if self._journal is None or metas is None:
+            return []
+        starts = [i for i, meta in enumerate(metas) if i == 0 or meta != metas[i - 1]]
+        ends = [*starts[1:], len(metas)]
+        records = [meta_form.encode(rows[i:k], metas[i] or {}) for i, k in zip(starts, ends) if metas[i]]
+        self._journal.reserve(records)
+        return records
+
+    def record(self, records: List[bytes]) -> None:
+        """Put on record what ``encode`` made."""
+        if self._journal is None or not records:
+            return
+        if self._journal.wants_compaction:
+            self._journal.rewrite(self._records())
+            self._journal.reserve(records)
+        self._journal.append(records)
+
+    def put(self, slot: int, row: int, meta: Optional[Mapping[Any, Any]], record: bool = True) -> None:
         """Give a slot's row a meta, or none. A dict that cannot be shared is kept itself."""
+        if record and self._journal is not None:
+            self.record(self.encode(np.array([row], np.int64), [meta]) or self._encode_none(slot, row))
         held = self._to_held(meta)
+        if self._journal is not None and isinstance(held, dict):
+            # So that what is written into it later is noticed.
+            held = RowMeta(self, slot, row, held)
         if slot >= len(self._held):
             if held is None:
                 self._regroup(slot, None)
@@ -123,7 +170,7 @@ class MetaStore:
             for slot in slots[slots < len(self._held)].tolist():
                 self._held[slot] = None
         for groups in self._groups.values():
-            groups.codes[slots] = Groups.NONE
+            groups.leave(slots, self._row_of_slot[slots] >= 0)
 
     def get(self, slot: int, row: int) -> Meta:
         """The meta of a slot's row, as a dict that may be written to."""
@@ -141,7 +188,10 @@ class MetaStore:
     def adopt(self, slot: int, row: int, meta: RowMeta) -> None:
         """A meta was written to: it is the row's own from now on, if the row is still there."""
         with self._lock:
-            if row >= 0 and self._row_of_slot[slot] == row:
+            slot = self._slot_of(slot, row)
+            if slot >= 0:
+                if self._journal is not None:
+                    self.record(self.encode(np.array([row], np.int64), [meta]) or self._encode_none(slot, row))
                 if slot >= len(self._held):
                     self._held.extend([None] * (slot + 1 - len(self._held)))
                 self._held[slot] = meta
@@ -151,11 +201,15 @@ class MetaStore:
         """Who belongs together by a key; the first call for a key looks at all metas, later ones cost nothing."""
         groups = self._groups.get(key)
         if groups is None:
-            groups = self._groups[key] = Groups(len(self._row_of_slot))
+            groups = self._groups[key] = Groups(self._index.capacity)
             for slot in range(len(self._held)):
                 if self._held[slot] is not None:
                     self._assign(groups, key, slot, self.peek(slot))
         return groups
+
+    def known_groups(self, key: Hashable) -> Optional[Groups]:
+        """As ``groups``, if somebody grouped by this key before; needs no lock."""
+        return self._groups.get(key)
 
     def group_keys(self) -> List[Hashable]:
         return list(self._groups)
@@ -165,6 +219,50 @@ class MetaStore:
 
     def clear(self) -> None:
         self._held, self._shared, self._groups = [], {}, {}
+        if self._journal is not None:
+            self._journal.rewrite([])
+
+    def resize(self, source: Array, target: Array) -> None:
+        """Rows moved from slots to other slots, and the table has as many slots as it has now."""
+        for old, new in zip(source.tolist(), target.tolist()):
+            if old < len(self._held):
+                self._held.extend([None] * (new + 1 - len(self._held)))
+                self._held[new], self._held[old] = self._held[old], None
+        del self._held[self._index.capacity :]
+        keys = list(self._groups)
+        self._groups = {}
+        for key in keys:
+            self.groups(key)
+
+    @property
+    def _row_of_slot(self) -> Array:
+        return self._index.row_of_slot
+
+    def _slot_of(self, slot: int, row: int) -> int:
+        """Where a row is that was in this slot; -1 when it is gone."""
+        if row < 0 or (slot < self._index.capacity and self._row_of_slot[slot] == row):
+            return slot if row >= 0 else -1
+        with self._index.lock:
+            slots, found = self._index.find(np.array([row], np.int64))
+        return int(slots[0]) if found[0] else -1
+
+    def _encode_none(self, slot: int, row: int) -> List[bytes]:
+        """That a row has no meta, if it had one."""
+        if slot >= len(self._held) or self._held[slot] is None:
+            return []
+        assert self._journal is not None
+        records = [meta_form.encode(np.array([row], np.int64), {})]
+        self._journal.reserve(records)
+        return records
+
+    def _records(self) -> Iterator[bytes]:
+        """All metas of live rows: one record for all rows that share one."""
+        slots_of: Dict[int, List[int]] = {}
+        for slot in range(len(self._held)):
+            if self._held[slot] is not None and self._row_of_slot[slot] >= 0:
+                slots_of.setdefault(id(self._held[slot]), []).append(slot)
+        for slots in slots_of.values():
+            yield meta_form.encode(self._row_of_slot[slots], self.peek(slots[0]))
 
     def _to_held(self, meta: Optional[Mapping[Any, Any]]) -> Held:
         if not meta:
@@ -182,6 +280,7 @@ class MetaStore:
         for key, groups in self._groups.items():
             self._assign(groups, key, slot, meta or {})
 
-    @staticmethod
-    def _assign(groups: Groups, key: Hashable, slot: int, meta: Mapping[Any, Any]) -> None:
-        groups.codes[slot] = groups.code(meta[key]) if key in meta else Groups.NONE
+    def _assign(self, groups: Groups, key: Hashable, slot: int, meta: Mapping[Any, Any]) -> None:
+        code = groups.code(meta[key]) if key in meta else Groups.NONE
+        # A row that is being written is not there yet; one that is there moves to another group.
+        groups.move(slot, code, self._row_of_slot[slot] >= 0)

@@ -48,6 +48,15 @@ class ObjectColumn:
     def clear(self) -> None:
         self._objects = []
 
+    def resize(self, source: Array, target: Array, capacity: int) -> None:
+        """Objects moved from slots to other slots, of which there are so many."""
+        # A new list: readers may be going over the old one.
+        objects = self._objects[:]
+        for old, new in zip(source.tolist(), target.tolist()):
+            objects.extend([None] * (new + 1 - len(objects)))
+            objects[new] = objects[old]
+        self._objects = objects[:capacity]
+
     def _warn_if_large(self, element: Any) -> None:
         num_bytes = array_bytes(element)
         if num_bytes > LARGE_BYTES:

@@ -8,13 +8,14 @@ import mmap
 import os
 import tempfile
 from math import prod
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
 from ding_store.buffer import space
 from ding_store.buffer.arrays import Array
-from ding_store.errors import ConfigError, NotEnoughSpace
+from ding_store.buffer.durable import Home, StoredColumn
+from ding_store.errors import NotEnoughSpace
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,14 @@ ColumnSpec = Tuple[np.dtype[Any], Tuple[int, ...]]
 
 #: Space is reserved in steps of about this much: small enough to be quick (14 ms on tmpfs), large enough to be rare.
 EXTENT_BYTES = 64 << 20
+
+
+class ColumnFile(NamedTuple):
+    """Where a column is; ``name`` is empty for a file that nobody else will see."""
+
+    fd: int
+    row_bytes: int
+    name: str
 
 
 def spec_bytes(spec: ColumnSpec) -> int:
@@ -37,20 +46,16 @@ class Regions:
         when all columns fit in a share of it (cgroup limits count), else unlinked files in the roomiest directory.
     Arguments:
         - capacity (:obj:`int`): Rows.
-        - path (:obj:`Optional[str]`): Directory of the files; made if there is none, and must hold no table yet.
-    Raises:
-        - ConfigError: The directory holds a table.
+        - home (:obj:`Optional[Home]`): Directory of the files; None for private ones.
     """
 
-    def __init__(self, capacity: int, path: Optional[str] = None) -> None:
+    def __init__(self, capacity: int, home: Optional[Home] = None) -> None:
         self.capacity = capacity
         self.columns: Dict[str, Array] = {}
-        self._path = path
-        self._directory: Optional[str] = None
-        self._files: List[Tuple[int, int]] = []  # (descriptor, bytes per row)
+        self._home = home
+        self._directory: Optional[str] = None if home is None else home.path
+        self._files: Dict[str, ColumnFile] = {}
         self._num_reserved = 0
-        if path is not None:
-            self._directory = _make_directory(path)
 
     @property
     def row_bytes(self) -> int:
@@ -63,20 +68,76 @@ class Regions:
         Raises:
             - NotEnoughSpace: For the rows reserved so far.
         """
-        if self._directory is None and self._path is None and not self.columns:
+        if self._directory is None and not self.columns:
             self._directory = _private_directory(self.capacity * sum(map(spec_bytes, specs.values())))
         added: Dict[str, Array] = {}
-        files: List[Tuple[int, int]] = []
+        files: Dict[str, ColumnFile] = {}
         try:
             for name, spec in specs.items():
-                added[name] = self._map(len(self.columns) + len(added), spec, files)
+                added[name] = self._map(name, spec, files)
             self._reserve(files, 0, self._num_reserved)
         except BaseException:
-            self._discard(len(self.columns), len(self.columns) + len(specs), files)
+            self._discard(files)
             raise
-        self._files += files
+        self._files.update(files)
         # A new dict: readers may be going over the old one.
         self.columns = {**self.columns, **added}
+
+    def open(self, columns: List[StoredColumn]) -> None:
+        """Map the columns that a directory has; their space is made sure of again before it is written."""
+        assert self._home is not None
+        for column in columns:
+            spec = np.dtype(column.dtype), tuple(column.shape)
+            if spec_bytes(spec) * self.capacity:
+                fd = os.open(self._home.file(column.file), os.O_RDWR | os.O_CLOEXEC)
+                self._files[column.name] = ColumnFile(fd, spec_bytes(spec), column.file)
+            self.columns[column.name] = self._array(column.name, spec)
+
+    def stored(self) -> List[StoredColumn]:
+        """The columns as a directory's header has them."""
+        return [
+            StoredColumn(
+                name, array.dtype.str, list(array.shape[1:]), self._files[name].name if name in self._files else ''
+            )
+            for name, array in self.columns.items()
+        ]
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Have these columns no longer. Who holds them may read on."""
+        names = set(names)
+        self.columns = {name: array for name, array in self.columns.items() if name not in names}
+        for name in names & set(self._files):
+            os.close(self._files.pop(name).fd)
+
+    def move(self, source: Array, target: Array) -> None:
+        """Copy slots to other slots."""
+        step = max(1, EXTENT_BYTES // max(1, self.row_bytes))
+        for column in self.columns.values():
+            for start in range(0, len(source), step):
+                column[target[start : start + step]] = column[source[start : start + step]]
+
+    def resize(self, capacity: int, num_used: int) -> None:
+        """
+        Overview:
+            Have more or fewer slots; of these, the first ``num_used`` keep what is in them. Files keep their length
+            when there are fewer: somebody may be reading, whom a shorter file would kill.
+        """
+        old = self.columns
+        for file in self._files.values():
+            _fit(file.fd, capacity * file.row_bytes)
+        self.capacity = capacity
+        made = {}
+        for name, column in old.items():
+            made[name] = self._array(name, (column.dtype, column.shape[1:]))
+            if name not in self._files:
+                made[name][:num_used] = column[:num_used]
+        self.columns = made
+        self._num_reserved = min(self._num_reserved, capacity)
+
+    def sync(self) -> None:
+        """Have all bytes of files on the disk."""
+        for file in self._files.values():
+            os.fdatasync(file.fd)
 
     def reserve(self, num_rows: int) -> None:
         """
@@ -98,67 +159,75 @@ class Regions:
 
     def close(self) -> None:
         """Close the files. Columns stay readable for as long as somebody holds them."""
-        for fd, _ in self._files:
-            os.close(fd)
-        self._files = []
-        self.columns = {}
+        self.drop(list(self.columns))
 
     def clear(self) -> None:
-        """Have no columns and no files."""
+        """Have no columns and no files open."""
         self.close()
-        if self._path is None:
+        if self._home is None:
             self._directory = None
-        else:
-            for name in _column_files(self._path):
-                os.unlink(name)
         self._num_reserved = 0
 
-    def _map(self, number: int, spec: ColumnSpec, files: List[Tuple[int, int]]) -> Array:
+    def _map(self, name: str, spec: ColumnSpec, files: Dict[str, ColumnFile]) -> Array:
+        num_bytes = self.capacity * spec_bytes(spec)
+        if num_bytes and self._directory is not None:
+            file = self._make_file(spec_bytes(spec), [each.name for each in files.values()])
+            files[name] = file
+            os.ftruncate(file.fd, num_bytes)
+        return self._array(name, spec, files)
+
+    def _array(self, name: str, spec: ColumnSpec, files: Optional[Dict[str, ColumnFile]] = None) -> Array:
         dtype, shape = np.dtype(spec[0]), tuple(spec[1])
         num_bytes = self.capacity * spec_bytes(spec)
         if num_bytes == 0:
             return np.zeros((self.capacity, *shape), dtype)
-        if self._directory is None:
-            region = _anonymous(num_bytes)
-        else:
-            fd = self._open(number)
-            files.append((fd, spec_bytes(spec)))
-            os.ftruncate(fd, num_bytes)
-            region = mmap.mmap(fd, num_bytes)
+        file = (self._files if files is None else files).get(name)
+        region = _anonymous(num_bytes) if file is None else mmap.mmap(file.fd, num_bytes)
         return np.frombuffer(region, dtype).reshape((self.capacity, *shape))
 
-    def _discard(self, start: int, stop: int, files: List[Tuple[int, int]]) -> None:
-        for fd, _ in files:
-            os.close(fd)
-        if self._path is not None:
-            for number in range(start, stop):
-                if os.path.exists(self._file_name(number)):
-                    os.unlink(self._file_name(number))
+    def _discard(self, files: Dict[str, ColumnFile]) -> None:
+        for file in files.values():
+            os.close(file.fd)
+            if self._home is not None:
+                os.unlink(self._home.file(file.name))
 
-    def _file_name(self, number: int) -> str:
-        assert self._directory is not None
-        return os.path.join(self._directory, f'{number:03d}.column')
-
-    def _open(self, number: int) -> int:
-        if self._path is not None:
-            return os.open(self._file_name(number), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    def _make_file(self, row_bytes: int, taken: List[str]) -> ColumnFile:
+        if self._home is not None:
+            name = self._home.new_column_file(taken)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            return ColumnFile(os.open(self._home.file(name), flags, 0o600), row_bytes, name)
         fd, name = tempfile.mkstemp(prefix='ding-store-', suffix='.column', dir=self._directory)
         os.unlink(name)
-        return fd
+        return ColumnFile(fd, row_bytes, '')
 
-    def _reserve(self, files: List[Tuple[int, int]], start: int, stop: int) -> None:
-        for fd, row_bytes in files:
+    def _reserve(self, files: Mapping[str, ColumnFile], start: int, stop: int) -> None:
+        for file in files.values():
             try:
                 # Without it a full disk kills the process with SIGBUS in the middle of a copy.
                 if stop > start:
-                    os.posix_fallocate(fd, start * row_bytes, (stop - start) * row_bytes)
+                    os.posix_fallocate(file.fd, start * file.row_bytes, (stop - start) * file.row_bytes)
             except OSError as e:
                 if e.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                     raise
                 assert self._directory is not None
                 purpose = f'rows {start} to {stop} of a table of {self.capacity}'
-                needed = (stop - start) * sum(each for _, each in files)
+                needed = (stop - start) * sum(each.row_bytes for each in files.values())
                 raise space.not_enough_space(purpose, needed, self._directory) from e
+
+
+def _fit(fd: int, num_bytes: int) -> None:
+    """Make a file long enough, or free the space of what is too much of it."""
+    size = os.fstat(fd).st_size
+    if size < num_bytes:
+        os.ftruncate(fd, num_bytes)
+        return
+    start = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    if start < size and hasattr(mmap, 'MADV_REMOVE'):
+        with mmap.mmap(fd, size) as region:
+            try:
+                region.madvise(mmap.MADV_REMOVE, start)
+            except OSError:
+                pass  # A file system without holes: the space stays taken.
 
 
 def _anonymous(num_bytes: int) -> mmap.mmap:
@@ -187,15 +256,3 @@ def _private_directory(num_bytes: int) -> Optional[str]:
             *(space.format_bytes(num_bytes), space.format_bytes(memory), directory, space.format_bytes(free)),
         )
     return directory
-
-
-def _make_directory(path: str) -> str:
-    directory = os.path.abspath(path)
-    os.makedirs(directory, exist_ok=True)
-    if _column_files(directory):
-        raise ConfigError(f'path ({path!r}) already holds a table; name another directory or remove it')
-    return directory
-
-
-def _column_files(directory: str) -> List[str]:
-    return [os.path.join(directory, name) for name in os.listdir(directory) if name.endswith('.column')]

@@ -159,6 +159,12 @@ class RowIndex:
         for listener in self._listening():
             listener.cleared()
 
+    def forget(self) -> None:
+        """As ``clear``, but what ``row_of_slot`` was stays as it is."""
+        self._build(np.full(self.capacity, EMPTY, np.int64))
+        for listener in self._listening():
+            listener.cleared()
+
     def oldest(self, num_rows: int) -> Array:
         """Slots of the oldest live rows, as many as there are up to ``num_rows``; a copy."""
         return self.slots_by_age()[:num_rows].astype(np.intp)
@@ -176,15 +182,16 @@ class RowIndex:
         return source, target
 
     def relocate(self, source: Array, target: Array) -> None:
-        """Rows were copied from slots to free ones: there they live from now on."""
-        # First the new place, then not the old: a crash in between leaves two equal copies, and never none.
+        """Rows were copied from slots to free ones: there they live from now on. ``resize`` must follow."""
+        # The new place first: a crash in between leaves two equal copies, and never none.
         self.row_of_slot[target] = self.row_of_slot[source]
         self.row_of_slot[source] = EMPTY
-        self._build(self.row_of_slot)
 
-    def resize(self, row_of_slot: Array) -> None:
-        """Go on with other row numbers by slot, more or fewer, of the same rows."""
+    def resize(self, row_of_slot: Array, source: Array, target: Array) -> None:
+        """Go on with more or fewer slots, of the same rows; those from ``source`` are in ``target``."""
         self._build(row_of_slot)
+        for listener in self._listening():
+            listener.resized(self.capacity, source, target)
 
     def findings(self) -> List[str]:
         """What is wrong with it; nothing unless memory or this file is."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple, TypeVar, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, TypeVar, Union
 
 import numpy as np
 
+from ding_store.buffer import redo
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.choices import as_rows, by_rows
+from ding_store.buffer.commits import encode_note
+from ding_store.buffer.durable import Home
 from ding_store.buffer.regions import ColumnSpec, Regions
-from ding_store.buffer.rows import RowIndex
+from ding_store.buffer.rows import EMPTY, RowIndex
 from ding_store.errors import ConfigError, SchemaMismatch
 
 Columns = Mapping[str, Array]
@@ -30,21 +33,66 @@ class Table:
     Arguments:
         - columns (:obj:`Mapping`): Name -> (dtype, shape of one element). May be empty, for rows kept elsewhere.
         - capacity (:obj:`int`): The number of rows; the oldest leave when there are more.
-        - path (:obj:`Optional[str]`): Directory for the columns' files; None for a private table.
+        - path (:obj:`Optional[str]`): Directory of a table that survives its process, see ``durable``; a table that is
+          there already is gone on with. None for a private one.
+        - fsync (:obj:`bool`): Whether it survives power cuts as well, at the price of some fsyncs per push.
     Raises:
-        - ConfigError: ``capacity`` is no positive integer, a dtype is not of fixed size, or ``path`` holds a table.
+        - ConfigError: ``capacity`` is no positive integer, or not that of the table in ``path``; or a dtype is not of
+          fixed size.
+        - SchemaMismatch: The table in ``path`` has other columns than those given, if any are.
+        - TableLocked, FormatMismatch, CorruptPayload: As ``durable.Home``. Nothing was changed.
     """
 
-    def __init__(self, columns: Mapping[str, ColumnSpec], capacity: int, path: Optional[str] = None) -> None:
-        if isinstance(capacity, bool) or not isinstance(capacity, (int, np.integer)) or capacity < 1:
-            raise ConfigError(f'capacity ({capacity!r}) must be an integer >= 1')
-        self.capacity = int(capacity)
-        self.index = RowIndex(self.capacity)
-        self._regions = Regions(self.capacity, path)
+    def __init__(
+        self, columns: Mapping[str, ColumnSpec], capacity: int, path: Optional[str] = None, fsync: bool = False
+    ) -> None:
+        specs = _checked_specs(columns)
         self.write_lock = threading.RLock()
         self._num_updates = 0
+        #: Name -> how many updates changed the values of this column; of those columns that somebody put here.
+        self.num_changes: Dict[str, int] = {}
         self._num_used = 0  # Slots from this one on were never written.
-        self._regions.add(_checked_specs(columns))
+        self._note: Optional[Dict[str, Any]] = None
+        self.home = None if path is None else Home(path, checked_capacity(capacity), fsync)
+        try:
+            self._open(specs, checked_capacity(capacity))
+        except BaseException:
+            if self.home is not None:
+                self.home.close()
+            raise
+
+    def _open(self, specs: Dict[str, ColumnSpec], capacity: int) -> None:
+        home = self.home
+        if home is None:
+            self.index = RowIndex(capacity)
+        else:
+            self.index = RowIndex(capacity, home.numbers, home.next_row)
+            self._num_used = int(self.index.live_slots.max(initial=-1)) + 1
+            self._note = home.note
+        self._regions = Regions(capacity, home)
+        if home is None or not home.header.columns:
+            self._regions.add(specs)
+            self._describe(self.info)
+            return
+        self._regions.open(home.header.columns)
+        if specs and specs != self.specs:
+            raise SchemaMismatch(f'{home.path!r} holds a table of the columns {self.specs}, not {specs}')
+        self._redo(home)
+
+    @property
+    def capacity(self) -> int:
+        """The number of rows that it can hold."""
+        return self.index.capacity
+
+    @property
+    def info(self) -> Any:
+        """What its owner said about the columns, as JSON; of a private table None."""
+        return None if self.home is None else self.home.header.info
+
+    @property
+    def committed(self) -> Optional[Dict[str, Any]]:
+        """The last note that was committed."""
+        return self._note
 
     @property
     def specs(self) -> Dict[str, ColumnSpec]:
@@ -69,12 +117,13 @@ class Table:
         """The row number that the next row will have."""
         return self.index.next_row
 
-    def extend(self, columns: Columns) -> Array:
+    def extend(self, columns: Columns, note: Optional[Mapping[str, Any]] = None) -> Array:
         """
         Overview:
             Add rows: a copy per column. Of more rows than the capacity only the last are kept.
         Arguments:
             - columns (:obj:`Mapping`): Name -> array ``(n, *shape)`` for exactly the columns of the table.
+            - note (:obj:`Optional[Mapping]`): What ``committed`` is from the moment on when these rows are live.
         Returns:
             - rows (:obj:`np.ndarray`): Row numbers ``(n,)``, int64.
         Raises:
@@ -83,33 +132,46 @@ class Table:
         """
         num_rows = self._check(columns)
         skipped = max(0, num_rows - self.capacity)
-        with self.writing(num_rows - skipped, skipped) as (slots, rows):
+        with self.writing(num_rows - skipped, skipped, note) as (slots, rows):
             self._store(slots, columns, skipped)
         return np.arange(rows[-1] + 1 - num_rows, rows[-1] + 1) if skipped else rows
 
     @contextmanager
-    def writing(self, num_rows: int, skipped: int = 0) -> Iterator[Tuple[Array, Array]]:
+    def writing(
+        self, num_rows: int, skipped: int = 0, note: Optional[Mapping[str, Any]] = None
+    ) -> Iterator[Tuple[Array, Array]]:
         """
         Overview:
             Write new rows in place: yields their slots, which the caller fills, and their row numbers. They become
             visible on leaving. A SchemaMismatch says that nothing was written: the table is as it was. After any other
             exception the rows never become visible, but those that made room for them are gone.
         """
+        encoded = None if note is None else encode_note(note)
         with self.write_lock:
-            with self.index.lock:
-                first = self.index.next_row + skipped
-                used = max(self._num_used, min(self.capacity, self.index.count + num_rows))
-                self._regions.reserve(used)
-                self._num_used = used
-                slots, evicted = self.index.allocate(num_rows)
+            slots, evicted = self._allocate(num_rows, skipped)
+            first = self.index.next_row + skipped
             try:
                 yield slots, np.arange(first, first + num_rows, dtype=np.int64)
             except SchemaMismatch:
                 with self.index.lock:
                     self.index.restore(slots, evicted)
                 raise
-            with self.index.lock:
-                self.index.publish(slots, skipped)
+            except BaseException:
+                # Their numbers may be on record already, with a meta.
+                self.index.next_row += skipped + num_rows
+                raise
+            self._publish(slots, skipped, note, encoded)
+
+    def commit(self, note: Mapping[str, Any]) -> None:
+        """
+        Overview:
+            Set ``committed`` without new rows.
+        Raises:
+            - ConfigError: JSON cannot hold it.
+        """
+        encoded = encode_note(note)
+        with self.write_lock:
+            self._commit(note, encoded)
 
     def gather(self, rows: Array, out: Optional[Mapping[str, Array]] = None) -> Dict[str, Array]:
         """
@@ -137,12 +199,13 @@ class Table:
         """
         for _ in range(_OPTIMISTIC_READS):
             with self.index.lock:
-                slots = choose(self.index)
-                rows, num_updates = self.index.row_of_slot[slots], self._num_updates
+                slots, numbers = choose(self.index), self.index.row_of_slot
+                rows, num_updates = numbers[slots], self._num_updates
             copied = copy(slots)
-            # The row number guards against a new row in the slot, the count against new data in the row. Both are
-            # changed before the first byte is, and whoever reads them here has the interpreter's lock.
-            if num_updates == self._num_updates and (self.index.row_of_slot[slots] == rows).all():
+            # The row number guards against a new row in the slot, the count against new data in the row, and against
+            # other columns or slots. Both are changed before the first byte is, and whoever reads them here has the
+            # interpreter's lock.
+            if (numbers[slots] == rows).all() and num_updates == self._num_updates:
                 return rows, copied
         with self.write_lock:
             with self.index.lock:
@@ -172,8 +235,10 @@ class Table:
         with self.write_lock, self.index.lock:
             self._num_updates += 1
             slots, found = self.index.find(wanted)
-            for name, values in columns.items():
-                self.columns[name][slots[found]] = values[found]
+            held = {name: values[found] for name, values in columns.items()}
+            with self._repeatable(wanted[found], held):
+                for name, values in held.items():
+                    self.columns[name][slots[found]] = values
         return found
 
     def delete(self, rows: Array) -> Array:
@@ -184,15 +249,19 @@ class Table:
             - slots (:obj:`np.ndarray`): The slots that became free.
         """
         with self.write_lock, self.index.lock:
+            self._check_open()
             slots, found = self.index.find(np.unique(as_rows(rows)))
             freed = slots[found]
             self.index.remove(freed)
+            self._sync_numbers()
         return freed
 
     def clear(self) -> None:
         """Take all rows out. Row numbers are not used again."""
         with self.write_lock, self.index.lock:
+            self._check_open()
             self.index.clear()
+            self._sync_numbers()
 
     def contains(self, rows: Array) -> Array:
         """Which rows are in the table, bool."""
@@ -204,7 +273,9 @@ class Table:
         with self.index.lock:
             return self.index.row_of_slot[self.index.slots_by_age()]
 
-    def add_columns(self, columns: Mapping[str, ColumnSpec], fill: Optional[Mapping[str, Any]] = None) -> None:
+    def add_columns(
+        self, columns: Mapping[str, ColumnSpec], fill: Optional[Mapping[str, Any]] = None, info: Any = None
+    ) -> None:
         """
         Overview:
             Widen the schema. Rows that are there get ``fill[name]``, or zeros.
@@ -213,27 +284,165 @@ class Table:
         """
         specs = _checked_specs(columns)
         with self.write_lock:
+            self._check_open()
             doubled = sorted(set(specs) & set(self.columns))
             if doubled:
                 raise ConfigError(f'the table has the columns {doubled} already')
             self._regions.add(specs)
             for name, value in (fill or {}).items():
                 self.columns[name][: self._num_used] = value
+            self._describe(info)
 
-    def replace_columns(self, columns: Mapping[str, ColumnSpec]) -> None:
+    def replace_columns(self, columns: Mapping[str, ColumnSpec], info: Any = None) -> None:
         """Take all rows out, and have these columns from now on instead. Row numbers go on growing."""
         specs = _checked_specs(columns)
         with self.write_lock:
             self.clear()
+            self._num_updates += 1
             self._regions.clear()
+            self._describe(None)
             self._num_used = 0
             self._regions.add(specs)
+            self._describe(info)
+
+    def resize(self, capacity: int) -> Tuple[Array, Array]:
+        """
+        Overview:
+            Have another capacity from now on: where there are more rows than that, the oldest leave. O(capacity), and
+            a copy of the table where it is in memory. Files keep their length, but not the space of what is no longer
+            used.
+        Returns:
+            - source (:obj:`np.ndarray`): Slots whose rows had to move.
+            - target (:obj:`np.ndarray`): Where they live now.
+        Raises:
+            - ConfigError: ``capacity`` is no positive integer.
+        """
+        capacity = checked_capacity(capacity)
+        with self.write_lock, self.index.lock:
+            self._check_open()
+            # Readers that are copying do it again; others wait for the lock of the index.
+            self._num_updates += 1
+            self.index.remove(self.index.oldest(max(0, self.index.count - capacity)))
+            source, target = self.index.relocations(capacity)
+            self._regions.move(source, target)
+            self._sync_columns()
+            self.index.relocate(source, target)
+            self._sync_numbers()
+            self._num_used = min(self._num_used, capacity)
+            self._regions.resize(capacity, self._num_used)
+            self.index.resize(self._resized_numbers(capacity), source, target)
+        return source, target
+
+    def check(self) -> List[str]:
+        """
+        Overview:
+            What is wrong with it: for tests and post-mortems; nothing, unless memory or files were damaged.
+        Returns:
+            - findings (:obj:`List[str]`): One sentence each.
+        """
+        with self.write_lock, self.index.lock:
+            found = self.index.findings()
+            if self.index.count and int(self.index.live_slots.max()) >= self._num_used:
+                found.append(f'a row lives in a slot beyond {self._num_used}, the last that was written')
+            if any(len(column) != self.capacity for column in self.columns.values()):
+                found.append(f'a column has not {self.capacity} slots')
+            if self.home is not None:
+                found += self.home.findings(self.index.next_row, self.index.row_of_slot, self._regions.stored())
+        return found
 
     def close(self) -> None:
-        """Release the files; the table is empty after it."""
-        with self.write_lock:
-            self.clear()
+        """Release the files; the table is empty after it, but what is in ``path`` stays there."""
+        with self.write_lock, self.index.lock:
+            if self.home is None:
+                self.index.clear()
+            else:
+                self._sync_columns()
+                self.home.close()
+                self._num_updates += 1
+                # Not in place: that would be a delete of all rows, on the disk, too.
+                self.index.forget()
             self._regions.close()
+
+    def _allocate(self, num_rows: int, skipped: int) -> Tuple[Array, Array]:
+        self._check_open()
+        with self.index.lock:
+            used = max(self._num_used, min(self.capacity, self.index.count + num_rows))
+            self._regions.reserve(used)
+            self._num_used = used
+            slots, evicted = self.index.allocate(num_rows)
+        if len(evicted):
+            # Before the first byte of those who replace them.
+            self._sync_numbers()
+        return slots, evicted
+
+    def _publish(
+        self, slots: Array, skipped: int, note: Optional[Mapping[str, Any]] = None, encoded: Optional[bytes] = None
+    ) -> None:
+        """What was written to these slots is there from now on: see ``durable`` for the order."""
+        self._sync_columns()
+        with self.index.lock:
+            self.index.publish(slots, skipped)
+        self._sync_numbers()
+        self._commit(note, encoded)
+
+    def _commit(self, note: Optional[Mapping[str, Any]], encoded: Optional[bytes]) -> None:
+        if self.home is not None:
+            self.home.check_open()
+            self.home.commit(self.index.next_row, encoded)
+        if note is not None:
+            self._note = dict(note)
+
+    @contextmanager
+    def _repeatable(self, rows: Array, columns: Columns) -> Iterator[None]:
+        """Around overwriting rows in place: when it is killed in the middle, the next process does it again."""
+        if self.home is None or not len(rows):
+            yield
+            return
+        self.home.check_open()
+        record = [redo.encode(rows, columns)]
+        self.home.redo.reserve(record)
+        self.home.redo.append(record)
+        if self.home.fsync:
+            self.home.redo.flush()
+        yield
+        self._sync_columns()
+        self.home.redo.clear()
+
+    def _redo(self, home: Home) -> None:
+        for record in home.redo.read():
+            rows, columns = redo.decode(record)
+            slots, found = self.index.find(rows)
+            for name, values in columns.items():
+                if name in self.num_changes and (self.columns[name][slots[found]] != values[found]).any():
+                    self.num_changes[name] += 1
+                self.columns[name][slots[found]] = values[found]
+        self._sync_columns()
+        home.redo.clear()
+
+    def _describe(self, info: Any) -> None:
+        if self.home is not None:
+            self.home.describe(self._regions.stored(), info)
+
+    def _resized_numbers(self, capacity: int) -> Array:
+        if self.home is not None:
+            return self.home.resize(capacity)
+        numbers = np.full(capacity, EMPTY, np.int64)
+        kept = min(capacity, self.capacity)
+        numbers[:kept] = self.index.row_of_slot[:kept]
+        return numbers
+
+    def _check_open(self) -> None:
+        if self.home is not None:
+            self.home.check_open()
+
+    def _sync_numbers(self) -> None:
+        if self.home is not None:
+            self.home.sync_numbers()
+
+    def _sync_columns(self) -> None:
+        if self.home is not None and self.home.fsync:
+            self._regions.sync()
+            self.home.metas.flush()
 
     def _store(self, slots: Array, columns: Columns, skipped: int) -> None:
         target = _as_slice(slots)
@@ -254,6 +463,16 @@ class Table:
                     f'got {values.dtype} of shape {values.shape}'
                 )
         return num_rows or 0
+
+
+def checked_capacity(capacity: Any) -> int:
+    """
+    Raises:
+        - ConfigError: It is no positive integer.
+    """
+    if isinstance(capacity, bool) or not isinstance(capacity, (int, np.integer)) or capacity < 1:
+        raise ConfigError(f'capacity ({capacity!r}) must be an integer >= 1')
+    return int(capacity)
 
 
 def is_run(slots: Array) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from ding_store.buffer import regions
 from ding_store.buffer.table import Table
-from ding_store.errors import ConfigError, NotEnoughSpace, RowGone, SchemaMismatch
+from ding_store.errors import ConfigError, NotEnoughSpace, RowGone, SchemaMismatch, TableLocked
 
 SPECS = {'number': (np.dtype(np.int64), ()), 'vector': (np.dtype(np.float32), (3,))}
 
@@ -174,10 +174,10 @@ def test_files_in_a_path(tmp_path: Path) -> None:
     table = Table(SPECS, 1000, str(path))
     table.extend(rows_of(0, 10))
     assert np.fromfile(path / '000.column', np.int64)[:10].tolist() == list(range(10))
-    with pytest.raises(ConfigError, match='already holds a table'):
+    with pytest.raises(TableLocked, match='open already'):
         Table(SPECS, 1000, str(path))
     table.replace_columns({'other': (np.dtype(np.int8), ())})
-    assert len(list(path.iterdir())) == 1
+    assert len(list(path.glob('*.column'))) == 1
     table.close()
 
 
@@ -234,5 +234,5 @@ def test_a_column_that_does_not_fit_is_not_added(small_disk: Path) -> None:
     with pytest.raises(NotEnoughSpace):
         table.add_columns({'more': (np.dtype(np.uint8), (1 << 16,))})
     assert list(table.columns) == ['block']
-    assert len(list((small_disk / 'table').iterdir())) == 1
+    assert len(list((small_disk / 'table').glob('*.column'))) == 1
     table.close()

@@ -1,0 +1,108 @@
+"""The commit record of a table: which row numbers are live, and what its owner wants to be live together with them."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+import zlib
+from typing import Any, Dict, Mapping, NamedTuple, Optional
+
+from ding_store.errors import ConfigError, CorruptPayload
+
+#: sequence, next row, bytes and checksum of the note; then the checksum of these.
+_RECORD = struct.Struct('<QqQI')
+_CHECKSUM = struct.Struct('<I')
+
+#: One record per page, so that a torn page costs one of them.
+_PAGE = 4096
+NOTE_BYTES = 256 << 10
+FILE_BYTES = 2 * (_PAGE + NOTE_BYTES)
+
+
+class Committed(NamedTuple):
+    """Rows below ``next_row`` count; ``note`` is what the owner committed last, as JSON."""
+
+    sequence: int
+    next_row: int
+    note: bytes
+
+
+class CommitFile:
+    """
+    Overview:
+        Two records with checksums, written in turn: the valid one of the larger sequence counts. A note is in the
+        half that is not in use until the record that names it is whole.
+    Arguments:
+        - region (:obj:`mmap.mmap`): ``FILE_BYTES`` of a file.
+        - path (:obj:`str`): For errors.
+    Raises:
+        - CorruptPayload: Neither record is whole.
+    """
+
+    def __init__(self, region: mmap.mmap, path: str) -> None:
+        self._region = region
+        found = [each for each in (_read(region, half) for half in (0, 1)) if each is not None]
+        if not found:
+            raise CorruptPayload(f'{path!r} has no whole commit record; restore the directory from a copy')
+        self._last = max(found)
+
+    @staticmethod
+    def begin(region: mmap.mmap) -> None:
+        """Write the first record of a new file."""
+        _write(region, Committed(0, 0, b''))
+
+    @property
+    def next_row(self) -> int:
+        return self._last.next_row
+
+    @property
+    def note(self) -> Optional[Dict[str, Any]]:
+        """None until there was one."""
+        return json.loads(self._last.note) if self._last.note else None
+
+    def commit(self, next_row: int, note: Optional[bytes] = None) -> None:
+        """Rows below ``next_row`` are live from here on, with this note or the last one."""
+        last = self._last
+        self._last = Committed(last.sequence + 1, next_row, last.note if note is None else note)
+        _write(self._region, self._last)
+
+    def flush(self) -> None:
+        self._region.flush()
+
+
+def encode_note(note: Mapping[str, Any]) -> bytes:
+    """
+    Raises:
+        - ConfigError: It is no JSON, or too large.
+    """
+    try:
+        encoded = json.dumps(note).encode()
+    except (TypeError, ValueError) as e:
+        raise ConfigError(f'commit ({note!r:.80}) must be a dict that JSON can hold: {e}') from e
+    if len(encoded) > NOTE_BYTES or not isinstance(note, Mapping):
+        raise ConfigError(
+            f'commit must be a dict of at most {NOTE_BYTES} bytes as JSON, not {len(encoded)}: {note!r:.80}'
+        )
+    return encoded
+
+
+def _read(region: mmap.mmap, half: int) -> Optional[Committed]:
+    start = half * (_PAGE + NOTE_BYTES)
+    packed = region[start : start + _RECORD.size]
+    (checksum,) = _CHECKSUM.unpack_from(region, start + _RECORD.size)
+    sequence, next_row, note_bytes, note_checksum = _RECORD.unpack(packed)
+    if zlib.crc32(packed) != checksum or sequence % 2 != half or note_bytes > NOTE_BYTES:
+        return None
+    note = region[start + _PAGE : start + _PAGE + note_bytes]
+    return Committed(sequence, next_row, note) if zlib.crc32(note) == note_checksum else None
+
+
+def _write(region: mmap.mmap, committed: Committed) -> None:
+    start = committed.sequence % 2 * (_PAGE + NOTE_BYTES)
+    note = committed.note
+    if note:
+        # Whether it is whole is in the record: until that is written, the other half counts.
+        region[start + _PAGE : start + _PAGE + len(note)] = note
+    packed = _RECORD.pack(committed.sequence, committed.next_row, len(note), zlib.crc32(note))
+    region[start : start + _RECORD.size + _CHECKSUM.size] = packed + _CHECKSUM.pack(zlib.crc32(packed))

@@ -1,0 +1,134 @@
+"""A file of records that is only appended to, whose last record may be torn; and rewritten when most of it is dead."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import zlib
+from typing import Iterable, Iterator
+
+from ding_store.buffer import space
+from ding_store.errors import NotEnoughSpace
+
+#: Length and checksum of a record.
+_HEAD = struct.Struct('<II')
+#: Room is taken in steps of this much: a full disk is found out before anything is changed.
+_STEP_BYTES = 1 << 20
+
+
+class Journal:
+    """
+    Overview:
+        Records of bytes. Behind the last one are zeros, or what a crash left of one more.
+    Arguments:
+        - path (:obj:`str`): The file; made if there is none.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._descriptor = _open(path)
+        self._room = os.fstat(self._descriptor).st_size
+        self._end = 0
+        self._end_compact = 0
+
+    def read(self) -> Iterator[bytes]:
+        """All whole records; ``append`` goes on behind them."""
+        self._end = 0
+        while True:
+            head = os.pread(self._descriptor, _HEAD.size, self._end)
+            if len(head) < _HEAD.size:
+                return
+            length, checksum = _HEAD.unpack(head)
+            record = os.pread(self._descriptor, length, self._end + _HEAD.size)
+            if length == 0 or len(record) < length or zlib.crc32(record) != checksum:
+                return
+            self._end += _HEAD.size + length
+            yield record
+
+    @property
+    def wants_compaction(self) -> bool:
+        """Whether more than half of it may be dead, and it is worth the while."""
+        return self._end > 2 * self._end_compact + _STEP_BYTES
+
+    def reserve(self, records: Iterable[bytes]) -> None:
+        """
+        Overview:
+            Make room for records.
+        Raises:
+            - NotEnoughSpace: The disk is full; nothing was written.
+        """
+        end = self._end + sum(_HEAD.size + len(record) for record in records)
+        if end > self._room:
+            room = max(end, self._room + _STEP_BYTES)
+            reserve(self._descriptor, self._path, self._room, room - self._room)
+            self._room = room
+
+    def append(self, records: Iterable[bytes]) -> None:
+        """Add records; whole ones, whenever the process is killed."""
+        block = b''.join(_HEAD.pack(len(record), zlib.crc32(record)) + record for record in records)
+        write_at(self._descriptor, block, self._end)
+        self._end += len(block)
+
+    def rewrite(self, records: Iterable[bytes]) -> None:
+        """Have these records instead, at once."""
+        temporary = self._path + '.new'
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        other = Journal(temporary)
+        try:
+            for record in records:
+                other.reserve([record])
+                other.append([record])
+            os.fsync(other._descriptor)
+            os.replace(temporary, self._path)
+        except BaseException:
+            other.close()
+            os.unlink(temporary)
+            raise
+        self.close()
+        self._descriptor, self._room = other._descriptor, other._room
+        self._end = self._end_compact = other._end
+
+    def clear(self) -> None:
+        """Have no records. What held them is zero then, so that none of them is read after shorter ones."""
+        os.ftruncate(self._descriptor, 0)
+        self._end = self._end_compact = self._room = 0
+
+    def flush(self) -> None:
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def reserve(descriptor: int, path: str, start: int, num_bytes: int) -> None:
+    """
+    Raises:
+        - NotEnoughSpace: The disk is full.
+    """
+    try:
+        os.posix_fallocate(descriptor, start, num_bytes)
+    except OSError as e:
+        raise explained(e, path, num_bytes) from e
+
+
+def explained(error: OSError, path: str, num_bytes: int) -> OSError:
+    """NotEnoughSpace for a full disk, else the error as it is."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return error
+    directory = os.path.dirname(os.path.abspath(path))
+    made: NotEnoughSpace = space.not_enough_space(os.path.basename(path), num_bytes, directory)
+    return made
+
+
+def write_at(descriptor: int, data: bytes, start: int) -> None:
+    """All of it: one write may take less."""
+    view = memoryview(data)
+    while len(view):
+        written = os.pwrite(descriptor, view, start)
+        view, start = view[written:], start + written
+
+
+def _open(path: str) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
