@@ -6,27 +6,53 @@ from typing import Dict, Hashable
 
 import numpy as np
 
+from ding_store.buffer.arrays import Array
+
 
 class Groups:
-    """The group of every slot: ``codes[slot]`` is a number for the value of the key, or NONE."""
+    """
+    Overview:
+        The group of every slot: ``codes[slot]`` is a number for the value of the key, or NONE. ``num_moves`` counts the
+        rows that changed their group after they were pushed.
+    """
 
     NONE = -1
 
     def __init__(self, capacity: int) -> None:
         self.codes = np.full(capacity, self.NONE, np.int64)
+        self.num_moves = 0
         self._code_of: Dict[Hashable, int] = {}
+        self._num_codes = 0
+
+    @property
+    def is_used(self) -> bool:
+        """Whether any row ever had the key."""
+        return self._num_codes > 0
 
     def code(self, value: Hashable) -> int:
         # Episodes come and go: numbers of values that left are never used again, but must not be kept for ever.
         if len(self._code_of) > 2 * len(self.codes) + 1024:
             self._forget_unused()
-        return self._code_of.setdefault(value, self._next_code())
+        code = self._code_of.get(value)
+        if code is None:
+            code = self._code_of[value] = self._num_codes
+            self._num_codes += 1
+        return code
+
+    def move(self, slot: int, code: int, is_live: bool) -> None:
+        """A slot's row belongs to a group, from now on (``is_live``) or since it is there."""
+        if is_live and self.codes[slot] != code:
+            self.num_moves += 1
+        self.codes[slot] = code
+
+    def leave(self, slots: Array, is_live: Array) -> None:
+        """The rows of these slots belong to no group."""
+        if (self.codes[slots[is_live]] != self.NONE).any():
+            self.num_moves += 1
+        self.codes[slots] = self.NONE
 
     def value_of(self) -> Dict[int, Hashable]:
         return {code: value for value, code in self._code_of.items()}
-
-    def _next_code(self) -> int:
-        return next(reversed(self._code_of.values())) + 1 if self._code_of else 0
 
     def _forget_unused(self) -> None:
         used = set(self.codes.tolist())

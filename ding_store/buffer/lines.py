@@ -1,0 +1,159 @@
+"""Rows of many groups, each in its own order: pages of slots, linked, so that a step along a group costs O(1)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ding_store.buffer.arrays import Array
+
+_SHIFT = 5
+#: Slots per page. A group of one row takes a whole page, a long one 4 bytes per row.
+PAGE = 1 << _SHIFT
+_MASK = PAGE - 1
+
+NOWHERE = -1
+
+
+class Lines:
+    """
+    Overview:
+        Every group has a line of slots that grows at its tail. A place is an entry of some page; ``at[slot]`` says
+        where a slot is. Vectorised over groups and slots; the caller has the table's index locked.
+
+        * ``_slots`` holds the entries; the last page is never used and holds NOWHERE, so that a place on page -1,
+          which is what lies beyond the ends of a line, needs no special case.
+        * ``_after``, ``_before`` link the pages, with NOWHERE as their last item for the same reason.
+    Arguments:
+        - capacity (:obj:`int`): Slots are below it.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.at = np.full(capacity, NOWHERE, np.int64 if capacity * PAGE > np.iinfo(np.int32).max else np.int32)
+        self.clear()
+
+    def clear(self) -> None:
+        self.at.fill(NOWHERE)
+        self._slots = np.full(PAGE, NOWHERE, np.int32)
+        self._after, self._before = np.full(1, NOWHERE, np.int32), np.full(1, NOWHERE, np.int32)
+        self._num_held = np.zeros(0, np.int32)
+        self._owner = np.zeros(0, np.int64)
+        self._free = np.empty(0, np.int32)
+
+    def append(self, owners: Array, tails: Array, counts: Array, slots: Array) -> Array:
+        """
+        Overview:
+            Append slots to lines.
+        Arguments:
+            - owners (:obj:`np.ndarray`): Distinct groups ``(k,)``.
+            - tails (:obj:`np.ndarray`): The last place of each one's line ``(k,)``, NOWHERE for a new one.
+            - counts (:obj:`np.ndarray`): How many slots each one gets ``(k,)``, at least 1.
+            - slots (:obj:`np.ndarray`): The slots ``(n,)``, one group's after the other's. They are nowhere now.
+        Returns:
+            - places (:obj:`np.ndarray`): Where they are now ``(n,)``.
+        """
+        room = np.where(tails >= 0, _MASK - (tails & _MASK), 0)
+        num_pages = (np.maximum(counts - room, 0) + _MASK) >> _SHIFT
+        pages = self._take_pages(int(num_pages.sum()))
+        first_page = np.cumsum(num_pages) - num_pages
+        self._link(pages, owners, tails, num_pages, first_page)
+        group = np.repeat(np.arange(len(counts)), counts)
+        ordinal = np.arange(len(slots)) - np.repeat(np.cumsum(counts) - counts, counts)
+        beyond = ordinal - room[group]
+        places = tails[group] + 1 + ordinal
+        new = np.flatnonzero(beyond >= 0)
+        page = pages[first_page[group[new]] + (beyond[new] >> _SHIFT)].astype(np.int64)
+        places[new] = (page << _SHIFT) + (beyond[new] & _MASK)
+        self._slots[places] = slots
+        self.at[slots] = places
+        np.add.at(self._num_held, places >> _SHIFT, 1)
+        return places
+
+    def drop(self, slots: Array) -> Array:
+        """
+        Overview:
+            Distinct slots leave their places; pages without any go back. What is left of a line stays as it is, with
+            NOWHERE between.
+        Returns:
+            - pages (:obj:`np.ndarray`): The pages that went back.
+        """
+        places = self.at[slots]
+        places = places[places >= 0]
+        if not len(places):
+            return places
+        self.at[slots] = NOWHERE
+        self._slots[places] = NOWHERE
+        pages = places >> _SHIFT
+        np.subtract.at(self._num_held, pages, 1)
+        pages = np.unique(pages)
+        empty = pages[self._num_held[pages] == 0]
+        self._unlink(empty)
+        self._free = np.concatenate([self._free, empty])
+        return empty
+
+    def owners(self, places: Array) -> Array:
+        """The groups whose places these are."""
+        return self._owner[places >> _SHIFT]
+
+    def owner_of_pages(self, pages: Array) -> Array:
+        return self._owner[pages]
+
+    def slots(self, places: Array) -> Array:
+        """What is at places: slots, or NOWHERE."""
+        return np.where(places >= 0, self._slots[places], NOWHERE)
+
+    def walk(self, places: Array, steps: Array) -> Array:
+        """Places so many steps further, or back where negative; NOWHERE beyond the ends of the line."""
+        offset = (places & _MASK) + steps
+        page, hops = places >> _SHIFT, offset >> _SHIFT
+        for hop in range(int(hops.max(initial=0))):
+            page = np.where(hops > hop, self._after[page], page)
+        for hop in range(-int(hops.min(initial=0))):
+            page = np.where(-hops > hop, self._before[page], page)
+        return np.where((page >= 0) & (places >= 0), (page.astype(np.int64) << _SHIFT) + (offset & _MASK), NOWHERE)
+
+    def windows(self, places: Array, length: int) -> Array:
+        """The slots of ``length`` consecutive places from each of these on ``(length, B)``; NOWHERE where is none."""
+        first = places & _MASK
+        offset = first + np.arange(length)[:, None]
+        pages = [places >> _SHIFT]
+        for _ in range((int(first.max(initial=0)) + length - 1) >> _SHIFT):
+            pages.append(self._after[pages[-1]])
+        page = np.stack(pages).astype(np.int64)[offset >> _SHIFT, np.arange(len(places))]
+        return self._slots[(page << _SHIFT) + (offset & _MASK)]
+
+    def _take_pages(self, num_pages: int) -> Array:
+        if num_pages > len(self._free):
+            self._grow(max(num_pages - len(self._free), len(self._num_held), 16))
+        split = len(self._free) - num_pages
+        taken, self._free = self._free[split:], self._free[:split]
+        return taken
+
+    def _grow(self, num_pages: int) -> None:
+        known = len(self._num_held)
+        self._slots = np.concatenate([self._slots, np.full(num_pages << _SHIFT, NOWHERE, np.int32)])
+        fill = np.full(num_pages, NOWHERE, np.int32)
+        self._after, self._before = np.concatenate([self._after, fill]), np.concatenate([self._before, fill])
+        self._num_held = np.concatenate([self._num_held, np.zeros(num_pages, np.int32)])
+        self._owner = np.concatenate([self._owner, np.zeros(num_pages, np.int64)])
+        self._free = np.concatenate([np.arange(known + num_pages - 1, known - 1, -1, dtype=np.int32), self._free])
+
+    def _link(self, pages: Array, owners: Array, tails: Array, num_pages: Array, first_page: Array) -> None:
+        if not len(pages):
+            return
+        grown = num_pages > 0
+        firsts = first_page[grown]
+        self._owner[pages] = np.repeat(owners, num_pages)
+        self._before[pages[1:]] = pages[:-1]
+        self._after[pages[:-1]] = pages[1:]
+        # Where one group's pages end and another's begin: the old tail's page instead.
+        tail_pages = np.where(tails >= 0, tails >> _SHIFT, NOWHERE)[grown]
+        self._after[pages[np.append(firsts[1:] - 1, len(pages) - 1)]] = NOWHERE
+        self._before[pages[firsts]] = tail_pages
+        continued = tail_pages >= 0
+        self._after[tail_pages[continued]] = pages[firsts[continued]]
+
+    def _unlink(self, pages: Array) -> None:
+        for there, back in ((self._after, self._before), (self._before, self._after)):
+            neighbours = there[pages]
+            back[neighbours[neighbours >= 0]] = NOWHERE
+        self._after[pages] = self._before[pages] = NOWHERE

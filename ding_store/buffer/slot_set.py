@@ -1,0 +1,56 @@
+"""A set of slots that is drawn from uniformly and changed in bulk."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ding_store.buffer.arrays import Array
+
+
+class SlotSet:
+    """
+    Overview:
+        The members are dense in an array, so that a draw is one look-up and a discard one swap: O(len(slots)) each.
+    Arguments:
+        - capacity (:obj:`int`): Slots are below it. 8 bytes each.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._members = np.empty(capacity, np.int32)
+        self._place = np.full(capacity, -1, np.int32)
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def members(self) -> Array:
+        """The slots in it, in no order: a view, good until the next change."""
+        return self._members[: self._count]
+
+    def add(self, slots: Array) -> None:
+        """Add distinct slots that are not in it."""
+        end = self._count + len(slots)
+        self._members[self._count : end] = slots
+        self._place[slots] = np.arange(self._count, end, dtype=np.int32)
+        self._count = end
+
+    def discard(self, slots: Array) -> None:
+        """Take distinct slots out, those of them that are in it."""
+        places = self._place[slots]
+        is_in = places >= 0
+        if not is_in.any():
+            return
+        slots, places = slots[is_in], places[is_in]
+        self._place[slots] = -1
+        remaining = self._count - len(slots)
+        tail = self._members[remaining : self._count]
+        moved = tail[self._place[tail] >= 0]
+        gaps = places[places < remaining]
+        self._members[gaps] = moved
+        self._place[moved] = gaps
+        self._count = remaining
+
+    def clear(self) -> None:
+        self._place[self.members] = -1
+        self._count = 0
