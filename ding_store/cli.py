@@ -54,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_run(commands)
     _add_join(commands)
     _add_status(commands)
+    _add_bench(commands)
     commands.add_parser('doctor', help='check this environment, and say the fix for what is wrong', add_help=False)
     return parser
 
@@ -109,6 +110,26 @@ def _add_status(commands: argparse._SubParsersAction) -> None:
     parser.add_argument('--json', action='store_true', help='for machines')
     parser.add_argument('--watch', metavar='SECONDS', type=float, help='again and again')
     parser.set_defaults(call=_status)
+
+
+def _add_bench(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser('bench', help='measure, beside the bound and the peers that are installed')
+    kinds = parser.add_subparsers(title='what', metavar='WHAT', required=True)
+    replay = kinds.add_parser('replay', help='push, sample and priority update of replay buffers')
+    replay.add_argument('--workloads', metavar='NAME,...', help='default: all of them')
+    replay.add_argument('--buffers', metavar='NAME,...', help='default: ding_store, DequeBuffer and installed peers')
+    replay.add_argument('--scale', type=float, default=1.0, help='rows, times this (default: %(default)s)')
+    replay.add_argument('--seconds', type=float, default=2.0, help='per figure (default: %(default)s)')
+    replay.add_argument('--json', metavar='FILE', help='write all figures there')
+    replay.set_defaults(call=_bench_replay)
+
+
+def _bench_replay(options: argparse.Namespace, command: List[str]) -> int:
+    # One thread, as every other figure of these tables: before numpy and torch are imported.
+    os.environ.setdefault('OMP_NUM_THREADS', '1')
+    from ding_store.bench.replay import main as bench
+
+    return bench(options.workloads, options.buffers, options.scale, options.seconds, options.json)
 
 
 def _config(options: argparse.Namespace) -> StoreConfig:
