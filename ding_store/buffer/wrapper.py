@@ -13,7 +13,7 @@ from easydict import EasyDict
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.batches import TrainBatch
-from ding_store.buffer.priorities import Priorities, checked
+from ding_store.buffer.prioritized import Prioritized
 from ding_store.buffer.samplers import not_enough
 from ding_store.buffer.store_buffer import Batch, StoreBuffer
 from ding_store.errors import ConfigError, NotEnoughData
@@ -65,7 +65,7 @@ class StoreBufferWrapper:
         self._log_every, self._logged_iter = cfg.get('train_iter_per_log', 100), -1
         self.buffer = StoreBuffer(size=cfg.get('replay_buffer_size', 10000), path=cfg.get('path'))
         self._uses = np.zeros(self.buffer.size if self._max_use != INFINITY else 0, np.int64)
-        self._priorities: Optional[Priorities] = None
+        self._priorities: Optional[Prioritized] = None
         self._auto_priority = cfg.get('priority') is None
         self._push_count = 0
         if cfg.get('priority'):
@@ -89,13 +89,11 @@ class StoreBufferWrapper:
         elements = data if isinstance(data, list) else [data]
         if not elements:
             return
-        kept, priorities = self._without_priority(elements)
-        rows = self.buffer.extend_elements(kept)
+        kept, priority = self._without_priority(elements)
+        rows = self.buffer.extend_elements(kept, priority=priority)
         self._push_count += len(rows)
         if len(self._uses):
             self._uses[self._slots(rows)[0]] = 0
-        if self._priorities is not None:
-            self._priorities.add(rows, priorities)
 
     def sample(
         self, size: int, train_iter: int = 0, sample_range: Optional[slice] = None, replace: bool = False
@@ -104,7 +102,7 @@ class StoreBufferWrapper:
         Overview:
             Sample one batch, or a plain list where elements are Python objects.
         Arguments:
-            - sample_range (:obj:`Optional[slice]`): Only these elements, counted by age; uniformly, priorities or not.
+            - sample_range (:obj:`Optional[slice]`): Only these elements, counted by age.
         Returns:
             - data: With ``IS`` and ``priority_IS`` (B,) where there are priorities. None when there is too little.
         """
@@ -126,19 +124,19 @@ class StoreBufferWrapper:
         Overview:
             New priorities, by ``replay_unique_id`` of the elements sampled; those that are gone are passed over.
         Raises:
-            - TypeError: A priority is negative or NaN.
+            - PriorityError: A priority is negative, infinite or NaN; none was updated.
         """
         if self._priorities is None and self._auto_priority:
             self._prioritize()
         if self._priorities is None or 'priority' not in info:
             return
-        pairs = [(row, p) for row, p in zip(info['replay_unique_id'], info['priority']) if row is not None]
-        self._priorities.update(np.array([int(row) for row, _ in pairs], np.int64), [p for _, p in pairs])
+        pairs = [(int(row), p) for row, p in zip(info['replay_unique_id'], info['priority']) if row is not None]
+        rows = np.array([row for row, _ in pairs], np.int64)
+        priority = self._priorities.check([p for _, p in pairs], len(rows))
+        self.buffer.update_priorities(rows, np.minimum(priority, self._max_priority))
 
     def clear(self) -> None:
         self.buffer.clear()
-        if self._priorities is not None:
-            self._prioritize()
 
     def count(self) -> int:
         return self.buffer.count()
@@ -156,37 +154,45 @@ class StoreBufferWrapper:
 
     def load_data(self, file_name: str) -> None:
         self.buffer.load_data(file_name)
-        if self._priorities is not None:
-            self._prioritize()
 
     def state_dict(self) -> Dict[str, Any]:
         """The elements, oldest first, as a list: for checkpoints of small buffers; ``save_data`` streams."""
-        return {'data': [item.data for item in self.buffer], 'push_count': self._push_count}
+        state: Dict[str, Any] = {'data': [item.data for item in self.buffer], 'push_count': self._push_count}
+        if self._priorities is not None:
+            state['priorities'] = self._priorities.state()
+        return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self.clear()
         self.push([element for element in state_dict['data'] if element is not None])
         self._push_count = state_dict.get('push_count', self._push_count)
+        if 'priorities' not in state_dict:
+            return
+        if self._priorities is None and self._auto_priority:
+            self._prioritize()
+        # A smaller buffer has kept only the last of the elements: their priorities begin anew.
+        if self._priorities is not None and len(state_dict['data']) == self.count():
+            self._priorities.load_state(state_dict['priorities'])
 
     def _prioritize(self) -> None:
-        """Begin with priorities; rows that are there get that of new ones."""
-        cfg, table = self.cfg, self.buffer.table
-        self._priorities = Priorities(
-            table.index,
+        """Sample by priority from now on; rows that are there get that of new ones."""
+        cfg = self.cfg
+        self._priorities = Prioritized(
             alpha=cfg.get('priority_power_factor', cfg.get('alpha', 0.6)),
             beta=cfg.get('IS_weight_power_factor', cfg.get('beta', 0.4)),
-            anneal_iter=cfg.get('IS_weight_anneal_train_iter', cfg.get('anneal_step', 1e5)),
-            max_priority=cfg.get('priority_max_limit', INFINITY),
+            beta_anneal_steps=cfg.get('IS_weight_anneal_train_iter', cfg.get('anneal_step', 1e5)),
         )
-        self._priorities.add(table.rows_by_age())
+        self._max_priority = cfg.get('priority_max_limit', INFINITY)
+        self.buffer = self.buffer.view(sampler=self._priorities)
 
-    def _without_priority(self, elements: Sequence[Any]) -> Tuple[Sequence[Any], Optional[List[Optional[float]]]]:
+    def _without_priority(self, elements: Sequence[Any]) -> Tuple[Sequence[Any], Optional[List[float]]]:
+        """The elements without their key 'priority', and its values, where any has it."""
         if self._priorities is None or not any(isinstance(each, dict) and 'priority' in each for each in elements):
             return elements, None
-        priorities = [each.get('priority') for each in elements]
-        # Before anything is pushed.
-        checked([priority for priority in priorities if priority is not None])
-        return [{k: v for k, v in each.items() if k != 'priority'} for each in elements], priorities
+        largest = self._priorities.max_priority
+        given = [each.get('priority') for each in elements]
+        kept = [{k: v for k, v in each.items() if k != 'priority'} for each in elements]
+        return kept, [largest if priority is None else float(priority) for priority in given]
 
     def _sample(self, size: int, sample_range: Optional[slice], replace: bool) -> Tuple[Any, Array]:
         count = self.count()
@@ -194,21 +200,15 @@ class StoreBufferWrapper:
             raise not_enough(size, count)
         if self.buffer.schema is None:
             return self._sample_objects(size, sample_range, replace)
-        if self._priorities is None or sample_range is not None:
-            batch = self.buffer.sample_batch(size, replace=replace, sample_range=sample_range)
-            weights = self._equal_weights(size)
-        else:
-            rows, weights = self._priorities.draw(size)
-            batch = self.buffer.gather_batch(rows)
+        batch = self.buffer.sample_batch(size, replace=replace, sample_range=sample_range)
+        weights = self._equal_weights(size) if batch.weights is None else batch.weights
         return self._as_train_batch(batch, weights), batch.rows
 
     def _sample_objects(self, size: int, sample_range: Optional[slice], replace: bool) -> Tuple[List[Any], Array]:
-        if self._priorities is None or sample_range is not None:
-            items = self.buffer.sample(size, replace=replace, sample_range=sample_range)
-            weights = self._equal_weights(size)
-        else:
-            rows, weights = self._priorities.draw(size)
-            items = self.buffer.sample(indices=[str(row) for row in rows.tolist()])
+        items: Any = self.buffer.sample(size, replace=replace, sample_range=sample_range)
+        weights = self._equal_weights(size)
+        if self._priorities is not None:
+            weights = np.array([item.meta['priority_IS'] for item in items], np.float32)
         rows = np.array([int(item.index) for item in items], np.int64)
         data = [item.data for item in items]
         if data and isinstance(data[0], dict):
@@ -218,7 +218,7 @@ class StoreBufferWrapper:
 
     def _equal_weights(self, size: int) -> Optional[Array]:
         # A policy with priority looks for weights from the first batch on, before the first update.
-        return np.ones(size, np.float32) if self._priorities is not None or self._auto_priority else None
+        return np.ones(size, np.float32) if self._auto_priority else None
 
     def _as_train_batch(self, batch: Batch, weights: Optional[Array]) -> TrainBatch:
         tree, rows = batch.data, batch.rows
@@ -251,8 +251,6 @@ class StoreBufferWrapper:
         self._delete(np.unique(rows[self._uses[slots] >= self._max_use]))
 
     def _delete(self, rows: Array) -> None:
-        if self._priorities is not None:
-            self._priorities.drop(self._slots(rows)[0])
         self.buffer.delete([str(row) for row in rows.tolist()])
 
     def _slots(self, rows: Array) -> Tuple[Array, Array]:
@@ -268,7 +266,7 @@ class StoreBufferWrapper:
         if len(self._uses):
             values['use_count_avg'] = float(self._uses[self._slots(rows)[0]].mean())
         if self._priorities is not None:
-            priorities = self._priorities.of(rows)
+            priorities = self._priorities.priorities_of(rows)
             values.update(priority_avg=float(priorities.mean()), priority_max=float(priorities.max()))
         for name, value in values.items():
             self._tb_logger.add_scalar(f'{self.name}/{name}', value, train_iter)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, Generator, List, Optional, Tuple, Union
 
+import numpy as np
+import torch
 from ding.data import Buffer
 from ding.framework import task
 from ding.framework.middleware.functional import data_pusher as stock_pusher
@@ -12,8 +14,9 @@ from ding.framework.middleware.functional import offpolicy_data_fetcher as stock
 from ding.framework.middleware.functional import reward_estimator, trainer
 from ditk import logging
 
+from ding_store.buffer.samplers import PrioritySampler
 from ding_store.buffer.store_buffer import StoreBuffer
-from ding_store.errors import NotEnoughData
+from ding_store.errors import ConfigError, NotEnoughData
 from ding_store.middleware.plan import COUNT, PUSH_COLUMNS
 
 if TYPE_CHECKING:
@@ -72,12 +75,20 @@ def data_fetcher(cfg: Any, buffer_: Any, policy: Any = None, collate: str = 'aut
     """
     Overview:
         Fetch a batch for each training iteration; DI-engine's offpolicy_data_fetcher. Policies that take it get one
-        collated batch, straight from the buffer's columns, others the list that DI-engine makes.
+        collated batch, straight from the buffer's columns, others the list that DI-engine makes. A buffer whose own
+        sampler has priorities gets those of the trained rows afterwards.
+    Input of ctx:
+        - train_output: With ``priority`` (B,), where the buffer has priorities.
     Output of ctx:
         - train_data: One treetensor with leaves (B, ...), or a list of B elements; None when there are too few rows.
+          With importance weights ``priority_IS`` (B,), where the buffer has priorities.
+    Raises:
+        - ConfigError: The buffer has priorities, but ``policy.priority`` is off, so that none would be updated.
     """
     as_batch = collate == 'batch' or (collate == 'auto' and policy is not None and takes_batch(policy))
     unroll_len = cfg.policy.collect.get('unroll_len', 1)
+    if has_priorities(buffer_) and unroll_len == 1:
+        return _prioritized_fetcher(cfg, buffer_, as_batch)
     if not as_batch or not isinstance(buffer_, StoreBuffer) or unroll_len > 1:
         return stock_fetcher(cfg, buffer_, **kwargs)
     listed = stock_fetcher(cfg, buffer_, **kwargs)
@@ -95,10 +106,56 @@ def data_fetcher(cfg: Any, buffer_: Any, policy: Any = None, collate: str = 'aut
     return _fetch
 
 
+def has_priorities(buffer_: Any) -> bool:
+    """Whether a buffer samples by priorities of its own, rather than by DI-engine's middleware."""
+    return isinstance(buffer_, StoreBuffer) and isinstance(buffer_.sampler, PrioritySampler)
+
+
+def _prioritized_fetcher(cfg: Any, buffer_: StoreBuffer, as_batch: bool) -> Callable:
+    if not cfg.policy.get('priority', False):
+        raise ConfigError(
+            f'the buffer samples by priority ({type(buffer_.sampler).__name__}), but policy.priority is off: set '
+            'policy.priority=True and policy.priority_IS_weight=True, or make the buffer without a sampler'
+        )
+
+    def _fetch(ctx: OnlineRLContext) -> Generator:
+        size = cfg.policy.learn.batch_size
+        try:
+            # Middleware of the buffer speaks of lists; objects that are no columns cannot be collated.
+            if as_batch and not buffer_._middleware and buffer_.schema is not None:
+                ctx.train_data, rows = _weighted_batch(buffer_, size)
+            else:
+                ctx.train_data, rows = _weighted_list(buffer_, size)
+        except NotEnoughData:
+            ctx.train_data = None
+            return
+        yield
+        output = ctx.train_output
+        # After several updates per collect the outputs are a list, and fetchers end in reverse order.
+        buffer_.update_priorities(rows, (output.pop() if isinstance(output, list) else output)['priority'])
+
+    return _fetch
+
+
+def _weighted_batch(buffer_: StoreBuffer, size: int) -> Tuple[Any, np.ndarray]:
+    batch = buffer_.sample_batch(size)
+    batch.data.priority_IS = torch.from_numpy(batch.weights)
+    return batch.data, batch.rows
+
+
+def _weighted_list(buffer_: StoreBuffer, size: int) -> Tuple[List[Any], np.ndarray]:
+    items = buffer_.sample(size)
+    for item in items:
+        # As DI-engine's PriorityExperienceReplay has it.
+        item.data['priority_IS'] = torch.tensor([item.meta['priority_IS']], dtype=torch.float32)
+    return [item.data for item in items], np.array([int(item.index) for item in items], np.int64)
+
+
 class OffPolicyLearner:
     """
     Overview:
-        DI-engine's OffPolicyLearner with ding_store's fetcher in front of the stock trainer.
+        DI-engine's OffPolicyLearner with ding_store's fetcher in front of the stock trainer. Priorities are updated
+        after every training iteration, not only at the end of the pipeline's round.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -122,6 +179,8 @@ class OffPolicyLearner:
         """
         self.cfg = cfg
         collate = 'list' if reward_model is not None else collate
+        unroll_len = cfg.policy.collect.get('unroll_len', 1)
+        self._updates_priorities = has_priorities(buffer_) and unroll_len == 1
         self._fetcher = task.wrap(data_fetcher(cfg, buffer_, policy, collate))
         self._trainer = task.wrap(trainer(cfg, policy, log_freq=log_freq))
         self._reward_estimator = task.wrap(reward_estimator(cfg, reward_model)) if reward_model is not None else None
@@ -133,11 +192,13 @@ class OffPolicyLearner:
         """
         train_output_queue = []
         for _ in range(self.cfg.policy.learn.update_per_collect):
-            self._fetcher(ctx)
+            finish_fetching = self._fetcher(ctx)
             if ctx.train_data is None:
                 break
             if self._reward_estimator:
                 self._reward_estimator(ctx)
             self._trainer(ctx)
+            if self._updates_priorities:
+                finish_fetching()
             train_output_queue.append(ctx.train_output)
         ctx.train_output = train_output_queue
