@@ -139,6 +139,13 @@ class Elements:
             if self.objects is not None:
                 self.objects = None
 
+    def close(self) -> None:
+        """Be empty, and leave the files to who opens them next."""
+        with self.table.write_lock:
+            self.metas.close()
+            self.table.close()
+            self._schema, self.objects = None, None
+
     def start(self, schema: Schema) -> None:
         """Empty, and for elements of this schema."""
         if schema != self.schema:

@@ -222,6 +222,10 @@ class MetaStore:
         if self._journal is not None:
             self._journal.rewrite([])
 
+    def close(self) -> None:
+        """Forget all metas, and leave their record as it is."""
+        self._held, self._shared, self._groups, self._journal = [], {}, {}, None
+
     def resize(self, source: Array, target: Array) -> None:
         """Rows moved from slots to other slots, and the table has as many slots as it has now."""
         for old, new in zip(source.tolist(), target.tolist()):

@@ -117,7 +117,13 @@ class StoreBuffer(Buffer):
         row, kept = self._elements.push(data, meta)
         return BufferedData(data=data, index=str(row), meta=kept)
 
-    def extend(self, columns: Columns, schema: Optional[Schema] = None, priority: Optional[Any] = None) -> Array:
+    def extend(
+        self,
+        columns: Columns,
+        schema: Optional[Schema] = None,
+        priority: Optional[Any] = None,
+        commit: Optional[Mapping[str, Any]] = None,
+    ) -> Array:
         """
         Overview:
             Add many elements at once: one copy per leaf. Middleware, where there is any, sees them one by one.
@@ -126,6 +132,8 @@ class StoreBuffer(Buffer):
             - schema (:obj:`Optional[Schema]`): Of these columns, where it may differ from the buffer's by what is None;
               without one, the first columns make elements that are trees of tensors.
             - priority (:obj:`Optional[Any]`): ``(n,)``, for a sampler that has such; by default the largest seen.
+            - commit (:obj:`Optional[Mapping]`): What ``committed`` is as soon as these elements are there, and not
+              before, even if the process is killed: such as a stream's cursor. With middleware it comes after them.
         Returns:
             - rows (:obj:`np.ndarray`): Row numbers ``(n,)``, int64.
         Raises:
@@ -136,12 +144,15 @@ class StoreBuffer(Buffer):
             known = schema or self._elements.schema
             if known is None:
                 raise TypeError('columns need a schema to go through middleware before the first element is pushed')
-            return self.extend_elements(known.decode(columns), priority=priority)
+            rows = self.extend_elements(known.decode(columns), priority=priority)
+            if commit is not None:
+                self.commit(commit)
+            return rows
         if priority is None:
-            return self._elements.extend(columns, schema)
+            return self._elements.extend(columns, schema, commit)
         sampler = self._with_priorities()
         values = sampler.check(priority, len(next(iter(columns.values()), ())))
-        rows = self._elements.extend(columns, schema)
+        rows = self._elements.extend(columns, schema, commit)
         sampler.insert(rows, values)
         return rows
 
@@ -279,6 +290,43 @@ class StoreBuffer(Buffer):
     def clear(self) -> None:
         """Delete everything. The next element may be of another kind."""
         self._elements.clear()
+
+    @property
+    def size(self) -> int:
+        """The number of elements that it can hold; see ``resize``."""
+        return self.table.capacity
+
+    @size.setter
+    def size(self, size: int) -> None:
+        # DI-engine's constructor sets it; a table has its capacity, which views share.
+        if hasattr(self, '_elements'):
+            self.resize(size)
+
+    def resize(self, size: int) -> None:
+        """
+        Overview:
+            Hold more or fewer elements from now on: where there are more than ``size``, the oldest leave. O(size).
+        Raises:
+            - ConfigError: ``size`` is no positive integer. Nothing changed.
+        """
+        self._elements.resize(size)
+
+    @property
+    def committed(self) -> Optional[Dict[str, Any]]:
+        """What was committed last, by ``extend(..., commit=...)`` or ``commit``, in this process or one before it."""
+        return self.table.committed
+
+    def commit(self, note: Mapping[str, Any]) -> None:
+        """Set ``committed`` to a dict that JSON can hold, without new elements."""
+        self.table.commit(note)
+
+    def check(self) -> List[str]:
+        """What is wrong with the buffer's memory and files, one sentence each; nothing, unless they were damaged."""
+        return self.table.check()
+
+    def close(self) -> None:
+        """Release memory and files. What is in ``path`` stays there, for another process; the buffer is empty."""
+        self._elements.close()
 
     def count(self) -> int:
         return len(self.table)
