@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from processes import child
+from forks import child
 
 from ding_store.errors import ConfigError, NotEnoughSpace
 from ding_store.storage import cache_dir

@@ -8,10 +8,10 @@ import time
 
 import numpy as np
 import pytest
+from forks import child
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from processes import child
 
 from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace
 from ding_store.storage.mapped import ALIGN, PAGE, is_claimed

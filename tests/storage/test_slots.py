@@ -8,10 +8,10 @@ import time
 
 import numpy as np
 import pytest
+from forks import child
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from processes import child
 
 from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace
 from ding_store.storage.mapped import PAGE
