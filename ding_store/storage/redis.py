@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import uuid
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple, TypeVar
 from urllib.parse import urlsplit
 
 from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed, VersionConflict
@@ -156,11 +156,14 @@ class RedisStore(Store):
         return self._call('info', self._info)
 
     def retire(self, last: Sequence[str] = ()) -> None:
+        counters = self.info().counters
         super().retire(last)
-        if self._directory is not None:
-            from .embedded import mark_finished  # Not needed for a server that others run.
+        if self._directory is None:
+            self._call('retire', lambda session: self._forget_keys(session, counters))
+            return
+        from .embedded import mark_finished  # Not needed for a server that others run.
 
-            mark_finished(self._directory)
+        mark_finished(self._directory)
 
     def close(self) -> None:
         was_closed, self._closed = self._closed, True
@@ -198,6 +201,15 @@ class RedisStore(Store):
     def _info(self, session: Session) -> StoreInfo:
         streams, values = read_streams(session, self.run), read_values(session, self.run)
         return StoreInfo(self.address, self.run, session.life.server, streams, values, read_counters(session, self.run))
+
+    def _forget_keys(self, session: Session, counters: Iterable[str]) -> None:
+        """Nobody writes any more, so the writers' numbers, which ``delete`` keeps, are not needed either."""
+        index = f'ding:{{{self.run}}}:index'
+        members: Any = session.client.smembers(index)
+        for name in {*counters, *(member.decode().split(':', 1)[1] for member in members)}:
+            session.client.delete(*self._keys(name, *_STREAM_PARTS))
+            session.client.delete(*self._keys(name, 'value', 'version'))
+        session.client.delete(index, f'ding:{{{self.run}}}:counters')
 
     def _key(self, name: str, part: str) -> str:
         return f'ding:{{{self.run}/{name}/0}}:{part}'

@@ -70,3 +70,16 @@ class TestRedisStore(StoreTests):
         array = np.random.default_rng(0).integers(0, 256, 20_000_000, np.uint8)
         store.append('s', {}, {'x': array})
         np.testing.assert_array_equal(store.read('s')[0].arrays['x'], array)
+
+
+def test_retired_run_leaves_no_key(redis_server):
+    url = redis_server.url
+    with open_store(url, run='retired') as store:
+        store.append('experience', {}, {})
+        store.register('experience', 'learner')
+        store.put('weights/main', {}, {})
+        store.add('collectors', 1)
+        store.retire(last=('weights/main',))
+    client = redis_server.client()
+    assert [key for key in client.scan_iter('ding:{retired*')] == []
+    client.close()
