@@ -108,6 +108,7 @@ class Job:
     say: Callable[[str], None] = lambda text: None
     processes: List[Process] = field(default_factory=list)
     failed: Optional[str] = None
+    left_after_s: float = 0.0
 
     def run(self, out: Any) -> Result:
         """
@@ -123,7 +124,7 @@ class Job:
         session.watch()
         code = self.watch(session, display.tick)
         result = Result(code, session.finish_reason or 'all processes left', display.figures())
-        display.say(f'finished: {result.reason}')
+        display.say(f'finished: {result.reason} (all processes had left {self.left_after_s:.1f} s later)')
         if code == 0:
             retire(session.store, self.config.heartbeat_s)
         session.close()
@@ -177,7 +178,8 @@ class Job:
         selector = selectors.DefaultSelector()
         for process in self.processes:
             selector.register(process.pidfd, selectors.EVENT_READ, process)
-        ended_at: Optional[float] = None
+        ended: List[float] = []
+        session.on_finish(lambda reason: ended.append(time.monotonic()))
         interrupts = 0
         while selector.get_map():
             try:
@@ -192,11 +194,10 @@ class Job:
                 session.finish('interrupted', failed=True)
                 if interrupts > 1:
                     self._signal(signal.SIGKILL)
-            if session.finished and ended_at is None:
-                ended_at = time.monotonic()
-            if ended_at is not None:
-                self._hurry(time.monotonic() - ended_at)
+            if ended:
+                self._hurry(time.monotonic() - ended[0])
         selector.close()
+        self.left_after_s = time.monotonic() - ended[0] if ended else 0.0
         for address in self._addresses:
             remove_address(address)
         return 1 if self.failed else 0
