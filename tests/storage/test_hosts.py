@@ -113,7 +113,7 @@ def test_a_learner_that_comes_late_from_another_host_gets_all(network, url):
         with child(network.at('collector1', collect(url, 1))) as (_, second):
             assert second.readline().strip() == '0'
             with child(network.at('learner', learn(url))) as (_, learned):
-                assert [line for line in learned][-1].split() == ['lost', '0']
+                assert list(learned)[-1].split() == ['lost', '0']
 
 
 @pytest.mark.skipif('DING_STORE_SLOW_TESTS' not in os.environ, reason='takes 25 s: set DING_STORE_SLOW_TESTS=1')
