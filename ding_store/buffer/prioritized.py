@@ -128,8 +128,7 @@ class Prioritized:
         Raises:
             - PriorityError: One is NaN, negative, infinite or no number, or there is not one per row; nothing changed.
         """
-        num_gone = self._put(as_rows(rows), priority)
-        self.num_stale_updates += num_gone
+        self.num_stale_updates += self._put(as_rows(rows), priority)
 
     def insert(self, rows: Array, priority: Any) -> None:
         """As ``update``, for rows just pushed: those that were too many for the table are not counted."""
@@ -142,12 +141,7 @@ class Prioritized:
         Raises:
             - PriorityError: See ``update``.
         """
-        try:
-            values = np.asarray(priority, np.float64)
-        except (TypeError, ValueError) as e:
-            raise PriorityError(f'priority must be numbers of shape ({num_rows},), got {priority!r}') from e
-        if values.shape != (num_rows,):
-            raise PriorityError(f'priority must have shape ({num_rows},), one per row, got {values.shape}')
+        values = _as_floats(priority, num_rows)
         # NaN compares as False, and is what the minimum of anything with a NaN is.
         if num_rows and not (np.minimum.reduce(values) >= 0 and np.maximum.reduce(values) <= self._limit()):
             bad = values[~((values >= 0) & (values <= self._limit()))][0]
@@ -272,19 +266,28 @@ class Prioritized:
 
     def _put(self, rows: Array, priority: Any) -> int:
         """Returns how many of the rows are gone."""
-        index = self._attached()
-        values = self.check(priority, len(rows))
-        if not len(rows):
-            return 0
+        index, kernels = self._attached(), self._tree.kernels
+        values = _as_floats(priority, len(rows))
         with index.lock:
             self._pending.flush()
-            slots, found = index.find(rows)
-            num_found = int(np.count_nonzero(found))
-            if num_found < len(rows):
-                slots, values = slots[found], values[found]
-            if num_found:
-                self._set(slots, values)
-                self.max_priority = max(self.max_priority, float(np.maximum.reduce(values)))
+            if kernels is not None:
+                rows, slots = np.array(rows, order='C'), np.empty(len(rows), np.int64)
+                largest = kernels.locate(np.asarray(index.row_of_slot), rows, values, self._limit(), slots)
+                if largest >= 0:
+                    self._set(slots, values)
+                    self.max_priority = max(self.max_priority, largest)
+                    return 0
+            return self._put_some(index, rows, self.check(values, len(rows)))
+
+    def _put_some(self, index: RowIndex, rows: Array, values: Array) -> int:
+        """The same for rows that were deleted or relocated, or without numba."""
+        slots, found = index.find(rows)
+        num_found = int(np.count_nonzero(found))
+        if num_found < len(rows):
+            slots, values = slots[found], values[found]
+        if num_found:
+            self._set(slots, values)
+            self.max_priority = max(self.max_priority, float(np.maximum.reduce(values)))
         return len(rows) - num_found
 
     def _refresh(self, slots: Array) -> None:
@@ -329,6 +332,17 @@ def moved(values: Array, capacity: int, source: Array, target: Array, nothing: f
     result[target] = values[source]
     result[source[source < capacity]] = nothing
     return result
+
+
+def _as_floats(priority: Any, num_rows: int) -> Array:
+    try:
+        # A copy: the compiled functions take no array that is read-only or has gaps.
+        values = np.array(priority, np.float64, order='C', ndmin=1)
+    except (TypeError, ValueError) as e:
+        raise PriorityError(f'priority must be numbers of shape ({num_rows},), got {priority!r}') from e
+    if values.shape != (num_rows,):
+        raise PriorityError(f'priority must have shape ({num_rows},), one per row, got {np.shape(priority)}')
+    return values
 
 
 def _check_count(size: int, count: int, replace: bool, total: float) -> None:

@@ -39,11 +39,12 @@ class SumTree:
         num_inner = starts[-1] + 1
         self._sums, self._prefixes, self._minima = (_aligned(num_inner) for _ in range(3))
         self._minima.fill(np.inf)
-        self._kernels = load_kernels()
+        #: None where numba does not run.
+        self.kernels = load_kernels()
 
     @property
     def is_compiled(self) -> bool:
-        return self._kernels is not None
+        return self.kernels is not None
 
     @property
     def total(self) -> float:
@@ -61,11 +62,11 @@ class SumTree:
             - slots (:obj:`np.ndarray`): ``(B,)``, int64, below the capacity; of one that is repeated the last counts.
             - masses (:obj:`np.ndarray`): ``(B,)``, float64, finite and >= 0, and so is the sum of all.
         """
-        if self._kernels is None:
+        if self.kernels is None:
             self._set_in_numpy(slots, masses)
             return
         slots, masses = np.ascontiguousarray(slots, np.int64), np.ascontiguousarray(masses, np.float64)
-        self._kernels.set_many(self.masses, self._sums, self._prefixes, self._minima, self._starts, slots, masses)
+        self.kernels.set_many(self.masses, self._sums, self._prefixes, self._minima, self._starts, slots, masses)
 
     def find(self, targets: Array) -> Array:
         """
@@ -78,10 +79,10 @@ class SumTree:
         Returns:
             - slots (:obj:`np.ndarray`): ``(B,)``, int64.
         """
-        if self._kernels is None:
+        if self.kernels is None:
             return self._find_in_numpy(targets)
         slots = np.empty(len(targets), np.int64)
-        self._kernels.find_many(self.masses, self._prefixes, self._starts, targets, slots)
+        self.kernels.find_many(self.masses, self._prefixes, self._starts, targets, slots)
         return slots
 
     def rebuild(self, masses: Array) -> None:

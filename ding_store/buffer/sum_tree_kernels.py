@@ -22,6 +22,7 @@ SHIFT = 4
 
 _FLOATS, _INTS = 'float64[::1]', 'int64[::1]'
 _SET = f'void({_FLOATS}, {_FLOATS}, {_FLOATS}, {_FLOATS}, {_INTS}, {_INTS}, {_FLOATS})'
+_LOCATE = f'float64({_INTS}, {_INTS}, {_FLOATS}, float64, {_INTS})'
 _FIND = f'void({_FLOATS}, {_FLOATS}, {_INTS}, {_FLOATS}, {_INTS})'
 
 
@@ -30,6 +31,7 @@ class Kernels(NamedTuple):
 
     set_many: Callable[..., None]
     find_many: Callable[..., None]
+    locate: Callable[..., float]
 
 
 def set_many(
@@ -101,6 +103,26 @@ def find_many(masses: Array, prefixes: Array, starts: Array, targets: Array, slo
         slots[i] = first + child
 
 
+def locate(row_of_slot: Array, rows: Array, values: Array, limit: float, slots: Array) -> float:
+    """
+    Overview:
+        The common case of an update in one pass: all rows are where their number says, and no value is out of range.
+    Returns:
+        - largest (:obj:`float`): The largest value, and ``slots`` are filled; -1 where this is not the common case.
+    """
+    largest, capacity = 0.0, row_of_slot.shape[0]
+    for i in range(rows.shape[0]):
+        row, value = rows[i], values[i]
+        slot = row % capacity
+        # No comparison with NaN holds.
+        if row < 0 or row_of_slot[slot] != row or not 0.0 <= value <= limit:
+            return -1.0
+        slots[i] = slot
+        if value > largest:
+            largest = value
+    return largest
+
+
 def load_kernels() -> Optional[Kernels]:
     """The compiled kernels; None where there is no numba, or ``DING_STORE_NO_NUMBA`` is set."""
     return None if os.environ.get(NO_NUMBA, '') not in ('', '0') else _compiled()
@@ -127,4 +149,5 @@ def _compile(numba: Any, cache: bool) -> Kernels:
     return Kernels(
         set_many=numba.njit(_SET, cache=cache)(set_many),
         find_many=numba.njit(_FIND, cache=cache)(find_many),
+        locate=numba.njit(_LOCATE, cache=cache)(locate),
     )

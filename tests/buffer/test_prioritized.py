@@ -212,6 +212,24 @@ def test_bad_priorities_change_nothing(kind: Any, bad: Any) -> None:
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.parametrize('numba', ['0', '1'])
+def test_updates_take_what_array_there_is(numba: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NO_NUMBA, numba)
+    table = table_of(75)
+    sampler = attached(table)
+    # Strided, of other types, read-only, by place and moved.
+    sampler.update(np.arange(25, 75, dtype=np.int32)[::2], np.arange(50, dtype=np.float32)[::2])
+    fixed = np.arange(1.0, 4.0)
+    fixed.flags.writeable = False
+    sampler.update([26, 28, 30], fixed)
+    assert sampler.priorities_of(np.array([25, 27, 73, 28])).tolist() == pytest.approx([0.0, 2.0, 48.0, 2.0], abs=1e-6)
+    table.delete(np.array([40, 41]))
+    moved = push(table, 2)
+    assert (table.index.find(moved)[0] != moved % 50).any()
+    sampler.update(np.append(moved, 74), [5.0, 6.0, 7.0])
+    assert sampler.priorities_of(np.append(moved, 74)).tolist() == pytest.approx([5.0, 6.0, 7.0])
+
+
 def test_bad_settings() -> None:
     for options in (dict(alpha=-0.1), dict(alpha=float('nan')), dict(beta=1.1), dict(beta_end=2.0)):
         with pytest.raises(ConfigError, match=next(iter(options))):
