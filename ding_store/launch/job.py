@@ -160,6 +160,8 @@ class Job:
             for process in self.processes:
                 os.close(process.pidfd)
             _redirect(log)
+            # Ctrl-C reaches every process of the terminal's group. The launcher ends the run for all, in order.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             code = _run_role(self.script, node_id, address, peers, num_workers, self.delays_s.get(role, 0.0))
         finally:
             exit_process(code)
