@@ -430,8 +430,7 @@ class PrioritiesModel(RuleBasedStateMachine):
             self.sampler.insert(np.array(rows), priorities)
         for row, priority in zip(rows, priorities):
             self.rows[row] = priority
-        while len(self.rows) > 12:
-            del self.rows[min(self.rows)]
+        self._evict()
         self.largest = max([self.largest, *(self.rows[row] for row in rows if row in self.rows)])
 
     @precondition(lambda self: self.rows)
@@ -454,8 +453,17 @@ class PrioritiesModel(RuleBasedStateMachine):
 
     @rule(num_rows=st.integers(1, 12))
     def refused_push(self, num_rows: int) -> None:
-        with pytest.raises(SchemaMismatch), self.table.writing(num_rows):
+        with pytest.raises(SchemaMismatch), self.table.writing(min(num_rows, self.table.capacity)):
             raise SchemaMismatch('as an element that does not fit')
+
+    @rule(capacity=st.integers(1, 20))
+    def resize(self, capacity: int) -> None:
+        self.table.resize(capacity)
+        self._evict()
+
+    def _evict(self) -> None:
+        while len(self.rows) > self.table.capacity:
+            del self.rows[min(self.rows)]
 
     @rule()
     def clear(self) -> None:
@@ -487,5 +495,5 @@ class RankPrioritiesModel(PrioritiesModel):
 
 TestPrioritiesModel = PrioritiesModel.TestCase
 TestRankPrioritiesModel = RankPrioritiesModel.TestCase
-TestPrioritiesModel.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestPrioritiesModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestRankPrioritiesModel.settings = TestPrioritiesModel.settings
