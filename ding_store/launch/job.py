@@ -17,7 +17,7 @@ from ding_store.errors import ConfigError
 from ding_store.launch.progress import Display, Figures, summary, table
 from ding_store.launch.router import FIRST_IDS, ROLES, activate, deactivate, new_addresses, remove_address
 from ding_store.launch.script import Script, exit_process, preload
-from ding_store.middleware.session import ENV_LAUNCHED, Session, clear_ended_run, retire
+from ding_store.middleware.session import ENV_LAUNCHED, FINISH, Session, clear_ended_run, retire
 
 #: How long processes may take to leave after the run has ended, before they are told to, and then made to.
 LEAVE_S, TERM_S = 10.0, 5.0
@@ -220,11 +220,12 @@ class Job:
             self.say('the run goes on without it; `ding-store join --role collector` adds another')
             return
         self.failed = f'{process.title} {how}'
-        if not session.finished:
+        session.finish(self.failed, failed=True)
+        end = session.store.get(FINISH)  # perhaps the process itself had said that it failed
+        if end is not None and end.header['failed']:
             self.say(
                 f'the run ends: it cannot go on without its {process.role}. Its data is kept; run it again to resume'
             )
-            session.finish(self.failed, failed=True)
 
     def _hurry(self, since_end_s: float) -> None:
         if since_end_s > LEAVE_S + TERM_S:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Any, Generator, List, Optional
 
@@ -10,7 +11,7 @@ import torch
 from ding.framework import task
 from ditk import logging
 
-from ding_store.errors import ConfigError
+from ding_store.errors import ConfigError, StoreError
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter
 from ding_store.middleware.feed import Feed
 from ding_store.middleware.members import Members
@@ -61,6 +62,8 @@ class Side:
     """What the sides of the exchange share: membership, and the end of the run."""
 
     role = ''
+    #: Whether a failure of one process of this role is the end of the run.
+    is_vital = True
 
     def __init__(self, session: Session, skip_n_iter: int) -> None:
         self._session = session
@@ -69,11 +72,36 @@ class Side:
         self._member = session.join(
             self.role, task.router.node_id, getattr(getattr(task.router, '_mq', None), 'listen_to', None)
         )
+        self._concluded = False
         session.on_finish(self._end)
         task.on('finish', lambda value: session.finish('another member of the mesh finished'))
+        task.stop = self._stop
 
     def _end(self, reason: str) -> None:
         task.finish = True
+
+    def _stop(self) -> None:
+        """
+        In place of ``task.stop``, which makes all processes of the mesh finish, also when it was an exception that
+        brought this one here: the run must not pass for one that ended in order.
+        """
+        del task.stop  # from here on the class's own again
+        error = sys.exc_info()[1]
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            if self._plan is not None:
+                self._conclude(task.ctx)
+            task.stop()
+            return
+        try:
+            self._session.leave()
+        except StoreError as lost:
+            logging.warning(f'ding_store: nobody could be told that this process failed: {lost}')
+        was_active = task.router.is_active
+        task.router.is_active = was_active and self.is_vital
+        try:
+            task.stop()
+        finally:
+            task.router.is_active = was_active
 
     def __call__(self, ctx: OnlineRLContext) -> Generator:
         if self._plan is None:
@@ -83,6 +111,11 @@ class Side:
         if not self._plan.idle:
             self._send(ctx)
         if task.finish:
+            self._conclude(ctx)
+
+    def _conclude(self, ctx: OnlineRLContext) -> None:
+        if not self._concluded:
+            self._concluded = True
             self._session.finish(self._reason(ctx))
             self._leave(ctx)
 
@@ -108,6 +141,7 @@ class CollectorSide(Side):
     """
 
     role = 'collector'
+    is_vital = False
 
     def __init__(self, session: Session, skip_n_iter: int) -> None:
         super().__init__(session, skip_n_iter)

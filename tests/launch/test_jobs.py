@@ -98,6 +98,30 @@ def test_killed_collector_costs_only_its_unfinished_chunk(tmp_path):
     assert rows['rows lost'] == 0
 
 
+def test_collector_that_raises_costs_only_itself(tmp_path):
+    # DI-engine's task tells the mesh to finish when an exception leaves it: the others must not hear of that.
+    arguments = ['run', '--run', 'r', '--roles', ROLES]
+    extra = ['--max-train-iter', 400, '--fail', 2]
+    with job(ding_store(*arguments, *tiny(tmp_path / 'trace', *extra)), tmp_path) as run:
+        assert run.wait() == 0, run.text
+    assert 'the run goes on without it' in run.text
+    assert table(run.text)['train iterations'] >= 400
+    assert 'finished: learner finished' in run.text
+
+
+def test_learner_that_raises_leaves_a_run_to_resume(tmp_path):
+    arguments = ['run', '--run', 'r', '--roles', ROLES]
+    with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--fail', 0)), tmp_path) as run:
+        assert run.wait() == 1, run.text
+    assert 'cannot go on without its learner' in run.text
+    arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
+    with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 50)), tmp_path) as run:
+        assert run.wait() == 0, run.text
+    # Rows that the first learner had not taken are in the second one's replay.
+    assert 'had failed (learner (node 0' in run.text
+    assert 'going on with it' in run.text
+
+
 @pytest.mark.parametrize('role', ['learner', 'evaluator'])
 def test_killed_learner_or_evaluator_ends_the_job_and_says_so(tmp_path, role):
     arguments = ['run', '--run', 'r', '--roles', ROLES]
@@ -153,7 +177,8 @@ def test_second_collector_whose_elements_differ_is_refused(tmp_path):
         assert 'obs' in joined.text
         assert '(4,)' in joined.text
         assert '(6,)' in joined.text
-        assert run.process.poll() is None
+        assert status(tmp_path, '--run', 'r')['finished'] is None
+        run.wait_for(lambda: members(tmp_path, 'collector', 'failed'), 'word of the failed one')
 
 
 def test_unmodified_example_under_ditask(tmp_path):

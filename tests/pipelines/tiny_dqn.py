@@ -36,6 +36,7 @@ parser.add_argument('--trace', required=True)
 parser.add_argument('--max-train-iter', type=int)
 parser.add_argument('--nstep', type=int, default=0, help='put nstep_reward_enhancer into the pipeline')
 parser.add_argument('--watch', action='store_true', help='a middleware of the user before the pusher')
+parser.add_argument('--fail', type=int, metavar='NODE', help='this node raises in its 20th iteration')
 parser.add_argument('--obs', type=int, default=4, help='columns of the observation, to make collectors differ')
 options = parser.parse_args()
 
@@ -53,6 +54,11 @@ def watch(ctx):
 def wider(ctx):
     for t in ctx.trajectories:
         t.obs = torch.cat([t.obs, torch.zeros(options.obs - 4)])
+
+
+def fail(ctx):
+    if ctx.total_step == 20:
+        raise RuntimeError('as asked for by --fail')
 
 
 def main():
@@ -89,6 +95,8 @@ def main():
         task.use(data_pusher(cfg, buffer_))
         if not options.nstep:  # rewards enhanced on both sides, as in stock parallel mode, are no input for this policy
             task.use(OffPolicyLearner(cfg, policy.learn_mode, buffer_))
+        if options.fail == task.router.node_id:
+            task.use(fail)
         if options.max_train_iter and task.has_role(task.role.LEARNER):
             task.use(termination_checker(max_train_iter=options.max_train_iter))
         task.run()
