@@ -26,7 +26,7 @@ class RankPrioritized(Prioritized):
         The paper keeps a heap and sorts it now and then. Here a row's rank is found when its priority is set, in a
         histogram of the priorities that the others have now, behind those that are about equal: O(1) per row, and
         O(log(capacity)) for its mass. The ranks of rows that are not set drift meanwhile; all are sorted anew, exactly,
-        after ``sort_every`` changes, which takes O(N log(N)): 0.1 us per row, so 40 ms for 400k.
+        after ``sort_every`` changes, which takes O(N log(N)): about 90 ms for 400k rows.
     Arguments:
         - sort_every (:obj:`Optional[int]`): None for a quarter of the capacity, at least 1000.
     """
