@@ -109,7 +109,7 @@ class Home:
             self._claim.close()
             raise
         self.numbers: Array = np.frombuffer(self._numbers_region, np.int64)[:capacity]
-        self.metas, self.redo = Journal(self.file('metas')), Journal(self.file('redo'))
+        self.metas, self.redo = (Journal(self.file(name), fsync) for name in ('metas', 'redo'))
         self._recover()
 
     @property

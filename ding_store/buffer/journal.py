@@ -23,10 +23,11 @@ class Journal:
         Records of bytes. Behind the last one are zeros, or what a crash left of one more.
     Arguments:
         - path (:obj:`str`): The file; made if there is none.
+        - fsync (:obj:`bool`): Whether ``rewrite`` and ``sync`` wait for the disk.
     """
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, fsync: bool = False) -> None:
+        self._path, self._fsync = path, fsync
         self._descriptor = _open(path)
         self._room = os.fstat(self._descriptor).st_size
         self._end = 0
@@ -75,12 +76,12 @@ class Journal:
         temporary = self._path + '.new'
         if os.path.exists(temporary):
             os.unlink(temporary)
-        other = Journal(temporary)
+        other = Journal(temporary, self._fsync)
         try:
             for record in records:
                 other.reserve([record])
                 other.append([record])
-            os.fsync(other._descriptor)
+            other.sync()
             os.replace(temporary, self._path)
         except BaseException:
             other.close()
@@ -95,8 +96,9 @@ class Journal:
         os.ftruncate(self._descriptor, 0)
         self._end = self._end_compact = self._room = 0
 
-    def flush(self) -> None:
-        os.fsync(self._descriptor)
+    def sync(self) -> None:
+        if self._fsync:
+            os.fsync(self._descriptor)
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -402,8 +402,7 @@ class Table:
         record = [redo.encode(rows, columns)]
         self.home.redo.reserve(record)
         self.home.redo.append(record)
-        if self.home.fsync:
-            self.home.redo.flush()
+        self.home.redo.sync()
         yield
         self._sync_columns()
         self.home.redo.clear()
@@ -442,7 +441,7 @@ class Table:
     def _sync_columns(self) -> None:
         if self.home is not None and self.home.fsync:
             self._regions.sync()
-            self.home.metas.flush()
+            self.home.metas.sync()
 
     def _store(self, slots: Array, columns: Columns, skipped: int) -> None:
         target = _as_slice(slots)

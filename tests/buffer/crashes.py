@@ -1,0 +1,210 @@
+"""A process that works on a buffer with a path until it is killed, and what must hold of the files then."""
+
+import contextlib
+import mmap
+import os
+import random
+import select
+import signal
+import time
+import traceback
+import zlib
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List
+
+import numpy as np
+import torch
+import treetensor.torch as ttorch
+
+from ding_store.buffer import StoreBuffer
+
+CAPACITY = 200
+MAX_CHUNK = 40
+PAYLOAD = 2000
+
+#: Words that the worker shares with whoever kills it: what it knows to be done.
+PUSHED, DELETED, UPDATED, CURSOR = range(4)
+
+
+def is_deleted(rows: Any) -> Any:
+    return rows % 7 == 3
+
+
+def is_updated(rows: Any) -> Any:
+    return (rows % 5 == 1) & ~is_deleted(rows)
+
+
+def columns_of(rows: np.ndarray, version: int = 0, has_meta: int = 0) -> Dict[str, np.ndarray]:
+    """Everything follows from the row number and the version."""
+    base = (rows[:, None] * 2654435761 + version * 40503 + np.arange(PAYLOAD)) & 0xFFFFFFFF
+    payload = base.astype(np.uint32).view(np.int32)
+    sums = np.array([zlib.crc32(each.tobytes()) for each in payload], np.int64)
+    return {
+        'row': rows.astype(np.int64),
+        'version': np.full(len(rows), version, np.int64),
+        'has_meta': np.full(len(rows), has_meta, np.int64),
+        'payload': payload,
+        'sum': sums,
+    }
+
+
+def element_of(row: int, version: int = 0, has_meta: int = 0) -> ttorch.Tensor:
+    columns = columns_of(np.array([row]), version, has_meta)
+    return ttorch.as_tensor(
+        {
+            name: torch.from_numpy(column[0].copy()) if column.ndim > 1 else torch.tensor(column[0])
+            for name, column in columns.items()
+        }
+    )
+
+
+class Worker:
+    """Pushes, deletes and updates as fast as it can; starts with what a killed one left undone."""
+
+    def __init__(self, path: str, words: Any, seed: int) -> None:
+        self.buffer = StoreBuffer(CAPACITY, path=path)
+        self.words, self.random = words, random.Random(seed)
+
+    def run(self, tell: Callable[[], None]) -> None:
+        self.finish(self.buffer.table.rows_by_age())
+        tell()
+        while True:
+            first = self.buffer.table.next_row
+            if self.random.random() < 0.3:
+                self.buffer.push(element_of(first, has_meta=1), {'row': first, 'half': first / 2})
+                end = first + 1
+            else:
+                end = first + self.random.randint(1, MAX_CHUNK)
+                cursor = (self.buffer.committed or {'cursor': 0})['cursor'] + 1
+                self.buffer.extend(columns_of(np.arange(first, end)), commit={'cursor': cursor, 'next_row': end})
+                self.words[CURSOR] = cursor
+            self.words[PUSHED] = end
+            self.finish(np.arange(first, end))
+
+    def finish(self, rows: np.ndarray) -> None:
+        """Delete and update what has to be of these rows."""
+        self.buffer.delete([str(row) for row in rows[is_deleted(rows)]])
+        self.words[DELETED] = self.words[PUSHED]
+        rows = rows[is_updated(rows)]
+        rows = rows[self.buffer.table.contains(rows)]
+        if len(rows):
+            has_meta = self.buffer.table.gather(rows)['has_meta']
+            new = columns_of(rows, 1)
+            self.buffer.table.update(rows, {**new, 'has_meta': has_meta})
+        self.words[UPDATED] = self.words[PUSHED]
+
+
+def verify(path: str, words: Any) -> List[str]:
+    """What is wrong with a buffer whose process was killed; opens it, so that the next one can go on."""
+    try:
+        buffer = StoreBuffer(CAPACITY, path=path)
+    except Exception as e:  # noqa: BLE001  whatever it is, it is a finding
+        return [f'it does not open: {e!r}']
+    try:
+        return [*buffer.check(), *_findings(buffer, words)]
+    finally:
+        # What was pushed last without the time to say so is there: so it must be after the next kill.
+        words[PUSHED], words[CURSOR] = buffer.table.next_row, (buffer.committed or {'cursor': 0})['cursor']
+        buffer.close()
+
+
+def _findings(buffer: StoreBuffer, words: Any) -> Iterator[str]:
+    next_row, rows = buffer.table.next_row, buffer.table.rows_by_age()
+    if not words[PUSHED] <= next_row <= words[PUSHED] + MAX_CHUNK:
+        yield f'next row is {next_row}, pushed were {words[PUSHED]}'
+    wanted = np.arange(next_row)
+    wanted = wanted[~is_deleted(wanted)][-(CAPACITY - MAX_CHUNK - 6) :]
+    missing = np.setdiff1d(wanted, rows)
+    if len(missing):
+        yield f'rows {missing[:9]} of {len(missing)} are missing'
+    undead = rows[is_deleted(rows) & (rows < words[DELETED])]
+    if len(undead):
+        yield f'rows {undead[:9]} were deleted'
+    if len(rows):
+        yield from _wrong_payloads(buffer, rows, words)
+        yield from _wrong_notes(buffer, rows, words)
+
+
+def _wrong_payloads(buffer: StoreBuffer, rows: np.ndarray, words: Any) -> Iterator[str]:
+    found = buffer.table.gather(rows)
+    for version in (0, 1):
+        of_it = found['version'] == version
+        expected = columns_of(rows[of_it], version)
+        for name in ('row', 'payload', 'sum'):
+            same = found[name][of_it] == expected[name]
+            same = same.all(axis=tuple(range(1, same.ndim)))
+            if not same.all():
+                yield f'{name} of row {rows[of_it][~same][0]} (version {version}) is torn'
+    late = rows[(found['version'] == 0) & is_updated(rows) & (rows < words[UPDATED])]
+    if len(late):
+        yield f'rows {late[:9]} were updated'
+    if ((found['version'] == 1) & ~is_updated(rows)).any():
+        yield 'a row was updated that should not'
+    for item, has_meta in zip(buffer, found['has_meta'].tolist()):
+        row = int(item.index)
+        if item.meta != ({'row': row, 'half': row / 2} if has_meta else {}):
+            yield f'the meta of row {row} is {item.meta}'
+
+
+def _wrong_notes(buffer: StoreBuffer, rows: np.ndarray, words: Any) -> Iterator[str]:
+    note = buffer.committed or {'cursor': 0, 'next_row': 0}
+    if not words[CURSOR] <= note['cursor'] <= words[CURSOR] + 1:
+        yield f'the cursor is {note["cursor"]}, committed was {words[CURSOR]}'
+    behind = rows[rows >= note['next_row']]
+    if not (buffer.table.gather(behind)['has_meta'] == 1).all() or note['next_row'] > buffer.table.next_row:
+        yield f'the note is of {note["next_row"]} rows, the table of {buffer.table.next_row}'
+
+
+def shared_words() -> Any:
+    """Zeros that a forked child shares with us."""
+    return np.frombuffer(mmap.mmap(-1, 4096), np.int64)
+
+
+class Child:
+    """A forked process that does one thing, and none of what pytest would; it may tell us how far it is."""
+
+    def __init__(self, work: Callable[[Callable[[], None]], None]) -> None:
+        self._told, telling = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.write(telling, b'.')
+                work(lambda: os.write(telling, b'.'))
+            except BaseException:  # noqa: BLE001  the child must not return into the test
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        os.close(telling)
+
+    def wait_until_told(self) -> None:
+        assert select.select([self._told], [], [], 30)[0], 'nothing was heard of the child for 30 s'
+        assert os.read(self._told, 1), f'the child ended by itself with {self.wait()}'
+
+    def kill(self) -> int:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        return self.wait()
+
+    def wait(self) -> int:
+        """How it ended."""
+        os.close(self._told)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def crash_repeatedly(path: Path, kills: int, seed: int, longest_s: float = 0.02) -> List[str]:
+    """Kill workers of one buffer at random points of time; the findings of the first that left something wrong."""
+    rng, words = random.Random(seed), shared_words()
+    for number in range(kills):
+        child = Child(lambda tell, seed=seed + number: Worker(str(path), words, seed).run(tell))
+        child.wait_until_told()
+        if number % 4:
+            # One in four is killed while it opens what the last one left.
+            child.wait_until_told()
+        # Not to wait for something: to kill it just anywhere.
+        time.sleep(rng.uniform(0, longest_s))
+        code = child.kill()
+        assert code == -signal.SIGKILL, f'the worker of kill {number} ended by itself with {code}'
+        found = verify(str(path), words)
+        if found:
+            return [f'kill {number}: {each}' for each in found]
+    return []

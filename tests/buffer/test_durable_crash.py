@@ -1,0 +1,79 @@
+"""Killed at any moment, a buffer with a path is sound; and the test would notice if it were not."""
+
+import os
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Iterator, Mapping, Optional, Tuple
+
+import numpy as np
+import pytest
+from crashes import crash_repeatedly
+
+from ding_store.buffer import elements
+from ding_store.buffer.commits import encode_note
+from ding_store.buffer.table import Table
+
+#: ``scripts/crash.sh`` asks for more.
+KILLS = int(os.environ.get('DING_STORE_KILLS', '120'))
+
+
+def test_killed_anywhere(tmp_path: Path) -> None:
+    assert crash_repeatedly(tmp_path / 'replay', KILLS, seed=KILLS) == []
+
+
+class PublishesFirst(Table):
+    """Makes rows live before their bytes are there."""
+
+    @contextmanager
+    def writing(
+        self, num_rows: int, skipped: int = 0, note: Optional[Mapping[str, Any]] = None
+    ) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
+        with self.write_lock:
+            slots, _ = self._allocate(num_rows, skipped)
+            first = self.index.next_row + skipped
+            self._publish(slots, skipped, note, None if note is None else encode_note(note))
+            yield slots, np.arange(first, first + num_rows)
+
+
+class CommitsRowsBeforeTheirNote(Table):
+    """Makes rows live with one record, and their note with another."""
+
+    def _commit(self, note: Optional[Mapping[str, Any]], encoded: Optional[bytes]) -> None:
+        super()._commit(None, None)
+        time.sleep(0.001)  # Two stores, one right after the other: by itself, hardly any kill would hit in between.
+        super()._commit(note, encoded)
+
+
+class EvictsTooLate(Table):
+    """Takes the oldest rows out when their slots are overwritten already."""
+
+    def _store(self, slots: np.ndarray, columns: Any, skipped: int) -> None:
+        numbers = self.index.row_of_slot
+        gone = numbers[slots].copy()
+        numbers[slots] = self._late[slots]
+        super()._store(slots, columns, skipped)
+        numbers[slots] = gone
+
+    def _allocate(self, num_rows: int, skipped: int) -> Tuple[np.ndarray, np.ndarray]:
+        self._late = self.index.row_of_slot.copy()
+        return super()._allocate(num_rows, skipped)
+
+
+class UpdatesWithoutRecord(Table):
+    """Overwrites rows in place, and keeps nothing to do it again from."""
+
+    @contextmanager
+    def _repeatable(self, rows: np.ndarray, columns: Any) -> Iterator[None]:
+        yield
+
+
+@pytest.mark.parametrize('wrong', [PublishesFirst, CommitsRowsBeforeTheirNote, EvictsTooLate, UpdatesWithoutRecord])
+def test_a_wrong_order_is_noticed(wrong: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elements, 'Table', wrong)
+    found = []
+    for attempt in range(20):
+        found = crash_repeatedly(tmp_path / str(attempt), 20, seed=attempt)
+        if found:
+            break
+    assert found
