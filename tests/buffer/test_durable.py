@@ -168,7 +168,7 @@ def overwrite(name: str, data: bytes) -> Callable[[Path], None]:
         (lambda path: header_of(path, capacity=11), ConfigError, r'capacity 11, not 10.*resize'),
         (overwrite('header', b'12345678\n{}'), CorruptPayload, 'checksum'),
         (overwrite('header', b'garbage'), CorruptPayload, 'header'),
-        (cut('000.column'), CorruptPayload, r'000.column.* where 80 are needed: it was truncated'),
+        (cut('000.column'), CorruptPayload, r'000.column.* where .* are needed: it was truncated'),
         (lambda path: os.unlink(path / '001.column'), CorruptPayload, r'001.column.* is missing'),
         (cut('rows'), CorruptPayload, 'rows'),
         (cut('commit'), CorruptPayload, 'commit'),
