@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Union
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Union
 
 import treetensor.torch as ttorch
 from ding.utils.data import default_collate
@@ -23,11 +23,11 @@ class Element(Dict[str, Any]):
         self._batch = batch
 
     def __setitem__(self, key: str, value: Any) -> None:
-        self._batch.use_elements()
+        self._batch.use_elements(key)
         super().__setitem__(key, value)
 
     def __delitem__(self, key: str) -> None:
-        self._batch.use_elements()
+        self._batch.use_elements(key)
         super().__delitem__(key)
 
     def update(self, *args: Any, **kwargs: Any) -> None:
@@ -35,11 +35,11 @@ class Element(Dict[str, Any]):
         super().update(*args, **kwargs)
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        self._batch.use_elements()
+        self._batch.use_elements(key)
         return super().setdefault(key, default)
 
     def pop(self, *args: Any) -> Any:
-        self._batch.use_elements()
+        self._batch.use_elements(args[0])
         return super().pop(*args)
 
     def __copy__(self) -> Dict[str, Any]:
@@ -65,6 +65,8 @@ class TrainBatch(ttorch.Tensor):
     _made: Optional[List[Element]] = None
     _by_element = False
     _make: Callable[[], List[Dict[str, Any]]]
+    #: What the elements may change of their own, because nobody reads it from the batch.
+    _own_keys: FrozenSet[str] = frozenset()
 
     @classmethod
     def of(cls, tree: ttorch.Tensor, size: int, make_elements: Callable[[], List[Dict[str, Any]]]) -> TrainBatch:
@@ -79,9 +81,10 @@ class TrainBatch(ttorch.Tensor):
         batch.__dict__.update(_size=size, _make=make_elements)
         return batch
 
-    def use_elements(self) -> None:
-        """Elements were changed: from now on they are the batch."""
-        self.__dict__['_by_element'] = True
+    def use_elements(self, key: str = '') -> None:
+        """Elements were changed (in this key alone, if one is given): from now on they are the batch."""
+        if key not in self._own_keys:
+            self.__dict__['_by_element'] = True
 
     def elements(self) -> List[Element]:
         made = self._made

@@ -12,6 +12,7 @@ from ding_store.buffer.metas import Meta, MetaStore
 from ding_store.buffer.objects import ObjectColumn
 from ding_store.buffer.outputs import WarmOutputs
 from ding_store.buffer.rows import RowIndex
+from ding_store.buffer.sequences import Sequences
 from ding_store.buffer.table import Columns, Table, is_run
 from ding_store.columns import NotColumnar, Schema
 from ding_store.errors import SchemaMismatch
@@ -35,8 +36,8 @@ class Elements:
         move from columns to objects when that is seen.
     Arguments:
         - capacity (:obj:`int`): The number of elements; the oldest leave when there are more.
-        - path (:obj:`Optional[str]`): Directory of a table that survives its process, which refuses elements that columns
-          cannot hold; None for a private table.
+        - path (:obj:`Optional[str]`): Directory of a table that survives its process, and refuses elements that
+          columns cannot hold; None for a private table.
         - fsync (:obj:`bool`): As of ``Table``.
     """
 
@@ -48,6 +49,7 @@ class Elements:
         self.metas = MetaStore(self.table.index, self.table.write_lock, None if home is None else home.metas)
         self.metas.restore()
         self._outputs = WarmOutputs(self.table.specs)
+        self.sequences = Sequences(self.table, self.metas)
 
     @property
     def schema(self) -> Optional[Schema]:

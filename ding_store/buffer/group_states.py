@@ -56,7 +56,8 @@ class GroupStates:
             self._make_room(len(distinct))
         keys = distinct.tolist() if values.ndim == 1 else list(map(tuple, distinct.tolist()))
         ids = np.array([self._id(key) for key in keys], np.int64)
-        return ids[inverse.reshape(-1)]
+        each: Array = ids[inverse.reshape(-1)]
+        return each
 
     def advance(self, ids: Array, counts: Array, lasts: Rows) -> None:
         """Distinct groups have so many more rows, the last of which are these."""

@@ -51,6 +51,11 @@ class Groups:
             self.num_moves += 1
         self.codes[slots] = self.NONE
 
+    def clear(self) -> None:
+        """No row is left."""
+        self.codes.fill(self.NONE)
+        self._code_of = {}
+
     def value_of(self) -> Dict[int, Hashable]:
         return {code: value for value, code in self._code_of.items()}
 

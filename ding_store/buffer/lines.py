@@ -59,7 +59,7 @@ class Lines:
         group = np.repeat(np.arange(len(counts)), counts)
         ordinal = np.arange(len(slots)) - np.repeat(np.cumsum(counts) - counts, counts)
         beyond = ordinal - room[group]
-        places = tails[group] + 1 + ordinal
+        places: Array = tails[group] + 1 + ordinal
         new = np.flatnonzero(beyond >= 0)
         page = pages[first_page[group[new]] + (beyond[new] >> _SHIFT)].astype(np.int64)
         places[new] = (page << _SHIFT) + (beyond[new] & _MASK)
@@ -76,26 +76,28 @@ class Lines:
         Returns:
             - pages (:obj:`np.ndarray`): The pages that went back.
         """
-        places = self.at[slots]
+        places: Array = self.at[slots]
         places = places[places >= 0]
         if not len(places):
             return places
         self.at[slots] = NOWHERE
         self._slots[places] = NOWHERE
-        pages = places >> _SHIFT
+        pages: Array = places >> _SHIFT
         np.subtract.at(self._num_held, pages, 1)
         pages = np.unique(pages)
-        empty = pages[self._num_held[pages] == 0]
+        empty: Array = pages[self._num_held[pages] == 0]
         self._unlink(empty)
         self._free = np.concatenate([self._free, empty])
         return empty
 
     def owners(self, places: Array) -> Array:
         """The groups whose places these are."""
-        return self._owner[places >> _SHIFT]
+        owners: Array = self._owner[places >> _SHIFT]
+        return owners
 
     def owner_of_pages(self, pages: Array) -> Array:
-        return self._owner[pages]
+        owners: Array = self._owner[pages]
+        return owners
 
     def slots(self, places: Array) -> Array:
         """What is at places: slots, or NOWHERE."""
@@ -119,7 +121,8 @@ class Lines:
         for _ in range((int(first.max(initial=0)) + length - 1) >> _SHIFT):
             pages.append(self._after[pages[-1]])
         page = np.stack(pages).astype(np.int64)[offset >> _SHIFT, np.arange(len(places))]
-        return self._slots[(page << _SHIFT) + (offset & _MASK)]
+        slots: Array = self._slots[(page << _SHIFT) + (offset & _MASK)]
+        return slots
 
     def _take_pages(self, num_pages: int) -> Array:
         if num_pages > len(self._free):

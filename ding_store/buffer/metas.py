@@ -218,7 +218,9 @@ class MetaStore:
         self._groups = {}
 
     def clear(self) -> None:
-        self._held, self._shared, self._groups = [], {}, {}
+        self._held, self._shared = [], {}
+        for groups in self._groups.values():
+            groups.clear()
         if self._journal is not None:
             self._journal.rewrite([])
 

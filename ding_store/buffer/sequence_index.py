@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import numpy as np
 
@@ -43,8 +43,8 @@ class SequenceIndex:
         self.lines = Lines(index.capacity)
         self.groups = GroupStates()
         self._starts: Dict[Tuple[int, int], SlotSet] = {}
-        self._ends: Optional[SlotSet] = None
-        self._episode_lengths = np.empty(0, np.int32)
+        self._ends: Dict[Optional[int], SlotSet] = {}
+        self._first_row, self._next_row, self._num_missed = 0, index.next_row, 0
         self._pending = PendingSlots(self._take_in)
         self._start()
         index.listen(self)
@@ -75,7 +75,7 @@ class SequenceIndex:
     def cleared(self) -> None:
         self._pending.clear()
         self._start()
-        self._is_stale = False
+        self._first_row, self._is_stale = self._next_row, False
 
     def resizing(self) -> None:
         """Slots will be others: see ``resized``."""
@@ -105,22 +105,30 @@ class SequenceIndex:
             - stride (:obj:`int`): Only at multiples of it, counted from where the run began.
         """
         kind = (length, stride)
-        found = self._starts.pop(kind, None)
-        if found is None:
-            if len(self._starts) >= _MAX_KINDS:
-                self._starts.pop(next(iter(self._starts)))
-            self._starts[kind] = SlotSet(self._index.capacity)
-            self._rebuild()
-        else:
-            self._starts[kind] = found  # Again, as the one last used.
-        return self._starts[kind]
+        found, is_new = self._kept(self._starts, kind)
+        if is_new:
+            slots = self._held_slots()
+            self._add_starts(kind, self.lines.at[slots], self._positions[slots])
+        return found
 
-    def ends(self) -> SlotSet:
+    def ends(self, max_length: Optional[int] = None) -> SlotSet:
         """Slots of the last rows of whole episodes. Some of their rows may have left: see ``episodes``."""
-        if self._ends is None:
-            self._ends = SlotSet(self._index.capacity)
-            self._rebuild()
-        return self._ends
+        found, is_new = self._kept(self._ends, max_length)
+        if is_new:
+            slots = self._held_slots()
+            self._add_ends(max_length, slots[self._is_end[slots]])
+        return found
+
+    def _kept(self, sets: Dict[Any, SlotSet], kind: Any) -> Tuple[SlotSet, bool]:
+        found = sets.pop(kind, None)
+        if found is None and len(sets) >= _MAX_KINDS:
+            sets.pop(next(iter(sets)))
+        # Put in again, as the one last used.
+        sets[kind] = SlotSet(self._index.capacity) if found is None else found
+        return sets[kind], found is None
+
+    def _held_slots(self) -> Array:
+        return np.flatnonzero(self.lines.at != NOWHERE)
 
     def windows(self, starts: Array, length: int) -> Tuple[Array, Array]:
         """Slots ``(length, B)`` from each start on, and whether all rows of a window are there ``(B,)``."""
@@ -129,22 +137,25 @@ class SequenceIndex:
 
     def episodes(self, ends: Array) -> Tuple[Array, Array, Array]:
         """Slots ``(T, B)`` of the episodes that end there, their lengths ``(B,)``, and whether they are whole."""
-        lengths = self._episode_lengths[ends].astype(np.int64)
+        lengths = self._positions[ends].astype(np.int64)
         first = self.lines.walk(self.lines.at[ends], 1 - lengths)
         slots = self.lines.windows(first, int(lengths.max(initial=0)))
         is_beyond = np.arange(len(slots))[:, None] >= lengths
         return slots, lengths, (self._are_live(slots) | is_beyond).all(axis=0)
 
     def _are_live(self, slots: Array) -> Array:
-        return (slots != NOWHERE) & (self._index.row_of_slot[slots] != EMPTY)
+        rows: Array = self._index.row_of_slot[slots]
+        are_live: Array = (slots != NOWHERE) & (rows != EMPTY)
+        return are_live
 
     def _start(self) -> None:
         """Know nothing."""
         capacity = self._index.capacity
         self.lines, self.groups = Lines(capacity), GroupStates()
-        self._starts = {kind: SlotSet(capacity) for kind in self._starts}
-        self._ends = None if self._ends is None else SlotSet(capacity)
-        self._episode_lengths = np.zeros(0 if self._ends is None else capacity, np.int32)
+        self._starts.update({kind: SlotSet(capacity) for kind in self._starts})
+        self._ends.update({kind: SlotSet(capacity) for kind in self._ends})
+        #: Of each row, its place in its run, from 1, and whether it is the last one of a whole episode.
+        self._positions, self._is_end = np.zeros(capacity, np.int32), np.zeros(capacity, bool)
         self._is_pending = np.zeros(capacity, bool)
         self._next_row, self._num_missed = self._index.next_row, 0
         self._is_stale = True
@@ -154,9 +165,9 @@ class SequenceIndex:
         self._start()
         self._is_stale = False
         slots = self._index.slots_by_age().astype(np.intp)
-        missed = np.cumsum(np.diff(self._index.row_of_slot[slots], prepend=-1) != 1)
+        missed = np.cumsum(np.diff(self._index.row_of_slot[slots], prepend=self._first_row - 1) != 1)
         self._add(slots, missed)
-        self._num_missed = int(missed[-1]) if len(missed) else int(self._next_row > 0)
+        self._num_missed = int(missed[-1]) if len(missed) else int(self._next_row > self._first_row)
         self._num_missed += bool(len(slots) and self._index.row_of_slot[slots[-1]] != self._next_row - 1)
 
     def _take_in(self, slots: Array) -> None:
@@ -175,7 +186,7 @@ class SequenceIndex:
 
     def _vacate(self, slots: Array) -> None:
         """The rows that were in these slots are history."""
-        places = self.lines.at[slots]
+        places: Array = self.lines.at[slots]
         self.groups.count_down(self.lines.owners(places[places >= 0]))
         for members in self._sets():
             members.discard(slots)
@@ -183,7 +194,7 @@ class SequenceIndex:
         self.groups.lose_tails(self.lines.owner_of_pages(pages), pages)
 
     def _sets(self) -> Tuple[SlotSet, ...]:
-        return tuple(self._starts.values()) + (() if self._ends is None else (self._ends,))
+        return (*self._starts.values(), *self._ends.values())
 
     def _append(self, slots: Array, ids: Array, is_done: Array, missed: Array) -> None:
         order = np.argsort(ids, kind='stable')
@@ -192,16 +203,16 @@ class SequenceIndex:
         firsts = np.flatnonzero(is_first)
         owners, counts = ids[firsts], np.diff(firsts, append=len(ids))
         places = self.lines.append(owners, self.groups.tails[owners], counts, slots)
-        positions, is_known = self._positions(ids, is_first, is_done, missed)
-        self._add_starts(places, positions)
-        if self._ends is not None:
-            whole = is_done & is_known
-            self._ends.add(slots[whole])
-            self._episode_lengths[slots[whole]] = positions[whole]
+        positions, is_known = self._places_in_runs(ids, is_first, is_done, missed)
+        self._positions[slots], self._is_end[slots] = positions, is_done & is_known
+        for kind in self._starts:
+            self._add_starts(kind, places, positions)
+        for max_length in self._ends:
+            self._add_ends(max_length, slots[is_done & is_known])
         rows = Rows(places, positions, is_known, is_done, missed)
         self.groups.advance(owners, counts, rows.at(firsts + counts - 1))
 
-    def _positions(self, ids: Array, is_first: Array, is_done: Array, missed: Array) -> Tuple[Array, Array]:
+    def _places_in_runs(self, ids: Array, is_first: Array, is_done: Array, missed: Array) -> Tuple[Array, Array]:
         """Of every row, its place in its run, from 1, and whether the run began with its episode."""
         before = np.where(is_first, self.groups.missed[ids], np.roll(missed, 1))
         is_broken = missed != before
@@ -214,10 +225,13 @@ class SequenceIndex:
         is_known = np.where(goes_on, self.groups.is_known[ids], ~is_broken[begin])
         return ordinal - begin + 1 + run, is_known
 
-    def _add_starts(self, places: Array, positions: Array) -> None:
-        for (length, stride), starts in self._starts.items():
-            fits = positions >= length
-            if stride > 1:
-                fits &= (positions - length) % stride == 0
-            slots = self.lines.slots(self.lines.walk(places[fits], np.array(1 - length)))
-            starts.add(slots[slots != NOWHERE])
+    def _add_starts(self, kind: Tuple[int, int], places: Array, positions: Array) -> None:
+        length, stride = kind
+        fits = positions >= length
+        if stride > 1:
+            fits &= (positions - length) % stride == 0
+        slots = self.lines.slots(self.lines.walk(places[fits], np.array(1 - length)))
+        self._starts[kind].add(slots[slots != NOWHERE])
+
+    def _add_ends(self, max_length: Optional[int], slots: Array) -> None:
+        self._ends[max_length].add(slots if max_length is None else slots[self._positions[slots] <= max_length])

@@ -15,6 +15,8 @@ from ding_store.buffer.samplers import not_enough
 from ding_store.buffer.sequence_index import SequenceIndex
 from ding_store.buffer.slot_set import SlotSet
 from ding_store.buffer.table import Table
+from ding_store.buffer.unrolled import StepReader
+from ding_store.columns import Schema
 
 #: Slots -> whatever is to be known of them, and which of them will do.
 Look = Callable[[Array], Tuple[Any, Array]]
@@ -33,6 +35,7 @@ class Sequences:
 
     def __init__(self, table: Table, metas: MetaStore) -> None:
         self._table, self._metas = table, metas
+        self._reader: Optional[StepReader] = None
         self._indexes: Dict[Tuple[Tuple[str, ...], Optional[str], bool], Tuple[SequenceIndex, GroupKeys]] = {}
 
     def index(self, groupby: GroupBy, done: Optional[str], metas_only: bool = False) -> SequenceIndex:
@@ -54,6 +57,13 @@ class Sequences:
         if len(self._table):
             keys.check()
         return index
+
+    def step_reader(self, schema: Schema) -> StepReader:
+        """How rows of this schema that are sequences are read step by step."""
+        reader = self._reader
+        if reader is None or reader.schema is not schema:
+            reader = self._reader = StepReader(schema)
+        return reader
 
     def _make(self, names: Sequence[str], done: Optional[str], metas_only: bool) -> Tuple[SequenceIndex, GroupKeys]:
         if not names:
@@ -84,7 +94,8 @@ class SequenceChoice:
         starts = self._index.starts(self._length, self._stride)
         what = f'sequences of {self._length} steps'
         _, windows = draw_valid(starts, self._look, self._size, self._replace, self._draw, what)
-        return windows.reshape(-1).astype(np.intp)
+        slots: Array = windows.reshape(-1).astype(np.intp)
+        return slots
 
     def _look(self, starts: Array) -> Tuple[Array, Array]:
         return self._index.windows(starts, self._length)
@@ -96,16 +107,20 @@ class EpisodeChoice:
         Slots of ``size`` whole episodes, one after the other; every episode is equally likely. O(rows chosen).
     """
 
-    def __init__(self, index: SequenceIndex, draw: Draw, size: int, replace: bool = False) -> None:
+    def __init__(
+        self, index: SequenceIndex, draw: Draw, size: int, replace: bool = False, max_length: Optional[int] = None
+    ) -> None:
         self._index, self._draw, self._size, self._replace = index, draw, size, replace
+        self._max_length = max_length
         #: Of the last choice, ``(size,)``.
         self.lengths = np.empty(0, np.int64)
 
     def __call__(self, index: RowIndex) -> Array:
         self._index.refresh()
-        ends = self._index.ends()
+        ends = self._index.ends(self._max_length)
         _, (slots, self.lengths) = draw_valid(ends, self._look, self._size, self._replace, self._draw, 'whole episodes')
-        return slots.T[np.arange(len(slots)) < self.lengths[:, None]].astype(np.intp)
+        chosen: Array = slots.T[np.arange(len(slots)) < self.lengths[:, None]].astype(np.intp)
+        return chosen
 
     def _look(self, ends: Array) -> Tuple[Tuple[Array, Array], Array]:
         slots, lengths, is_whole = self._index.episodes(ends)

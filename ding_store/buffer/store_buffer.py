@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import operator
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 import treetensor.torch as ttorch
@@ -15,6 +15,7 @@ from ding.utils.data.collate_fn import ttorch_collate
 
 from ding_store.buffer import files
 from ding_store.buffer.arrays import Array
+from ding_store.buffer.batch import Batch
 from ding_store.buffer.choices import (
     GroupChoice,
     Sampled,
@@ -28,31 +29,21 @@ from ding_store.buffer.choices import (
 )
 from ding_store.buffer.compat import IndexView, StorageView
 from ding_store.buffer.elements import Choose, Elements
+from ding_store.buffer.kept_priorities import KeptPriorities
 from ding_store.buffer.samplers import PrioritySampler, Sampler, Uniform
+from ding_store.buffer.sequence_sampling import SequenceSampling
 from ding_store.buffer.table import Columns, Table
 from ding_store.columns import Schema
 from ding_store.errors import ConfigError, NotEnoughData, SchemaMismatch
 
 logger = logging.getLogger(__name__)
 
+__all__ = ['Batch', 'StoreBuffer']
+
 Samples = Union[List[BufferedData], List[List[BufferedData]]]
 
 
-class Batch(NamedTuple):
-    """
-    Overview:
-        ``data``: one collated tree, leaves ``(B, ...)``, valid while anything of it is referenced. ``rows``: row
-        numbers ``(B,)``. ``elements()``: the B elements, views of the same memory. ``weights``: importance weights
-        ``(B,)``, None for uniform samples.
-    """
-
-    data: ttorch.Tensor
-    rows: Array
-    elements: Callable[[], List[Any]]
-    weights: Optional[Array] = None
-
-
-class StoreBuffer(Buffer):
+class StoreBuffer(SequenceSampling, Buffer):
     """
     Overview:
         A replay buffer in memory-mapped columns, to be used wherever DI-engine takes a DequeBuffer. ``index`` of an
@@ -401,7 +392,9 @@ class StoreBuffer(Buffer):
         """
         view = copy.copy(self)
         if sampler is not None:
-            view._sample_with(sampler)
+            # Priorities are kept of the buffer itself: a view's are its own, and gone with it.
+            sampler.attach(self.table.index)
+            view._sampler, view._priorities = sampler, sampler if isinstance(sampler, PrioritySampler) else None
         return view
 
     def __copy__(self) -> StoreBuffer:
@@ -427,9 +420,13 @@ class StoreBuffer(Buffer):
     def _sample_with(self, sampler: Sampler) -> None:
         sampler.attach(self.table.index)
         self._sampler = sampler
+        self._priorities: Optional[Union[PrioritySampler, KeptPriorities]]
         self._priorities = sampler if isinstance(sampler, PrioritySampler) else None
+        values = self.table.values('priority')
+        if isinstance(sampler, PrioritySampler) and values is not None:
+            self._priorities = KeptPriorities(sampler, self.table.index, values)
 
-    def _with_priorities(self) -> PrioritySampler:
+    def _with_priorities(self) -> Union[PrioritySampler, KeptPriorities]:
         if self._priorities is None:
             raise ConfigError(
                 f'the sampler {type(self._sampler).__name__} has no priorities; make the buffer with '

@@ -59,6 +59,11 @@ class Schema:
             raise refusal(elements[0], '', 'there is no array in it')
         return cls(root)
 
+    @property
+    def root(self) -> Node:
+        """What one element is."""
+        return self._root
+
     def merge(self, other: Schema) -> Schema:
         """
         Overview:

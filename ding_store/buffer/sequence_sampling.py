@@ -1,0 +1,108 @@
+"""The part of StoreBuffer that samples sequences and whole episodes."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from ding_store.buffer.batch import Batch
+from ding_store.buffer.choices import Sampled, check_sample_arguments
+from ding_store.buffer.elements import Elements
+from ding_store.buffer.group_keys import GroupBy
+from ding_store.buffer.samplers import Sampler, Uniform
+from ding_store.buffer.sequence_reads import Episodes, read_episodes, read_sequences, read_unrolled
+from ding_store.buffer.sequences import EpisodeChoice, SequenceChoice
+
+
+class SequenceSampling:
+    """
+    Overview:
+        Sequences of rows that follow each other in a group. A group is what an environment of a collector makes, or an
+        episode. These methods gather batches; middleware of the buffer does not see them.
+    """
+
+    _elements: Elements
+    _uniform: Uniform
+    _sampler: Sampler
+
+    def sample_sequences(
+        self,
+        size: int,
+        length: int,
+        groupby: GroupBy,
+        burn_in: int = 0,
+        done: Optional[str] = 'done',
+        overlap: Optional[int] = None,
+        replace: bool = False,
+    ) -> Batch:
+        """
+        Overview:
+            Sample ``size`` sequences of ``burn_in + length`` steps; none goes over an episode's end, or from one group
+            into another. Every possible start is equally likely. One gather, O(T B) whatever the buffer's length.
+        Arguments:
+            - length (:obj:`int`): Steps to train on.
+            - groupby (:obj:`GroupBy`): A column of integers or a key of the metas; ``('collector', 'env')`` groups by
+              both. The first sample by it looks at all rows.
+            - burn_in (:obj:`int`): Steps before those, which only warm the recurrent state (R2D2).
+            - done (:obj:`Optional[str]`): The column that is true at an episode's last step. None: groups do not end.
+            - overlap (:obj:`Optional[int]`): Cut episodes into sequences that share so many steps with the next, as
+              collectors with an unroll length do. None: a sequence may start anywhere.
+            - replace (:obj:`bool`): Whether a sequence may come more than once.
+        Returns:
+            - batch (:obj:`Batch`): Leaves ``(T, B, ...)``; recurrent policies take ``batch.data`` as their list.
+        Raises:
+            - NotEnoughData: There are fewer such sequences.
+            - SchemaMismatch: There is no such column, or the elements are Python objects.
+            - TypeError: A number makes no sense.
+        """
+        size, _ = check_sample_arguments(size, None, None, None, None)
+        num_steps = _at_least('length', length, 1) + _at_least('burn_in', burn_in, 0)
+        stride = 1 if overlap is None else num_steps - _at_least('overlap', overlap, 0)
+        if stride < 1:
+            raise TypeError(f'overlap ({overlap}) must be below burn_in + length ({num_steps})')
+        index = self._elements.sequences.index(groupby, done)
+        choose = SequenceChoice(index, self._uniform.draw, size, num_steps, stride, replace)
+        return Batch(*read_sequences(self._elements, choose, num_steps))
+
+    def sample_episodes(
+        self, size: int, groupby: GroupBy, done: str = 'done', max_length: Optional[int] = None, replace: bool = False
+    ) -> Episodes:
+        """
+        Overview:
+            Sample whole episodes of any lengths: from the first row of a group, or the one behind a done, to the next
+            done, if all of these rows are there. Every episode is equally likely. O(rows sampled).
+
+            Rows are kept one by one, so that only the batch is padded. After a ``clear`` groups begin anew. Of rows
+            that were there before the first such sample, or came and went in one push, nobody knows what preceded them:
+            then a group's episodes count from its next done on.
+        Arguments:
+            - max_length (:obj:`Optional[int]`): Leave longer episodes out.
+        Raises:
+            - NotEnoughData: There are fewer such episodes.
+            - SchemaMismatch: There is no such column, or the elements are Python objects.
+        """
+        size, _ = check_sample_arguments(size, None, None, None, None)
+        if max_length is not None:
+            _at_least('max_length', max_length, 1)
+        index = self._elements.sequences.index(groupby, done)
+        choose = EpisodeChoice(index, self._uniform.draw, size, replace, max_length)
+        return read_episodes(self._elements, choose, lambda: choose.lengths)
+
+    def sample_time_major(self, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Batch:
+        """
+        Overview:
+            As ``sample_batch``, of elements that are sequences themselves: lists of T steps, or dicts of such lists.
+            Chosen by the buffer's sampler, and gathered step by step: ``data`` has leaves ``(T, B, ...)``, and those
+            that a sequence has as a whole ``(B, ...)``; ``rows`` and ``weights`` are ``(B,)``.
+        Raises:
+            - SchemaMismatch: The elements are something else.
+        """
+        size, _ = check_sample_arguments(size, None, None, None, sample_range)
+        choose = Sampled(self._sampler, size, replace, sample_range)
+        return Batch(*read_unrolled(self._elements, choose))._replace(weights=choose.weights)
+
+
+def _at_least(name: str, value: Any, least: int) -> int:
+    # No ValueError, which DI-engine's fetcher takes for a shortage.
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise TypeError(f'{name} ({value!r}) must be an integer >= {least}')
+    return int(value)
