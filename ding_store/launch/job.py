@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import io
 import os
 import selectors
 import signal
 import sys
 import time
+import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 from ding_store.config import ENV_RUN, ENV_URL, StoreConfig, unknown_key
 from ding_store.errors import ConfigError
@@ -21,6 +24,7 @@ from ding_store.middleware.session import ENV_LAUNCHED, FINISH, Session, clear_e
 
 #: How long processes may take to leave after the run has ended, before they are told to, and then made to.
 LEAVE_S, TERM_S = 10.0, 5.0
+_PR_SET_PDEATHSIG = 1
 
 
 def parse_roles(text: str) -> Dict[str, int]:
@@ -109,6 +113,7 @@ class Job:
     processes: List[Process] = field(default_factory=list)
     failed: Optional[str] = None
     left_after_s: float = 0.0
+    addresses: List[str] = field(default_factory=list)
 
     def run(self, out: Any) -> Result:
         """
@@ -117,7 +122,14 @@ class Job:
         """
         with Session(self.config).store as store:
             clear_ended_run(store, self.config)
-        self.start()
+        with _sigterm_as_interrupt():
+            try:
+                self.start()
+                return self._accompany(out)
+            finally:
+                self._end_rest()
+
+    def _accompany(self, out: Any) -> Result:
         session = Session(self.config)
         display = Display(session.store, out)
         self.say = display.say
@@ -130,16 +142,25 @@ class Job:
         session.close()
         return result
 
+    def _end_rest(self) -> None:
+        """Whatever became of the launcher, no process of it stays behind, nor the places where they listened."""
+        for process in self.processes:
+            if process.code is None:
+                with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                    os.kill(process.pid, signal.SIGKILL)
+                    os.waitpid(process.pid, 0)
+        for address in self.addresses:
+            remove_address(address)
+
     def start(self) -> None:
         """Fork all roles. Call it before this process has threads."""
         self._prepare_environment()
         preload()
         self.log_dir.mkdir(parents=True, exist_ok=True)
         nodes = [(role, FIRST_IDS[role] + i) for role in ROLES for i in range(self.roles.get(role, 0))]
-        addresses = new_addresses(len(nodes))
-        self._addresses = addresses
+        self.addresses = new_addresses(len(nodes))
         for i, (role, node_id) in enumerate(nodes):
-            self.processes.append(self._fork(role, node_id, addresses[i], addresses[:i], len(nodes)))
+            self.processes.append(self._fork(role, node_id, self.addresses[i], self.addresses[:i], len(nodes)))
 
     def _prepare_environment(self) -> None:
         os.environ[ENV_URL], os.environ[ENV_RUN] = self.config.url, self.config.run or 'default'
@@ -152,17 +173,22 @@ class Job:
         log = self.log_dir / f'{role}-{node_id}.log'
         sys.stdout.flush()
         sys.stderr.flush()
+        launcher = os.getpid()
         pid = os.fork()
         if pid:
             return Process(role, node_id, pid, os.pidfd_open(pid), log)
         code = 1
         try:
+            # Ctrl-C reaches every process of the terminal's group. The launcher ends the run for all, in order.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            _die_with(launcher)
             for process in self.processes:
                 os.close(process.pidfd)
             _redirect(log)
-            # Ctrl-C reaches every process of the terminal's group. The launcher ends the run for all, in order.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
             code = _run_role(self.script, node_id, address, peers, num_workers, self.delays_s.get(role, 0.0))
+        except BaseException:  # noqa: BLE001 - what comes out of the script itself was dealt with: this is ours
+            traceback.print_exc()
         finally:
             exit_process(code)
         raise AssertionError('not reached')
@@ -200,8 +226,6 @@ class Job:
                 self._hurry(time.monotonic() - ended[0])
         selector.close()
         self.left_after_s = time.monotonic() - ended[0] if ended else 0.0
-        for address in self._addresses:
-            remove_address(address)
         return 1 if self.failed else 0
 
     def _reap(self, process: Process, session: Session) -> None:
@@ -237,6 +261,23 @@ class Job:
         for process in self.processes:
             if process.code is None:
                 os.kill(process.pid, number)
+
+
+@contextlib.contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """A scheduler that ends the job means what a user's Ctrl-C means."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _die_with(launcher: int) -> None:
+    """Let the kernel end this process with its launcher: nobody else would, if that is killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != launcher:  # it died before we asked to be told
+        os._exit(1)
 
 
 def _run_role(script: Script, node_id: int, address: str, peers: List[str], num_workers: int, delay_s: float) -> int:

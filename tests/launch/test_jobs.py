@@ -136,6 +136,27 @@ def test_killed_learner_or_evaluator_ends_the_job_and_says_so(tmp_path, role):
     assert f'cannot go on without its {role}' in run.text
 
 
+def is_running(pid):
+    stat = Path(f'/proc/{pid}/stat')
+    return stat.exists() and stat.read_text().rpartition(')')[2].split()[0] != 'Z'
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_its_launcher(tmp_path, number):
+    arguments = ['run', '--run', 'r', '--roles', ROLES]
+    with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 100_000)), tmp_path) as run:
+        run.wait_for(lambda: len(members(tmp_path, 'collector')) == 2, 'collectors')
+        pids = [m['pid'] for m in status(tmp_path, '--run', 'r')['members']]
+        os.kill(run.process.pid, number)
+        assert run.wait(10) == (1 if number == signal.SIGTERM else -signal.SIGKILL)
+        deadline = time.monotonic() + 5.0
+        while any(map(is_running, pids)):
+            assert time.monotonic() < deadline, [pid for pid in pids if is_running(pid)]
+            time.sleep(0.05)
+    assert len(pids) >= 3
+    assert ('interrupted' in run.text) == (number == signal.SIGTERM)
+
+
 @pytest.mark.parametrize('watch', [False, True])
 def test_middleware_of_the_learner_sees_each_chunk_once(tmp_path, watch):
     extra = ['--watch'] if watch else []
