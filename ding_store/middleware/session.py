@@ -84,7 +84,8 @@ class Session:
     def figures(self, **figures: Any) -> None:
         """Set figures of this member; they travel with its next report."""
         if self.member is not None:
-            self.member.figures.update(figures)
+            # A new dict, since the session's thread may be going through the old one for a report.
+            self.member.figures = {**self.member.figures, **figures}
 
     # The run's end
 
@@ -125,6 +126,8 @@ class Session:
                     self._closing.wait(self.config.heartbeat_s)
                 if self.member is not None:
                     self.member.report(self.store)
+            except StoreTimeout:
+                continue  # another thread of this process is writing to a server that is away: the next report has all
             except StoreError as error:
                 if self._closing.is_set():
                     return

@@ -7,7 +7,7 @@ import pytest
 
 from ding_store.config import StoreConfig
 from ding_store.errors import StoreTimeout
-from ding_store.middleware.members import STREAM_OPTIONS, Members
+from ding_store.middleware.members import STREAM_OPTIONS, Member, Members
 from ding_store.middleware.session import FINISH, RETIRE, Session, clear_ended_run
 from ding_store.storage import open_store
 
@@ -62,6 +62,29 @@ def test_members_report_their_figures_until_they_leave(store, member):
     collector.leave()
     assert [m.state for m in members.refresh().of('collector')] == ['left']
     assert members.total('collector', 'rows') == 16
+
+
+def test_figures_do_not_change_in_the_middle_of_a_report(member):
+    collector = member('collector', 2)
+    reported = collector.member.figures
+    collector.figures(rows=8)
+    assert (reported, collector.member.figures) == ({}, {'rows': 8})
+
+
+def test_a_report_that_comes_late_is_not_the_end_of_the_run(member, monkeypatch):
+    # While the server is away, another thread of the process may hold what a report waits for.
+    collector = member('collector', 2)
+    report, failures = Member.report, iter([StoreTimeout('busy')] * 2)
+
+    def late(self, *arguments):
+        for failure in failures:
+            raise failure
+        report(self, *arguments)
+
+    monkeypatch.setattr(Member, 'report', late)
+    before = collector.member.beat
+    within(lambda: collector.member.beat > before + 1)
+    assert not collector.finished
 
 
 def test_finish_reaches_every_member_and_the_first_reason_stays(member):
