@@ -8,6 +8,7 @@ A table's directory, and how it survives its process.
     commit       the next row number, and the owner's note: two records in turn, see ``commits``
     metas        journal of (row numbers, meta), of which the last one of a row counts
     redo         the rows that are being overwritten in place, if any
+    NAME.values  a number per row, such as its priority, each with the row number; mapped, see ``slot_values``
 
 What a slot goes through; the arrow is what is stored, in this order by one thread:
 
@@ -45,6 +46,7 @@ from ding_store.buffer.arrays import Array
 from ding_store.buffer.commits import FILE_BYTES, CommitFile
 from ding_store.buffer.journal import Journal, explained, reserve
 from ding_store.buffer.rows import EMPTY
+from ding_store.buffer.slot_values import SlotValues
 from ding_store.errors import ConfigError, CorruptPayload, FormatMismatch, StoreClosed, TableLocked
 from ding_store.storage.mapped import Claim, claim
 
@@ -94,6 +96,7 @@ class Home:
     def __init__(self, path: str, capacity: int, fsync: bool = False) -> None:
         self.path = os.path.abspath(path)
         self.fsync = fsync
+        self._values: Dict[str, SlotValues] = {}
         os.makedirs(self.path, exist_ok=True)
         _refuse_foreign(self.path)
         self._claim = _claim(self.path)
@@ -143,6 +146,12 @@ class Home:
         if self.fsync:
             self._commits.flush()
 
+    def values(self, name: str) -> SlotValues:
+        """Numbers by row, of this name."""
+        if name not in self._values:
+            self._values[name] = SlotValues(self.file(f'{name}.values'), self.header.capacity)
+        return self._values[name]
+
     def sync_numbers(self) -> None:
         if self.fsync:
             self._numbers_region.flush()
@@ -152,7 +161,7 @@ class Home:
         self._replace(Header(self.header.capacity, columns, info))
         self._remove_orphans()
 
-    def resize(self, capacity: int) -> Array:
+    def resize(self, capacity: int, source: Array, target: Array) -> Array:
         """
         Overview:
             Have this capacity; of fewer slots, the last ones must be free. Column files are large enough already.
@@ -160,6 +169,8 @@ class Home:
             - numbers (:obj:`np.ndarray`): Row numbers by slot, from now on.
         """
         old = self.header.capacity
+        for name in self._value_files():
+            self.values(name).resize(max(old, capacity), source, target)
         region = self._numbers_region
         if capacity > old:
             _grow(self.file('rows'), 8 * capacity)
@@ -190,6 +201,8 @@ class Home:
             self.redo.close()
             if self.fsync:
                 self._numbers_region.flush()
+                for values in self._values.values():
+                    values.sync()
             self._claim.close()
 
     def _replace(self, header: Header) -> None:
@@ -200,7 +213,7 @@ class Home:
         """Make all files, and the header, without which there is no table, last."""
         self.header = Header(capacity)
         self._remove_orphans()
-        for name in _OURS:
+        for name in (*_OURS, *(f'{name}.values' for name in self._value_files())):
             if os.path.exists(self.file(name)):
                 os.unlink(self.file(name))
         for name, num_bytes in (('rows', 8 * capacity), ('commit', FILE_BYTES)):
@@ -241,6 +254,9 @@ class Home:
         # Of a row that was copied from one slot to another the first stays, which is the copy.
         first = np.unique(numbers[live], return_index=True)[1]
         numbers[np.delete(live, first)] = EMPTY
+
+    def _value_files(self) -> List[str]:
+        return [name[: -len('.values')] for name in os.listdir(self.path) if name.endswith('.values')]
 
     def _remove_orphans(self) -> None:
         named = {column.file for column in self.header.columns}

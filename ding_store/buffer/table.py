@@ -15,6 +15,7 @@ from ding_store.buffer.commits import encode_note
 from ding_store.buffer.durable import Home
 from ding_store.buffer.regions import ColumnSpec, Regions
 from ding_store.buffer.rows import EMPTY, RowIndex
+from ding_store.buffer.slot_values import SlotValues
 from ding_store.errors import ConfigError, SchemaMismatch
 
 Columns = Mapping[str, Array]
@@ -330,8 +331,12 @@ class Table:
             self._sync_numbers()
             self._num_used = min(self._num_used, capacity)
             self._regions.resize(capacity, self._num_used)
-            self.index.resize(self._resized_numbers(capacity), source, target)
+            self.index.resize(self._resized_numbers(capacity, source, target), source, target)
         return source, target
+
+    def values(self, name: str) -> Optional[SlotValues]:
+        """Numbers by row that survive the process; None without a path."""
+        return None if self.home is None else self.home.values(name)
 
     def check(self) -> List[str]:
         """
@@ -422,9 +427,9 @@ class Table:
         if self.home is not None:
             self.home.describe(self._regions.stored(), info)
 
-    def _resized_numbers(self, capacity: int) -> Array:
+    def _resized_numbers(self, capacity: int, source: Array, target: Array) -> Array:
         if self.home is not None:
-            return self.home.resize(capacity)
+            return self.home.resize(capacity, source, target)
         numbers = np.full(capacity, EMPTY, np.int64)
         kept = min(capacity, self.capacity)
         numbers[:kept] = self.index.row_of_slot[:kept]

@@ -75,7 +75,8 @@ class StoreBufferWrapper:
         """Nothing runs in the background."""
 
     def close(self) -> None:
-        self.buffer.clear()
+        # Not ``clear``: what is in a path stays there for the next run.
+        self.buffer.close()
         if self._tb_logger is not None:
             self._tb_logger.flush()
 

@@ -14,7 +14,7 @@ import torch
 from crashes import Child
 from elements import number, transition
 
-from ding_store.buffer import StoreBuffer, Table
+from ding_store.buffer import Prioritized, StoreBuffer, Table
 from ding_store.buffer import durable as durable_module
 from ding_store.errors import (
     ConfigError,
@@ -339,3 +339,32 @@ def check_rare(name: str, buffer: StoreBuffer, before: List[tuple]) -> None:
     assert len(found) - len(new) >= least
     if name == 'update':
         assert (number(found['8'].data), found['8'].meta) in ((8, {}), (80, {}), (80, {'i': 80}))
+
+
+# Priorities
+
+
+def test_priorities_are_back(tmp_path: Path) -> None:
+    buffer = filled(tmp_path, sampler=Prioritized(seed=0))
+    columns = buffer.schema.encode([transition(14), transition(15)])
+    buffer.extend(columns, priority=[7.0, 0.25])
+    buffer.sample_batch(4)
+    buffer.update_priorities(np.array([7, 9, 7, 1]), np.array([3.0, 2.0, 5.0, 99.0]))
+    expected = buffer.sampler.priorities_of(buffer.table.rows_by_age())
+    buffer.close()
+    buffer = StoreBuffer(10, path=str(tmp_path), sampler=Prioritized(seed=0))
+    rows = buffer.table.rows_by_age()
+    found = dict(zip(rows.tolist(), buffer.sampler.priorities_of(rows)))
+    assert [round(found[row], 6) for row in (7, 9, 14, 15)] == [5.0, 2.0, 7.0, 0.25]
+    assert len(expected) == len(found)
+    assert buffer.sampler.step == 1
+    assert found[8] == pytest.approx(buffer.sampler.max_priority) == 7.0
+    # A row that takes over a slot does not inherit what was there.
+    buffer.resize(8)
+    rows = buffer.extend(columns)
+    buffer.close()
+    buffer = StoreBuffer(8, path=str(tmp_path), sampler=Prioritized(seed=0))
+    assert buffer.sampler.priorities_of(rows) == pytest.approx([7.0, 7.0])
+    assert buffer.sampler.priorities_of(np.array([14, 15])) == pytest.approx([7.0, 0.25])
+    assert buffer.check() == []
+    buffer.close()
