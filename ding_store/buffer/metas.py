@@ -202,9 +202,7 @@ class MetaStore:
         groups = self._groups.get(key)
         if groups is None:
             groups = self._groups[key] = Groups(self._index.capacity)
-            for slot in range(len(self._held)):
-                if self._held[slot] is not None:
-                    self._assign(groups, key, slot, self.peek(slot))
+            self._assign_all(groups, key)
         return groups
 
     def known_groups(self, key: Hashable) -> Optional[Groups]:
@@ -235,10 +233,9 @@ class MetaStore:
                 self._held.extend([None] * (new + 1 - len(self._held)))
                 self._held[new], self._held[old] = self._held[old], None
         del self._held[self._index.capacity :]
-        keys = list(self._groups)
-        self._groups = {}
-        for key in keys:
-            self.groups(key)
+        for key, groups in self._groups.items():
+            groups.codes = np.full(self._index.capacity, Groups.NONE, np.int64)
+            self._assign_all(groups, key)
 
     @property
     def _row_of_slot(self) -> Array:
@@ -285,6 +282,11 @@ class MetaStore:
     def _regroup(self, slot: int, meta: Optional[Mapping[Any, Any]]) -> None:
         for key, groups in self._groups.items():
             self._assign(groups, key, slot, meta or {})
+
+    def _assign_all(self, groups: Groups, key: Hashable) -> None:
+        for slot in range(len(self._held)):
+            if self._held[slot] is not None:
+                self._assign(groups, key, slot, self.peek(slot))
 
     def _assign(self, groups: Groups, key: Hashable, slot: int, meta: Mapping[Any, Any]) -> None:
         code = groups.code(meta[key]) if key in meta else Groups.NONE

@@ -1,5 +1,7 @@
 """Table against a plain list that is right by looking at it."""
 
+import shutil
+import tempfile
 from typing import Dict, List, Tuple
 
 import numpy as np
@@ -10,13 +12,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ding_store.buffer.samplers import Uniform
 from ding_store.buffer.table import Table
 
+SPECS = {'value': (np.dtype(np.int64), (2,))}
+
 
 class TableModel(RuleBasedStateMachine):
     """The model is a list of (row number, value), oldest first."""
 
+    def new_table(self, capacity: int) -> Table:
+        return Table(SPECS, capacity)
+
     @initialize(capacity=st.integers(1, 9))
     def make(self, capacity: int) -> None:
-        self.table = Table({'value': (np.dtype(np.int64), (2,))}, capacity)
+        self.table = self.new_table(capacity)
         self.model: List[Tuple[int, int]] = []
         self.next_row = 0
 
@@ -42,6 +49,11 @@ class TableModel(RuleBasedStateMachine):
         assert found.tolist() == [live]
         self.model = [(r, value if r == row else v) for r, v in self.model]
 
+    @rule(capacity=st.integers(1, 14))
+    def resize(self, capacity: int) -> None:
+        self.table.resize(capacity)
+        self.model = self.model[-capacity:]
+
     @rule()
     def clear(self) -> None:
         self.table.clear()
@@ -65,6 +77,7 @@ class TableModel(RuleBasedStateMachine):
         rows = np.sort(index.row_of_slot[index.live_slots])
         assert rows.tolist() == [row for row, _ in self.model]
         assert len(self.table) == len(self.model)
+        assert self.table.check() == []
         assert self.table.gather(rows)['value'].tolist() == [[value, -value] for _, value in self.model]
         everything = np.arange(-1, self.next_row + 2)
         assert everything[self.table.contains(everything)].tolist() == rows.tolist()
@@ -74,5 +87,26 @@ class TableModel(RuleBasedStateMachine):
         assert self.table.rows_by_age().tolist() == [row for row, _ in self.model]
 
 
+class DurableTableModel(TableModel):
+    """The same for a table with a path, which is closed and opened again at any time."""
+
+    def new_table(self, capacity: int) -> Table:
+        self.directory = tempfile.mkdtemp()
+        return Table(SPECS, capacity, self.directory)
+
+    @rule()
+    def reopen(self) -> None:
+        capacity = self.table.capacity
+        self.table.close()
+        self.table = Table({}, capacity, self.directory)
+
+    def teardown(self) -> None:
+        if hasattr(self, 'table'):
+            self.table.close()
+            shutil.rmtree(self.directory)
+
+
+TestDurableTableModel = DurableTableModel.TestCase
+TestDurableTableModel.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 TestTableModel = TableModel.TestCase
 TestTableModel.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
