@@ -55,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_join(commands)
     _add_status(commands)
     _add_bench(commands)
+    _add_forget(commands)
     commands.add_parser('doctor', help='check this environment, and say the fix for what is wrong', add_help=False)
     return parser
 
@@ -132,6 +133,18 @@ def _bench_replay(options: argparse.Namespace, command: List[str]) -> int:
     return bench(options.workloads, options.buffers, options.scale, options.seconds, options.json)
 
 
+def _add_forget(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        'forget',
+        help='drop a reader that is gone for good',
+        description='What only this reader was waited for is deleted. Exit status 1 when there is no such reader.',
+    )
+    _add_store_options(parser)
+    parser.add_argument('--stream', required=True, metavar='STREAM')
+    parser.add_argument('--reader', required=True, metavar='NAME')
+    parser.set_defaults(call=_forget)
+
+
 def _config(options: argparse.Namespace) -> StoreConfig:
     os.environ[ENV_URL], os.environ[ENV_RUN] = _absolute(options.store), options.run
     return StoreConfig.from_block({})
@@ -204,6 +217,20 @@ def _status(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.launch.status import show_status
 
     return show_status(_config(options), options.json, options.watch)
+
+
+def _forget(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.storage import open_store
+
+    config = _config(options)
+    with open_store(config.url, str(config.run)) as store:
+        if store.forget(options.stream, options.reader):
+            sys.stdout.write(f'forgot reader {options.reader!r} of {options.stream!r}\n')
+            return 0
+        stream = store.info().streams.get(options.stream)
+    known = ', '.join(sorted(stream.readers)) if stream and stream.readers else 'none'
+    sys.stderr.write(f'ding-store: {options.stream!r} has no reader {options.reader!r}; it has: {known}\n')
+    return 1
 
 
 if __name__ == '__main__':

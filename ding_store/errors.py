@@ -20,6 +20,9 @@ StoreError
 """
 
 
+from typing import Optional, Tuple
+
+
 class StoreError(Exception):
     """Base of every error that ding_store raises on purpose."""
 
@@ -57,7 +60,10 @@ class VersionConflict(StoreError):
 
 
 class CorruptPayload(StoreError):
-    pass
+    # Of an entry in a stream: where it is (a storage.EntryId), and whose it was as far as that can be read.
+    entry_id: Optional[Tuple[str, int]] = None
+    writer: str = ''
+    sequence: int = 0
 
 
 class FormatMismatch(StoreError):

@@ -135,7 +135,8 @@ class Store(ABC):
         Returns:
             - entries (:obj:`list`): At most ``max_entries``; empty when none came in time.
         Raises:
-            - CorruptPayload: An entry's bytes fail their checksum; names the entry.
+            - CorruptPayload: The first of these entries is not what was written; ``entry_id`` says which it is, so that
+              the caller can go on behind it.
         """
 
     @abstractmethod

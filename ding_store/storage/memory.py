@@ -18,7 +18,7 @@ from . import outbox
 from .base import OLDEST, START, Arrays, Entry, EntryId, Header, Store, StoreInfo, StreamInfo, Value
 from .options import STORE_OPTIONS, check_name, refuse_rest, stream_options
 from .outbox import Announcement, Verdict
-from .wire import decode_entry, decode_value, encode
+from .wire import decode_entry, decode_value, encode, up_to_corrupt
 from .writer import Writer, writer_id
 
 
@@ -202,7 +202,9 @@ class MemoryStore(Store):
             first = max(log.floor, after.number if after.epoch == log.epoch else 0) + 1
             numbers = range(first, min(log.last, first + max_entries - 1) + 1)
             found = [(EntryId(log.epoch, number), log.records[number]) for number in numbers]
-        return [decode_entry(stream, place, record.writer, record.sequence, record.payload) for place, record in found]
+        return up_to_corrupt(
+            decode_entry(stream, place, record.writer, record.sequence, record.payload) for place, record in found
+        )
 
     def register(self, stream: str, reader: str, durable: bool = True, start: str = 'oldest') -> EntryId:
         check_name('reader', reader)

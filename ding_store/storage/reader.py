@@ -6,11 +6,15 @@ import logging
 import threading
 from typing import Dict, List, Mapping, Optional
 
-from ding_store.errors import StoreError
+from ding_store.errors import ConfigError, CorruptPayload, StoreError
 
 from .base import Entry, EntryId, Store
+from .losses import Losses
 
 logger = logging.getLogger(__name__)
+
+#: What a reader does with an entry whose bytes are not what was written.
+ON_CORRUPT = ('stop', 'skip')
 
 
 class Reader:
@@ -25,6 +29,15 @@ class Reader:
         - durable (:obj:`bool`): Whether retention waits for this reader's acks, also when it is away, until ``forget``.
         - start (:obj:`str`): Where a reader that is new to the stream starts: 'oldest' or 'now'.
         - marks (:obj:`Optional[Mapping]`): writer -> highest sequence seen, of a former life of this reader.
+        - on_corrupt (:obj:`str`): 'stop': ``read`` raises CorruptPayload at such an entry, again and again; 'skip': it
+          is counted, logged and left out.
+        - loss_grace_s (:obj:`float`): After the server lost its memory, how long writers are waited for to announce
+          again, before what they do not is counted as lost.
+    Attributes:
+        - num_lost (:obj:`int`): Entries that were in the stream and never came: dropped by a full stream, or forgotten
+          by the server when their writer was dead, as far as this reader had heard of them (it asks once a second).
+        - num_duplicates (:obj:`int`): Entries that came again, and were skipped.
+        - num_corrupt (:obj:`int`): Entries skipped because of ``on_corrupt='skip'``.
     """
 
     def __init__(
@@ -35,27 +48,36 @@ class Reader:
         durable: bool = True,
         start: str = 'oldest',
         marks: Optional[Mapping[str, int]] = None,
+        on_corrupt: str = 'stop',
+        loss_grace_s: float = 60.0,
     ) -> None:
+        if on_corrupt not in ON_CORRUPT:
+            raise ConfigError(f'on_corrupt ({on_corrupt!r}) must be one of {", ".join(ON_CORRUPT)}')
         self.store = store
         self.stream = stream
         self.name = name
         self.durable = durable
-        self.num_lost = 0
+        self.on_corrupt = on_corrupt
         self.num_duplicates = 0
+        self.num_corrupt = 0
+        self._losses = Losses(loss_grace_s)
         self._lock = threading.Lock()
         self._marks = dict(marks or {})
         # What was there before us must not pass for new when its writer announces it again.
         self._past = self._writers() if start == 'now' else {}
         self._cursor = store.register(stream, name, durable, start)
-        self._excused = 0  # Lost entries known by their numbers, whose sequences are still to be missed.
         self._outstanding: Optional[EntryId] = None  # the last entry returned, until it is acked
-        self._said_lost = self._said_duplicates = False
+        self._said_lost = self._said_duplicates = self._said_corrupt = False
 
     @property
     def marks(self) -> Dict[str, int]:
-        """writer -> highest sequence that ``read`` has returned, or skipped as lost."""
+        """writer -> highest sequence that ``read`` has returned, or skipped as lost or corrupt."""
         with self._lock:
             return dict(self._marks)
+
+    @property
+    def num_lost(self) -> int:
+        return self._losses.count
 
     @property
     def cursor(self) -> EntryId:
@@ -67,18 +89,21 @@ class Reader:
         Overview:
             The next entries never seen before, in order; waits up to ``timeout_s`` for the first. An empty list may
             also mean that there were only duplicates.
+        Raises:
+            - CorruptPayload: With ``on_corrupt='stop'``, when it is such an entry's turn.
         """
-        entries = self.store.read(self.stream, self._cursor, max_entries, timeout_s)
-        if not entries:
-            return []
+        lost, duplicates = self.num_lost, self.num_duplicates
+        try:
+            entries = self.store.read(self.stream, self._cursor, max_entries, timeout_s)
+        except CorruptPayload as e:
+            self._skip(e)
+            entries = []
+        self._look_around()
         with self._lock:
-            lost, duplicates = self.num_lost, self.num_duplicates
-            self._follow(entries[0].id)
-            new = [entry for entry in entries if self._is_new(entry)]
-            self._cursor = entries[-1].id
-            self._outstanding = new[-1].id if new else self._outstanding
+            new = self._take(entries) if entries else []
+            self._losses.settle(self._marks)
             self._report(self.num_lost - lost, self.num_duplicates - duplicates)
-        if self._outstanding is None:
+        if entries and self._outstanding is None:
             self.ack()  # Only duplicates: nobody would ack these, and they may be what fills the stream.
         return new
 
@@ -120,37 +145,61 @@ class Reader:
         stream = self.store.info().streams.get(self.stream)
         return dict(stream.writers) if stream else {}
 
+    def _look_around(self) -> None:
+        """Remember what writers have appended that we have not read: only so can its loss be counted."""
+        if self._losses.is_time_to_look():
+            self._losses.look(self.store.info().streams.get(self.stream), self._cursor, self._marks)
+
+    def _take(self, entries: List[Entry]) -> List[Entry]:
+        self._follow(entries[0].id)
+        self._said_corrupt = False
+        new = [entry for entry in entries if self._is_new(entry.writer, entry.sequence)]
+        self._cursor = entries[-1].id
+        self._outstanding = new[-1].id if new else self._outstanding
+        return new
+
+    def _skip(self, error: CorruptPayload) -> None:
+        if self.on_corrupt == 'stop' or error.entry_id is None:
+            raise error
+        entry_id = EntryId(*error.entry_id)
+        with self._lock:
+            self._follow(entry_id)
+            self._cursor = entry_id
+            self.num_corrupt += 1
+            if error.writer and error.sequence == self._marks.get(error.writer, 0) + 1:
+                self._marks[error.writer] = error.sequence
+            else:
+                self._losses.excuse()  # Not to be believed; but some sequence will be missed.
+        level = logging.DEBUG if self._said_corrupt else logging.WARNING
+        logger.log(level, 'reader %r of %r skips what it cannot read: %s', self.name, self.stream, error)
+        self._said_corrupt = True
+
     def _follow(self, first: EntryId) -> None:
         """From the cursor to the first entry read: numbers are dense, those in between were dropped before we came."""
         if first.epoch == self._cursor.epoch:
-            missed = max(0, first.number - self._cursor.number - 1)
-            self.num_lost += missed
-            self._excused += missed
+            self._losses.drop(max(0, first.number - self._cursor.number - 1))
         else:
             # The server lost its memory, perhaps of us too. Numbers missing now may have been acked by us: only
             # sequences tell what is lost.
             self.store.register(self.stream, self.name, self.durable)
-            self._excused = 0
+            self._losses.begin_epoch(first.epoch, self._marks)
 
-    def _is_new(self, entry: Entry) -> bool:
-        seen = self._marks.get(entry.writer)
-        if entry.sequence <= max(seen or 0, self._past.get(entry.writer, 0)):
+    def _is_new(self, writer: str, sequence: int) -> bool:
+        seen = self._marks.get(writer)
+        if sequence <= max(seen or 0, self._past.get(writer, 0)):
             self.num_duplicates += 1
             return False
-        missed = entry.sequence - 1 - (seen or 0)
-        excused = min(missed, self._excused)
-        self._excused -= excused
         # What a writer sent before we knew it may have been acked by a former life of ours: that is no loss.
-        self.num_lost += 0 if seen is None else missed - excused
-        self._marks[entry.writer] = entry.sequence
+        self._losses.miss(writer, seen, sequence)
+        self._marks[writer] = sequence
         return True
 
     def _report(self, lost: int, duplicates: int) -> None:
         """One line when it begins, not one per read."""
-        if lost and not self._said_lost:
+        if lost > 0 and not self._said_lost:
             logger.warning(
                 'reader %r of %r: %d entries were lost (%d in all)', self.name, self.stream, lost, self.num_lost
             )
         if duplicates and not self._said_duplicates:
             logger.info('reader %r of %r: skipping entries that were announced again', self.name, self.stream)
-        self._said_lost, self._said_duplicates = bool(lost), bool(duplicates)
+        self._said_lost, self._said_duplicates = lost > 0, bool(duplicates)

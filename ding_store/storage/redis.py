@@ -23,7 +23,7 @@ from .options import ALL_OPTIONS, check_name, redis_options, refuse_rest, stream
 from .outbox import STALE, Announcement, Verdict
 from .redis_info import read_counters, read_streams, read_values
 from .server import check_url, directory_of
-from .wire import decode_entry, decode_value, encode
+from .wire import corrupt_entry, decode_entry, decode_value, encode, up_to_corrupt
 from .writer import Writer, writer_id
 
 #: Redis takes 512 MB in one argument (proto-max-bulk-len).
@@ -91,7 +91,7 @@ class RedisStore(Store):
             if not raw and (left := deadline - time.monotonic()) > 0:
                 raw = self._news(stream, epoch, number, max_entries, left)
             if raw or time.monotonic() >= deadline:
-                return [_entry(stream, epoch, *one) for one in raw]
+                return up_to_corrupt(_entry(stream, epoch, *one) for one in raw)
 
     def register(self, stream: str, reader: str, durable: bool = True, start: str = 'oldest') -> EntryId:
         check_name('reader', reader)
@@ -263,7 +263,7 @@ class RedisStore(Store):
         def held_after(number: int) -> Any:
             def command(session: Session) -> Any:
                 pipe = session.client.pipeline(transaction=True)
-                return pipe.hget(meta, 'epoch').xrange(log, f'({number}-0', count=max_entries).execute()
+                return pipe.hget(meta, 'epoch').xrange(log, f'({_behind(number)}', count=max_entries).execute()
 
             return self._call(f'read {stream!r}', command)
 
@@ -277,7 +277,7 @@ class RedisStore(Store):
     def _news(self, stream: str, epoch: str, number: int, max_entries: int, timeout_s: float) -> List[Any]:
         raw = self._wait_on(f'read {stream!r}', self._key(stream, 'log'), number, max_entries, timeout_s)
         # Entries of another epoch are no news but a reason to look again, from its oldest entry.
-        return raw if all(fields[b'e'] == epoch.encode() for _, fields in raw) else []
+        return raw if all(fields.get(b'e') == epoch.encode() for _, fields in raw) else []
 
     def _newest(self, name: str, newer_than: int) -> Optional[Tuple[int, bytes]]:
         """The newest version unless it is ``newer_than``; its payload is not sent in vain."""
@@ -300,7 +300,7 @@ class RedisStore(Store):
             whether the server still knows everything.
         """
         block_ms = max(1, int(min(timeout_s, self._writer.check_every_s) * 1000))
-        after = {key: f'{number}-0'}
+        after = {key: _behind(number)}
         found = self._link.wait(what, lambda session: session.client.xread(after, count=count, block=block_ms))
         return found[0][1] if found else []
 
@@ -316,13 +316,22 @@ def _encoded(what: str, header: Header, arrays: Arrays) -> bytes:
     return payload
 
 
+def _behind(number: int) -> str:
+    """The last id that an entry with this number may have: ours end with 0, but a foreign one must not be met twice."""
+    return f'{number}-18446744073709551615' if number else '0-0'
+
+
 def _number(redis_id: bytes) -> int:
     return int(redis_id.partition(b'-')[0])
 
 
 def _entry(stream: str, epoch: str, redis_id: bytes, fields: Dict[bytes, bytes]) -> Entry:
     place = EntryId(epoch, _number(redis_id))
-    return decode_entry(stream, place, fields[b'w'].decode(), int(fields[b's']), fields[b'p'])
+    try:
+        writer, sequence, payload = fields[b'w'].decode(), int(fields[b's']), fields[b'p']
+    except (KeyError, ValueError) as e:
+        raise corrupt_entry(stream, place, f'it is no entry of ours ({type(e).__name__})') from e
+    return decode_entry(stream, place, writer, sequence, payload)
 
 
 def _version(raw: List[Any], newer_than: int) -> Optional[Tuple[int, bytes]]:

@@ -81,8 +81,27 @@ def decode_entry(stream: str, entry_id: EntryId, writer: str, sequence: int, pay
     try:
         header, arrays = decode(payload)
     except CorruptPayload as e:
-        raise CorruptPayload(f'entry {entry_id.number} of {stream!r}, {sequence} of {writer}: {e}') from e
+        raise corrupt_entry(stream, entry_id, str(e), writer, sequence) from e
     return Entry(stream, entry_id, writer, sequence, header, arrays)
+
+
+def corrupt_entry(stream: str, entry_id: EntryId, reason: str, writer: str = '', sequence: int = 0) -> CorruptPayload:
+    whose = f', {sequence} of {writer}' if writer else ''
+    error = CorruptPayload(f'entry {entry_id.number} of {stream!r}{whose}: {reason}')
+    error.entry_id, error.writer, error.sequence = entry_id, writer, sequence
+    return error
+
+
+def up_to_corrupt(entries: Iterable[Entry]) -> List[Entry]:
+    """What was decoded before the first corrupt entry; that one is the next read's, which raises."""
+    good: List[Entry] = []
+    try:
+        for entry in entries:
+            good.append(entry)  # noqa: PERF402 what came before an error is kept
+    except CorruptPayload:
+        if not good:
+            raise
+    return good
 
 
 def decode_value(name: str, version: int, payload: Buffer) -> Value:

@@ -1,0 +1,367 @@
+"""Dead writers and readers, slow readers, damaged streams: what is lost is counted, what is left is read."""
+
+import collections
+import functools
+import json
+import os
+import random
+import struct
+import time
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from processes import child
+
+from ding_store.errors import ConfigError, CorruptPayload, StoreTimeout, StreamFull
+from ding_store.storage import wire
+from ding_store.storage.memory import MemoryStore
+from ding_store.storage.reader import Reader
+from ding_store.storage.redis import RedisStore
+from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
+
+STREAM = 'experience'
+LOG = 'ding:{run/experience/0}:log'
+QUICK = {'check_every_s': 0.1}
+
+
+def write_and_wait(url, numbers):
+    """The work of a child: append, say so, and stay alive."""
+
+    def work(pipe):
+        with RedisStore(url, 'run', **QUICK) as store:
+            for number in numbers:
+                store.append(STREAM, {}, chunk(number))
+            print('done', file=pipe)
+            while True:
+                store.get('nothing', timeout_s=1.0)
+
+    return work
+
+
+def read_until(reader, count):
+    deadline, numbers = time.monotonic() + WAIT_S, []
+    while len(numbers) < count:
+        assert time.monotonic() < deadline, numbers
+        numbers += [number_of(entry) for entry in reader.read(timeout_s=0.2)]
+    return numbers
+
+
+class TestEmptyAfterACrash:
+    def test_living_writers_lose_nothing_and_dead_ones_are_counted(self, forgetful_server, caplog):
+        with RedisStore(forgetful_server.url, 'run', **QUICK) as store:
+            reader = Reader(store, STREAM, 'learner', loss_grace_s=0.5)
+            with child(write_and_wait(forgetful_server.url, range(10, 15))) as (_, living):
+                assert living.readline().strip() == 'done'
+                with child(write_and_wait(forgetful_server.url, range(7))) as (_, dying):
+                    assert dying.readline().strip() == 'done'
+                    reader._losses._looked_at = 0  # Else it looks once a second.
+                    assert len(reader.read(max_entries=3)) == 3
+                forgetful_server.restart()
+                numbers = read_until(reader, 2)
+                assert numbers == [13, 14]
+                while reader.num_lost == 0:
+                    reader.read(timeout_s=0.1)
+            assert reader.num_lost == 7
+            assert len([one for one in caplog.records if '7 entries were lost' in one.message]) == 1
+
+    def test_nobody_is_left_to_tell(self, forgetful_server):
+        with RedisStore(forgetful_server.url, 'run', **QUICK) as store:
+            reader = Reader(store, STREAM, 'learner', loss_grace_s=0.3)
+            with child(write_and_wait(forgetful_server.url, range(4))) as (_, dying):
+                assert dying.readline().strip() == 'done'
+                reader._losses._looked_at = 0
+                assert len(reader.read(max_entries=1)) == 1
+            forgetful_server.restart()
+
+            def is_counted():
+                reader.read(timeout_s=0.1)
+                return reader.num_lost == 3
+
+            eventually(is_counted, 'the loss is counted')
+
+    def test_a_durable_server_loses_nothing_with_its_writer(self, own_server):
+        with RedisStore(own_server.url, 'run', **QUICK) as store:
+            reader = Reader(store, STREAM, 'learner', loss_grace_s=0.0)
+            with child(write_and_wait(own_server.url, range(4))) as (_, dying):
+                assert dying.readline().strip() == 'done'
+                reader._losses._looked_at = 0
+                assert len(reader.read(max_entries=1)) == 1
+            own_server.restart()
+            assert read_until(reader, 3) == [1, 2, 3]
+            assert reader.num_lost == 0
+
+    def test_a_writer_that_is_only_late_is_counted_back(self):
+        with MemoryStore() as store, store.another() as other:
+            reader = Reader(store, STREAM, 'learner', loss_grace_s=0.0)
+            for i in range(5):
+                other.append(STREAM, {}, chunk(i))
+            reader._losses._looked_at = 0
+            assert len(reader.read(max_entries=2)) == 2
+            store.lose_memory()
+            reader._losses._looked_at = 0
+            assert reader.read() == []
+            assert reader.num_lost == 3
+            other.append(STREAM, {}, chunk(5))
+            assert [number_of(entry) for entry in reader.read()] == [2, 3, 4, 5]
+            assert reader.num_lost == 0
+
+
+def test_a_killed_reader_goes_on_from_its_marks(redis_server, tmp_path):
+    """Rows and marks in one file that is replaced whole, as a table commits them: each entry once."""
+    run, total, file = f'marks-{os.getpid()}', 150, tmp_path / 'table.json'
+
+    def ingest(pipe):
+        table = json.loads(file.read_text()) if file.exists() else {'rows': [], 'marks': {}}
+        with RedisStore(redis_server.url, run) as store:
+            reader = Reader(store, STREAM, 'learner', marks=table['marks'])
+            while True:
+                table['rows'] += [number_of(entry) for entry in reader.read(4, timeout_s=0.05)]
+                print('read', file=pipe)
+                (tmp_path / 'new').write_text(json.dumps({'rows': table['rows'], 'marks': reader.marks}))
+                os.replace(tmp_path / 'new', file)
+                print('committed', len(table['rows']), file=pipe)
+                reader.ack()
+                print('acked', file=pipe)
+
+    with RedisStore(redis_server.url, run) as store:
+        store.register(STREAM, 'learner')
+        for i in range(total):
+            store.append(STREAM, {}, chunk(i))
+        committed = 0
+        while committed < total:
+            with child(ingest) as (_, pipe):
+                for _ in range(random.randint(1, 20)):
+                    word, *count = pipe.readline().split()
+                    committed = int(count[0]) if word == 'committed' else committed
+        assert json.loads(file.read_text())['rows'] == list(range(total))
+
+
+class TestDeadReaders:
+    def test_a_durable_one_holds_up_to_the_limit_until_it_is_forgotten(self, redis_server):
+        from ding_store.cli import main
+
+        run = f'dead-{os.getpid()}'
+        command = ['forget', '--store', redis_server.url, '--run', run, '--stream', STREAM, '--reader', 'learner']
+        with RedisStore(redis_server.url, run, max_pending_bytes=2000) as store:
+            Reader(store, STREAM, 'learner')  # and it never comes back
+            append = functools.partial(store.append, STREAM, {}, chunk(0), timeout_s=0.05)
+            with pytest.raises(StoreTimeout):
+                collections.deque(iter(append, None), maxlen=0)
+            assert store.info().streams[STREAM].pending_bytes <= 2000
+            living = Reader(store, STREAM, 'second')
+            living.read()
+            living.ack()
+            with pytest.raises(StoreTimeout):
+                append()
+            assert main(command) == 0
+            append()
+            assert main(command) == 1
+
+    def test_an_ephemeral_one_holds_nothing(self, redis_server):
+        run = f'viewer-{os.getpid()}'
+        with RedisStore(redis_server.url, run, max_pending_bytes=2000) as store:
+            Reader(store, STREAM, 'viewer', durable=False)
+            reader = Reader(store, STREAM, 'learner')
+            for i in range(100):
+                store.append(STREAM, {}, chunk(i), timeout_s=0.05)
+                reader.read()
+                reader.ack()
+            assert store.info().streams[STREAM].pending_bytes == 0
+
+
+def rss_bytes():
+    with open('/proc/self/statm') as statm:
+        return int(statm.read().split()[1]) * os.sysconf('SC_PAGE_SIZE')
+
+
+@pytest.mark.parametrize('overflow', ['block', 'drop_oldest', 'error'])
+def test_memory_is_bounded_when_the_reader_is_slow(forgetful_server, overflow):
+    """Thirty times the limit goes through; neither the server nor the writer ever holds much more than the limit."""
+    limit, size, total = 2_000_000, 100_000, 600
+    refused = 0
+    with forgetful_server.client() as client, ThreadPoolExecutor() as pool:
+        base = client.info('memory')['used_memory']
+        store = RedisStore(forgetful_server.url, 'run', max_pending_bytes=limit, overflow=overflow)
+        other = RedisStore(forgetful_server.url, 'run')
+        with store, other:
+            reader = Reader(other, STREAM, 'learner')
+            done = []
+
+            def read():
+                count = 0
+                while not (done and reader.lag() == 0):
+                    count += len(reader.read(8, timeout_s=0.02))
+                    time.sleep(0.015)
+                    reader.ack()
+                return count
+
+            reading = pool.submit(read)
+            used = held = begin = 0
+            try:
+                array = np.zeros(size, np.uint8)
+                for i in range(total):
+                    try:
+                        store.append(STREAM, {'i': i}, {'x': array}, timeout_s=WAIT_S)
+                    except StreamFull:
+                        refused += 1
+                    if i % 20 == 0:
+                        used = max(used, client.info('memory')['used_memory'] - base)
+                        held = max(held, rss_bytes())
+                        if i == 100:
+                            begin = held
+            finally:
+                done.append(True)
+            count = reading.result(WAIT_S)
+            stream = other.info().streams[STREAM]
+    assert (refused > 0) == (overflow == 'error')
+    assert (stream.num_dropped > 0) == (overflow == 'drop_oldest') == (reader.num_lost > 0)
+    # Dropped are also entries that were read and not yet acked.
+    assert count + refused + reader.num_lost == total
+    assert reader.num_lost <= stream.num_dropped
+    assert used < 3 * limit + 8_000_000, f'Redis held {used} bytes'
+    assert held - begin < 4 * limit + 20_000_000, f'this process grew by {held - begin} bytes'
+
+
+class TestDamage:
+    @pytest.fixture
+    def store(self, redis_server):
+        with redis_server.client() as client:
+            client.delete(LOG)
+        with RedisStore(redis_server.url, 'run') as store:
+            store.delete(STREAM)
+            yield store
+            store.delete(STREAM)
+
+    @staticmethod
+    def damage(client, number, change):
+        """Put something else where an entry was, under its id, the entries behind it kept."""
+        rows = client.xrange(LOG, f'{number}-0')
+        for redis_id, _ in rows:
+            client.xdel(LOG, redis_id)
+        client.delete(LOG)
+        for redis_id, fields in rows:
+            client.xadd(LOG, change(dict(fields)) if redis_id == rows[0][0] else fields, id=redis_id)
+
+    CHANGES = {
+        'payload': lambda fields: {**fields, b'p': fields[b'p'][:-70] + b'\xff' + fields[b'p'][-69:]},
+        'truncated': lambda fields: {**fields, b'p': fields[b'p'][:30]},
+        'empty': lambda fields: {**fields, b'p': b''},
+        'foreign': lambda fields: {b'hello': b'world'},
+        'writer': lambda fields: {**fields, b'w': b'\xff\xfe'},
+        'sequence': lambda fields: {**fields, b's': b'one'},
+    }
+
+    @pytest.mark.parametrize('kind', CHANGES)
+    def test_stop_and_skip(self, redis_server, kind):
+        with RedisStore(redis_server.url, 'run') as store, redis_server.client() as client:
+            store.delete(STREAM)
+            client.delete(LOG)
+            stopping, skipping = Reader(store, STREAM, 'stop'), Reader(store, STREAM, 'skip', on_corrupt='skip')
+            first = store.append(STREAM, {}, chunk(0)).number
+            for i in range(1, 4):
+                store.append(STREAM, {}, chunk(i))
+            entries = stopping.read(max_entries=1) + skipping.read(max_entries=1)
+            assert [number_of(entry) for entry in entries] == [0, 0]
+            self.damage(client, first + 1, self.CHANGES[kind])
+            for _ in range(2):
+                with pytest.raises(CorruptPayload, match=f"entry {first + 1} of 'experience'") as caught:
+                    stopping.read()
+            assert caught.value.entry_id == (stopping.cursor.epoch, first + 1)
+            numbers = [number_of(entry) for _ in range(2) for entry in skipping.read()]
+            assert numbers == [2, 3]
+            assert (skipping.num_corrupt, skipping.num_lost, skipping.num_duplicates) == (1, 0, 0)
+            skipping.ack()
+            assert skipping.lag() == 0
+            store.delete(STREAM)
+            client.delete(LOG)
+
+    def test_a_foreign_id_between_ours_is_met_once(self, store, redis_server):
+        with redis_server.client() as client:
+            reader = Reader(store, STREAM, 'learner', on_corrupt='skip')
+            place = store.append(STREAM, {}, chunk(0))
+            client.xadd(LOG, {'x': 'y'}, id=f'{place.number}-7')
+            assert len(reader.read()) == 1
+            assert reader.read() == []
+            assert reader.num_corrupt <= 1
+            store.append(STREAM, {}, chunk(1))
+            assert [number_of(entry) for entry in reader.read()] == [1]
+
+    def test_the_option_is_checked(self, store):
+        with pytest.raises(ConfigError, match='on_corrupt'):
+            Reader(store, STREAM, 'learner', on_corrupt='ignore')
+
+    def test_any_bytes_are_refused_or_read_and_never_more(self, redis_server):
+        """1e5 hostile payloads: random bytes, and changes of real ones, half of them with a right checksum."""
+        rng = random.Random(7)
+        example = wire.encode({'env_step': 3}, {'x': np.arange(6), 'y': np.ones((2, 3), np.float32)})
+        before, good = rss_bytes(), 0
+        for case in range(100_000):
+            payload = hostile(rng, example, case)
+            try:
+                header, arrays = wire.decode(payload)
+            except CorruptPayload:
+                continue
+            good += 1
+            assert isinstance(header, dict)
+            assert sum(array.nbytes for array in arrays.values()) <= len(payload)
+        assert 0 < good < 50_000
+        assert rss_bytes() - before < 200_000_000
+
+    def test_random_entries_in_a_stream_on_a_server(self, store, redis_server):
+        rng = random.Random(8)
+        example = wire.encode({}, chunk(1))
+        reader = Reader(store, STREAM, 'learner', on_corrupt='skip')
+        total = 2000
+        begin = store.append(STREAM, {}, chunk(1)).number
+        with redis_server.client() as client:
+            pipe = client.pipeline(transaction=False)
+            for number in range(begin + 1, begin + total):
+                names = rng.sample([b'e', b'w', b's', b'p', rng.randbytes(3)], rng.randint(1, 5))
+                fields = {name: rng.randbytes(rng.randint(0, 40)) for name in names}
+                if rng.random() < 0.5:
+                    fields = {b'e': b'x', b'w': b'w', b's': b'%d' % rng.randint(-5, 5), b'p': hostile(rng, example, 1)}
+                pipe.xadd(LOG, fields, id=f'{number}-0')
+            pipe.execute()
+            deadline = time.monotonic() + WAIT_S
+            while reader.cursor.number < begin + total - 1:
+                assert time.monotonic() < deadline
+                reader.read(max_entries=256)
+            client.delete(LOG)
+        assert reader.num_corrupt > total // 2
+
+
+def hostile(rng, example, case):
+    if case % 4 == 0:
+        return rng.randbytes(rng.randint(0, 200))
+    payload = bytearray(example)
+    for _ in range(rng.randint(1, 4)):
+        start = rng.randrange(len(payload))
+        if case % 4 == 1:
+            payload[start] ^= 1 << rng.randrange(8)
+        else:
+            payload[start : start + rng.randint(1, 8)] = rng.randbytes(rng.randint(0, 8))
+    if case % 2 and len(payload) > 20:
+        payload[8:16] = struct.pack('<Q', len(payload))
+        payload[4:8] = struct.pack('<I', zlib.crc32(payload[8:]))
+    return bytes(payload)
+
+
+class TestTruncatedLog:
+    """A power cut leaves an append-only file without its end."""
+
+    def test_the_tail_is_announced_again_by_who_lives(self, own_server):
+        with RedisStore(own_server.url, 'run', **QUICK) as store, RedisStore(own_server.url, 'run', **QUICK) as other:
+            reader = Reader(other, STREAM, 'learner')
+            for i in range(20):
+                store.append(STREAM, {}, chunk(i))
+            seen = [number_of(entry) for entry in reader.read(max_entries=7)]
+            own_server.kill()
+            (file,) = [one for one in own_server.directory.rglob('*.aof') if one.stat().st_size]
+            os.truncate(file, file.stat().st_size * 6 // 10)
+            own_server.start()
+            store.append(STREAM, {}, chunk(20))
+            seen += read_until(reader, 14)
+            assert seen == list(range(21))
+            assert reader.num_lost == 0
