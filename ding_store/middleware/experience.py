@@ -14,6 +14,7 @@ from ditk import logging
 from ding_store.errors import ConfigError, StoreError
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter
 from ding_store.middleware.feed import Feed
+from ding_store.middleware.lead import PROGRESS, Lead
 from ding_store.middleware.members import Members
 from ding_store.middleware.plan import Plan
 from ding_store.middleware.session import SLICE_S, Session
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 STREAM = 'experience'
 LEARNER_READER = 'learner'
-PROGRESS = 'progress'
 #: Collectors count their envs from 0; above these bits stands which collector it was.
 ENV_ID_BITS = 32
 #: How long the learner waits, at the run's end, for collectors in the middle of their last chunk.
@@ -73,7 +73,6 @@ class Side:
             self.role, task.router.node_id, getattr(getattr(task.router, '_mq', None), 'listen_to', None)
         )
         self._concluded = False
-        session.on_finish(self._end)
         task.on('finish', lambda value: session.finish('another member of the mesh finished'))
         task.stop = self._stop
 
@@ -106,6 +105,7 @@ class Side:
     def __call__(self, ctx: OnlineRLContext) -> Generator:
         if self._plan is None:
             self._plan = Plan(task, self)
+            self._session.on_finish(self._end)  # not before this side is complete: the end may have come already
         self._plan.idle = not self._receive(ctx)
         yield
         if not self._plan.idle:
@@ -147,9 +147,7 @@ class CollectorSide(Side):
         super().__init__(session, skip_n_iter)
         self._chunks = ChunkWriter(session.store, STREAM)
         self._ordinal = session.store.add('collectors', 1) - 1
-        self._last_id: Optional[EntryId] = None
-        self._progress_version = 0
-        self._ingested: Optional[EntryId] = None
+        self._lead = Lead(session.store, session.config.max_lead)
         self._sent_steps = self._sent_episodes = self._num_rows = self._num_chunks = 0
         self._reseeded = self._ordinal == 0
 
@@ -157,24 +155,8 @@ class CollectorSide(Side):
         if self._num_chunks == 0:
             self._session.figures(began_s=time.monotonic())
         if ctx.total_step >= self._skip_n_iter and self._session.config.train_ratio == 'keep':
-            self._session.wait_for('the learner to take the last chunks', self._caught_up, 'learner')
+            self._session.wait_for('the learner to take the last chunks', self._lead.caught_up, 'learner')
         return not self._session.finished
-
-    def _caught_up(self, timeout_s: float) -> Optional[bool]:
-        """Whether the collectors' lead over the learner is within bounds; waits for news if it is not."""
-        if self._within_lead():
-            return True
-        value = self._session.store.get(PROGRESS, self._progress_version, timeout_s)
-        if value is not None:
-            self._progress_version = value.version
-            self._ingested = EntryId(*value.header['ingested'])
-        return True if self._within_lead() else None
-
-    def _within_lead(self) -> bool:
-        if self._last_id is None:
-            return True
-        ingested = self._ingested.number if self._ingested and self._ingested.epoch == self._last_id.epoch else 0
-        return self._last_id.number - ingested <= self._session.config.max_lead
 
     def _send(self, ctx: OnlineRLContext) -> None:
         steps, episodes = ctx.env_step - self._sent_steps, ctx.env_episode - self._sent_episodes
@@ -207,7 +189,8 @@ class CollectorSide(Side):
             lambda timeout_s: self._try_append(elements, header, fixups, timeout_s),
             'learner',
         )
-        self._last_id = entry_id or self._last_id
+        if entry_id is not None:
+            self._lead.appended(entry_id)
         return entry_id is not None
 
     def _try_append(self, elements: List[Any], header: dict, fixups: dict, timeout_s: float) -> Optional[EntryId]:

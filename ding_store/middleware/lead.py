@@ -1,0 +1,52 @@
+"""How far collectors are ahead of the learner: what keeps train iterations per env step the pipeline's own."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from ding_store.storage.base import EntryId, Store
+
+#: The learner's news, once per iteration: ``ingested``, the last entry that it took, and its counts.
+PROGRESS = 'progress'
+
+
+class Lead:
+    """
+    Overview:
+        One collector's view: its last entry, and the last one that the learner took. Entries of all collectors count,
+        since their numbers are of one stream.
+    Arguments:
+        - max_lead (:obj:`int`): How many entries the collectors, together, may be ahead.
+    """
+
+    def __init__(self, store: Store, max_lead: int) -> None:
+        self._store = store
+        self._max_lead = max_lead
+        self._appended: Optional[EntryId] = None
+        self._ingested: Optional[EntryId] = None
+        self._version = 0
+
+    def appended(self, entry_id: EntryId) -> None:
+        self._appended = entry_id
+
+    def caught_up(self, timeout_s: float) -> Optional[bool]:
+        """True when the lead is within bounds; waits for news if it is not, and then None when none came."""
+        if self._is_within_bounds():
+            return True
+        value = self._store.get(PROGRESS, self._version, timeout_s)
+        if value is None:
+            return None
+        self._version = value.version
+        self._ingested = EntryId(*value.header['ingested'])
+        return True if self._is_within_bounds() or not self._is_comparable() else None
+
+    def _is_comparable(self) -> bool:
+        # Numbers of two lives of the server are not. Which of the two is the later one nobody knows, but a learner
+        # with news lives: one more chunk for each of its iterations, and that chunk is of the server's present life.
+        return self._appended is None or self._ingested is None or self._appended.epoch == self._ingested.epoch
+
+    def _is_within_bounds(self) -> bool:
+        if self._appended is None:
+            return True
+        ingested = self._ingested.number if self._ingested is not None and self._is_comparable() else 0
+        return self._appended.number - ingested <= self._max_lead

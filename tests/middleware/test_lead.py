@@ -1,0 +1,58 @@
+"""Collectors keep within their lead over the learner, and do not wait for one that has caught up."""
+
+import pytest
+
+from ding_store.middleware.lead import PROGRESS, Lead
+from ding_store.storage import open_store
+from ding_store.storage.base import EntryId
+
+pytest.importorskip('ding')
+
+
+@pytest.fixture
+def store():
+    with open_store('memory://') as store:
+        yield store
+
+
+@pytest.fixture
+def lead(store):
+    return Lead(store, max_lead=2)
+
+
+def ingest(store, epoch, number):
+    store.put(PROGRESS, {'ingested': [epoch, number]}, {})
+
+
+def test_nothing_appended_is_no_lead(lead):
+    assert lead.caught_up(0) is True
+
+
+def test_waits_beyond_the_lead_until_the_learner_has_taken_enough(store, lead):
+    lead.appended(EntryId('a', 2))
+    assert lead.caught_up(0) is True
+    lead.appended(EntryId('a', 5))
+    assert lead.caught_up(0) is None
+    ingest(store, 'a', 2)
+    assert lead.caught_up(0) is None
+    ingest(store, 'a', 3)
+    assert lead.caught_up(0) is True
+
+
+def test_learner_that_took_our_last_entry_in_the_next_life_of_the_server_is_not_waited_for(store, lead):
+    # Appended before the server restarted, read after: the learner's progress is of an epoch we have not seen.
+    lead.appended(EntryId('a', 100))
+    ingest(store, 'a', 97)
+    assert lead.caught_up(0) is None
+    ingest(store, 'b', 100)
+    assert lead.caught_up(0) is True
+
+
+def test_entries_of_a_former_life_let_one_chunk_pass_each(store, lead):
+    lead.appended(EntryId('b', 100))
+    ingest(store, 'a', 97)
+    assert lead.caught_up(0) is True
+    lead.appended(EntryId('b', 101))
+    assert lead.caught_up(0) is None
+    ingest(store, 'a', 98)
+    assert lead.caught_up(0) is True
