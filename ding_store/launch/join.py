@@ -11,7 +11,8 @@ from ding_store.errors import ConfigError
 from ding_store.hook import install
 from ding_store.launch.router import activate, claim_node_id, deactivate, new_addresses, peer_addresses, remove_address
 from ding_store.launch.script import Script
-from ding_store.middleware.session import ENV_LAUNCHED, FINISH, Session
+from ding_store.launch.status import check_running
+from ding_store.middleware.session import ENV_LAUNCHED, FINISH, Session, silence_s
 
 
 def join(config: StoreConfig, role: str, node_id: Optional[int], script: Script) -> int:
@@ -22,12 +23,13 @@ def join(config: StoreConfig, role: str, node_id: Optional[int], script: Script)
     Returns:
         - code (:obj:`int`): The script's exit code.
     """
+    check_running(config)
     with Session(config).store as store:
         end = store.get(FINISH)
         if end is not None:
             raise ConfigError(f'run {config.run!r} has ended: {end.header["reason"]}')
         if node_id is None:
-            node_id = claim_node_id(store, role)
+            node_id = claim_node_id(store, role, silence_s(config.heartbeat_s))
         peers = peer_addresses(store)
     sys.stderr.write(f'joining run {config.run!r} as {role}, node {node_id}\n')
     os.environ[ENV_LAUNCHED] = '1'  # the run is somebody else's to clear and to retire

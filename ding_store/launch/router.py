@@ -55,19 +55,21 @@ def remove_address(address: str) -> None:
         os.remove(path)
 
 
-def claim_node_id(store: Store, role: str) -> int:
+def claim_node_id(store: Store, role: str, silent_s: float) -> int:
     """
     Overview:
         A node id that no process of the run has, had or claims at this moment, fit for the role: DI-engine's examples
         take node 0 for the learner, 1 for the evaluator, and all others for collectors.
+    Arguments:
+        - silent_s (:obj:`float`): Who does not report for so long was killed, and its place is free.
     Raises:
         - ConfigError: The role can have one process only, and it is alive.
     """
     members = Members(store).refresh()
     if role in ('learner', 'evaluator'):
-        alive = members.of(role, 'alive')
-        if alive:
-            raise ConfigError(f'run {store.run!r} has a {role} already: {alive[0].title}')
+        alive = members.reporting(role, silent_s)
+        if alive is not None:
+            raise ConfigError(f'run {store.run!r} has a {role} already: {alive.title}')
         return FIRST_IDS[role]
     node_id = max([FIRST_JOINED_ID - 1, *(member.node_id for member in members.by_id.values())]) + 1
     while True:

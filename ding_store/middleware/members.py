@@ -77,6 +77,22 @@ class Members:
     def alive(self) -> List[Member]:
         return [m for m in self.by_id.values() if m.state == 'alive']
 
+    def reporting(self, role: str, timeout_s: float) -> Optional[Member]:
+        """
+        Overview:
+            One of a role that lives: of those who neither left nor failed the first to report within ``timeout_s``.
+            None when there is none; who was killed counts as alive by its last report, and does not report any more.
+        """
+        beats = {member.id: member.beat for member in self.refresh().of(role, 'alive')}
+        deadline = time.monotonic() + timeout_s
+        while beats:
+            moved = [m for m in self.refresh().of(role, 'alive') if m.beat != beats.get(m.id)]
+            left_s = deadline - time.monotonic()
+            if moved or left_s <= 0:
+                return moved[0] if moved else None
+            self._store.read(STREAM, self.after, max_entries=1, timeout_s=left_s)  # returns as soon as somebody reports
+        return None
+
     def wait_until_left(self, role: Optional[str] = None, silent_s: float = 3.0, timeout_s: float = 5.0) -> None:
         """
         Overview:

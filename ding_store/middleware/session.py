@@ -209,7 +209,12 @@ def retire(store: Store, heartbeat_s: float) -> None:
 
 
 def wait_until_left(store: Store, heartbeat_s: float) -> None:
-    Members(store).wait_until_left(silent_s=max(3 * heartbeat_s, 2.0))
+    Members(store).wait_until_left(silent_s=silence_s(heartbeat_s))
+
+
+def silence_s(heartbeat_s: float) -> float:
+    """How long a member may be silent that lives."""
+    return max(3 * heartbeat_s, 2.0)
 
 
 def clear_ended_run(store: Store, config: StoreConfig) -> None:

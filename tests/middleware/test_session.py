@@ -87,6 +87,16 @@ def test_a_report_that_comes_late_is_not_the_end_of_the_run(member, monkeypatch)
     assert not collector.finished
 
 
+def test_who_was_killed_is_not_reporting(store, member):
+    learner = member('learner')
+    members = Members(store)
+    assert members.reporting('learner', 5.0).role == 'learner'
+    die(learner)
+    members.refresh()
+    assert members.reporting('learner', 0.3) is None
+    assert members.reporting('evaluator', 5.0) is None  # at once: there never was one
+
+
 def test_finish_reaches_every_member_and_the_first_reason_stays(member):
     learner, collector = member('learner'), member('collector', 2)
     heard = []
