@@ -27,9 +27,16 @@ def show_status(config: StoreConfig, as_json: bool, every_s: Optional[float]) ->
             status = read_status(store, RATE_S)
             sys.stdout.write((json.dumps(status) if as_json else render(status)) + '\n')
             sys.stdout.flush()
-            if not every_s:
+            if not every_s or has_ended(config):
                 return 0
             time.sleep(every_s)
+
+
+def has_ended(config: StoreConfig) -> bool:
+    """Whether only those who look at it keep the run's embedded server: it must not wait for them."""
+    scheme, _, root = config.url.partition('://')
+    server = running(os.path.join(root, config.run or 'default')) if scheme == 'embedded' else None
+    return server is not None and server.is_finished
 
 
 def check_running(config: StoreConfig) -> None:

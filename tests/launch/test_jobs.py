@@ -240,6 +240,14 @@ def test_joining_a_second_learner_is_refused(tmp_path):
         assert 'has a learner already' in j.text
 
 
+def test_joining_a_run_that_is_not_there_starts_nothing(tmp_path):
+    join = ding_store('join', '--role', 'collector', '--run', 'q', *tiny(tmp_path / 'trace'))
+    with job(join, tmp_path, name='join') as joined:
+        assert joined.wait() == 2
+    assert "run 'q' is not running" in joined.text
+    assert not Path(tmp_path, '.ding_store').exists()
+
+
 @pytest.mark.parametrize('victim', ['server_pid', 'supervisor_pid'])
 def test_death_of_the_embedded_server_is_a_pause(tmp_path, victim):
     arguments = ['run', '--run', 'r', '--roles', ROLES]
@@ -259,6 +267,16 @@ def test_finished_run_leaves_no_server_and_its_name_is_free(tmp_path):
             assert run.wait() == 0, run.text
             assert balanced(run.text)['train iterations'] == 55  # 50 rounded up to whole collects, from 0 again
     assert running(tmp_path / '.ding_store' / 'r') is None
+
+
+def test_who_looks_on_does_not_keep_a_finished_run(tmp_path):
+    arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
+    with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 1500)), tmp_path) as run:
+        run.wait_for(lambda: running(tmp_path / '.ding_store' / 'r'), 'a server')
+        with job(ding_store('status', '--run', 'r', '--watch', '0.1'), tmp_path, name='status') as watch:
+            run.wait_for(lambda: 'members' in watch.text, 'a look at it')
+            assert run.wait() == 0, run.text
+            assert watch.wait(10) == 0, watch.text
 
 
 def test_status_of_a_run_that_is_not_there_names_those_that_are(tmp_path):
