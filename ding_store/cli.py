@@ -32,7 +32,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     try:
         return options.call(options, command)
     except (StoreError, KeyboardInterrupt) as error:
-        sys.stderr.write(f'ding-store: {error or "interrupted"}\n')
+        sys.stderr.write(f'ding-store: {str(error) or "interrupted"}\n')
         return 2 if isinstance(error, ConfigError) else 1
 
 

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from ding_store import cli
 from ding_store.errors import ConfigError
 from ding_store.launch.job import parse_delays, parse_roles
 from ding_store.launch.script import Script
@@ -81,3 +82,12 @@ def test_delays():
     assert parse_delays('') == {}
     with pytest.raises(ConfigError, match='--delay'):
         parse_delays('learner=soon')
+
+
+def test_an_interrupted_command_says_so(monkeypatch, capsys):
+    def interrupted(options, command):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, '_status', interrupted)
+    assert cli.main(['status']) == 1
+    assert capsys.readouterr().err == 'ding-store: interrupted\n'
