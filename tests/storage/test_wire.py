@@ -167,3 +167,33 @@ def test_circular_headers_are_refused():
     header['x'] = header
     with pytest.raises(TypeError, match='header'):
         wire.encode(header, {})
+
+
+@pytest.mark.parametrize('size', [1 << 16, 100_000, 300_007])
+def test_every_kind_of_damage_to_a_large_payload_is_noticed(size):
+    """Its checksum is another, quicker one."""
+    random = np.random.default_rng(size)
+    columns = {'x': random.integers(0, 256, size, np.uint8), 'y': random.integers(0, 256, (3, 1001), np.uint8)}
+    payload = wire.encode({'i': 1}, columns)
+    assert wire.decode(payload)[1]['x'].tobytes() == columns['x'].tobytes()
+    assert b''.join(wire.encode_parts({'i': 1}, columns)) == payload
+    other = wire.encode({'i': 1}, {name: random.permutation(column) for name, column in columns.items()})
+    blocks = random.integers(0, len(payload) // 4096, (200, 2)) * 4096
+    damaged = [flipped(payload, position) for position in random.integers(8, len(payload), 300)]
+    damaged += [payload[:at] + other[at:] for at in random.integers(1000, len(payload) - 1000, 200)]  # torn
+    damaged += [swapped(payload, int(a), int(b)) for a, b in blocks if a != b]
+    damaged += [payload[:at] + bytes(8) + payload[at + 8 :] for at in random.integers(1000, size, 100)]
+    for one in damaged:
+        with pytest.raises(CorruptPayload):
+            wire.decode(one)
+
+
+def flipped(payload, position):
+    return payload[:position] + bytes([payload[position] ^ 16]) + payload[position + 1 :]
+
+
+def swapped(payload, a, b, size=4096):
+    """Two blocks in each other's place, as packets or parts could be."""
+    a, b = min(a, b), max(a, b)
+    first, second = payload[a : a + size], payload[b : b + size]
+    return payload[:a] + second[: len(first)] + payload[a + size : b] + first[: len(second)] + payload[b + size :]
