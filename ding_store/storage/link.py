@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import logging
 import random
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, TypeVar, Union
+from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence, TypeVar, Union
 
 import redis
 
@@ -20,7 +23,7 @@ from .server import Life, address_of, is_tls_error, make_client, wake
 logger = logging.getLogger(__name__)
 
 _LUA = Path(__file__).parent / 'lua'
-_STREAM_SCRIPTS = ('append', 'register', 'ack', 'forget', 'delete')
+_STREAM_SCRIPTS = ('append', 'fill', 'want', 'register', 'ack', 'forget', 'delete')
 _DENIED = (
     redis.AuthenticationError,
     redis.exceptions.AuthorizationError,
@@ -29,14 +32,25 @@ _DENIED = (
 )
 _LOST = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.ReadOnlyError)
 
+# Before redis-py 5.3 it wants the name of the command, after that it warns of one.
+_NAME = inspect.signature(redis.ConnectionPool.get_connection).parameters.get('command_name')
+_GET_CONNECTION = ('EVALSHA',) if _NAME is not None and _NAME.default is _NAME.empty else ()
+
 T = TypeVar('T')
 Argument = Union[bytes, str, int]
 
 
-def load_scripts() -> Dict[str, bytes]:
+class Script(NamedTuple):
+    text: bytes
+    sha: str
+
+
+def load_scripts() -> Dict[str, Script]:
     common = (_LUA / 'stream.lua').read_bytes()
-    scripts = {name: common + (_LUA / f'{name}.lua').read_bytes() for name in _STREAM_SCRIPTS}
-    return {**scripts, 'put': (_LUA / 'put.lua').read_bytes()}
+    texts = {name: common + (_LUA / f'{name}.lua').read_bytes() for name in _STREAM_SCRIPTS}
+    texts['put'] = (_LUA / 'put.lua').read_bytes()
+    # What Redis names a script by; no secret depends on it.
+    return {name: Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest()) for name, text in texts.items()}
 
 
 @dataclass(frozen=True)
@@ -44,11 +58,33 @@ class Session:
     """Connections to one life of the server: a client, and the scripts registered with it."""
 
     client: Any  # redis.Redis, whose annotations mix up what it returns now and what it awaits
-    scripts: Mapping[str, Any]
+    scripts: Mapping[str, Script]
     life: Life
 
+    @contextmanager
+    def borrowed(self) -> Iterator[Any]:
+        """A connection for commands that redis-py's client would spend much time on."""
+        pool = self.client.connection_pool
+        connection = pool.get_connection(*_GET_CONNECTION)
+        try:
+            yield connection
+        except BaseException:
+            connection.disconnect()  # Whatever reply is still to come must not meet the next command.
+            raise
+        finally:
+            pool.release(connection)
+
     def run(self, script: str, keys: Sequence[str], *arguments: Argument) -> Any:
-        return self.scripts[script](keys=keys, args=arguments)
+        text, sha = self.scripts[script]
+        with self.borrowed() as connection:
+            connection.send_command('EVALSHA', sha, len(keys), *keys, *arguments)
+            try:
+                return connection.read_response()
+            except redis.exceptions.NoScriptError:
+                connection.send_command('SCRIPT', 'LOAD', text)
+                connection.read_response()
+                connection.send_command('EVALSHA', sha, len(keys), *keys, *arguments)
+                return connection.read_response()
 
 
 class Link:
@@ -67,7 +103,7 @@ class Link:
         self._url = url
         self._directory = directory
         self._options = options
-        self._texts = load_scripts()
+        self._scripts = load_scripts()
         self._lock = threading.Lock()
         self._session: Optional[Session] = None
         self._closed = threading.Event()
@@ -133,9 +169,8 @@ class Link:
                 life = Life(self.address)
                 client = make_client(self._target(), life.greet, self._options.socket_timeout_s)
                 client.info('server')
-                scripts = {name: client.register_script(text) for name, text in self._texts.items()}
                 self.num_sessions += 1
-                self._session = Session(client, scripts, life)
+                self._session = Session(client, self._scripts, life)
             return self._session
 
     def _target(self) -> str:
