@@ -1,7 +1,10 @@
 """The replay: rows in memory-mapped columns (Table), DI-engine's buffer over them, and the config type 'store'."""
 
+from ding_store.buffer.fifo import Fifo
+from ding_store.buffer.limits import limited
 from ding_store.buffer.prioritized import Prioritized, mixed_priority
 from ding_store.buffer.rank_prioritized import RankPrioritized
+from ding_store.buffer.rate_limiter import RateLimiter
 from ding_store.buffer.samplers import Sampler, Uniform
 from ding_store.buffer.store_buffer import Batch, StoreBuffer
 from ding_store.buffer.table import Table
@@ -9,12 +12,15 @@ from ding_store.buffer.wrapper import StoreBufferWrapper
 
 __all__ = [
     'Batch',
+    'Fifo',
     'Prioritized',
     'RankPrioritized',
+    'RateLimiter',
     'Sampler',
     'StoreBuffer',
     'StoreBufferWrapper',
     'Table',
     'Uniform',
+    'limited',
     'mixed_priority',
 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from contextlib import nullcontext
+from typing import Any, Callable, ContextManager, List, Optional, Protocol, Sequence, Tuple, TypeVar
 
 import numpy as np
 
@@ -14,6 +15,15 @@ from ding_store.errors import RowGone
 
 #: (number of items, how many, with replacement) -> which of them.
 Draw = Callable[[int, int, bool], Array]
+
+T = TypeVar('T')
+
+
+class Limiter(Protocol):
+    """Lets samples begin: a RateLimiter."""
+
+    def sampling(self, num_rows: int) -> ContextManager[None]:
+        """What is entered before so many rows are sampled; what fails in it is not counted."""
 
 
 def to_row(index: Any) -> int:
@@ -105,11 +115,32 @@ class Sampled:
     def __init__(self, sampler: Sampler, size: int, replace: bool, sample_range: Optional[slice]) -> None:
         self._sampler, self._size, self._replace, self._range = sampler, size, replace, sample_range
         self.weights: Optional[Array] = None
+        self._rows = np.empty(0, np.int64)
 
     def __call__(self, index: RowIndex) -> Array:
         slots = self._sampler.choose(index, self._size, self._replace, self._range)
         self.weights = self._sampler.weigh(slots)
+        self._rows = index.row_of_slot[slots]
         return slots
+
+    def deliver(self, read: Callable[[Sampled], T], delete: Callable[[Array], None], limiter: Optional[Limiter]) -> T:
+        """
+        Overview:
+            What ``read`` makes of these rows. A sampler that minds what happened to them (a queue, limits) is told when
+            they were read, and others wait for it meanwhile; a limiter lets it begin.
+        """
+        delivered = getattr(self._sampler, 'delivered', None)
+        if delivered is None and limiter is None:
+            return read(self)
+        with limiter.sampling(self._size) if limiter is not None else nullcontext():
+            with getattr(self._sampler, 'lock', nullcontext()):
+                if hasattr(self._sampler, 'prepare'):
+                    self._sampler.prepare()
+                result = read(self)
+                leaving = delivered(self._rows) if delivered is not None else None
+                if leaving is not None and len(leaving):
+                    delete(leaving)
+                return result
 
 
 class GroupChoice:

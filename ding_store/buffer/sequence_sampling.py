@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from contextlib import nullcontext
+from typing import Any, ContextManager, Optional
 
 from ding_store.buffer.batch import Batch
 from ding_store.buffer.choices import Sampled, check_sample_arguments
 from ding_store.buffer.elements import Elements
 from ding_store.buffer.group_keys import GroupBy
+from ding_store.buffer.rate_limiter import RateLimiter
 from ding_store.buffer.samplers import Sampler, Uniform
 from ding_store.buffer.sequence_reads import Episodes, read_episodes, read_sequences, read_unrolled
 from ding_store.buffer.sequences import EpisodeChoice, SequenceChoice
@@ -23,6 +25,8 @@ class SequenceSampling:
     _elements: Elements
     _uniform: Uniform
     _sampler: Sampler
+    #: What makes samples and inserts wait for each other; None: nothing.
+    limiter: Optional[RateLimiter] = None
 
     def sample_sequences(
         self,
@@ -61,7 +65,8 @@ class SequenceSampling:
             raise TypeError(f'overlap ({overlap}) must be below burn_in + length ({num_steps})')
         index = self._elements.sequences.index(groupby, done)
         choose = SequenceChoice(index, self._uniform.draw, size, num_steps, stride, replace)
-        return Batch(*read_sequences(self._elements, choose, num_steps))
+        with self._sampling(size):
+            return Batch(*read_sequences(self._elements, choose, num_steps))
 
     def sample_episodes(
         self, size: int, groupby: GroupBy, done: str = 'done', max_length: Optional[int] = None, replace: bool = False
@@ -85,7 +90,8 @@ class SequenceSampling:
             _at_least('max_length', max_length, 1)
         index = self._elements.sequences.index(groupby, done)
         choose = EpisodeChoice(index, self._uniform.draw, size, replace, max_length)
-        return read_episodes(self._elements, choose, lambda: choose.lengths)
+        with self._sampling(size):
+            return read_episodes(self._elements, choose, lambda: choose.lengths)
 
     def sample_time_major(self, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Batch:
         """
@@ -98,7 +104,16 @@ class SequenceSampling:
         """
         size, _ = check_sample_arguments(size, None, None, None, sample_range)
         choose = Sampled(self._sampler, size, replace, sample_range)
-        return Batch(*read_unrolled(self._elements, choose))._replace(weights=choose.weights)
+        elements = self._elements
+        read = choose.deliver(lambda chosen: read_unrolled(elements, chosen), elements.delete, self.limiter)
+        return Batch(*read)._replace(weights=choose.weights)
+
+    def _sampling(self, num_items: int) -> ContextManager[None]:
+        # Sequences count as one sample each, as elements that are sequences do.
+        return nullcontext() if self.limiter is None else self.limiter.sampling(num_items)
+
+    def _inserting(self, num_rows: int) -> ContextManager[None]:
+        return nullcontext() if self.limiter is None else self.limiter.inserting(num_rows)
 
 
 def _at_least(name: str, value: Any, least: int) -> int:

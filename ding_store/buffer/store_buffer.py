@@ -30,6 +30,8 @@ from ding_store.buffer.choices import (
 from ding_store.buffer.compat import IndexView, StorageView
 from ding_store.buffer.elements import Choose, Elements
 from ding_store.buffer.kept_priorities import KeptPriorities
+from ding_store.buffer.limits import Limited
+from ding_store.buffer.rate_limiter import RateLimiter
 from ding_store.buffer.samplers import PrioritySampler, Sampler, Uniform
 from ding_store.buffer.sequence_sampling import SequenceSampling
 from ding_store.buffer.table import Columns, Table
@@ -60,6 +62,7 @@ class StoreBuffer(SequenceSampling, Buffer):
         - sampler (:obj:`Optional[Sampler]`): Chooses rows; uniformly by default.
         - seed (:obj:`Optional[int]`): Of the default sampler and of groups; None follows numpy's global seed.
         - fsync (:obj:`bool`): Whether what is in ``path`` survives power cuts, too; costs some fsyncs per push.
+        - limiter (:obj:`Optional[RateLimiter]`): Makes samples and inserts of this process wait for each other.
     Raises:
         - ConfigError: ``size`` is no positive integer, or not that of the buffer in ``path``.
         - TableLocked: The buffer in ``path`` is open, here or in another process.
@@ -74,6 +77,7 @@ class StoreBuffer(SequenceSampling, Buffer):
         sampler: Optional[Sampler] = None,
         seed: Optional[int] = None,
         fsync: bool = False,
+        limiter: Optional[RateLimiter] = None,
     ) -> None:
         super().__init__(size=size)
         self.sliced = sliced
@@ -81,6 +85,9 @@ class StoreBuffer(SequenceSampling, Buffer):
         self._elements = Elements(size, path, fsync)
         self._sample_with(sampler or self._uniform)
         self._is_short = False
+        self.limiter = limiter
+        if limiter is not None:
+            limiter.attach(self.count, size)
 
     @property
     def table(self) -> Table:
@@ -105,7 +112,8 @@ class StoreBuffer(SequenceSampling, Buffer):
             - SchemaMismatch: It differs from those before it; names path, expected and actual. Nothing changed.
             - NotEnoughSpace: The disk is full. Nothing changed.
         """
-        row, kept = self._elements.push(data, meta)
+        with self._inserting(1):
+            row, kept = self._elements.push(data, meta)
         return BufferedData(data=data, index=str(row), meta=kept)
 
     def extend(
@@ -140,10 +148,12 @@ class StoreBuffer(SequenceSampling, Buffer):
                 self.commit(commit)
             return rows
         if priority is None:
-            return self._elements.extend(columns, schema, commit)
+            with self._inserting(_num_rows(columns)):
+                return self._elements.extend(columns, schema, commit)
         sampler = self._with_priorities()
         values = sampler.check(priority, len(next(iter(columns.values()), ())))
-        rows = self._elements.extend(columns, schema, commit)
+        with self._inserting(len(values)):
+            rows = self._elements.extend(columns, schema, commit)
         sampler.insert(rows, values)
         return rows
 
@@ -166,7 +176,8 @@ class StoreBuffer(SequenceSampling, Buffer):
             pairs = zip(elements, metas or [None] * len(elements))
             rows = np.array([int(self.push(data, meta=meta).index) for data, meta in pairs], np.int64)
         else:
-            rows = self._elements.append(elements, metas)
+            with self._inserting(len(elements)):
+                rows = self._elements.append(elements, metas)
         if values is not None:
             self._with_priorities().insert(rows, values)
         return rows
@@ -208,7 +219,7 @@ class StoreBuffer(SequenceSampling, Buffer):
         else:
             choose = Sampled(self._sampler, size, replace, sample_range)
         try:
-            items = self._read(choose)
+            items = self._deliver(choose)
         except NotEnoughData as e:
             return self._short(e, ignore_insufficient)
         self._is_short = False
@@ -232,7 +243,7 @@ class StoreBuffer(SequenceSampling, Buffer):
         if self._middleware:
             return self._collated(size, replace, sample_range)
         choose = Sampled(self._sampler, size, replace, sample_range)
-        rows, schema, columns = self._elements.read_columns(choose)
+        rows, schema, columns = choose.deliver(self._elements.read_columns, self._elements.delete, self.limiter)
         return Batch(schema.decode_batch(columns), rows, lambda: schema.decode(columns), choose.weights)
 
     def gather_batch(self, rows: Array) -> Batch:
@@ -276,11 +287,15 @@ class StoreBuffer(SequenceSampling, Buffer):
         if isinstance(indices, str):
             indices = [indices]
         self._elements.delete(np.array([to_row(index) for index in indices], np.int64))
+        if self.limiter is not None:
+            self.limiter.wake()
 
     @apply_middleware('clear')
     def clear(self) -> None:
         """Delete everything. The next element may be of another kind."""
         self._elements.clear()
+        if self.limiter is not None:
+            self.limiter.wake()
 
     @property
     def size(self) -> int:
@@ -393,7 +408,7 @@ class StoreBuffer(SequenceSampling, Buffer):
         view = copy.copy(self)
         if sampler is not None:
             # Priorities are kept of the buffer itself: a view's are its own, and gone with it.
-            sampler.attach(self.table.index)
+            self._attach(sampler)
             view._sampler, view._priorities = sampler, sampler if isinstance(sampler, PrioritySampler) else None
         return view
 
@@ -412,19 +427,26 @@ class StoreBuffer(SequenceSampling, Buffer):
             twin.__dict__[name] = value if name == '_elements' else copy.deepcopy(value, memo)
         with self.table.write_lock:
             twin._elements = files.duplicate(self._elements, memo)
-            twin._sampler.attach(twin.table.index)
+            twin._attach(twin._sampler)
+            if twin.limiter is not None:
+                twin.limiter.attach(twin.count, int(twin.size))
             if self._priorities is not None and twin._priorities is not None:
                 twin._priorities.load_state(self._priorities.state())
         return twin
 
     def _sample_with(self, sampler: Sampler) -> None:
-        sampler.attach(self.table.index)
+        self._attach(sampler)
         self._sampler = sampler
         self._priorities: Optional[Union[PrioritySampler, KeptPriorities]]
         self._priorities = sampler if isinstance(sampler, PrioritySampler) else None
         values = self.table.values('priority')
         if isinstance(sampler, PrioritySampler) and values is not None:
             self._priorities = KeptPriorities(sampler, self.table.index, values)
+
+    def _attach(self, sampler: Sampler) -> None:
+        sampler.attach(self.table.index)
+        if isinstance(sampler, Limited):
+            sampler.bind(self._elements)
 
     def _with_priorities(self) -> Union[PrioritySampler, KeptPriorities]:
         if self._priorities is None:
@@ -433,6 +455,11 @@ class StoreBuffer(SequenceSampling, Buffer):
                 'StoreBuffer(size, sampler=Prioritized())'
             )
         return self._priorities
+
+    def _deliver(self, choose: Choose) -> List[BufferedData]:
+        if isinstance(choose, Sampled):
+            return choose.deliver(self._read, self._elements.delete, self.limiter)
+        return self._read(choose)
 
     def _read(self, choose: Choose, warm: bool = True) -> List[BufferedData]:
         read = self._elements.read(choose, warm)
@@ -477,3 +504,8 @@ class StoreBuffer(SequenceSampling, Buffer):
             lambda: [item.data for item in items],
             None if None in weights else np.array(weights, np.float32),
         )
+
+
+def _num_rows(columns: Columns) -> int:
+    """0 for columns that are none, which are refused where they are looked at."""
+    return len(next(iter(columns.values()), ()))

@@ -1,0 +1,217 @@
+"""When sampling or inserting must wait, so that both keep to a ratio: Reverb's rate limiter, for threads."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional
+
+from ding_store.errors import ConfigError, StoreTimeout
+
+
+class RateLimiter:
+    """
+    Overview:
+        Keeps ``num_inserts * samples_per_insert - num_samples`` within ``error_buffer`` of what it is when sampling
+        begins, ``min_size_to_sample * samples_per_insert``: inserts wait above it, samples below it (Cassirer et al.
+        2021, Reverb, section 3.3). Inserts up to the minimal size never wait.
+
+        Nobody polls: who waits is woken by whoever changes what it waits for.
+    Arguments:
+        - min_size_to_sample (:obj:`int`): No sample before there are so many rows.
+        - samples_per_insert (:obj:`Optional[float]`): Rows sampled per row inserted; None: no ratio, only
+          the minimal size counts.
+        - error_buffer (:obj:`float`): The tolerance, in sampled rows.
+        - max_insert (:obj:`int`): The most rows that are inserted at once.
+        - max_sample (:obj:`int`): The most rows that are sampled at once: the batch size.
+        - timeout_s (:obj:`float`): How long a wait may take where nothing else is said.
+    Raises:
+        - ConfigError: A number is out of range, or both sides could wait for each other for ever.
+    """
+
+    def __init__(
+        self,
+        min_size_to_sample: int,
+        samples_per_insert: Optional[float] = None,
+        error_buffer: float = math.inf,
+        max_insert: int = 1,
+        max_sample: int = 1,
+        timeout_s: float = 60.0,
+    ) -> None:
+        for name, value in (('min_size_to_sample', min_size_to_sample), ('max_insert', max_insert)):
+            _check_count(name, value)
+        _check_count('max_sample', max_sample)
+        if samples_per_insert is not None and not 0 < samples_per_insert < math.inf:
+            raise ConfigError(f'samples_per_insert ({samples_per_insert!r}) must be a number > 0')
+        if not timeout_s >= 0:
+            raise ConfigError(f'timeout_s ({timeout_s!r}) must be >= 0')
+        self.min_size_to_sample, self.samples_per_insert = min_size_to_sample, samples_per_insert
+        self.error_buffer, self.timeout_s = float(error_buffer), timeout_s
+        self.max_insert, self.max_sample = max_insert, max_sample
+        self._check_deadlock()
+        self.num_inserts = self.num_samples = 0
+        self._changed = threading.Condition()
+        self._size: Callable[[], int] = lambda: self.num_inserts
+
+    def attach(self, size: Callable[[], int], capacity: int) -> None:
+        """
+        Overview:
+            Count the rows of a table: rows that were deleted do not count for the minimal size.
+        Raises:
+            - ConfigError: The table can never hold as many as that.
+        """
+        if self.min_size_to_sample > capacity:
+            raise ConfigError(
+                f'min_size_to_sample ({self.min_size_to_sample}) must be at most the size of the buffer ({capacity}): '
+                'samples would wait for ever'
+            )
+        self._size = size
+
+    def await_can_insert(self, num_rows: int = 1, timeout_s: Optional[float] = None) -> None:
+        """
+        Overview:
+            Wait until so many rows may be inserted, and count them.
+        Raises:
+            - StoreTimeout: They may not be in time; nothing was counted.
+            - TypeError: They are more than ``max_insert``, and might never be.
+        """
+        _check_within('max_insert', num_rows, self.max_insert)
+        with self._changed:
+            self._wait(lambda: self._can_insert(num_rows), f'insert {num_rows} rows', timeout_s)
+            self.num_inserts += num_rows
+            self._changed.notify_all()
+
+    def await_can_sample(self, num_rows: int = 1, timeout_s: Optional[float] = None) -> None:
+        """
+        Overview:
+            Wait until so many rows may be sampled, and count them.
+        Raises:
+            - StoreTimeout: They may not be in time; nothing was counted.
+            - TypeError: They are more than ``max_sample``, and might never be.
+        """
+        _check_within('max_sample', num_rows, self.max_sample)
+        with self._changed:
+            self._wait(lambda: self._can_sample(num_rows), f'sample {num_rows} rows', timeout_s)
+            self.num_samples += num_rows
+            self._changed.notify_all()
+
+    @contextmanager
+    def inserting(self, num_rows: int) -> Iterator[None]:
+        """Insert in it: what fails is not counted, and who waits for rows is woken when they are there."""
+        self.await_can_insert(num_rows)
+        try:
+            yield
+        except BaseException:
+            self._take_back(num_inserts=num_rows)
+            raise
+        self.wake()
+
+    @contextmanager
+    def sampling(self, num_rows: int) -> Iterator[None]:
+        """Sample in it: what fails is not counted."""
+        self.await_can_sample(num_rows)
+        try:
+            yield
+        except BaseException:
+            self._take_back(num_samples=num_rows)
+            raise
+        self.wake()  # Limits may have taken rows out.
+
+    def wake(self) -> None:
+        """The table has more rows, or fewer: who waits looks again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def state(self) -> Dict[str, int]:
+        """The counts, for whoever goes on with the same rows."""
+        with self._changed:
+            return {'num_inserts': self.num_inserts, 'num_samples': self.num_samples}
+
+    def load_state(self, state: Mapping[str, int]) -> None:
+        """Go on from a ``state``."""
+        counts = {name: state.get(name) for name in ('num_inserts', 'num_samples')}
+        for name, value in counts.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ConfigError(f'{name} ({value!r}) must be an integer >= 0')
+        with self._changed:
+            self.num_inserts, self.num_samples = int(state['num_inserts']), int(state['num_samples'])
+            self._changed.notify_all()
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> RateLimiter:
+        """The same settings and counts, without a table."""
+        twin = type(self)(
+            self.min_size_to_sample,
+            self.samples_per_insert,
+            self.error_buffer,
+            self.max_insert,
+            self.max_sample,
+            self.timeout_s,
+        )
+        memo[id(self)] = twin
+        twin.load_state(self.state())
+        return twin
+
+    def _check_deadlock(self) -> None:
+        if self.samples_per_insert is None:
+            return
+        # Both wait if the difference is above max - max_insert * ratio and below min + max_sample, where max - min is
+        # twice the tolerance: impossible if neither step is larger than it. (Reverb asks the same of steps of one.)
+        needed = max(self.max_insert * self.samples_per_insert, float(self.max_sample))
+        if not self.error_buffer >= needed:
+            raise ConfigError(
+                f'error_buffer ({self.error_buffer:g}) must be at least {needed:g} with samples_per_insert='
+                f'{self.samples_per_insert:g}, max_insert={self.max_insert} and max_sample={self.max_sample}: '
+                'inserts and samples could wait for each other for ever'
+            )
+
+    def _difference(self) -> float:
+        assert self.samples_per_insert is not None
+        return (self.num_inserts - self.min_size_to_sample) * self.samples_per_insert - self.num_samples
+
+    def _can_insert(self, num_rows: int) -> bool:
+        if self.samples_per_insert is None or self.num_inserts + num_rows <= self.min_size_to_sample:
+            return True
+        if self._size() < self.min_size_to_sample:
+            return True  # Rows were deleted: no sample can come before others are there.
+        return self._difference() + num_rows * self.samples_per_insert <= self.error_buffer
+
+    def _can_sample(self, num_rows: int) -> bool:
+        if self._size() < self.min_size_to_sample:
+            return False
+        return self.samples_per_insert is None or self._difference() - num_rows >= -self.error_buffer
+
+    def _wait(self, is_allowed: Callable[[], bool], what: str, timeout_s: Optional[float]) -> None:
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + timeout_s
+        while not is_allowed():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise StoreTimeout(f'the rate limiter did not let {what} within {timeout_s:g} s: {self}')
+            self._changed.wait(left)
+
+    def _take_back(self, num_inserts: int = 0, num_samples: int = 0) -> None:
+        with self._changed:
+            self.num_inserts -= num_inserts
+            self.num_samples -= num_samples
+            self._changed.notify_all()
+
+    def __repr__(self) -> str:
+        return (
+            f'RateLimiter({self._size()} rows of at least {self.min_size_to_sample}, {self.num_inserts} inserts, '
+            f'{self.num_samples} samples, {self.samples_per_insert} per insert, tolerance {self.error_buffer:g})'
+        )
+
+
+def _check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f'{name} ({value!r}) must be an integer >= 1')
+
+
+def _check_within(name: str, num_rows: int, limit: int) -> None:
+    # Not a ConfigError, which is a ValueError: DI-engine's fetcher takes those for a shortage.
+    if num_rows > limit:
+        raise TypeError(
+            f'{num_rows} rows at once are more than {name} ({limit}): make the limiter with {name}={num_rows}'
+        )

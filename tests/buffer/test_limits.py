@@ -1,0 +1,108 @@
+"""Limited uses and ages, with any sampler."""
+
+import copy
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ding.data.buffer import Buffer
+
+from ding_store.buffer import Prioritized, StoreBuffer, Uniform, limited
+from ding_store.errors import ConfigError, NotEnoughData, SchemaMismatch
+
+
+def element(version: int = 0) -> dict:
+    return {'x': torch.zeros(3), 'policy_version': torch.tensor([version])}
+
+
+def filled(sampler: Any, count: int = 30, size: int = 40) -> StoreBuffer:
+    buffer = StoreBuffer(size, sampler=sampler)
+    buffer.extend_elements([element() for _ in range(count)])
+    return buffer
+
+
+@pytest.mark.parametrize('make', [lambda: Uniform(1), lambda: Prioritized(seed=1)])
+@pytest.mark.parametrize('most', [1, 3])
+def test_no_row_comes_more_often(make: Any, most: int) -> None:
+    buffer, uses = filled(limited(make(), max_times_sampled=most)), Counter()
+    while buffer.count() * most >= 7:
+        try:
+            uses.update(buffer.sample_batch(7, replace=True).rows.tolist())
+        except NotEnoughData:
+            break
+    assert max(uses.values()) == most
+    assert sum(uses.values()) > 30 * most - 7
+    assert set(buffer.table.rows_by_age().tolist()) == {row for row in range(30) if uses[row] < most}
+
+
+def test_new_rows_begin_anew() -> None:
+    buffer = filled(limited(Uniform(0), max_times_sampled=2), count=4, size=4)
+    buffer.sample_batch(4)
+    assert buffer.sampler.uses_of(np.arange(5)).tolist() == [1, 1, 1, 1, 0]
+    buffer.extend_elements([element(), element()])
+    assert buffer.sampler.uses_of(np.arange(6)).tolist() == [0, 0, 1, 1, 0, 0]
+    buffer.sample_batch(4)
+    assert buffer.table.rows_by_age().tolist() == [4, 5]
+
+
+def test_priorities_below_limits() -> None:
+    buffer = filled(limited(Prioritized(seed=0, alpha=1.0), max_times_sampled=5), count=20)
+    buffer.update_priorities(np.arange(20), np.where(np.arange(20) == 7, 1e6, 1e-3))
+    batch = buffer.sample_batch(8)
+    assert batch.weights.shape == (8,)
+    assert (batch.rows == 7).sum() == 5
+    assert 7 not in buffer.table.rows_by_age()
+
+
+def test_rows_leave_when_they_are_too_old() -> None:
+    buffer = StoreBuffer(50, sampler=limited(Uniform(0), max_age=2))
+    for version in (1, 2, 5, 3, 4):
+        buffer.extend_elements([element(version) for _ in range(4)])
+    batch = buffer.sample_batch(12)
+    assert sorted(set(batch.data['policy_version'].tolist())) == [3, 4, 5]
+    buffer.sampler.set_version(7)
+    buffer.sampler.set_version(6)
+    assert set(buffer.sample_batch(4).data['policy_version'].tolist()) == {5}
+    buffer.push(element(4))  # Late: too old already.
+    buffer.sample_batch(1)
+    assert buffer.count() == 4
+
+
+def test_versions_in_metas() -> None:
+    buffer = StoreBuffer(50, sampler=limited(Uniform(0), max_age=0, version='v'))
+    for version in (1, 2):
+        for _ in range(3):
+            buffer.push({'x': torch.zeros(2)}, {'v': version})
+    assert sorted(buffer.sample_batch(3).rows.tolist()) == [3, 4, 5]
+    assert buffer.count() == 3
+    buffer.push({'x': torch.zeros(2)})
+    with pytest.raises(SchemaMismatch, match="version \\('v'\\) is neither a column"):
+        buffer.sample_batch(1)
+
+
+def test_both_limits_and_views() -> None:
+    buffer = filled(limited(Prioritized(seed=0), max_times_sampled=1, max_age=3))
+    view = buffer.view(Uniform(0))
+    rows = buffer.sample_batch(10).rows
+    assert view.count() == 20
+    assert not set(rows.tolist()) & set(view.sample_batch(20).rows.tolist())
+    twin = copy.deepcopy(buffer)
+    assert isinstance(twin, Buffer)
+    assert twin.sample_batch(20).rows.size == 20
+    assert (twin.count(), buffer.count()) == (0, 20)
+
+
+@pytest.mark.parametrize(
+    'limits', [{}, {'max_times_sampled': 0}, {'max_times_sampled': True}, {'max_age': -1}, {'max_age': 0.5}]
+)
+def test_bad_limits(limits: dict) -> None:
+    with pytest.raises(ConfigError, match='max_'):
+        limited(Uniform(), **limits)
+
+
+def test_limits_belong_to_one_table() -> None:
+    buffer = filled(limited(Uniform(), max_times_sampled=1))
+    with pytest.raises(ConfigError, match='one table'):
+        StoreBuffer(3, sampler=buffer.sampler)
