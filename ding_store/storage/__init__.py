@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from typing import Any, Dict
+from typing import TYPE_CHECKING, Any, Dict
 from urllib.parse import urlsplit
 
 from ding_store.errors import ConfigError
 
 from .base import OLDEST, OVERFLOW, Arrays, Entry, EntryId, Header, Store, StoreInfo, StreamInfo, Value
+
+if TYPE_CHECKING:
+    from .planes import PlanedStore
 
 __all__ = [
     'OLDEST',
@@ -50,7 +53,8 @@ def open_store(url: str = 'embedded://', run: str = 'default', **options: Any) -
           ``unix:///path``, or ``memory://``: this process only.
         - run (:obj:`str`): Name of the training job, the same in all its processes.
         - options: Those of ``options.StreamOptions``, and ``stream_options``, a mapping of stream names to such ones;
-          for stores on Redis also those of ``options.RedisOptions``.
+          for stores on Redis also those of ``options.RedisOptions`` and ``options.HostOptions`` (the host plane is
+          'auto' for embedded:// and unix://, and 'off' by default for the others).
     Raises:
         - ConfigError: Unknown scheme or option, or a bad value; names what would be right.
         - StoreUnavailable: Nobody answers there. StoreDenied: it does, but refuses us.
@@ -60,14 +64,29 @@ def open_store(url: str = 'embedded://', run: str = 'default', **options: Any) -
     if scheme not in BACKENDS:
         raise ConfigError(_unknown_scheme(url, scheme))
     module, name = BACKENDS[scheme].split(':')
-    store: Store = getattr(_import(module, url), name)(url, run, **options)
-    return store
+    backend = getattr(_import(module, url), name)
+    if scheme == 'memory':
+        store: Store = backend(url, run, **options)
+        return store
+    return _on_this_host(scheme, backend, url, run, options)
 
 
 def __getattr__(name: str) -> Any:
     if name == 'Reader':
         return importlib.import_module('ding_store.storage.reader').Reader
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+
+
+def _on_this_host(scheme: str, backend: Any, url: str, run: str, options: Dict[str, Any]) -> Store:
+    from .host import HostCache
+    from .options import host_options
+
+    # A server that is reached through a socket file is on this host, and so are most of its users.
+    wanted = host_options(options, default='auto' if scheme in ('embedded', 'unix') else 'off')
+    store: PlanedStore = backend(url, run, **options)
+    if wanted.host_plane == 'off':
+        return store
+    return HostCache(store, wanted.host_cache_dir, wanted.host_cache_bytes)
 
 
 def _unknown_scheme(url: str, scheme: str) -> str:

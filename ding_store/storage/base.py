@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Type
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Type
 
 import numpy as np
 
@@ -40,7 +40,8 @@ OLDEST = EntryId('', 0)
 class Entry:
     """
     Overview:
-        One append, as a reader sees it. ``arrays`` are read-only views, valid until the entry is acked.
+        One append, as a reader sees it. ``arrays`` are read-only views, valid until the entry is acked, or dropped by
+        retention. Who does not hold entries up (an ephemeral reader, or none) copies, and then asks ``validate``.
     """
 
     stream: str
@@ -49,6 +50,12 @@ class Entry:
     sequence: int  # 1, 2, 3, ... of its writer: what makes delivery exactly-once
     header: Header
     arrays: Arrays
+    guard: Optional[Callable[[], bool]] = field(default=None, repr=False, compare=False)
+    is_lost: bool = False  # its payload is gone for good, header and all: there is only the fact that it was
+
+    def validate(self) -> bool:
+        """Whether all that was read of ``arrays`` until now was the entry's; if not, it is to be thrown away."""
+        return self.guard is None or self.guard()
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,8 @@ class StreamInfo:
     readers: Dict[str, int] = field(default_factory=dict)  # name -> number of the last acked entry
     durable: Dict[str, bool] = field(default_factory=dict)
     writers: Dict[str, int] = field(default_factory=dict)  # writer -> last sequence accepted in this epoch
+    numbers: Dict[str, int] = field(default_factory=dict)  # writer -> number of that entry
+    host: str = ''  # that all readers are on: the host plane; '': the wire plane
 
 
 @dataclass

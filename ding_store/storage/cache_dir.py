@@ -42,8 +42,8 @@ class Found(NamedTuple):
 class CacheDir:
     """
     Overview:
-        One process's use of the host cache for one run. ``host`` identifies the directory as seen from here: processes
-        with equal ones can map each other's files. Two containers with a /dev/shm each are two hosts.
+        One process's use of the host cache for one run. ``host`` identifies the run's directory as seen from here:
+        processes with equal ones can map each other's files. Two containers with a /dev/shm each are two hosts.
     Arguments:
         - root (:obj:`str`): Made if it is not there; must be ours alone.
         - max_bytes (:obj:`Optional[int]`): What the files of all runs may take together.
@@ -58,7 +58,7 @@ class CacheDir:
         self._run = os.path.join(root, 'runs', run)
         _make_private(root)
         with self._locked():
-            self.host = _identity(os.path.join(root, 'marker'))
+            self.host = f"{_identity(os.path.join(root, 'marker'))}-{run}"
             for directory in (os.path.dirname(self._run), self._run):
                 _make_private(directory)
             members = os.path.join(self._run, 'members')

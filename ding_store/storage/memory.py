@@ -10,15 +10,17 @@ import time
 import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NoReturn, Optional, Tuple
 
 from ding_store.errors import ConfigError, StoreClosed, VersionConflict
 
 from . import outbox
-from .base import OLDEST, START, Arrays, Entry, EntryId, Header, Store, StoreInfo, StreamInfo, Value
+from .base import OLDEST, START, Arrays, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
 from .options import STORE_OPTIONS, check_name, refuse_rest, stream_options
-from .outbox import Announcement, Verdict
-from .wire import decode_entry, decode_value, encode, up_to_corrupt
+from .outbox import WIRE, Announcement, Fill, Payload, Verdict
+from .planes import WAITING, PlanedStore, Resolver, fate
+from .planes import Record as Found
+from .wire import decode_value, encode
 from .writer import Writer, writer_id
 
 
@@ -28,7 +30,8 @@ class Record:
 
     writer: str
     sequence: int
-    payload: bytes
+    payload: bytes  # or a reference to it
+    size: int
 
 
 @dataclass
@@ -50,31 +53,51 @@ class Log:
     writers: Dict[str, Tuple[int, int]] = field(default_factory=dict)  # writer -> last sequence, its number
     readers: Dict[str, int] = field(default_factory=dict)
     durable: Dict[str, bool] = field(default_factory=dict)
+    hosts: Dict[str, str] = field(default_factory=dict)  # reader -> its host
+    plane: int = 0
+    host: str = ''
+    wanted: int = 0
+    bases: Dict[str, int] = field(default_factory=dict)  # writer -> the lowest sequence that it still held
+    filled: Dict[int, bytes] = field(default_factory=dict)
 
     def announce(self, writer: str, said: Announcement) -> Verdict:
         last, number = self.writers.get(writer, (0, 0))
-        size = len(said.payload)
+        if said.sequence == 0:
+            self.bases[writer] = said.base
         if said.epoch != self.epoch:
             return self._verdict(outbox.STALE, number, last)
         if said.sequence == 0 or said.sequence <= last:
             return self._verdict(outbox.OK, number, last)
         if said.sequence > max(last + 1, said.base):
             return self._verdict(outbox.GAP, number, last)
+        if said.plane not in (WIRE, self.plane):
+            return self._verdict(outbox.PLANE, number, last)
         if said.max_pending_bytes and said.drop_oldest:
-            self._drop_to(said.max_pending_bytes - size)
-        if said.max_pending_bytes and self.pending_bytes + size > said.max_pending_bytes:
+            self._drop_to(said.max_pending_bytes - said.size)
+        if said.max_pending_bytes and self.pending_bytes + said.size > said.max_pending_bytes:
             return self._verdict(outbox.FULL, number, last)
         self.last += 1
         self.deleted = False
-        self.records[self.last] = Record(writer, said.sequence, said.payload)
-        self.pending_bytes += size
+        self.records[self.last] = Record(writer, said.sequence, said.payload, said.size)
+        self.pending_bytes += said.size
         self.writers[writer] = (said.sequence, self.last)
         return self._verdict(outbox.OK, self.last, said.sequence)
 
-    def register(self, reader: str, durable: bool, start: str) -> EntryId:
+    def fill(self, writer: str, said: Fill) -> None:
+        for number in range(min(said.number, self.last), self.floor, -1):
+            record = self.records[number]
+            if said.epoch == self.epoch and record.writer == writer and record.sequence <= said.sequence:
+                if record.sequence == said.sequence:
+                    self.filled[number] = said.payload
+                    self.room += 1
+                return
+
+    def register(self, reader: str, durable: bool, start: str, host: str) -> EntryId:
         self.deleted = False
         cursor = self.readers.setdefault(reader, self.floor if start == 'oldest' else self.last)
         self.durable[reader] = durable
+        self.hosts[reader] = host
+        self._choose_plane()
         return EntryId(self.epoch, cursor)
 
     def ack(self, reader: str, entry_id: EntryId) -> None:
@@ -85,7 +108,9 @@ class Log:
     def forget(self, reader: str) -> bool:
         known = self.readers.pop(reader, None) is not None
         self.durable.pop(reader, None)
+        self.hosts.pop(reader, None)
         self._trim_acked()
+        self._choose_plane()
         return known
 
     def delete(self) -> bool:
@@ -94,6 +119,8 @@ class Log:
         self._trim(self.last)
         self.readers.clear()
         self.durable.clear()
+        self.hosts.clear()
+        self._choose_plane()
         self.num_dropped = 0
         return existed
 
@@ -108,10 +135,23 @@ class Log:
             dict(self.readers),
             dict(self.durable),
             writers,
+            {writer: number for writer, (_, number) in self.writers.items()},
+            self.host,
         )
 
+    def set_plane(self, host: str) -> None:
+        self.plane, self.host, self.wanted = self.plane + 1, host, self.last
+        self.room += 1
+
     def _verdict(self, status: str, number: int, last: int) -> Verdict:
-        return Verdict(status, self.epoch, number, last, self.floor, self.room, self.num_dropped)
+        state = (self.floor, self.room, self.num_dropped, self.plane, self.host, self.wanted)
+        return Verdict(status, self.epoch, number, last, *state)
+
+    def _choose_plane(self) -> None:
+        hosts = set(self.hosts.values())
+        common = hosts.pop() if len(hosts) == 1 else ''
+        if common != self.host:
+            self.set_plane(common)
 
     def _trim_acked(self) -> None:
         cursors = [cursor for reader, cursor in self.readers.items() if self.durable[reader]]
@@ -122,13 +162,14 @@ class Log:
         upto, pending = self.floor, self.pending_bytes
         while upto < self.last and pending > pending_bytes:
             upto += 1
-            pending -= len(self.records[upto].payload)
+            pending -= self.records[upto].size
         self.num_dropped += upto - self.floor
         self._trim(upto)
 
     def _trim(self, upto: int) -> None:
         for number in range(self.floor + 1, upto + 1):
-            self.pending_bytes -= len(self.records.pop(number).payload)
+            self.pending_bytes -= self.records.pop(number).size
+            self.filled.pop(number, None)
         if upto > self.floor:
             self.floor = upto
             self.room += 1
@@ -163,7 +204,7 @@ class Memory:
             log.epoch = uuid.uuid4().hex
 
 
-class MemoryStore(Store):
+class MemoryStore(PlanedStore):
     """
     Overview:
         ``memory://``: each opened store has a memory of its own; ``another()`` opens a second store on the same one.
@@ -181,7 +222,8 @@ class MemoryStore(Store):
         self._memory = memory or Memory()
         self._closed = False
         self._versions: Dict[str, int] = {}  # of the values that this store wrote
-        self._writer = Writer(stream_options(options), self._announce, self._wait_for_room)
+        self._writer = Writer(stream_options(options), self._announce, self._wait_for_room, self._fill)
+        self._resolver = Resolver(self)
         refuse_rest('memory', options, STORE_OPTIONS)
 
     def another(self, **options: Any) -> MemoryStore:
@@ -190,11 +232,17 @@ class MemoryStore(Store):
 
     def append(self, stream: str, header: Header, arrays: Arrays, timeout_s: Optional[float] = None) -> EntryId:
         check_name('stream', stream)
-        payload = encode(header, arrays)
+        return self.append_payload(stream, Payload(encode(header, arrays)), timeout_s)
+
+    def append_payload(self, stream: str, payload: Payload, timeout_s: Optional[float] = None) -> EntryId:
+        check_name('stream', stream)
         self._enter()
         return self._writer.append(stream, payload, timeout_s)
 
     def read(self, stream: str, after: EntryId = OLDEST, max_entries: int = 64, timeout_s: float = 0.0) -> List[Entry]:
+        return self._resolver.read(stream, after, max_entries, timeout_s)
+
+    def read_records(self, stream: str, after: EntryId, max_entries: int, timeout_s: float) -> List[Found]:
         check_name('stream', stream)
         self._wait(lambda: self._has_after(stream, after), timeout_s)
         with self._memory.changed:
@@ -202,16 +250,19 @@ class MemoryStore(Store):
             first = max(log.floor, after.number if after.epoch == log.epoch else 0) + 1
             numbers = range(first, min(log.last, first + max_entries - 1) + 1)
             found = [(EntryId(log.epoch, number), log.records[number]) for number in numbers]
-        return up_to_corrupt(
-            decode_entry(stream, place, record.writer, record.sequence, record.payload) for place, record in found
-        )
+        return [Found(place, record.writer, record.sequence, record.payload) for place, record in found]
 
     def register(self, stream: str, reader: str, durable: bool = True, start: str = 'oldest') -> EntryId:
+        return self.register_at(stream, reader, durable, start)
+
+    def register_at(
+        self, stream: str, reader: str, durable: bool = True, start: str = 'oldest', host: str = ''
+    ) -> EntryId:
         check_name('reader', reader)
         if start not in START:
             raise ConfigError(f'start ({start!r}) must be one of {", ".join(START)}')
         with self._change(stream) as log:
-            return log.register(reader, durable, start)
+            return log.register(reader, durable, start, host)
 
     def ack(self, stream: str, reader: str, entry_id: EntryId) -> None:
         with self._change(stream) as log:
@@ -287,6 +338,35 @@ class MemoryStore(Store):
 
     def __reduce__(self) -> NoReturn:
         raise ConfigError('memory:// cannot be sent to another process: open embedded:// or redis:// in both instead')
+
+    @property
+    def own_writer(self) -> Writer:
+        return self._writer
+
+    def want(self, stream: str) -> None:
+        with self._change(stream) as log:
+            log.set_plane(log.host)
+
+    def wait_for_fill(self, stream: str, record: Found, timeout_s: float) -> Optional[bytes]:
+        self._wait(lambda: self.fate_of(stream, record) != WAITING, timeout_s)
+        with self._memory.changed:
+            return self._memory.log(stream).filled.get(record.id.number)
+
+    def fate_of(self, stream: str, record: Found) -> str:
+        with self._memory.changed:
+            log = self._memory.log(stream)
+            is_held = record.id.epoch == log.epoch and record.id.number > log.floor
+            is_filled = record.id.number in log.filled
+            return fate(is_held, is_filled, record.sequence, log.bases.get(record.writer, 0))
+
+    def wait_for_planes(self, known: Mapping[str, int], timeout_s: float) -> None:
+        self._wait(
+            lambda: any(self._memory.log(stream).plane != plane for stream, plane in known.items()), timeout_s, 1
+        )
+
+    def _fill(self, said: Fill) -> None:
+        with self._change(said.stream) as log:
+            log.fill(self.writer, said)
 
     def _announce(self, said: Announcement) -> Verdict:
         with self._change(said.stream) as log:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass, field, fields
-from typing import Any, Dict, Mapping, Sequence
+from typing import Any, Dict, Mapping, Optional, Sequence
 
 from ding_store.errors import ConfigError
 
@@ -120,8 +120,41 @@ class RedisOptions:
                 raise ConfigError(f'{name} ({value!r}) must be >= 0')
 
 
+@dataclass(frozen=True)
+class HostOptions:
+    """
+    Overview:
+        Whether and where payloads of one host stay in its memory.
+    Arguments:
+        - host_plane (:obj:`str`): 'auto': in mmap files while all readers of a stream are on one host; 'off': never.
+        - host_cache_dir (:obj:`Optional[str]`): Where those files are, the same for all processes of a host; by default
+          /dev/shm if there is room, else the temporary directory with the most free space.
+        - host_cache_bytes (:obj:`Optional[int]`): What they may take together; by default half of what is free there,
+          8 GiB at most.
+    """
+
+    host_plane: str = 'auto'
+    host_cache_dir: Optional[str] = None
+    host_cache_bytes: Optional[int] = None
+
+    def __post_init__(self) -> None:
+        if self.host_plane not in ('auto', 'off'):
+            raise ConfigError(f'host_plane ({self.host_plane!r}) must be one of auto, off')
+        size = self.host_cache_bytes
+        if size is not None and (not isinstance(size, int) or size < 1):
+            raise ConfigError(f'host_cache_bytes ({size!r}) must be an int >= 1')
+
+
 REDIS_OPTIONS = tuple(f.name for f in fields(RedisOptions))
-ALL_OPTIONS = (*STORE_OPTIONS, *REDIS_OPTIONS)
+HOST_OPTIONS = tuple(f.name for f in fields(HostOptions))
+ALL_OPTIONS = (*STORE_OPTIONS, *REDIS_OPTIONS, *HOST_OPTIONS)
+
+
+def host_options(options: Dict[str, Any], default: str) -> HostOptions:
+    """Take what concerns the host plane out of ``options``; ``default`` is whether it is on."""
+    return HostOptions(
+        **{'host_plane': default, **{name: options.pop(name) for name in HOST_OPTIONS if name in options}}
+    )
 
 
 def redis_options(options: Dict[str, Any]) -> RedisOptions:

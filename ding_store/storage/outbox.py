@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Callable, Deque, NamedTuple, Optional
+from typing import Callable, Deque, NamedTuple, Optional, Union
 
 from ding_store.errors import StoreError
 
@@ -18,6 +18,10 @@ OK = 'OK'  # accepted, or already known: ``number`` is its place
 STALE = 'STALE'  # the stream's epoch is another: this is its state now, announce again
 GAP = 'GAP'  # entries before this one are missing: announce from ``last + 1``
 FULL = 'FULL'  # no room; wait for the room stream to pass ``room``
+PLANE = 'PLANE'  # a reference came on a plane that is no more: announce again on this one
+
+#: A bytes-like payload on the wire plane may always come.
+WIRE = -1
 
 #: Verdicts without progress, one after another: a server that lives answers one STALE and then OK.
 MAX_REFUSED = 100
@@ -37,6 +41,8 @@ class Announcement(NamedTuple):
     payload: bytes = b''
     max_pending_bytes: int = 0  # 0: no limit, for what had been accepted once
     drop_oldest: bool = False
+    size: int = 0  # of the payload, also where only a reference to it is announced
+    plane: int = WIRE  # on which this reference is good
 
 
 class Verdict(NamedTuple):
@@ -47,6 +53,43 @@ class Verdict(NamedTuple):
     floor: int  # entries up to here are trimmed: nobody needs their copies
     room: int
     num_dropped: int
+    plane: int = 0
+    host: str = ''  # that all readers are on: references to its files may be announced; '': the wire plane
+    wanted: int = 0  # entries up to here must be readable over the wire
+
+
+class Fill(NamedTuple):
+    """What a writer sends after an entry that it had announced as a reference."""
+
+    stream: str
+    epoch: str
+    sequence: int
+    number: int  # of the entry, or an upper bound of it
+    payload: bytes
+
+
+class Payload:
+    """
+    Overview:
+        The bytes of an entry that is not acked: on the wire plane themselves. Subclasses keep them where processes of
+        one host find them.
+    """
+
+    is_kept = False  # by an outbox: it says when to release
+
+    def __init__(self, data: bytes) -> None:
+        self.size = len(data)
+        self._data = data
+
+    def on_wire(self) -> bytes:
+        return self._data
+
+    def reference(self, host: str) -> Optional[bytes]:
+        """What leads processes of ``host`` to the bytes; None if nothing does."""
+        return None
+
+    def release(self) -> None:
+        """Nobody will ask for the bytes again."""
 
 
 @dataclass
@@ -54,10 +97,12 @@ class Item:
     """An entry that is not acked. ``number`` is its place in this epoch, or an upper bound of it; 0: not announced."""
 
     sequence: int
-    payload: bytes
+    payload: Payload
     number: int = 0
     accepted: bool = False  # a server has had it: no limit applies when it comes again
     uncertain: bool = False  # a reply was lost: a server may have had it
+    is_referenced: bool = False  # a server may hold a reference to it
+    filled_epoch: str = ''  # where it was filled
 
 
 class Refused(StoreError):
@@ -74,6 +119,7 @@ class Outbox:
         Not thread-safe: its writer holds a lock around every method.
     Arguments:
         - announce (:obj:`Callable`): One round trip to the server; raises StoreUnavailable when the reply was lost.
+        - fill (:obj:`Optional[Callable]`): The same; needed where payloads have references.
     """
 
     def __init__(
@@ -82,12 +128,16 @@ class Outbox:
         announce: Callable[[Announcement], Verdict],
         max_pending_bytes: int = 0,
         drop_oldest: bool = False,
+        fill: Optional[Callable[[Fill], None]] = None,
     ) -> None:
         self.stream = stream
         self.epoch = ''
         self.sequence = 0
         self.num_dropped = 0
+        self.plane = 0
+        self.host = ''
         self._announce = announce
+        self._fill = fill
         self._limit = max_pending_bytes
         self._drop_oldest = drop_oldest
         self._sent: Deque[Item] = deque()  # accepted in this epoch, in order
@@ -98,15 +148,20 @@ class Outbox:
 
     @property
     def queued_bytes(self) -> int:
-        return sum(len(item.payload) for item in self._queue)
+        return sum(item.payload.size for item in self._queue)
 
     @property
     def num_queued(self) -> int:
         return len(self._queue)
 
-    def add(self, payload: bytes) -> Item:
+    @property
+    def has_references(self) -> bool:
+        return any(item.is_referenced for item in [*self._sent, *self._queue])
+
+    def add(self, payload: Union[Payload, bytes]) -> Item:
         self.sequence += 1
-        item = Item(self.sequence, payload)
+        item = Item(self.sequence, payload if isinstance(payload, Payload) else Payload(payload))
+        item.payload.is_kept = True
         self._queue.append(item)
         return item
 
@@ -116,6 +171,7 @@ class Outbox:
             return False
         self._queue.pop()
         self.sequence -= 1
+        item.payload.is_kept = False
         return True
 
     def flush(self) -> None:
@@ -138,9 +194,20 @@ class Outbox:
         """Ask for the stream's state; what a server forgot is queued again, what was acked is let go."""
         self._learn(self._announce(self._announcement(None)))
 
+    def fill(self, upto: Optional[int] = None) -> None:
+        """Make what was announced as a reference readable over the wire: entries up to a number, or all."""
+        for item in self._sent:
+            if upto is not None and item.number > upto:
+                break
+            if item.is_referenced and item.filled_epoch != self.epoch and self._fill is not None:
+                self._fill(Fill(self.stream, self.epoch, item.sequence, item.number, item.payload.on_wire()))
+                item.filled_epoch = self.epoch
+
     def _send(self, item: Item) -> Verdict:
         known_epoch, lost_before, item.uncertain = self.epoch, item.uncertain, True
-        verdict = self._announce(self._announcement(item))
+        said = self._announcement(item)
+        item.is_referenced |= said.plane != WIRE
+        verdict = self._announce(said)
         # STALE may answer a second try whose first one was accepted by a server that then lost its memory.
         item.uncertain = lost_before or (verdict.status == STALE and known_epoch != '')
         return verdict
@@ -150,15 +217,21 @@ class Outbox:
         if item is None:
             return Announcement(self.stream, self.epoch, 0, base)
         limit = 0 if item.accepted else self._limit
-        return Announcement(self.stream, self.epoch, item.sequence, base, item.payload, limit, self._drop_oldest)
+        reference = item.payload.reference(self.host) if self.host else None
+        data, plane = (item.payload.on_wire(), WIRE) if reference is None else (reference, self.plane)
+        size = item.payload.size
+        return Announcement(self.stream, self.epoch, item.sequence, base, data, limit, self._drop_oldest, size, plane)
 
     def _learn(self, verdict: Verdict) -> None:
         forgot = self._sent and self._sent[-1].sequence > verdict.last
         if forgot or verdict.status in (STALE, GAP) or verdict.epoch != self.epoch:
             self._requeue(verdict)
         self.epoch, self.num_dropped = verdict.epoch, verdict.num_dropped
+        self.plane, self.host = verdict.plane, verdict.host
         while self._sent and self._sent[0].number <= verdict.floor:
-            self._sent.popleft()
+            self._sent.popleft().payload.release()
+        if verdict.wanted > verdict.floor:
+            self.fill(verdict.wanted)
 
     def _requeue(self, verdict: Verdict) -> None:
         """Split anew what is held: up to the server's ``last`` it has them, the rest must be announced again."""

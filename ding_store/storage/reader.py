@@ -153,7 +153,7 @@ class Reader:
     def _take(self, entries: List[Entry]) -> List[Entry]:
         self._follow(entries[0].id)
         self._said_corrupt = False
-        new = [entry for entry in entries if self._is_new(entry.writer, entry.sequence)]
+        new = [one for one in entries if self._is_new(one.writer, one.sequence) and not self._is_lost(one)]
         self._cursor = entries[-1].id
         self._outstanding = new[-1].id if new else self._outstanding
         return new
@@ -193,6 +193,10 @@ class Reader:
         self._losses.miss(writer, seen, sequence)
         self._marks[writer] = sequence
         return True
+
+    def _is_lost(self, entry: Entry) -> bool:
+        self._losses.count += entry.is_lost
+        return entry.is_lost
 
     def _report(self, lost: int, duplicates: int) -> None:
         """One line when it begins, not one per read."""

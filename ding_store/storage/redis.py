@@ -1,6 +1,6 @@
 """A store in a Redis server: a stream per stream, a stream of one entry per value, a hash of counters.
 
-Keys of run R:  ding:{R/<stream>/0}:meta, :log, :sizes, :room, :readers   see lua/stream.lua
+Keys of run R:  ding:{R/<stream>/0}:meta, :log, :sizes, :room, :readers, :filled, :planes   see lua/stream.lua
                 ding:{R/<value>/0}:value, :version                        see lua/put.lua
                 ding:{R}:counters  hash    ding:{R}:index  set of "stream:<name>" and "value:<name>"
 """
@@ -12,29 +12,30 @@ import os
 import threading
 import time
 import uuid
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar
 from urllib.parse import urlsplit
 
 from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed, VersionConflict
 
-from .base import OLDEST, START, Arrays, Entry, EntryId, Header, Store, StoreInfo, Value
+from .base import OLDEST, START, Arrays, Entry, EntryId, Header, StoreInfo, Value
 from .link import Link, Session
 from .options import ALL_OPTIONS, check_name, redis_options, refuse_rest, stream_options
-from .outbox import STALE, Announcement, Verdict
+from .outbox import STALE, WIRE, Announcement, Fill, Payload, Verdict
+from .planes import FILLED, WAITING, PlanedStore, Record, Resolver, fate
 from .redis_info import read_counters, read_streams, read_values
 from .server import check_url, directory_of
-from .wire import corrupt_entry, decode_entry, decode_value, encode, up_to_corrupt
+from .wire import corrupt_entry, decode_value, encode, up_to_corrupt
 from .writer import Writer, writer_id
 
 #: Redis takes 512 MB in one argument (proto-max-bulk-len).
 MAX_PAYLOAD_BYTES = 500_000_000
 
-_STREAM_PARTS = ('meta', 'log', 'sizes', 'room', 'readers')
+_STREAM_PARTS = ('meta', 'log', 'sizes', 'room', 'readers', 'filled', 'planes')
 
 T = TypeVar('T')
 
 
-class RedisStore(Store):
+class RedisStore(PlanedStore):
     """
     Overview:
         ``redis://``, ``rediss://``, ``unix://`` and ``embedded://``. Pickles as its address and options; reopens
@@ -68,7 +69,8 @@ class RedisStore(Store):
         self._link = Link(self._url, self._directory, server)
         self.address = self._link.address
         self.writer = writer_id()
-        self._writer = Writer(streams, self._announce, self._wait_for_room)
+        self._writer = Writer(streams, self._announce, self._wait_for_room, self._fill)
+        self._resolver = Resolver(self)
         self._versions: Dict[str, int] = {}  # of the values that this writer put
         self._indexed: Set[str] = set()
         self._num_sessions = 0
@@ -77,12 +79,19 @@ class RedisStore(Store):
 
     def append(self, stream: str, header: Header, arrays: Arrays, timeout_s: Optional[float] = None) -> EntryId:
         check_name('stream', stream)
-        payload = _encoded(f'entry of {stream!r}', header, arrays)
+        return self.append_payload(stream, Payload(encode(header, arrays)), timeout_s)
+
+    def append_payload(self, stream: str, payload: Payload, timeout_s: Optional[float] = None) -> EntryId:
+        check_name('stream', stream)
+        _check_size(f'entry of {stream!r}', payload.size)
         self._enter()
         self._index('stream', stream)
         return self._writer.append(stream, payload, timeout_s)
 
     def read(self, stream: str, after: EntryId = OLDEST, max_entries: int = 64, timeout_s: float = 0.0) -> List[Entry]:
+        return self._resolver.read(stream, after, max_entries, timeout_s)
+
+    def read_records(self, stream: str, after: EntryId, max_entries: int, timeout_s: float) -> List[Record]:
         check_name('stream', stream)
         deadline = time.monotonic() + timeout_s
         while True:
@@ -91,16 +100,21 @@ class RedisStore(Store):
             if not raw and (left := deadline - time.monotonic()) > 0:
                 raw = self._news(stream, epoch, number, max_entries, left)
             if raw or time.monotonic() >= deadline:
-                return up_to_corrupt(_entry(stream, epoch, *one) for one in raw)
+                return up_to_corrupt(_record(stream, epoch, *one) for one in raw)
 
     def register(self, stream: str, reader: str, durable: bool = True, start: str = 'oldest') -> EntryId:
+        return self.register_at(stream, reader, durable, start)
+
+    def register_at(
+        self, stream: str, reader: str, durable: bool = True, start: str = 'oldest', host: str = ''
+    ) -> EntryId:
         check_name('reader', reader)
         if start not in START:
             raise ConfigError(f'start ({start!r}) must be one of {", ".join(START)}')
         check_name('stream', stream)
         self._enter()
         self._index('stream', stream, again=True)
-        epoch, number = self._run('register', stream, reader, 'd' if durable else 'e', start)
+        epoch, number = self._run('register', stream, reader, 'd' if durable else 'e', start, host)
         return EntryId(epoch.decode(), number)
 
     def ack(self, stream: str, reader: str, entry_id: EntryId) -> None:
@@ -111,7 +125,8 @@ class RedisStore(Store):
 
     def put(self, name: str, header: Header, arrays: Arrays, expected_version: Optional[int] = None) -> int:
         check_name('value', name)
-        payload = _encoded(f'value {name!r}', header, arrays)
+        payload = encode(header, arrays)
+        _check_size(f'value {name!r}', len(payload))
         expected = -1 if expected_version is None else expected_version
         self._enter()
         self._index('value', name)
@@ -164,6 +179,33 @@ class RedisStore(Store):
         from .embedded import mark_finished  # Not needed for a server that others run.
 
         mark_finished(self._directory)
+
+    @property
+    def own_writer(self) -> Writer:
+        self._enter()
+        return self._writer
+
+    def want(self, stream: str) -> None:
+        self._run('want', stream)
+
+    def wait_for_fill(self, stream: str, record: Record, timeout_s: float) -> Optional[bytes]:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._enter()
+            payload, how, room = self._state_of_fill(stream, record)
+            if how != WAITING or time.monotonic() >= deadline:
+                return payload
+            self._wait_for_room(stream, room, deadline - time.monotonic())
+
+    def fate_of(self, stream: str, record: Record) -> str:
+        self._enter()
+        return self._state_of_fill(stream, record)[1]
+
+    def wait_for_planes(self, known: Mapping[str, int], timeout_s: float) -> None:
+        self._enter()
+        after = {self._key(stream, 'planes'): f'{plane}-0' for stream, plane in known.items()}
+        block_ms = max(1, int(min(timeout_s, self._writer.check_every_s) * 1000))
+        self._link.wait('wait for planes', lambda session: session.client.xread(after, count=1, block=block_ms))
 
     def close(self) -> None:
         was_closed, self._closed = self._closed, True
@@ -233,24 +275,43 @@ class RedisStore(Store):
             self._call('index', lambda session: session.client.sadd(key, member))
             self._indexed.add(member)
 
+    def _state_of_fill(self, stream: str, record: Record) -> Tuple[Optional[bytes], str, int]:
+        meta, filled = self._keys(stream, 'meta', 'filled')
+
+        def command(session: Session) -> Any:
+            pipe = session.client.pipeline(transaction=True)
+            return pipe.hget(filled, record.id.number).hmget(meta, *fields).execute()
+
+        fields = ('epoch', 'floor', 'room', f'b:{record.writer}')
+        payload, (epoch, floor, room, base) = self._call(f'read {stream!r}', command)
+        is_held = epoch == record.id.epoch.encode() and record.id.number > int(floor or 0)
+        how = fate(is_held, payload is not None, record.sequence, int(base or 0))
+        return payload if how == FILLED else None, how, int(room or 0)
+
+    def _fill(self, said: Fill) -> None:
+        arguments = (said.epoch, self.writer, said.sequence, said.number, said.payload)
+        self._call(f'fill {said.stream!r}', lambda session: self._script(session, 'fill', said.stream, arguments))
+
     def _announce(self, said: Announcement) -> Verdict:
-        size, drop = len(said.payload), int(said.drop_oldest)
         arguments = (
             said.epoch,
             self.writer,
             said.sequence,
             said.base,
-            size,
+            said.size,
             said.max_pending_bytes,
-            drop,
+            int(said.drop_oldest),
             said.payload,
+            '' if said.plane == WIRE else said.plane,
         )
-        status, epoch, *numbers = self._call(
+        status, epoch, host, *numbers = self._call(
             f'append to {said.stream!r}', lambda session: self._script(session, 'append', said.stream, arguments)
         )
         if status == STALE.encode():
             self._index('stream', said.stream, again=True)  # The server may have forgotten that, too.
-        return Verdict(status.decode(), epoch.decode(), *numbers)
+        number, last, floor, room, dropped, plane, wanted = numbers
+        known = (number, last, floor, room, dropped, plane)
+        return Verdict(status.decode(), epoch.decode(), *known, host.decode(), wanted)
 
     def _wait_for_room(self, stream: str, room: int, timeout_s: float) -> None:
         self._enter()
@@ -309,11 +370,9 @@ def _reopened(url: str, run: str, options: Dict[str, Any]) -> RedisStore:
     return RedisStore(url, run, connect=False, **options)
 
 
-def _encoded(what: str, header: Header, arrays: Arrays) -> bytes:
-    payload = encode(header, arrays)
-    if len(payload) > MAX_PAYLOAD_BYTES:
-        raise NotEnoughSpace(f'{what} has {len(payload)} bytes; Redis takes at most {MAX_PAYLOAD_BYTES}: split it')
-    return payload
+def _check_size(what: str, size: int) -> None:
+    if size > MAX_PAYLOAD_BYTES:
+        raise NotEnoughSpace(f'{what} has {size} bytes; Redis takes at most {MAX_PAYLOAD_BYTES}: split it')
 
 
 def _behind(number: int) -> str:
@@ -325,13 +384,12 @@ def _number(redis_id: bytes) -> int:
     return int(redis_id.partition(b'-')[0])
 
 
-def _entry(stream: str, epoch: str, redis_id: bytes, fields: Dict[bytes, bytes]) -> Entry:
+def _record(stream: str, epoch: str, redis_id: bytes, fields: Dict[bytes, bytes]) -> Record:
     place = EntryId(epoch, _number(redis_id))
     try:
-        writer, sequence, payload = fields[b'w'].decode(), int(fields[b's']), fields[b'p']
+        return Record(place, fields[b'w'].decode(), int(fields[b's']), fields[b'p'])
     except (KeyError, ValueError) as e:
         raise corrupt_entry(stream, place, f'it is no entry of ours ({type(e).__name__})') from e
-    return decode_entry(stream, place, writer, sequence, payload)
 
 
 def _version(raw: List[Any], newer_than: int) -> Optional[Tuple[int, bytes]]:

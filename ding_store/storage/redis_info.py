@@ -43,15 +43,18 @@ def _indexed(session: Session, run: str, kind: str) -> List[str]:
 def _stream(meta: Hash, readers: Hash) -> Optional[StreamInfo]:
     if b'epoch' not in meta or b'deleted' in meta:
         return None
+    cursors = {field: cursor for field, cursor in readers.items() if not field.startswith(b'h:')}
     return StreamInfo(
         epoch=meta[b'epoch'].decode(),
         last=_int(meta, b'last'),
         floor=_int(meta, b'floor'),
         pending_bytes=_int(meta, b'total') - _int(meta, b'trimmed'),
         num_dropped=_int(meta, b'dropped'),
-        readers={field[2:].decode(): int(cursor) for field, cursor in readers.items()},
-        durable={field[2:].decode(): field.startswith(b'd:') for field in readers},
+        readers={field[2:].decode(): int(cursor) for field, cursor in cursors.items()},
+        durable={field[2:].decode(): field.startswith(b'd:') for field in cursors},
         writers={field[2:].decode(): int(known.split(b':')[0]) for field, known in _writers(meta)},
+        numbers={field[2:].decode(): int(known.split(b':')[1]) for field, known in _writers(meta)},
+        host=meta.get(b'host', b'').decode(),
     )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from typing import Any, Dict, Iterable, List, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, TypeVar, Union
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from ding_store.errors import CorruptPayload
 from .base import Array, Arrays, Entry, EntryId, Header, Value
 
 Buffer = Union[bytes, bytearray, memoryview]
+T = TypeVar('T')
 
 MAGIC = b'DGW\x02'
 ALIGN = 64
@@ -46,8 +47,12 @@ def encode(header: Header, arrays: Arrays) -> bytes:
     return b''.join(encode_parts(header, arrays))
 
 
-def encode_parts(header: Header, arrays: Arrays) -> List[Buffer]:
-    """The same bytes in pieces that share memory with contiguous ``arrays``, for writers with a place of their own."""
+def encode_parts(header: Header, arrays: Arrays, checked: bool = True) -> List[Buffer]:
+    """
+    Overview:
+        The same bytes in pieces that share memory with contiguous ``arrays``, for writers with a place of their own:
+        first the prefix, second the rest of the head. Not ``checked``, they carry no checksum until ``seal``.
+    """
     columns = {name: _column(name, array) for name, array in arrays.items()}
     head = _head(header, columns)
     body: List[Buffer] = [head, _padding(_PREFIX.size + len(head))]
@@ -55,8 +60,15 @@ def encode_parts(header: Header, arrays: Arrays) -> List[Buffer]:
         body += [column.reshape(-1).view(np.uint8).data, _padding(column.nbytes)]
     total = _PREFIX.size + sum(len(part) for part in body)
     prefix = _PREFIX.pack(MAGIC, 0, total, len(head))
-    crc = _checksum([prefix[_CHECKED_FROM:], *body], total)
+    crc = _checksum([prefix[_CHECKED_FROM:], *body], total) if checked else 0
     return [_PREFIX.pack(MAGIC, crc, total, len(head)), *body]
+
+
+def seal(payload: Buffer) -> bytes:
+    """A copy of encoded bytes with the checksum that they lack."""
+    copy = bytearray(payload)
+    struct.pack_into('<I', copy, len(MAGIC), _checksum([memoryview(copy)[_CHECKED_FROM:]], len(copy)))
+    return bytes(copy)
 
 
 def decode(buffer: Buffer, verify: bool = True) -> Tuple[Dict[str, Any], Dict[str, Array]]:
@@ -80,12 +92,20 @@ def decode(buffer: Buffer, verify: bool = True) -> Tuple[Dict[str, Any], Dict[st
         raise CorruptPayload(f'the head of a payload is malformed: {type(e).__name__}') from e
 
 
-def decode_entry(stream: str, entry_id: EntryId, writer: str, sequence: int, payload: Buffer) -> Entry:
+def decode_entry(
+    stream: str,
+    entry_id: EntryId,
+    writer: str,
+    sequence: int,
+    payload: Buffer,
+    guard: Optional[Callable[[], bool]] = None,
+) -> Entry:
+    """With a ``guard`` the payload is in memory that it watches over: no checksum."""
     try:
-        header, arrays = decode(payload)
+        header, arrays = decode(payload, verify=guard is None)
     except CorruptPayload as e:
         raise corrupt_entry(stream, entry_id, str(e), writer, sequence) from e
-    return Entry(stream, entry_id, writer, sequence, header, arrays)
+    return Entry(stream, entry_id, writer, sequence, header, arrays, guard)
 
 
 def corrupt_entry(stream: str, entry_id: EntryId, reason: str, writer: str = '', sequence: int = 0) -> CorruptPayload:
@@ -95,9 +115,9 @@ def corrupt_entry(stream: str, entry_id: EntryId, reason: str, writer: str = '',
     return error
 
 
-def up_to_corrupt(entries: Iterable[Entry]) -> List[Entry]:
+def up_to_corrupt(entries: Iterable[T]) -> List[T]:
     """What was decoded before the first corrupt entry; that one is the next read's, which raises."""
-    good: List[Entry] = []
+    good: List[T] = []
     try:
         for entry in entries:
             good.append(entry)  # noqa: PERF402 what came before an error is kept

@@ -9,13 +9,13 @@ import threading
 import time
 import uuid
 from contextlib import contextmanager
-from typing import Callable, Dict, Iterator, List, Optional
+from typing import Callable, Dict, Iterable, Iterator, List, Optional
 
 from ding_store.errors import StoreTimeout, StoreUnavailable, StreamFull
 
 from .base import EntryId
 from .options import StoreOptions, StreamOptions
-from .outbox import Announcement, Item, Outbox, Refused, Verdict
+from .outbox import Announcement, Fill, Item, Outbox, Payload, Refused, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -30,10 +30,16 @@ def writer_id() -> str:
 class Lane:
     """An outbox, its lock, and what was said about it: one warning per change of state."""
 
-    def __init__(self, stream: str, options: StreamOptions, announce: Callable[[Announcement], Verdict]) -> None:
+    def __init__(
+        self,
+        stream: str,
+        options: StreamOptions,
+        announce: Callable[[Announcement], Verdict],
+        fill: Optional[Callable[[Fill], None]] = None,
+    ) -> None:
         self.lock = threading.Lock()
         self.options = options
-        self.outbox = Outbox(stream, announce, options.max_pending_bytes, options.overflow == 'drop_oldest')
+        self.outbox = Outbox(stream, announce, options.max_pending_bytes, options.overflow == 'drop_oldest', fill)
         self._dropping = False
         self._num_dropped = 0
 
@@ -66,29 +72,39 @@ class Writer:
         - announce (:obj:`Callable`): One round trip to the server.
         - wait_for_room (:obj:`Callable`): ``(stream, room, timeout_s)``: return once the stream's room counter may have
           passed ``room``, or when the time is over.
+        - fill (:obj:`Callable`): One round trip to the server.
     """
 
     def __init__(
-        self, options: StoreOptions, announce: Callable[[Announcement], Verdict], wait_for_room: WaitForRoom
+        self,
+        options: StoreOptions,
+        announce: Callable[[Announcement], Verdict],
+        wait_for_room: WaitForRoom,
+        fill: Optional[Callable[[Fill], None]] = None,
     ) -> None:
         self.check_every_s = options.check_every_s
         self._options = options
         self._announce = announce
         self._wait_for_room = wait_for_room
+        self._fill = fill
         self._lanes: Dict[str, Lane] = {}
         self._lanes_lock = threading.Lock()
         self._checked_at = time.monotonic()
 
-    def append(self, stream: str, payload: bytes, timeout_s: Optional[float]) -> EntryId:
-        lane = self._lane(stream)
-        if len(payload) > lane.options.max_pending_bytes:
-            raise StreamFull(
-                f'one entry of {len(payload)} bytes is over max_pending_bytes ({lane.options.max_pending_bytes}) '
-                f'of stream {stream!r}'
-            )
-        deadline = time.monotonic() + (lane.options.max_block_s if timeout_s is None else timeout_s)
-        with lane.held(deadline):
-            return self._append(lane, payload, deadline)
+    def append(self, stream: str, payload: Payload, timeout_s: Optional[float]) -> EntryId:
+        try:
+            lane = self._lane(stream)
+            if payload.size > lane.options.max_pending_bytes:
+                raise StreamFull(
+                    f'one entry of {payload.size} bytes is over max_pending_bytes ({lane.options.max_pending_bytes}) '
+                    f'of stream {stream!r}'
+                )
+            deadline = time.monotonic() + (lane.options.max_block_s if timeout_s is None else timeout_s)
+            with lane.held(deadline):
+                return self._append(lane, payload, deadline)
+        finally:
+            if not payload.is_kept:
+                payload.release()
 
     def check(self, now: bool = False) -> None:
         """
@@ -100,14 +116,33 @@ class Writer:
             return
         self._checked_at = time.monotonic()
         for lane in self._all_lanes():
-            if len(lane.outbox) and lane.lock.acquire(blocking=False):
-                try:
-                    lane.outbox.check()
-                    lane.outbox.flush()
-                except Refused:
-                    pass  # Entries never accepted may wait for room; the next append waits with them.
-                finally:
-                    lane.lock.release()
+            self._check(lane)
+
+    def check_stream(self, stream: str, wait_s: float = 0.0) -> None:
+        """The same for one stream, now; its lock is waited for up to ``wait_s``."""
+        self._check(self._lane(stream), wait_s, also_empty=True)
+
+    def options_of(self, stream: str) -> StreamOptions:
+        return self._lane(stream).options
+
+    def host_of(self, stream: str) -> str:
+        """The host that all readers of a stream were on when we last heard; '': the wire plane."""
+        return self._lane(stream).outbox.host
+
+    def planes(self, streams: Iterable[str]) -> Dict[str, int]:
+        """stream -> the plane that it was on when we last heard."""
+        return {stream: self._lane(stream).outbox.plane for stream in streams}
+
+    def publish(self, wait_s: float) -> bool:
+        """
+        Overview:
+            Make all that is not acked readable without us.
+        Returns:
+            - done (:obj:`bool`): False when a thread that appends kept us from it for ``wait_s``.
+        """
+        lanes = [lane for lane in self._all_lanes() if lane.outbox.has_references]
+        done = [self._publish(lane, wait_s) for lane in lanes]
+        return all(done)
 
     def num_unacked(self, stream: str) -> int:
         lane = self._lanes.get(stream)
@@ -121,16 +156,36 @@ class Writer:
     def _lane(self, stream: str) -> Lane:
         with self._lanes_lock:
             if stream not in self._lanes:
-                self._lanes[stream] = Lane(stream, self._options.of(stream), self._announce)
+                self._lanes[stream] = Lane(stream, self._options.of(stream), self._announce, self._fill)
             return self._lanes[stream]
 
     def _all_lanes(self) -> List[Lane]:
         with self._lanes_lock:
             return list(self._lanes.values())
 
-    def _append(self, lane: Lane, payload: bytes, deadline: float) -> EntryId:
+    def _publish(self, lane: Lane, wait_s: float) -> bool:
+        if not lane.lock.acquire(timeout=wait_s):
+            return False
+        try:
+            lane.outbox.check()
+            lane.outbox.fill()
+            return lane.outbox.num_queued == 0
+        finally:
+            lane.lock.release()
+
+    def _check(self, lane: Lane, wait_s: float = 0.0, also_empty: bool = False) -> None:
+        if (also_empty or len(lane.outbox)) and lane.lock.acquire(timeout=wait_s):
+            try:
+                lane.outbox.check()
+                lane.outbox.flush()
+            except Refused:
+                pass  # Entries never accepted may wait for room; the next append waits with them.
+            finally:
+                lane.lock.release()
+
+    def _append(self, lane: Lane, payload: Payload, deadline: float) -> EntryId:
         outbox, options = lane.outbox, lane.options
-        if outbox.queued_bytes + len(payload) > options.max_pending_bytes:
+        if outbox.queued_bytes + payload.size > options.max_pending_bytes:
             raise StreamFull(f'{outbox.num_queued} entries of {outbox.stream!r} already wait for the server to return')
         item = outbox.add(payload)
         while True:

@@ -8,8 +8,10 @@
 -- ARGV[6] size: bytes of the payload
 -- ARGV[7] limit: bytes that the stream may hold; 0: no limit
 -- ARGV[8] '1': drop the oldest entries to stay below the limit
--- ARGV[9] payload
--- Returns {status, epoch, number, last sequence of this writer, floor, room, dropped}; statuses are those of outbox.py
+-- ARGV[9] payload, or a reference to it
+-- ARGV[10] plane that the writer believes in, if it is a reference; '' for a payload, which may always come
+-- Returns {status, epoch, host, number, last sequence of this writer, floor, room, dropped, plane, wanted}; statuses are
+-- those of outbox.py
 local writer, sequence, base = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local size, limit = tonumber(ARGV[6]), tonumber(ARGV[7])
 
@@ -22,9 +24,13 @@ if known then
 end
 
 local function verdict(status)
-  return { status, epoch, known_number, known_sequence, floor, room, dropped }
+  return { status, epoch, host, known_number, known_sequence, floor, room, dropped, plane, wanted }
 end
 
+if sequence == 0 then
+  -- Whoever waits for this writer to fill what is below waits in vain.
+  redis.call('HSET', META, 'b:' .. writer, ARGV[5])
+end
 if ARGV[2] ~= epoch then
   return verdict('STALE')
 end
@@ -33,6 +39,9 @@ if sequence <= known_sequence then
 end
 if sequence > math.max(known_sequence + 1, base) then
   return verdict('GAP')
+end
+if ARGV[10] ~= '' and tonumber(ARGV[10]) ~= plane then
+  return verdict('PLANE')
 end
 if limit > 0 and ARGV[8] == '1' then
   local upto = floor

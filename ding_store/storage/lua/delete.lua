@@ -5,6 +5,7 @@
 need_no_memory()
 trim(last)
 redis.call('DEL', READERS)
+choose_plane()
 local existed = redis.call('HGET', META, 'deleted') ~= '1'
 redis.call('HSET', META, 'deleted', '1', 'dropped', '0')
 return existed and 1 or 0

@@ -4,5 +4,7 @@
 -- ARGV[2] reader
 -- Returns 1 if it was known
 local known = redis.call('HDEL', READERS, 'd:' .. ARGV[2], 'e:' .. ARGV[2])
+redis.call('HDEL', READERS, 'h:' .. ARGV[2])
 trim_acked()
+choose_plane()
 return known

@@ -4,6 +4,7 @@
 -- ARGV[2] reader
 -- ARGV[3] 'd' for a durable reader, 'e' for an ephemeral one
 -- ARGV[4] where a new reader starts: 'oldest' or 'now'
+-- ARGV[5] host whose files it can map; '': none
 -- Returns {epoch, number up to which it has acked}
 local durable, ephemeral = 'd:' .. ARGV[2], 'e:' .. ARGV[2]
 local cursor = redis.call('HGET', READERS, durable) or redis.call('HGET', READERS, ephemeral)
@@ -11,6 +12,7 @@ if not cursor then
   cursor = digits(ARGV[4] == 'oldest' and floor or last)
 end
 redis.call('HDEL', READERS, durable, ephemeral)
-redis.call('HSET', READERS, ARGV[3] .. ':' .. ARGV[2], cursor)
+redis.call('HSET', READERS, ARGV[3] .. ':' .. ARGV[2], cursor, 'h:' .. ARGV[2], ARGV[5])
 redis.call('HDEL', META, 'deleted')
+choose_plane()
 return { epoch, tonumber(cursor) }

@@ -6,19 +6,29 @@
 --                         dropped, room   entries dropped unread; counts every trim, is the room stream's newest id
 --                         deleted         set from a delete until the next append or register
 --                         w:<writer>      "<sequence>:<number>" of this writer's last accepted entry
--- KEYS[2] log     stream  the entries: id "<number>-0", fields e (epoch), w (writer), s (sequence), p (payload)
+--                         b:<writer>      the lowest sequence that it still held when it last asked for the state
+--                         plane, host     counts changes of plane; host that all readers are on, '': the wire plane
+--                         wanted          entries up to this number must be readable over the wire
+-- KEYS[2] log     stream  the entries: id "<number>-0", fields e (epoch), w (writer), s (sequence), p (payload, or a
+--                         reference to where the readers' host has it)
 -- KEYS[3] sizes   hash    number -> total when that entry was appended: the payloads themselves are never read here
--- KEYS[4] room    stream  one entry, replaced by every trim: who waits for room blocks on it
+-- KEYS[4] room    stream  one entry, replaced by every trim, fill and change of plane: who waits for one blocks on it
 -- KEYS[5] readers hash    d:<name> (durable) or e:<name> (ephemeral) -> number up to which it has acked
+--                         h:<name> -> host that it is on, '' if it reads over the wire only
+-- KEYS[6] filled  hash    number -> payload, of entries that hold a reference but are wanted over the wire
+-- KEYS[7] planes  stream  one entry, replaced by every change of plane: id "<plane>-0"
 -- ARGV[1]         run_id of the server (40 hex digits), as the client learnt it on this very connection, which ends with
 --                 that life of the server (INFO here costs 10 us); then a fresh token: the epoch, if one begins now
 local META, LOG, SIZES, ROOM, READERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local FILLED, PLANES = KEYS[6], KEYS[7]
 
-local stored = redis.call('HMGET', META, 'epoch', 'life', 'last', 'floor', 'total', 'trimmed', 'dropped', 'room')
+local stored = redis.call('HMGET', META, 'epoch', 'life', 'last', 'floor', 'total', 'trimmed', 'dropped', 'room',
+  'plane', 'host', 'wanted')
 local epoch = stored[1]
 local last, floor = tonumber(stored[3]) or 0, tonumber(stored[4]) or 0
 local total, trimmed = tonumber(stored[5]) or 0, tonumber(stored[6]) or 0
 local dropped, room = tonumber(stored[7]) or 0, tonumber(stored[8]) or 0
+local plane, host, wanted = tonumber(stored[9]) or 0, stored[10] or '', tonumber(stored[11]) or 0
 
 -- A first write that needs no memory makes Redis let a script finish at maxmemory: acks must go through to free some.
 local function need_no_memory()
@@ -41,6 +51,12 @@ local function digits(number)
   return string.format('%.0f', number)
 end
 
+local function tell_room()
+  room = room + 1
+  redis.call('HSET', META, 'room', digits(room))
+  redis.call('XADD', ROOM, 'MAXLEN', '=', '1', digits(room) .. '-0', 'r', '')
+end
+
 local function trim(upto)
   if upto <= floor then
     return
@@ -53,10 +69,43 @@ local function trim(upto)
       gone[#gone + 1] = digits(number)
     end
     redis.call('HDEL', SIZES, unpack(gone))
+    redis.call('HDEL', FILLED, unpack(gone))
   end
-  floor, room = upto, room + 1
-  redis.call('HSET', META, 'floor', digits(floor), 'trimmed', digits(trimmed), 'room', digits(room))
-  redis.call('XADD', ROOM, 'MAXLEN', '=', '1', digits(room) .. '-0', 'r', '')
+  floor = upto
+  redis.call('HSET', META, 'floor', digits(floor), 'trimmed', digits(trimmed))
+  tell_room()
+end
+
+-- Begin a new plane: writers must look at it before they append a reference again, and must make readable over the wire
+-- what is there by now.
+local function set_plane(new_host)
+  plane, host, wanted = plane + 1, new_host, last
+  redis.call('HSET', META, 'plane', digits(plane), 'host', host, 'wanted', digits(wanted))
+  redis.call('XADD', PLANES, 'MAXLEN', '=', '1', digits(plane) .. '-0', 'h', host)
+  tell_room()
+end
+
+-- The host plane is for streams whose readers are all on one host. Before the first one is known, nobody knows.
+local function choose_plane()
+  local hosts, names = {}, {}
+  local fields = redis.call('HGETALL', READERS)
+  for i = 1, #fields, 2 do
+    local kind, name = string.sub(fields[i], 1, 2), string.sub(fields[i], 3)
+    if kind == 'h:' then
+      hosts[name] = fields[i + 1]
+    else
+      names[#names + 1] = name
+    end
+  end
+  local common = hosts[names[1] or ''] or ''
+  for _, name in ipairs(names) do
+    if hosts[name] ~= common then
+      common = ''
+    end
+  end
+  if common ~= host then
+    set_plane(common)
+  end
 end
 
 -- Entries up to the lowest cursor of a durable reader are nobody's any more; without a durable reader all are kept.

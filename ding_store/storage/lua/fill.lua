@@ -1,0 +1,29 @@
+-- Make an entry readable over the wire that was appended as a reference. Done twice, it changes nothing.
+-- KEYS    as in stream.lua
+-- ARGV[1] fresh token, see stream.lua
+-- ARGV[2] epoch that the writer believes in
+-- ARGV[3] writer
+-- ARGV[4] sequence of the entry
+-- ARGV[5] number of the entry, or an upper bound of it
+-- ARGV[6] payload
+-- Returns 1 if it is filled now
+if ARGV[2] ~= epoch then
+  return 0
+end
+local sequence = tonumber(ARGV[4])
+for number = math.min(tonumber(ARGV[5]), last), floor + 1, -1 do
+  local id = digits(number) .. '-0'
+  local found = redis.call('XRANGE', LOG, id, id)[1]
+  -- Fields in their order: e, w, s, p.
+  if found and found[2][4] == ARGV[3] then
+    local known = tonumber(found[2][6])
+    if known == sequence then
+      redis.call('HSET', FILLED, digits(number), ARGV[6])
+      tell_room()
+      return 1
+    elseif known < sequence then
+      return 0
+    end
+  end
+end
+return 0

@@ -1,0 +1,138 @@
+"""A writer's rings of one stream: the one it writes to, and smaller ones that still hold what is not acked."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import zlib
+from typing import Any, Callable, Dict, List, Optional
+
+from .base import Arrays, Header
+from .cache_dir import CacheDir
+from .mapped import aligned
+from .outbox import Payload
+from .planes import Reference
+from .ring import Region, RingWriter
+from .wire import Buffer, encode_parts, seal
+
+logger = logging.getLogger(__name__)
+
+#: The first ring's size: what stays in a processor's cache is written and read fastest.
+FIRST_BYTES = 16 << 20
+#: A ring that could not be made is tried again after so many payloads went over the wire instead.
+_RETRY_AFTER = 1000
+
+
+def crc_of(host: str) -> int:
+    return zlib.crc32(host.encode())
+
+
+class HostPayload(Payload):
+    """An entry's bytes in a ring."""
+
+    def __init__(self, rings: Rings, ring: RingWriter, region: Region, head: Buffer) -> None:
+        self.size = region.length
+        self._rings = rings
+        self._ring = ring
+        self._region = region
+        file = os.path.basename(ring.path).split('.')[0]
+        self._reference = Reference(
+            file, crc_of(rings.host), region.start, region.length, len(head), zlib.crc32(head)
+        ).pack()
+
+    def on_wire(self) -> bytes:
+        return seal(self._region.buffer)
+
+    def reference(self, host: str) -> Optional[bytes]:
+        return self._reference if host == self._rings.host else None
+
+    def release(self) -> None:
+        self._rings.release(self._ring, self._region)
+
+
+class Rings:
+    """
+    Overview:
+        Thread-safe. A ring that is full is followed by one of twice its size, up to ``max_bytes``; so a reader that
+        keeps up keeps them small.
+    Arguments:
+        - learn (:obj:`Callable`): Look now which entries are acked: it calls ``release`` for them.
+    """
+
+    def __init__(self, cache: CacheDir, note: Dict[str, Any], max_bytes: int, learn: Callable[[], None]) -> None:
+        self.host = cache.host
+        self._cache = cache
+        self._note = note
+        self._max_bytes = max_bytes
+        self._learn = learn
+        self._lock = threading.RLock()  # ``learn`` comes back in through ``release``.
+        self._rings: List[RingWriter] = []
+        self._num_refused = 0
+
+    def pack(self, header: Header, arrays: Arrays) -> Optional[HostPayload]:
+        """An entry, written to a ring; None where there is no room, and it has to go over the wire."""
+        parts = encode_parts(header, arrays, checked=False)
+        length = sum(len(part) for part in parts)
+        with self._lock:
+            found = self._reserved(length)
+            if found is None:
+                return None
+            ring, region = found
+            at = 0
+            for part in parts:
+                region.buffer[at : at + len(part)] = part
+                at += len(part)
+            ring.commit(region)
+        return HostPayload(self, ring, region, bytes(parts[0]) + bytes(parts[1]))
+
+    def release(self, ring: RingWriter, region: Region) -> None:
+        with self._lock:
+            ring.release(region)
+            if ring.num_held == 0 and ring is not self._rings[-1]:
+                self._rings.remove(ring)
+                ring.close()
+
+    def close(self, unlink: bool) -> None:
+        with self._lock:
+            for ring in self._rings:
+                ring.close(unlink)
+
+    def _reserved(self, length: int) -> Optional[tuple[RingWriter, Region]]:
+        region = self._rings[-1].reserve(length) if self._rings else None
+        if region is None and self._rings:
+            self._learn()
+            region = self._rings[-1].reserve(length)
+        if region is None and self._grow(length):
+            region = self._rings[-1].reserve(length)
+        return None if region is None else (self._rings[-1], region)
+
+    def _grow(self, length: int) -> bool:
+        ring_bytes = min(max(FIRST_BYTES, 4 * aligned(length), 2 * self._newest_bytes), self._max_bytes)
+        if ring_bytes <= self._newest_bytes or ring_bytes < aligned(length) or not self._is_time_to_try():
+            return False
+        try:
+            self._rings.append(self._cache.create_ring(ring_bytes, self._note))
+        except OSError as e:
+            if self._num_refused == 1:
+                logger.warning(
+                    'stream %r: what finds no room in a ring goes over the wire: %s', self._note['stream'], e
+                )
+            return False
+        self._num_refused = 0
+        self._drop_empty()
+        return True
+
+    @property
+    def _newest_bytes(self) -> int:
+        return self._rings[-1].ring_bytes if self._rings else 0
+
+    def _is_time_to_try(self) -> bool:
+        self._num_refused += 1
+        return self._num_refused % _RETRY_AFTER == 1
+
+    def _drop_empty(self) -> None:
+        for ring in self._rings[:-1]:
+            if ring.num_held == 0:
+                self._rings.remove(ring)
+                ring.close()

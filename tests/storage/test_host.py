@@ -1,0 +1,663 @@
+"""The host plane: payloads in mmap files, and the way to the wire plane and back, without a loss or a repetition."""
+
+import itertools
+import multiprocessing
+import os
+import pickle
+import random
+import shutil
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from forks import child
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
+from redis_server import RedisServer
+from test_contract import damaged
+from test_delivery import STREAM, MemoryDelivery
+
+from ding_store.errors import ConfigError, CorruptPayload, StoreUnavailable
+from ding_store.storage import open_store, rings
+from ding_store.storage.host import HostCache
+from ding_store.storage.mapped import PAGE
+from ding_store.storage.memory import Log, Memory, MemoryStore
+from ding_store.storage.planes import is_reference, unpack
+from ding_store.storage.reader import Reader
+from ding_store.storage.redis import RedisStore
+from ding_store.storage.testing import WAIT_S, StoreTests, chunk, eventually, number_of
+from ding_store.storage.wire import seal
+
+_RUNS = (f'run{number}' for number in itertools.count())
+
+
+@pytest.fixture(autouse=True)
+def _small_rings(monkeypatch):
+    monkeypatch.setattr(rings, 'FIRST_BYTES', 16 * PAGE)
+
+
+class HostLog(Log):
+    """A stream whose readers, known or not, are all on one host."""
+
+    def _choose_plane(self):
+        self.host = self.common_host
+
+
+class HostMemory(Memory):
+    host = ''
+
+    def log(self, stream):
+        log = super().log(stream)
+        log.__class__, log.common_host, log.host = HostLog, self.host, self.host
+        return log
+
+
+class TestHostCacheInMemory(StoreTests):
+    """The whole contract with every payload on the host plane."""
+
+    @pytest.fixture(autouse=True)
+    def _directory(self, tmp_path):
+        self.directory = str(tmp_path)
+
+    def open(self, **options):
+        inner = MemoryStore(memory=HostMemory(), **options)
+        store = HostCache(inner, self.directory)
+        inner._memory.host = store.host
+        return store
+
+    def another(self, store, **options):
+        return HostCache(store.store.another(**options), self.directory)
+
+    def lose_memory(self, store):
+        store.store.lose_memory()
+
+    def raw_log(self, store, stream):
+        records = store.store.snapshot().logs[stream].records
+        return [(number, one.writer, one.sequence, self._bytes(store, one)) for number, one in sorted(records.items())]
+
+    def _bytes(self, store, record):
+        if not is_reference(record.payload):
+            return record.payload
+        reference = unpack(record.payload)
+        return seal(store._file(reference.file).view(reference.start, reference.length))
+
+    def raw_damage(self, store, stream, number):
+        """In the head: bytes of arrays are in memory that has no checksum, as all memory."""
+        record = store.store._memory.log(stream).records[number]
+        if is_reference(record.payload):
+            reference = unpack(record.payload)
+            (ring,) = store._rings[stream]._rings
+            ring._data[reference.start + 30 : reference.start + 31] = b'~'
+        else:
+            record.payload = damaged(record.payload)
+
+
+class TestHostCacheOnRedis(StoreTests):
+    @pytest.fixture(autouse=True)
+    def _server(self, redis_server: RedisServer, tmp_path):
+        self.server, self.directory = redis_server, str(tmp_path)
+        with redis_server.client() as self.client:
+            yield
+
+    def open(self, **options):
+        return open_store(self.server.url, f'host-{next(_RUNS)}', host_cache_dir=self.directory, **options)
+
+    def another(self, store, **options):
+        options = {**store.store._options, **options}
+        return open_store(self.server.url, store.run, host_cache_dir=self.directory, **options)
+
+    def lose_memory(self, store):
+        self.client.flushall()
+
+    def raw_log(self, store, stream):
+        rows = self.client.xrange(f'ding:{{{store.run}/{stream}/0}}:log')
+        found = []
+        for redis_id, fields in rows:
+            payload = fields[b'p']
+            if is_reference(payload):
+                reference = unpack(payload)
+                payload = bytes(store._file(reference.file).view(reference.start, reference.length))
+            found.append((int(redis_id.split(b'-')[0]), fields[b'w'].decode(), int(fields[b's']), payload))
+        return found
+
+    def raw_damage(self, store, stream, number):
+        key = f'ding:{{{store.run}/{stream}/0}}:log'
+        ((redis_id, fields),) = self.client.xrange(key, f'{number}-0', f'{number}-0')
+        fields[b'p'] = damaged(fields[b'p'])
+        self.client.delete(key)
+        self.client.xadd(key, fields, redis_id)
+
+
+class Quiet(HostCache):
+    """Without a thread of its own: what happens is up to the state machine."""
+
+    def _start_keeper(self):
+        pass
+
+    @property
+    def _writer(self):
+        return self.store._writer
+
+    def snapshot(self):
+        return self.store.snapshot()
+
+    def lose_memory(self, keep=None):
+        self.store.lose_memory(keep)
+
+    @property
+    def fault(self):
+        return self.store.fault
+
+    @fault.setter
+    def fault(self, fault):
+        self.store.fault = fault
+
+
+class Planes(MemoryDelivery):
+    """
+    The delivery machine, with writers and the learner on one host, and other durable readers that join from elsewhere
+    and leave again: each sees once, in order, what was appended from its beginning to its end.
+    """
+
+    directories = ()
+
+    @initialize()
+    def nobody_else(self):
+        self.is_restored = False
+        self.far = None  # (reader, its store, what it has seen, what it must see in the end)
+
+    def open(self, directory=0):
+        store = super().open()
+        store.fault = None
+        fill = store._writer._fill
+
+        def lossy(said):
+            fault, store.fault = store.fault, None
+            if fault == 'before':
+                raise StoreUnavailable('request lost')
+            fill(said)
+            if fault == 'after':
+                raise StoreUnavailable('reply lost')
+
+        store._writer._fill = lossy
+        return Quiet(store, self.directories[directory])
+
+    @precondition(lambda self: self.far is None)
+    @rule(has_a_cache=st.booleans(), start=st.sampled_from(['now', 'oldest']))
+    def join(self, has_a_cache, start):
+        store = self.open(directory=1) if has_a_cache else MemoryStore(memory=self.memory)
+        # What an older snapshot brought back may have been acked by all long ago: nobody has its payload any more.
+        is_old = start == 'oldest' and not self.is_restored
+        held = self.readers_store.read(STREAM, max_entries=1000) if is_old else []
+        reader = Reader(store, STREAM, 'far', start=start)
+        self.far = (reader, store, [], {number_of(entry) for entry in held}, self.count)
+
+    @precondition(lambda self: self.far is not None)
+    @rule(count=st.integers(1, 5))
+    def far_reads(self, count):
+        reader, _, seen, *_ = self.far
+        seen += [number_of(entry) for entry in reader.read(count)]
+        if count > 2:
+            reader.ack()
+        self.check_far()
+
+    @precondition(lambda self: self.far is not None)
+    @rule()
+    def leave(self):
+        self.finish_far()
+
+    @rule()
+    def lose_everything(self):
+        super().lose_everything()
+        self.readers_return()
+
+    @rule()
+    def lose_the_newest_changes(self):
+        super().lose_the_newest_changes()
+        self.is_restored |= bool(self.snapshots)
+        self.readers_return()
+
+    def readers_return(self):
+        """Before one acks what the other has not seen: a server that forgot the readers cannot wait for them."""
+        for reader in (self.reader, *(self.far[:1] if self.far else ())):
+            reader.store.register(STREAM, reader.name)
+        if not self.far:
+            self.readers_store.forget(STREAM, 'far')  # A snapshot may bring one back that is gone for good.
+
+    def check_far(self):
+        reader, _, seen, *_ = self.far
+        assert len(seen) == len(set(seen))
+        assert reader.num_lost == 0 or self.is_restored
+        for writer in (0, 1):
+            mine = [number for number in seen if self.writer_of[number] == writer]
+            assert mine == sorted(mine)
+
+    def finish_far(self):
+        """All that is there can be read, with the writers' help."""
+        reader, store, seen, held, count = self.far
+        for _ in range(len(self.appended) + 3):
+            for one in self.stores:
+                self.lose_no_reply(one)
+                one._writer.check(now=True)
+            seen += [number_of(entry) for entry in reader.read()]
+            reader.ack()
+            self.seen += [number_of(entry) for entry in self.reader.read()]
+            self.reader.ack()  # There is room for what never found any.
+        self.check_far()
+        assert held | {number for number in self.appended if number >= count} <= set(seen)
+        assert reader.lag() == 0
+        reader.forget()
+        store.close()
+        self.far = None
+
+    def settle(self):
+        if getattr(self, 'far', None) is not None:
+            self.finish_far()
+        super().settle()
+        for store in self.stores:
+            assert all(ring.num_held == 0 for ring in store._rings[STREAM]._rings) if store._rings else True
+
+
+@pytest.fixture
+def run_planes(tmp_path, monkeypatch):
+    monkeypatch.setattr(rings, 'FIRST_BYTES', PAGE)
+    # Nobody complains: the planes alone must see to it that everything arrives.
+    monkeypatch.setattr(MemoryStore, 'want', lambda self, stream: None)
+
+    def run(kind, **options):
+        kind.directories = [str(tmp_path / 'a'), str(tmp_path / 'b')]
+        run_state_machine_as_test(kind, settings=settings(stateful_step_count=50, deadline=None, **options))
+
+    return run
+
+
+def test_planes_switch_without_loss_or_repetition(run_planes):
+    run_planes(Planes, max_examples=150)
+
+
+class CarelessLog(Log):
+    """With a deliberate mistake: it takes references of a plane that is no more."""
+
+    def announce(self, writer, said):
+        return super().announce(writer, said._replace(plane=self.plane))
+
+
+class CarelessMemory(Memory):
+    def log(self, stream):
+        log = super().log(stream)
+        log.__class__ = CarelessLog
+        return log
+
+
+class Stale(Planes):
+    def __init__(self):
+        super().__init__()
+        self.memory = CarelessMemory()
+
+
+def test_the_model_notices_stale_references(run_planes):
+    with pytest.raises(AssertionError):
+        run_planes(Stale, max_examples=500, database=None, phases=[Phase.generate])
+
+
+@pytest.fixture
+def opened(redis_server, tmp_path):
+    """Open stores of one run; each ``host`` is a directory of its own."""
+    run, stores = f'planes-{os.getpid()}-{next(_RUNS)}', []
+
+    def open_one(host='a', **options):
+        stores.append(open_store(redis_server.url, run, host_cache_dir=str(tmp_path / host), **options))
+        return stores[-1]
+
+    yield open_one
+    for store in stores:
+        store.close()
+
+
+def plane_of(entries):
+    return ''.join('wire' if entry.guard is None else 'host' for entry in entries[:1])
+
+
+def files(store):
+    return [name for name in os.listdir(os.path.dirname(store._cache.path_of('x'))) if name.endswith('.ring')]
+
+
+def test_the_plane_follows_the_readers(opened):
+    writer, near, far = opened(), opened(), opened('b')
+    writer.append('s', {}, chunk(0))
+    assert plane_of(near.read('s')) == 'wire'  # Nobody is known yet.
+    reader = Reader(near, 's', 'near')
+    for number, (change, plane) in enumerate(
+        [
+            (lambda: None, 'host'),
+            (lambda: far.register('s', 'far'), 'wire'),
+            (lambda: far.forget('s', 'far'), 'host'),
+            (lambda: far.register('s', 'viewer', durable=False), 'wire'),
+            (lambda: far.forget('s', 'viewer'), 'host'),
+        ]
+    ):
+        change()
+        # The first one may be on its way already: it learns of the change, the second one follows it.
+        writer.append('s', {}, chunk(number))
+        reader.read()
+        writer.append('s', {}, chunk(number))
+        (entry,) = reader.read()
+        assert (plane_of([entry]), number_of(entry), entry.validate()) == (plane, number, True)
+
+
+def test_a_reader_from_elsewhere_gets_what_was_there(opened):
+    writer, near, far = opened(), opened(), opened('b')
+    Reader(near, 's', 'near')
+    for number in range(20):
+        writer.append('s', {}, chunk(number))
+    reader, seen = Reader(far, 's', 'far'), []
+    while len(seen) < 20:  # The writer does nothing meanwhile: its keeper fills.
+        entries = reader.read(timeout_s=WAIT_S)
+        assert entries
+        seen += map(number_of, entries)
+    assert seen == list(range(20))
+    # Nobody registered, nothing to map, and no thread of its own.
+    with RedisStore(writer.store._url, writer.run) as plain:
+        assert [number_of(entry) for entry in plain.read('s')] == list(range(20))
+
+
+def test_a_closed_writer_leaves_its_entries_and_no_files(opened):
+    writer, near = opened(), opened()
+    reader = Reader(near, 's', 'near')
+    for number in range(5):
+        writer.append('s', {}, chunk(number))
+    assert len(files(writer)) == 1
+    writer.close()
+    assert files(near) == []
+    assert [number_of(entry) for entry in reader.read()] == [0, 1, 2, 3, 4]
+    assert [number_of(entry) for entry in Reader(opened('b'), 's', 'far').read()] == [0, 1, 2, 3, 4]
+
+
+def test_rings_grow_and_shrink(opened):
+    writer, near = opened(), opened()
+    reader = Reader(near, 's', 'near')
+    writer.append('s', {}, chunk(0))
+    for number in range(1, 200):
+        writer.append('s', {}, chunk(number, size=1000))
+    assert len(files(writer)) > 1  # About 1.6 MB in rings that begin with 64 KiB.
+    assert [number_of(entry) for entry in reader.read(500)] == list(range(200))
+    reader.ack()
+    writer.append('s', {}, chunk(200))
+    assert len(files(writer)) == 1
+
+
+def test_without_room_it_goes_over_the_wire(opened, caplog):
+    writer, near = opened(host_cache_bytes=20 * PAGE), opened()
+    reader = Reader(near, 's', 'near')
+    for number in range(40):
+        writer.append('s', {}, chunk(number, size=1000))
+    entries = reader.read()
+    assert [number_of(entry) for entry in entries] == list(range(40))
+    assert {plane_of([entry]) for entry in entries} == {'host', 'wire'}
+    assert len([record for record in caplog.records if 'goes over the wire' in record.message]) == 1
+
+
+def test_without_a_directory_it_goes_over_the_wire(opened, tmp_path, caplog):
+    (tmp_path / 'file').write_text('')
+    writer = opened('file')
+    assert writer.host == ''
+    assert 'no host cache' in caplog.text
+    reader = Reader(opened(), 's', 'near')
+    for number in range(2):
+        writer.append('s', {}, chunk(number))
+    entries = reader.read()
+    assert ([number_of(entry) for entry in entries], plane_of(entries)) == ([0, 1], 'wire')
+
+
+def test_the_directory_is_deleted_under_us(opened, tmp_path, caplog):
+    writer, near = opened(), opened()
+    reader = Reader(near, 's', 'near')
+    for number in range(3):
+        writer.append('s', {}, chunk(number))
+    shutil.rmtree(tmp_path / 'a')
+    assert [number_of(entry) for entry in reader.read(timeout_s=WAIT_S)][:1] == [0]
+    writer.append('s', {}, chunk(3))
+    seen = [0]
+    while len(seen) < 4:
+        # Some came with the first, as they were filled.
+        near_cursor = reader.cursor.number
+        assert near_cursor <= 4
+        entries = reader.read(timeout_s=0.5)
+        seen += map(number_of, entries)
+        if not entries:
+            break
+    assert reader.cursor.number == 4
+    assert reader.num_lost == 0
+    assert 'was deleted' in caplog.text
+
+
+def test_drop_oldest_invalidates_views(opened):
+    writer, near = opened(max_pending_bytes=60_000, overflow='drop_oldest'), opened()
+    reader = Reader(near, 's', 'near')
+    for number in range(3):
+        writer.append('s', {}, chunk(number, size=1000))
+    entries = reader.read()
+    assert all(entry.validate() for entry in entries)
+    for number in range(3, 60):
+        writer.append('s', {}, chunk(number, size=1000))
+    (late,) = [entry for entry in entries if plane_of([entry]) == 'host'][:1]
+    assert not late.validate()
+    after = [number_of(entry) for entry in reader.read()]
+    assert after[-1] == 59
+    assert reader.num_lost == 60 - 3 - len(after) > 0
+
+
+def test_damage_on_the_host_plane_is_named(opened):
+    writer, near = opened(), opened()
+    reader = Reader(near, 's', 'near')
+    for number in range(2):
+        writer.append('s', {}, chunk(number))
+    (ring,) = writer._rings['s']._rings
+    ring._data[30:31] = b'~'
+    assert len(near.read('s', max_entries=1)) == 1
+    with pytest.raises(CorruptPayload, match="entry 2 of 's'"):
+        near.read('s', reader.cursor._replace(number=1))
+
+
+def test_options(opened):
+    for options in ({'host_plane': 'on'}, {'host_cache_bytes': 0}, {'host_cache_byte': 1}):
+        with pytest.raises(ConfigError, match=next(iter(options))):
+            opened(**options)
+    assert isinstance(opened(host_plane='off'), RedisStore)
+
+
+def _use_in_child(store, queue):
+    store.append('s', {}, chunk(2))
+    store.append('s', {}, chunk(3))
+    queue.put(store.host)
+    store.close()
+
+
+def test_forked_and_pickled_stores_have_rings_of_their_own(opened):
+    writer, near = opened(), opened()
+    reader = Reader(near, 's', 'near')
+    for number in range(2):
+        writer.append('s', {}, chunk(number))
+    queue = multiprocessing.get_context('fork').Queue()
+    process = multiprocessing.get_context('fork').Process(target=_use_in_child, args=(writer, queue))
+    process.start()
+    assert queue.get(timeout=WAIT_S) == writer.host
+    process.join(WAIT_S)
+    with pickle.loads(pickle.dumps(writer)) as twin:  # noqa: S301 our own bytes
+        assert (twin.host, twin.address) == (writer.host, writer.address)
+        for number in (4, 5):
+            twin.append('s', {}, chunk(number))
+        assert len(files(writer)) == 2
+        writer.append('s', {}, chunk(6))
+        assert [number_of(entry) for entry in reader.read()] == list(range(7))
+        reader.ack()
+
+
+def test_readers_join_and_leave_in_mid_stream(opened):
+    """A writer that never stops, a learner on its host, and a reader from elsewhere that comes and goes."""
+    total, learned, far_errors, joins = 6000, [], [], itertools.count()
+    writer, near, far = opened(), opened(), opened('b')
+    reader, done = Reader(near, 's', 'near'), threading.Event()
+
+    def learn():
+        while len(learned) < total:
+            entries = reader.read(64, timeout_s=WAIT_S)
+            assert entries
+            learned.extend(map(number_of, entries))
+            reader.ack()
+
+    def come_and_go():
+        while not done.is_set():
+            next(joins)
+            one, seen = Reader(far, 's', 'far', start=random.choice(('now', 'oldest'))), []
+            for _ in range(random.randint(0, 3)):
+                seen += map(number_of, one.read(8, timeout_s=0.01))
+                one.ack()
+            if seen != list(range(seen[0], seen[0] + len(seen)) if seen else []) or one.num_lost:
+                far_errors.append((seen, one.num_lost))
+            one.forget()
+
+    with ThreadPoolExecutor() as pool:
+        threads = [pool.submit(learn), pool.submit(come_and_go)]
+        for number in range(total):
+            writer.append('s', {}, chunk(number, size=100))
+        threads[0].result(WAIT_S)
+        done.set()
+        threads[1].result(WAIT_S)
+    assert learned == list(range(total))
+    assert far_errors == []
+    assert next(joins) > 50
+
+
+def test_writers_killed_at_random_lose_and_tear_nothing(opened):
+    """On their host all that was appended is read, and then the files go."""
+    near = opened()
+    reader = Reader(near, STREAM, 'learner')
+
+    def write():
+        store = opened()
+        for number in itertools.count():
+            store.append(STREAM, {}, chunk(number, size=random.randint(1, 5000)))
+
+    sequences = {}
+    for _ in range(20):
+        with child(write) as pid:
+            before, count, upto = set(sequences), 0, random.randint(1, 80)
+            while count < upto:
+                entries = reader.read(8, timeout_s=WAIT_S)
+                assert entries
+                count += sum(entry.writer not in before for entry in entries)
+                check_sequences(entries, sequences)
+                reader.ack()
+            os.kill(pid, signal.SIGKILL)
+    while entries := reader.read():
+        check_sequences(entries, sequences)
+    reader.ack()
+    assert len(sequences) == 20
+    assert (reader.num_lost, reader.num_duplicates, reader.lag()) == (0, 0, 0)
+    near.tidy()
+    assert files(near) == []
+
+
+def check_sequences(entries, sequences):
+    for entry in entries:
+        assert entry.sequence == sequences.get(entry.writer, 0) + 1
+        assert number_of(entry) == entry.sequence - 1
+        sequences[entry.writer] = entry.sequence
+
+
+def test_what_only_a_dead_writer_had_is_lost_far_away(opened, caplog):
+    near = opened()
+    Reader(near, 's', 'near')
+    reading, writing = os.pipe()
+
+    def write():
+        store = opened()
+        for number in range(4):
+            store.append('s', {}, chunk(number))
+        os.write(writing, b'x')
+        time.sleep(WAIT_S)
+
+    with child(write):
+        assert os.read(reading, 1) == b'x'
+    writer = opened()
+    writer.append('s', {}, chunk(4))
+    far = opened('b')
+    far._resolver._patience_s = 0.2
+    reader, seen = Reader(far, 's', 'far'), []
+    deadline = time.monotonic() + WAIT_S
+    while 4 not in seen:
+        seen += map(number_of, reader.read(timeout_s=0.3))
+        assert time.monotonic() < deadline
+    assert seen == [0, 4]  # The first one went over the wire, before its writer knew of a reader.
+    assert reader.num_lost == 3
+    assert 'entries were lost' in caplog.text
+    assert len(near.read('s')) == 5
+
+
+def test_an_unread_file_of_the_dead_stays_until_it_is_read(opened):
+    near = opened()
+    reader = Reader(near, 's', 'near')
+    reading, writing = os.pipe()
+
+    def write():
+        store = opened()
+        for number in range(3):
+            store.append('s', {}, chunk(number))
+        os.write(writing, b'x')
+        time.sleep(WAIT_S)
+
+    with child(write):
+        assert os.read(reading, 1) == b'x'
+    assert near.tidy() == 0
+    assert [number_of(entry) for entry in reader.read()] == [0, 1, 2]
+    reader.ack()
+    eventually(lambda: near.tidy() == 1 or files(near) == [], 'the file goes')
+
+
+def test_a_server_that_forgets_costs_nothing(forgetful_server, tmp_path):
+    seen, total = [], 300
+    with open_store(forgetful_server.url, 'run', host_cache_dir=str(tmp_path)) as writer:
+        with open_store(forgetful_server.url, 'run', host_cache_dir=str(tmp_path)) as near:
+            reader = Reader(near, 's', 'near')
+            for number in range(total):
+                writer.append('s', {}, chunk(number))
+                if number % 100 == 50:
+                    forgetful_server.restart()
+                if number % 7 == 0:
+                    seen += map(number_of, reader.read())
+                if number % 21 == 0:
+                    reader.ack()
+            while len(seen) < total:
+                entries = reader.read(timeout_s=WAIT_S)
+                seen += map(number_of, entries)
+            reader.ack()
+            assert seen == list(range(total))
+            assert reader.num_lost == 0
+
+
+def test_retired_runs_leave_nothing(opened, tmp_path):
+    writer = opened()
+    Reader(writer, 's', 'near')
+    for number in range(3):
+        writer.append('s', {}, chunk(number))
+    writer.retire()
+    writer.close()
+    assert [name for _, _, names in os.walk(tmp_path) for name in names if name.endswith('.ring')] == []
+
+
+def test_arrays_are_views_of_the_ring(opened):
+    writer, near = opened(), opened()
+    reader = Reader(near, 's', 'near')
+    for _ in range(2):
+        writer.append('s', {}, {'x': np.zeros(10, np.uint8)})
+    _, entry = reader.read()
+    assert not entry.arrays['x'].any()
+    (ring,) = writer._rings['s']._rings
+    ring._data[:] = b'\xff' * len(ring._data)
+    assert entry.arrays['x'].all()
+    assert not entry.arrays['x'].flags.writeable
