@@ -53,6 +53,7 @@ class Table:
         #: Name -> how many updates changed the values of this column; of those columns that somebody put here.
         self.num_changes: Dict[str, int] = {}
         self._num_used = 0  # Slots from this one on were never written.
+        self._watchers: List[List[Array]] = []
         self._note: Optional[Dict[str, Any]] = None
         self.home = None if path is None else Home(path, checked_capacity(capacity), fsync)
         try:
@@ -235,12 +236,36 @@ class Table:
         # The lock of the index is held, too, so that no reader begins in the middle of it.
         with self.write_lock, self.index.lock:
             self._num_updates += 1
+            for changed in self._watchers:
+                changed.append(wanted)
             slots, found = self.index.find(wanted)
             held = {name: values[found] for name, values in columns.items()}
             with self._repeatable(wanted[found], held):
                 for name, values in held.items():
                     self.columns[name][slots[found]] = values
         return found
+
+    @contextmanager
+    def watching(self) -> Iterator[List[Array]]:
+        """A list to which the row numbers of every ``update`` are added, before the first byte is changed."""
+        changed: List[Array] = []
+        with self.write_lock:
+            self._watchers.append(changed)
+        try:
+            yield changed
+        finally:
+            with self.write_lock:
+                self._watchers = [each for each in self._watchers if each is not changed]
+
+    def relabel(self, rows: Array, next_row: int) -> None:
+        """Give all rows other numbers, which must grow with their age; for contents that come from a file."""
+        with self.write_lock, self.index.lock:
+            self._check_open()
+            self.index.next_row = max(next_row, self.index.next_row)
+            # First: a row counts only if its number is below what is on record.
+            self._commit(None, None)
+            self.index.relabel(rows, next_row)
+            self._sync_numbers()
 
     def delete(self, rows: Array) -> Array:
         """
@@ -433,6 +458,8 @@ class Table:
         numbers = np.full(capacity, EMPTY, np.int64)
         kept = min(capacity, self.capacity)
         numbers[:kept] = self.index.row_of_slot[:kept]
+        # Whoever is copying slots and looks at the old numbers after that has to see that they are others now.
+        self.index.row_of_slot[:] = EMPTY
         return numbers
 
     def _check_open(self) -> None:

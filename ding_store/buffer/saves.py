@@ -1,0 +1,238 @@
+"""
+A buffer's contents in one file:
+
+    magic, length of the header (8 bytes, little endian), header (JSON: version, schema, columns)
+    blocks: the row numbers of some rows (int64), then their columns one after the other
+    the row numbers of all rows that count, oldest first; each is in one block or more, of which the last counts
+    pickled extras (metas, and elements that are Python objects)
+    index (JSON: rows of each block, and the sizes of the rest), its length and checksum, magic
+
+It is written while others write to the buffer. First all rows, then those that came or changed meanwhile, until there
+are few; these with the writers waiting. So it holds what was there at one moment, the last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import zlib
+from math import prod
+from typing import IO, Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from ding_store.buffer.arrays import Array
+from ding_store.buffer.elements import Elements
+from ding_store.buffer.regions import ColumnSpec
+from ding_store.buffer.table import is_run
+from ding_store.errors import CorruptPayload
+
+VERSION = 2
+_END = b'ding_store end\n\n'
+
+#: Payload bytes of a block.
+BLOCK_BYTES = 16 << 20
+#: Writers may wait for this much to be written, or when there is no end to what they change.
+_FEW_BYTES = 32 << 20
+_ROUNDS = 4
+
+Metas = List[Tuple[int, Dict[Any, Any]]]
+
+
+class Contents(NamedTuple):
+    """What is no column: row numbers by age, Python objects, and (place, meta) of metas that are not empty."""
+
+    rows: Array
+    objects: Optional[List[Any]]
+    metas: Metas
+    next_row: int
+
+
+def contents(elements: Elements) -> Contents:
+    """The caller has the table's lock."""
+    table = elements.table
+    with table.index.lock:
+        slots = table.index.slots_by_age().astype(np.intp)
+        rows = table.index.row_of_slot[slots]
+    objects = None if elements.objects is None else elements.objects.take(slots)
+    if not elements.metas.is_used:
+        return Contents(rows, objects, [], table.next_row)
+    metas = [(place, dict(elements.metas.peek(slot))) for place, slot in enumerate(slots.tolist())]
+    return Contents(rows, objects, [(place, meta) for place, meta in metas if meta], table.next_row)
+
+
+class SaveWriter:
+    """
+    Overview:
+        Writes one save. ``write`` returns with the file at its end, not yet on the disk.
+    """
+
+    def __init__(self, file: IO[bytes], elements: Elements) -> None:
+        self._file, self._elements, self._table = file, elements, elements.table
+        self._blocks: List[int] = []
+        self._saved = np.empty(0, np.int64)
+
+    def write(self) -> None:
+        table = self._table
+        start = self._file.tell()
+        with table.watching() as changed:
+            columns, schema = table.columns, self._elements.schema
+            self._write_head(start)
+            for _ in range(_ROUNDS):
+                rows = self._unsaved(changed)
+                if len(rows) * table.row_bytes <= _FEW_BYTES:
+                    break
+                self._write_rows(rows)
+            with table.write_lock:
+                if set(table.columns) != set(columns) or self._elements.schema is not schema:
+                    # Other columns: from the beginning, once.
+                    self._blocks, self._saved = [], np.empty(0, np.int64)
+                    self._write_head(start)
+                    changed.clear()
+                self._write_rows(self._unsaved(changed))
+                kept = contents(self._elements)
+        self._write_rest(kept)
+
+    def _write_head(self, start: int) -> None:
+        schema = self._elements.schema
+        header = {
+            'version': VERSION,
+            'schema': None if schema is None else schema.to_json(),
+            'columns': [(name, dtype.str, list(shape)) for name, (dtype, shape) in self._table.specs.items()],
+        }
+        encoded = json.dumps(header).encode()
+        self._file.seek(start)
+        self._file.truncate()
+        self._file.write(len(encoded).to_bytes(8, 'little') + encoded)
+
+    def _unsaved(self, changed: List[Array]) -> Array:
+        """Rows that live and are not in the file, or were changed after."""
+        # Others append to it at this moment; who does holds the lock of the index until the change is made.
+        taken = changed[:]
+        del changed[: len(taken)]
+        stale = np.concatenate([*taken, np.empty(0, np.int64)])
+        if len(stale):
+            self._saved = np.setdiff1d(self._saved, stale)
+        return np.setdiff1d(self._table.rows_by_age(), self._saved)
+
+    def _write_rows(self, rows: Array) -> None:
+        if not self._table.columns:
+            return
+        step = max(1, BLOCK_BYTES // max(1, self._table.row_bytes))
+        saved = [self._write_block(rows[first : first + step]) for first in range(0, len(rows), step)]
+        self._saved = np.union1d(self._saved, np.concatenate([*saved, np.empty(0, np.int64)]))
+
+    def _write_block(self, rows: Array) -> Array:
+        """Returns the rows that are whole in the file: not those whose slots were taken over meanwhile."""
+        with self._table.index.lock:
+            slots, found = self._table.index.find(rows)
+            numbers, columns = self._table.index.row_of_slot, self._table.columns
+        slots, rows = slots[found].astype(np.intp), rows[found]
+        self._file.write(rows.tobytes())
+        for column in columns.values():
+            # Straight out of the table where it can be: what a writer does meanwhile is found out below.
+            part = column[slots[0] : slots[-1] + 1] if is_run(slots) else column[slots]
+            self._file.write(part.reshape(-1).view(np.uint8).data)
+        self._blocks.append(len(rows))
+        whole: Array = rows[numbers[slots] == rows]
+        return whole
+
+    def _write_rest(self, kept: Contents) -> None:
+        self._file.write(kept.rows.tobytes())
+        start = self._file.tell()
+        pickle.dump((kept.metas, kept.objects), self._file, protocol=4)
+        index = {
+            'blocks': self._blocks,
+            'num_rows': len(kept.rows),
+            'next_row': kept.next_row,
+            'num_extra_bytes': self._file.tell() - start,
+        }
+        encoded = json.dumps(index).encode()
+        self._file.write(
+            encoded + len(encoded).to_bytes(8, 'little') + zlib.crc32(encoded).to_bytes(4, 'little') + _END
+        )
+
+
+class Save:
+    """
+    Overview:
+        A file of ``SaveWriter``, behind its header.
+    Raises:
+        - CorruptPayload: It is truncated, or damaged.
+    """
+
+    def __init__(self, file: IO[bytes], fields: Dict[str, Any], file_name: str) -> None:
+        self._file, self._start = file, file.tell()
+        self.schema = fields['schema']
+        self._specs: Dict[str, ColumnSpec] = {
+            name: (np.dtype(dtype), tuple(shape)) for name, dtype, shape in fields['columns']
+        }
+        self._widths = {name: dtype.itemsize * prod(shape) for name, (dtype, shape) in self._specs.items()}
+        index = self._read_index(file_name)
+        self.next_row = index['next_row']
+        self._num_extra_bytes = index['num_extra_bytes']
+        self._lengths = np.array(index['blocks'], np.int64)
+        block_bytes = self._lengths * (8 + sum(self._widths.values()))
+        self._offsets = self._start + np.concatenate([[0], np.cumsum(block_bytes)]).astype(np.int64)
+        file.seek(self._offsets[-1])
+        self.rows = np.frombuffer(file.read(8 * index['num_rows']), np.int64)
+        self._extras = file.tell()
+        if self._extras + self._num_extra_bytes != self._index_start:
+            raise CorruptPayload(f'{file_name!r} is damaged: its parts are not as long as its index says')
+
+    def extras(self) -> Any:
+        self._file.seek(self._extras)
+        return pickle.load(self._file)  # noqa: S301  our own file, trusted like DequeBuffer's hickle
+
+    def read(self, skipped: int, chunk_bytes: int) -> Iterator[Dict[str, Array]]:
+        """Columns of the rows behind the first ``skipped``, some at a time."""
+        step = max(1, chunk_bytes // max(1, sum(self._widths.values())))
+        places = self._places()[skipped:]
+        # Runs of rows that are one after the other in one block.
+        blocks = np.searchsorted(np.cumsum(self._lengths), places, side='right')
+        breaks = np.flatnonzero((np.diff(places) != 1) | (np.diff(blocks) != 0)) + 1
+        starts, ends = [0, *breaks.tolist()], [*breaks.tolist(), len(places)]
+        firsts = np.concatenate([[0], np.cumsum(self._lengths)])
+        for start, end in zip(starts, ends):
+            for first in range(start, end, step):
+                block = int(blocks[first])
+                yield self._read_part(block, int(places[first] - firsts[block]), min(step, end - first))
+
+    def _places(self) -> Array:
+        """Where each row that counts is, among the rows of all blocks: the last of its places."""
+        parts = []
+        for offset, length in zip(self._offsets, self._lengths):
+            self._file.seek(offset)
+            parts.append(np.frombuffer(self._file.read(8 * length), np.int64))
+        written = np.concatenate([*parts, np.empty(0, np.int64)])
+        rows, places = np.unique(written[::-1], return_index=True)
+        found: Array = len(written) - 1 - places[np.searchsorted(rows, self.rows)]
+        return found
+
+    def _read_part(self, block: int, first: int, count: int) -> Dict[str, Array]:
+        length = int(self._lengths[block])
+        place = int(self._offsets[block]) + 8 * length
+        columns = {}
+        for name, (dtype, shape) in self._specs.items():
+            self._file.seek(place + first * self._widths[name])
+            data = self._file.read(count * self._widths[name])
+            columns[name] = np.frombuffer(data, dtype).reshape((count, *shape))
+            place += length * self._widths[name]
+        return columns
+
+    def _read_index(self, file_name: str) -> Dict[str, Any]:
+        size = os.fstat(self._file.fileno()).st_size
+        tail = 12 + len(_END)
+        self._file.seek(max(self._start, size - tail))
+        data = self._file.read()
+        length = int.from_bytes(data[:8], 'little')
+        self._index_start = size - tail - length
+        if data[12:] != _END or self._index_start < self._start:
+            raise CorruptPayload(f'{file_name!r} is truncated: it does not end as it should')
+        self._file.seek(self._index_start)
+        encoded = self._file.read(length)
+        if zlib.crc32(encoded).to_bytes(4, 'little') != data[8:12]:
+            raise CorruptPayload(f'{file_name!r} is damaged: the checksum of its index is wrong')
+        index: Dict[str, Any] = json.loads(encoded)
+        return index
