@@ -20,7 +20,9 @@ from ding_store.errors import ConfigError
 from ding_store.launch.progress import Display, Figures, summary, table
 from ding_store.launch.router import FIRST_IDS, ROLES, activate, deactivate, new_addresses, remove_address
 from ding_store.launch.script import Script, exit_process, preload
-from ding_store.middleware.session import ENV_LAUNCHED, FINISH, Session, clear_ended_run, retire
+from ding_store.middleware.members import Members
+from ding_store.middleware.session import ENV_LAUNCHED, FINISH, Session, clear_ended_run, retire, silence_s
+from ding_store.storage.base import Store
 
 #: How long processes may take to leave after the run has ended, before they are told to, and then made to.
 LEAVE_S, TERM_S = 10.0, 5.0
@@ -122,12 +124,22 @@ class Job:
         """
         with Session(self.config).store as store:
             clear_ended_run(store, self.config)
+            self._refuse_running(store)
         with _sigterm_as_interrupt():
             try:
                 self.start()
                 return self._accompany(out)
             finally:
                 self._end_rest()
+
+    def _refuse_running(self, store: Store) -> None:
+        """Two jobs in one run would take each other's experience. One that was killed is no more: it is resumed."""
+        other = Members(store).reporting(None, silence_s(self.config.heartbeat_s))
+        if other is not None:
+            raise ConfigError(
+                f'run {store.run!r} is running already, with {other.title}: name this one with --run, or add to that '
+                'one with `ding-store join`'
+            )
 
     def _accompany(self, out: Any) -> Result:
         session = Session(self.config)

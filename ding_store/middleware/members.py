@@ -74,19 +74,19 @@ class Members:
     def of(self, role: str, state: Optional[str] = None) -> List[Member]:
         return [m for m in self.by_id.values() if m.role == role and state in (None, m.state)]
 
-    def alive(self) -> List[Member]:
-        return [m for m in self.by_id.values() if m.state == 'alive']
+    def alive(self, role: Optional[str] = None) -> List[Member]:
+        return [m for m in self.by_id.values() if m.state == 'alive' and role in (None, m.role)]
 
-    def reporting(self, role: str, timeout_s: float) -> Optional[Member]:
+    def reporting(self, role: Optional[str], timeout_s: float) -> Optional[Member]:
         """
         Overview:
-            One of a role that lives: of those who neither left nor failed the first to report within ``timeout_s``.
+            One (of a role) that lives: of those who neither left nor failed the first to report within ``timeout_s``.
             None when there is none; who was killed counts as alive by its last report, and does not report any more.
         """
-        beats = {member.id: member.beat for member in self.refresh().of(role, 'alive')}
+        beats = {member.id: member.beat for member in self.refresh().alive(role)}
         deadline = time.monotonic() + timeout_s
         while beats:
-            moved = [m for m in self.refresh().of(role, 'alive') if m.beat != beats.get(m.id)]
+            moved = [member for member in self.refresh().alive(role) if member.beat != beats.get(member.id)]
             left_s = deadline - time.monotonic()
             if moved or left_s <= 0:
                 return moved[0] if moved else None
@@ -102,7 +102,7 @@ class Members:
         silent_since, beats = time.monotonic(), -1
         deadline = silent_since + timeout_s
         while time.monotonic() < deadline:
-            awaited = [member for member in self.refresh().alive() if role in (None, member.role)]
+            awaited = self.refresh().alive(role)
             if not awaited:
                 return
             seen = sum(member.beat for member in awaited)

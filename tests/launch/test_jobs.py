@@ -231,6 +231,16 @@ def test_unmodified_example_in_one_process(tmp_path):
     assert not Path(tmp_path, '.ding_store').exists()  # one process needs no server
 
 
+def test_second_job_in_a_running_run_is_refused(tmp_path):
+    arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
+    with job(ding_store(*arguments, *tiny(tmp_path / 'trace')), tmp_path) as run:
+        run.wait_for(lambda: members(tmp_path, 'learner'), 'the learner')
+        with job(ding_store(*arguments, *tiny(tmp_path / 'trace')), tmp_path, name='second') as second:
+            assert second.wait() == 2
+        assert "run 'r' is running already" in second.text
+        assert status(tmp_path, '--run', 'r')['finished'] is None
+
+
 def test_joining_a_second_learner_is_refused(tmp_path):
     arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace')), tmp_path) as run:
