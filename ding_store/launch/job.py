@@ -245,9 +245,13 @@ class Job:
         os.close(process.pidfd)
         code = os.waitstatus_to_exitcode(status)
         process.code = code if code >= 0 else 128 - code
-        if code == 0 or (session.finished and self.failed):
+        if session.finished and self.failed:
+            return
+        if code == 0 and session.store.get(FINISH) is not None:
             return
         how = f'was killed by {signal.Signals(-code).name}' if code < 0 else f'failed with exit code {code}'
+        if code == 0:
+            how = 'ended before the run did (does its script use the exchangers?)'
         self.say(f'{process.title} {how}; its log is {process.log}')
         if code > 0:
             self.say(_tail(process.log))

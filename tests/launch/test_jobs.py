@@ -122,6 +122,20 @@ def test_learner_that_raises_leaves_a_run_to_resume(tmp_path):
     assert 'going on with it' in run.text
 
 
+def test_learner_that_does_not_take_part_is_not_waited_for(tmp_path):
+    script = tmp_path / 'main.py'
+    script.write_text(
+        'import runpy, sys\nfrom ding.framework import task\n'
+        'if task.router.node_id == 0:\n    sys.exit(0)\n'
+        f"runpy.run_path({TINY!r}, run_name='__main__')\n"
+    )
+    command = ['run', '--run', 'r', '--roles', 'learner=1,collector=1', '--', 'python', script]
+    with job(ding_store(*command, '--trace', tmp_path / 'trace'), tmp_path) as run:
+        assert run.wait(60) == 1, run.text
+    assert 'learner (node 0' in run.text
+    assert 'ended before the run did' in run.text
+
+
 @pytest.mark.parametrize('role', ['learner', 'evaluator'])
 def test_killed_learner_or_evaluator_ends_the_job_and_says_so(tmp_path, role):
     arguments = ['run', '--run', 'r', '--roles', ROLES]
