@@ -176,6 +176,8 @@ def _run(options: argparse.Namespace, command: List[str]) -> int:
         os.execvp(command[0], command)
     except FileNotFoundError as error:
         raise ConfigError(f'{command[0]!r} is no command on PATH') from error
+    except OSError as error:
+        raise ConfigError(f'{command[0]!r} cannot be run: {error.strerror}') from error
 
 
 def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
@@ -185,6 +187,8 @@ def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
     begin = time.monotonic()
     script, roles, delays = Script.parse(command), parse_roles(options.roles), parse_delays(options.delay)
     config = _config(options)
+    if options.json and not Path(options.json).parent.is_dir():
+        raise ConfigError(f'--json {options.json!r}: there is no such directory')
     if options.explain:
         _explain()
     logs = Path(options.logs or os.path.join('.ding_store', options.run, 'logs'))

@@ -1,12 +1,15 @@
 """The user's command: parsed, refused with a reason, and run as ``__main__``."""
 
+import os
 import subprocess
 import sys
 
 import pytest
+from jobs import ding_store, environment
 
 from ding_store import cli
 from ding_store.errors import ConfigError
+from ding_store.hook.install import SITE
 from ding_store.launch.job import parse_delays, parse_roles
 from ding_store.launch.script import Script
 
@@ -91,3 +94,26 @@ def test_an_interrupted_command_says_so(monkeypatch, capsys):
     monkeypatch.setattr(cli, '_status', interrupted)
     assert cli.main(['status']) == 1
     assert capsys.readouterr().err == 'ding-store: interrupted\n'
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (['--', '{dir}'], 'cannot be run: Permission denied'),
+        (['--', '{dir}/nosuch'], 'is no command on PATH'),
+        (['--roles', 'learner=1,collector=1', '--json', '{dir}/no/x', '--', '{script}'], 'there is no such directory'),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(tmp_path, script, arguments, message):
+    words = [word.format(dir=tmp_path, script=script) for word in arguments]
+    done = subprocess.run(ding_store('run', *words), cwd=tmp_path, env=environment(), capture_output=True, timeout=60)
+    assert done.returncode == 2
+    assert message in done.stderr.decode()
+    assert not (tmp_path / '.ding_store').exists()
+
+
+def test_python_without_this_package_is_left_alone(tmp_path):
+    environ = {'PATH': os.environ['PATH'], 'DING_STORE_HOOK': '1', 'PYTHONPATH': SITE}
+    command = [sys.executable, '-S', '-c', 'import sitecustomize']
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b'')

@@ -19,7 +19,8 @@ def _run_hidden() -> None:
 
 
 _run_hidden()
-if os.environ.get('DING_STORE_HOOK') == '1':
+# Other Pythons that a job starts, without this package, are none of our business.
+if os.environ.get('DING_STORE_HOOK') == '1' and importlib.util.find_spec('ding_store') is not None:
     from ding_store.hook.install import install_lazily
 
     install_lazily()
