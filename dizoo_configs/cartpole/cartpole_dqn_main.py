@@ -13,7 +13,8 @@ The same, started by DI-engine:
 
 > ditask --package . --main dizoo_configs.cartpole.cartpole_dqn_main.main --parallel-workers 4 --topology mesh
 
-Another collector for a running job, on this host or another (there, with the `redis://` URL of the job's store):
+Another collector for a running job, on this host or another (there, with the `redis://` URL of the job's store);
+a job that DI-engine started has the run `cartpole_dqn_seed0`, by its exp_name, and needs `--run cartpole_dqn_seed0`:
 
 > ding-store join --role collector -- python3 -u dizoo_configs/cartpole/cartpole_dqn_main.py
 
