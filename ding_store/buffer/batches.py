@@ -76,7 +76,8 @@ class TrainBatch(ttorch.Tensor):
             - size (:obj:`int`): B.
             - make_elements (:obj:`Callable`): Makes the B elements as dicts, when somebody wants to see them.
         """
-        batch = cls(tree)
+        # From storage: made from a tree, what is no tensor (a list of states) would be turned into one.
+        batch = cls(tree._detach())
         # Plain attributes: those of a tree would become leaves of it.
         batch.__dict__.update(_size=size, _make=make_elements)
         return batch
