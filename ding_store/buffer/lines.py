@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Dict, List
+
 import numpy as np
 
 from ding_store.buffer.arrays import Array
@@ -38,6 +40,8 @@ class Lines:
         self._num_held = np.zeros(0, np.int32)
         self._owner = np.zeros(0, np.int64)
         self._free = np.empty(0, np.int32)
+        #: Group -> its pages, first to last.
+        self._pages_of: Dict[int, List[int]] = {}
 
     def append(self, owners: Array, tails: Array, counts: Array, slots: Array) -> Array:
         """
@@ -86,6 +90,11 @@ class Lines:
         np.subtract.at(self._num_held, pages, 1)
         pages = np.unique(pages)
         empty: Array = pages[self._num_held[pages] == 0]
+        for owner, page in zip(self._owner[empty].tolist(), empty.tolist()):
+            # Nearly always the first: rows leave in the order in which they came.
+            self._pages_of[owner].remove(page)
+            if not self._pages_of[owner]:
+                del self._pages_of[owner]
         self._unlink(empty)
         self._free = np.concatenate([self._free, empty])
         return empty
@@ -103,6 +112,17 @@ class Lines:
         """What is at places: slots, or NOWHERE."""
         return np.where(places >= 0, self._slots[places], NOWHERE)
 
+    def back(self, owners: Array, tails: Array, steps: Array) -> Array:
+        """As ``walk(tails, -steps)`` for far steps: O(1) each, along lines without holes."""
+        ordinal = (tails & _MASK) - steps
+        hops = ordinal >> _SHIFT
+        pages = [
+            self._pages_of[owner][hop - 1] if -hop < len(self._pages_of[owner]) else NOWHERE
+            for owner, hop in zip(owners.tolist(), hops.tolist())
+        ]
+        page = np.array(pages, np.int64)
+        return np.where(page >= 0, (page << _SHIFT) + (ordinal & _MASK), NOWHERE)
+
     def walk(self, places: Array, steps: Array) -> Array:
         """Places so many steps further, or back where negative; NOWHERE beyond the ends of the line."""
         offset = (places & _MASK) + steps
@@ -115,13 +135,16 @@ class Lines:
 
     def windows(self, places: Array, length: int) -> Array:
         """The slots of ``length`` consecutive places from each of these on ``(length, B)``; NOWHERE where is none."""
-        first = places & _MASK
-        offset = first + np.arange(length)[:, None]
-        pages = [places >> _SHIFT]
-        for _ in range((int(first.max(initial=0)) + length - 1) >> _SHIFT):
-            pages.append(self._after[pages[-1]])
-        page = np.stack(pages).astype(np.int64)[offset >> _SHIFT, np.arange(len(places))]
-        slots: Array = self._slots[(page << _SHIFT) + (offset & _MASK)]
+        first, page = places & _MASK, places >> _SHIFT
+        num_pages = ((int(first.max(initial=0)) + length - 1) >> _SHIFT) + 1
+        pages = np.empty((len(places), num_pages), np.int64)
+        for number in range(num_pages):
+            pages[:, number] = page
+            page = self._after[page]
+        # Whole pages first, which are contiguous, and then from those: half the time of single entries.
+        held = self._slots.reshape(-1, PAGE)[pages].reshape(-1)
+        start = np.arange(len(places)) * (num_pages << _SHIFT) + first
+        slots: Array = held.take(start + np.arange(length)[:, None])
         return slots
 
     def _take_pages(self, num_pages: int) -> Array:
@@ -146,6 +169,8 @@ class Lines:
         grown = num_pages > 0
         firsts = first_page[grown]
         self._owner[pages] = np.repeat(owners, num_pages)
+        for owner, first, count in zip(owners[grown].tolist(), firsts.tolist(), num_pages[grown].tolist()):
+            self._pages_of.setdefault(owner, []).extend(pages[first : first + count].tolist())
         self._before[pages[1:]] = pages[:-1]
         self._after[pages[:-1]] = pages[1:]
         # Where one group's pages end and another's begin: the old tail's page instead.

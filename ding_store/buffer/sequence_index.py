@@ -133,15 +133,21 @@ class SequenceIndex:
     def windows(self, starts: Array, length: int) -> Tuple[Array, Array]:
         """Slots ``(length, B)`` from each start on, and whether all rows of a window are there ``(B,)``."""
         slots = self.lines.windows(self.lines.at[starts], length)
-        return slots, self._are_live(slots).all(axis=0)
+        # One look instead of ``_are_live``: both are below zero for what is not there.
+        rows = self._index.row_of_slot.take(slots, mode='clip')
+        return slots, np.minimum(rows.min(axis=0), slots.min(axis=0)) >= 0
 
     def episodes(self, ends: Array) -> Tuple[Array, Array, Array]:
         """Slots ``(T, B)`` of the episodes that end there, their lengths ``(B,)``, and whether they are whole."""
         lengths = self._positions[ends].astype(np.int64)
-        first = self.lines.walk(self.lines.at[ends], 1 - lengths)
-        slots = self.lines.windows(first, int(lengths.max(initial=0)))
+        slots, are_there = self.windows_from(self.lines.walk(self.lines.at[ends], 1 - lengths), lengths)
+        return slots, lengths, are_there
+
+    def windows_from(self, places: Array, lengths: Array) -> Tuple[Array, Array]:
+        """Slots ``(T, B)`` from each place on, of which ``lengths`` count, and whether those are all there ``(B,)``."""
+        slots = self.lines.windows(places, int(lengths.max(initial=0)))
         is_beyond = np.arange(len(slots))[:, None] >= lengths
-        return slots, lengths, (self._are_live(slots) | is_beyond).all(axis=0)
+        return slots, (self._are_live(slots) | is_beyond).all(axis=0)
 
     def _are_live(self, slots: Array) -> Array:
         rows: Array = self._index.row_of_slot[slots]

@@ -90,11 +90,11 @@ def _collate(schema: Schema, columns: Mapping[str, Array]) -> ttorch.Tensor:
 
 def _states(schema: Schema, columns: Mapping[str, Array]) -> Callable[[], List[Any]]:
     """The recurrent states as they were pushed, which nobody collates."""
-    root = schema.root
-    assert isinstance(root, nodes.Mapping)
-    part = nodes.Mapping('dict', tuple((key, child) for key, child in root.items if key == STATE))
 
     def states() -> List[Any]:
+        root = schema.root
+        assert isinstance(root, nodes.Mapping)
+        part = nodes.Mapping('dict', tuple((key, child) for key, child in root.items if key == STATE))
         if not nodes.leaf_names(part):
             return [None] * len(next(iter(columns.values())))
         return [element[STATE] for element in Schema(part).decode(columns)]

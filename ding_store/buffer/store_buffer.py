@@ -29,6 +29,7 @@ from ding_store.buffer.choices import (
 )
 from ding_store.buffer.compat import IndexView, StorageView
 from ding_store.buffer.elements import Choose, Elements
+from ding_store.buffer.group_choice import IndexedGroupChoice
 from ding_store.buffer.kept_priorities import KeptPriorities
 from ding_store.buffer.limits import Limited
 from ding_store.buffer.rate_limiter import RateLimiter
@@ -208,14 +209,12 @@ class StoreBuffer(SequenceSampling, Buffer):
             - TypeError: The arguments make no sense together.
         """
         size, indices = check_sample_arguments(size, indices, groupby, unroll_len, sample_range)
-        groups: Optional[GroupChoice] = None
+        groups: Optional[Union[GroupChoice, IndexedGroupChoice]] = None
         choose: Choose
         if indices:
             choose = by_indices(indices, sample_range)
         elif groupby is not None:
-            codes = self._groups(groupby)
-            draw = self._uniform.draw
-            choose = groups = GroupChoice(codes, draw, size, replace, unroll_len or None, self.sliced, sample_range)
+            choose = groups = self._grouped(groupby, size, replace, unroll_len or None, sample_range)
         else:
             choose = Sampled(self._sampler, size, replace, sample_range)
         try:
@@ -476,9 +475,17 @@ class StoreBuffer(SequenceSampling, Buffer):
     def _read_live(self, rows: Array) -> List[BufferedData]:
         return self._read(by_live_rows(rows), warm=False)
 
-    def _groups(self, key: str) -> Any:
+    def _grouped(
+        self, key: str, size: int, replace: bool, unroll_len: Optional[int], sample_range: Optional[slice]
+    ) -> Union[GroupChoice, IndexedGroupChoice]:
         with self.table.write_lock:
-            return self._elements.metas.groups(key)
+            groups = self._elements.metas.groups(key)
+        draw, sliced = self._uniform.draw, self.sliced
+        choice = GroupChoice(groups, draw, size, replace, unroll_len, sliced, sample_range)
+        if sample_range is not None:
+            return choice
+        index = self._elements.sequences.index(key, None, metas_only=True)
+        return IndexedGroupChoice(index, choice, draw, size, replace, unroll_len, sliced)
 
     def _short(self, error: NotEnoughData, ignore: bool) -> List[BufferedData]:
         if not ignore:
