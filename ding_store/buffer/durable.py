@@ -51,6 +51,8 @@ from ding_store.errors import ConfigError, CorruptPayload, FormatMismatch, Store
 from ding_store.storage.mapped import Claim, claim
 
 VERSION = 1
+#: How a column may be kept other than as it is: see ``narrowing``.
+ENCODING = 'k/255'
 
 _OURS = ('rows', 'commit', 'metas', 'redo')
 _TEMPORARY = ('header.new', 'metas.new')
@@ -286,6 +288,9 @@ def read_header(path: str) -> Optional[Header]:
     if version != VERSION:
         raise FormatMismatch(f'{path!r} is of version {version}, this version of ding_store reads {VERSION}')
     columns = [StoredColumn(**column) for column in fields['columns']]
+    unknown = {column.encoding for column in columns} - {None, ENCODING}
+    if unknown:
+        raise FormatMismatch(f'{path!r} has columns of encodings {unknown}, which this version of ding_store has not')
     return Header(fields['capacity'], columns, fields['info'], version)
 
 

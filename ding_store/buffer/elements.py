@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.flat import complete, fill_values, schema_of
 from ding_store.buffer.metas import Meta, MetaStore
+from ding_store.buffer.narrowing import candidates
 from ding_store.buffer.objects import ObjectColumn
 from ding_store.buffer.outputs import WarmOutputs
 from ding_store.buffer.rows import RowIndex
@@ -83,7 +84,7 @@ class Elements:
             if self.objects is not None:
                 return self._add(schema.decode(columns), None, note)[0]
             if self.schema is None:
-                self.start(schema)
+                self.start(schema, columns)
             elif schema is not self.schema and schema != self.schema:
                 self._adapt(schema)
             rows = self.table.extend(complete(columns, self.table.specs), note)
@@ -148,10 +149,19 @@ class Elements:
             self.table.close()
             self._schema, self.objects = None, None
 
-    def start(self, schema: Schema) -> None:
-        """Empty, and for elements of this schema."""
+    def start(self, schema: Schema, columns: Optional[Columns] = None, narrow: Optional[Iterable[str]] = None) -> None:
+        """
+        Overview:
+            Be empty, and for elements of this schema.
+        Arguments:
+            - columns (:obj:`Optional[Mapping]`): Of the first elements, to find out what can be kept narrow.
+            - narrow (:obj:`Optional[Iterable]`): What can, where that is known.
+        """
         if schema != self.schema:
-            self.table.replace_columns(schema.columns(), schema.to_json())
+            specs = schema.columns()
+            if narrow is None:
+                narrow = candidates(specs, columns or {})
+            self.table.replace_columns(specs, schema.to_json(), narrow)
             self._outputs = WarmOutputs(self.table.specs)
         self._schema, self.objects = schema, None
 
@@ -188,8 +198,14 @@ class Elements:
         first = self.table.next_row + skipped
         kept_metas = None if metas is None else metas[skipped:]
         records = self.metas.encode(np.arange(first, first + num_rows - skipped), kept_metas)
+        stored: Optional[Columns] = None
+        if self.table.narrow and self.schema is not None:
+            stored = self.table.as_stored(self.schema.encode(elements[skipped:]))
         with self.table.writing(num_rows - skipped, skipped, note) as (slots, rows):
-            self._write(slots, elements[skipped:] if skipped else elements)
+            if stored is None:
+                self._write(slots, elements[skipped:] if skipped else elements)
+            else:
+                self.table.store(slots, stored)
             if kept_metas is not None:
                 self.metas.record(records)
                 for slot, row, meta in zip(slots.tolist(), rows.tolist(), kept_metas):
@@ -217,7 +233,7 @@ class Elements:
                 raise
             self.start_objects()
         else:
-            self.start(schema)
+            self.start(schema, schema.encode(elements[:1]))
 
     def _make_fit(self, elements: Sequence[Any]) -> None:
         """After a mismatch: widen the schema, or let go of it, or say what does not fit."""

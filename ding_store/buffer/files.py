@@ -7,11 +7,13 @@ import errno
 import json
 import os
 import tempfile
-from typing import IO, Any, Dict, Iterator, List, Optional, Union
+from itertools import chain
+from typing import IO, Any, Dict, Iterable, Iterator, List, Optional, Union
 
 from ding_store.buffer import old_saves, saves, space
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.elements import Elements
+from ding_store.buffer.narrowing import candidates
 from ding_store.buffer.old_saves import OldSave
 from ding_store.buffer.saves import BLOCK_BYTES, Metas, Save, SaveWriter, contents
 from ding_store.columns import Schema
@@ -72,7 +74,7 @@ def duplicate(elements: Elements, memo: Dict[int, Any]) -> Elements:
     with elements.table.write_lock:
         twin = Elements(elements.table.capacity)
         kept = contents(elements)
-        _begin(twin, elements.schema, copy.deepcopy(kept.objects, memo))
+        _begin(twin, elements.schema, copy.deepcopy(kept.objects, memo), elements.table.narrow)
         if elements.schema is not None:
             for chunk in _chunks(kept.rows, elements.table.row_bytes):
                 twin.table.extend(elements.table.gather(chunk))
@@ -96,10 +98,14 @@ def _read(saved: Union[OldSave, Save], elements: Elements) -> None:
     schema = None if saved.schema is None else Schema.from_json(saved.schema)
     skipped = max(0, len(saved.rows) - elements.table.capacity)
     with elements.table.write_lock:
-        _begin(elements, schema, objects and objects[skipped:])
-        if schema is not None:
-            for columns in saved.read(skipped, BLOCK_BYTES):
-                elements.table.extend(columns)
+        parts = saved.read(skipped, BLOCK_BYTES) if schema is not None else iter(())
+        first = next(parts, None)
+        narrow = saved.narrow
+        if narrow is None and schema is not None:
+            narrow = candidates(schema.columns(), first or {})
+        _begin(elements, schema, objects and objects[skipped:], narrow or ())
+        for columns in chain([first] if first else [], parts):
+            elements.table.extend(columns)
         kept = [(place - skipped, meta) for place, meta in metas if place >= skipped]
         _finish(elements, saved.rows[skipped:], saved.next_row, kept)
 
@@ -118,10 +124,12 @@ def _load_stock(file_name: str, elements: Elements) -> None:
             elements.append([item])
 
 
-def _begin(elements: Elements, schema: Optional[Schema], objects: Optional[List[Any]]) -> None:
+def _begin(
+    elements: Elements, schema: Optional[Schema], objects: Optional[List[Any]], narrow: Iterable[str] = ()
+) -> None:
     elements.clear()
     if schema is not None:
-        elements.start(schema)
+        elements.start(schema, narrow=narrow)
     elif objects is not None:
         elements.start_objects()
         elements.append(objects)

@@ -57,6 +57,8 @@ class OldSave:
             )
         self.rows = np.frombuffer(file.read(8 * self._header.num_rows), np.int64)
         self.next_row, self.schema = self._header.next_row, self._header.schema
+        #: None is known to be kept as bytes; the first rows say which can be.
+        self.narrow: Optional[List[str]] = None
 
     def extras(self) -> Any:
         self._file.seek(-self._header.num_extra_bytes, os.SEEK_END)

@@ -8,7 +8,7 @@ import mmap
 import os
 import tempfile
 from math import prod
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -101,6 +101,33 @@ class Regions:
             )
             for name, array in self.columns.items()
         ]
+
+    def replace(self, name: str, spec: ColumnSpec, convert: Callable[[Array, Array], None], num_used: int) -> None:
+        """
+        Overview:
+            Keep a column in another way: a new file, complete before it takes the place of the old one.
+        Arguments:
+            - convert (:obj:`Callable`): (some rows as they were, where to put them as they will be).
+            - num_used (:obj:`int`): The slots from this one on hold nothing.
+        Raises:
+            - NotEnoughSpace: Nothing changed.
+        """
+        files: Dict[str, ColumnFile] = {}
+        try:
+            made = self._map(name, spec, files)
+            self._reserve(files, 0, self._num_reserved)
+            step = max(1, EXTENT_BYTES // max(1, spec_bytes(spec)))
+            for start in range(0, num_used, step):
+                end = min(num_used, start + step)
+                convert(self.columns[name][start:end], made[start:end])
+        except BaseException:
+            self._discard(files)
+            raise
+        old = self._files.pop(name, None)
+        self._files.update(files)
+        self.columns = {**self.columns, name: made}
+        if old is not None:
+            os.close(old.fd)
 
     def drop(self, names: Iterable[str]) -> None:
         """Have these columns no longer. Who holds them may read on."""

@@ -24,6 +24,7 @@ import numpy as np
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.elements import Elements
+from ding_store.buffer.narrowing import widened
 from ding_store.buffer.regions import ColumnSpec
 from ding_store.buffer.table import is_run
 from ding_store.errors import CorruptPayload
@@ -77,7 +78,7 @@ class SaveWriter:
         table = self._table
         start = self._file.tell()
         with table.watching() as changed:
-            columns, schema = table.columns, self._elements.schema
+            narrow, schema = table.narrow, self._elements.schema
             self._write_head(start)
             for _ in range(_ROUNDS):
                 rows = self._unsaved(changed)
@@ -85,7 +86,7 @@ class SaveWriter:
                     break
                 self._write_rows(rows)
             with table.write_lock:
-                if set(table.columns) != set(columns) or self._elements.schema is not schema:
+                if table.narrow != narrow or self._elements.schema is not schema:
                     # Other columns: from the beginning, once.
                     self._blocks, self._saved = [], np.empty(0, np.int64)
                     self._write_head(start)
@@ -99,7 +100,8 @@ class SaveWriter:
         header = {
             'version': VERSION,
             'schema': None if schema is None else schema.to_json(),
-            'columns': [(name, dtype.str, list(shape)) for name, (dtype, shape) in self._table.specs.items()],
+            'columns': [(name, each.dtype.str, list(each.shape[1:])) for name, each in self._table.columns.items()],
+            'narrow': sorted(self._table.narrow),
         }
         encoded = json.dumps(header).encode()
         self._file.seek(start)
@@ -168,6 +170,8 @@ class Save:
         self._specs: Dict[str, ColumnSpec] = {
             name: (np.dtype(dtype), tuple(shape)) for name, dtype, shape in fields['columns']
         }
+        #: Columns that are kept as bytes, see ``narrowing``.
+        self.narrow: List[str] = fields['narrow']
         self._widths = {name: dtype.itemsize * prod(shape) for name, (dtype, shape) in self._specs.items()}
         index = self._read_index(file_name)
         self.next_row = index['next_row']
@@ -218,6 +222,8 @@ class Save:
             self._file.seek(place + first * self._widths[name])
             data = self._file.read(count * self._widths[name])
             columns[name] = np.frombuffer(data, dtype).reshape((count, *shape))
+            if name in self.narrow:
+                columns[name] = widened(columns[name])
             place += length * self._widths[name]
         return columns
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, TypeVar, Union
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Tuple, TypeVar, Union
 
 import numpy as np
 
@@ -12,11 +13,14 @@ from ding_store.buffer import redo
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.choices import as_rows, by_rows
 from ding_store.buffer.commits import encode_note
-from ding_store.buffer.durable import Home
+from ding_store.buffer.durable import ENCODING, Home, StoredColumn
+from ding_store.buffer.narrowing import gather, narrow, stored_specs, take_into, widen
 from ding_store.buffer.regions import ColumnSpec, Regions
 from ding_store.buffer.rows import EMPTY, RowIndex
 from ding_store.buffer.slot_values import SlotValues
 from ding_store.errors import ConfigError, SchemaMismatch
+
+logger = logging.getLogger(__name__)
 
 Columns = Mapping[str, Array]
 T = TypeVar('T')
@@ -53,6 +57,7 @@ class Table:
         #: Name -> how many updates changed the values of this column; of those columns that somebody put here.
         self.num_changes: Dict[str, int] = {}
         self._num_used = 0  # Slots from this one on were never written.
+        self._narrow: FrozenSet[str] = frozenset()
         self._watchers: List[List[Array]] = []
         self._note: Optional[Dict[str, Any]] = None
         self.home = None if path is None else Home(path, checked_capacity(capacity), fsync)
@@ -76,6 +81,7 @@ class Table:
             self._regions.add(specs)
             self._describe(self.info)
             return
+        self._narrow = frozenset(column.name for column in home.header.columns if column.encoding)
         self._regions.open(home.header.columns)
         if specs and specs != self.specs:
             raise SchemaMismatch(f'{home.path!r} holds a table of the columns {self.specs}, not {specs}')
@@ -99,14 +105,19 @@ class Table:
     @property
     def specs(self) -> Dict[str, ColumnSpec]:
         """Name -> (dtype, shape of one element)."""
-        return {name: (column.dtype, column.shape[1:]) for name, column in self.columns.items()}
+        return {name: (self._dtype_of(name, column), column.shape[1:]) for name, column in self.columns.items()}
+
+    @property
+    def narrow(self) -> FrozenSet[str]:
+        """Names of columns of float32 that are kept as bytes: see ``narrowing``."""
+        return self._narrow
 
     def __len__(self) -> int:
         return self.index.count
 
     @property
     def columns(self) -> Dict[str, Array]:
-        """The columns themselves, by slot; for readers within ``read``."""
+        """The columns themselves as they are kept, by slot; for readers within ``read``."""
         return self._regions.columns
 
     @property
@@ -134,8 +145,10 @@ class Table:
         """
         num_rows = self._check(columns)
         skipped = max(0, num_rows - self.capacity)
-        with self.writing(num_rows - skipped, skipped, note) as (slots, rows):
-            self._store(slots, columns, skipped)
+        with self.write_lock:
+            columns = self.as_stored(columns)
+            with self.writing(num_rows - skipped, skipped, note) as (slots, rows):
+                self._store(slots, columns, skipped)
         return np.arange(rows[-1] + 1 - num_rows, rows[-1] + 1) if skipped else rows
 
     @contextmanager
@@ -218,9 +231,37 @@ class Table:
         """Copy slots of all columns, whatever they hold: only right as the ``copy`` of a ``read``."""
         columns = self.columns
         if out is None:
-            return {name: column.take(slots, 0, None, 'clip') for name, column in columns.items()}
-        # Without mode='clip' numpy fills a buffer of its own first: 2-5 times slower.
-        return {name: columns[name].take(slots, 0, array, 'clip') for name, array in out.items()}
+            fresh = {}
+            for name, column in columns.items():
+                is_narrow = self._dtype_of(name, column) != column.dtype
+                fresh[name] = gather(column, slots, None) if is_narrow else column.take(slots, 0, None, 'clip')
+            return fresh
+        for name, array in out.items():
+            take_into(columns[name], slots, array)
+        return dict(out)
+
+    def as_stored(self, columns: Columns) -> Columns:
+        """
+        Overview:
+            These columns as they are kept. What was kept as bytes and cannot be any longer is widened first, and stays
+            so. The caller has the lock of the writers.
+        Raises:
+            - NotEnoughSpace: There is no room for what is widened; nothing changed.
+        """
+        if not self._narrow:
+            return columns
+        stored = dict(columns)
+        for name in self._narrow & columns.keys():
+            narrowed = narrow(columns[name])
+            if narrowed is None:
+                self._widen(name)
+            else:
+                stored[name] = narrowed
+        return stored
+
+    def store(self, slots: Array, columns: Columns) -> None:
+        """Fill slots of ``writing`` with what ``as_stored`` gave."""
+        self._store(slots, columns, 0)
 
     def update(self, rows: Array, columns: Columns) -> Array:
         """
@@ -239,7 +280,7 @@ class Table:
             for changed in self._watchers:
                 changed.append(wanted)
             slots, found = self.index.find(wanted)
-            held = {name: values[found] for name, values in columns.items()}
+            held = self.as_stored({name: values[found] for name, values in columns.items()})
             with self._repeatable(wanted[found], held):
                 for name, values in held.items():
                     self.columns[name][slots[found]] = values
@@ -319,16 +360,24 @@ class Table:
                 self.columns[name][: self._num_used] = value
             self._describe(info)
 
-    def replace_columns(self, columns: Mapping[str, ColumnSpec], info: Any = None) -> None:
-        """Take all rows out, and have these columns from now on instead. Row numbers go on growing."""
+    def replace_columns(
+        self, columns: Mapping[str, ColumnSpec], info: Any = None, narrow_columns: Iterable[str] = ()
+    ) -> None:
+        """
+        Overview:
+            Take all rows out, and have these columns from now on instead, some of them kept as bytes for as long as
+            that is exact. Row numbers go on growing.
+        """
         specs = _checked_specs(columns)
         with self.write_lock:
             self.clear()
             self._num_updates += 1
             self._regions.clear()
+            self._narrow = frozenset()
             self._describe(None)
             self._num_used = 0
-            self._regions.add(specs)
+            self._regions.add(stored_specs(specs, narrow_columns))
+            self._narrow = frozenset(narrow_columns)
             self._describe(info)
 
     def resize(self, capacity: int) -> Tuple[Array, Array]:
@@ -377,7 +426,7 @@ class Table:
             if any(len(column) != self.capacity for column in self.columns.values()):
                 found.append(f'a column has not {self.capacity} slots')
             if self.home is not None:
-                found += self.home.findings(self.index.next_row, self.index.row_of_slot, self._regions.stored())
+                found += self.home.findings(self.index.next_row, self.index.row_of_slot, self._stored_columns())
         return found
 
     def close(self) -> None:
@@ -450,7 +499,30 @@ class Table:
 
     def _describe(self, info: Any) -> None:
         if self.home is not None:
-            self.home.describe(self._regions.stored(), info)
+            self.home.describe(self._stored_columns(), info)
+
+    def _stored_columns(self) -> List[StoredColumn]:
+        columns = self._regions.stored()
+        for column in columns:
+            column.encoding = ENCODING if column.name in self._narrow else None
+        return columns
+
+    def _widen(self, name: str) -> None:
+        logger.warning(
+            'column %r was kept in a quarter of its memory, as all its values were k/255; a new row has others: from '
+            'now on it is kept as float32. Nothing is lost.',
+            name,
+        )
+        self._num_updates += 1
+        spec = np.dtype(np.float32), self.columns[name].shape[1:]
+        self._regions.replace(name, spec, widen, self._num_used)
+        self._narrow -= {name}
+        self._describe(self.info)
+
+    def _dtype_of(self, name: str, column: Array) -> np.dtype[Any]:
+        """What a column's values are to everybody else."""
+        # By what it is, and not by what it is called now: a reader may have the column of a moment ago.
+        return np.dtype(np.float32) if name in self._narrow and column.dtype == np.uint8 else column.dtype
 
     def _resized_numbers(self, capacity: int, source: Array, target: Array) -> Array:
         if self.home is not None:
@@ -488,9 +560,10 @@ class Table:
         for name, values in columns.items():
             column = self.columns[name]
             num_rows = len(values) if num_rows is None and values.ndim else num_rows
-            if values.dtype != column.dtype or values.shape != (num_rows, *column.shape[1:]):
+            dtype = self._dtype_of(name, column)
+            if values.dtype != dtype or values.shape != (num_rows, *column.shape[1:]):
                 raise SchemaMismatch(
-                    f'{name}: expected {column.dtype} of shape ({num_rows}, *{column.shape[1:]}), '
+                    f'{name}: expected {dtype} of shape ({num_rows}, *{column.shape[1:]}), '
                     f'got {values.dtype} of shape {values.shape}'
                 )
         return num_rows or 0

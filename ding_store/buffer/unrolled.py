@@ -8,6 +8,7 @@ from typing import Mapping as MappingType
 import numpy as np
 
 from ding_store.buffer.arrays import Array
+from ding_store.buffer.narrowing import take_into
 from ding_store.buffer.outputs import WarmOutputs
 from ding_store.columns import Schema
 from ding_store.columns.nodes import Mapping, Node, Unrolled, leaf_names
@@ -46,10 +47,10 @@ class StepReader:
         for name, out in steps.items():
             # A presence column has a mark for each time axis above it.
             column = columns[name + '?' if name.endswith('?') else name]
-            column.reshape(-1, *column.shape[2:]).take(places, 0, out, 'clip')
+            take_into(column.reshape(-1, *column.shape[2:]), places, out)
         rest = self._rest_outputs.take(len(slots))
         for name, out in rest.items():
-            columns[name].take(slots, 0, out, 'clip')
+            take_into(columns[name], slots, out)
         return steps, rest
 
 

@@ -1,0 +1,159 @@
+"""Frames that are exactly k/255 take a quarter of the memory, and come back bit by bit."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import treetensor.torch as ttorch
+
+from ding_store.buffer import StoreBuffer
+from ding_store.buffer.narrowing import narrow, widen
+
+LEVELS = np.arange(256, dtype=np.float32) / np.float32(255)
+SHAPE = (4, 40, 40)
+
+
+def frame(i: int, exact: bool = True) -> np.ndarray:
+    levels = np.random.RandomState(i).randint(0, 256, SHAPE)
+    values = LEVELS[levels]
+    if not exact:
+        values[-1, -1, -1] = np.nextafter(values[-1, -1, -1], np.float32(2))
+    return values
+
+
+def element(i: int, exact: bool = True) -> ttorch.Tensor:
+    return ttorch.as_tensor(
+        {'obs': torch.from_numpy(frame(i, exact)), 'small': torch.ones(4), 'reward': torch.tensor([float(i)])}
+    )
+
+
+def bits(array: Any) -> np.ndarray:
+    return np.ascontiguousarray(array).view(np.uint32)
+
+
+def same(found: Any, i: int, exact: bool = True) -> bool:
+    return np.array_equal(bits(found), bits(frame(i, exact)))
+
+
+def test_all_levels_bit_by_bit() -> None:
+    for levels in (LEVELS, torch.arange(256).float().div(255).numpy(), np.arange(256).astype(np.float32) / 255):
+        narrowed = narrow(levels.astype(np.float32))
+        assert narrowed.tolist() == list(range(256))
+        out = np.empty(256, np.float32)
+        widen(narrowed, out)
+        assert np.array_equal(bits(out), bits(levels.astype(np.float32)))
+
+
+@pytest.mark.parametrize(
+    'value',
+    [-0.0, np.nan, np.inf, -np.inf, -1 / 255, 256 / 255, 0.5, 1e30, -1e30, np.nextafter(LEVELS[7], np.float32(1))],
+)
+def test_anything_else_is_no_level(value: float) -> None:
+    values = np.tile(LEVELS, 700)
+    values[-3] = value
+    assert narrow(values) is None
+    assert narrow(values[:-3]) is not None
+
+
+def test_random_floats_are_narrow_only_if_they_come_back() -> None:
+    random = np.random.RandomState(0)
+    for _ in range(300):
+        values = random.randint(0, 1 << 32, 5, dtype=np.uint64).astype(np.uint32).view(np.float32)
+        assert narrow(values) is None or np.isin(bits(values), bits(LEVELS)).all()
+    near = LEVELS[random.randint(0, 256, 100_000)]
+    steps = random.randint(-1, 2, len(near)).astype(np.int32)
+    moved = (near.view(np.int32) + steps).view(np.float32)
+    for start in range(0, len(near), 50):
+        part = slice(start, start + 50)
+        assert (narrow(moved[part]) is not None) == np.isin(bits(moved[part]), bits(LEVELS)).all()
+
+
+@pytest.fixture(params=[False, True], ids=['memory', 'path'])
+def options(request: Any, tmp_path: Path) -> dict:
+    return {'path': str(tmp_path / 'table')} if request.param else {}
+
+
+def test_found_out_by_itself(options: dict) -> None:
+    buffer = StoreBuffer(20, **options)
+    for i in range(5):
+        buffer.push(element(i))
+    buffer.extend(buffer.schema.encode([element(i) for i in range(5, 30)]))
+    assert buffer.table.columns['obs'].dtype == np.uint8
+    assert buffer.table.columns['small'].dtype == np.float32
+    assert buffer.table.specs['obs'] == (np.float32, SHAPE)
+    assert all(same(item.data.obs, 10 + i) for i, item in enumerate(buffer))
+    batch = buffer.sample_batch(7)
+    assert batch.data.obs.dtype == torch.float32
+    assert all(same(obs, row) for obs, row in zip(batch.data.obs.numpy(), batch.rows.tolist()))
+    assert all(same(obs, row) for obs, row in zip(buffer.table.gather(batch.rows)['obs'], batch.rows.tolist()))
+    buffer.update('15', element(3))
+    assert same(buffer[5].data.obs, 3)
+    buffer.resize(8)
+    assert same(buffer[0].data.obs, 22)
+    assert buffer.check() == []
+    buffer.close()
+
+
+@pytest.mark.parametrize('how', ['push', 'extend', 'update'])
+def test_widened_once_and_nothing_lost(options: dict, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    buffer = StoreBuffer(10, **options)
+    for i in range(12):
+        buffer.push(element(i))
+    with caplog.at_level(logging.WARNING):
+        for i in (12, 13):
+            if how == 'push':
+                buffer.push(element(i, exact=False))
+            elif how == 'extend':
+                buffer.extend(buffer.schema.encode([element(i, exact=False)]))
+            else:
+                buffer.push(element(i))
+                buffer.update(str(i), element(i, exact=False))
+    assert len([r for r in caplog.records if 'Nothing is lost' in r.message]) == 1
+    assert buffer.table.columns['obs'].dtype == np.float32
+    assert all(same(item.data.obs, 4 + i, exact=i < 8) for i, item in enumerate(buffer))
+    assert buffer.check() == []
+    if options:
+        buffer.close()
+        buffer = StoreBuffer(10, **options)
+        assert all(same(item.data.obs, 4 + i, exact=i < 8) for i, item in enumerate(buffer))
+        assert len(list(Path(options['path']).glob('*.column'))) == 3
+    buffer.close()
+
+
+def test_frames_that_are_none_are_kept_as_they_are() -> None:
+    buffer = StoreBuffer(5)
+    buffer.push(element(1, exact=False))
+    assert buffer.table.columns['obs'].dtype == np.float32
+    buffer.clear()
+    buffer.push(ttorch.as_tensor({'other': torch.zeros(8, 2000)}))
+    assert buffer.table.columns['other'].dtype == np.uint8
+
+
+def test_narrow_in_files_and_in_the_next_process(options: dict, tmp_path: Path) -> None:
+    buffer = StoreBuffer(10, **options)
+    for i in range(14):
+        buffer.push(element(i))
+    buffer.save_data(str(tmp_path / 'save'))
+    assert (tmp_path / 'save').stat().st_size < 10 * 4 * 1600 * 1.2
+    buffer.close()
+    if options:
+        buffer = StoreBuffer(10, **options)
+        assert buffer.table.columns['obs'].dtype == np.uint8
+        assert all(same(item.data.obs, 4 + i) for i, item in enumerate(buffer))
+        buffer.close()
+    loaded = StoreBuffer(6)
+    loaded.load_data(str(tmp_path / 'save'))
+    assert loaded.table.columns['obs'].dtype == np.uint8
+    assert all(same(item.data.obs, 8 + i) for i, item in enumerate(loaded))
+
+
+def test_lists_of_frames_read_time_first() -> None:
+    buffer = StoreBuffer(10)
+    for i in range(4):
+        buffer.push([{'obs': torch.from_numpy(frame(10 * i + t)), 'reward': torch.ones(1)} for t in range(3)])
+    assert any(column.dtype == np.uint8 for column in buffer.table.columns.values())
+    for i, item in enumerate(buffer):
+        assert all(same(step['obs'], 10 * i + t) for t, step in enumerate(item.data))
