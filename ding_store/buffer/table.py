@@ -283,6 +283,8 @@ class Table:
             held = self.as_stored({name: values[found] for name, values in columns.items()})
             with self._repeatable(wanted[found], held):
                 for name, values in held.items():
+                    if name in self.num_changes and (self.columns[name][slots[found]] != values).any():
+                        self.num_changes[name] += 1
                     self.columns[name][slots[found]] = values
         return found
 
@@ -491,8 +493,6 @@ class Table:
             rows, columns = redo.decode(record)
             slots, found = self.index.find(rows)
             for name, values in columns.items():
-                if name in self.num_changes and (self.columns[name][slots[found]] != values[found]).any():
-                    self.num_changes[name] += 1
                 self.columns[name][slots[found]] = values[found]
         self._sync_columns()
         home.redo.clear()

@@ -1,0 +1,230 @@
+"""Sequences: uniform starts, episodes, what changes them, and bad input."""
+
+import copy
+import threading
+from collections import Counter
+from typing import Any, List
+
+import numpy as np
+import pytest
+import torch
+
+from ding_store.buffer import StoreBuffer
+from ding_store.errors import NotEnoughData, SchemaMismatch
+
+
+def columns(first: int, count: int, envs: int = 3, every: int = 30) -> dict:
+    """Environments take turns; each one's episode ends after ``every`` steps."""
+    rows = np.arange(first, first + count)
+    return {'row': rows, 'env': rows % envs, 'done': (rows // envs % every == every - 1)[:, None]}
+
+
+def filled(count: int, size: int = 1000, **options: Any) -> StoreBuffer:
+    buffer = StoreBuffer(size, seed=5)
+    buffer.extend(columns(0, count, **options))
+    return buffer
+
+
+def starts_of(buffer: StoreBuffer, draws: int, size: int, length: int, **options: Any) -> Counter:
+    counts: Counter = Counter()
+    for _ in range(draws):
+        counts.update(buffer.sample_sequences(size, length, 'env', **options).rows[0].tolist())
+    return counts
+
+
+def chi_square(counts: Counter, expected: List[int]) -> float:
+    """Of uniform counts: about ``len(expected)``, with a standard deviation of the root of twice that."""
+    assert set(counts) <= set(expected)
+    mean = sum(counts.values()) / len(expected)
+    return sum((counts[each] - mean) ** 2 / mean for each in expected)
+
+
+@pytest.mark.parametrize('replace', [True, False])
+def test_every_start_is_equally_likely(replace: bool) -> None:
+    buffer = filled(360, size=300)
+    buffer.sample_sequences(1, 5, 'env')  # From now on it sees who leaves, and whose they were.
+    buffer.delete([str(row) for row in (100, 101, 250)])
+    live = set(buffer.table.rows_by_age().tolist())
+    windows = [[row + 3 * k for k in range(5)] for row in range(360)]
+    expected = [w[0] for w in windows if set(w) <= live and len({row // 3 // 30 for row in w}) == 1]
+    counts = starts_of(buffer, 1500, 16, 5, replace=replace)
+    freedom = len(expected) - 1
+    assert abs(chi_square(counts, expected) - freedom) < 5 * (2 * freedom) ** 0.5
+
+
+def test_groups_and_starts_of_groupby_are_equally_likely() -> None:
+    buffer = StoreBuffer(200, seed=5)
+    sizes = {'a': 10, 'b': 40, 'c': 3}
+    for key, count in sizes.items():
+        for i in range(count):
+            buffer.push({'i': torch.tensor([i])}, {'key': key})
+    counts: Counter = Counter()
+    for _ in range(6000):
+        (group,) = buffer.sample(1, groupby='key', unroll_len=4)
+        numbers = [int(item.data['i']) for item in group]
+        assert numbers == list(range(numbers[0], numbers[0] + 4))
+        counts[group[0].meta['key'], numbers[0]] += 1
+    assert {key for key, _ in counts} == {'a', 'b'}
+    for key, count in (('a', 7), ('b', 37)):
+        of_key = Counter({i: n for (k, i), n in counts.items() if k == key})
+        assert abs(sum(of_key.values()) - 3000) < 5 * 1500**0.5
+        assert abs(chi_square(of_key, list(range(count))) - (count - 1)) < 5 * (2 * count) ** 0.5
+
+
+def test_time_major_with_burn_in() -> None:
+    batch = filled(300).sample_sequences(4, 6, 'env', burn_in=3)
+    assert batch.data['row'].shape == (9, 4)
+    assert (np.diff(batch.rows, axis=0) == 3).all()
+    assert batch.data['row'].tolist() == batch.rows.tolist()
+    assert [[int(step['row']) for step in steps] for steps in batch.elements()] == batch.rows.T.tolist()
+
+
+def test_overlapping_cuts() -> None:
+    starts = starts_of(filled(360), 200, 4, 10, overlap=4, replace=True)
+    assert {row // 3 % 30 for row in starts} == {0, 6, 12, 18}
+
+
+def test_seeded() -> None:
+    def draw() -> list:
+        buffer = filled(300)
+        return [buffer.sample_sequences(4, 5, 'env').rows.tolist() for _ in range(3)]
+
+    assert draw() == draw()
+
+
+def test_groups_by_several_columns_do_not_mix() -> None:
+    buffer = StoreBuffer(500, seed=0)
+    rows = np.arange(400)
+    buffer.extend({'collector': rows % 2, 'env': rows // 2 % 3, 'done': np.zeros(400, bool)})
+    batch = buffer.sample_sequences(30, 4, ('collector', 'env'))
+    assert (batch.data.collector == batch.data.collector[0]).all()
+    assert (batch.data.env == batch.data.env[0]).all()
+    assert (np.diff(batch.rows, axis=0) == 6).all()
+
+
+def test_changed_rows_are_seen() -> None:
+    buffer = filled(90, every=1000)
+    assert len(starts_of(buffer, 300, 16, 20)) == 3 * 11
+    item = buffer.get_by_index('45')
+    item.data.done.fill_(True)
+    buffer.update('45', item.data)
+    starts = starts_of(buffer, 300, 8, 20)
+    assert {row for row in starts if row % 3 == 0} == set()
+    assert {row for row in starts if row % 3 == 1} == set(range(1, 33, 3))
+
+
+def test_metas_that_move_a_row_are_seen() -> None:
+    buffer = StoreBuffer(50, seed=0)
+    for i in range(10):
+        buffer.push({'done': torch.tensor([False])}, {'env': i % 2})
+    assert len(starts_of(buffer, 50, 2, 5)) == 2
+    buffer.update('4', meta={'env': 7})
+    with pytest.raises(NotEnoughData):
+        buffer.sample_sequences(2, 5, 'env')
+    assert starts_of(buffer, 5, 1, 5) == Counter({1: 5})
+
+
+def test_rows_that_nobody_saw_break_sequences() -> None:
+    buffer = filled(8, size=12, envs=1)
+    buffer.sample_sequences(1, 2, 'env')
+    buffer.extend(columns(8, 30, envs=1))
+    assert set(starts_of(buffer, 100, 4, 4)) == set(range(26, 35)) - {27, 28, 29}
+    with pytest.raises(NotEnoughData, match='whole episodes'):
+        buffer.sample_episodes(1, 'env')
+
+
+def test_whole_episodes() -> None:
+    buffer = StoreBuffer(100, seed=0)
+    lengths = [3, 7, 1, 5]
+    for episode, length in enumerate(lengths):
+        for step in range(length):
+            last = step == length - 1
+            buffer.push({'x': torch.tensor([float(step + 1)]), 'done': last, 'episode': episode})
+    buffer.push({'x': torch.tensor([1.0]), 'done': False, 'episode': 9})
+    sample = buffer.sample_episodes(4, 'episode')
+    assert sorted(sample.lengths.tolist()) == [1, 3, 5, 7]
+    assert sample.data.x.shape == sample.mask.shape == (7, 4)
+    for place, length in enumerate(sample.lengths.tolist()):
+        assert sample.data.x[:, place].tolist() == [*range(1, length + 1)] + [0.0] * (7 - length)
+        assert sample.mask[:, place].tolist() == [1.0] * length + [0.0] * (7 - length)
+        assert len(sample.elements()[place]) == length
+    assert sorted(buffer.sample_episodes(2, 'episode', max_length=3).lengths.tolist()) == [1, 3]
+    with pytest.raises(NotEnoughData, match='^There are less than 5 whole episodes'):
+        buffer.sample_episodes(5, 'episode')
+
+
+def test_after_many_deletes_only_what_is_there_comes() -> None:
+    buffer = filled(900, every=10_000)
+    buffer.sample_sequences(8, 4, 'env')
+    buffer.delete([str(row) for row in range(900) if row // 3 % 20 < 18])
+    with pytest.raises(NotEnoughData):
+        buffer.sample_sequences(1, 4, 'env')
+    assert len(starts_of(buffer, 100, 5, 2)) == 45
+
+
+def test_views_and_copies() -> None:
+    buffer = filled(300)
+    buffer.sample_sequences(2, 3, 'env')
+    view, twin = buffer.view(), copy.deepcopy(buffer)
+    view.extend(columns(300, 300))
+    assert max(starts_of(buffer, 40, 16, 3)) > 300
+    assert max(starts_of(twin, 40, 16, 3)) < 300
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'error', 'message'),
+    [
+        (dict(length=0), TypeError, r'length \(0\)'),
+        (dict(length=2.5), TypeError, r'length \(2.5\)'),
+        (dict(length=3, burn_in=-1), TypeError, r'burn_in \(-1\)'),
+        (dict(length=3, overlap=3), TypeError, r'overlap \(3\) must be below'),
+        (dict(length=3, done='end'), SchemaMismatch, r"done \('end'\) must be a column"),
+        (dict(length=3, groupby='nobody'), SchemaMismatch, r"groupby \('nobody'\) is neither a column"),
+        (dict(length=3, groupby='wide'), SchemaMismatch, r"groupby \('wide'\) must be a column with one integer"),
+        (dict(length=3, groupby=()), TypeError, 'groupby must name'),
+        (dict(length=3, size=0), TypeError, 'size'),
+    ],
+)
+def test_bad_input(arguments: dict, error: type, message: str) -> None:
+    buffer = StoreBuffer(50)
+    buffer.extend({**columns(0, 30), 'wide': np.zeros((30, 2), np.float32)})
+    with pytest.raises(error, match=message):
+        buffer.sample_sequences(**{'size': 2, 'groupby': 'env', **arguments})
+
+
+def test_objects_and_rows_that_are_no_sequences_are_refused() -> None:
+    buffer = StoreBuffer(5)
+    buffer.push({'name': 'text', 'x': 1}, {'env': 0})
+    with pytest.raises(SchemaMismatch, match='Python objects'):
+        buffer.sample_sequences(1, 1, 'env', done=None)
+    with pytest.raises(SchemaMismatch, match='Python objects'):
+        buffer.sample_time_major(1)
+    with pytest.raises(SchemaMismatch, match='lists of T steps'):
+        filled(10).sample_time_major(1)
+
+
+def test_between_threads_no_sequence_is_torn() -> None:
+    buffer, done, errors = filled(300, size=400), threading.Event(), []
+
+    def write() -> None:
+        try:
+            for first in range(300, 12_000, 60):
+                buffer.extend(columns(first, 60))
+                if first % 300 == 0:
+                    buffer.delete([str(first - 10), str(first - 11)])
+        except BaseException as e:  # noqa: BLE001  raised again below, in the test's own thread
+            errors.append(e)
+        finally:
+            done.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    num_samples = 0
+    while not done.is_set() or not num_samples:
+        batch = buffer.sample_sequences(8, 6, 'env')
+        assert batch.data['row'].tolist() == batch.rows.tolist()
+        assert (np.diff(batch.rows, axis=0) == 3).all()
+        assert (batch.rows[0] // 3 // 30 == batch.rows[-1] // 3 // 30).all()
+        num_samples += 1
+    thread.join(60)
+    assert not errors
