@@ -30,6 +30,8 @@ _DENIED = (
     redis.exceptions.AuthenticationWrongNumberOfArgsError,
     redis.exceptions.NoPermissionError,
 )
+# Redis 6.2 for commands and keys; Redis 7.
+_DENIED_IN_SCRIPTS = ("The user executing the script can't", 'ACL failure in script')
 _LOST = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.ReadOnlyError)
 
 # Before redis-py 5.3 it wants the name of the command, after that it warns of one.
@@ -203,4 +205,8 @@ class Link:
         # No class: before Redis 7 errors inside a script have none, and before redis-py 5 this one never has.
         if 'command not allowed when used memory' in str(error):
             return NotEnoughSpace(f'{what}: {self.address} is at its maxmemory: raise it, or lower max_pending_bytes')
+        if any(text in str(error) for text in _DENIED_IN_SCRIPTS):
+            return StoreDenied(
+                f'{what}: {self.address} refuses us: {error}; the user needs more rights: docs/deploy.md'
+            )
         return StoreError(f'{what}: {self.address}: {error}')

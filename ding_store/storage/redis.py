@@ -12,23 +12,29 @@ import os
 import threading
 import time
 import uuid
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar
 from urllib.parse import urlsplit
 
-from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed, VersionConflict
+from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace, StoreClosed, VersionConflict
 
 from .base import OLDEST, START, Arrays, Entry, EntryId, Header, StoreInfo, Value
 from .link import Link, Session
 from .options import ALL_OPTIONS, check_name, redis_options, refuse_rest, stream_options
 from .outbox import STALE, WIRE, Announcement, Fill, Payload, Verdict
-from .planes import FILLED, WAITING, PlanedStore, Record, Resolver, fate
+from .parts import MAX_BYTES, Parts, is_large
+from .planes import FILLED, GONE, WAITING, PlanedStore, Record, Resolver, fate
 from .redis_info import read_counters, read_streams, read_values
 from .server import check_url, directory_of
-from .wire import corrupt_entry, decode_value, encode, up_to_corrupt
+from .wire import Buffer, corrupt_entry, decode_value, encode, up_to_corrupt
 from .writer import Writer, writer_id
 
-#: Redis takes 512 MB in one argument (proto-max-bulk-len).
-MAX_PAYLOAD_BYTES = 500_000_000
+MAX_PAYLOAD_BYTES = MAX_BYTES
+#: How much payload in parts one read fetches, and at least one.
+MAX_READ_BYTES = 64 << 20
+
+#: Verdicts on payloads in parts, which no outbox sees.
+ROOM = 'ROOM'  # they may come
+NO_PARTS = 'NO PARTS'  # they did not, or are gone again
 
 _STREAM_PARTS = ('meta', 'log', 'sizes', 'room', 'readers', 'filled', 'planes')
 
@@ -71,6 +77,7 @@ class RedisStore(PlanedStore):
         self.writer = writer_id()
         self._writer = Writer(streams, self._announce, self._wait_for_room, self._fill)
         self._resolver = Resolver(self)
+        self._parts = Parts(self._call)
         self._versions: Dict[str, int] = {}  # of the values that this writer put
         self._indexed: Set[str] = set()
         self._num_sessions = 0
@@ -100,7 +107,7 @@ class RedisStore(PlanedStore):
             if not raw and (left := deadline - time.monotonic()) > 0:
                 raw = self._news(stream, epoch, number, max_entries, left)
             if raw or time.monotonic() >= deadline:
-                return up_to_corrupt(_record(stream, epoch, *one) for one in raw)
+                return up_to_corrupt(self._whole(stream, (_record(stream, epoch, *one) for one in raw)))
 
     def register(self, stream: str, reader: str, durable: bool = True, start: str = 'oldest') -> EntryId:
         return self.register_at(stream, reader, durable, start)
@@ -130,9 +137,16 @@ class RedisStore(PlanedStore):
         expected = -1 if expected_version is None else expected_version
         self._enter()
         self._index('value', name)
-        arguments = (uuid.uuid4().hex, self._versions.get(name, 0), expected, payload)
-        keys = self._keys(name, 'value', 'version')
-        done, version, before = self._call(f'put {name!r}', lambda session: session.run('put', keys, *arguments))
+        token, newest, keys = uuid.uuid4().hex, self._versions.get(name, 0), self._keys(name, 'value', 'version')
+
+        def publish(*place: Any) -> Any:
+            return self._call(
+                f'put {name!r}', lambda session: session.run('put', keys, token, newest, expected, *place)
+            )
+
+        done, version, before = self._parts.send(
+            f'put {name!r}', self._key(f'{name}/{token}', 'part:'), payload, publish, lambda reply: reply[0] < 0
+        )
         if not done:
             raise VersionConflict(f'value {name!r} is at version {version}, not at {expected}')
         if before == 0:
@@ -142,14 +156,21 @@ class RedisStore(PlanedStore):
 
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0) -> Optional[Value]:
         check_name('value', name)
-        deadline = time.monotonic() + timeout_s
+        deadline, missed = time.monotonic() + timeout_s, 0
         while True:
             self._enter()
             found = self._newest(name, newer_than)
             if found is None and (left := deadline - time.monotonic()) > 0:
                 found = self._next(name, newer_than, left)
             if found is not None:
-                return decode_value(name, *found)
+                version, payload = found
+                whole = self._parts.fetch(f'get {name!r}', payload)
+                if whole is not None:
+                    return decode_value(name, version, whole)
+                if version == missed:
+                    raise CorruptPayload(f'version {version} of value {name!r}: parts of it are missing')
+                missed = version  # It was replaced twice while we fetched it: look again.
+                continue
             if time.monotonic() >= deadline:
                 return None
 
@@ -162,7 +183,7 @@ class RedisStore(PlanedStore):
     def delete(self, name: str) -> bool:
         existed = bool(self._run('delete', name))
         keys, counters = self._keys(name, 'value', 'version'), f'ding:{{{self.run}}}:counters'
-        values = self._call(f'delete {name!r}', lambda session: session.client.delete(*keys))
+        values = self._call(f'delete {name!r}', lambda session: _delete_value(session, *keys))
         numbers = self._call(f'delete {name!r}', lambda session: session.client.hdel(counters, name))
         return bool(existed or values or numbers)
 
@@ -286,13 +307,41 @@ class RedisStore(PlanedStore):
         payload, (epoch, floor, room, base) = self._call(f'read {stream!r}', command)
         is_held = epoch == record.id.epoch.encode() and record.id.number > int(floor or 0)
         how = fate(is_held, payload is not None, record.sequence, int(base or 0))
-        return payload if how == FILLED else None, how, int(room or 0)
+        if how == FILLED and payload is not None:
+            payload = self._parts.fetch(f'read {stream!r}', payload)
+            return payload, how if payload is not None else GONE, int(room or 0)
+        return None, how, int(room or 0)
 
     def _fill(self, said: Fill) -> None:
-        arguments = (said.epoch, self.writer, said.sequence, said.number, said.payload)
-        self._call(f'fill {said.stream!r}', lambda session: self._script(session, 'fill', said.stream, arguments))
+        known = (said.epoch, self.writer, said.sequence, said.number)
+        what, key = f'fill {said.stream!r}', self._part_key(said.stream, said.sequence, said.payload)
+
+        def fill(*place: Any) -> Any:
+            return self._call(what, lambda session: self._script(session, 'fill', said.stream, (*known, *place)))
+
+        self._parts.send(what, key, said.payload, fill, lambda reply: reply < 0)
 
     def _announce(self, said: Announcement) -> Verdict:
+        if is_large(said.payload):
+            # Parts that find no room would lie there in vain.
+            verdict = self._append(said, b'', -1, '')
+            if verdict.status != ROOM:
+                return verdict
+        return self._parts.send(
+            f'append to {said.stream!r}',
+            self._part_key(said.stream, said.sequence, said.payload),
+            said.payload,
+            lambda *place: self._append(said, *place),
+            lambda verdict: verdict.status == NO_PARTS,
+        )
+
+    def _part_key(self, stream: str, sequence: int, payload: bytes) -> str:
+        if not is_large(payload):
+            return ''
+        # With its checksum: a sequence that was taken back may come again with another payload.
+        return self._key(f'{stream}/{self.writer}', f'{sequence}:{payload[4:8].hex()}:part:')
+
+    def _append(self, said: Announcement, payload: Buffer, num_parts: int, key: str) -> Verdict:
         arguments = (
             said.epoch,
             self.writer,
@@ -301,8 +350,10 @@ class RedisStore(PlanedStore):
             said.size,
             said.max_pending_bytes,
             int(said.drop_oldest),
-            said.payload,
+            payload,
             '' if said.plane == WIRE else said.plane,
+            num_parts,
+            key,
         )
         status, epoch, host, *numbers = self._call(
             f'append to {said.stream!r}', lambda session: self._script(session, 'append', said.stream, arguments)
@@ -312,6 +363,22 @@ class RedisStore(PlanedStore):
         number, last, floor, room, dropped, plane, wanted = numbers
         known = (number, last, floor, room, dropped, plane)
         return Verdict(status.decode(), epoch.decode(), *known, host.decode(), wanted)
+
+    def _whole(self, stream: str, records: Iterable[Record]) -> Iterator[Record]:
+        """With payloads that are in parts put together, up to ``MAX_READ_BYTES``."""
+        num_bytes = 0
+        for record in records:
+            if num_bytes >= MAX_READ_BYTES:
+                return
+            try:
+                payload = self._parts.fetch(f'read {stream!r}', record.payload)
+            except CorruptPayload as e:
+                raise corrupt_entry(stream, record.id, str(e), record.writer, record.sequence) from e
+            if payload is not None:
+                num_bytes += len(payload) if payload is not record.payload else 0
+                yield record._replace(payload=payload)
+            elif self._state_of_fill(stream, record)[1] != GONE:
+                raise corrupt_entry(stream, record.id, 'parts of it are missing', record.writer, record.sequence)
 
     def _wait_for_room(self, stream: str, room: int, timeout_s: float) -> None:
         self._enter()
@@ -364,6 +431,14 @@ class RedisStore(PlanedStore):
         after = {key: _behind(number)}
         found = self._link.wait(what, lambda session: session.client.xread(after, count=count, block=block_ms))
         return found[0][1] if found else []
+
+
+def _delete_value(session: Session, value: str, version: str) -> int:
+    known = session.client.hmget(version, 'parts', 'parts_before')
+    existed = session.client.delete(value, version)
+    for num_parts, _, key in (one.partition(b':') for one in known if one):
+        session.client.unlink(*(key + b'%d' % number for number in range(int(num_parts))))
+    return int(existed)
 
 
 def _reopened(url: str, run: str, options: Dict[str, Any]) -> RedisStore:

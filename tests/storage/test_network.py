@@ -63,7 +63,7 @@ def test_cuts_in_the_middle_of_everything(proxy, size, total):
 
     def cut():
         while not done.is_set():
-            proxy.cut_after(int(random.integers(1, size * 80)), (UP, DOWN)[int(random.integers(2))])
+            proxy.cut_after(int(random.integers(1, size * 30)), (UP, DOWN)[int(random.integers(2))])
             before = proxy.num_cuts
             while proxy.num_cuts == before and not done.wait(0.01):
                 pass
@@ -174,3 +174,17 @@ def test_latency_of_200_ms_costs_round_trips_only(forgetful_server, proxy):
             write(other, [6])
             assert [number_of(entry) for entry in waiting.result(WAIT_S)] == [6]
             assert time.monotonic() - begin < 1
+
+
+def test_a_slow_line_is_no_lost_line(forgetful_server, proxy):
+    """A payload whose way takes longer than the socket timeout arrives at once, as no part of it does."""
+    proxy.bytes_per_s = 10_000_000
+    slow = RedisStore(proxy.url(), 'run', socket_timeout_s=1.0, check_every_s=0.5)
+    with slow as store, RedisStore(forgetful_server.url, 'run') as other:
+        connections = proxy.num_connections
+        store.append(STREAM, {}, {'x': np.arange(2_000_000)})
+        (entry,) = other.read(STREAM)
+        assert entry.arrays['x'][-1] == 1_999_999
+        (entry,) = store.read(STREAM)
+        assert entry.arrays['x'][-1] == 1_999_999
+        assert proxy.num_connections == connections

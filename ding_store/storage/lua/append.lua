@@ -10,6 +10,8 @@
 -- ARGV[8] '1': drop the oldest entries to stay below the limit
 -- ARGV[9] payload, or a reference to it
 -- ARGV[10] plane that the writer believes in, if it is a reference; '' for a payload, which may always come
+-- ARGV[11] number of parts that the payload is in; 0: none; -1: only ask whether there is room
+-- ARGV[12] key of the parts
 -- Returns {status, epoch, host, number, last sequence of this writer, floor, room, dropped, plane, wanted}; statuses are
 -- those of outbox.py
 local writer, sequence, base = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -58,6 +60,13 @@ if limit > 0 and ARGV[8] == '1' then
 end
 if limit > 0 and total - trimmed + size > limit then
   return verdict('FULL')
+end
+local num_parts = tonumber(ARGV[11])
+if num_parts < 0 then
+  return verdict('ROOM')
+end
+if not keep_parts(last + 1, num_parts, ARGV[12]) then
+  return verdict('NO PARTS')
 end
 
 last, total = last + 1, total + size

@@ -9,9 +9,11 @@
 --                         b:<writer>      the lowest sequence that it still held when it last asked for the state
 --                         plane, host     counts changes of plane; host that all readers are on, '': the wire plane
 --                         wanted          entries up to this number must be readable over the wire
+--                         parted          how many of the entries held have their payload in parts
 -- KEYS[2] log     stream  the entries: id "<number>-0", fields e (epoch), w (writer), s (sequence), p (payload, or a
---                         reference to where the readers' host has it)
+--                         reference to where the readers' host has it, or the place of its parts)
 -- KEYS[3] sizes   hash    number -> total when that entry was appended: the payloads themselves are never read here
+--                         p<number> -> "<parts>:<key>" of an entry in parts; key and part's number are that part's key
 -- KEYS[4] room    stream  one entry, replaced by every trim, fill and change of plane: who waits for one blocks on it
 -- KEYS[5] readers hash    d:<name> (durable) or e:<name> (ephemeral) -> number up to which it has acked
 --                         h:<name> -> host that it is on, '' if it reads over the wire only
@@ -23,12 +25,13 @@ local META, LOG, SIZES, ROOM, READERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS
 local FILLED, PLANES = KEYS[6], KEYS[7]
 
 local stored = redis.call('HMGET', META, 'epoch', 'life', 'last', 'floor', 'total', 'trimmed', 'dropped', 'room',
-  'plane', 'host', 'wanted')
+  'plane', 'host', 'wanted', 'parted')
 local epoch = stored[1]
 local last, floor = tonumber(stored[3]) or 0, tonumber(stored[4]) or 0
 local total, trimmed = tonumber(stored[5]) or 0, tonumber(stored[6]) or 0
 local dropped, room = tonumber(stored[7]) or 0, tonumber(stored[8]) or 0
 local plane, host, wanted = tonumber(stored[9]) or 0, stored[10] or '', tonumber(stored[11]) or 0
+local parted = tonumber(stored[12]) or 0
 
 -- A first write that needs no memory makes Redis let a script finish at maxmemory: acks must go through to free some.
 local function need_no_memory()
@@ -57,6 +60,39 @@ local function tell_room()
   redis.call('XADD', ROOM, 'MAXLEN', '=', '1', digits(room) .. '-0', 'r', '')
 end
 
+-- Parts have a time to live until now, in case that their writer is killed before it says that they are there.
+local function keep_parts(number, num_parts, key)
+  for part = 0, num_parts - 1 do
+    local name = key .. digits(part)
+    if redis.call('PERSIST', name) == 0 and redis.call('EXISTS', name) == 0 then
+      return false
+    end
+  end
+  if num_parts > 0 and redis.call('HSETNX', SIZES, 'p' .. digits(number), digits(num_parts) .. ':' .. key) == 1 then
+    parted = parted + 1
+    redis.call('HSET', META, 'parted', digits(parted))
+  end
+  return true
+end
+
+local function delete_parts(numbers)
+  local fields = {}
+  for i, number in ipairs(numbers) do
+    fields[i] = 'p' .. number
+  end
+  for _, known in ipairs(redis.call('HMGET', SIZES, unpack(fields))) do
+    if known then
+      local colon = string.find(known, ':', 1, true)
+      for part = 0, tonumber(string.sub(known, 1, colon - 1)) - 1 do
+        redis.call('UNLINK', string.sub(known, colon + 1) .. digits(part))
+      end
+      parted = parted - 1
+    end
+  end
+  redis.call('HDEL', SIZES, unpack(fields))
+  redis.call('HSET', META, 'parted', digits(parted))
+end
+
 local function trim(upto)
   if upto <= floor then
     return
@@ -67,6 +103,9 @@ local function trim(upto)
     local gone = {}
     for number = first, math.min(first + 999, upto) do
       gone[#gone + 1] = digits(number)
+    end
+    if parted > 0 then
+      delete_parts(gone)
     end
     redis.call('HDEL', SIZES, unpack(gone))
     redis.call('HDEL', FILLED, unpack(gone))

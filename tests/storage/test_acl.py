@@ -1,0 +1,79 @@
+"""The user of docs/deploy.md, exactly as written there: all that the store does works, and nothing else."""
+
+import re
+from pathlib import Path
+
+import pytest
+import redis
+from redis_server import RedisServer
+from test_contract import TestRedisStore as RedisContract
+
+from ding_store import errors
+from ding_store.storage.redis import RedisStore
+
+DEPLOY = Path(__file__).parents[2] / 'docs' / 'deploy.md'
+
+
+@pytest.fixture(scope='module')
+def acl_server(redis_binary, tmp_path_factory):
+    (line,) = re.findall(r'^user ding .*$', DEPLOY.read_text(), re.MULTILINE)
+    file = tmp_path_factory.mktemp('acl') / 'users.acl'
+    file.write_text(line.replace('CHANGE-ME', 'p%ss') + '\nuser default on nopass ~* &* +@all\n')
+    with RedisServer(redis_binary, '--aclfile', str(file)) as server:
+        server.url = f'unix://ding:p%25ss@{server.socket}'
+        yield server
+
+
+class TestRestrictedUser(RedisContract):
+    @pytest.fixture(autouse=True)
+    def _server(self, acl_server):
+        self.server = acl_server
+        with acl_server.client() as self.client:
+            self.client.acl_log_reset()
+            yield
+            # Not one command was refused, not even one whose refusal something swallowed.
+            refused = [row for row in self.client.acl_log() if row['object'] != 'client|setinfo']
+            assert [(row['reason'], row['object']) for row in refused if row['object'] != 'client'] == []
+
+    def test_large_payloads(self):
+        import numpy as np
+
+        with self.open() as store:
+            array = np.arange(600_000)
+            store.append('s', {}, {'x': array})
+            store.put('v', {}, {'x': array})
+            assert store.read('s')[0].arrays['x'][-1] == 599_999
+            assert store.get('v').arrays['x'][-1] == 599_999
+            store.delete('s')
+            store.delete('v')
+            assert self.client.keys(f'ding:*{store.run}*:part:*') == []
+
+
+@pytest.mark.parametrize(
+    'command',
+    ['CONFIG GET *', 'KEYS *', 'SCAN 0', 'FLUSHALL', 'FLUSHDB', 'DEBUG SLEEP 0', 'SHUTDOWN', 'ACL LIST', 'MONITOR'],
+)
+def test_all_else_is_denied(acl_server, command):
+    with redis.Redis(unix_socket_path=str(acl_server.socket), username='ding', password='p%ss') as client:
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            client.execute_command(*command.split())
+
+
+def test_other_keys_are_denied(acl_server):
+    with redis.Redis(unix_socket_path=str(acl_server.socket), username='ding', password='p%ss') as client:
+        for call in (lambda: client.get('secret'), lambda: client.set('x', 1), lambda: client.delete('ding')):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                call()
+
+
+@pytest.mark.parametrize('right', ['+evalsha', '+script|load', '+xadd', '+info', '~ding:*'])
+def test_a_missing_right_is_named(redis_binary, tmp_path, right):
+    (line,) = re.findall(r'^user ding .*$', DEPLOY.read_text(), re.MULTILINE)
+    assert f' {right} ' in line
+    file = tmp_path / 'users.acl'
+    file.write_text(line.replace(f' {right} ', ' ') + '\nuser default on nopass ~* &* +@all\n')
+    with RedisServer(redis_binary, '--aclfile', str(file)) as server:
+        with pytest.raises(errors.StoreDenied, match='refuses us') as caught:
+            with RedisStore(f'unix://ding:CHANGE-ME@{server.socket}', 'run') as store:
+                store.append('s', {}, {})
+        assert 'CHANGE-ME' not in str(caught.value)

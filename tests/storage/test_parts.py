@@ -1,0 +1,230 @@
+"""Payloads in parts: whole or not at all, and no part outlives what it belongs to."""
+
+import numpy as np
+import pytest
+from processes import child
+from redis_server import RedisServer
+
+from ding_store.errors import CorruptPayload, StoreError, StoreTimeout, VersionConflict
+from ding_store.storage import parts
+from ding_store.storage.reader import Reader
+from ding_store.storage.redis import RedisStore
+from ding_store.storage.testing import chunk, eventually, number_of
+
+STREAM = 'experience'
+#: 3.2 MB: four parts.
+LARGE = 400_000
+
+
+@pytest.fixture
+def client(forgetful_server: RedisServer):
+    with forgetful_server.client() as client:
+        yield client
+
+
+@pytest.fixture
+def store(forgetful_server):
+    with RedisStore(forgetful_server.url, 'run') as store:
+        yield store
+
+
+def num_parts(client):
+    return len(client.keys('*:part:*'))
+
+
+def test_places():
+    place = parts.Parted('ding:{r/s/0/w}:1:ab:part:', 1000, 2001)
+    assert parts.unpack(place.pack()) == place
+    assert (place.num_parts, place.keys[2]) == (3, b'ding:{r/s/0/w}:1:ab:part:2')
+    assert parts.unpack(b'DGW\x02whatever') is None
+    packed = place.pack()
+    for bad in (packed[:5], packed[:-1], packed[:-1] + b'\xff', packed[:8] + bytes(4) + packed[12:]):
+        with pytest.raises(CorruptPayload):
+            parts.unpack(bad)
+
+
+@pytest.mark.parametrize('extra', [-1, 0, 1])
+@pytest.mark.parametrize('count', [1, 2, 3, 6])
+def test_sizes_around_whole_parts(store, client, count, extra, monkeypatch):
+    monkeypatch.setattr(parts, 'INLINE_BYTES', 1000)
+    monkeypatch.setattr(parts, 'PART_BYTES', 1000)
+    payload = np.random.default_rng(0).bytes(count * 1000 + extra)
+    place = parts.place('ding:{x}:part:', payload)
+    assert place.num_parts == -(-len(payload) // 1000)
+    store._link.call('write', lambda session: parts._borrowing(session, parts.write_parts, place, payload))
+    assert bytes(store._parts.fetch('read', place.pack())) == payload
+    assert client.pttl('ding:{x}:part:0') > 60_000
+    client.delete(place.keys[-1])
+    assert store._parts.fetch('read', place.pack()) is None
+    client.set(place.keys[-1], 'too short or too long')
+    assert store._parts.fetch('read', place.pack()) is None
+    # The connection is still good for other commands.
+    assert store.add('n', 1) == 1
+
+
+def test_parts_go_with_their_entry(store, client):
+    reader = Reader(store, STREAM, 'learner')
+    for i in range(3):
+        store.append(STREAM, {}, chunk(i, LARGE))
+    store.append(STREAM, {}, chunk(3))
+    assert num_parts(client) == 12
+    assert {client.ttl(key) for key in client.keys('*:part:*')} == {-1}
+    entries = reader.read()
+    assert [number_of(entry) for entry in entries] == [0, 1, 2, 3]
+    reader.ack(entries[1].id)
+    assert num_parts(client) == 4
+    reader.ack()
+    assert num_parts(client) == 0
+    assert client.hget('ding:{run/experience/0}:meta', 'parted') == b'0'
+    store.append(STREAM, {}, chunk(4, LARGE))
+    store.delete(STREAM)
+    assert num_parts(client) == 0
+
+
+def test_drops_and_refusals_leave_no_parts(forgetful_server, client):
+    options = {'max_pending_bytes': 7_000_000}
+    with RedisStore(forgetful_server.url, 'run', overflow='drop_oldest', **options) as store:
+        for i in range(5):
+            store.append(STREAM, {}, chunk(i, LARGE))
+        assert num_parts(client) == 8
+    with RedisStore(forgetful_server.url, 'run', **options) as store:
+        with pytest.raises(StoreTimeout):
+            store.append(STREAM, {}, chunk(5, LARGE), timeout_s=0.05)
+        assert num_parts(client) == 8
+
+
+def test_a_read_is_bounded_in_bytes(store, monkeypatch):
+    monkeypatch.setattr('ding_store.storage.redis.MAX_READ_BYTES', 5_000_000)
+    reader = Reader(store, STREAM, 'learner')
+    for i in range(5):
+        store.append(STREAM, {}, chunk(i, LARGE))
+    assert [[number_of(entry) for entry in reader.read()] for _ in range(3)] == [[0, 1], [2, 3], [4]]
+
+
+def test_writers_killed_in_the_middle_of_parts(forgetful_server, store, client, monkeypatch):
+    """Killed at any part: the entry is there whole or not at all, and parts of no entry have an end."""
+    monkeypatch.setattr(parts, '_LIFE_S', 1)
+    monkeypatch.setattr(parts, '_SLOWEST_BYTES_PER_S', 1e9)
+    reader = Reader(store, STREAM, 'learner')
+    orphans = 0
+
+    def write(upto):
+        def work(pipe):
+            with RedisStore(forgetful_server.url, 'run') as mine:
+                mine.append(STREAM, {}, chunk(7, LARGE))
+                borrowed, count = parts._borrowing, 0
+
+                class Watched:
+                    def __init__(self, connection):
+                        self.connection = connection
+
+                    def __getattr__(self, name):
+                        return getattr(self.connection, name)
+
+                    def send_packed_command(self, *arguments, **options):
+                        nonlocal count
+                        self.connection.send_packed_command(*arguments, **options)
+                        count += 1
+                        if count == upto:
+                            print('there', file=pipe)
+                            while True:
+                                pipe.flush()
+
+                def watched(session, work, *arguments):
+                    return borrowed(session, lambda connection, *more: work(Watched(connection), *more), *arguments)
+
+                parts._borrowing = watched
+                mine.append(STREAM, {}, chunk(8, LARGE))
+
+        return work
+
+    for upto in range(1, 5):
+        with child(write(upto)) as (_, pipe):
+            assert pipe.readline().strip() == 'there'
+            eventually(lambda upto=upto: num_parts(client) >= 4 + min(upto, 1), 'a part arrives')
+            orphans += num_parts(client) - 4
+        assert [number_of(entry) for entry in reader.read()] == [7]
+        reader.ack()
+    assert orphans >= 4
+    eventually(lambda: num_parts(client) == 0, 'parts of nobody go')
+    assert reader.num_lost == 0
+
+
+def test_parts_that_vanish_are_written_again(store, client, monkeypatch):
+    write, count = parts.write_parts, 0
+
+    def forgetful(*arguments):
+        nonlocal count
+        write(*arguments)
+        count += 1
+        if count < 3:
+            client.delete(client.keys('*:part:*')[0])
+
+    monkeypatch.setattr(parts, 'write_parts', forgetful)
+    store.append(STREAM, {}, chunk(1, LARGE))
+    assert [number_of(entry) for entry in store.read(STREAM)] == [1]
+    assert count == 3
+    count = 0
+    assert store.put('weights', {}, chunk(2, LARGE)) == 1
+    assert number_of(store.get('weights')) == 2
+    monkeypatch.setattr(parts, 'write_parts', lambda *arguments: None)
+    with pytest.raises(StoreError, match='vanish'):
+        store.append(STREAM, {}, chunk(1, LARGE))
+
+
+def test_missing_parts_are_corruption_with_a_name(store, client):
+    reader = Reader(store, STREAM, 'learner', on_corrupt='skip')
+    place = store.append(STREAM, {}, chunk(0, LARGE))
+    store.append(STREAM, {}, chunk(1))
+    client.delete(*client.keys('*:part:1'))
+    with pytest.raises(CorruptPayload, match=f"entry {place.number} of 'experience'"):
+        store.read(STREAM)
+    assert reader.read() == []
+    assert [number_of(entry) for entry in reader.read()] == [1]
+    store.put('weights', {}, chunk(0, LARGE))
+    client.delete(*client.keys('*weights*:part:1'))
+    with pytest.raises(CorruptPayload, match="'weights'"):
+        store.get('weights')
+
+
+def test_values_keep_the_version_before(store, client):
+    for i in range(4):
+        assert store.put('weights', {}, chunk(i, LARGE)) == i + 1
+        assert number_of(store.get('weights')) == i
+    assert num_parts(client) == 8
+    store.put('weights', {}, chunk(9))
+    assert num_parts(client) == 4
+    assert number_of(store.get('weights')) == 9
+    with pytest.raises(VersionConflict):
+        store.put('weights', {}, chunk(1, LARGE), expected_version=3)
+    store.delete('weights')
+    assert {client.ttl(key) > 0 for key in client.keys('*:part:*')} <= {True}
+
+
+def test_a_value_replaced_while_it_is_fetched(store, client, monkeypatch):
+    store.put('weights', {}, chunk(1, LARGE))
+    read, count = parts.read_parts, 0
+
+    def slow(connection, place):
+        nonlocal count
+        count += 1
+        if count < 3:
+            for _ in range(2):
+                store.put('weights', {}, chunk(count + 10, LARGE))
+        return read(connection, place)
+
+    monkeypatch.setattr(parts, 'read_parts', slow)
+    value = store.get('weights')
+    assert (number_of(value), count) == (12, 3)
+
+
+def test_large_entries_survive_a_restart_with_an_append_only_file(own_server):
+    with RedisStore(own_server.url, 'run') as store:
+        for i in range(2):
+            store.append(STREAM, {}, chunk(i, LARGE))
+    own_server.restart()
+    with RedisStore(own_server.url, 'run') as store, own_server.client() as client:
+        reader = Reader(store, STREAM, 'learner')
+        assert [number_of(entry) for entry in reader.read()] == [0, 1]
+        reader.ack()
+        assert num_parts(client) == 0
