@@ -53,7 +53,8 @@ EXCEPTIONS: Dict[Tuple[str, str], str] = {
 
 #: (file, module) -> why this one may read or write pickles. Nothing of it ever reaches the wire.
 PICKLE_ALLOWED: Dict[Tuple[str, str], str] = {
-    ('buffer/files.py', 'pickle'): "save_data(): metas, and elements that are Python objects, in the user's own file",
+    ('buffer/saves.py', 'pickle'): "save_data(): metas, and elements that are Python objects, in the user's own file",
+    ('buffer/old_saves.py', 'pickle'): 'load_data(): the same in files of the first format',
     ('buffer/files.py', 'hickle'): 'load_data(): files that DequeBuffer has saved',
 }
 PICKLERS = {'pickle', '_pickle', 'cPickle', 'cloudpickle', 'dill', 'joblib', 'marshal', 'shelve', 'hickle'}
