@@ -85,7 +85,8 @@ class RowIndex:
     @property
     def live_slots(self) -> Array:
         """Slots of all live rows in no order: a view, good for as long as the lock is held."""
-        return self._slots[: self.count]
+        live: Array = self._slots[: self.count]
+        return live
 
     def allocate(self, num_rows: int) -> Tuple[Array, Array]:
         """
