@@ -227,6 +227,9 @@ def _forget(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.storage import open_store
 
     config = _config(options)
+    scheme, _, root = config.url.partition('://')
+    if scheme == 'embedded' and not os.path.isdir(os.path.join(root, str(config.run))):
+        raise ConfigError(f'there is no run {config.run!r} in {root}')
     with open_store(config.url, str(config.run)) as store:
         if store.forget(options.stream, options.reader):
             sys.stdout.write(f'forgot reader {options.reader!r} of {options.stream!r}\n')

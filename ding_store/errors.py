@@ -19,7 +19,6 @@ StoreError
 └── NotEnoughData          (ValueError)    fewer rows than a sample needs; DI-engine reads ValueError as just that
 """
 
-
 from typing import Optional, Tuple
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import traceback
 from typing import Any, Callable, Dict
 
 from ding_store.hook.install import ENV_EXPLAIN
@@ -26,6 +27,7 @@ LEFT_ALONE: Dict[str, str] = {
     'ding.framework.middleware.HERLearner': 'samples the buffer it is given',
     'ding.framework.middleware.sqil_data_pusher': 'pushes into the buffer it is given',
     'ding.framework.middleware.OfflineMemoryDataFetcher': 'reads a dataset, not a replay',
+    'ding.data.buffer.deque_buffer.DequeBuffer': 'imported from its own module, and subclasses of it',
     'ding.worker.create_buffer (episode, sequence, ...)': 'buffers of other types',
 }
 CONFIG_TYPES = ('deque', 'naive', 'advanced')
@@ -62,15 +64,6 @@ def _note_use(name: str) -> None:
             sys.stderr.write(f'ding_store: process {os.getpid()} uses {REPLACED[name]} for {name}\n')
 
 
-def _counting(name: str, make: Callable) -> Callable:
-    @functools.wraps(make, updated=())
-    def call(*args: Any, **kwargs: Any) -> Any:
-        _note_use(name)
-        return make(*args, **kwargs)
-
-    return call
-
-
 @functools.cache
 def parts() -> Any:
     """
@@ -83,30 +76,53 @@ def parts() -> Any:
     return Pipeline(StoreConfig.from_block({}, default_run='default'))
 
 
-def _part(name: str) -> Callable:
-    return lambda *args, **kwargs: getattr(parts(), name)(*args, **kwargs)
+def _standing_in(name: str, stock: Any, part: str, ours: Callable[[], tuple] = lambda: ()) -> Any:
+    """
+    What stands in for ``stock``, a class or a function of DI-engine: calling it makes the store's part. That of a class
+    can be subclassed (a user's own subclass is DI-engine's, as before), and knows both kinds of instances.
+    """
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        _note_use(name)
+        return getattr(parts(), part)(*args, **kwargs)
+
+    if not isinstance(stock, type):
+        return functools.wraps(stock)(make)
+
+    class Kind(type(stock)):  # type: ignore[misc]
+        def __instancecheck__(cls, instance: Any) -> bool:
+            known = (stock, *ours()) if cls is stand_in else ()
+            return isinstance(instance, known) if known else super().__instancecheck__(instance)
+
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if cls is stand_in:
+            return make(*args, **kwargs)
+        return stock.__new__(cls, *args, **kwargs) if stock.__new__ is not object.__new__ else object.__new__(cls)
+
+    namespace = {'__new__': new, '__doc__': stock.__doc__, '__module__': stock.__module__}
+    stand_in: Any = Kind(stock.__name__, (stock,), namespace)
+    return stand_in  # noqa: RET504 - the closures above need its name
 
 
 def _patch_middleware(module: Any) -> None:
-    for name in ('ContextExchanger', 'ModelExchanger', 'data_pusher', 'OffPolicyLearner', 'offpolicy_data_fetcher'):
-        setattr(module, name, _counting(f'ding.framework.middleware.{name}', _part(name)))
+    functional = sys.modules['ding.framework.middleware.functional']
+    for part in ('ContextExchanger', 'ModelExchanger', 'data_pusher', 'OffPolicyLearner', 'offpolicy_data_fetcher'):
+        stand_in = _standing_in(f'ding.framework.middleware.{part}', getattr(module, part), part)
+        for where in (module, functional):
+            if hasattr(where, part):
+                setattr(where, part, stand_in)
 
 
 def _patch_buffer(module: Any) -> None:
-    from ding.data.buffer.deque_buffer import DequeBuffer
+    def ours() -> tuple:
+        from ding_store.buffer import StoreBuffer
 
-    class StoreDequeBuffer(DequeBuffer):
-        """Stands in for DequeBuffer's name: calling it makes a StoreBuffer; as a class it is still DequeBuffer."""
+        return (StoreBuffer,)
 
-        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-            if cls is not StoreDequeBuffer:  # a subclass of a user's own: its behaviour is its own
-                return super().__new__(cls)
-            _note_use('ding.data.DequeBuffer')
-            return parts().DequeBuffer(*args, **kwargs)
-
+    stand_in = _standing_in('ding.data.DequeBuffer', module.DequeBuffer, 'DequeBuffer', ours)
     for name in ('ding.data.buffer', 'ding.data'):
         if name in sys.modules:
-            vars(sys.modules[name])['DequeBuffer'] = StoreDequeBuffer
+            vars(sys.modules[name])['DequeBuffer'] = stand_in
 
 
 def _patch_config(module: Any) -> None:
@@ -125,6 +141,9 @@ def _patch_config(module: Any) -> None:
         try:
             if os.fork() == 0:  # nobody's child: the caller need not wait for it, ever
                 save(config, path)
+        except BaseException:  # noqa: BLE001 - nobody is there to catch it; what is left is to say it
+            traceback.print_exc()
+            sys.stderr.flush()
         finally:
             os._exit(0)
 

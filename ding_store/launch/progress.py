@@ -41,6 +41,10 @@ class Figures:
         )
         began = [m.figures['began_s'] for m in collectors if 'began_s' in m.figures]
         figures.began_s = min(began) if began else None
+        if len(members.of('learner')) > 1 and learner is not None:  # started again: its own loop is what it measures
+            figures.began_s = learner.figures.get('began_s', figures.began_s)
+        figures.rows_ingested = int(members.total('learner', 'rows'))
+        figures.rows_lost = int(members.total('learner', 'lost'))
         if learner is not None:
             figures._add_learner(learner.figures, [m.figures for m in collectors if m.state == 'alive'])
         if evaluator is not None:
@@ -50,8 +54,6 @@ class Figures:
 
     def _add_learner(self, learner: dict, collectors: Sequence[dict]) -> None:
         self.train_iter = learner.get('train_iter', 0)
-        self.rows_ingested = learner.get('rows', 0)
-        self.rows_lost = learner.get('lost', 0)
         self.replay_rows = learner.get('replay_rows', 0)
         self.policy_version = learner.get('policy_version', 0)
         self.ended_s = learner.get('ended_s')

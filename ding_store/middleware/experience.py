@@ -306,7 +306,7 @@ class LearnerSide(Side):
         Members(self._session.store).wait_until_left('collector', LAST_CHUNKS_S)
         self._end_of_stream()
         assert self._plan is not None
-        for entry in self._feed.rest() + self._reader.read(max_entries=10_000):
+        for entry in self._feed.rest():
             before = self._num_rows
             self._merge(ctx, [entry])
             if self._plan.push_direct is None and entry.header['rows'] and not self._plan.push_through(ctx):

@@ -49,11 +49,12 @@ class Feed:
             self._news.notify_all()
 
     def rest(self) -> List[Entry]:
-        """After ``wake``: what was read and not taken."""
+        """After ``wake``: what was read and not taken, and what is in the stream now."""
         self._thread.join(timeout=READ_S + 1.0)
         with self._news:
             rest, self._entries = list(self._entries), deque()
-        return rest
+        # A reader serves one thread at a time.
+        return rest if self._thread.is_alive() else rest + self._reader.read(max_entries=10_000)
 
     def _run(self) -> None:
         try:

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from ding.data import Buffer
 from ding.framework import task
-from ding.framework.middleware.functional import data_pusher as stock_pusher
-from ding.framework.middleware.functional import offpolicy_data_fetcher as stock_fetcher
 from ding.framework.middleware.functional import reward_estimator, trainer
+from ding.framework.middleware.functional.data_processor import data_pusher as stock_pusher
+from ding.framework.middleware.functional.data_processor import offpolicy_data_fetcher as stock_fetcher
 from ditk import logging
 
 from ding_store.buffer.samplers import PrioritySampler

@@ -47,6 +47,7 @@ class Session:
         self._closing = threading.Event()
         self._on_finish: list = []
         self.finish_reason: Optional[str] = None
+        self._lost = False  # the store: this end is no orderly one
         self.member: Optional[Member] = None
 
     @property
@@ -132,6 +133,7 @@ class Session:
                 if self._closing.is_set():
                     return
                 logging.error(f'ding_store: {error}; the run ends here for this process')
+                self._lost = True
                 self._finish(f'the store was lost: {error}')
                 return
 
@@ -145,17 +147,19 @@ class Session:
         Raises:
             - StoreTimeout: The role that this wait depends on is dead.
         """
-        begin = warned = time.monotonic()
+        begin = warned = looked = time.monotonic()
         peers = PeerWatch(self, role) if role else None
         while not self.finished:
             result = attempt(SLICE_S)
             if result is not None:
                 return result
             now = time.monotonic()
-            if now - warned >= min(self.config.wait_warn_s, self.config.peer_timeout_s):
-                warned = now
+            if now - looked >= min(self.config.wait_warn_s, self.config.peer_timeout_s / 4):
+                looked = now
                 state = peers.look() if peers else ''
-                logging.warning(f'ding_store: waiting for {what} since {now - begin:.0f} s{state}')
+                if now - warned >= self.config.wait_warn_s:
+                    warned = now
+                    logging.warning(f'ding_store: waiting for {what} since {now - begin:.0f} s{state}')
         return None
 
     # Leaving
@@ -167,7 +171,7 @@ class Session:
         """
         if self.member is None or self._closing.is_set():
             return
-        failed = not self.finished
+        failed = self._lost or not self.finished
         if self.member.role in ('learner', 'evaluator'):
             self.finish(f'{self.member.title} has {"failed" if failed else "left"}', failed)
         self._closing.set()
@@ -256,7 +260,7 @@ class PeerWatch:
         self._role = role
         self._members = Members(session.store)
         self._beats: Dict[str, int] = {}
-        self._silent_since: Optional[float] = None
+        self._moved_at = time.monotonic()
 
     def look(self) -> str:
         """A text for the warning. Raises StoreTimeout once the role was seen and has been silent for too long."""
@@ -267,10 +271,9 @@ class PeerWatch:
         self._beats = {p.id: p.beat for p in peers}
         now = time.monotonic()
         if moved:
-            self._silent_since = None
+            self._moved_at = now
             return ''
-        self._silent_since = self._silent_since or now
-        silent, limit = now - self._silent_since, self._session.config.peer_timeout_s
+        silent, limit = now - self._moved_at, self._session.config.peer_timeout_s
         last = max(peers, key=lambda p: p.beat)
         if silent >= limit:
             raise StoreTimeout(

@@ -1,6 +1,7 @@
 """Whole jobs in real processes, started as users start them."""
 
 import os
+import re
 import signal
 import sys
 import time
@@ -81,6 +82,21 @@ def test_collector_joins_a_running_job_and_leaves_with_it(tmp_path):
     assert 'interrupted: ending the run' in run.text
     assert 'Traceback' not in run.text
     assert running(tmp_path / '.ding_store' / 'r') is not None  # kept for its grace: the next start goes on with it
+
+
+def test_joined_processes_leave_with_the_run_that_finishes(tmp_path):
+    arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
+    with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 4000)), tmp_path) as run:
+        run.wait_for(lambda: members(tmp_path, 'collector'), 'a collector')
+        join = ding_store('join', '--role', 'collector', '--run', 'r', *tiny(tmp_path / 'trace'))
+        with job(join, tmp_path, name='join') as joined:
+            joined.wait_for(lambda: len(members(tmp_path, 'collector')) == 2, 'the joined collector')
+            assert run.wait() == 0, run.text
+            begin = time.monotonic()
+            assert joined.wait(30) == 0
+            assert time.monotonic() - begin < 5.0
+    balanced(run.text)
+    assert float(re.search(r'all processes had left ([\d.]+) s later', run.text)[1]) < 5.0
 
 
 def test_killed_collector_costs_only_its_unfinished_chunk(tmp_path):

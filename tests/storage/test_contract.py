@@ -81,5 +81,5 @@ def test_retired_run_leaves_no_key(redis_server):
         store.add('collectors', 1)
         store.retire(last=('weights/main',))
     client = redis_server.client()
-    assert [key for key in client.scan_iter('ding:{retired*')] == []
+    assert list(client.scan_iter('ding:{retired*')) == []
     client.close()

@@ -1,0 +1,58 @@
+"""What stands in for DI-engine's names under ``ding-store run``, as scripts may use such names."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from jobs import ding_store, environment
+
+pytest.importorskip('ding')
+
+
+def run_hooked(code, cwd):
+    command = ding_store('run', '--', sys.executable, '-c', textwrap.dedent(code))
+    done = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    return done.stdout.decode()
+
+
+def test_names_can_be_called_checked_and_subclassed(tmp_path):
+    run_hooked(
+        """
+        from ding.data import Buffer, DequeBuffer
+        from ding.framework import middleware
+        from ding.framework.middleware import OffPolicyLearner, data_pusher
+        from ding.framework.middleware.functional import data_pusher as functional_pusher
+        from ding_store.buffer import StoreBuffer
+
+        buffer_ = DequeBuffer(size=4)
+        assert type(buffer_) is StoreBuffer
+        assert isinstance(buffer_, DequeBuffer) and isinstance(buffer_, Buffer)
+
+        class Mine(DequeBuffer):
+            pass
+
+        mine = Mine(size=4)
+        mine.push(1)
+        assert type(mine) is Mine and mine.count() == 1 and isinstance(mine, DequeBuffer)
+        assert not isinstance(buffer_, Mine)
+
+        class MyLearner(OffPolicyLearner):
+            def __init__(self):
+                pass
+
+        assert isinstance(MyLearner(), middleware.OffPolicyLearner)
+        assert functional_pusher is data_pusher
+        """,
+        tmp_path,
+    )
+
+
+def test_a_sitecustomize_of_the_users_own_still_runs(tmp_path):
+    (tmp_path / 'sitecustomize.py').write_text('import builtins; builtins.was_here = True\n')
+    command = ding_store('run', '--', sys.executable, '-c', 'assert was_here')
+    extra = environment()
+    extra['PYTHONPATH'] += f':{tmp_path}'
+    done = subprocess.run(command, cwd=tmp_path, env=extra, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr.decode()
