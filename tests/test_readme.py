@@ -134,6 +134,10 @@ def check_python(words: List[str]) -> None:
         assert words[0] == 'main.py' or (ROOT / words[0]).exists(), words[0]
 
 
+#: What a reader has, or gets from the system: not ours to check.
+SYSTEM_PROGRAMS = ('apt-get', 'export', 'redis-server')
+
+
 def check_command(words: List[str]) -> None:
     program, rest = words[0], words[1:]
     if program == 'ding-store':
@@ -146,7 +150,7 @@ def check_command(words: List[str]) -> None:
         check_python(rest)
     elif program == 'ditask':
         check_options(rest, help_of(str(BIN / 'ditask')))
-    else:
+    elif program not in SYSTEM_PROGRAMS:
         raise AssertionError(f'{program}: no test knows how to check it')
 
 
