@@ -11,7 +11,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence, TypeVar, Union
+from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
 
 import redis
 
@@ -40,6 +40,7 @@ _GET_CONNECTION = ('EVALSHA',) if _NAME is not None and _NAME.default is _NAME.e
 
 T = TypeVar('T')
 Argument = Union[bytes, str, int]
+Before = Callable[[Any], Tuple[int, bytes]]
 
 
 class Script(NamedTuple):
@@ -76,10 +77,19 @@ class Session:
         finally:
             pool.release(connection)
 
-    def run(self, script: str, keys: Sequence[str], *arguments: Argument) -> Any:
+    def run(self, script: str, keys: Sequence[str], *arguments: Argument, before: Optional[Before] = None) -> Any:
+        """
+        Arguments:
+            - before (:obj:`Optional[Callable]`): Sends other commands on the same connection, first, and returns how
+              many replies to them are still to be read, and what is still to be sent.
+        """
         text, sha = self.scripts[script]
         with self.borrowed() as connection:
-            connection.send_command('EVALSHA', sha, len(keys), *keys, *arguments)
+            num_replies, rest = before(connection) if before is not None else (0, b'')
+            packed = connection.pack_command('EVALSHA', sha, len(keys), *keys, *arguments)
+            connection.send_packed_command([b''.join([rest, *packed])] if rest else packed)
+            for _ in range(num_replies):
+                connection.read_response()
             try:
                 return connection.read_response()
             except redis.exceptions.NoScriptError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import struct
 import zlib
-from typing import Any, Callable, List, NamedTuple, Optional, TypeVar
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
 import redis
@@ -19,17 +19,21 @@ from ding_store.errors import CorruptPayload, StoreError
 
 from .wire import Buffer
 
-#: Larger payloads go in parts. One huge value is slow: Redis copies it around, and no two steps overlap.
-INLINE_BYTES = 1 << 20
+#: Larger payloads go in parts: Redis takes an argument of SET from the socket to where it stays, but only if it has
+#: 32 KiB or more; one that goes through a script into a stream is copied four times.
+INLINE_BYTES = 32 << 10
+#: Huge ones are slow again: no two steps of their way overlap.
 PART_BYTES = 1 << 20
 #: A limit of ours, not of Redis: what one entry or value may have.
 MAX_BYTES = 2_000_000_000
-#: Parts on the way at once. More fill buffers, where a reply waits for all that is before it.
-WINDOW = 4
-#: A payload that takes longer than this, and this rate, is written again.
+#: On the way at once. More only fills buffers, where each reply waits for all that is before it.
+WINDOW_BYTES = 4 << 20
+#: A payload that takes longer than this, at this rate, is written again.
 _LIFE_S = 600
 _SLOWEST_BYTES_PER_S = 50_000
 _MAX_TRIES = 5
+#: A copy is cheaper than one more system call, and than a server that wakes up for the first half.
+_JOINED_BYTES = 256 << 10
 
 
 _PLACE = struct.Struct('<4sIIQ')
@@ -76,38 +80,57 @@ def unpack(payload: bytes) -> Optional[Parted]:
     return where
 
 
-def place(key: str, payload: Buffer) -> Parted:
+def place_of(key: str, payload: Buffer) -> Parted:
     return Parted(key, PART_BYTES, len(payload))
 
 
-def write_parts(connection: Any, where: Parted, payload: Buffer) -> None:
-    """Those that are there already are left alone: a part that was long on its way must not give life's end to them."""
+def write_parts(connection: Any, where: Parted, payload: Buffer) -> Tuple[int, bytes]:
+    """
+    Overview:
+        Send a payload. Parts that are there already are left alone: one that was long on its way must not give life's
+        end to them.
+    Returns:
+        - num_replies (:obj:`int`): How many the caller has to read before that to its own command.
+        - rest (:obj:`bytes`): What the caller has to send before its own command, best together with it.
+    """
     view = memoryview(payload)
     life_ms = 1000 * (_LIFE_S + int(len(view) / _SLOWEST_BYTES_PER_S))
     tail = b'\r\n$2\r\nNX\r\n$2\r\nPX\r\n$%d\r\n%d\r\n' % (len(str(life_ms)), life_ms)
+    num_replies, rest = 0, b''
     for number, key in enumerate(where.keys):
         part = view[number * where.part_bytes : (number + 1) * where.part_bytes]
-        head = b'*6\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n' % (len(key), key, len(part))
-        connection.send_packed_command([head, part, tail], check_health=False)
-        if number >= WINDOW:
+        rest += b'*6\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n' % (len(key), key, len(part))
+        if len(part) <= _JOINED_BYTES:
+            rest = b''.join([rest, part, tail])
+        else:
+            connection.send_packed_command([rest, part], check_health=False)
+            rest = tail
+        num_replies += 1
+        if num_replies * where.part_bytes > WINDOW_BYTES:
             connection.read_response()
-    for _ in range(min(WINDOW, where.num_parts)):
-        connection.read_response()
+            num_replies -= 1
+    return num_replies, rest
 
 
-def read_parts(connection: Any, where: Parted) -> Optional[memoryview]:
-    """None when one is missing, or is not as long as it should be."""
-    keys = where.keys
-    for key in keys[:WINDOW]:
-        _ask(connection, key)
-    payload = np.empty(where.num_bytes, np.uint8).data
-    replies, is_whole = _Replies(connection), True
-    for number in range(where.num_parts):
-        start = number * where.part_bytes
-        is_whole &= replies.receive(payload[start : start + where.part_bytes])
-        if number + WINDOW < where.num_parts:
-            _ask(connection, keys[number + WINDOW])
-    return payload.toreadonly() if is_whole else None
+def read_parts(connection: Any, places: Sequence[Parted]) -> List[Optional[Buffer]]:
+    """None for payloads of which a part is missing, or is not as long as it should be."""
+    parts = [(key, where.part_bytes) for where in places for key in where.keys]
+    replies, asked, num_ahead = _Replies(connection), 0, 0
+    payloads: List[Optional[Buffer]] = []
+    for where in places:
+        payload, is_whole = np.empty(where.num_bytes, np.uint8).data, True
+        for start in range(0, where.num_bytes, where.part_bytes):
+            upto = asked
+            while upto < len(parts) and (num_ahead <= 0 or num_ahead + parts[upto][1] <= WINDOW_BYTES):
+                num_ahead += parts[upto][1]
+                upto += 1
+            if upto > asked:
+                _ask(connection, [key for key, _ in parts[asked:upto]])
+                asked = upto
+            is_whole &= replies.receive(payload[start : start + where.part_bytes])
+            num_ahead -= where.part_bytes
+        payloads.append(payload.toreadonly() if is_whole else None)
+    return payloads
 
 
 Call = Callable[[str, Callable[[Any], Any]], Any]
@@ -117,7 +140,7 @@ T = TypeVar('T')
 class Parts:
     """
     Overview:
-        Payloads in and out, in parts where they are large.
+        Fetches payloads that are in parts.
     Arguments:
         - call (:obj:`Callable`): Runs a command with a ``Session``, again and again while the connection is lost.
     """
@@ -125,33 +148,36 @@ class Parts:
     def __init__(self, call: Call) -> None:
         self._call = call
 
-    def send(
-        self, what: str, key: str, payload: bytes, publish: Callable[..., T], is_refused: Callable[[T], bool]
-    ) -> T:
+    def fetch(self, what: str, payloads: Sequence[bytes]) -> List[Optional[Buffer]]:
         """
         Overview:
-            ``publish(payload, 0, '')``; or for a large one, after its parts were written under ``key``,
-            ``publish(place, num_parts, key)``, and both again if parts are gone by then.
+            The payloads themselves, of what entries or values hold; None where parts are missing.
         """
-        if not is_large(payload):
-            return publish(payload, 0, '')
-        where = place(key, payload)
-        for _ in range(_MAX_TRIES):
-            self._call(what, lambda session: _borrowing(session, write_parts, where, payload))
-            reply = publish(where.pack(), where.num_parts, key)
-            if not is_refused(reply):
-                return reply
-        raise StoreError(
-            f'{what}: parts of it vanish before they are used; is the server out of memory or its clock off?'
-        )
+        places = [unpack(payload) for payload in payloads]
+        wanted = [where for where in places if where is not None]
+        if not wanted:
+            return list(payloads)
+        found = iter(self._call(what, lambda session: _borrowing(session, read_parts, wanted)))
+        return [payload if where is None else next(found) for payload, where in zip(payloads, places)]
 
-    def fetch(self, what: str, payload: bytes) -> Optional[Buffer]:
-        """The payload itself, of what an entry or value holds; None when parts are missing."""
-        where = unpack(payload)
-        if where is None:
-            return payload
-        found: Optional[Buffer] = self._call(what, lambda session: _borrowing(session, read_parts, where))
-        return found
+
+def publish_in_parts(
+    what: str, key: str, payload: bytes, publish: Callable[..., T], is_refused: Callable[[T], bool]
+) -> T:
+    """
+    Overview:
+        ``publish(payload, 0, '', None)``; or for a large one ``publish(place, num_parts, key, before)``, where
+        ``before`` is ``write_parts`` but for the connection: all takes one round trip. Once more if parts
+        are gone when they are looked for.
+    """
+    if not is_large(payload):
+        return publish(payload, 0, '', None)
+    where = place_of(key, payload)
+    for _ in range(_MAX_TRIES):
+        reply = publish(where.pack(), where.num_parts, key, lambda connection: write_parts(connection, where, payload))
+        if not is_refused(reply):
+            return reply
+    raise StoreError(f'{what}: its parts vanish before they are used: is the server out of memory, or its clock off?')
 
 
 def is_large(payload: Buffer) -> bool:
@@ -163,8 +189,9 @@ def _borrowing(session: Any, work: Callable[..., T], *arguments: Any) -> T:
         return work(connection, *arguments)
 
 
-def _ask(connection: Any, key: bytes) -> None:
-    connection.send_packed_command([b'*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n' % (len(key), key)], check_health=False)
+def _ask(connection: Any, keys: Sequence[bytes]) -> None:
+    commands = [b'*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n' % (len(key), key) for key in keys]
+    connection.send_packed_command([b''.join(commands)], check_health=False)
 
 
 class _Replies:

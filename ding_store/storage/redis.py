@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace, StoreClosed, VersionConflict
 
 from .base import OLDEST, START, Arrays, Entry, EntryId, Header, StoreInfo, Value
-from .link import Link, Session
+from .link import Before, Link, Session
 from .options import ALL_OPTIONS, check_name, redis_options, refuse_rest, stream_options
-from .outbox import STALE, WIRE, Announcement, Fill, Payload, Verdict
-from .parts import MAX_BYTES, Parts, is_large
+from .outbox import FULL, STALE, WIRE, Announcement, Fill, Payload, Verdict
+from .parts import MAX_BYTES, Parts, is_large, place_of, publish_in_parts, unpack
 from .planes import FILLED, GONE, WAITING, PlanedStore, Record, Resolver, fate
 from .redis_info import read_counters, read_streams, read_values
 from .server import check_url, directory_of
@@ -29,6 +29,8 @@ from .wire import Buffer, corrupt_entry, decode_value, encode, up_to_corrupt
 from .writer import Writer, writer_id
 
 MAX_PAYLOAD_BYTES = MAX_BYTES
+#: Before this much is sent, the server is asked whether there is room: until then it is there in excess.
+ASK_BYTES = 4 << 20
 #: How much payload in parts one read fetches, and at least one.
 MAX_READ_BYTES = 64 << 20
 
@@ -139,14 +141,12 @@ class RedisStore(PlanedStore):
         self._index('value', name)
         token, newest, keys = uuid.uuid4().hex, self._versions.get(name, 0), self._keys(name, 'value', 'version')
 
-        def publish(*place: Any) -> Any:
-            return self._call(
-                f'put {name!r}', lambda session: session.run('put', keys, token, newest, expected, *place)
-            )
+        def publish(place: bytes, num_parts: int, key: str, before: Optional[Before]) -> Any:
+            arguments = (token, newest, expected, place, num_parts, key)
+            return self._call(f'put {name!r}', lambda session: session.run('put', keys, *arguments, before=before))
 
-        done, version, before = self._parts.send(
-            f'put {name!r}', self._key(f'{name}/{token}', 'part:'), payload, publish, lambda reply: reply[0] < 0
-        )
+        key = self._key(f'{name}/{token}', 'part:')
+        done, version, before = publish_in_parts(f'put {name!r}', key, payload, publish, lambda reply: reply[0] < 0)
         if not done:
             raise VersionConflict(f'value {name!r} is at version {version}, not at {expected}')
         if before == 0:
@@ -164,7 +164,7 @@ class RedisStore(PlanedStore):
                 found = self._next(name, newer_than, left)
             if found is not None:
                 version, payload = found
-                whole = self._parts.fetch(f'get {name!r}', payload)
+                (whole,) = self._parts.fetch(f'get {name!r}', [payload])
                 if whole is not None:
                     return decode_value(name, version, whole)
                 if version == missed:
@@ -285,9 +285,11 @@ class RedisStore(PlanedStore):
         self._enter()
         return self._call(f'{script} {stream!r}', lambda session: self._script(session, script, stream, arguments))
 
-    def _script(self, session: Session, script: str, stream: str, arguments: Tuple[Any, ...]) -> Any:
+    def _script(
+        self, session: Session, script: str, stream: str, arguments: Tuple[Any, ...], before: Optional[Before] = None
+    ) -> Any:
         token = f'{session.life.run_id}{self._tokens}{next(self._num_tokens):x}'
-        return session.run(script, self._keys(stream, *_STREAM_PARTS), token, *arguments)
+        return session.run(script, self._keys(stream, *_STREAM_PARTS), token, *arguments, before=before)
 
     def _index(self, kind: str, name: str, again: bool = False) -> None:
         member = f'{kind}:{name}'
@@ -308,7 +310,7 @@ class RedisStore(PlanedStore):
         is_held = epoch == record.id.epoch.encode() and record.id.number > int(floor or 0)
         how = fate(is_held, payload is not None, record.sequence, int(base or 0))
         if how == FILLED and payload is not None:
-            payload = self._parts.fetch(f'read {stream!r}', payload)
+            (payload,) = self._parts.fetch(f'read {stream!r}', [payload])
             return payload, how if payload is not None else GONE, int(room or 0)
         return None, how, int(room or 0)
 
@@ -316,24 +318,25 @@ class RedisStore(PlanedStore):
         known = (said.epoch, self.writer, said.sequence, said.number)
         what, key = f'fill {said.stream!r}', self._part_key(said.stream, said.sequence, said.payload)
 
-        def fill(*place: Any) -> Any:
-            return self._call(what, lambda session: self._script(session, 'fill', said.stream, (*known, *place)))
+        def fill(place: bytes, num_parts: int, key: str, before: Optional[Before]) -> Any:
+            arguments = (*known, place, num_parts, key)
+            return self._call(what, lambda session: self._script(session, 'fill', said.stream, arguments, before))
 
-        self._parts.send(what, key, said.payload, fill, lambda reply: reply < 0)
+        publish_in_parts(what, key, said.payload, fill, lambda reply: reply < 0)
 
     def _announce(self, said: Announcement) -> Verdict:
-        if is_large(said.payload):
-            # Parts that find no room would lie there in vain.
-            verdict = self._append(said, b'', -1, '')
+        if len(said.payload) >= ASK_BYTES:
+            verdict = self._append(said, b'', -1, '', None)
             if verdict.status != ROOM:
                 return verdict
-        return self._parts.send(
-            f'append to {said.stream!r}',
-            self._part_key(said.stream, said.sequence, said.payload),
-            said.payload,
-            lambda *place: self._append(said, *place),
-            lambda verdict: verdict.status == NO_PARTS,
+        what, key = f'append to {said.stream!r}', self._part_key(said.stream, said.sequence, said.payload)
+        verdict = publish_in_parts(
+            what, key, said.payload, lambda *place: self._append(said, *place), lambda one: one.status == NO_PARTS
         )
+        if verdict.status == FULL and key:
+            keys = place_of(key, said.payload).keys  # They would only take more room.
+            self._call(what, lambda session: session.client.unlink(*keys))
+        return verdict
 
     def _part_key(self, stream: str, sequence: int, payload: bytes) -> str:
         if not is_large(payload):
@@ -341,7 +344,9 @@ class RedisStore(PlanedStore):
         # With its checksum: a sequence that was taken back may come again with another payload.
         return self._key(f'{stream}/{self.writer}', f'{sequence}:{payload[4:8].hex()}:part:')
 
-    def _append(self, said: Announcement, payload: Buffer, num_parts: int, key: str) -> Verdict:
+    def _append(
+        self, said: Announcement, payload: Buffer, num_parts: int, key: str, before: Optional[Before]
+    ) -> Verdict:
         arguments = (
             said.epoch,
             self.writer,
@@ -356,7 +361,8 @@ class RedisStore(PlanedStore):
             key,
         )
         status, epoch, host, *numbers = self._call(
-            f'append to {said.stream!r}', lambda session: self._script(session, 'append', said.stream, arguments)
+            f'append to {said.stream!r}',
+            lambda session: self._script(session, 'append', said.stream, arguments, before),
         )
         if status == STALE.encode():
             self._index('stream', said.stream, again=True)  # The server may have forgotten that, too.
@@ -364,21 +370,17 @@ class RedisStore(PlanedStore):
         known = (number, last, floor, room, dropped, plane)
         return Verdict(status.decode(), epoch.decode(), *known, host.decode(), wanted)
 
-    def _whole(self, stream: str, records: Iterable[Record]) -> Iterator[Record]:
+    def _whole(self, stream: str, records: Iterator[Record]) -> Iterator[Record]:
         """With payloads that are in parts put together, up to ``MAX_READ_BYTES``."""
-        num_bytes = 0
-        for record in records:
-            if num_bytes >= MAX_READ_BYTES:
-                return
-            try:
-                payload = self._parts.fetch(f'read {stream!r}', record.payload)
-            except CorruptPayload as e:
-                raise corrupt_entry(stream, record.id, str(e), record.writer, record.sequence) from e
+        held, corrupt = _up_to(records, stream, MAX_READ_BYTES)
+        payloads = self._parts.fetch(f'read {stream!r}', [record.payload for record in held])
+        for record, payload in zip(held, payloads):
             if payload is not None:
-                num_bytes += len(payload) if payload is not record.payload else 0
                 yield record._replace(payload=payload)
             elif self._state_of_fill(stream, record)[1] != GONE:
                 raise corrupt_entry(stream, record.id, 'parts of it are missing', record.writer, record.sequence)
+        if corrupt is not None:
+            raise corrupt
 
     def _wait_for_room(self, stream: str, room: int, timeout_s: float) -> None:
         self._enter()
@@ -431,6 +433,31 @@ class RedisStore(PlanedStore):
         after = {key: _behind(number)}
         found = self._link.wait(what, lambda session: session.client.xread(after, count=count, block=block_ms))
         return found[0][1] if found else []
+
+
+def _up_to(records: Iterator[Record], stream: str, max_bytes: int) -> Tuple[List[Record], Optional[CorruptPayload]]:
+    """What to fetch at once, and what is behind it if that is corrupt."""
+    held: List[Record] = []
+    num_bytes = 0
+    try:
+        for record in records:
+            held.append(record)
+            num_bytes += _bytes_in_parts(stream, record)
+            if num_bytes >= max_bytes:
+                break
+    except CorruptPayload as e:
+        if held and e.entry_id == held[-1].id:
+            held.pop()
+        return held, e
+    return held, None
+
+
+def _bytes_in_parts(stream: str, record: Record) -> int:
+    try:
+        where = unpack(record.payload)
+    except CorruptPayload as e:
+        raise corrupt_entry(stream, record.id, str(e), record.writer, record.sequence) from e
+    return where.num_bytes if where is not None else 0
 
 
 def _delete_value(session: Session, value: str, version: str) -> int:
