@@ -6,6 +6,7 @@ import difflib
 import os
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Dict, Mapping, Optional
+from urllib.parse import urlsplit
 
 from ding_store.errors import ConfigError
 
@@ -84,6 +85,10 @@ class StoreConfig:
         for key in block:
             if key not in known:
                 raise ConfigError(unknown_key('store', str(key), known))
+        if urlsplit(str(block.get('url', ''))).password is not None:
+            raise ConfigError(
+                f'store.url holds a password, and configs are saved with the experiment: put the URL into {ENV_URL}'
+            )
         settings = {'enable': True, **block}
         settings['url'] = os.environ.get(ENV_URL) or settings.get('url', DEFAULT_URL)
         settings['run'] = os.environ.get(ENV_RUN) or settings.get('run') or default_run

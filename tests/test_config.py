@@ -77,3 +77,11 @@ def test_flag_on_sets_the_two_keys():
     main, create = easydict.EasyDict(store={}), easydict.EasyDict(replay_buffer={'type': 'deque'})
     assert enable(main, create) is True
     assert create.replay_buffer == {'type': 'store', 'import_names': ['ding_store.buffer']}
+
+
+def test_a_password_does_not_go_into_a_config(monkeypatch):
+    with pytest.raises(ConfigError, match='DING_STORE_URL') as error:
+        StoreConfig.from_block({'url': 'redis://:s3cret@host'})
+    assert 's3cret' not in str(error.value)
+    monkeypatch.setenv(ENV_URL, 'redis://:s3cret@host')
+    assert StoreConfig.from_block({}).url == 'redis://:s3cret@host'
