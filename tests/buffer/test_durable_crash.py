@@ -4,7 +4,7 @@ import os
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
 
 import numpy as np
 import pytest
@@ -22,6 +22,11 @@ def test_killed_anywhere(tmp_path: Path) -> None:
     assert crash_repeatedly(tmp_path / 'replay', KILLS, seed=KILLS) == []
 
 
+def linger() -> None:
+    """In the middle of what is wrong: by themselves the moments are so short that hardly any kill would hit them."""
+    time.sleep(0.001)
+
+
 class PublishesFirst(Table):
     """Makes rows live before their bytes are there."""
 
@@ -33,6 +38,7 @@ class PublishesFirst(Table):
             slots, _ = self._allocate(num_rows, skipped)
             first = self.index.next_row + skipped
             self._publish(slots, skipped, note, None if note is None else encode_note(note))
+            linger()
             yield slots, np.arange(first, first + num_rows)
 
 
@@ -41,7 +47,7 @@ class CommitsRowsBeforeTheirNote(Table):
 
     def _commit(self, note: Optional[Mapping[str, Any]], encoded: Optional[bytes]) -> None:
         super()._commit(None, None)
-        time.sleep(0.001)  # Two stores, one right after the other: by itself, hardly any kill would hit in between.
+        linger()
         super()._commit(note, encoded)
 
 
@@ -53,6 +59,7 @@ class EvictsTooLate(Table):
         gone = numbers[slots].copy()
         numbers[slots] = self._late[slots]
         super()._store(slots, columns, skipped)
+        linger()
         numbers[slots] = gone
 
     def _allocate(self, num_rows: int, skipped: int) -> Tuple[np.ndarray, np.ndarray]:
@@ -60,8 +67,20 @@ class EvictsTooLate(Table):
         return super()._allocate(num_rows, skipped)
 
 
+class Unhurried(Dict[str, np.ndarray]):
+    """Columns that are written one after the other, with a while in between."""
+
+    def items(self) -> Any:
+        for item in super().items():
+            linger()
+            yield item
+
+
 class UpdatesWithoutRecord(Table):
     """Overwrites rows in place, and keeps nothing to do it again from."""
+
+    def as_stored(self, columns: Any) -> Any:
+        return Unhurried(super().as_stored(columns))
 
     @contextmanager
     def _repeatable(self, rows: np.ndarray, columns: Any) -> Iterator[None]:
