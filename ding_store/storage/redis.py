@@ -441,13 +441,11 @@ def _up_to(records: Iterator[Record], stream: str, max_bytes: int) -> Tuple[List
     num_bytes = 0
     try:
         for record in records:
-            held.append(record)
             num_bytes += _bytes_in_parts(stream, record)
+            held.append(record)
             if num_bytes >= max_bytes:
                 break
     except CorruptPayload as e:
-        if held and e.entry_id == held[-1].id:
-            held.pop()
         return held, e
     return held, None
 

@@ -174,7 +174,10 @@ class Proxy:
 
 def _reset(writer: asyncio.StreamWriter) -> None:
     """Close without a farewell, as a connection does whose other end is gone."""
-    sock = writer.get_extra_info('socket')
+    try:
+        sock = writer.get_extra_info('socket')
+    except AttributeError:
+        return  # A TLS transport that is closed has lost all of its insides.
     if sock is not None and sock.family != socket.AF_UNIX and sock.fileno() >= 0:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
     writer.transport.abort()

@@ -1,0 +1,128 @@
+"""rediss://: an authority of one's own, client certificates, and every way to get it wrong."""
+
+import socket
+from urllib.parse import urlencode
+
+import numpy as np
+import pytest
+from certificates import Authority
+from proxy import Proxy
+from redis_server import RedisServer
+
+from ding_store import errors
+from ding_store.storage import open_store
+from ding_store.storage.reader import Reader
+from ding_store.storage.redis import RedisStore
+from ding_store.storage.testing import chunk, number_of
+
+
+@pytest.fixture(scope='module')
+def authority(tmp_path_factory):
+    authority = Authority(tmp_path_factory.mktemp('tls') / 'ca')
+    authority.issue('server')
+    authority.issue('client')
+    authority.issue('elsewhere', '10.1.2.3')
+    return authority
+
+
+@pytest.fixture(scope='module')
+def strangers(tmp_path_factory):
+    strangers = Authority(tmp_path_factory.mktemp('tls') / 'strangers')
+    strangers.issue('client')
+    return strangers
+
+
+def url(port, authority, client=None, user=''):
+    query = {'ssl_ca_certs': str(authority.ca)}
+    if client is not None:
+        query['ssl_certfile'], query['ssl_keyfile'] = client.pair('client')
+    return f'rediss://{user}127.0.0.1:{port}?{urlencode(query)}'
+
+
+@pytest.fixture
+def proxy(redis_server, authority):
+    """TLS ended by a proxy, as stunnel or a cloud's load balancer would."""
+    with Proxy(redis_server.socket, tls=authority.context('server', wants_client=True)) as proxy:
+        yield proxy
+
+
+def exercise(store):
+    """Small and large, both ways, through readers and values."""
+    reader = Reader(store, 's', 'r')
+    for i, size in enumerate((8, 10_000, 400_000)):
+        store.append('s', {}, chunk(i, size))
+    assert [number_of(entry) for entry in reader.read()] == [0, 1, 2]
+    reader.ack()
+    store.put('v', {}, {'x': np.arange(500_000)})
+    assert store.get('v').arrays['x'][-1] == 499_999
+    store.retire()
+
+
+def test_own_authority_and_client_certificate(proxy, authority):
+    with open_store(url(proxy.port, authority, authority), 'tls') as store:
+        assert store.address == f'rediss://127.0.0.1:{proxy.port}'
+        exercise(store)
+
+
+def test_connections_cut_under_tls(proxy, authority):
+    with open_store(url(proxy.port, authority, authority), 'tls-cut') as store:
+        reader = Reader(store, 's', 'r')
+        for i in range(12):
+            proxy.cut_after(1000 + 40_000 * i)
+            store.append('s', {}, chunk(i, 30_000))
+        assert [number_of(entry) for entry in reader.read()] == list(range(12))
+        store.retire()
+
+
+def test_without_a_client_certificate(proxy, authority):
+    with pytest.raises(errors.StoreUnavailable, match=f'rediss://127.0.0.1:{proxy.port}'):
+        open_store(url(proxy.port, authority), connect_timeout_s=0.2)
+
+
+def test_with_another_authoritys_client_certificate(proxy, authority, strangers):
+    with pytest.raises(errors.StoreUnavailable):
+        open_store(url(proxy.port, authority, strangers), connect_timeout_s=0.2)
+
+
+def test_a_server_of_another_authority(proxy, strangers):
+    with pytest.raises(errors.StoreDenied, match='TLS failed'):
+        open_store(url(proxy.port, strangers, strangers), connect_timeout_s=0)
+
+
+def test_a_certificate_for_another_address(redis_server, authority):
+    with Proxy(redis_server.socket, tls=authority.context('elsewhere', wants_client=False)) as proxy:
+        with pytest.raises(errors.StoreDenied, match=r'TLS failed.*(mismatch|match)'):
+            open_store(url(proxy.port, authority), connect_timeout_s=0)
+
+
+def test_a_server_without_tls(redis_server, authority):
+    with Proxy(redis_server.socket) as proxy:
+        with pytest.raises(errors.StoreUnavailable, match=f'rediss://127.0.0.1:{proxy.port}'):
+            open_store(url(proxy.port, authority), connect_timeout_s=0, socket_timeout_s=0.4, check_every_s=0.2)
+
+
+def test_files_that_are_not_there(redis_server):
+    with Proxy(redis_server.socket) as proxy:
+        with pytest.raises(errors.StoreError, match=f'rediss://127.0.0.1:{proxy.port}'):
+            open_store(f'rediss://127.0.0.1:{proxy.port}?ssl_ca_certs=/nowhere/ca.crt', connect_timeout_s=0)
+
+
+def test_a_redis_that_speaks_tls_itself(redis_binary, authority):
+    """Debian's does; the one in the wheel was built without."""
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        port = free.getsockname()[1]
+    certificate, key = authority.pair('server')
+    words = ['--tls-port', str(port), '--tls-cert-file', certificate, '--tls-key-file', key]
+    server = RedisServer(redis_binary, *words, '--tls-ca-cert-file', str(authority.ca), '--requirepass', 'se/cret')
+    try:
+        try:
+            server.start()
+        except AssertionError:
+            pytest.skip(f'{redis_binary} was built without TLS')
+        with RedisStore(url(port, authority, authority, ':se%2Fcret@'), 'tls') as store:
+            exercise(store)
+        with pytest.raises(errors.StoreUnavailable):
+            open_store(url(port, authority), connect_timeout_s=0.2)
+    finally:
+        server.__exit__()
