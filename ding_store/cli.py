@@ -62,7 +62,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_store_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        '--store', metavar='URL', default=os.environ.get(ENV_URL, DEFAULT_URL), help='default: %(default)s'
+        '--store',
+        metavar='URL',
+        default=os.environ.get(ENV_URL, DEFAULT_URL),
+        help=f'default: {DEFAULT_URL}, or {ENV_URL} in the environment',  # whose value may hold a password
     )
     parser.add_argument(
         '--run',

@@ -6,7 +6,7 @@ import difflib
 import os
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Dict, Mapping, Optional
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from ding_store.errors import ConfigError
 
@@ -41,7 +41,7 @@ class StoreConfig:
     """
 
     enable: bool = False
-    url: str = DEFAULT_URL
+    url: str = field(default=DEFAULT_URL, repr=False)  # It may hold a password.
     run: Optional[str] = None
     train_ratio: str = 'keep'
     max_lead: int = 2
@@ -85,7 +85,8 @@ class StoreConfig:
         for key in block:
             if key not in known:
                 raise ConfigError(unknown_key('store', str(key), known))
-        if urlsplit(str(block.get('url', ''))).password is not None:
+        parts = urlsplit(str(block.get('url', '')))
+        if parts.password is not None or 'password' in parse_qs(parts.query):
             raise ConfigError(
                 f'store.url holds a password, and configs are saved with the experiment: put the URL into {ENV_URL}'
             )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import importlib
 from typing import TYPE_CHECKING, Any, Dict
-from urllib.parse import urlsplit
 
 from ding_store.errors import ConfigError
 
@@ -16,6 +15,7 @@ from .base import OLDEST, OVERFLOW, Arrays, Entry, EntryId, Header, Store, Store
 
 if TYPE_CHECKING:
     from .planes import PlanedStore
+from .urls import scheme_of as _scheme_of
 
 __all__ = [
     'OLDEST',
@@ -60,7 +60,7 @@ def open_store(url: str = 'embedded://', run: str = 'default', **options: Any) -
         - StoreUnavailable: Nobody answers there. StoreDenied: it does, but refuses us.
         - StoreUnsuitable: The server is too old, or is set to evict data.
     """
-    scheme = urlsplit(url).scheme
+    scheme = _scheme_of(url)
     if scheme not in BACKENDS:
         raise ConfigError(_unknown_scheme(url, scheme))
     module, name = BACKENDS[scheme].split(':')
@@ -104,5 +104,5 @@ def _import(module: str, url: str) -> Any:
     except ModuleNotFoundError as e:
         if e.name and e.name.split('.')[0] == 'ding_store':
             raise
-        scheme = urlsplit(url).scheme
+        scheme = _scheme_of(url)
         raise ConfigError(f'{scheme}:// needs the package {e.name!r}: pip install "redis>=4.5" "hiredis>=2.3"') from e

@@ -18,7 +18,8 @@ import redis
 from ding_store.errors import NotEnoughSpace, StoreClosed, StoreDenied, StoreError, StoreUnavailable
 
 from .options import RedisOptions
-from .server import Life, address_of, is_tls_error, make_client, wake
+from .server import Life, is_tls_error, make_client, wake
+from .urls import address_of
 
 logger = logging.getLogger(__name__)
 

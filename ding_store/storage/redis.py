@@ -13,7 +13,6 @@ import threading
 import time
 import uuid
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar
-from urllib.parse import urlsplit
 
 from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace, StoreClosed, VersionConflict
 
@@ -24,7 +23,7 @@ from .outbox import FULL, STALE, WIRE, Announcement, Fill, Payload, Verdict
 from .parts import MAX_BYTES, Parts, is_large, place_of, publish_in_parts, unpack
 from .planes import FILLED, GONE, WAITING, PlanedStore, Record, Resolver, fate
 from .redis_info import read_counters, read_streams, read_values
-from .server import check_url, directory_of
+from .urls import check_url, directory_of, scheme_of
 from .wire import Buffer, corrupt_entry, decode_value, encode, up_to_corrupt
 from .writer import Writer, writer_id
 
@@ -57,8 +56,8 @@ class RedisStore(PlanedStore):
         self.run = check_name('run', run, slashes=False)
         self._url = url
         self._options = dict(options)
-        self._directory = directory_of(url, run)
         check_url(url)
+        self._directory = directory_of(url, run)
         self._closed = False
         self._fork_lock = threading.Lock()
         self._begin()
@@ -69,7 +68,7 @@ class RedisStore(PlanedStore):
         """What belongs to one process: connections, and the numbers of a writer."""
         options = dict(self._options)
         streams, server = stream_options(options), redis_options(options)
-        refuse_rest(urlsplit(self._url).scheme, options, ALL_OPTIONS)
+        refuse_rest(scheme_of(self._url), options, ALL_OPTIONS)
         if server.socket_timeout_s <= streams.check_every_s:
             raise ConfigError(
                 f'socket_timeout_s ({server.socket_timeout_s}) must be above check_every_s ({streams.check_every_s})'

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import os
 import socket
 import ssl
 import threading
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
-from urllib.parse import parse_qs, unquote, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -16,7 +14,7 @@ from redis.retry import Retry
 
 from ding_store.errors import ConfigError, StoreUnsuitable
 
-from .options import ALL_OPTIONS
+from .urls import address_of
 
 MIN_VERSION = (6, 2)  # XTRIM MINID, exclusive ranges
 
@@ -49,29 +47,6 @@ def make_client(url: str, connected: Callable[[Any], None], socket_timeout_s: fl
     except (TypeError, ValueError) as e:
         raise ConfigError(f'the URL of {address_of(url)} is malformed: {e}') from e
     return redis.Redis(connection_pool=pool)
-
-
-def check_url(url: str) -> None:
-    """Our options are keyword arguments: in the URL, redis-py would not know them, and other processes not see them."""
-    ours = sorted(set(parse_qs(urlsplit(url).query)) & set(ALL_OPTIONS))
-    if ours:
-        raise ConfigError(f'pass {", ".join(ours)} as keyword arguments, not in the URL of {address_of(url)}')
-
-
-def address_of(url: str) -> str:
-    """The URL without user, password and query: fit for messages."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition('@')[2]
-    return f'{parts.scheme}://{host}{parts.path}'
-
-
-def directory_of(url: str, run: str) -> Optional[str]:
-    """Of an embedded server: absolute, so that a process elsewhere, or unpickled, finds the same."""
-    parts = urlsplit(url)
-    if parts.scheme != 'embedded':
-        return None
-    base = unquote(parts.netloc + parts.path) or '.ding_store'
-    return os.path.join(os.path.abspath(os.path.expanduser(base)), run)
 
 
 class Life:

@@ -17,8 +17,9 @@ from ding_store.storage import open_store
 from ding_store.storage.memory import MemoryStore
 from ding_store.storage.reader import Reader
 from ding_store.storage.redis import RedisStore
-from ding_store.storage.server import address_of, examine
+from ding_store.storage.server import examine
 from ding_store.storage.testing import WAIT_S, FaultyStore, chunk, number_of
+from ding_store.storage.urls import address_of
 
 
 def copied(store):
