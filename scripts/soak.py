@@ -1,0 +1,242 @@
+"""Many writers against one learner-like reader, for as long as you like: memory flat, nothing lost, lag bounded?
+
+    python scripts/soak.py --seconds 600
+
+The default rate is that of DQN on Atari: 400 elements of 110 KB a second. Exit status 1 when something was lost,
+repeated, or grew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass
+from typing import Any, Dict, List, Sequence
+
+import numpy as np
+
+from ding_store.storage import Reader, Store, open_store
+
+STREAM = 'experience'
+PAGE_BYTES = os.sysconf('SC_PAGE_SIZE')
+BARS = ' ▁▂▃▄▅▆▇█'
+
+
+@dataclass
+class Sample:
+    """One second of it."""
+
+    at_s: float
+    num_rows: int
+    rows_per_s: float
+    lag: int
+    pending_mb: float
+    server_mb: float
+    reader_mb: float
+    writers_mb: float
+
+
+def main() -> int:
+    options = parse()
+    with tempfile.TemporaryDirectory(prefix='soak') as directory:
+        url = options.store or f'embedded://{directory}'
+        return soak(options, url)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--seconds', type=float, default=60.0)
+    parser.add_argument('--processes', type=int, default=4, help='of writers (default: %(default)s)')
+    parser.add_argument('--threads', type=int, default=16, help='each with a store of its own (default: %(default)s)')
+    parser.add_argument('--rate', type=float, default=400.0, help='elements per second, all writers together')
+    parser.add_argument('--element-bytes', type=int, default=110_000)
+    parser.add_argument('--chunk', type=int, default=1, help='elements per entry (default: %(default)s)')
+    parser.add_argument('--store', metavar='URL', help='default: a server of its own')
+    parser.add_argument('--run', default=f'soak-{os.getpid()}')
+    parser.add_argument('--host-plane', choices=('auto', 'off'), default='auto', help='off: all through the server')
+    parser.add_argument('--csv', metavar='FILE', help='write every second there')
+    parser.add_argument('--json', metavar='FILE', help='write the result there')
+    return parser.parse_args()
+
+
+def soak(options: argparse.Namespace, url: str) -> int:
+    context = multiprocessing.get_context('spawn')
+    stop = context.Event()
+    appended = context.Array('q', options.processes * options.threads)
+    with open_store(url, options.run, host_plane=options.host_plane) as store:
+        reader = Reader(store, STREAM, 'learner')
+        writers = [
+            context.Process(target=write, args=(number, options, url, stop, appended), daemon=True)
+            for number in range(options.processes)
+        ]
+        for writer in writers:
+            writer.start()
+        samples: List[Sample] = []
+        learner = Learner(reader, options)
+        watching = threading.Thread(target=watch, args=(learner, store, writers, samples, stop), daemon=True)
+        watching.start()
+        learner.run(options.seconds)
+        stop.set()
+        for writer in writers:
+            writer.join(60)
+        learner.drain(sum(appended))
+        watching.join(10)
+        result = {
+            'num_appended': sum(appended),
+            'num_ingested': learner.num_rows,
+            'num_lost': reader.num_lost,
+            'num_wrong': learner.num_wrong,
+            'num_writers': len(learner.expected),
+            'max_lag': max(sample.lag for sample in samples),
+            'faults': faults(samples, learner, reader, sum(appended)),
+        }
+        store.retire()
+    report(options, samples, result)
+    return 1 if result['faults'] else 0
+
+
+def write(number: int, options: argparse.Namespace, url: str, stop: Any, appended: Any) -> None:
+    threads = [
+        threading.Thread(target=write_one, args=(number * options.threads + i, options, url, stop, appended))
+        for i in range(options.threads)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def write_one(number: int, options: argparse.Namespace, url: str, stop: Any, appended: Any) -> None:
+    period_s = options.chunk * options.processes * options.threads / options.rate
+    obs = np.zeros((options.chunk, options.element_bytes), np.uint8)
+    with open_store(url, options.run, host_plane=options.host_plane) as store:
+        due, count = time.monotonic() + period_s * number / (options.processes * options.threads), 0
+        while not stop.wait(max(0.0, due - time.monotonic())):
+            obs[:] = count % 251
+            store.append(STREAM, {'writer': number, 'count': count}, {'obs': obs})
+            count += 1
+            appended[number] += options.chunk
+            due += period_s
+        # Its copies are needed until the learner has all.
+        store.get('finished', timeout_s=60)
+
+
+class Learner:
+    """Copies rows into a table that never grows, and checks that each writer's come once and in order."""
+
+    def __init__(self, reader: Reader, options: argparse.Namespace) -> None:
+        self.reader = reader
+        self.num_rows = 0
+        self.num_wrong = 0
+        self.expected: Dict[int, int] = {}
+        self._table = np.zeros((1000, options.element_bytes), np.uint8)
+
+    def run(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.step()
+
+    def drain(self, total: int) -> None:
+        """What was appended before the end is still taken; then the writers may go."""
+        end = time.monotonic() + 60
+        while self.num_rows < total and time.monotonic() < end:
+            self.step()
+        self.reader.store.put('finished', {}, {})
+
+    def step(self) -> None:
+        for entry in self.reader.read(64, timeout_s=0.1):
+            writer, count, obs = entry.header['writer'], entry.header['count'], entry.arrays['obs']
+            slots = np.arange(self.num_rows, self.num_rows + len(obs)) % len(self._table)
+            self._table[slots] = obs
+            is_right = count == self.expected.get(writer, 0) and (obs[:, ::997] == count % 251).all()
+            self.num_wrong += not is_right
+            self.expected[writer] = count + 1
+            self.num_rows += len(obs)
+        self.reader.ack()
+
+
+def watch(learner: Learner, store: Store, writers: Sequence[Any], samples: List[Sample], stop: Any) -> None:
+    begin = last = time.monotonic()
+    num_rows = 0
+    while not stop.wait(1.0):
+        info, now = store.info().streams.get(STREAM), time.monotonic()
+        samples.append(
+            Sample(
+                at_s=now - begin,
+                num_rows=learner.num_rows,
+                rows_per_s=(learner.num_rows - num_rows) / (now - last),
+                lag=info.last - info.floor if info else 0,
+                pending_mb=(info.pending_bytes if info else 0) / 1e6,
+                server_mb=server_bytes(store) / 1e6,
+                reader_mb=rss_bytes(os.getpid()) / 1e6,
+                writers_mb=sum(rss_bytes(writer.pid) for writer in writers) / 1e6,
+            )
+        )
+        last, num_rows = now, learner.num_rows
+
+
+def server_bytes(store: Any) -> int:
+    inner = getattr(store, 'store', store)
+    return int(inner._link.call('info', lambda session: session.client.info('memory')['used_memory']))
+
+
+def rss_bytes(pid: int) -> int:
+    """Its own memory: pages of files that it maps are shared, and others' as well."""
+    try:
+        with open(f'/proc/{pid}/statm') as statm:
+            words = statm.read().split()
+    except OSError:
+        return 0
+    return (int(words[1]) - int(words[2])) * PAGE_BYTES
+
+
+def faults(samples: List[Sample], learner: Learner, reader: Reader, num_appended: int) -> List[str]:
+    found = []
+    if learner.num_rows != num_appended:
+        found.append(f'{num_appended} rows were appended, {learner.num_rows} ingested')
+    if reader.num_lost or learner.num_wrong:
+        found.append(f'{reader.num_lost} entries were lost, {learner.num_wrong} were torn, repeated or out of order')
+    # The first quarter fills caches and pools.
+    settled = samples[len(samples) // 4 :]
+    half = len(settled) // 2
+    for name in ('server_mb', 'reader_mb', 'writers_mb'):
+        before, after = (np.median([getattr(one, name) for one in part]) for part in (settled[:half], settled[half:]))
+        if half and after > 1.1 * before + 10:
+            found.append(f'{name} grew from {before:.0f} to {after:.0f}')
+    return found
+
+
+def report(options: argparse.Namespace, samples: List[Sample], result: Dict[str, Any]) -> None:
+    if options.csv:
+        with open(options.csv, 'w', newline='') as file:
+            rows = csv.DictWriter(file, list(asdict(samples[0])))
+            rows.writeheader()
+            rows.writerows(asdict(sample) for sample in samples)
+    if options.json:
+        with open(options.json, 'w') as file:
+            json.dump(result, file)
+    print(f'{"":12} {"min":>9} {"median":>9} {"max":>9}  over time')
+    for name in ('rows_per_s', 'lag', 'pending_mb', 'server_mb', 'reader_mb', 'writers_mb'):
+        values = [float(getattr(sample, name)) for sample in samples]
+        line = f'{min(values):9.1f} {np.median(values):9.1f} {max(values):9.1f}'
+        print(f'{name:12} {line}  {sparkline(values)}')
+    for name, value in result.items():
+        print(f'{name}: {value}')
+
+
+def sparkline(values: List[float], width: int = 60) -> str:
+    """Each mark the largest of its part of the time, from zero up to the largest of all."""
+    parts = [part.max() for part in np.array_split(values, min(width, len(values)))]
+    top = max(parts) or 1.0
+    return ''.join(BARS[int(np.ceil(value / top * (len(BARS) - 1)))] for value in parts)
+
+
+if __name__ == '__main__':
+    sys.exit(main())
