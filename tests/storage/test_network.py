@@ -174,7 +174,7 @@ def test_latency_of_200_ms_costs_round_trips_only(forgetful_server, proxy):
             begin = time.monotonic()
             write(other, [6])
             assert [number_of(entry) for entry in waiting.result(WAIT_S)] == [6]
-            assert time.monotonic() - begin < 1
+            assert time.monotonic() - begin < 5  # a few round trips, not a time-out
 
 
 def test_a_slow_line_is_no_lost_line(forgetful_server, proxy):
