@@ -16,6 +16,9 @@ EXTRAS = {
     'fast': ['numba>=0.58'],
     # pytest 7, as DI-engine's own tests; the linters exactly, since every version finds something else.
     'test': ['pytest>=7.4,<8', 'pytest-timeout>=2.2', 'hypothesis>=6.90', 'ruff==0.8.4', 'mypy==1.13.0'],
+    # Environments of dizoo_configs. opencv-python-headless 4.12 wants numpy 2; ale-py is under the GPL 2.
+    'atari': ['ale-py>=0.10,<0.13', 'opencv-python-headless>=4.5,<4.12'],
+    'mujoco': ['mujoco>=3.1,<4', 'gymnasium>=1.0'],
 }
 # Everything a user may want at run time.
 EXTRAS['all'] = EXTRAS['embedded'] + EXTRAS['fast']

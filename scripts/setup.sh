@@ -11,7 +11,7 @@ Make the environment of this checkout: Python with torch, DI-engine 0.5.3 and di
 returns at once when nothing changed, and goes on where it was interrupted.
 
   --test         also what the tests and the linters need
-  --extra NAME   also this extra of setup.py; may be repeated
+  --extra NAME   also this extra of setup.py, and requirements/no-deps/NAME.txt where that is; may be repeated
   --help         this text
 
 DING_STORE_VENV=DIR        the environment's directory instead of .venv
@@ -79,7 +79,8 @@ has_server() {
 fingerprint() {
     {
         printf '%s\n' "$ROOT"
-        cat "$ROOT"/requirements/*.txt "$ROOT/setup.py" "$ROOT/scripts/setup.sh" "$VENV/pyvenv.cfg"
+        find "$ROOT/requirements" -name '*.txt' -print0 | sort -z | xargs -0 cat
+        cat "$ROOT/setup.py" "$ROOT/scripts/setup.sh" "$VENV/pyvenv.cfg"
     } | sha256sum | cut -d' ' -f1
 }
 
@@ -176,6 +177,16 @@ install_all() {
     install '2/3 DI-engine' --no-deps 'DI-engine==0.5.3'
     list="$(IFS=,; echo "${EXTRAS[*]}")"
     install "3/3 ding_store[$list]" -e "$ROOT[$list]"
+    install_without_dependencies
+}
+
+# Packages whose own requirements contradict DI-engine's: what they really need is in the extra, they come by themselves.
+install_without_dependencies() {
+    local extra file
+    for extra in "${EXTRAS[@]}"; do
+        file="$ROOT/requirements/no-deps/$extra.txt"
+        [[ ! -f $file ]] || install "    and by themselves, for $extra: $(grep -v '^#' "$file" | paste -sd' ')" --no-deps -r "$file"
+    done
 }
 
 main() {

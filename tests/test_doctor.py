@@ -101,6 +101,13 @@ def test_hiredis():
     expect(packages.check_hiredis(versions()), WARN, 'not installed')
 
 
+def test_environments_are_no_need():
+    some = packages.check_environments(versions(ale_py='0.12.1'))
+    expect(some, OK, 'ale-py 0.12.1', 'mujoco: not installed', '[NAME]')
+    everything = packages.check_environments(lambda name: '1.0')
+    assert 'pip install' not in everything.found
+
+
 def test_probe_survives_a_crash_and_a_hang():
     crash = packages.run_probe('import os, sys; sys.stderr.write("boom\\n"); sys.stderr.flush(); os.abort()')
     assert 'status -6: boom' in crash['torch_error']

@@ -141,6 +141,19 @@ def test_a_server_that_went_away_is_replaced(checkout):
     assert checkout.extras() == 'embedded,fast'
 
 
+def test_packages_that_come_without_their_dependencies(checkout):
+    bare = checkout.root / 'requirements/no-deps'
+    bare.mkdir(exist_ok=True)
+    (bare / 'atari.txt').write_text('# why\nstubborn==1.0\n')
+    assert 'stubborn==1.0' in checkout.setup('--extra', 'atari')
+    assert checkout.installs()[-1].endswith(f'--no-deps -r {bare}/atari.txt')
+    assert checkout.installs()[-2].endswith(f'-e {checkout.root}[atari,fast]')
+    assert checkout.setup('--extra', 'atari') == ''
+    (bare / 'atari.txt').write_text('stubborn==1.1\n')
+    checkout.setup()
+    assert checkout.installs()[-1].endswith(f'--no-deps -r {bare}/atari.txt'), 'a new version is installed'
+
+
 def test_failure_is_shown_in_full_and_done_again(checkout):
     output = checkout.setup(status=1, FAKE_FAIL='DI-engine==')
     assert 'ERROR: the reason' in output

@@ -50,6 +50,7 @@ def check_packages() -> List[Finding]:
         check_redis_client(),
         check_hiredis(),
         check_numba(),
+        check_environments(),
     ]
 
 
@@ -205,3 +206,17 @@ def check_numba(versions: Versions = installed_version) -> Finding:
         fix = "pip install 'numpy<2' 'numba>=0.58' (the extra `fast`), if priorities are used"
         return Finding('numba', WARN, 'not installed: prioritized sampling takes its numpy path', fix)
     return Finding('numba', OK, f'{version}: prioritized sampling takes its compiled path')
+
+
+#: Extra of setup.py -> what it installs first of all: the environments of dizoo_configs.
+ENVIRONMENTS = {'atari': 'ale-py', 'mujoco': 'mujoco'}
+
+
+def check_environments(versions: Versions = installed_version) -> Finding:
+    """Which environments of dizoo_configs there are. None of them is needed: the fix is said as a finding."""
+    found = []
+    for extra, distribution in ENVIRONMENTS.items():
+        version = versions(distribution)
+        found.append(f'{extra}: {f"{distribution} {version}" if version else "not installed"}')
+    hint = "; one more: pip install 'numpy<2' '.[NAME]'" if any('not installed' in each for each in found) else ''
+    return Finding('environments', OK, ', '.join(found) + hint)

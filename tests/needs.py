@@ -1,0 +1,23 @@
+"""What a test needs of the machine: a lack of it fails in CI, and skips elsewhere with the reason."""
+
+import importlib
+import os
+
+import pytest
+
+from dizoo_configs import extras
+
+
+def lacking(message: str) -> None:
+    if os.environ.get('CI') == 'true':
+        pytest.fail(message)
+    pytest.skip(message)
+
+
+def need_extra(module: str, extra: str) -> None:
+    """The test needs a module that ``scripts/setup.sh --extra EXTRA`` installs."""
+    importlib.invalidate_caches()
+    try:
+        extras.need(module, extra)
+    except ModuleNotFoundError as error:
+        lacking(str(error))
