@@ -55,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_join(commands)
     _add_status(commands)
     _add_bench(commands)
+    _add_compare(commands)
     _add_forget(commands)
     commands.add_parser('doctor', help='check this environment, and say the fix for what is wrong', add_help=False)
     return parser
@@ -134,6 +135,13 @@ def _bench_replay(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.bench.replay import main as bench
 
     return bench(options.workloads, options.buffers, options.scale, options.seconds, options.json)
+
+
+def _add_compare(commands: argparse._SubParsersAction) -> None:
+    from ding_store.bench.compare.main import DESCRIPTION, add_options
+
+    parser = commands.add_parser('compare', help='the stock buffer and the store side by side', description=DESCRIPTION)
+    add_options(parser)
 
 
 def _add_forget(commands: argparse._SubParsersAction) -> None:

@@ -1,0 +1,152 @@
+"""The command: which rows, which sections, and what becomes of the figures."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import functools
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+from ding_store.bench.compare.plan import Part, memory_available, memory_needed, parts
+from ding_store.bench.compare.results import Results
+from ding_store.bench.compare.rows import ROWS, Row
+from ding_store.bench.compare.terminal import Progress, render
+from ding_store.bench.compare.windows import interleaved
+from ding_store.bench.compare.worker import WorkerFailed
+from ding_store.errors import ConfigError
+
+DESCRIPTION = (
+    'Every row of the published requirements on the stock buffer and on the store, side by side: adds/s, samples/s, '
+    'memory, headroom over what the job needs, and the bound of this machine.'
+)
+TITLES = ['stock', 'store']
+ROW_SECTIONS = ('single',)
+SECTIONS = ROW_SECTIONS
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('--rows', nargs='+', metavar='ROW', help=f'default: all of {" ".join(r.name for r in ROWS)}')
+    parser.add_argument(
+        '--sections', nargs='+', metavar='SECTION', help=f'what to measure; default: all of {" ".join(SECTIONS)}'
+    )
+    parser.add_argument('--quick', action='store_true', help='about 2 minutes: small replays, short windows')
+    parser.add_argument('--memory', type=float, metavar='GB', help='payload of one replay (default: 4; quick: 0.5)')
+    parser.add_argument(
+        '--length', type=int, metavar='N', help='elements of a replay at most (default: all; quick: 20000)'
+    )
+    parser.add_argument('--repeats', type=int, metavar='N', help='windows per figure (default: 5; quick: 2)')
+    parser.add_argument('--seconds', type=float, metavar='S', help='per window (default: 1; quick: 0.2)')
+    parser.add_argument('--json', metavar='FILE', help='keep all figures there, after every step')
+    parser.add_argument('--resume', action='store_true', help='measure only what the --json FILE does not have yet')
+    parser.set_defaults(call=lambda options, command: main(options))
+
+
+def main(options: argparse.Namespace) -> int:
+    """0: all was measured; 1: something failed, and the tables say what."""
+    rows, sections, settings = _checked(options)
+    results = Results(_writable(options.json), settings, options.resume)
+    failures = _measure(rows, sections, settings, results)
+    results.data['date'] = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds')
+    results.save()
+    sys.stdout.write(render(results.data) + '\n')
+    for failure in failures:
+        sys.stderr.write(failure + '\n')
+    return 1 if failures else 0
+
+
+def _checked(options: argparse.Namespace) -> Tuple[List[Row], List[str], Dict[str, Any]]:
+    known = {row.name: row for row in ROWS}
+    names = options.rows or list(known)
+    sections = options.sections or list(SECTIONS)
+    for kind, given, all_ in (('row', names, list(known)), ('section', sections, list(SECTIONS))):
+        for name in given:
+            if name not in all_:
+                raise ConfigError(f'no {kind} {name!r}; known are {", ".join(all_)}')
+    quick = options.quick
+    settings = {
+        'quick': quick,
+        'length': options.length or (20_000 if quick else None),
+        'memory_gb': options.memory or (0.5 if quick else 4.0),
+        'repeats': options.repeats or (2 if quick else 5),
+        'seconds': options.seconds or (0.2 if quick else 1.0),
+    }
+    for name in ('memory', 'length', 'repeats', 'seconds'):
+        value = getattr(options, name)
+        if value is not None and value <= 0:
+            raise ConfigError(f'--{name} ({value:g}) must be above 0')
+    rows = [known[name] for name in names]
+    for row in rows:
+        _parts(row, settings)
+    return rows, sections, settings
+
+
+def _writable(path: Optional[str]) -> Optional[Path]:
+    if path is None:
+        return None
+    if not Path(path).parent.is_dir():
+        raise ConfigError(f'{path!r}: there is no such directory')
+    return Path(path)
+
+
+def _measure(rows: Sequence[Row], sections: Sequence[str], settings: Dict[str, Any], results: Results) -> List[str]:
+    failures: List[str] = []
+    steps = [(row, section) for section in sections for row in rows]
+    progress = Progress(len(steps))
+    for row, section in steps:
+        record = results.row(row.name)
+        if section not in record:
+            record.update(_facts(row))
+            say = functools.partial(_say, progress, row.name)
+            try:
+                record[section] = MEASURE[section](row, settings, say)
+            except WorkerFailed as error:
+                failures.append(f'{row.name} {section}: {error}')
+            results.save()
+        progress.step()
+    progress.end()
+    return failures
+
+
+def _say(progress: Progress, name: str, text: str) -> None:
+    progress.say(f'{name} {text}')
+
+
+def _facts(row: Row) -> Dict[str, Any]:
+    return {
+        'name': row.name,
+        'title': row.title,
+        'length': row.length,
+        'kind': row.kind,
+        'published_bytes': row.published,
+        'element_bytes': row.element_bytes,
+        'is_real': row.is_real,
+        'batch': row.batch,
+        'required': {'adds_per_s': row.adds_per_s, 'samples_per_s': row.samples_per_s},
+    }
+
+
+def _single(row: Row, settings: Dict[str, Any], say: Callable[[str], None]) -> Dict[str, Any]:
+    records = []
+    for part in _parts(row, settings):
+        sides = interleaved(part.row, part.length, TITLES, settings['repeats'], settings['seconds'], say)
+        records.append(
+            {'kind': part.kind, 'length': part.length, 'element_bytes': part.row.element_bytes, 'sides': sides}
+        )
+    return {'parts': records}
+
+
+def _parts(row: Row, settings: Dict[str, Any]) -> List[Part]:
+    chosen = parts(row, settings['memory_gb'] * 1e9, settings['length'])
+    for part in chosen:
+        needed, there = memory_needed(part), memory_available()
+        if needed > 0.9 * there:
+            raise ConfigError(
+                f'{row.name} needs about {needed / 1e9:.1f} GB for both replays, {there / 1e9:.1f} are free: '
+                f'give less with --memory ({settings["memory_gb"]:g} now)'
+            )
+    return chosen
+
+
+MEASURE: Dict[str, Callable[..., Dict[str, Any]]] = {'single': _single}

@@ -1,0 +1,14 @@
+"""What every measured process imports, once for all of them. What DI-engine's dependencies say meanwhile is dropped."""
+
+import contextlib
+import io
+import warnings
+
+with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+    warnings.simplefilter('ignore')
+    import torch
+
+    import ding_store.bench.compare.single
+    import ding_store.buffer  # noqa: F401
+
+torch.set_num_threads(1)

@@ -1,0 +1,94 @@
+"""What was measured, kept in the --json file after every step, so that a run can be taken up again."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Dict, Optional
+
+from ding_store import __version__
+from ding_store.errors import ConfigError
+
+#: Of the file's shape.
+VERSION = 1
+
+
+class Results:
+    """
+    Overview:
+        ``data``: 'version', 'settings', 'machine', 'rows' (name -> facts of the row and a record per section) and a
+        record for each section that is not about rows.
+    Raises:
+        - ConfigError: ``--resume`` of a file that is not there, not ours, or of other settings.
+    """
+
+    def __init__(self, path: Optional[Path], settings: Dict[str, Any], resume: bool) -> None:
+        self._path = path
+        self.data: Dict[str, Any] = {'version': VERSION, 'settings': settings, 'machine': machine(), 'rows': {}}
+        if resume:
+            self.data = self._load(settings)
+
+    def _load(self, settings: Dict[str, Any]) -> Dict[str, Any]:
+        if self._path is None:
+            raise ConfigError('--resume goes with --json FILE, which holds what was measured before')
+        if not self._path.exists():
+            return self.data
+        try:
+            data: Dict[str, Any] = json.loads(self._path.read_text())
+        except ValueError as e:
+            raise ConfigError(f'--resume: {self._path} is no JSON ({e}); remove it to begin anew') from e
+        if data.get('version') != VERSION or data.get('settings') != settings:
+            raise ConfigError(
+                f'--resume: {self._path} was made with {data.get("settings")}, this is {settings}; '
+                'use the same settings, or another file'
+            )
+        return data
+
+    def row(self, name: str) -> Dict[str, Any]:
+        record: Dict[str, Any] = self.data['rows'].setdefault(name, {})
+        return record
+
+    def save(self) -> None:
+        """The old file or the new one, never half."""
+        if self._path is None:
+            return
+        temporary = self._path.with_suffix(self._path.suffix + '.new')
+        temporary.write_text(json.dumps(self.data, indent=1))
+        os.replace(temporary, self._path)
+
+
+def machine() -> Dict[str, Any]:
+    return {
+        'cpu': _cpu(),
+        'cores': os.cpu_count(),
+        'memory_bytes': os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'),
+        'python': platform.python_version(),
+        'numpy': version('numpy'),
+        'torch': version('torch'),
+        'di_engine': version('DI-engine'),
+        'ding_store': __version__,
+        'commit': _commit(),
+    }
+
+
+def _cpu() -> str:
+    try:
+        with open('/proc/cpuinfo') as cpuinfo:
+            return next(line.split(':', 1)[1].strip() for line in cpuinfo if line.startswith('model name'))
+    except (OSError, StopIteration):
+        return platform.machine()
+
+
+def _commit() -> Optional[str]:
+    try:
+        done = subprocess.run(
+            ['git', '-C', str(Path(__file__).parent), 'rev-parse', '--short', 'HEAD'],
+            capture_output=True, text=True, timeout=10,
+        )  # fmt: skip
+    except OSError:
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,119 @@
+"""``ding-store compare`` measures every row on both sides; how fast they are is tested nowhere."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from jobs import ROOT, ding_store, environment
+
+from ding_store.bench.compare.plan import parts
+from ding_store.bench.compare.rows import ROWS
+
+pytest.importorskip('ding')
+
+TINY = ['--length', '150', '--memory', '0.01', '--repeats', '1', '--seconds', '0.02']
+
+
+def compare(*arguments, code=0):
+    done = subprocess.run(
+        ding_store('compare', *arguments), env=environment(), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == code, done.stderr[-3000:]
+    return done
+
+
+def row(name):
+    return next(one for one in ROWS if one.name == name)
+
+
+def test_both_sides_of_a_row_and_resume(tmp_path):
+    file = tmp_path / 'out.json'
+    done = compare(*TINY, '--sections', 'single', '--rows', 'sac', '--json', file)
+    assert 'sac bytes' in done.stdout or 'sac index' in done.stdout
+    first = json.loads(file.read_text())
+    (part,) = first['rows']['sac']['single']['parts']
+    for side in ('stock', 'store'):
+        figures = part['sides'][side]
+        assert (
+            0 < figures['sample_p50_s'] <= figures['sample_p90_s'] <= figures['sample_p99_s'] <= figures['sample_max_s']
+        )
+        assert 0 < figures['headroom'] < min(figures['adds_per_s'] / 71, figures['samples_per_s'] / 138)
+        assert figures['bound_headroom'] > 0
+    compare(*TINY, '--sections', 'single', '--rows', 'sac', 'ppo', '--json', file, '--resume')
+    second = json.loads(file.read_text())
+    assert second['rows']['sac'] == first['rows']['sac']
+    assert set(second['rows']) == {'sac', 'ppo'}
+    done = compare('--quick', '--sections', 'single', '--rows', 'sac', '--json', file, '--resume', code=2)
+    assert 'was made with' in done.stderr
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'says'),
+    [
+        (['--rows', 'pong'], "no row 'pong'; known are dqn, ppo"),
+        (['--sections', 'all'], "no section 'all'; known are single"),
+        (['--memory', '0.1', '--rows', 'r2d2'], 'holds 10 elements of r2d2: give it at least 0.32'),
+        (['--repeats', '0'], '--repeats (0) must be above 0'),
+        (['--json', '/nowhere/out.json'], 'there is no such directory'),
+        (['--resume'], '--resume goes with --json FILE'),
+    ],
+)
+def test_wrong_arguments(arguments, says):
+    assert says in compare(*arguments, code=2).stderr
+
+
+def test_the_script_is_the_command():
+    script = [sys.executable, str(ROOT / 'scripts' / 'compare_throughput.py'), '--help']
+    done = subprocess.run(script, env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert '--resume' in done.stdout
+
+
+@pytest.mark.parametrize('one', ROWS, ids=lambda row: row.name)
+def test_elements_have_the_published_bytes(one):
+    number, unit = one.published.split()
+    assert abs(one.element_bytes / (float(number) * {'KB': 1e3, 'MB': 1e6}[unit]) - 1) < 0.08
+
+
+@pytest.mark.parametrize('one', ROWS, ids=lambda row: row.name)
+def test_smaller_elements_keep_their_leaves(one):
+    small = one.smaller(6000)
+    assert small.leaves.keys() == one.leaves.keys()
+    assert all(len(small.leaves[path][1]) == len(shape) for path, (_, shape) in one.leaves.items())
+    assert small.element_bytes < 40_000
+    assert bool(small.steps) == bool(one.steps)
+
+
+def test_a_row_is_measured_whole_or_by_bytes_and_by_index():
+    assert [part.kind for part in parts(row('sac'), 4e9)] == ['whole']
+    by_bytes, by_index = parts(row('dqn'), 4e9)
+    assert (by_bytes.row.element_bytes, by_index.length) == (row('dqn').element_bytes, 400_000)
+    assert by_bytes.length * by_bytes.row.element_bytes == pytest.approx(4e9, rel=0.01)
+    assert by_index.length * by_index.row.element_bytes < 4e9
+
+
+def test_both_sides_deliver_the_same_batch():
+    """Of the same elements: the same keys, shapes and values."""
+    from ding_store.bench.compare.sides import Store, collated, elements_of
+
+    for one in ROWS:
+        small = one.smaller(6000)
+        columns = small.columns(small.batch)
+        elements = elements_of(small, columns)
+        expected = collated(small, elements)
+        side = Store(small, small.batch)
+        side.fill(small.columns(4))
+        batch = side.sample()
+        assert_equal(expected, collated(small, batch), side.rows, 1 if small.steps else 0)
+
+
+def assert_equal(expected, actual, rows, axis):
+    for key, value in expected.items():
+        if key == 'prev_state':
+            continue
+        if isinstance(value, dict):
+            assert_equal(value, actual[key], rows, axis)
+        else:
+            np.testing.assert_array_equal(value.numpy().take(rows, axis), actual[key].numpy(), err_msg=key)
