@@ -14,6 +14,11 @@ DEFAULT_URL = 'embedded://'
 #: Set by ``ding-store run`` and ``ding-store join`` for the processes that they start; they win over the config.
 ENV_URL, ENV_RUN = 'DING_STORE_URL', 'DING_STORE_RUN'
 
+#: Types of DI-engine whose elements get no keys of the buffer's, and no priorities.
+PLAIN_TYPES = ('naive', 'episode', 'sequence')
+#: Policies whose own collate takes a time-major batch as it is: shown by tests, one by one.
+TIME_MAJOR_POLICIES = ('r2d2', 'impala', 'qmix')
+
 
 @dataclass(frozen=True)
 class StoreConfig:
@@ -38,6 +43,7 @@ class StoreConfig:
         - peer_timeout_s (:obj:`float`): How long a dead learner or evaluator is waited for before the job ends.
         - heartbeat_s (:obj:`float`): How often a process reports its figures to the run.
         - buffer_path (:obj:`Optional[str]`): Directory of the replay's files; None for a private replay in memory.
+        - prefetch (:obj:`int`): Batches that the replay gathers ahead in a thread, while the policy trains; 0: none.
     """
 
     enable: bool = False
@@ -54,6 +60,7 @@ class StoreConfig:
     peer_timeout_s: float = 60.0
     heartbeat_s: float = 1.0
     buffer_path: Optional[str] = None
+    prefetch: int = 0
     store_options: Dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -64,6 +71,8 @@ class StoreConfig:
             _check_at_least(name, getattr(self, name), 1)
         for name in ('reconnect_timeout_s', 'wait_warn_s', 'peer_timeout_s', 'heartbeat_s'):
             _check_at_least(name, getattr(self, name), 1e-3)
+        if isinstance(self.prefetch, bool) or not isinstance(self.prefetch, int) or self.prefetch < 0:
+            raise ConfigError(f'store.prefetch ({self.prefetch!r}) must be an integer >= 0')
         if not isinstance(self.enable, bool):
             raise ConfigError(f'store.enable ({self.enable!r}) must be True or False')
         if self.run is not None and not isinstance(self.run, str):
@@ -112,7 +121,8 @@ def enable(main_config: Any, create_config: Any) -> bool:
     """
     Overview:
         Apply the flag to a config for ``ding -m serial`` and its like: with ``main_config.store`` on, the replay buffer
-        becomes the store's; with it off, or left out, nothing changes.
+        becomes the store's, with the settings that the config has for it; with it off, or left out, nothing changes.
+        An imagination buffer of a world model stays what it is.
     Arguments:
         - main_config, create_config (:obj:`EasyDict`): DI-engine's pair; ``create_config`` is changed in place.
     Returns:
@@ -122,8 +132,29 @@ def enable(main_config: Any, create_config: Any) -> bool:
     """
     config = StoreConfig.from_block(main_config.get('store'))
     if config.enable:
-        create_config.replay_buffer = type(create_config)(type='store', import_names=['ding_store.buffer'])
+        policy = create_config.get('policy', {}).get('type')
+        settings = as_store(create_config.get('replay_buffer', {}), policy)
+        if config.buffer_path is not None:
+            settings.setdefault('path', config.buffer_path)
+        if config.prefetch:
+            settings.setdefault('prefetch', config.prefetch)
+        create_config.replay_buffer = type(create_config)(settings)
     return config.enable
+
+
+def as_store(cfg: Mapping[str, Any], policy: Optional[str] = None) -> Dict[str, Any]:
+    """
+    Overview:
+        The config of a buffer of DI-engine as one of type 'store' that does the same.
+    Arguments:
+        - policy (:obj:`Optional[str]`): The policy that trains on it, if known.
+    """
+    made = {**cfg, 'type': 'store', 'import_names': ['ding_store.buffer']}
+    if cfg.get('type') in PLAIN_TYPES:
+        made.setdefault('priority', False)
+    if policy in TIME_MAJOR_POLICIES:
+        made.setdefault('time_major', True)
+    return made
 
 
 def unknown_key(where: str, key: str, known: list) -> str:

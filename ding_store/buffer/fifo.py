@@ -1,9 +1,9 @@
-"""A queue: rows in the order in which they were pushed, each once."""
+"""A queue: rows in the order in which they were pushed, each once, or so many times."""
 
 from __future__ import annotations
 
 import threading
-from typing import Any, Dict, Optional
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -22,13 +22,20 @@ class Fifo:
         The oldest rows that were not sampled yet, as on-policy learners want them (IMPALA, PPO). O(size) amortised. The
         rows stay in the table; ``limited(Fifo(), max_times_sampled=1)`` takes them out. Rows that leave before their
         turn, because the table is full, are passed over and counted.
+    Arguments:
+        - times (:obj:`int`): How often each row is sampled before the queue moves on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, times: int = 1) -> None:
+        if isinstance(times, bool) or not isinstance(times, int) or times < 1:
+            raise ConfigError(f'times ({times!r}) must be an integer >= 1')
+        self.times = times
         #: Samples through this sampler take turns, so that no two of them get the same rows.
         self.lock = threading.RLock()
         self._index: Optional[RowIndex] = None
-        self._next = 0
+        self._place = _Place()
+        # Where it will be when all is delivered that was drawn ahead; None: nothing was.
+        self._ahead: Optional[_Place] = None
         #: Rows that left before they were sampled.
         self.num_missed = 0
 
@@ -48,13 +55,13 @@ class Fifo:
         """
         if replace or sample_range is not None:
             raise TypeError(f'a Fifo samples every row once: no replace ({replace}), no sample_range ({sample_range})')
-        found, count, row = [], 0, self._next
+        found, count, row = [], 0, (self._ahead or self._place).next
         while count < size and row < index.next_row:
             rows = np.arange(row, min(row + max(_CHUNK, size), index.next_row), dtype=np.int64)
             slots, is_live = index.find(rows)
             live = slots[is_live]
-            if not count and not len(live):
-                self._pass_over(len(rows))
+            if not count and not len(live) and self._ahead is None:
+                self._pass_over(int(rows[-1]) + 1)
             found.append(live)
             count, row = count + len(live), row + len(rows)
         if count < size:
@@ -67,10 +74,18 @@ class Fifo:
 
     def delivered(self, rows: Array) -> Optional[Array]:
         """These rows were handed out; none has to leave for it."""
-        last = int(rows[-1])
-        self.num_missed += last + 1 - self._next - len(rows)
-        self._next = last + 1
+        place, last = self._place, int(rows[-1])
+        self.num_missed += max(0, last + 1 - place.unseen) - int(np.count_nonzero(rows >= place.unseen))
+        self._place = place.after(last, self.times)
         return None
+
+    def drawn(self, rows: Array) -> None:
+        """These rows are drawn ahead: the next choice begins behind them."""
+        self._ahead = (self._ahead or self._place).after(int(rows[-1]), self.times)
+
+    def returned(self, num_batches: int) -> None:
+        """What was drawn ahead will not be delivered: the next choice begins where the last delivery ended."""
+        self._ahead = None
 
     def published(self, slots: Array) -> None:
         pass
@@ -89,13 +104,31 @@ class Fifo:
 
     def cleared(self) -> None:
         """What comes now may have any numbers: a file's."""
-        self._next = 0
+        self._place, self._ahead = _Place(), None
 
-    def _pass_over(self, num_rows: int) -> None:
-        self._next += num_rows
-        self.num_missed += num_rows
+    def _pass_over(self, next_row: int) -> None:
+        place = self._place
+        self.num_missed += max(0, next_row - place.unseen)
+        self._place = _Place(next_row, max(next_row, place.unseen), tuple(e for e in place.ends if e >= next_row))
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Fifo:
-        twin = memo[id(self)] = type(self)()
-        twin._next, twin.num_missed = self._next, self.num_missed
+        twin = memo[id(self)] = type(self)(self.times)
+        twin._place, twin.num_missed = self._place, self.num_missed
         return twin
+
+
+class _Place(NamedTuple):
+    """
+    Where a queue is. Every sample begins at the same row, ``next``, until that one was sampled often enough: so a row
+    was sampled as often as there are ``ends``, the last rows of samples, at or behind it.
+    """
+
+    next: int = 0
+    unseen: int = 0  # This row and those behind it were never sampled.
+    ends: Tuple[int, ...] = ()
+
+    def after(self, last: int, times: int) -> _Place:
+        """Where it is after a sample up to this row."""
+        ends = sorted((*self.ends, last))
+        done = ends[-times] if len(ends) >= times else self.next - 1
+        return _Place(done + 1, max(self.unseen, last + 1), tuple(end for end in ends if end > done))

@@ -21,7 +21,7 @@ class GroupKeys:
     Overview:
         The group of any row, and whether rows that are there changed theirs.
     Arguments:
-        - names (:obj:`Sequence[str]`): Columns of integers; else keys of the metas.
+        - names (:obj:`Sequence[str]`): Columns of integers; else keys of the metas. None at all: all are one group.
         - done (:obj:`Optional[str]`): The column that is true in an episode's last row.
         - metas_only (:obj:`bool`): Whether even a name that is a column's means the metas.
     """
@@ -48,6 +48,8 @@ class GroupKeys:
 
     def read(self, slots: Array) -> Tuple[Array, Array]:
         """The group's value of each slot, ``(n,)`` or ``(n, k)``, int64, and which of them have one."""
+        if not self._sources:
+            return np.zeros(len(slots), np.int64), np.ones(len(slots), bool)
         values = [self._read(source, slots) for source in self._sources]
         has_group = np.ones(len(slots), bool)
         for source, each in zip(self._sources, values):

@@ -128,6 +128,22 @@ class Limited:
         if tell is not None:
             tell(rows)
 
+    def drawn(self, rows: Array) -> None:
+        """These rows are drawn ahead; they count as used when they are delivered."""
+        tell = getattr(self.sampler, 'drawn', None)
+        if tell is not None:
+            tell(rows)
+
+    def returned(self, num_batches: int) -> None:
+        """So many batches that were drawn ahead will not be delivered."""
+        tell = getattr(self.sampler, 'returned', None)
+        if tell is not None:
+            tell(num_batches)
+
+    def take_over(self, other: Limited) -> None:
+        """Count on from what was used through another sampler of the same table."""
+        self._uses[:], self._newest = other._uses, other._newest
+
     def uses_of(self, rows: Array) -> Array:
         """How often rows were sampled; 0 for those that are gone."""
         assert self._index is not None

@@ -190,6 +190,10 @@ class Prioritized:
             if self._seed is not None and 'random_keys' in state:
                 self._random.set_state(('MT19937', state['random_keys'], int(state['random_position']), 0, 0.0))
 
+    def returned(self, num_batches: int) -> None:
+        """So many batches that were drawn ahead will not be delivered: they do not count for beta."""
+        self.step -= num_batches
+
     def published(self, slots: Array) -> None:
         """The table has new rows; called with its index locked, as are the following."""
         self._pending.add(slots)

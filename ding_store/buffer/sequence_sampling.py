@@ -32,7 +32,7 @@ class SequenceSampling:
         self,
         size: int,
         length: int,
-        groupby: GroupBy,
+        groupby: Optional[GroupBy],
         burn_in: int = 0,
         done: Optional[str] = 'done',
         overlap: Optional[int] = None,
@@ -44,8 +44,8 @@ class SequenceSampling:
             into another. Every possible start is equally likely. One gather, O(T B) whatever the buffer's length.
         Arguments:
             - length (:obj:`int`): Steps to train on.
-            - groupby (:obj:`GroupBy`): A column of integers or a key of the metas; ``('collector', 'env')`` groups by
-              both. The first sample by it looks at all rows.
+            - groupby (:obj:`Optional[GroupBy]`): A column of integers or a key of the metas; ``('collector', 'env')``
+              groups by both. The first sample by it looks at all rows. None: all rows follow each other.
             - burn_in (:obj:`int`): Steps before those, which only warm the recurrent state (R2D2).
             - done (:obj:`Optional[str]`): The column that is true at an episode's last step. None: groups do not end.
             - overlap (:obj:`Optional[int]`): Cut episodes into sequences that share so many steps with the next, as

@@ -38,14 +38,16 @@ class Sequences:
         self._reader: Optional[StepReader] = None
         self._indexes: Dict[Tuple[Tuple[str, ...], Optional[str], bool], Tuple[SequenceIndex, GroupKeys]] = {}
 
-    def index(self, groupby: GroupBy, done: Optional[str], metas_only: bool = False) -> SequenceIndex:
+    def index(self, groupby: Optional[GroupBy], done: Optional[str], metas_only: bool = False) -> SequenceIndex:
         """
         Overview:
             The index of rows by these groups, which end at ``done``; the first call looks at all rows.
         Raises:
             - SchemaMismatch: There is no such column or meta; not for an empty table.
         """
-        names = (groupby,) if isinstance(groupby, str) else tuple(groupby)
+        names = (groupby,) if isinstance(groupby, str) else tuple(groupby or ())
+        if not names and groupby is not None:
+            raise TypeError('groupby must name a column or meta key, or several; None is for rows of one group')
         known = self._indexes.get((names, done, metas_only))
         if known is None:
             with self._table.write_lock:
@@ -66,8 +68,6 @@ class Sequences:
         return reader
 
     def _make(self, names: Sequence[str], done: Optional[str], metas_only: bool) -> Tuple[SequenceIndex, GroupKeys]:
-        if not names:
-            raise TypeError('groupby must name a column or meta key, or several')
         keys = GroupKeys(self._table, self._metas, names, done, metas_only)
         keys.has_changed()
         with self._table.index.lock:

@@ -13,24 +13,35 @@ from easydict import EasyDict
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.batches import TrainBatch
+from ding_store.buffer.fifo import Fifo
+from ding_store.buffer.limits import Limited, limited
 from ding_store.buffer.prioritized import Prioritized
-from ding_store.buffer.samplers import not_enough
+from ding_store.buffer.rank_prioritized import RankPrioritized
+from ding_store.buffer.samplers import Sampler, Uniform, not_enough
 from ding_store.buffer.store_buffer import Batch, StoreBuffer
-from ding_store.errors import ConfigError, NotEnoughData
+from ding_store.buffer.throughput import Throughput
+from ding_store.buffer.wrapper_settings import INFINITY, WrapperSettings
+from ding_store.columns import nodes
+from ding_store.errors import NotEnoughData
 
 logger = logging.getLogger(__name__)
 
-INFINITY = float('inf')
+#: The oldest elements are looked at so many at a time, for those that are too old.
+_CHUNK = 1024
+#: What may say which environment an element is from; without it all elements follow each other.
+ENV = 'env_data_id'
 
 
 @BUFFER_REGISTRY.register('store')
 class StoreBufferWrapper:
     """
     Overview:
-        StoreBuffer for the config pipeline. Takes the keys of 'deque', 'naive' and 'advanced', samples one collated
-        batch that can also be used as the list of its elements, and updates priorities at every iteration.
+        StoreBuffer for the config pipeline, in the place of 'deque', 'naive', 'advanced', 'episode' and 'sequence': it
+        takes their keys (see WrapperSettings) and their calls. It samples one collated batch that can also be used as
+        the list of its elements, and updates priorities at every iteration. With ``priority=False`` elements get no
+        keys of the buffer's, as from 'naive'; else those of 'advanced': 'IS', 'replay_unique_id', 'replay_buffer_idx'.
     Raises:
-        - ConfigError: A key has a value that makes no sense, or asks for what this type does not do.
+        - ConfigError: A key is unknown, or has a value that makes no sense, or asks for what this type does not do.
     """
 
     config = dict(
@@ -55,21 +66,19 @@ class StoreBufferWrapper:
         exp_name: str = 'default_experiment',
         instance_name: str = 'buffer',
     ) -> None:
-        self.cfg = cfg
-        self.name = f'{instance_name}_iter'
+        self.cfg, self.name = cfg, f'{instance_name}_iter'
         self._exp_name, self._tb_logger = exp_name, tb_logger
-        # ``get``: a config that names the type in the policy's block is merged with the defaults of another one.
-        self._max_use = cfg.get('max_use', INFINITY)
-        self._max_staleness = cfg.get('max_staleness', INFINITY)
-        self._min_ratio = _checked_throughput(cfg.get('thruput_controller', {}))
-        self._log_every, self._logged_iter = cfg.get('train_iter_per_log', 100), -1
-        self.buffer = StoreBuffer(size=cfg.get('replay_buffer_size', 10000), path=cfg.get('path'))
-        self._uses = np.zeros(self.buffer.size if self._max_use != INFINITY else 0, np.int64)
+        self.settings = WrapperSettings.from_config(cfg)
+        self._throughput = Throughput(self.settings.thruput_controller)
+        self._logged_iter, self._push_count = -1, 0
         self._priorities: Optional[Prioritized] = None
-        self._auto_priority = cfg.get('priority') is None
-        self._push_count = 0
-        if cfg.get('priority'):
-            self._prioritize()
+        sampler = self._with_limits(self._make_sampler())
+        self.buffer = StoreBuffer(
+            size=int(self.settings.replay_buffer_size),
+            sliced=self.settings.sliced,
+            path=self.settings.path,
+            sampler=sampler,
+        )
 
     def start(self) -> None:
         """Nothing runs in the background."""
@@ -83,31 +92,49 @@ class StoreBufferWrapper:
     def push(self, data: Union[List[Any], Any], cur_collector_envstep: int = -1) -> None:
         """
         Overview:
-            Add one element or a list of them. With priorities, an element's key 'priority' is its own to begin with.
+            Add one element or a list of them. An element's key 'priority' is its own to begin with, unless priorities
+            are off. Elements that are lists are episodes of any lengths.
         Raises:
             - SchemaMismatch: An element differs from those before it; none was added.
         """
         elements = data if isinstance(data, list) else [data]
         if not elements:
             return
+        if not self._throughput.can_push(len(elements)):
+            logger.info('push of %d elements refused: see thruput_controller.push_sample_rate_limit', len(elements))
+            return
         kept, priority = self._without_priority(elements)
         rows = self.buffer.extend_elements(kept, priority=priority)
         self._push_count += len(rows)
-        if len(self._uses):
-            self._uses[self._slots(rows)[0]] = 0
+        self._throughput.pushed(len(rows))
 
     def sample(
-        self, size: int, train_iter: int = 0, sample_range: Optional[slice] = None, replace: bool = False
+        self,
+        size: Optional[int] = None,
+        train_iter: int = 0,
+        sample_range: Union[slice, int, None] = None,
+        replace: bool = False,
+        *,
+        cur_learner_iter: Optional[int] = None,
+        batch: Optional[int] = None,
+        sequence: Optional[int] = None,
     ) -> Optional[Union[TrainBatch, List[Any]]]:
         """
         Overview:
-            Sample one batch, or a plain list where elements are Python objects.
+            Sample one batch, or a plain list where elements are Python objects. With three numbers, ``(batch, sequence,
+            train_iter)``, it is the call of a 'sequence' buffer, see ``sample_sequences``.
         Arguments:
+            - train_iter (:obj:`int`): What ``max_staleness`` counts from; 'advanced' calls it ``cur_learner_iter``.
             - sample_range (:obj:`Optional[slice]`): Only these elements, counted by age.
         Returns:
-            - data: With ``IS`` and ``priority_IS`` (B,) where there are priorities. None when there is too little.
+            - data: With ``IS`` and ``priority_IS`` (B,) where there may be priorities. None when there is too little.
         """
-        if size == 0:
+        train_iter = train_iter if cur_learner_iter is None else cur_learner_iter
+        if isinstance(sample_range, int):
+            batch, sequence, train_iter, sample_range = size, train_iter, sample_range, None
+        if sequence is not None:
+            return self.sample_sequences(int(batch or 0), sequence, train_iter, replace)
+        if not size:
             return []
         self._drop_stale(train_iter)
         try:
@@ -116,9 +143,34 @@ class StoreBufferWrapper:
         except NotEnoughData as e:
             logger.info('%s', e)
             return None
+        self._throughput.sampled(size)
         self._log(rows, train_iter)
-        self._count_uses(rows)
         return data
+
+    def sample_sequences(
+        self, batch: int, sequence: int, train_iter: int = 0, replace: bool = False
+    ) -> Optional[List[List[Any]]]:
+        """
+        Overview:
+            As DI-engine's 'sequence' buffer (Dreamer): consecutive elements, every possible start equally likely, and
+            drawn independently of each other. None goes over the end of an episode ('done'), or from one environment
+            into another if the elements say theirs ('env_data_id'; else collect with one environment).
+        Returns:
+            - data (:obj:`List[List]`): ``batch`` lists of ``sequence`` elements, views of one gathered batch. None when
+              there are fewer than ``batch * sequence`` elements, or no such sequence.
+        """
+        if batch == 0:
+            return []
+        self._drop_stale(train_iter)
+        columns = self.buffer.table.columns
+        try:
+            if not replace and self.count() < batch * sequence:
+                raise not_enough(batch * sequence, self.count())
+            groupby, done = ENV if ENV in columns else None, 'done' if 'done' in columns else None
+            return self.buffer.sample_sequences(batch, sequence, groupby, done=done, replace=True).elements()
+        except NotEnoughData as e:
+            logger.info('%s', e)
+            return None
 
     def update(self, info: Mapping[str, Any]) -> None:
         """
@@ -127,14 +179,13 @@ class StoreBufferWrapper:
         Raises:
             - PriorityError: A priority is negative, infinite or NaN; none was updated.
         """
-        if self._priorities is None and self._auto_priority:
-            self._prioritize()
-        if self._priorities is None or 'priority' not in info:
+        if 'priority' not in info or not self._has_priorities():
             return
+        assert self._priorities is not None
         pairs = [(int(row), p) for row, p in zip(info['replay_unique_id'], info['priority']) if row is not None]
         rows = np.array([row for row, _ in pairs], np.int64)
         priority = self._priorities.check([p for _, p in pairs], len(rows))
-        self.buffer.update_priorities(rows, np.minimum(priority, self._max_priority))
+        self.buffer.update_priorities(rows, np.minimum(priority, self.settings.priority_max_limit))
 
     def clear(self) -> None:
         self.buffer.clear()
@@ -150,6 +201,16 @@ class StoreBufferWrapper:
     def push_count(self) -> int:
         return self._push_count
 
+    @property
+    def episode_len(self) -> List[int]:
+        """Of a buffer of episodes: how long each one is, the oldest first."""
+        return [len(item.data) for item in self.buffer]
+
+    @property
+    def beta(self) -> float:
+        """How much of the bias of priorities is corrected now."""
+        return self.settings.IS_weight_power_factor if self._priorities is None else self._priorities.beta
+
     def save_data(self, file_name: str) -> None:
         self.buffer.save_data(file_name)
 
@@ -163,33 +224,46 @@ class StoreBufferWrapper:
             state['priorities'] = self._priorities.state()
         return state
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any], deepcopy: bool = False) -> None:
         self.clear()
         self.push([element for element in state_dict['data'] if element is not None])
         self._push_count = state_dict.get('push_count', self._push_count)
-        if 'priorities' not in state_dict:
+        if 'priorities' not in state_dict or not self._has_priorities():
             return
-        if self._priorities is None and self._auto_priority:
-            self._prioritize()
         # A smaller buffer has kept only the last of the elements: their priorities begin anew.
         if self._priorities is not None and len(state_dict['data']) == self.count():
             self._priorities.load_state(state_dict['priorities'])
 
-    def _prioritize(self) -> None:
-        """Sample by priority from now on; rows that are there get that of new ones."""
-        cfg = self.cfg
-        self._priorities = Prioritized(
-            alpha=cfg.get('priority_power_factor', cfg.get('alpha', 0.6)),
-            beta=cfg.get('IS_weight_power_factor', cfg.get('beta', 0.4)),
-            beta_anneal_steps=cfg.get('IS_weight_anneal_train_iter', cfg.get('anneal_step', 1e5)),
-        )
-        self._max_priority = cfg.get('priority_max_limit', INFINITY)
-        self.buffer = self.buffer.view(sampler=self._priorities)
+    def _make_sampler(self) -> Sampler:
+        settings = self.settings
+        if settings.sampler == 'fifo':
+            return Fifo(1 if settings.max_use == INFINITY else int(settings.max_use))
+        if not settings.is_prioritized:
+            return Uniform()
+        made = RankPrioritized if settings.sampler == 'rank' else Prioritized
+        self._priorities = made(**settings.priority_settings())
+        return self._priorities
+
+    def _with_limits(self, sampler: Sampler) -> Sampler:
+        if self.settings.max_use != INFINITY:
+            return limited(sampler, max_times_sampled=int(self.settings.max_use))
+        return limited(sampler, max_times_sampled=1) if isinstance(sampler, Fifo) else sampler
+
+    def _has_priorities(self) -> bool:
+        """Whether rows are sampled by priority; if the config leaves that open, from now on."""
+        if self._priorities is None and self.settings.may_be_prioritized:
+            self._priorities = Prioritized(**self.settings.priority_settings())
+            sampler = self._with_limits(self._priorities)
+            before, self.buffer = self.buffer, self.buffer.view(sampler=sampler)
+            if isinstance(sampler, Limited) and isinstance(before.sampler, Limited):
+                sampler.take_over(before.sampler)
+        return self._priorities is not None
 
     def _without_priority(self, elements: Sequence[Any]) -> Tuple[Sequence[Any], Optional[List[float]]]:
         """The elements without their key 'priority', and its values, where any has it."""
-        if self._priorities is None or not any(isinstance(each, dict) and 'priority' in each for each in elements):
+        if not any(isinstance(each, dict) and 'priority' in each for each in elements) or not self._has_priorities():
             return elements, None
+        assert self._priorities is not None
         largest = self._priorities.max_priority
         given = [each.get('priority') for each in elements]
         kept = [{k: v for k, v in each.items() if k != 'priority'} for each in elements]
@@ -197,18 +271,22 @@ class StoreBufferWrapper:
 
     def _sample(self, size: int, sample_range: Optional[slice], replace: bool) -> Tuple[Any, Array]:
         count = self.count()
-        if count < (1 if replace else size * self._min_ratio):
+        if count < (1 if replace else size * self._throughput.min_ratio) or not self._throughput.can_sample(size):
             raise not_enough(size, count)
-        if self.buffer.schema is None:
+        schema = self.buffer.schema
+        if schema is None or not isinstance(schema.root, nodes.Mapping):
             return self._sample_objects(size, sample_range, replace)
-        batch = self.buffer.sample_batch(size, replace=replace, sample_range=sample_range)
-        weights = self._equal_weights(size) if batch.weights is None else batch.weights
+        if self.settings.time_major and _is_sequence(schema.root):
+            batch = self.buffer.sample_time_major(size, replace=replace, sample_range=sample_range)
+        else:
+            batch = self.buffer.sample_batch(size, replace=replace, sample_range=sample_range)
+        weights = self._weights(size) if batch.weights is None else batch.weights
         return self._as_train_batch(batch, weights), batch.rows
 
     def _sample_objects(self, size: int, sample_range: Optional[slice], replace: bool) -> Tuple[List[Any], Array]:
         items: Any = self.buffer.sample(size, replace=replace, sample_range=sample_range)
-        weights = self._equal_weights(size)
-        if self._priorities is not None:
+        weights = self._weights(size)
+        if self._priorities is not None and weights is not None:
             weights = np.array([item.meta['priority_IS'] for item in items], np.float32)
         rows = np.array([int(item.index) for item in items], np.int64)
         data = [item.data for item in items]
@@ -217,17 +295,23 @@ class StoreBufferWrapper:
             data = self._with_ids([dict(each) for each in data], rows, weights)
         return data, rows
 
-    def _equal_weights(self, size: int) -> Optional[Array]:
+    def _weights(self, size: int) -> Optional[Array]:
         # A policy with priority looks for weights from the first batch on, before the first update.
-        return np.ones(size, np.float32) if self._auto_priority else None
+        settings = self.settings
+        return np.ones(size, np.float32) if settings.may_be_prioritized and settings.priority_IS_weight else None
 
     def _as_train_batch(self, batch: Batch, weights: Optional[Array]) -> TrainBatch:
         tree, rows = batch.data, batch.rows
+        if not self.settings.priority_IS_weight:
+            weights = None
         if weights is not None:
             tree.IS = tree.priority_IS = torch.from_numpy(weights)
-        return TrainBatch.of(tree, len(rows), lambda: self._with_ids(batch.elements(), rows, weights))
+        kind = type(tree) if isinstance(tree, TrainBatch) else TrainBatch
+        return kind.of(tree, len(rows), lambda: self._with_ids(list(map(dict, batch.elements())), rows, weights))
 
     def _with_ids(self, elements: List[Dict[str, Any]], rows: Array, weights: Optional[Array]) -> List[Dict[str, Any]]:
+        if not self.settings.may_be_prioritized:
+            return elements
         for place, (element, row) in enumerate(zip(elements, rows.tolist())):
             element['replay_unique_id'] = element['replay_buffer_idx'] = row
             if weights is not None:
@@ -235,53 +319,57 @@ class StoreBufferWrapper:
         return elements
 
     def _drop_stale(self, train_iter: int) -> None:
-        """Elements that were collected too many iterations ago leave, as in DI-engine's 'advanced' buffer."""
-        collected = self.buffer.table.columns.get('collect_iter')
-        if self._max_staleness == INFINITY or collected is None:
+        """
+        Elements that were collected too many iterations ago leave, as in DI-engine's 'advanced' buffer: they become
+        less stale from the oldest to the newest, so that it stops at the first that is fresh enough.
+        """
+        if self.settings.max_staleness == INFINITY:
             return
-        rows = self.buffer.table.rows_by_age()
-        slots, _ = self._slots(rows)
-        ages = train_iter - collected[slots].reshape(len(slots))
-        self._delete(rows[ages >= self._max_staleness])
+        while self.count():
+            rows, collected = self._oldest()
+            stale = rows[train_iter - collected >= self.settings.max_staleness]
+            self.buffer.delete([str(row) for row in stale.tolist()])
+            if not len(stale) or len(stale) < len(rows):
+                return
 
-    def _count_uses(self, rows: Array) -> None:
-        if not len(self._uses):
-            return
-        slots, _ = self._slots(rows)
-        np.add.at(self._uses, slots, 1)
-        self._delete(np.unique(rows[self._uses[slots] >= self._max_use]))
-
-    def _delete(self, rows: Array) -> None:
-        self.buffer.delete([str(row) for row in rows.tolist()])
-
-    def _slots(self, rows: Array) -> Tuple[Array, Array]:
-        index = self.buffer.table.index
+    def _oldest(self) -> Tuple[Array, Array]:
+        """Row numbers of the oldest elements, and when they were collected: never stale where they do not say."""
+        index, column = self.buffer.table.index, self.buffer.table.columns.get('collect_iter')
         with index.lock:
-            return index.find(rows)
+            slots = index.oldest(_CHUNK)
+            rows = index.row_of_slot[slots]
+            if column is not None:
+                # A sequence has one number per step: it is as old as its oldest.
+                return rows, column[slots].reshape(len(slots), -1).min(axis=1)
+        items = [self.buffer.get_by_index(str(row)).data for row in rows.tolist()] if self.buffer.schema is None else []
+        found = [each.get('collect_iter') if isinstance(each, dict) else None for each in items]
+        return rows, np.array([INFINITY if each is None else np.min(each) for each in found or [None] * len(rows)])
 
     def _log(self, rows: Array, train_iter: int) -> None:
-        if self._tb_logger is None or self._logged_iter >= 0 and train_iter - self._logged_iter < self._log_every:
+        if self._tb_logger is None:
+            return
+        if self._logged_iter >= 0 and train_iter - self._logged_iter < self.settings.train_iter_per_log:
             return
         self._logged_iter = train_iter
         values = {'buffer_data_count': float(self.count())}
-        if len(self._uses):
-            values['use_count_avg'] = float(self._uses[self._slots(rows)[0]].mean())
+        if isinstance(self.buffer.sampler, Limited):
+            uses = self.buffer.sampler.uses_of(rows)
+            # Those that are gone were used as often as they may.
+            values['use_count_avg'] = float(np.where(uses, uses, self.buffer.sampler.max_times_sampled or 0).mean())
         if self._priorities is not None:
             priorities = self._priorities.priorities_of(rows)
-            values.update(priority_avg=float(priorities.mean()), priority_max=float(priorities.max()))
+            if not np.isnan(priorities).all():
+                values.update(priority_avg=float(np.nanmean(priorities)), priority_max=float(np.nanmax(priorities)))
         for name, value in values.items():
             self._tb_logger.add_scalar(f'{self.name}/{name}', value, train_iter)
 
 
-def _checked_throughput(controller: Mapping[str, Any]) -> float:
-    """The least count per batch size; what 'advanced' can do beyond it is refused rather than passed over."""
-    limits = controller.get('push_sample_rate_limit', {})
-    if limits.get('max', INFINITY) != INFINITY or limits.get('min', 0) != 0:
-        raise ConfigError(
-            f'replay_buffer.thruput_controller.push_sample_rate_limit ({dict(limits)}) is not supported by '
-            "type='store'; take it out, or use type='advanced'"
-        )
-    ratio = controller.get('sample_min_limit_ratio', 1)
-    if not ratio >= 1:
-        raise ConfigError(f'thruput_controller.sample_min_limit_ratio ({ratio!r}) must be >= 1')
-    return float(ratio)
+def _is_sequence(root: nodes.Mapping) -> bool:
+    """Whether elements are sequences: dicts whose observations are lists of steps."""
+
+    def is_unrolled(node: Any) -> bool:
+        if isinstance(node, nodes.Mapping):
+            return all(is_unrolled(child) for _, child in node.items)
+        return isinstance(node, nodes.Unrolled)
+
+    return any(key == 'obs' and is_unrolled(child) for key, child in root.items)

@@ -19,7 +19,7 @@ REPLACED: Dict[str, str] = {
     'ding.framework.middleware.OffPolicyLearner': 'ding_store.middleware.replay.OffPolicyLearner',
     'ding.framework.middleware.offpolicy_data_fetcher': 'ding_store.middleware.replay.data_fetcher',
     'ding.config.config.save_config_py': 'the same, in a process of its own (formatting a config takes seconds)',
-    'ding.worker.create_buffer': "the buffer of type 'store', for types deque, naive and advanced",
+    'ding.worker.create_buffer': "the buffer of type 'store', for types deque, naive, advanced, episode and sequence",
 }
 #: What also moves experience or weights in DI-engine, and stays as it is.
 LEFT_ALONE: Dict[str, str] = {
@@ -28,9 +28,9 @@ LEFT_ALONE: Dict[str, str] = {
     'ding.framework.middleware.sqil_data_pusher': 'pushes into the buffer it is given',
     'ding.framework.middleware.OfflineMemoryDataFetcher': 'reads a dataset, not a replay',
     'ding.data.buffer.deque_buffer.DequeBuffer': 'imported from its own module, and subclasses of it',
-    'ding.worker.create_buffer (episode, sequence, ...)': 'buffers of other types',
+    'ding.worker.create_buffer (elastic, ...)': 'buffers of other types',
 }
-CONFIG_TYPES = ('deque', 'naive', 'advanced')
+CONFIG_TYPES = ('deque', 'naive', 'advanced', 'episode', 'sequence')
 
 _used: set = set()
 _done: set = set()
@@ -160,8 +160,9 @@ def _patch_worker(module: Any) -> None:
         if cfg.type not in CONFIG_TYPES:
             return stock(cfg, *args, **kwargs)
         _note_use('ding.worker.create_buffer')
-        replaced = EasyDict({**cfg, 'type': 'store', 'import_names': ['ding_store.buffer']})
-        return stock(replaced, *args, **kwargs)
+        from ding_store.config import as_store
+
+        return stock(EasyDict(as_store(cfg)), *args, **kwargs)
 
     for name in ('ding.worker', 'ding.worker.replay_buffer', 'ding.worker.replay_buffer.base_buffer'):
         if name in sys.modules:

@@ -189,7 +189,7 @@ def test_max_use() -> None:
     assert buffer.count() == sum(count < 2 for count in uses.values())
     buffer.push([element(i) for i in range(50)], 0)
     assert buffer.count() == 50
-    assert buffer._uses[buffer._slots(buffer.buffer.table.rows_by_age())[0]].sum() == 0
+    assert buffer.buffer.sampler.uses_of(buffer.buffer.table.rows_by_age()).sum() == 0
 
 
 def test_max_staleness() -> None:
@@ -199,13 +199,11 @@ def test_max_staleness() -> None:
 
 
 def test_keys_of_other_types_are_understood() -> None:
-    buffer = filled(alpha=0.5, beta=0.3, anneal_step=10, deepcopy=True, enable_track_used_data=True, monitor={})
+    buffer = filled(alpha=0.5, beta=0.3, anneal_step=10, deepcopy=True, enable_track_used_data=False, monitor={})
     assert buffer.sample(5, 0) is not None
     buffer = filled(20, thruput_controller=dict(sample_min_limit_ratio=3))
     assert buffer.sample(7, 0) is None
     assert buffer.sample(6, 0) is not None
-    with pytest.raises(ConfigError, match='push_sample_rate_limit'):
-        make(thruput_controller=dict(push_sample_rate_limit=dict(max=5, min=0)))
     with pytest.raises(ConfigError, match='alpha'):
         make(priority=True, alpha=1.5)
 

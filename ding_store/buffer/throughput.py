@@ -1,0 +1,63 @@
+"""The ratio of pushes to samples of late: DI-engine's ThruputController, without its thread."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any, Callable, Mapping
+
+from ding_store.config import unknown_key
+from ding_store.errors import ConfigError
+
+
+class Throughput:
+    """
+    Overview:
+        Rows pushed and rows sampled, forgotten exponentially: of what was ``window_seconds`` ago a hundredth counts.
+    Arguments:
+        - config (:obj:`Mapping`): ``replay_buffer.thruput_controller``.
+        - clock (:obj:`Callable`): Seconds.
+    Raises:
+        - ConfigError: An unknown key, or a limit that makes no sense.
+    """
+
+    KEYS = ('push_sample_rate_limit', 'window_seconds', 'sample_min_limit_ratio')
+
+    def __init__(self, config: Mapping[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
+        for key in config:
+            if key not in self.KEYS:
+                raise ConfigError(unknown_key('replay_buffer.thruput_controller', str(key), list(self.KEYS)))
+        limits = config.get('push_sample_rate_limit', {})
+        self._min, self._max = float(limits.get('min', 0)), float(limits.get('max', math.inf))
+        self._window_s = float(config.get('window_seconds', 30))
+        #: How many times the batch size has to be there before anything is sampled.
+        self.min_ratio = float(config.get('sample_min_limit_ratio', 1))
+        if not 0 <= self._min <= self._max:
+            raise ConfigError(f'push_sample_rate_limit ({dict(limits)}) must have 0 <= min <= max')
+        if not self._window_s > 0:
+            raise ConfigError(f'thruput_controller.window_seconds ({self._window_s!r}) must be > 0')
+        if not self.min_ratio >= 1:
+            raise ConfigError(f'thruput_controller.sample_min_limit_ratio ({self.min_ratio!r}) must be >= 1')
+        self._clock, self._last = clock, clock()
+        self._pushed = self._sampled = 0.0
+
+    def can_push(self, num_rows: int) -> bool:
+        """Whether there were enough samples for so many more rows; before the first sample always."""
+        self._forget()
+        return self._sampled < 1e-5 or (self._pushed + num_rows) / self._sampled <= self._max
+
+    def can_sample(self, num_rows: int) -> bool:
+        """Whether enough rows were pushed for so many more samples."""
+        self._forget()
+        return self._min == 0 or self._pushed / (self._sampled + num_rows) >= self._min
+
+    def pushed(self, num_rows: int) -> None:
+        self._pushed += num_rows
+
+    def sampled(self, num_rows: int) -> None:
+        self._sampled += num_rows
+
+    def _forget(self) -> None:
+        now = self._clock()
+        kept = 0.01 ** ((now - self._last) / self._window_s)
+        self._last, self._pushed, self._sampled = now, self._pushed * kept, self._sampled * kept

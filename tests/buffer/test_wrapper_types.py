@@ -1,0 +1,305 @@
+"""type='store' in the place of DI-engine's other buffers: their keys, their calls, their documented behaviour."""
+
+from pathlib import Path
+from typing import Any, Dict, List
+
+import numpy as np
+import pytest
+import torch
+from ding.data.buffer.deque_buffer_wrapper import DequeBufferWrapper
+from ding.utils import BUFFER_REGISTRY
+from ding.utils.data import default_collate, timestep_collate
+from ding.worker.replay_buffer import create_buffer
+from easydict import EasyDict
+
+import ding_store
+from ding_store.buffer import StoreBufferWrapper
+from ding_store.buffer.sequence_batch import SequenceBatch
+from ding_store.buffer.throughput import Throughput
+from ding_store.config import as_store
+from ding_store.errors import ConfigError
+
+TYPES = ('deque', 'naive', 'advanced', 'episode', 'sequence')
+
+
+def element(i: int, **extra: Any) -> Dict[str, Any]:
+    return {'obs': torch.full((3,), float(i)), 'reward': torch.tensor([float(i)]), 'done': i % 10 == 9, **extra}
+
+
+def sequence(i: int, length: int = 4) -> Dict[str, Any]:
+    """As collectors of the config pipeline make them: a dict of lists of steps."""
+    return {
+        'obs': [torch.full((3,), 10.0 * i + t) for t in range(length)],
+        'reward': [torch.tensor([10.0 * i + t]) for t in range(length)],
+        'done': [False] * length,
+        'prev_state': [{'h': torch.full((2,), 10.0 * i + t)} for t in range(length)],
+        'collect_iter': list(range(i, i + length)),
+    }
+
+
+def make(type_: str = 'advanced', **config: Any) -> StoreBufferWrapper:
+    stock = BUFFER_REGISTRY.get(type_).default_config()
+    return create_buffer(EasyDict(as_store({**stock, 'type': type_, 'replay_buffer_size': 50, **config})))
+
+
+def filled(type_: str = 'advanced', count: int = 50, **config: Any) -> StoreBufferWrapper:
+    buffer = make(type_, **config)
+    buffer.push([element(i) for i in range(count)], cur_collector_envstep=count)
+    return buffer
+
+
+@pytest.mark.parametrize('type_', TYPES)
+def test_the_default_config_of_each_type_is_understood(type_: str) -> None:
+    buffer = filled(type_)
+    assert isinstance(buffer, StoreBufferWrapper)
+    assert len(buffer.sample(8, 0)) == 8
+    assert buffer.count() == 50
+
+
+def test_unknown_keys_are_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"unknown key 'max_usage'; did you mean 'max_use'\? \(valid keys: .*alpha"):
+        make(max_usage=3)
+    with pytest.raises(ConfigError, match="did you mean 'window_seconds'"):
+        make(thruput_controller=dict(window_second=3))
+
+
+@pytest.mark.parametrize(
+    ('config', 'message'),
+    [
+        (dict(max_use=0), r'max_use \(0\) must be an integer >= 1'),
+        (dict(max_use='often'), "max_use \\('often'\\)"),
+        (dict(max_staleness=-1), r'max_staleness \(-1\)'),
+        (dict(replay_buffer_size=0), r'replay_buffer_size \(0\)'),
+        (dict(prefetch=-1), r'prefetch \(-1\)'),
+        (dict(sampler='lifo'), "sampler \\('lifo'\\) must be one of auto, uniform"),
+        (dict(sampler='fifo', priority=True), 'priority=False'),
+        (dict(enable_track_used_data=True), 'set it to False'),
+        (dict(thruput_controller=dict(sample_min_limit_ratio=0.5)), 'sample_min_limit_ratio'),
+        (dict(thruput_controller=dict(push_sample_rate_limit=dict(min=3, max=2))), 'min <= max'),
+    ],
+)
+def test_bad_values_are_refused(config: Dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(**config)
+
+
+def test_whole_numbers_may_be_written_as_floats() -> None:
+    buffer = make(replay_buffer_size=1e2, max_use=2.0, max_reuse=1e9)
+    assert buffer.replay_buffer_size == 100
+
+
+@pytest.mark.parametrize('type_', ['naive', 'episode', 'sequence'])
+def test_plain_types_leave_elements_as_they_are(type_: str) -> None:
+    buffer = filled(type_)
+    batch = buffer.sample(5, 0)
+    assert set(batch[0]) == set(default_collate(batch)) == {'obs', 'reward', 'done'}
+    buffer.update({'priority': [1.0], 'replay_unique_id': [0], 'replay_buffer_idx': [0]})
+    assert buffer.sample(50, 0) is not None
+    # Together with elements of other buffers, as Dyna's world models have it.
+    assert default_collate(batch + [element(3)])['obs'].shape == (6, 3)
+
+
+def test_no_annealing() -> None:
+    buffer = filled(priority=True, anneal_step=0, beta=0.3)
+    for _ in range(5):
+        buffer.sample(4, 0)
+    assert buffer.beta == 0.3
+    buffer = filled(priority=True, anneal_step=10, beta=0.5)
+    for _ in range(5):
+        buffer.sample(4, 0)
+    assert buffer.beta == pytest.approx(0.75)
+
+
+def test_a_priority_of_an_element_turns_priorities_on() -> None:
+    np.random.seed(0)
+    buffer = make()
+    buffer.push([element(i, priority=1000.0 if i == 3 else None) for i in range(20)], 0)
+    assert buffer.sample(20, 0).reward.tolist().count(3.0) > 15
+    plain = make('naive')
+    plain.push([element(i, priority=1.0) for i in range(5)], 0)
+    assert 'priority' in plain.sample(2, 0)[0]
+
+
+def test_is_weight_off() -> None:
+    buffer = filled('deque', priority=True, priority_IS_weight=False)
+    assert 'IS' not in default_collate(buffer.sample(4, 0))
+    assert 'IS' not in buffer.sample(4, 0)[0]
+    assert DequeBufferWrapper.default_config().priority_IS_weight is False
+
+
+def test_priority_limit() -> None:
+    buffer = filled('deque', priority=True)  # Its default is 1000.
+    buffer.update({'priority': [1e9], 'replay_unique_id': [4]})
+    assert buffer._priorities.priorities_of(np.array([4])) == pytest.approx(1000.0)
+
+
+@pytest.mark.parametrize('max_use', [1, 3])
+def test_no_element_is_used_more_often_than_it_may(max_use: int) -> None:
+    np.random.seed(0)
+    buffer = filled(max_use=max_use)
+    used: Dict[int, int] = {}
+    for iteration in range(60):
+        batch = buffer.sample(10, iteration)
+        if batch is None:
+            break
+        ids = [each['replay_unique_id'] for each in batch]
+        for row in ids:
+            used[row] = used.get(row, 0) + 1
+        # Priorities begin with the first update: the uses until then go on counting.
+        buffer.update({'priority': [float(row % 7) for row in ids], 'replay_unique_id': ids})
+    assert max(used.values()) <= max_use
+    assert buffer.count() == 50 - sum(count == max_use for count in used.values())
+
+
+def test_fifo() -> None:
+    buffer = filled(sampler='fifo', max_use=2)
+    taken = [buffer.sample(5, 0).reward.tolist() for _ in range(4)]
+    assert taken == [[0.0, 1.0, 2.0, 3.0, 4.0]] * 2 + [[5.0, 6.0, 7.0, 8.0, 9.0]] * 2
+    assert buffer.count() == 40
+
+
+def test_rank_and_uniform() -> None:
+    np.random.seed(0)
+    buffer = filled(sampler='rank', alpha=0.9)
+    buffer.update({'priority': np.arange(50.0), 'replay_unique_id': list(range(50))})
+    rewards = [reward for _ in range(100) for reward in buffer.sample(20, 0).reward.tolist()]
+    assert rewards.count(49.0) > 3 * rewards.count(25.0)
+    buffer = filled(sampler='uniform')
+    buffer.update({'priority': [1e6], 'replay_unique_id': [4]})
+    assert sorted(buffer.sample(50, 0).reward.tolist()) == [float(i) for i in range(50)]
+
+
+def test_staleness_of_sequences_and_of_objects() -> None:
+    buffer = make(max_staleness=3)
+    buffer.push([sequence(i) for i in range(10)], 0)
+    buffer.sample(1, 5)  # As old as their first step: 0, 1 and 2 are too old.
+    assert buffer.count() == 7
+    buffer = make(max_staleness=3)
+    buffer.push([{'text': 'x' * i, 'collect_iter': i} for i in range(10)], 0)
+    buffer.sample(1, 5)
+    assert buffer.count() == 7
+    buffer = filled(max_staleness=3)
+    buffer.sample(1, 10**6)
+    assert buffer.count() == 50
+
+
+def test_staleness_looks_no_further_than_the_first_fresh_element() -> None:
+    buffer = make(max_staleness=10, replay_buffer_size=5000)
+    buffer.push([element(i, collect_iter=i // 100) for i in range(5000)], 0)
+    buffer.sample(1, 40)  # Iterations 0 to 30 are gone.
+    assert buffer.count() == 1900
+    buffer.sample(1, 1000)
+    assert buffer.count() == 0
+
+
+def test_time_major_and_lists() -> None:
+    elements = [sequence(i) for i in range(10)]
+    collated: List[Dict[str, Any]] = []
+    for time_major in (True, False):
+        np.random.seed(1)
+        buffer = make(time_major=time_major)
+        buffer.push(elements, 0)
+        batch = buffer.sample(5, 0)
+        assert isinstance(batch, SequenceBatch) is time_major
+        rows = [each['replay_unique_id'] for each in batch]
+        made = timestep_collate(batch)
+        assert made['obs'].shape == (4, 5, 3)
+        assert made['IS'].shape == (5,)
+        assert made['obs'][2, :, 0].tolist() == [10.0 * row + 2 for row in rows]
+        collated.append(made)
+    assert all(collated[0][key].equal(collated[1][key]) for key in ('obs', 'reward', 'done', 'IS'))
+    lists = default_collate(buffer.sample(5, 0))  # As ACER collates: a list of steps.
+    assert [len(lists['obs']), *lists['obs'][0].shape] == [4, 5, 3]
+
+
+def test_the_calls_of_a_sequence_buffer() -> None:
+    np.random.seed(0)
+    buffer = filled('sequence')
+    data = buffer.sample(6, 5, 0)
+    assert [len(steps) for steps in data] == [5] * 6
+    for steps in data:
+        numbers = [int(step['reward']) for step in steps]
+        assert numbers == list(range(numbers[0], numbers[0] + 5))
+        assert numbers[0] // 10 == numbers[-1] // 10  # Never over the end of an episode.
+    assert data[0][0]['obs'].untyped_storage().data_ptr() == data[1][4]['obs'].untyped_storage().data_ptr()
+    assert default_collate(data)[4]['obs'].shape == (6, 3)
+    starts = {int(steps[0]['reward']) for _ in range(100) for steps in buffer.sample(6, 5, 0)}
+    assert starts == {10 * episode + start for episode in range(5) for start in range(6)}
+    assert buffer.sample(batch=2, sequence=3, cur_learner_iter=1) is not None
+    assert buffer.sample(0, 5, 0) == []
+    assert buffer.sample(11, 5, 0) is None  # 55 of 50 elements.
+    assert buffer.sample(1, 11, 0) is None  # No episode is that long.
+
+
+def test_sequences_do_not_mix_environments_that_elements_name() -> None:
+    buffer = make('sequence')
+    buffer.push([{**element(i), 'done': False, 'env_data_id': torch.tensor([i % 2])} for i in range(40)], 0)
+    for steps in buffer.sample(8, 4, 0):
+        numbers = [int(step['reward']) for step in steps]
+        assert numbers == list(range(numbers[0], numbers[0] + 8, 2))
+
+
+def test_episodes_of_any_length() -> None:
+    buffer = make('episode')
+    lengths = [3, 3, 5, 2]
+    buffer.push([[element(i) for i in range(length)] for length in lengths[:2]], 0)
+    buffer.push([[element(i) for i in range(length)] for length in lengths[2:]], 0)
+    assert buffer.episode_len == lengths
+    episodes = buffer.sample(4, 0)
+    assert sorted(len(episode) for episode in episodes) == sorted(lengths)
+    assert all([int(step['reward']) for step in episode] == list(range(len(episode))) for episode in episodes)
+    same = make('episode')
+    same.push([[element(i) for i in range(3)] for _ in range(4)], 0)
+    assert [len(episode) for episode in same.sample(2, 0)] == [3, 3]
+
+
+def test_rate_limit_of_pushes_and_samples() -> None:
+    now = 0.0
+    limits = Throughput(dict(push_sample_rate_limit=dict(min=1, max=4), window_seconds=10), lambda: now)
+    assert limits.can_push(100)  # Nothing was sampled.
+    assert not limits.can_sample(1)
+    limits.pushed(8)
+    assert limits.can_sample(8)
+    assert not limits.can_sample(9)
+    limits.sampled(2)
+    assert not limits.can_push(1)
+    limits.sampled(1)
+    assert limits.can_push(4)
+    now = 10.0  # A hundredth of it is left, of both.
+    assert not limits.can_push(1)
+    assert limits.can_push(0)
+    buffer = filled(thruput_controller=dict(push_sample_rate_limit=dict(min=0.5, max=5)))
+    assert buffer.sample(40, 0) is not None
+    assert [buffer.sample(40, 0) is None for _ in range(2)] == [False, True]
+    buffer.push([element(i) for i in range(400)], 0)
+    assert buffer.push_count == 50
+
+
+def test_the_flag_takes_over_what_the_config_has() -> None:
+    main = EasyDict(store=dict(enable=True, prefetch=2, buffer_path='rows'))
+    create = EasyDict(policy=dict(type='r2d2'), replay_buffer=dict(type='naive', max_use=3))
+    assert ding_store.enable(main, create)
+    assert create.replay_buffer == dict(
+        type='store',
+        import_names=['ding_store.buffer'],
+        max_use=3,
+        priority=False,
+        time_major=True,
+        path='rows',
+        prefetch=2,
+    )
+    create = EasyDict(policy=dict(type='dqn'))
+    ding_store.enable(EasyDict(store=dict(enable=True)), create)
+    assert create.replay_buffer == dict(type='store', import_names=['ding_store.buffer'])
+
+
+@pytest.mark.parametrize('priority', [True, None])
+def test_a_path_survives(tmp_path: Path, priority: Any) -> None:
+    buffer = filled(path=str(tmp_path / 'rows'), priority=priority)
+    priorities = [1000.0 if i == 7 else 1.0 for i in range(50)]
+    buffer.update({'priority': priorities, 'replay_unique_id': list(range(50))})
+    buffer.close()
+    again = make(path=str(tmp_path / 'rows'), priority=priority)
+    assert again.count() == 50
+    assert again.sample(50, 0).reward.tolist().count(7.0) > 10
+    again.close()
