@@ -67,6 +67,7 @@ class Reader:
         self._past = self._writers() if start == 'now' else {}
         self._cursor = store.register(stream, name, durable, start)
         self._outstanding: Optional[EntryId] = None  # the last entry returned, until it is acked
+        self._acked = 0  # In this epoch, what the server remembers of our acks from before it lost its newest changes.
         self._said_lost = self._said_duplicates = self._said_corrupt = False
 
     @property
@@ -117,7 +118,7 @@ class Reader:
 
     def lag(self) -> int:
         """How many entries of the stream were not yet looked at."""
-        stream = self.store.info().streams.get(self.stream)
+        stream = self.store.stream_info(self.stream)
         if stream is None:
             return 0
         seen = self._cursor.number if self._cursor.epoch == stream.epoch else 0
@@ -142,13 +143,13 @@ class Reader:
         self.close()
 
     def _writers(self) -> Dict[str, int]:
-        stream = self.store.info().streams.get(self.stream)
+        stream = self.store.stream_info(self.stream)
         return dict(stream.writers) if stream else {}
 
     def _look_around(self) -> None:
         """Remember what writers have appended that we have not read: only so can its loss be counted."""
         if self._losses.is_time_to_look():
-            self._losses.look(self.store.info().streams.get(self.stream), self._cursor, self._marks)
+            self._losses.look(self.store.stream_info(self.stream), self._cursor, self._marks)
 
     def _take(self, entries: List[Entry]) -> List[Entry]:
         self._follow(entries[0].id)
@@ -177,11 +178,12 @@ class Reader:
     def _follow(self, first: EntryId) -> None:
         """From the cursor to the first entry read: numbers are dense, those in between were dropped before we came."""
         if first.epoch == self._cursor.epoch:
-            self._losses.drop(max(0, first.number - self._cursor.number - 1))
+            self._losses.drop(max(0, first.number - max(self._cursor.number, self._acked) - 1))
         else:
             # The server lost its memory, perhaps of us too. Numbers missing now may have been acked by us: only
             # sequences tell what is lost.
-            self.store.register(self.stream, self.name, self.durable)
+            place = self.store.register(self.stream, self.name, self.durable)
+            self._acked = place.number if place.epoch == first.epoch else 0
             self._losses.begin_epoch(first.epoch, self._marks)
 
     def _is_new(self, writer: str, sequence: int) -> bool:

@@ -247,3 +247,23 @@ def test_a_restarted_server_begins_a_new_epoch():
     reuse_numbers(MemoryDelivery())
     with pytest.raises(AssertionError):
         reuse_numbers(MistakenDelivery())
+
+
+def test_what_was_acked_before_a_crash_is_not_lost_after_it():
+    """The restored server remembers our ack, and lets go of the entry while we read the new epoch from its oldest."""
+    memory = Memory()
+    writer, store = MemoryStore(memory=memory), MemoryStore(memory=memory)
+    learner, far = Reader(store, STREAM, 'learner'), Reader(store, STREAM, 'far')
+    writer.append(STREAM, {}, chunk(0))
+    writer.append(STREAM, {}, chunk(1))
+    assert len(learner.read()) == 2
+    learner.ack()
+    snapshot = store.snapshot()
+    writer.append(STREAM, {}, chunk(2))
+    store.lose_memory(keep=snapshot)
+    assert learner.read(1) == []
+    writer._writer.check(now=True)
+    assert [number_of(entry) for entry in far.read()] == [0, 1, 2]
+    far.ack()
+    assert [number_of(entry) for entry in learner.read()] == [2]
+    assert (learner.num_lost, far.num_lost) == (0, 0)

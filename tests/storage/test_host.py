@@ -242,7 +242,7 @@ class Planes(MemoryDelivery):
         for _ in range(len(self.appended) + 3):
             for one in self.stores:
                 self.lose_no_reply(one)
-                one._writer.check(now=True)
+                one._writer.check_stream(STREAM)  # as the keeper does, which also tells what is no longer held
             seen += [number_of(entry) for entry in reader.read()]
             reader.ack()
             self.seen += [number_of(entry) for entry in self.reader.read()]
