@@ -221,6 +221,10 @@ class Store(ABC):
         for name in [name for name in names if name not in last] + [name for name in last if name in names]:
             self.delete(name)
 
+    def stream_info(self, stream: str) -> Optional[StreamInfo]:
+        """What one stream holds now; None if there is no such stream."""
+        return self.info().streams.get(stream)
+
     def retire(self, last: Sequence[str] = ()) -> None:
         """
         Overview:

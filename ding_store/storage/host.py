@@ -129,6 +129,9 @@ class HostCache(Store):
     def info(self) -> StoreInfo:
         return self.store.info()
 
+    def stream_info(self, stream: str) -> Optional[StreamInfo]:
+        return self.store.stream_info(stream)
+
     def retire(self, last: Sequence[str] = ()) -> None:
         self._is_over = True
         self.store.retire(last)

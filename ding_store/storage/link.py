@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import inspect
 import logging
 import random
 import threading
 import time
+from collections import deque
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, Callable, Deque, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
 
 import redis
 
@@ -44,6 +46,23 @@ Argument = Union[bytes, str, int]
 Before = Callable[[Any], Tuple[int, bytes]]
 
 
+def _packer() -> Any:
+    try:
+        return importlib.import_module('hiredis').pack_command
+    except (ImportError, AttributeError):  # Slower without, or with an old one.
+        return None
+
+
+_PACK_COMMAND = _packer()
+
+
+def _pack(arguments: Tuple[Argument, ...]) -> bytes:
+    if _PACK_COMMAND is not None:
+        return bytes(_PACK_COMMAND(arguments))
+    items = [one if isinstance(one, bytes) else str(one).encode() for one in arguments]
+    return b''.join([b'*%d\r\n' % len(items), *(b'$%d\r\n%b\r\n' % (len(item), item) for item in items)])
+
+
 class Script(NamedTuple):
     text: bytes
     sha: str
@@ -64,19 +83,32 @@ class Session:
     client: Any  # redis.Redis, whose annotations mix up what it returns now and what it awaits
     scripts: Mapping[str, Script]
     life: Life
+    # Ready for scripts and parts; in use as far as the pool knows, whose own bookkeeping costs a third of an append.
+    spare: Deque[Any] = field(default_factory=deque)
 
     @contextmanager
     def borrowed(self) -> Iterator[Any]:
         """A connection for commands that redis-py's client would spend much time on."""
-        pool = self.client.connection_pool
-        connection = pool.get_connection(*_GET_CONNECTION)
+        try:
+            connection = self.spare.pop()
+        except IndexError:
+            connection = self.client.connection_pool.get_connection(*_GET_CONNECTION)
         try:
             yield connection
         except BaseException:
-            connection.disconnect()  # Whatever reply is still to come must not meet the next command.
+            self._give_back(connection)  # Whatever reply is still to come must not meet the next command.
             raise
-        finally:
-            pool.release(connection)
+        self.spare.append(connection)
+
+    def close(self) -> None:
+        """Of what nobody uses at the moment; who uses the rest will find out."""
+        while self.spare:
+            self._give_back(self.spare.pop())
+        self.client.connection_pool.disconnect(inuse_connections=False)
+
+    def _give_back(self, connection: Any) -> None:
+        connection.disconnect()
+        self.client.connection_pool.release(connection)
 
     def run(self, script: str, keys: Sequence[str], *arguments: Argument, before: Optional[Before] = None) -> Any:
         """
@@ -87,8 +119,8 @@ class Session:
         text, sha = self.scripts[script]
         with self.borrowed() as connection:
             num_replies, rest = before(connection) if before is not None else (0, b'')
-            packed = connection.pack_command('EVALSHA', sha, len(keys), *keys, *arguments)
-            connection.send_packed_command([b''.join([rest, *packed])] if rest else packed)
+            packed = _pack(('EVALSHA', sha, len(keys), *keys, *arguments))
+            connection.send_packed_command([rest + packed], check_health=False)
             for _ in range(num_replies):
                 connection.read_response()
             try:
@@ -170,6 +202,7 @@ class Link:
         session = self._session
         if session is not None:
             wake(session.client)
+            session.close()
 
     def _check_open(self, cause: Optional[BaseException] = None) -> None:
         if self._closed.is_set():
@@ -202,7 +235,7 @@ class Link:
                 return  # Another thread noticed first.
             self._session = None
         logger.warning('lost the connection to %s: %s', self.address, error)
-        session.client.connection_pool.disconnect(inuse_connections=False)
+        session.close()
 
     def _unavailable(self, what: str, error: Exception) -> StoreUnavailable:
         if is_tls_error(error):

@@ -16,13 +16,13 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 
 from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace, StoreClosed, VersionConflict
 
-from .base import OLDEST, START, Arrays, Entry, EntryId, Header, StoreInfo, Value
+from .base import OLDEST, START, Arrays, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
 from .link import Before, Link, Session
 from .options import ALL_OPTIONS, check_name, redis_options, refuse_rest, stream_options
 from .outbox import FULL, STALE, WIRE, Announcement, Fill, Payload, Verdict
 from .parts import MAX_BYTES, Parts, is_large, place_of, publish_in_parts, unpack
 from .planes import FILLED, GONE, WAITING, PlanedStore, Record, Resolver, fate
-from .redis_info import read_counters, read_streams, read_values
+from .redis_info import read_counters, read_stream, read_streams, read_values
 from .urls import check_url, directory_of, scheme_of
 from .wire import Buffer, corrupt_entry, decode_value, encode, up_to_corrupt
 from .writer import Writer, writer_id
@@ -189,6 +189,11 @@ class RedisStore(PlanedStore):
     def info(self) -> StoreInfo:
         self._enter()
         return self._call('info', self._info)
+
+    def stream_info(self, stream: str) -> Optional[StreamInfo]:
+        check_name('stream', stream)
+        self._enter()
+        return self._call('info', lambda session: read_stream(session, self.run, stream))
 
     def retire(self, last: Sequence[str] = ()) -> None:
         counters = self.info().counters

@@ -21,6 +21,13 @@ def read_streams(session: Session, run: str) -> Dict[str, StreamInfo]:
     return {name: stream for name, stream in streams.items() if stream is not None}
 
 
+def read_stream(session: Session, run: str, name: str) -> Optional[StreamInfo]:
+    pipe = session.client.pipeline(transaction=True)
+    pipe.hgetall(f'ding:{{{run}/{name}/0}}:meta')
+    meta, readers = pipe.hgetall(f'ding:{{{run}/{name}/0}}:readers').execute()
+    return _stream(meta, readers)
+
+
 def read_values(session: Session, run: str) -> Dict[str, int]:
     names = _indexed(session, run, 'value')
     pipe = session.client.pipeline(transaction=False)

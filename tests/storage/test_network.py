@@ -151,7 +151,7 @@ def test_waits_end_in_a_black_hole(proxy):
             assert time.monotonic() - begin < 5
         begin = time.monotonic()
         store.close()
-        assert time.monotonic() - begin < 1
+        assert time.monotonic() - begin < 5  # a few round trips, not a time-out
 
 
 def test_latency_of_200_ms_costs_round_trips_only(forgetful_server, proxy):
@@ -188,4 +188,4 @@ def test_a_slow_line_is_no_lost_line(forgetful_server, proxy):
         assert entry.arrays['x'][-1] == 1_999_999
         (entry,) = store.read(STREAM)
         assert entry.arrays['x'][-1] == 1_999_999
-        assert proxy.num_connections == connections
+        assert proxy.num_connections <= connections + 1  # one for scripts, one for the rest: none was made anew

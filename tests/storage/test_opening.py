@@ -13,7 +13,7 @@ from redis_server import RedisServer
 
 import ding_store.storage
 from ding_store import errors
-from ding_store.storage import open_store
+from ding_store.storage import link, open_store
 from ding_store.storage.memory import MemoryStore
 from ding_store.storage.reader import Reader
 from ding_store.storage.redis import RedisStore
@@ -317,3 +317,10 @@ class TestReader:
         with Reader(store, 's', 'viewer', durable=False), Reader(store, 's', 'learner'):
             assert store.info().streams['s'].durable == {'viewer': False, 'learner': True}
         assert store.info().streams['s'].durable == {'learner': True}
+
+
+def test_commands_are_packed_alike_without_hiredis(monkeypatch):
+    arguments = ('EVALSHA', 'é', 3, b'\x00\r\n', -1, '')
+    packed = link._pack(arguments)
+    monkeypatch.setattr(link, '_PACK_COMMAND', None)
+    assert link._pack(arguments) == packed

@@ -74,5 +74,7 @@ known_sequence, known_number = sequence, last
 redis.call('XADD', LOG, digits(last) .. '-0', 'e', epoch, 'w', writer, 's', digits(sequence), 'p', ARGV[9])
 redis.call('HSET', SIZES, digits(last), digits(total))
 redis.call('HSET', META, 'last', digits(last), 'total', digits(total), 'w:' .. writer, digits(sequence) .. ':' .. digits(last))
-redis.call('HDEL', META, 'deleted')
+if is_deleted then
+  redis.call('HDEL', META, 'deleted')
+end
 return verdict('OK')

@@ -25,13 +25,13 @@ local META, LOG, SIZES, ROOM, READERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS
 local FILLED, PLANES = KEYS[6], KEYS[7]
 
 local stored = redis.call('HMGET', META, 'epoch', 'life', 'last', 'floor', 'total', 'trimmed', 'dropped', 'room',
-  'plane', 'host', 'wanted', 'parted')
+  'plane', 'host', 'wanted', 'parted', 'deleted')
 local epoch = stored[1]
 local last, floor = tonumber(stored[3]) or 0, tonumber(stored[4]) or 0
 local total, trimmed = tonumber(stored[5]) or 0, tonumber(stored[6]) or 0
 local dropped, room = tonumber(stored[7]) or 0, tonumber(stored[8]) or 0
 local plane, host, wanted = tonumber(stored[9]) or 0, stored[10] or '', tonumber(stored[11]) or 0
-local parted = tonumber(stored[12]) or 0
+local parted, is_deleted = tonumber(stored[12]) or 0, stored[13]
 
 -- A first write that needs no memory makes Redis let a script finish at maxmemory: acks must go through to free some.
 local function need_no_memory()
@@ -46,6 +46,7 @@ if stored[2] ~= life then
   redis.call('HSET', META, 'epoch', epoch, 'life', life)
   if not stored[2] then
     redis.call('HSET', META, 'deleted', 1)
+    is_deleted = '1'
   end
 end
 
