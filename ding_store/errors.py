@@ -3,7 +3,8 @@
 StoreError
 ├── ConfigError            (ValueError)    a setting is wrong; the message names it and the fix
 ├── StoreUnavailable       (ConnectionError)  the server cannot be reached, and was not within the deadline
-│   └── StoreDenied                        it can, but refuses us: password, user, TLS
+│   ├── StoreDenied                        it can, but refuses us: password, user, TLS
+│   └── AppendUnsettled                    whether it has an entry is unknown; its writer keeps it and sees to it
 ├── StoreUnsuitable                        it can, but would lose data: too old, or it evicts keys
 ├── StoreClosed                            used after close(), or in a process that may not use it
 ├── StoreTimeout           (TimeoutError)  a wait reached its deadline
@@ -35,6 +36,10 @@ class StoreUnavailable(StoreError, ConnectionError):
 
 
 class StoreDenied(StoreUnavailable):
+    pass
+
+
+class AppendUnsettled(StoreUnavailable):
     pass
 
 

@@ -7,6 +7,16 @@ from needs import lacking
 from redis_server import RedisServer, find_binary
 
 
+@pytest.fixture(autouse=True)
+def _environment() -> Iterator[None]:
+    """Commands that a test calls in this process set the environment for those they start."""
+    before = dict(os.environ)
+    yield
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
+    os.environ.update(before)
+
+
 @pytest.fixture(scope='session')
 def redis_binary() -> str:
     binary = find_binary()

@@ -140,6 +140,7 @@ def _patch_config(module: Any) -> None:
             return
         try:
             if os.fork() == 0:  # nobody's child: the caller need not wait for it, ever
+                os.nice(19)  # a second of formatting, just when every role begins
                 save(config, path)
         except BaseException:  # noqa: BLE001 - nobody is there to catch it; what is left is to say it
             traceback.print_exc()

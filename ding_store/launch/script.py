@@ -17,6 +17,8 @@ from ding_store.errors import ConfigError
 
 #: Options of the interpreter that change nothing here: output of our processes is unbuffered anyway.
 _IGNORED = ('-u', '-B')
+#: Where this Python is, links of virtual environments not followed.
+_BIN = os.path.dirname(os.path.abspath(sys.executable))
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Script:
         if not words:
             raise ConfigError('no command given: put it after --, e.g. -- python -u main.py')
         if os.path.basename(words[0]).startswith('python'):
-            words.pop(0)
+            _check_interpreter(words.pop(0))
             while words and words[0] in _IGNORED:
                 words.pop(0)
             if len(words) >= 2 and words[0] == '-m':
@@ -82,6 +84,15 @@ class Script:
             traceback.print_exc()
             code = 1
         return code
+
+
+def _check_interpreter(path: str) -> None:
+    """A bare name means this Python. A path means one installation, and the roles are forked from this process."""
+    if os.path.dirname(path) and os.path.realpath(os.path.dirname(path)) != os.path.realpath(_BIN):
+        raise ConfigError(
+            f'cannot run roles with {path}: they are forked from this process, which is {sys.executable}. Say python '
+            f'instead of the path, or start it there: {path} -m ding_store.cli run ...'
+        )
 
 
 def _exit_code(code: object) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Dict, Optional
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError
 from ding_store.launch.progress import Figures
-from ding_store.middleware.members import Members
+from ding_store.middleware.members import Member, Members
 from ding_store.middleware.session import FINISH, Session
 from ding_store.storage.base import Store
 from ding_store.storage.embedded import running
@@ -64,6 +64,7 @@ def read_status(store: Store, rate_s: float) -> Dict[str, Any]:
     after, seconds = Figures.of(members.refresh()), time.monotonic() - began
     info = store.info()
     finish = store.get(FINISH)
+    seconds = max(seconds, 1e-9)
     rates = {name: (getattr(after, name) - getattr(before, name)) / seconds for name in ('env_step', 'train_iter')}
     return {
         'run': info.run,
@@ -72,11 +73,16 @@ def read_status(store: Store, rate_s: float) -> Dict[str, Any]:
         'finished': finish.header['reason'] if finish else None,
         'figures': asdict(after),
         'rates_per_s': rates,
-        'members': [asdict(member) for member in members.by_id.values()],
+        'members': [_as_seen(member) for member in members.by_id.values()],
         'streams': {name: asdict(stream) for name, stream in info.streams.items()},
         'values': info.values,
         'counters': info.counters,
     }
+
+
+def _as_seen(member: Member) -> Dict[str, Any]:
+    seen = asdict(member)
+    return {**seen, 'state': 'killed'} if member.was_killed else seen
 
 
 def render(status: Dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ import torch
 from ding.framework import task
 from ditk import logging
 
-from ding_store.errors import ConfigError, StoreError
+from ding_store.errors import AppendUnsettled, ConfigError, StoreError
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter
 from ding_store.middleware.feed import Feed
 from ding_store.middleware.lead import PROGRESS, Lead
@@ -30,6 +30,8 @@ LEARNER_READER = 'learner'
 ENV_ID_BITS = 32
 #: How long the learner waits, at the run's end, for collectors in the middle of their last chunk.
 LAST_CHUNKS_S = 3.0
+#: Of a chunk that a full stream of a server that had just come back did not take yet: the store's writer will bring it.
+UNSETTLED = EntryId('', 0)
 
 
 def context_exchanger(session: Session, skip_n_iter: int = 1, storage_loader: Any = None) -> Any:
@@ -198,6 +200,9 @@ class CollectorSide(Side):
             return self._chunks.write(elements, header, fixups, timeout_s)
         except TimeoutError:
             return None
+        except AppendUnsettled as error:
+            logging.warning(f'ding_store: {error}')
+            return UNSETTLED
 
     def _leave(self, ctx: OnlineRLContext) -> None:
         # Said before the script's own clean-up: the learner waits for it, to take what was appended last.

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
 from ding_store.storage.base import OLDEST, EntryId, Store
@@ -13,6 +14,12 @@ from ding_store.storage.base import OLDEST, EntryId, Store
 STREAM = 'members'
 #: The newest reports are what matters: old ones make room.
 STREAM_OPTIONS = {STREAM: {'max_pending_bytes': 1 << 20, 'overflow': 'drop_oldest'}}
+
+
+def pid_space() -> str:
+    """Where process ids mean the same: one boot of one kernel, and there one namespace."""
+    boot = Path('/proc/sys/kernel/random/boot_id').read_text().strip()
+    return f'{boot} {os.readlink("/proc/self/ns/pid")}'
 
 
 @dataclass
@@ -28,6 +35,7 @@ class Member:
     node_id: int
     pid: int = field(default_factory=os.getpid)
     host: str = field(default_factory=socket.gethostname)
+    pid_space: str = field(default_factory=pid_space)
     address: Optional[str] = None
     state: str = 'alive'
     beat: int = 0
@@ -39,6 +47,11 @@ class Member:
         self.beat += 1
         self.state, self.reason = state, reason
         store.append(STREAM, asdict(self), {}, timeout_s=1.0)
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether it could report no end, as far as that can be seen from here: only beside it."""
+        return self.state == 'alive' and self.pid_space == pid_space() and not os.path.exists(f'/proc/{self.pid}')
 
     @property
     def title(self) -> str:

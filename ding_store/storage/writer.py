@@ -11,7 +11,7 @@ import uuid
 from contextlib import contextmanager
 from typing import Callable, Dict, Iterable, Iterator, List, Optional
 
-from ding_store.errors import StoreTimeout, StoreUnavailable, StreamFull
+from ding_store.errors import AppendUnsettled, StoreTimeout, StreamFull
 
 from .base import EntryId
 from .options import StoreOptions, StreamOptions
@@ -205,4 +205,4 @@ class Writer:
         text = f'stream {lane.outbox.stream!r} holds max_pending_bytes ({lane.options.max_pending_bytes}): {reason}'
         if lane.outbox.withdraw(item):
             return type(reason)(text)
-        return StoreUnavailable(f'{text}; the server may have had this entry, so it is kept and announced later')
+        return AppendUnsettled(f'{text}; the server may have had this entry, so it is kept and announced later')

@@ -50,7 +50,7 @@ def test_cartpole_converges_and_the_books_balance(tmp_path):
     assert 'finished: evaluator: mean return' in run.text
 
 
-@pytest.mark.parametrize('late', ['learner=6', 'collector=6', 'evaluator=6'])
+@pytest.mark.parametrize('late', ['learner=10', 'collector=10', 'evaluator=10'])
 def test_any_start_order(tmp_path, late):
     arguments = ['run', '--run', 'r', '--roles', ROLES, '--delay', late, '--json', tmp_path / 'figures.json']
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 200)), tmp_path) as run:
@@ -291,7 +291,7 @@ def test_joining_a_run_that_is_not_there_starts_nothing(tmp_path):
 @pytest.mark.parametrize('victim', ['server_pid', 'supervisor_pid'])
 def test_death_of_the_embedded_server_is_a_pause(tmp_path, victim):
     arguments = ['run', '--run', 'r', '--roles', ROLES]
-    with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 1500)), tmp_path) as run:
+    with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 5000)), tmp_path) as run:
         run.wait_for(lambda: members(tmp_path, 'learner'), 'the learner')
         run.wait_for(lambda: status(tmp_path, '--run', 'r')['figures']['train_iter'] > 100, 'training')
         os.kill(getattr(running(tmp_path / '.ding_store' / 'r'), victim), signal.SIGKILL)

@@ -26,6 +26,10 @@ def test_python_script_with_arguments(script):
     assert parsed == Script(script, False, ['--seed', '1'])
 
 
+def test_this_python_may_be_named_by_its_path(script):
+    assert Script.parse([sys.executable, script]) == Script(script, False, [])
+
+
 def test_python_module():
     assert Script.parse(['python', '-m', 'pkg.main', '-x']) == Script('pkg.main', True, ['-x'])
 
@@ -37,6 +41,7 @@ def test_python_module():
         (['python', '-c', 'pass'], 'expected python'),
         (['python', 'no_such_file.py'], 'neither a file'),
         (['python'], 'expected python'),
+        (['/opt/other/bin/python3', '-u', 'main.py'], '/opt/other/bin/python3 -m ding_store.cli run'),
     ],
 )
 def test_refused_with_the_reason(command, message):

@@ -1,5 +1,6 @@
 """A run's members, its end, and what the next run of its name finds; on the reference store, in threads."""
 
+import subprocess
 import threading
 import time
 
@@ -7,6 +8,7 @@ import pytest
 
 from ding_store.config import StoreConfig
 from ding_store.errors import StoreTimeout
+from ding_store.launch.status import read_status
 from ding_store.middleware.members import STREAM_OPTIONS, Member, Members
 from ding_store.middleware.session import FINISH, RETIRE, Session, clear_ended_run
 from ding_store.storage import open_store
@@ -95,6 +97,23 @@ def test_who_was_killed_is_not_reporting(store, member):
     members.refresh()
     assert members.reporting('learner', 0.3) is None
     assert members.reporting('evaluator', 5.0) is None  # at once: there never was one
+
+
+def test_status_says_who_was_killed(store):
+    with subprocess.Popen(['sleep', '60']) as process:
+        collector = Member('c', 'collector', 2, pid=process.pid)
+        elsewhere = Member('e', 'collector', 3, pid=process.pid, pid_space='another host')
+        for one in (collector, elsewhere):
+            one.report(store)
+        assert states(store) == {'c': 'alive', 'e': 'alive'}
+        process.kill()
+    assert states(store) == {'c': 'killed', 'e': 'alive'}
+    collector.report(store, 'left')
+    assert states(store) == {'c': 'left', 'e': 'alive'}
+
+
+def states(store):
+    return {member['id']: member['state'] for member in read_status(store, rate_s=0.0)['members']}
 
 
 def test_finish_reaches_every_member_and_the_first_reason_stays(member):

@@ -1,6 +1,5 @@
 """kill -9 of servers, writers and readers: every entry is seen once, none torn, and who restarts goes on."""
 
-import contextlib
 import os
 import random
 import signal
@@ -8,6 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from processes import child
 
 from ding_store.errors import StoreClosed, StoreUnavailable
 from ding_store.storage.reader import Reader
@@ -15,28 +15,6 @@ from ding_store.storage.redis import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 
 STREAM = 'experience'
-
-
-@contextlib.contextmanager
-def child(work):
-    """A forked process that runs ``work(pipe)`` and never comes back into the test; killed at the end."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reading)
-        try:
-            with os.fdopen(writing, 'w', buffering=1) as pipe:
-                work(pipe)
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        try:
-            yield pid, pipe
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
 
 
 @pytest.fixture(params=['own_server', 'forgetful_server'])
@@ -215,10 +193,12 @@ def test_a_killed_reader_goes_on_behind_its_ack(redis_server):
         for i in range(total):
             store.append(STREAM, {}, chunk(i))
         while store.register(STREAM, 'learner').number < total:
-            with child(read) as (_, pipe):
+            with child(read) as (pid, pipe):
                 again = set()
-                for _ in range(random.randint(2, 30)):
-                    word, *numbers = pipe.readline().split()
+                said = [pipe.readline() for _ in range(random.randint(2, 30))]
+                os.kill(pid, signal.SIGKILL)
+                for line in [*said, *pipe]:  # up to its last word: it may be ahead of what we have read
+                    word, *numbers = line.split()
                     if word == 'read':
                         again |= acked & {int(number) for number in numbers}
                         seen += map(int, numbers)
