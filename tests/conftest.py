@@ -1,5 +1,6 @@
 """Fixtures for all tests: real redis-servers on private sockets."""
 
+import os
 from typing import Iterator
 
 import pytest
