@@ -123,6 +123,20 @@ class Sampled:
         self._rows = index.row_of_slot[slots]
         return slots
 
+    @property
+    def key(self) -> Tuple[Any, ...]:
+        """Equal for choices that are made alike."""
+        limits = self._range and (self._range.start, self._range.stop, self._range.step)
+        return id(self._sampler), self._size, self._replace, limits
+
+    def again(self) -> Sampled:
+        """Another choice of the same kind."""
+        return Sampled(self._sampler, self._size, self._replace, self._range)
+
+    def adopt(self, other: Sampled) -> None:
+        """What this one chose is what another one chose before."""
+        self.weights, self._rows = other.weights, other._rows
+
     def deliver(self, read: Callable[[Sampled], T], delete: Callable[[Array], None], limiter: Optional[Limiter]) -> T:
         """
         Overview:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any, ContextManager, Optional
+from typing import Any, Callable, ContextManager, Optional, TypeVar
 
 from ding_store.buffer.batch import Batch
 from ding_store.buffer.choices import Sampled, check_sample_arguments
-from ding_store.buffer.elements import Elements
+from ding_store.buffer.elements import Choose, Elements
 from ding_store.buffer.group_keys import GroupBy
+from ding_store.buffer.prefetch import Prefetch
 from ding_store.buffer.rate_limiter import RateLimiter
 from ding_store.buffer.samplers import Sampler, Uniform
 from ding_store.buffer.sequence_reads import Episodes, read_episodes, read_sequences, read_unrolled
 from ding_store.buffer.sequences import EpisodeChoice, SequenceChoice
+
+T = TypeVar('T')
 
 
 class SequenceSampling:
@@ -25,6 +28,7 @@ class SequenceSampling:
     _elements: Elements
     _uniform: Uniform
     _sampler: Sampler
+    _prefetch: Optional[Prefetch]
     #: What makes samples and inserts wait for each other; None: nothing.
     limiter: Optional[RateLimiter] = None
 
@@ -64,9 +68,22 @@ class SequenceSampling:
         if stride < 1:
             raise TypeError(f'overlap ({overlap}) must be below burn_in + length ({num_steps})')
         index = self._elements.sequences.index(groupby, done)
-        choose = SequenceChoice(index, self._uniform.draw, size, num_steps, stride, replace)
+        elements, draw, ahead = self._elements, self._uniform.draw, self._prefetch
+
+        def choose() -> SequenceChoice:
+            return SequenceChoice(index, draw, size, num_steps, stride, replace)
+
+        def read(chosen: Choose) -> Any:
+            return read_sequences(elements, chosen, num_steps)
+
+        if ahead is None:
+            with self._sampling(size):
+                return Batch(*read(choose()))
+        key = ('sequences', id(index), size, num_steps, stride, replace)
         with self._sampling(size):
-            return Batch(*read_sequences(self._elements, choose, num_steps))
+            batch = Batch(*ahead.next(key, choose(), read))
+        ahead.draw(key, choose, read)
+        return batch
 
     def sample_episodes(
         self, size: int, groupby: GroupBy, done: str = 'done', max_length: Optional[int] = None, replace: bool = False
@@ -105,8 +122,18 @@ class SequenceSampling:
         size, _ = check_sample_arguments(size, None, None, None, sample_range)
         choose = Sampled(self._sampler, size, replace, sample_range)
         elements = self._elements
-        read = choose.deliver(lambda chosen: read_unrolled(elements, chosen), elements.delete, self.limiter)
+        read = self._read_sampled('time-major', choose, lambda chosen: read_unrolled(elements, chosen))
         return Batch(*read)._replace(weights=choose.weights)
+
+    def _read_sampled(self, kind: str, choose: Sampled, read: Callable[[Choose], T]) -> T:
+        """What ``read`` makes of a sampler's choice, now or ahead; it counts, and waits for the limiter, now."""
+        ahead, delete = self._prefetch, self._elements.delete
+        if ahead is None:
+            return choose.deliver(read, delete, self.limiter)
+        key = (kind, *choose.key)
+        batch = choose.deliver(lambda chosen: ahead.next(key, chosen, read), delete, self.limiter)
+        ahead.draw(key, choose.again, read, self._sampler)
+        return batch
 
     def _sampling(self, num_items: int) -> ContextManager[None]:
         # Sequences count as one sample each, as elements that are sequences do.

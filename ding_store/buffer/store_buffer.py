@@ -32,6 +32,7 @@ from ding_store.buffer.elements import Choose, Elements
 from ding_store.buffer.group_choice import IndexedGroupChoice
 from ding_store.buffer.kept_priorities import KeptPriorities
 from ding_store.buffer.limits import Limited
+from ding_store.buffer.prefetch import Prefetch
 from ding_store.buffer.rate_limiter import RateLimiter
 from ding_store.buffer.samplers import PrioritySampler, Sampler, Uniform
 from ding_store.buffer.sequence_sampling import SequenceSampling
@@ -64,6 +65,8 @@ class StoreBuffer(SequenceSampling, Buffer):
         - seed (:obj:`Optional[int]`): Of the default sampler and of groups; None follows numpy's global seed.
         - fsync (:obj:`bool`): Whether what is in ``path`` survives power cuts, too; costs some fsyncs per push.
         - limiter (:obj:`Optional[RateLimiter]`): Makes samples and inserts of this process wait for each other.
+        - prefetch (:obj:`int`): Batches that are gathered ahead in a thread, of those that come as one batch
+          (``sample_batch``, ``sample_time_major``, ``sample_sequences``); see Prefetch. Pays for large rows.
     Raises:
         - ConfigError: ``size`` is no positive integer, or not that of the buffer in ``path``.
         - TableLocked: The buffer in ``path`` is open, here or in another process.
@@ -79,12 +82,14 @@ class StoreBuffer(SequenceSampling, Buffer):
         seed: Optional[int] = None,
         fsync: bool = False,
         limiter: Optional[RateLimiter] = None,
+        prefetch: int = 0,
     ) -> None:
         super().__init__(size=size)
         self.sliced = sliced
         self._uniform = Uniform(seed)
         self._elements = Elements(size, path, fsync)
         self._sample_with(sampler or self._uniform)
+        self._prefetch = None if prefetch == 0 else Prefetch(prefetch, self.table)
         self._is_short = False
         self.limiter = limiter
         if limiter is not None:
@@ -242,7 +247,7 @@ class StoreBuffer(SequenceSampling, Buffer):
         if self._middleware:
             return self._collated(size, replace, sample_range)
         choose = Sampled(self._sampler, size, replace, sample_range)
-        rows, schema, columns = choose.deliver(self._elements.read_columns, self._elements.delete, self.limiter)
+        rows, schema, columns = self._read_sampled('batch', choose, self._elements.read_columns)
         return Batch(schema.decode_batch(columns), rows, lambda: schema.decode(columns), choose.weights)
 
     def gather_batch(self, rows: Array) -> Batch:
@@ -331,6 +336,8 @@ class StoreBuffer(SequenceSampling, Buffer):
 
     def close(self) -> None:
         """Release memory and files. What is in ``path`` stays there, for another process; the buffer is empty."""
+        if self._prefetch is not None:
+            self._prefetch.close()
         self._elements.close()
 
     def count(self) -> int:
@@ -416,6 +423,7 @@ class StoreBuffer(SequenceSampling, Buffer):
         view = type(self).__new__(type(self))
         view.__dict__.update(self.__dict__)
         view._middleware = []
+        view._prefetch = self._prefetch and Prefetch(self._prefetch.depth, self.table)
         return view
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> StoreBuffer:
@@ -427,6 +435,7 @@ class StoreBuffer(SequenceSampling, Buffer):
         with self.table.write_lock:
             twin._elements = files.duplicate(self._elements, memo)
             twin._attach(twin._sampler)
+            twin._prefetch = self._prefetch and Prefetch(self._prefetch.depth, twin.table)
             if twin.limiter is not None:
                 twin.limiter.attach(twin.count, int(twin.size))
             if self._priorities is not None and twin._priorities is not None:

@@ -112,6 +112,11 @@ class Table:
         """Names of columns of float32 that are kept as bytes: see ``narrowing``."""
         return self._narrow
 
+    @property
+    def num_updates(self) -> int:
+        """Grows before data of rows that are there change, or move: what was read of them before may be outdated."""
+        return self._num_updates
+
     def __len__(self) -> int:
         return self.index.count
 

@@ -78,6 +78,7 @@ class StoreBufferWrapper:
             sliced=self.settings.sliced,
             path=self.settings.path,
             sampler=sampler,
+            prefetch=int(self.settings.prefetch),
         )
 
     def start(self) -> None:

@@ -57,7 +57,7 @@ class Pipeline:
 
         config = self.config
         self.session = Session(config, finished=lambda: task.finish)
-        self.DequeBuffer = functools.partial(StoreBuffer, path=config.buffer_path)
+        self.DequeBuffer = functools.partial(StoreBuffer, path=config.buffer_path, prefetch=config.prefetch)
         self.ContextExchanger = functools.partial(context_exchanger, self.session)
         self.ModelExchanger = functools.partial(model_exchanger, self.session)
         self.data_pusher = data_pusher

@@ -79,13 +79,15 @@ def run(config: str, iterations: int, change: Callable[[EasyDict], None], **stor
     return serial_pipeline((main, create), seed=0, max_train_iter=iterations)
 
 
-def test_dqn_with_priority(seen: Seen) -> None:
+@pytest.mark.parametrize('prefetch', [0, 2])
+def test_dqn_with_priority(seen: Seen, prefetch: int) -> None:
     def small(main: EasyDict) -> None:
         main.policy.update(priority=True, priority_IS_weight=True)
         main.policy.collect.n_sample = 32
 
-    run('classic_control.cartpole.config.cartpole_dqn_config', 30, small)
+    run('classic_control.cartpole.config.cartpole_dqn_config', 30, small, prefetch=prefetch)
     buffer = seen.buffers[0]
+    assert (buffer.buffer._prefetch is not None) == bool(prefetch)
     assert len(seen.updates) == len(seen.batches) >= 30
     assert all(isinstance(batch, TrainBatch) for batch in seen.batches)
     # What was updated is what was sampled, and it is what rows are drawn by.

@@ -1,0 +1,317 @@
+"""Sampling ahead: batches that would have come without it, too, and of which nothing counts before it is delivered."""
+
+import contextlib
+import copy
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Callable, List
+
+import numpy as np
+import pytest
+import torch
+from elements import number, transition
+
+from ding_store.buffer import Fifo, Prioritized, RateLimiter, StoreBuffer, Uniform, limited
+from ding_store.buffer.prefetch import Prefetch
+from ding_store.errors import ConfigError, NotEnoughData, RowGone, StoreTimeout
+
+
+def filled(count: int = 100, size: int = 100, prefetch: int = 2, **options: Any) -> StoreBuffer:
+    buffer = StoreBuffer(size, prefetch=prefetch, **options)
+    buffer.extend_elements([transition(i) for i in range(count)])
+    return buffer
+
+
+class AtOnce(Prefetch):
+    """Gathers when it draws."""
+
+    def _submit(self, read: Callable, choose: Callable) -> Future:
+        future: Future = Future()
+        try:
+            future.set_result(read(choose))
+        except RowGone as e:
+            future.set_exception(e)
+        return future
+
+
+class AtLast(Prefetch):
+    """Gathers when it delivers."""
+
+    def _submit(self, read: Callable, choose: Callable) -> Any:
+        class Late:
+            def result(self, timeout_s: float) -> Any:
+                return read(choose)
+
+            def cancel(self) -> None:
+                pass
+
+        return Late()
+
+
+def samplers() -> dict:
+    return {
+        'uniform': lambda: Uniform(7),
+        'prioritized': lambda: Prioritized(seed=7),
+        'limited': lambda: limited(Prioritized(seed=7), max_times_sampled=3),
+        'fifo': lambda: Fifo(),
+    }
+
+
+# Under limits rows may be used up between draw and delivery, and others drawn instead.
+@pytest.mark.parametrize('name', sorted(set(samplers()) - {'limited'}))
+@pytest.mark.parametrize('depth', [1, 3, 12])
+def test_the_order_is_that_of_draws(name: str, depth: int) -> None:
+    plain, ahead = (filled(prefetch=prefetch, sampler=samplers()[name]()) for prefetch in (0, depth))
+    for _ in range(10):
+        expected, batch = plain.sample_batch(8), ahead.sample_batch(8)
+        assert batch.rows.tolist() == expected.rows.tolist() == batch.data.reward.long().flatten().tolist()
+        assert (batch.weights is None) == (expected.weights is None)
+        if batch.weights is not None:
+            assert batch.weights.tolist() == expected.weights.tolist()
+
+
+@pytest.mark.parametrize('name', sorted(samplers()))
+def test_batches_do_not_depend_on_when_the_thread_ran(name: str) -> None:
+    seen: List[list] = []
+    for kind in (Prefetch, AtOnce, AtLast):
+        buffer = filled(80, prefetch=3, sampler=samplers()[name]())
+        buffer._prefetch = kind(3, buffer.table)
+        seen.append([])
+        for step in range(40):
+            batch = buffer.sample_batch(6)
+            seen[-1].append((batch.rows.tolist(), batch.data.obs.state.tolist(), batch.weights is not None))
+            if name in ('prioritized', 'limited'):
+                buffer.update_priorities(batch.rows, (batch.rows % 7).astype(float))
+            if step % 2:
+                buffer.extend_elements([transition(80 + 9 * step + i) for i in range(9)])
+            if step % 5 == 0:
+                buffer.update(str(buffer.table.rows_by_age()[-1]), transition(1000 + step))
+            if step % 7 == 0:
+                buffer.delete(str(buffer.table.rows_by_age()[3]))
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_uses_count_when_delivered() -> None:
+    sampler = limited(Uniform(0), max_times_sampled=2)
+    buffer = filled(60, prefetch=4, sampler=sampler)
+    used: Counter = Counter()
+    for _ in range(5):
+        used.update(buffer.sample_batch(8).rows.tolist())
+        live = buffer.table.rows_by_age()
+        assert sampler.uses_of(live).tolist() == [used[row] for row in live.tolist()]
+    assert max(used.values()) <= 2
+    assert buffer.count() == 60 - sum(count == 2 for count in used.values())
+    with contextlib.suppress(NotEnoughData):
+        while True:
+            used.update(buffer.sample_batch(8).rows.tolist())
+    assert max(used.values()) == 2
+    assert sum(used.values()) >= 120 - 16
+
+
+def test_the_limiter_counts_when_delivered() -> None:
+    limiter = RateLimiter(8, samples_per_insert=1.0, error_buffer=20.0, max_insert=20, max_sample=8, timeout_s=0.01)
+    buffer = filled(20, prefetch=3, limiter=limiter)
+    buffer.sample_batch(8)
+    assert limiter.num_samples == 8
+    delivered = 8
+    with contextlib.suppress(StoreTimeout):
+        while True:
+            buffer.sample_batch(8)
+            delivered += 8
+    assert limiter.num_samples == delivered == 32
+
+
+def test_priorities_are_at_most_so_many_batches_old() -> None:
+    buffer = filled(prefetch=3, sampler=Prioritized(alpha=1.0, seed=0))
+    buffer.sample_batch(10)
+    buffer.update_priorities(np.arange(100), np.where(np.arange(100) == 42, 1.0, 1e-9))
+    counts = [buffer.sample_batch(10).rows.tolist().count(42) for _ in range(5)]
+    assert counts[:3] != [10] * 3
+    assert counts[3:] == [10, 10]
+
+
+def test_a_batch_given_back_does_not_count_for_beta() -> None:
+    sampler = Prioritized(beta=0.0, beta_anneal_steps=100, seed=0)
+    buffer = filled(prefetch=5, sampler=sampler)
+    buffer.sample_batch(4)
+    buffer.sample_batch(4)
+    buffer._prefetch.give_back()
+    assert sampler.step == 2
+
+
+@pytest.mark.parametrize('times', [1, 2])
+def test_a_queue(times: int) -> None:
+    buffer = filled(60, prefetch=3, sampler=limited(Fifo(times), max_times_sampled=times))
+    rows = [buffer.sample_batch(6).rows.tolist() for _ in range(2 * times)]
+    rows += [
+        buffer.sample_batch(4).rows.tolist() for _ in range(3 * times)
+    ]  # Another size: those ahead are given back.
+    flat = [row for batch in rows for row in batch]
+    assert sorted(flat) == sorted(list(range(24)) * times)
+    assert flat[:6] == list(range(6))
+    assert buffer.table.rows_by_age().tolist() == list(range(24, 60))
+    assert buffer.sampler.sampler.num_missed == 0
+
+
+def test_queue_of_a_full_table() -> None:
+    buffer = filled(20, size=20, prefetch=2, sampler=Fifo())
+    assert buffer.sample_batch(4).rows.tolist() == [0, 1, 2, 3]
+    buffer.extend_elements([transition(i) for i in range(20, 27)])  # 4 to 6 leave before their turn.
+    assert buffer.sample_batch(4).rows.tolist() == [7, 8, 9, 10]
+    assert buffer.sampler.num_missed == 3
+
+
+@pytest.mark.parametrize('how', ['evict', 'delete', 'clear', 'resize', 'load'])
+def test_rows_that_left_do_not_come(how: str, tmp_path: Path) -> None:
+    buffer = filled(prefetch=3, seed=0)
+    buffer.save_data(str(tmp_path / 'saved'))
+    for _ in range(20):
+        buffer.sample_batch(8)
+        if how == 'evict':
+            buffer.extend_elements([transition(buffer.table.next_row + i) for i in range(50)])
+        elif how == 'delete':
+            buffer.delete([str(row) for row in buffer.table.rows_by_age()[:4]])
+        elif how == 'resize':
+            buffer.resize(max(9, buffer.count() - 4))
+        elif how == 'clear':
+            first = buffer.table.next_row
+            buffer.clear()
+            buffer.extend_elements([transition(first + i) for i in range(20)])
+        else:
+            other = filled(prefetch=0)
+            for i in range(100):
+                other.update(str(i), transition(500 + i))
+            other.save_data(str(tmp_path / 'other'))
+            buffer.load_data(str(tmp_path / 'other'))
+        live = set(buffer.table.rows_by_age().tolist())
+        batch = buffer.sample_batch(8)
+        assert set(batch.rows.tolist()) <= live
+        expected = batch.rows + (500 if how == 'load' else 0)
+        assert batch.data.reward.long().flatten().tolist() == expected.tolist()
+
+
+def test_rows_that_changed_come_as_they_are_now() -> None:
+    buffer = filled(prefetch=4, seed=0)
+    buffer.sample_batch(50)
+    for i in range(100):
+        buffer.update(str(i), transition(1000 + i))
+    for _ in range(4):
+        batch = buffer.sample_batch(50)
+        assert batch.data.reward.long().flatten().tolist() == (1000 + batch.rows).tolist()
+
+
+def test_shortage_and_close() -> None:
+    buffer = filled(5, prefetch=2)
+    with pytest.raises(NotEnoughData):
+        buffer.sample_batch(6)
+    buffer.push(transition(5))
+    assert sorted(buffer.sample_batch(6).rows.tolist()) == list(range(6))
+    threads = threading.active_count()
+    buffer.close()
+    assert threading.active_count() == threads - 1
+    with pytest.raises(NotEnoughData):
+        buffer.sample_batch(6)
+    for bad in (-1, 1.5, True):
+        with pytest.raises(ConfigError, match='prefetch'):
+            StoreBuffer(10, prefetch=bad)
+
+
+def test_views_and_copies_sample_ahead_for_themselves() -> None:
+    buffer = filled(prefetch=2, sampler=Fifo())
+    view = buffer.view(Fifo())
+    assert buffer.sample_batch(3).rows.tolist() == view.sample_batch(3).rows.tolist() == [0, 1, 2]
+    twin = copy.deepcopy(buffer)
+    buffer.clear()
+    assert twin.sample_batch(3).rows.tolist() == [3, 4, 5]
+
+
+def test_sequences_and_time_major() -> None:
+    plain, ahead = StoreBuffer(100, seed=0), StoreBuffer(100, seed=0, prefetch=2)
+    for buffer in (plain, ahead):
+        for i in range(100):
+            buffer.push({'obs': torch.full((2,), float(i)), 'env': i % 2, 'done': i % 20 > 17})
+    for _ in range(5):
+        expected, batch = (buffer.sample_sequences(4, 5, 'env') for buffer in (plain, ahead))
+        assert batch.rows.tolist() == expected.rows.tolist()
+        assert batch.data.obs[:, :, 0].tolist() == batch.rows.tolist()
+    plain, ahead = StoreBuffer(100, seed=0), StoreBuffer(100, seed=0, prefetch=2)
+    for buffer in (plain, ahead):
+        for i in range(20):
+            buffer.push({'obs': [torch.full((2,), 10.0 * i + t) for t in range(4)]})
+    for _ in range(5):
+        expected, batch = (buffer.sample_time_major(3) for buffer in (plain, ahead))
+        assert batch.rows.tolist() == expected.rows.tolist()
+        assert batch.data.obs[2, :, 0].tolist() == (10.0 * batch.rows + 2).tolist()
+
+
+def _sample_in_child(buffer: StoreBuffer, out: Any) -> None:
+    out.put(buffer.sample_batch(8).rows.tolist())
+
+
+def test_after_a_fork() -> None:
+    buffer = filled(prefetch=2, seed=0)
+    buffer.sample_batch(8)
+    context = multiprocessing.get_context('fork')
+    out = context.Queue()
+    child = context.Process(target=_sample_in_child, args=(buffer, out))
+    child.start()
+    rows = out.get(timeout=30)
+    child.join(30)
+    assert len(set(rows)) == 8
+    assert len(buffer.sample_batch(8).rows) == 8
+
+
+def test_while_others_write() -> None:
+    buffer = filled(200, size=200, prefetch=3)
+    done = threading.Event()
+
+    def write() -> None:
+        for start in range(200, 20_000, 40):
+            buffer.extend_elements([transition(start + i) for i in range(40)])
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    num_batches = 0
+    while writer.is_alive() or num_batches < 20:
+        batch = buffer.sample_batch(16)
+        assert [number(element) for element in batch.elements()] == batch.rows.tolist()
+        num_batches += 1
+    writer.join(30)
+    assert done.is_set()
+
+
+_SCRIPT = """
+import sys
+import torch
+from ding_store.buffer import StoreBuffer
+buffer = StoreBuffer(500, path=sys.argv[1], prefetch=4)
+for i in range(10**9):
+    buffer.push({'x': torch.full((64,), float(i))})
+    if i > 64:
+        buffer.sample_batch(32)
+    if i == 2000:
+        print('busy', flush=True)
+"""
+
+
+def test_a_killed_process_leaves_its_table_sound(tmp_path: Path) -> None:
+    command = [sys.executable, '-c', _SCRIPT, str(tmp_path / 'rows')]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, 'OMP_NUM_THREADS': '1'})
+    assert process.stdout is not None
+    assert process.stdout.readline() == b'busy\n'
+    process.send_signal(signal.SIGKILL)
+    process.wait(30)
+    process.stdout.close()
+    buffer = StoreBuffer(500, path=str(tmp_path / 'rows'), prefetch=4)
+    assert buffer.check() == []
+    batch = buffer.sample_batch(64)
+    assert batch.data.x[:, 0].tolist() == batch.rows.tolist()
+    buffer.close()
