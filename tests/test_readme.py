@@ -250,6 +250,16 @@ def test_every_setting_is_documented_with_its_default():
     assert documented == settings
 
 
+def test_every_key_of_the_replay_is_documented_with_its_default():
+    from ding_store.buffer.wrapper_settings import WrapperSettings
+
+    documented = {key.strip('`'): value.strip('`') for key, value in rows('docs/replay.md', 'Keys').items()}
+    defaults = {
+        f.name: repr(f.default if f.default is not MISSING else f.default_factory()) for f in fields(WrapperSettings)
+    }
+    assert documented == defaults
+
+
 def test_every_check_of_the_doctor_is_documented():
     from ding_store.doctor import packages, server, system
 

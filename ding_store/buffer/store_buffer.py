@@ -285,9 +285,23 @@ class StoreBuffer(SequenceSampling, Buffer):
         """
         return self._elements.update(to_row(index), data, meta)
 
-    @apply_middleware('delete')
     def delete(self, indices: Union[str, Iterable[str]]) -> None:
-        """Delete by index, one or many; those that are gone already are passed over. O(1) each."""
+        """
+        Overview:
+            Delete by index, one or many; those that are gone already are passed over. O(1) each. Middleware sees them
+            one by one, and only those that are there.
+        """
+        if isinstance(indices, str):
+            indices = [indices]
+        if not self._middleware:
+            self._delete(indices)
+            return
+        for index in indices:
+            if self.indices.has(index):
+                self._delete(index)
+
+    @apply_middleware('delete')
+    def _delete(self, indices: Union[str, Iterable[str]]) -> None:
         if isinstance(indices, str):
             indices = [indices]
         self._elements.delete(np.array([to_row(index) for index in indices], np.int64))

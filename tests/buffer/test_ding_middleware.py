@@ -16,7 +16,7 @@ from ding.data.buffer.middleware import (
 from easydict import EasyDict
 from elements import number, transition
 
-from ding_store.buffer import StoreBuffer
+from ding_store.buffer import Prioritized, StoreBuffer, limited
 from ding_store.errors import NotEnoughData
 
 
@@ -159,3 +159,126 @@ def test_buffer_saver(tmp_path: Path) -> None:
     loaded = StoreBuffer(10)
     loaded.load_data(str(tmp_path / 'replaybuffer' / 'data_envstep_7.hkl'))
     assert [number(item.data) for item in loaded] == list(range(5))
+
+
+# --- combined
+
+
+def test_delete_of_many_passes_through_priorities() -> None:
+    buffer = StoreBuffer(20)
+    buffer.use(PriorityExperienceReplay(buffer))
+    for i in range(20):
+        buffer.push(transition(i))
+    buffer.delete(['3', '4', '4', '17', '99'])
+    assert buffer.count() == 17
+    seen = {number(item.data) for _ in range(20) for item in buffer.sample(16)}
+    assert seen == set(range(20)) - {3, 4, 17}
+
+
+def test_staleness_with_priorities() -> None:
+    buffer = StoreBuffer(100)
+    # The first is the outermost: what is stale leaves before the rest is drawn by priority.
+    buffer.use(staleness_check(buffer, max_staleness=10)).use(PriorityExperienceReplay(buffer))
+    for i in range(100):
+        buffer.push(transition(i), meta={'train_iter_data_collected': i // 2})
+    # Equal priorities and as many draws as rows: each once.
+    items = buffer.sample(size=50, train_iter_sample_data=35)
+    assert {number(item.data) for item in items} == set(range(50, 100))
+    assert buffer.count() == 50
+    for item in items:
+        item.meta['priority'] = 100.0 if number(item.data) == 77 else 1e-4
+        buffer.update(index=item.index, data=None, meta=item.meta)
+    again = buffer.sample(size=64, train_iter_sample_data=35)
+    assert sum(number(item.data) == 77 for item in again) > 30
+
+
+@pytest.mark.parametrize('staleness_first', [True, False])
+def test_staleness_with_use_counts(staleness_first: bool) -> None:
+    buffer = StoreBuffer(100)
+    checks = [staleness_check(buffer, max_staleness=10), use_time_check(buffer, max_use=2)]
+    for check in checks if staleness_first else reversed(checks):
+        buffer.use(check)
+    for i in range(100):
+        buffer.push(transition(i), meta={'train_iter_data_collected': i // 2})
+    uses = dict.fromkeys(range(50, 100), 0)
+    for _ in range(6):
+        for item in buffer.sample(size=10, train_iter_sample_data=35):
+            uses[number(item.data)] += 1
+            assert item.meta['use_count'] == uses[number(item.data)] <= 2
+    assert [number(item.data) for item in buffer] == [i for i, count in uses.items() if count < 2]
+    assert buffer.sample(size=5, train_iter_sample_data=10**6, ignore_insufficient=True) == []
+    assert buffer.count() == 0
+
+
+def test_views_with_ranges_and_use_counts_of_their_own() -> None:
+    """As DI-engine's ppg_offpolicy has them."""
+    buffer = StoreBuffer(40)
+    policy, value = buffer.view(), buffer.view()
+    policy.use(use_time_check(policy, max_use=1)).use(sample_range_view(policy, start=-10))
+    value.use(use_time_check(value, max_use=3)).use(sample_range_view(value, start=-40))
+    for i in range(40):
+        buffer.push(transition(i))
+    taken = [number(item.data) for item in policy.sample(10)]
+    assert sorted(taken) == list(range(30, 40))
+    assert buffer.count() == value.count() == 30
+    uses = dict.fromkeys(range(30), 0)
+    for _ in range(8):
+        for item in value.sample(10):
+            uses[number(item.data)] += 1
+    assert max(uses.values()) <= 3
+    assert buffer.count() == sum(count < 3 for count in uses.values())
+
+
+@pytest.mark.parametrize('priorities', [True, False])
+def test_clones_with_use_counts(priorities: bool) -> None:
+    buffer = StoreBuffer(40)
+    if priorities:
+        buffer.use(PriorityExperienceReplay(buffer))
+    buffer.use(clone_object()).use(use_time_check(buffer, max_use=1000))
+    for i in range(40):
+        buffer.push(transition(i))
+    items = buffer.sample(20)
+    for item in items:
+        item.data.reward.fill_(-1.0)
+        item.meta['mark'] = 1
+    assert [number(item.data) for item in buffer] == list(range(40))
+    assert all('mark' not in item.meta for item in buffer)
+    assert sum(item.meta.get('use_count', 0) for item in items) >= 20
+
+
+def test_groups_padded_and_counted() -> None:
+    buffer = filled(18)
+    buffer.use(padding()).use(group_sample(size_in_group=3)).use(use_time_check(buffer, max_use=2))
+    for _ in range(2):
+        groups = buffer.sample(4, groupby='group')
+        assert [len(group) for group in groups] == [3] * 4
+        assert len({item.meta['group'] for group in groups for item in group}) == 4
+    # Whole groups were sampled below group_sample: all rows had their two uses.
+    assert buffer.count() == 0
+
+
+def test_groups_of_clones_with_ranges() -> None:
+    buffer = filled(40)
+    buffer.use(clone_object()).use(padding())
+    groups = buffer.sample(4, groupby='group', sample_range=slice(-13, None))
+    assert [len(group) for group in groups] == [4] * 4
+    assert all(number(item.data) >= 27 for group in groups for item in group)
+    unrolled = buffer.sample(8, groupby='group', unroll_len=3, replace=True)
+    for group in unrolled:
+        numbers = [number(item.data) for item in group]
+        assert numbers == [numbers[0], numbers[0] + 4, numbers[0] + 8]
+
+
+def test_what_the_buffer_offers_instead() -> None:
+    """Priorities under a limit of uses, which DI-engine's two middleware cannot do together: see docs/replay.md."""
+    buffer = StoreBuffer(40, sampler=limited(Prioritized(seed=0), max_times_sampled=2))
+    for i in range(40):
+        buffer.push(transition(i))
+    uses = dict.fromkeys(range(40), 0)
+    for _ in range(8):
+        batch = buffer.sample_batch(8)
+        for row in batch.rows.tolist():
+            uses[row] += 1
+        buffer.update_priorities(batch.rows, batch.rows.astype(float))
+    assert max(uses.values()) == 2
+    assert buffer.count() == sum(count < 2 for count in uses.values())
