@@ -36,6 +36,7 @@ def test_unknown_key_lists_valid_ones_and_suggests_the_nearest():
         ('overflow', 'drop'),
         ('collate', None),
         ('max_lead', 0),
+        ('prefetch', -1),
         ('max_pending_bytes', '1GB'),
         ('heartbeat_s', True),
         ('enable', 'yes'),
