@@ -115,12 +115,14 @@ class Sampled:
     def __init__(self, sampler: Sampler, size: int, replace: bool, sample_range: Optional[slice]) -> None:
         self._sampler, self._size, self._replace, self._range = sampler, size, replace, sample_range
         self.weights: Optional[Array] = None
+        self._delivered: Optional[Callable[[Array], Optional[Array]]] = getattr(sampler, 'delivered', None)
         self._rows = np.empty(0, np.int64)
 
     def __call__(self, index: RowIndex) -> Array:
         slots = self._sampler.choose(index, self._size, self._replace, self._range)
         self.weights = self._sampler.weigh(slots)
-        self._rows = index.row_of_slot[slots]
+        if self._delivered is not None:
+            self._rows = index.row_of_slot[slots]
         return slots
 
     @property
@@ -143,7 +145,7 @@ class Sampled:
             What ``read`` makes of these rows. A sampler that minds what happened to them (a queue, limits) is told when
             they were read, and others wait for it meanwhile; a limiter lets it begin.
         """
-        delivered = getattr(self._sampler, 'delivered', None)
+        delivered = self._delivered
         if delivered is None and limiter is None:
             return read(self)
         with limiter.sampling(self._size) if limiter is not None else nullcontext():

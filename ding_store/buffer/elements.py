@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any, Callable, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
+import treetensor.torch as ttorch
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.flat import complete, fill_values, schema_of
 from ding_store.buffer.metas import Meta, MetaStore
 from ding_store.buffer.narrowing import candidates
 from ding_store.buffer.objects import ObjectColumn
-from ding_store.buffer.outputs import WarmOutputs
+from ding_store.buffer.outputs import Output, WarmOutputs
 from ding_store.buffer.rows import RowIndex
 from ding_store.buffer.sequences import Sequences
 from ding_store.buffer.table import Columns, Table, is_run
@@ -49,7 +50,7 @@ class Elements:
         self.objects: Optional[ObjectColumn] = None
         self.metas = MetaStore(self.table.index, self.table.write_lock, None if home is None else home.metas)
         self.metas.restore()
-        self._outputs = WarmOutputs(self.table.specs)
+        self._outputs = self._new_outputs(self._schema)
         self.sequences = Sequences(self.table, self.metas)
 
     @property
@@ -109,10 +110,17 @@ class Elements:
         Raises:
             - SchemaMismatch: The elements are objects.
         """
-        rows, columns = self.table.read(choose, lambda slots: self._take(slots, True))
-        if isinstance(columns, list) or self.schema is None:
-            raise SchemaMismatch('elements that are kept as Python objects make no collated batch; use sample()')
-        return rows, self.schema, columns
+        rows, (columns, _) = self.table.read(choose, self._gather)
+        return rows, self._columnar(), columns
+
+    def read_batch(self, choose: Choose) -> Tuple[Array, ttorch.Tensor, Callable[[], List[Any]]]:
+        """As ``read_columns``, with the columns decoded: row numbers, one batch, and what makes its elements."""
+        rows, (columns, output) = self.table.read(choose, self._gather)
+        schema = self._columnar()
+        batch = output.batch()
+        if batch is None:
+            batch = schema.decode_batch(columns)
+        return rows, batch, lambda: schema.decode(columns)
 
     def update(self, row: int, element: Optional[Any], meta: Optional[Mapping[Any, Any]]) -> bool:
         """Replace an element, its meta or both; returns whether the row was there."""
@@ -162,7 +170,7 @@ class Elements:
             if narrow is None:
                 narrow = candidates(specs, columns or {})
             self.table.replace_columns(specs, schema.to_json(), narrow)
-            self._outputs = WarmOutputs(self.table.specs)
+            self._outputs = self._new_outputs(schema)
         self._schema, self.objects = schema, None
 
     def start_objects(self) -> None:
@@ -259,7 +267,7 @@ class Elements:
         added = {name: spec for name, spec in merged.columns().items() if name not in known}
         if added:
             self.table.add_columns(added, fill_values(added, known), merged.to_json())
-            self._outputs = WarmOutputs(self.table.specs)
+        self._outputs = self._new_outputs(merged)
         # Only now: readers look at the schema after they have copied, and an older one reads older rows well.
         self._schema = merged
 
@@ -299,10 +307,22 @@ class Elements:
             columns = self.schema.encode([element])
         self.table.update(rows, columns)
 
+    def _new_outputs(self, schema: Optional[Schema]) -> WarmOutputs:
+        return WarmOutputs(self.table.specs, None if schema is None else schema.plain_batch)
+
+    def _columnar(self) -> Schema:
+        schema = self.schema
+        if schema is None:
+            raise SchemaMismatch('elements that are kept as Python objects make no collated batch; use sample()')
+        return schema
+
+    def _gather(self, slots: Array) -> Tuple[Columns, Output]:
+        return self._outputs.gather(self.table.columns, slots)
+
     def _take(self, slots: Array, warm: bool) -> Any:
         if self.objects is not None:
             return self.objects.take(slots)
-        return self.table.take(slots, self._outputs.take(len(slots)) if warm else None)
+        return self._gather(slots)[0] if warm else self.table.take(slots)
 
     def _metas_of(self, slots: Array) -> List[Meta]:
         get, rows = self.metas.get, self.table.index.row_of_slot.take(slots, mode='clip').tolist()

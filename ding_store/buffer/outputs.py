@@ -5,19 +5,73 @@ from __future__ import annotations
 import sys
 import threading
 from collections import OrderedDict
-from typing import Dict, List, Mapping
+from typing import Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
+import treetensor.torch as ttorch
 
 from ding_store.buffer.arrays import Array
-from ding_store.buffer.regions import ColumnSpec
+from ding_store.buffer.kernels import load_kernels
+from ding_store.buffer.narrowing import take_into
+from ding_store.buffer.regions import ColumnSpec, spec_bytes
+from ding_store.columns.batch import PlainBatch
 
 Arrays = Dict[str, Array]
-
 #: Batches of one size that are kept warm at once; a pipeline that holds more gets fresh arrays.
 MAX_WARM = 8
 #: Batch sizes that are kept warm at once.
 MAX_SIZES = 4
+
+
+#: So many bytes are gathered in one compiled pass; of more, the calls of numpy cost nothing beside the copies, and
+#: let other threads run.
+_COMPILED_BYTES = 1 << 20
+
+
+class Gather:
+    """Where columns are, for a compiled pass over some of them."""
+
+    def __init__(self, columns: Mapping[str, Array], arrays: Arrays) -> None:
+        #: Also keeps them in memory.
+        self.columns = columns
+        taken = [columns[name] for name in arrays]
+        self.capacity = len(taken[0]) if taken else 0
+        #: Whether it can be done: rows have to be copied as they are.
+        self.is_plain = bool(self.capacity) and all(
+            column.dtype == array.dtype and column.shape[1:] == array.shape[1:] and column.flags.c_contiguous
+            for column, array in zip(taken, arrays.values())
+        )
+        self.addresses = np.array([column.ctypes.data for column in taken], np.int64)
+        self.sizes = np.array([column[:1].nbytes for column in taken], np.int64)
+
+
+class Output:
+    """
+    Overview:
+        Arrays of one batch, and what can be known of them beforehand: ``addresses``, where each begins, and views, of
+        which batches are made. Whoever uses it holds a copy of ``arrays``.
+    """
+
+    __slots__ = ('arrays', 'addresses', '_batch', '_views', '_held', '_num_references')
+
+    def __init__(self, arrays: Arrays, batch: Optional[PlainBatch]) -> None:
+        self.arrays, self._batch = arrays, batch
+        self._views = batch.views(arrays) if batch is not None else []
+        self.addresses = np.array([array.ctypes.data for array in arrays.values()], np.int64)
+        self._held = list({id(array): array for array in (*arrays.values(), *self._views)}.values())
+        # What the interpreter counts while nobody else holds any; measured, as it differs between its versions.
+        self._num_references = self._count()
+
+    def is_free(self) -> bool:
+        """Whether nobody else holds anything of it."""
+        return self._count() == self._num_references
+
+    def batch(self) -> Optional[ttorch.Tensor]:
+        """What is in the arrays, as one tree; None if that takes more than views."""
+        return None if self._batch is None else self._batch.tree(self._views)
+
+    def _count(self) -> int:
+        return sum(map(sys.getrefcount, self._held))
 
 
 class WarmOutputs:
@@ -28,37 +82,52 @@ class WarmOutputs:
         batch stays valid for as long as anything of it is referenced.
     Arguments:
         - columns (:obj:`Mapping`): Name -> (dtype, shape of one element).
+        - batch (:obj:`Optional[PlainBatch]`): Makes batches of the arrays.
     """
 
-    def __init__(self, columns: Mapping[str, ColumnSpec]) -> None:
-        self._columns = dict(columns)
+    def __init__(self, columns: Mapping[str, ColumnSpec], batch: Optional[PlainBatch] = None) -> None:
+        self._columns, self._batch = dict(columns), batch
         self._lock = threading.Lock()
-        self._warm: OrderedDict[int, List[Arrays]] = OrderedDict()
+        self._warm: OrderedDict[int, List[Output]] = OrderedDict()
+        self._row_bytes = sum(map(spec_bytes, self._columns.values()))
+        self._gather: Optional[Gather] = None
+        self._kernels = load_kernels()
 
     def take(self, num_rows: int) -> Arrays:
         """Arrays ``(num_rows, *shape)`` by name, with anything in them; theirs who asked until they let go of them."""
+        return self.lend(num_rows)[0]
+
+    def lend(self, num_rows: int) -> Tuple[Arrays, Output]:
+        """As ``take``, with what else is known of the arrays."""
         # Two threads must not both find the same arrays free: the copy below is what makes them taken.
         with self._lock:
-            warm = self._warm.setdefault(num_rows, [])
-            self._warm.move_to_end(num_rows)
-            for arrays in warm:
-                if _is_free(arrays):
-                    return dict(arrays)
+            warm = self._warm.get(num_rows)
+            if warm is None:
+                warm = self._warm[num_rows] = []
+            if len(self._warm) > 1:
+                self._warm.move_to_end(num_rows)
+            for output in warm:
+                if output.is_free():
+                    return dict(output.arrays), output
             arrays = {name: np.empty((num_rows, *shape), dtype) for name, (dtype, shape) in self._columns.items()}
+            output = Output(arrays, self._batch)
             if len(warm) < MAX_WARM:
-                warm.append(arrays)
+                warm.append(output)
             if len(self._warm) > MAX_SIZES:
                 self._warm.popitem(last=False)
-            return dict(arrays)
+            return dict(arrays), output
 
-
-def _num_references(arrays: Arrays) -> int:
-    return sum(map(sys.getrefcount, arrays.values()))
-
-
-def _is_free(arrays: Arrays) -> bool:
-    return _num_references(arrays) == _BASELINE * len(arrays)
-
-
-# What the interpreter counts for an array that only the pool holds; measured, because it differs between versions.
-_BASELINE = _num_references({'probe': np.empty(1)})
+    def gather(self, columns: Mapping[str, Array], slots: Array) -> Tuple[Arrays, Output]:
+        """Slots of these columns, in arrays as of ``lend``. The same columns are in the same object."""
+        arrays, output = self.lend(len(slots))
+        if self._kernels is not None and len(slots) * self._row_bytes <= _COMPILED_BYTES:
+            gather = self._gather
+            if gather is None or gather.columns is not columns:
+                gather = self._gather = Gather(columns, arrays)
+            if gather.is_plain:
+                slots = np.ascontiguousarray(slots, np.int64)
+                self._kernels.gather(gather.addresses, gather.sizes, output.addresses, slots, gather.capacity)
+                return arrays, output
+        for name, array in arrays.items():
+            take_into(columns[name], slots, array)
+        return arrays, output

@@ -114,9 +114,13 @@ class Prioritized:
         Returns:
             - weights (:obj:`np.ndarray`): ``(B,)``, float32, in (0, 1].
         """
-        weights = (self._tree.masses.take(slots) / self._tree.smallest) ** -self.beta
+        tree, exponent = self._tree, -self.beta
         self.step += 1
-        return weights.astype(np.float32)
+        if tree.kernels is None:
+            return ((tree.masses.take(slots) / tree.smallest) ** exponent).astype(np.float32)
+        weights = np.empty(len(slots), np.float32)
+        tree.kernels.weigh(tree.masses, np.ascontiguousarray(slots, np.int64), tree.smallest, exponent, weights)
+        return weights
 
     def update(self, rows: Array, priority: Any) -> None:
         """
@@ -256,6 +260,9 @@ class Prioritized:
     def _targets(self, size: int, total: float) -> Array:
         # One draw from each of ``size`` equal shares (section 3.3, appendix B.2.1).
         targets = self._random.random_sample(size)
+        if self._tree.kernels is not None:
+            self._tree.kernels.spread(targets, total)
+            return targets
         targets += np.arange(size)
         targets *= total / size
         return targets

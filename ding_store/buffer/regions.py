@@ -53,6 +53,7 @@ class Regions:
 
     def __init__(self, capacity: int, home: Optional[Home] = None) -> None:
         self.capacity = capacity
+        self.row_bytes = 0
         self.columns: Dict[str, Array] = {}
         self._home = home
         self._directory: Optional[str] = None if home is None else home.path
@@ -60,8 +61,14 @@ class Regions:
         self._num_reserved = 0
 
     @property
-    def row_bytes(self) -> int:
-        return sum(column.itemsize * prod(column.shape[1:]) for column in self.columns.values())
+    def columns(self) -> Dict[str, Array]:
+        """By slot. Another dict whenever one of them is another."""
+        return self._columns
+
+    @columns.setter
+    def columns(self, columns: Dict[str, Array]) -> None:
+        self._columns = columns
+        self.row_bytes = sum(column.itemsize * prod(column.shape[1:]) for column in columns.values())
 
     def add(self, specs: Mapping[str, ColumnSpec]) -> None:
         """
@@ -88,12 +95,14 @@ class Regions:
     def open(self, columns: List[StoredColumn]) -> None:
         """Map the columns that a directory has; their space is made sure of again before it is written."""
         assert self._home is not None
+        opened = {}
         for column in columns:
             spec = np.dtype(column.dtype), tuple(column.shape)
             if spec_bytes(spec) * self.capacity:
                 fd = os.open(self._home.file(column.file), os.O_RDWR | os.O_CLOEXEC)
                 self._files[column.name] = ColumnFile(fd, spec_bytes(spec), column.file)
-            self.columns[column.name] = self._array(column.name, spec)
+            opened[column.name] = self._array(column.name, spec)
+        self.columns = opened
 
     def stored(self) -> List[StoredColumn]:
         """The columns as a directory's header has them."""

@@ -9,6 +9,7 @@ from typing import List, Optional, Protocol, Tuple
 import numpy as np
 
 from ding_store.buffer.arrays import Array
+from ding_store.buffer.kernels import load_kernels
 
 #: In ``row_of_slot``: the slot is free, or its row is being written at this moment.
 EMPTY = -1
@@ -56,6 +57,8 @@ class RowIndex:
 
     def __init__(self, capacity: int, row_of_slot: Optional[Array] = None, next_row: int = 0) -> None:
         self.lock = threading.RLock()
+        #: None where numba does not run.
+        self.kernels = load_kernels()
         self.next_row = next_row
         self._listeners: List[weakref.ref[RowListener]] = []
         self._build(np.full(capacity, EMPTY, np.int64) if row_of_slot is None else row_of_slot)

@@ -243,12 +243,13 @@ class StoreBuffer(SequenceSampling, Buffer):
             - SchemaMismatch: The elements are Python objects, of which there is no collated batch.
             - TypeError: ``size`` is no positive integer, or ``sample_range`` no slice.
         """
-        size, _ = check_sample_arguments(size, None, None, None, sample_range)
+        if type(size) is not int or size < 1 or sample_range is not None:
+            size, _ = check_sample_arguments(size, None, None, None, sample_range)
         if self._middleware:
             return self._collated(size, replace, sample_range)
         choose = Sampled(self._sampler, size, replace, sample_range)
-        rows, schema, columns = self._read_sampled('batch', choose, self._elements.read_columns)
-        return Batch(schema.decode_batch(columns), rows, lambda: schema.decode(columns), choose.weights)
+        rows, data, elements = self._read_sampled('batch', choose, self._elements.read_batch)
+        return Batch(data, rows, elements, choose.weights)
 
     def gather_batch(self, rows: Array) -> Batch:
         """
@@ -258,8 +259,8 @@ class StoreBuffer(SequenceSampling, Buffer):
             - RowGone: One of them is not there.
             - SchemaMismatch: The elements are Python objects.
         """
-        rows, schema, columns = self._elements.read_columns(by_rows(rows))
-        return Batch(schema.decode_batch(columns), rows, lambda: schema.decode(columns))
+        rows, data, elements = self._elements.read_batch(by_rows(rows))
+        return Batch(data, rows, elements)
 
     def update_priorities(self, rows: Array, priority: Any) -> None:
         """

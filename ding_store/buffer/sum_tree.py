@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ding_store.buffer.arrays import Array
-from ding_store.buffer.sum_tree_kernels import FAN_OUT, SHIFT, load_kernels
+from ding_store.buffer.kernels import load_kernels
+from ding_store.buffer.sum_tree_kernels import FAN_OUT, SHIFT
 
 
 class SumTree:

@@ -53,6 +53,45 @@ def batcher(root: Node) -> Maybe[Callable[[Columns, int, Maybe[bool]], ttorch.Te
     return batch
 
 
+class PlainBatch:
+    """
+    Overview:
+        Batches of elements that are mappings of tensors and nothing else. What they need of the columns can be made
+        once where columns are used again and again: ``tree(views(columns))`` is what ``batcher`` gives.
+    """
+
+    def __init__(self, root: Mapping, names: List[str]) -> None:
+        cat = _default_cat_1dim(root)
+        leaves = [child for _, child in root.items]
+        self._keys = root.keys
+        self._names = [
+            (name, isinstance(leaf, Leaf) and leaf.shape == (1,) and cat) for name, leaf in zip(names, leaves)
+        ]
+
+    def views(self, columns: Columns) -> List[np.ndarray]:
+        """The arrays that become tensors, in the order of the keys."""
+        return [columns[name][..., 0] if is_number else columns[name] for name, is_number in self._names]
+
+    def tree(self, views: Sequence[np.ndarray]) -> ttorch.Tensor:
+        """The batch: a tree of tensors that share the memory of the views."""
+        return ttorch.Tensor(create_storage(dict(zip(self._keys, map(torch.from_numpy, views)))))
+
+
+def plain_batch(root: Node) -> Maybe[PlainBatch]:
+    """None where elements are anything else."""
+    if not isinstance(root, Mapping) or not root.items or not all(isinstance(key, str) for key in root.keys):
+        return None
+    if not all(isinstance(child, Leaf) and _is_plain(child) for _, child in root.items):
+        return None
+    if any(_is_ignored(root, key) for key in root.keys):
+        return None
+    return PlainBatch(root, [column_name(place) for place, _ in children(root, '')])
+
+
+def _is_plain(leaf: Leaf) -> bool:
+    return leaf.kind == 'tensor' and TENSOR_DTYPES[leaf.dtype].carrier is None
+
+
 def _default_cat_1dim(element: Mapping) -> bool:
     action = dict(element.items).get('action')
     if action is None:  # Then it is default_collate's own default that counts.

@@ -11,7 +11,7 @@ import treetensor.torch as ttorch
 
 from ding_store.errors import SchemaMismatch
 
-from .batch import batcher
+from .batch import batcher, plain_batch
 from .blocks import Block, Column, Misfit, make_columns, write
 from .decode import Columns, joiner
 from .encode import splitter
@@ -42,6 +42,8 @@ class Schema:
         self._split = splitter(root, '', (), self._columns)
         self._join = joiner(root)
         self._batch = batcher(root)
+        #: Makes batches of columns that are used again and again; None: only ``decode_batch`` does.
+        self.plain_batch = plain_batch(root)
 
     @classmethod
     def infer(cls, elements: Sequence[Any]) -> Schema:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ding_store.buffer import Prioritized, RankPrioritized, mixed_priority
-from ding_store.buffer.sum_tree_kernels import NO_NUMBA
+from ding_store.buffer.kernels import NO_NUMBA
 from ding_store.buffer.table import Table
 from ding_store.errors import ConfigError, NotEnoughData, PriorityError, SchemaMismatch
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ding_store.buffer import sum_tree_kernels
+from ding_store.buffer import kernels
 from ding_store.buffer.sum_tree import SumTree
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +22,7 @@ CAPACITIES = [1, 2, 15, 16, 17, 255, 256, 257, 5000]
 def tree_of(capacity: int, compiled: bool) -> SumTree:
     """A tree that is compiled, or is not."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(sum_tree_kernels.NO_NUMBA, '0' if compiled else '1')
+        patch.setenv(kernels.NO_NUMBA, '0' if compiled else '1')
         tree = SumTree(capacity)
     if tree.is_compiled != compiled:
         pytest.skip('numba is not installed')

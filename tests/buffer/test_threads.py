@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ding_store.buffer import StoreBuffer
+from ding_store.buffer import table as table_module
 from ding_store.buffer.outputs import WarmOutputs
 from ding_store.buffer.samplers import Uniform
 from ding_store.buffer.table import Table
@@ -57,7 +58,15 @@ def run_all(*jobs: Callable[[], None]) -> None:
         raise errors[0]
 
 
-def test_no_torn_rows() -> None:
+@pytest.fixture
+def _look_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little is read, without the lock."""
+    monkeypatch.setattr(table_module, '_QUICK_BYTES', -1)
+
+
+@pytest.mark.parametrize('quick_bytes', [-1, 1 << 30])
+def test_no_torn_rows(quick_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_module, '_QUICK_BYTES', quick_bytes)
     table = Table({'a': (np.dtype(np.int64), (WIDTH,)), 'b': (np.dtype(np.int64), ())}, 24)
     outputs = WarmOutputs(table.specs)
     table.extend(block(0, 24))
@@ -81,7 +90,7 @@ def test_no_torn_rows() -> None:
         sampler = Uniform(place)
         while not done.is_set():
             rows, columns = table.read(
-                lambda index: sampler.choose(index, 12), lambda slots: table.take(slots, outputs.take(len(slots)))
+                lambda index: sampler.choose(index, 12), lambda slots: outputs.gather(table.columns, slots)[0]
             )
             check(rows, columns)
             try:
@@ -101,6 +110,7 @@ def test_the_check_notices_torn_rows() -> None:
         check(np.arange(4), columns)
 
 
+@pytest.mark.usefixtures('_look_twice')
 def test_a_read_that_always_races_makes_the_writers_wait() -> None:
     table = Table({'a': (np.dtype(np.int64), ())}, 2)
     table.extend({'a': np.arange(2)})
@@ -117,6 +127,7 @@ def test_a_read_that_always_races_makes_the_writers_wait() -> None:
     assert sorted(rows.tolist()) == [6, 7]
 
 
+@pytest.mark.usefixtures('_look_twice')
 def test_a_read_during_an_update_is_redone() -> None:
     # The row keeps its number, so the number alone would not tell.
     table = Table({'a': (np.dtype(np.int64), ())}, 2)
@@ -131,6 +142,22 @@ def test_a_read_during_an_update_is_redone() -> None:
 
     assert table.read(lambda index: np.array([0, 1]), copy)[1] == [0, 50]
     assert copies == [[0, 1], [0, 50]]
+
+
+def test_a_small_read_keeps_writers_out() -> None:
+    table = Table({'a': (np.dtype(np.int64), ())}, 2)
+    table.extend({'a': np.arange(2)})
+    writer = threading.Thread(target=lambda: table.update(np.array([1]), {'a': np.array([50])}))
+
+    def copy(slots: np.ndarray) -> list:
+        writer.start()
+        writer.join(0.05)
+        assert writer.is_alive()
+        return table.take(slots)['a'].tolist()
+
+    assert table.read(lambda index: np.array([0, 1]), copy)[1] == [0, 1]
+    writer.join(10)
+    assert table.gather(np.array([1]))['a'].tolist() == [50]
 
 
 @pytest.mark.parametrize('kind', ['columns', 'objects'])

@@ -1,0 +1,82 @@
+"""Loops that copy rows between addresses. Imported, and compiled, only where numba is: see ``kernels``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from ding_store.buffer.arrays import Array
+
+_INTS = 'int64[::1]'
+GATHER = f'void({_INTS}, {_INTS}, {_INTS}, {_INTS}, int64)'
+
+
+def _word_copier(num_bits: int) -> Any:
+    """Copies one word, aligned or not."""
+
+    @intrinsic
+    def copy_word(context: Any, target: Any, source: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            word = ir.IntType(num_bits).as_pointer()
+            target, source = (builder.inttoptr(address, word) for address in arguments)
+            builder.store(builder.load(source, align=1), target, align=1)
+            return context.get_dummy_value()
+
+        return types.void(target, source), generate
+
+    return copy_word
+
+
+_copy_1, _copy_4, _copy_8, _copy_16, _copy_32 = (_word_copier(8 * size) for size in (1, 4, 8, 16, 32))
+
+
+def _copy_bytes(context: Any, target: Any, source: Any, num_bytes: Any) -> Any:
+    """As memcpy."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = ir.IntType(8).as_pointer()
+        target, source = (builder.inttoptr(address, pointer) for address in arguments[:2])
+        cgutils.raw_memcpy(builder, target, source, arguments[2], 1)  # type: ignore[no-untyped-call]
+        return context.get_dummy_value()
+
+    return types.void(target, source, num_bytes), generate
+
+
+_copy_many: Any = intrinsic(_copy_bytes)
+
+
+def gather(sources: Array, sizes: Array, targets: Array, slots: Array, capacity: int) -> None:
+    """
+    Overview:
+        Rows ``slots`` of all columns: of the column at address ``sources[k]``, of ``sizes[k]`` bytes per row, to
+        consecutive rows at ``targets[k]``. Slots that are out of range count as the nearest, as in ``mode='clip'``.
+    """
+    num_rows = slots.shape[0]
+    wanted, slots = slots, np.empty(num_rows, np.int64)
+    for i in range(num_rows):
+        slots[i] = min(max(wanted[i], 0), capacity - 1)
+    for k in range(sources.shape[0]):
+        source, size, target = sources[k], sizes[k], targets[k]
+        # Sizes that are known here are an instruction or two; others are a call.
+        if size == 4:
+            for i in range(num_rows):
+                _copy_4(target + i * 4, source + slots[i] * 4)
+        elif size == 8:
+            for i in range(num_rows):
+                _copy_8(target + i * 8, source + slots[i] * 8)
+        elif size == 1:
+            for i in range(num_rows):
+                _copy_1(target + i, source + slots[i])
+        elif size == 16:
+            for i in range(num_rows):
+                _copy_16(target + i * 16, source + slots[i] * 16)
+        elif size == 32:
+            for i in range(num_rows):
+                _copy_32(target + i * 32, source + slots[i] * 32)
+        else:
+            for i in range(num_rows):
+                _copy_many(target + i * size, source + slots[i] * size, size)
