@@ -11,6 +11,7 @@ StoreError
 ├── StreamFull                             retention is at its limit and nobody made room
 ├── VersionConflict                        a value was not at the version that the writer expected
 ├── CorruptPayload                         bytes that are not what was written
+├── PayloadLost                            a value's bytes are on a host whose processes do not give them out
 ├── FormatMismatch                         files of another version of this package
 ├── TableLocked                            a table's directory is open in a process that lives
 ├── SchemaMismatch         (TypeError)     an element differs from the schema of its stream or table
@@ -68,6 +69,10 @@ class CorruptPayload(StoreError):
     entry_id: Optional[Tuple[str, int]] = None
     writer: str = ''
     sequence: int = 0
+
+
+class PayloadLost(StoreError):
+    pass
 
 
 class FormatMismatch(StoreError):

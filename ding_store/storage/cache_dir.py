@@ -5,6 +5,7 @@
 <root>/runs/<run>/      0700
     members             held (shared) by every process that uses the run here
     <hex>.ring          held by its writer; whose it is stands inside
+    <hex>.slots         the same, for a value
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ import stat
 import tempfile
 import uuid
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, TypeVar
 
 from ding_store.errors import ConfigError, NotEnoughSpace
 
 from .mapped import Claim, claim, is_claimed
 from .ring import RingWriter, read_note
+from .slots import SlotWriter, value_of
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar('T')
 
 #: Memory is taken where it has this much; containers often have 64 MB of /dev/shm.
 _ENOUGH = 1 << 30
@@ -68,6 +72,9 @@ class CacheDir:
     def path_of(self, name: str) -> str:
         return os.path.join(self._run, f'{name}.ring')
 
+    def slots_path_of(self, name: str) -> str:
+        return os.path.join(self._run, f'{name}.slots')
+
     def create_ring(self, num_bytes: int, note: Dict[str, Any]) -> RingWriter:
         """
         Overview:
@@ -76,6 +83,15 @@ class CacheDir:
             - NotEnoughSpace: The cache would be larger than ``max_bytes``, or there is no room on the file system.
             - OSError: The directory is gone, or may not be written.
         """
+        path = self.path_of(uuid.uuid4().hex)
+        return self._created(num_bytes, lambda: RingWriter(path, num_bytes, note))
+
+    def create_slots(self, slot_bytes: int, name: str) -> SlotWriter:
+        """As ``create_ring``, slots for the versions of a value."""
+        path = self.slots_path_of(uuid.uuid4().hex)
+        return self._created(2 * slot_bytes, lambda: SlotWriter(path, slot_bytes, name, has_room=self._has_room))
+
+    def _created(self, num_bytes: int, make: Callable[[], T]) -> T:
         with self._locked():
             if self.used_bytes() + num_bytes > self.max_bytes:
                 self._remove_abandoned()
@@ -86,13 +102,15 @@ class CacheDir:
                     f'{num_bytes} bytes more would be over host_cache_bytes ({self.max_bytes}): '
                     f'{used} are in use in {self.root!r}',
                 )
-            path = self.path_of(uuid.uuid4().hex)
             try:
-                return RingWriter(path, num_bytes, note)
+                return make()
             except NotEnoughSpace:
                 if not self._remove_abandoned():
                     raise
-                return RingWriter(path, num_bytes, note)
+                return make()
+
+    def _has_room(self, num_bytes: int) -> bool:
+        return self.used_bytes() + num_bytes <= self.max_bytes
 
     def used_bytes(self) -> int:
         """What the files of all runs take."""
@@ -101,7 +119,7 @@ class CacheDir:
     def orphans(self) -> List[Found]:
         """Files of this run whose writers are gone."""
         with self._locked():
-            paths = [path for path in _files_of(self._run) if path.endswith('.ring')]
+            paths = [path for path in _files_of(self._run) if path.endswith(('.ring', '.slots'))]
             return [Found(path, _note(path)) for path in paths if not is_claimed(path)]
 
     def remove(self, paths: List[str]) -> None:
@@ -280,6 +298,6 @@ def _unlink(path: str) -> None:
 
 def _note(path: str) -> Dict[str, Any]:
     try:
-        return read_note(path)
+        return read_note(path) if path.endswith('.ring') else {'value': value_of(path)}
     except OSError:
         return {}

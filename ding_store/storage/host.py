@@ -17,6 +17,7 @@ from .outbox import Payload
 from .planes import PlanedStore, Record, Resolver, unpack
 from .ring import RingReader
 from .rings import Rings, crc_of
+from .values import HostValues
 from .wire import corrupt_entry, decode_entry, encode
 
 logger = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class HostCache(Store):
         name = f'{self.run}-{zlib.crc32(self.address.encode()):08x}'
         self._cache = _opened(name, self._directory, self._max_bytes)
         self._resolver = Resolver(self.store, self._follow, self._complain, self._patience_s)
+        self._values = HostValues(self.store, self._cache, self._patience_s)
         self._lock = threading.Lock()
         self._rings: Dict[str, Rings] = {}
         self._files: Dict[str, RingReader] = {}
@@ -115,15 +117,19 @@ class HostCache(Store):
         return self.store.forget(stream, reader)
 
     def put(self, name: str, header: Header, arrays: Arrays, expected_version: Optional[int] = None) -> int:
-        return self.store.put(name, header, arrays, expected_version)
+        self._enter()
+        return self._values.put(name, header, arrays, expected_version)
 
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0) -> Optional[Value]:
-        return self.store.get(name, newer_than, timeout_s)
+        self._enter()
+        return self._values.get(name, newer_than, timeout_s)
 
     def add(self, counter: str, amount: int = 0) -> int:
         return self.store.add(counter, amount)
 
     def delete(self, name: str) -> bool:
+        self._enter()
+        self._values.drop(name)
         return self.store.delete(name)
 
     def info(self) -> StoreInfo:
@@ -137,13 +143,19 @@ class HostCache(Store):
         self.store.retire(last)
 
     def close(self) -> None:
-        """What is in our rings and not acked goes into the store, for readers to come; then the files are removed."""
+        """
+        Overview:
+            What is in our rings and not acked, and the newest versions of our values, go into the store, for readers to
+            come; then the files are removed.
+        """
         if self._pid == os.getpid() and not self._closed.is_set():
             self._closed.set()
             is_published = self._publish()
+            are_values_published = self._is_over or self._values.publish()
             self.store.close()
             for rings in self._rings.values():
                 rings.close(unlink=is_published)
+            self._values.close(unlink=are_values_published, join_s=_JOIN_S)
             if self._keeper is not None and self._keeper is not threading.current_thread():
                 self._keeper.join(_JOIN_S)
             if self._cache is not None:
@@ -153,7 +165,8 @@ class HostCache(Store):
     def tidy(self) -> int:
         """
         Overview:
-            Remove the files of this run whose processes are gone and of which everything is acked.
+            Remove the files of this run whose processes are gone and of which everything is acked, or was replaced by
+            newer versions.
         Returns:
             - num_removed (:obj:`int`): How many.
         """
@@ -162,7 +175,7 @@ class HostCache(Store):
         try:
             orphans = self._cache.orphans()
             streams = self.store.info().streams if orphans else {}
-            done = [found.path for found in orphans if _is_done(found, streams)]
+            done = [found.path for found in orphans if self._values.is_done(found) or _is_done(found, streams)]
             self._cache.remove(done)
         except (OSError, StoreError) as e:
             logger.info('the host cache could not be tidied: %s', e)

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 _LUA = Path(__file__).parent / 'lua'
 _STREAM_SCRIPTS = ('append', 'fill', 'want', 'register', 'ack', 'forget', 'delete')
+_VALUE_SCRIPTS = ('put', 'fill_value', 'want_value')
 _DENIED = (
     redis.AuthenticationError,
     redis.exceptions.AuthorizationError,
@@ -71,7 +72,7 @@ class Script(NamedTuple):
 def load_scripts() -> Dict[str, Script]:
     common = (_LUA / 'stream.lua').read_bytes()
     texts = {name: common + (_LUA / f'{name}.lua').read_bytes() for name in _STREAM_SCRIPTS}
-    texts['put'] = (_LUA / 'put.lua').read_bytes()
+    texts.update({name: (_LUA / f'{name}.lua').read_bytes() for name in _VALUE_SCRIPTS})
     # What Redis names a script by; no secret depends on it.
     return {name: Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest()) for name, text in texts.items()}
 

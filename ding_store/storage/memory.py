@@ -18,9 +18,10 @@ from . import outbox
 from .base import OLDEST, START, Arrays, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
 from .options import STORE_OPTIONS, check_name, refuse_rest, stream_options
 from .outbox import WIRE, Announcement, Fill, Payload, Verdict
-from .planes import WAITING, PlanedStore, Resolver, fate
+from .planes import WAITING, PlanedStore, Resolver, Version, fate
 from .planes import Record as Found
-from .wire import decode_value, encode
+from .values import ValueResolver
+from .wire import Buffer, encode
 from .writer import Writer, writer_id
 
 
@@ -180,7 +181,8 @@ class State:
     """All that a server would keep on its disk."""
 
     logs: Dict[str, Log] = field(default_factory=dict)
-    values: Dict[str, Tuple[int, bytes]] = field(default_factory=dict)
+    values: Dict[str, Version] = field(default_factory=dict)
+    wants: Dict[str, int] = field(default_factory=dict)  # value -> how often its payload was asked for
     counters: Dict[str, int] = field(default_factory=dict)
 
 
@@ -224,6 +226,7 @@ class MemoryStore(PlanedStore):
         self._versions: Dict[str, int] = {}  # of the values that this store wrote
         self._writer = Writer(stream_options(options), self._announce, self._wait_for_room, self._fill)
         self._resolver = Resolver(self)
+        self._value_resolver = ValueResolver(self)
         refuse_rest('memory', options, STORE_OPTIONS)
 
     def another(self, **options: Any) -> MemoryStore:
@@ -274,25 +277,66 @@ class MemoryStore(PlanedStore):
 
     def put(self, name: str, header: Header, arrays: Arrays, expected_version: Optional[int] = None) -> int:
         check_name('value', name)
-        payload = encode(header, arrays)
+        return self.put_version(name, encode(header, arrays), b'', expected_version)
+
+    def put_version(self, name: str, payload: bytes, reference: bytes, expected_version: Optional[int] = None) -> int:
+        check_name('value', name)
         self._enter()
         with self._memory.changed:
-            values = self._memory.state.values
-            stored = values[name][0] if name in values else 0
+            state = self._memory.state
+            stored = state.values[name].version if name in state.values else 0
             if expected_version is not None and expected_version != stored:
                 raise VersionConflict(f'value {name!r} is at version {stored}, not at {expected_version}')
             version = self._versions[name] = max(stored, self._versions.get(name, 0)) + 1
-            values[name] = (version, payload)
+            state.values[name] = Version(version, payload, reference)
+            if not payload and name in state.wants:
+                state.wants[name] += 1
             self._memory.changed.notify_all()
         return version
 
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0) -> Optional[Value]:
+        return self._value_resolver.get(name, newer_than, timeout_s)
+
+    def get_version(
+        self, name: str, newer_than: int, timeout_s: float = 0.0, or_filled: bool = False
+    ) -> Optional[Version]:
         check_name('value', name)
-        if not self._wait(lambda: self._memory.state.values.get(name, (newer_than,))[0] != newer_than, timeout_s):
-            return None
+
+        def news() -> Optional[Version]:
+            found = self._memory.state.values.get(name)
+            is_news = found and (found.version != newer_than or (or_filled and found.payload))
+            return found if is_news else None
+
+        self._wait(lambda: news() is not None, timeout_s)
+        with self._memory.changed:
+            return news()
+
+    def payload_of(self, name: str, found: Version) -> Optional[Buffer]:
+        return found.payload
+
+    def fill_version(self, name: str, version: int, payload: bytes) -> bool:
+        self._enter()
         with self._memory.changed:
             found = self._memory.state.values.get(name)
-        return decode_value(name, *found) if found and found[0] != newer_than else None
+            if found is None or found.version != version or found.payload:
+                return False
+            self._memory.state.values[name] = found._replace(payload=payload)
+            self._memory.changed.notify_all()
+        return True
+
+    def want_version(self, name: str) -> None:
+        self._enter()
+        with self._memory.changed:
+            self._memory.state.wants[name] = self._memory.state.wants.get(name, 0) + 1
+            self._memory.changed.notify_all()
+
+    def wait_for_wants(self, known: Mapping[str, str], timeout_s: float) -> Dict[str, str]:
+        def wants() -> Dict[str, str]:
+            return {name: str(self._memory.state.wants.get(name, '')) for name in known}
+
+        self._wait(lambda: wants() != dict(known), timeout_s, 1)
+        with self._memory.changed:
+            return wants()
 
     def add(self, counter: str, amount: int = 0) -> int:
         check_name('counter', counter)
@@ -307,6 +351,7 @@ class MemoryStore(PlanedStore):
         with self._change(name) as log:
             state = self._memory.state
             found = [log.delete(), state.values.pop(name, None) is not None, state.counters.pop(name, None) is not None]
+            state.wants.pop(name, None)
         return any(found)
 
     def info(self) -> StoreInfo:
@@ -314,7 +359,7 @@ class MemoryStore(PlanedStore):
         with self._memory.changed:
             state = self._memory.state
             streams = {stream: log.info() for stream, log in state.logs.items() if not log.deleted}
-            values = {name: version for name, (version, _) in state.values.items()}
+            values = {name: found.version for name, found in state.values.items()}
             return StoreInfo(self.address, self.run, 'memory', streams, values, dict(state.counters))
 
     def close(self) -> None:

@@ -63,10 +63,18 @@ def unpack(payload: bytes) -> Reference:
     return Reference(file.hex(), *numbers)
 
 
+class Version(NamedTuple):
+    """A version of a value as the server has it: over the wire, as a reference to a slot of some host, or both."""
+
+    version: int
+    payload: bytes  # or the place of its parts; b'': not over the wire
+    reference: bytes  # b'': in no slot
+
+
 class PlanedStore(Store):
     """
     Overview:
-        A store whose entries may hold references: what ``HostCache`` needs of the one it wraps.
+        A store whose entries and values may hold references: what ``HostCache`` needs of the one it wraps.
     """
 
     address: str
@@ -106,6 +114,36 @@ class PlanedStore(Store):
     @abstractmethod
     def wait_for_planes(self, known: Mapping[str, int], timeout_s: float) -> None:
         """Return when a stream is on another plane than the known one, or when the time is over, or sooner."""
+
+    @abstractmethod
+    def put_version(self, name: str, payload: bytes, reference: bytes, expected_version: Optional[int] = None) -> int:
+        """As ``put``, of what is encoded already, or only of a reference to it."""
+
+    @abstractmethod
+    def get_version(
+        self, name: str, newer_than: int, timeout_s: float = 0.0, or_filled: bool = False
+    ) -> Optional[Version]:
+        """As ``get``; ``or_filled``: version ``newer_than`` is news itself once it has a payload."""
+
+    @abstractmethod
+    def payload_of(self, name: str, found: Version) -> Optional[Buffer]:
+        """The payload itself; None if a part of it is missing."""
+
+    @abstractmethod
+    def fill_version(self, name: str, version: int, payload: bytes) -> bool:
+        """Add the payload to a version that is only a reference; False if that is not the newest one any more."""
+
+    @abstractmethod
+    def want_version(self, name: str) -> None:
+        """Ask the writer of a value to fill its newest version, and all that follow."""
+
+    @abstractmethod
+    def wait_for_wants(self, known: Mapping[str, str], timeout_s: float) -> Dict[str, str]:
+        """
+        Overview:
+            For each of these values a token that is another one whenever its newest version is wanted over the wire;
+            waits for one that is not the known one, and returns sooner now and then.
+        """
 
 
 #: What became of an entry that holds a reference.

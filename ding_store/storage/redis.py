@@ -1,7 +1,7 @@
 """A store in a Redis server: a stream per stream, a stream of one entry per value, a hash of counters.
 
 Keys of run R:  ding:{R/<stream>/0}:meta, :log, :sizes, :room, :readers, :filled, :planes   see lua/stream.lua
-                ding:{R/<value>/0}:value, :version                        see lua/put.lua
+                ding:{R/<value>/0}:value, :version, :wants                see lua/put.lua
                 ding:{R}:counters  hash    ding:{R}:index  set of "stream:<name>" and "value:<name>"
 """
 
@@ -14,17 +14,19 @@ import time
 import uuid
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar
 
-from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace, StoreClosed, VersionConflict
+from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace, StoreClosed
 
 from .base import OLDEST, START, Arrays, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
 from .link import Before, Link, Session
 from .options import ALL_OPTIONS, check_name, redis_options, refuse_rest, stream_options
 from .outbox import FULL, STALE, WIRE, Announcement, Fill, Payload, Verdict
 from .parts import MAX_BYTES, Parts, is_large, place_of, publish_in_parts, unpack
-from .planes import FILLED, GONE, WAITING, PlanedStore, Record, Resolver, fate
+from .planes import FILLED, GONE, WAITING, PlanedStore, Record, Resolver, Version, fate
 from .redis_info import read_counters, read_stream, read_streams, read_values
+from .redis_values import VALUE_PARTS, RedisValues
 from .urls import check_url, directory_of, scheme_of
-from .wire import Buffer, corrupt_entry, decode_value, encode, up_to_corrupt
+from .values import ValueResolver
+from .wire import Buffer, corrupt_entry, encode, up_to_corrupt
 from .writer import Writer, writer_id
 
 MAX_PAYLOAD_BYTES = MAX_BYTES
@@ -79,7 +81,8 @@ class RedisStore(PlanedStore):
         self._writer = Writer(streams, self._announce, self._wait_for_room, self._fill)
         self._resolver = Resolver(self)
         self._parts = Parts(self._call)
-        self._versions: Dict[str, int] = {}  # of the values that this writer put
+        self._values = RedisValues(self._call, lambda what, command: self._link.wait(what, command), self._key)
+        self._value_resolver = ValueResolver(self)
         self._indexed: Set[str] = set()
         self._num_sessions = 0
         self._tokens, self._num_tokens = f'{uuid.uuid4().hex[:16]}-', itertools.count()
@@ -133,45 +136,50 @@ class RedisStore(PlanedStore):
 
     def put(self, name: str, header: Header, arrays: Arrays, expected_version: Optional[int] = None) -> int:
         check_name('value', name)
-        payload = encode(header, arrays)
+        return self.put_version(name, encode(header, arrays), b'', expected_version)
+
+    def put_version(self, name: str, payload: bytes, reference: bytes, expected_version: Optional[int] = None) -> int:
+        check_name('value', name)
         _check_size(f'value {name!r}', len(payload))
-        expected = -1 if expected_version is None else expected_version
         self._enter()
         self._index('value', name)
-        token, newest, keys = uuid.uuid4().hex, self._versions.get(name, 0), self._keys(name, 'value', 'version')
-
-        def publish(place: bytes, num_parts: int, key: str, before: Optional[Before]) -> Any:
-            arguments = (token, newest, expected, place, num_parts, key)
-            return self._call(f'put {name!r}', lambda session: session.run('put', keys, *arguments, before=before))
-
-        key = self._key(f'{name}/{token}', 'part:')
-        done, version, before = publish_in_parts(f'put {name!r}', key, payload, publish, lambda reply: reply[0] < 0)
-        if not done:
-            raise VersionConflict(f'value {name!r} is at version {version}, not at {expected}')
-        if before == 0:
-            self._index('value', name, again=True)  # As above.
-        self._versions[name] = version
-        return int(version)
+        version, is_first = self._values.put(name, payload, reference, expected_version)
+        if is_first:
+            self._index('value', name, again=True)  # The server may have forgotten that, too.
+        return version
 
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0) -> Optional[Value]:
+        return self._value_resolver.get(name, newer_than, timeout_s)
+
+    def get_version(
+        self, name: str, newer_than: int, timeout_s: float = 0.0, or_filled: bool = False
+    ) -> Optional[Version]:
         check_name('value', name)
-        deadline, missed = time.monotonic() + timeout_s, 0
+        deadline = time.monotonic() + timeout_s
         while True:
             self._enter()
-            found = self._newest(name, newer_than)
+            found = self._values.newest(name, newer_than, or_filled)
             if found is None and (left := deadline - time.monotonic()) > 0:
-                found = self._next(name, newer_than, left)
-            if found is not None:
-                version, payload = found
-                (whole,) = self._parts.fetch(f'get {name!r}', [payload])
-                if whole is not None:
-                    return decode_value(name, version, whole)
-                if version == missed:
-                    raise CorruptPayload(f'version {version} of value {name!r}: parts of it are missing')
-                missed = version  # It was replaced twice while we fetched it: look again.
-                continue
-            if time.monotonic() >= deadline:
-                return None
+                found = self._values.next(name, newer_than, or_filled, self._slice_ms(left))
+            if found is not None or time.monotonic() >= deadline:
+                return found
+
+    def payload_of(self, name: str, found: Version) -> Optional[Buffer]:
+        self._enter()
+        return self._values.payload_of(name, found)
+
+    def fill_version(self, name: str, version: int, payload: bytes) -> bool:
+        _check_size(f'value {name!r}', len(payload))
+        self._enter()
+        return self._values.fill(name, version, payload)
+
+    def want_version(self, name: str) -> None:
+        self._enter()
+        self._values.want(name)
+
+    def wait_for_wants(self, known: Mapping[str, str], timeout_s: float) -> Dict[str, str]:
+        self._enter()
+        return self._values.wait_for_wants(known, self._slice_ms(timeout_s))
 
     def add(self, counter: str, amount: int = 0) -> int:
         check_name('counter', counter)
@@ -181,8 +189,8 @@ class RedisStore(PlanedStore):
 
     def delete(self, name: str) -> bool:
         existed = bool(self._run('delete', name))
-        keys, counters = self._keys(name, 'value', 'version'), f'ding:{{{self.run}}}:counters'
-        values = self._call(f'delete {name!r}', lambda session: _delete_value(session, *keys))
+        counters = f'ding:{{{self.run}}}:counters'
+        values = self._values.delete(name)
         numbers = self._call(f'delete {name!r}', lambda session: session.client.hdel(counters, name))
         return bool(existed or values or numbers)
 
@@ -229,7 +237,7 @@ class RedisStore(PlanedStore):
     def wait_for_planes(self, known: Mapping[str, int], timeout_s: float) -> None:
         self._enter()
         after = {self._key(stream, 'planes'): f'{plane}-0' for stream, plane in known.items()}
-        block_ms = max(1, int(min(timeout_s, self._writer.check_every_s) * 1000))
+        block_ms = self._slice_ms(timeout_s)
         self._link.wait('wait for planes', lambda session: session.client.xread(after, count=1, block=block_ms))
 
     def close(self) -> None:
@@ -275,7 +283,7 @@ class RedisStore(PlanedStore):
         members: Any = session.client.smembers(index)
         for name in {*counters, *(member.decode().split(':', 1)[1] for member in members)}:
             session.client.delete(*self._keys(name, *_STREAM_PARTS))
-            session.client.delete(*self._keys(name, 'value', 'version'))
+            session.client.delete(*self._keys(name, *VALUE_PARTS))
         session.client.delete(index, f'ding:{{{self.run}}}:counters')
 
     def _key(self, name: str, part: str) -> str:
@@ -413,30 +421,19 @@ class RedisStore(PlanedStore):
         # Entries of another epoch are no news but a reason to look again, from its oldest entry.
         return raw if all(fields.get(b'e') == epoch.encode() for _, fields in raw) else []
 
-    def _newest(self, name: str, newer_than: int) -> Optional[Tuple[int, bytes]]:
-        """The newest version unless it is ``newer_than``; its payload is not sent in vain."""
-        value, version = self._keys(name, 'value', 'version')
-
-        def command(session: Session) -> Any:
-            known = session.client.hget(version, 'version')
-            return session.client.xrevrange(value, count=1) if known and int(known) != newer_than else []
-
-        return _version(self._call(f'get {name!r}', command), newer_than)
-
-    def _next(self, name: str, newer_than: int, timeout_s: float) -> Optional[Tuple[int, bytes]]:
-        raw = self._wait_on(f'get {name!r}', self._key(name, 'value'), newer_than, 1, timeout_s)
-        return _version(raw, newer_than)
-
     def _wait_on(self, what: str, key: str, number: int, count: int, timeout_s: float) -> List[Any]:
         """
         Overview:
             What comes behind ``number`` in a Redis stream, waiting at most ``check_every_s``: then the caller looks
             whether the server still knows everything.
         """
-        block_ms = max(1, int(min(timeout_s, self._writer.check_every_s) * 1000))
+        block_ms = self._slice_ms(timeout_s)
         after = {key: _behind(number)}
         found = self._link.wait(what, lambda session: session.client.xread(after, count=count, block=block_ms))
         return found[0][1] if found else []
+
+    def _slice_ms(self, timeout_s: float) -> int:
+        return max(1, int(min(timeout_s, self._writer.check_every_s) * 1000))
 
 
 def _up_to(records: Iterator[Record], stream: str, max_bytes: int) -> Tuple[List[Record], Optional[CorruptPayload]]:
@@ -460,14 +457,6 @@ def _bytes_in_parts(stream: str, record: Record) -> int:
     except CorruptPayload as e:
         raise corrupt_entry(stream, record.id, str(e), record.writer, record.sequence) from e
     return where.num_bytes if where is not None else 0
-
-
-def _delete_value(session: Session, value: str, version: str) -> int:
-    known = session.client.hmget(version, 'parts', 'parts_before')
-    existed = session.client.delete(value, version)
-    for num_parts, _, key in (one.partition(b':') for one in known if one):
-        session.client.unlink(*(key + b'%d' % number for number in range(int(num_parts))))
-    return int(existed)
 
 
 def _reopened(url: str, run: str, options: Dict[str, Any]) -> RedisStore:
@@ -494,10 +483,3 @@ def _record(stream: str, epoch: str, redis_id: bytes, fields: Dict[bytes, bytes]
         return Record(place, fields[b'w'].decode(), int(fields[b's']), fields[b'p'])
     except (KeyError, ValueError) as e:
         raise corrupt_entry(stream, place, f'it is no entry of ours ({type(e).__name__})') from e
-
-
-def _version(raw: List[Any], newer_than: int) -> Optional[Tuple[int, bytes]]:
-    for redis_id, fields in raw:
-        if _number(redis_id) != newer_than:
-            return _number(redis_id), fields[b'p']
-    return None

@@ -3,16 +3,16 @@
 offset  size
 0       8     magic
 8       8     slot_bytes
-16      8     max_slots
-64      8     num_slots   slots whose space is taken
-128     8     newest      1 + number of the slot with the newest version; 0: none yet
-192+k*64      of slot k, 8 bytes each: turn, version, length, stamp (a number of the writer's choice)
+64      8     bytes of the value's name
+72      ...   the value's name
+2048+k*16     of slot k, 8 bytes each: stamp (0: nothing whole is in it), length
 4096+k*slot_bytes  slot k
 
-A slot's *turn* is odd while the slot is written and even after: a reader reads it before and after copying, and takes
-the copy if it was the same even number. A reader that wants the bytes in place *leases* the slot: a shared lock on the
-slot's byte of the lock range, which ends with the lease or with its process. The writer locks the slot that it is
-about to write exclusively, and passes over those it cannot lock.
+Which slot holds which version is not said here but wherever versions are announced, by slot and *stamp*, a number that
+no two fillings of a file share. A reader *leases* the slot: a shared lock on the slot's byte of the lock range, which
+ends with the lease or with its process. Then it looks at the stamp: if that is the announced one, the bytes are whole,
+and stay. The writer locks the slot that it is about to write exclusively, and passes over those it cannot lock and those
+that may be announced; the stamp is 0 from before the first byte to behind the last.
 """
 
 from __future__ import annotations
@@ -21,35 +21,55 @@ import fcntl
 import mmap
 import os
 import struct
+import threading
+import weakref
 from dataclasses import dataclass
-from typing import Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set
 
-from ding_store.errors import ConfigError, CorruptPayload, StoreTimeout
+import numpy as np
+
+from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace
 
 from .mapped import PAGE, Claim, Words, aligned, allocate, created, map_read_only, range_lock, reopened
 from .wire import Buffer
 
-MAGIC = b'DSSLOT\x00\x01'
+MAGIC = b'DSSLOT\x00\x02'
 MAX_SLOTS = 60  # whose words fit into the first page
-_NUM, _NEWEST = 8, 16  # words
-_TURN = [24 + 8 * slot for slot in range(MAX_SLOTS)]  # followed by version, length and stamp
+_NAME_AT, _MAX_NAME = 64, 1024
+_STAMP = [256 + 2 * slot for slot in range(MAX_SLOTS)]  # words; followed by the length
 _LEASES = 1 << 59  # slot k's lock: this byte + k, behind the end of any file
-_MAX_TRIES = 1000  # Each failed one means that the writer has published another version meanwhile.
-_TRIES_BEFORE_LEASE = 3
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What was written to a slot; ``payload`` is in place, for the writer's own use until it writes here again."""
+
+    number: int
+    stamp: int
+    payload: memoryview
 
 
 class SlotWriter:
     """
     Overview:
-        Not thread-safe. Starts with two slots: the newest version stays while the next one is written.
+        Not thread-safe. Starts with two slots: the announced version stays while the next one is written.
     Arguments:
         - slot_bytes (:obj:`int`): The largest version that fits.
+        - name (:obj:`str`): Of the value; who finds the file of a dead process can tell what it was.
         - max_slots (:obj:`int`): As many are made when readers hold leases on the others.
+        - has_room (:obj:`Callable`): Whether the file may grow by so many bytes.
     Raises:
         - NotEnoughSpace: The file system has no room for two slots.
     """
 
-    def __init__(self, path: str, slot_bytes: int, max_slots: int = 8) -> None:
+    def __init__(
+        self,
+        path: str,
+        slot_bytes: int,
+        name: str = '',
+        max_slots: int = 8,
+        has_room: Callable[[int], bool] = lambda num_bytes: True,
+    ) -> None:
         if not 2 <= max_slots <= MAX_SLOTS:
             raise ConfigError(f'max_slots ({max_slots}) must be 2 to {MAX_SLOTS}')
         if slot_bytes < 1:
@@ -57,37 +77,49 @@ class SlotWriter:
         self.path = path
         self.slot_bytes = aligned(slot_bytes, PAGE)
         self.max_slots = max_slots
-        self.num_skipped = 0
+        self._has_room = has_room
         self._pid = os.getpid()
+        self._stamp = 0
+        self._announced: Set[int] = set()  # slots that the newest version may be in
+        text = name.encode()[:_MAX_NAME]
         with created(path, PAGE + 2 * self.slot_bytes) as (mapping, self._claim):
-            struct.pack_into('<8sQQ', mapping, 0, MAGIC, self.slot_bytes, max_slots)
-            self._words = Words(mapping, path)
-            self._words[_NUM] = 2
+            struct.pack_into('<8sQ', mapping, 0, MAGIC, self.slot_bytes)
+            struct.pack_into(f'<Q{len(text)}s', mapping, _NAME_AT, len(text), text)
+        self._words = Words(mapping, path)
         self._file = Claim(os.open(path, os.O_RDWR | os.O_CLOEXEC))
         self._buffers: List[memoryview] = [self._map(slot) for slot in range(2)]
 
-    def put(self, parts: List[Buffer], version: int, stamp: int = 0) -> Optional[int]:
+    def write(self, parts: List[Buffer]) -> Optional[Slot]:
         """
         Overview:
-            Publish a version, copied from ``parts``.
+            Copy a version into a slot, to be announced: ``confirm`` or ``discard`` tells what became of that. While it
+            is not known, the slot is left alone, as is the one that was announced before.
         Returns:
-            - slot (:obj:`Optional[int]`): None when all slots are leased, and this version was skipped, and counted.
+            - slot (:obj:`Optional[Slot]`): None when all slots are leased, and there may be no more.
         """
         length = sum(len(part) for part in parts)
         if length > self.slot_bytes:
             raise ConfigError(f'a version of {length} bytes does not fit into slots of {self.slot_bytes}')
-        slot = self._take()
-        if slot is None:
-            self.num_skipped += 1
+        number = self._take()
+        if number is None:
             return None
         try:
-            self._write(slot, parts, (version, length, stamp))
+            self._fill(number, parts, length)
         finally:
-            range_lock(self._file.descriptor, fcntl.F_UNLCK, _LEASES + slot)
-        return slot
+            range_lock(self._file.descriptor, fcntl.F_UNLCK, _LEASES + number)
+        self._announced.add(number)
+        return Slot(number, self._stamp, self._buffers[number][:length])
+
+    def confirm(self, slot: Slot) -> None:
+        """This slot has the newest version now; those of earlier ones may be written again."""
+        self._announced = {slot.number}
+
+    def discard(self, slot: Slot) -> None:
+        """This slot was not announced, and will not be."""
+        self._announced.discard(slot.number)
 
     def close(self, unlink: bool = True) -> None:
-        """Give the file up, and by default remove it; mappings and leases that readers have stay good."""
+        """Give the file up, and by default remove it; leases that readers have stay good."""
         if unlink and self._pid == os.getpid():
             try:
                 os.unlink(self.path)
@@ -97,62 +129,52 @@ class SlotWriter:
         self._file.close()
 
     def _take(self) -> Optional[int]:
-        """A slot that nobody leases, locked, and not the newest: a reader always finds a whole version."""
-        newest = self._words[_NEWEST] - 1
+        """A slot that nobody leases, locked, and not announced: a reader always finds the newest version."""
         for slot in range(len(self._buffers)):
-            if slot != newest and range_lock(self._file.descriptor, fcntl.F_WRLCK, _LEASES + slot):
+            if slot not in self._announced and range_lock(self._file.descriptor, fcntl.F_WRLCK, _LEASES + slot):
                 return slot
-        return self._add() if len(self._buffers) < self.max_slots else None
+        return self._add() if len(self._buffers) < self.max_slots and self._has_room(self.slot_bytes) else None
 
     def _add(self) -> Optional[int]:
         slot = len(self._buffers)
-        allocate(self._file.descriptor, PAGE + slot * self.slot_bytes, self.slot_bytes, self.path)
+        try:
+            allocate(self._file.descriptor, PAGE + slot * self.slot_bytes, self.slot_bytes, self.path)
+        except NotEnoughSpace:
+            return None
         range_lock(self._file.descriptor, fcntl.F_WRLCK, _LEASES + slot)
         self._buffers.append(self._map(slot))
-        self._words[_NUM] = slot + 1
         return slot
 
     def _map(self, slot: int) -> memoryview:
         offset = PAGE + slot * self.slot_bytes
         return memoryview(mmap.mmap(self._file.descriptor, self.slot_bytes, offset=offset))
 
-    def _write(self, slot: int, parts: List[Buffer], facts: Tuple[int, int, int]) -> None:
-        self._begin(slot)
-        at = 0
+    def _fill(self, number: int, parts: List[Buffer], length: int) -> None:
+        self._begin(number)
+        target, at = np.frombuffer(self._buffers[number], np.uint8), 0
         for part in parts:
-            self._buffers[slot][at : at + len(part)] = part
+            # numpy lets other threads of this process run meanwhile.
+            np.copyto(target[at : at + len(part)], np.frombuffer(part, np.uint8))
             at += len(part)
-        for place, fact in enumerate(facts, 1):
-            self._words[_TURN[slot] + place] = fact
-        self._end(slot)
-        self._words[_NEWEST] = slot + 1
+        self._words[_STAMP[number] + 1] = length
+        self._end(number)
 
-    def _begin(self, slot: int) -> None:
-        # Odd from before the first byte; a writer that died in here left it odd already.
-        self._words[_TURN[slot]] |= 1
+    def _begin(self, number: int) -> None:
+        self._words[_STAMP[number]] = 0
 
-    def _end(self, slot: int) -> None:
-        self._words[_TURN[slot]] += 1
+    def _end(self, number: int) -> None:
+        self._stamp += 1
+        self._words[_STAMP[number]] = self._stamp
 
 
-@dataclass
-class Version:
-    """A copy of a version; or with ``lease`` itself, in place, unchanged until ``release`` or this process's end."""
-
-    version: int
-    stamp: int
-    payload: memoryview
-    lease: Optional[Claim] = None
-
-    def release(self) -> None:
-        if self.lease is not None:
-            self.lease.close()
+class _Leased(np.ndarray[Any, np.dtype[Any]]):
+    """Bytes of a slot; all views of them keep this alive."""
 
 
 class SlotReader:
     """
     Overview:
-        Thread-safe. Versions that were read stay good after ``close`` and after the file is removed.
+        Thread-safe. What was leased stays good after ``close`` and after the file is removed.
     Raises:
         - FileNotFoundError: The file is gone. CorruptPayload: It is no file of slots.
     """
@@ -165,61 +187,54 @@ class SlotReader:
         if len(mapping) < PAGE + 2 * self.slot_bytes:
             raise CorruptPayload(f'{path!r} has slots of {self.slot_bytes} bytes in a file of {len(mapping)}')
         self._words = Words(mapping, path)
+        # Leases also end where the garbage collector runs, so maybe in a thread that is in here.
+        self._lock = threading.RLock()
         self._slots: Dict[int, memoryview] = {}
+        self._num_leases: Dict[int, int] = {}
 
-    def copy(self) -> Optional[Version]:
-        """The newest version, copied; None if there is none yet. A writer that is faster than we copy is held off."""
-        for _ in range(_TRIES_BEFORE_LEASE):
-            slot = self._words[_NEWEST] - 1
-            if slot < 0:
-                return None
-            copy = self._copy(slot)
-            if copy is not None:
-                return copy
-        leased = self.lease()
-        if leased is None:
+    def lease(self, slot: int, stamp: int) -> Optional[memoryview]:
+        """
+        Overview:
+            What was written to a slot, in place: it stays as it is as long as a view of it lives in this process, and
+            this process does. None if other bytes are in the slot by now.
+        """
+        held = reopened(self._file.descriptor)
+        is_whole = 0 <= slot < MAX_SLOTS and range_lock(held.descriptor, fcntl.F_RDLCK, _LEASES + slot)
+        if not is_whole or self._words[_STAMP[slot]] != stamp:
+            held.close()
             return None
-        copy = Version(leased.version, leased.stamp, memoryview(bytes(leased.payload)))
-        leased.release()
-        return copy
-
-    def lease(self) -> Optional[Version]:
-        """The newest version in place, kept from being overwritten until its ``release``; None if there is none yet."""
-        for _ in range(_MAX_TRIES):
-            slot = self._words[_NEWEST] - 1
-            if slot < 0:
-                return None
-            lease = reopened(self._file.descriptor)
-            is_ours = range_lock(lease.descriptor, fcntl.F_RDLCK, _LEASES + slot)
-            # Nobody writes here now; but the writer may have died in here, after it had made another one newest.
-            if is_ours and self._words[_TURN[slot]] % 2 == 0:
-                return self._version(slot, lease)
-            lease.close()
-        raise StoreTimeout(f'{self.path!r}: the writer overtook {_MAX_TRIES} attempts to lease the newest version')
+        length = self._words[_STAMP[slot] + 1]
+        with self._lock:
+            payload = np.frombuffer(self._mapped(slot)[:length], np.uint8).view(_Leased)
+            self._num_leases[slot] = self._num_leases.get(slot, 0) + 1
+        weakref.finalize(payload, self._end_lease, slot, held).atexit = False
+        return payload.data
 
     def close(self) -> None:
         self._file.close()
 
-    def _copy(self, slot: int) -> Optional[Version]:
-        turn = self._words[_TURN[slot]]
-        if turn % 2:
-            return None
-        seen = self._version(slot)
-        copy = Version(seen.version, seen.stamp, memoryview(bytes(seen.payload)))
-        return copy if self._is_unchanged(slot, turn) else None
+    def _end_lease(self, slot: int, held: Claim) -> None:
+        held.close()
+        with self._lock:
+            self._num_leases[slot] -= 1
+            if self._num_leases[slot] == 0 and any(self._num_leases.values()):
+                # Who holds a newer version in place goes on from slot to slot, and needs no memory for old ones. Who
+                # copies has none now, and will want this slot again.
+                self._slots.pop(slot, None)
 
-    def _is_unchanged(self, slot: int, turn: int) -> bool:
-        return self._words[_TURN[slot]] == turn
-
-    def _version(self, slot: int, lease: Optional[Claim] = None) -> Version:
-        version, length, stamp = (self._words[_TURN[slot] + place] for place in (1, 2, 3))
-        # Of a slot that is being written, the length may be any: what is made of it is not used then.
-        payload = self._slot(slot)[: min(length, self.slot_bytes)]
-        return Version(version, stamp, payload, lease)
-
-    def _slot(self, slot: int) -> memoryview:
+    def _mapped(self, slot: int) -> memoryview:
         if slot not in self._slots:
             offset = PAGE + slot * self.slot_bytes
             mapping = mmap.mmap(self._file.descriptor, self.slot_bytes, prot=mmap.PROT_READ, offset=offset)
             self._slots[slot] = memoryview(mapping)
         return self._slots[slot]
+
+
+def value_of(path: str) -> str:
+    """The name of the value whose slots these are, of a file that may be of a dead process; '' if it does not say."""
+    with open(path, 'rb') as file:
+        head = file.read(PAGE)
+    if len(head) < PAGE or not head.startswith(MAGIC):
+        return ''
+    (size,) = struct.unpack_from('<Q', head, _NAME_AT)
+    return head[_NAME_AT + 8 : _NAME_AT + 8 + min(size, _MAX_NAME)].decode('utf-8', 'replace')
