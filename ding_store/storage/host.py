@@ -232,8 +232,9 @@ class HostCache(Store):
         if self._keeper is None:
             with self._lock:
                 if self._keeper is None and not self._closed.is_set():
-                    self._keeper = threading.Thread(target=self._keep, name='ding-store-host-plane', daemon=True)
-                    self._keeper.start()
+                    keeper = threading.Thread(target=self._keep, name='ding-store-host-plane', daemon=True)
+                    keeper.start()
+                    self._keeper = keeper  # Not before: close() may join it at any moment.
 
     def _keep(self) -> None:
         """Fill what readers elsewhere want, also while nobody here calls us."""

@@ -40,7 +40,7 @@ _STAMP = [256 + 2 * slot for slot in range(MAX_SLOTS)]  # words; followed by the
 _LEASES = 1 << 59  # slot k's lock: this byte + k, behind the end of any file
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Slot:
     """What was written to a slot; ``payload`` is in place, for the writer's own use until it writes here again."""
 
@@ -168,7 +168,10 @@ class SlotWriter:
 
 
 class _Leased(np.ndarray[Any, np.dtype[Any]]):
-    """Bytes of a slot; all views of them keep this alive."""
+    """
+    Bytes of a slot; all views of them keep this alive: numpy lets an array's view refer to the array that this is a
+    view of instead, but not past one whose memory comes from a mapping.
+    """
 
 
 class SlotReader:
@@ -205,7 +208,7 @@ class SlotReader:
             return None
         length = self._words[_STAMP[slot] + 1]
         with self._lock:
-            payload = np.frombuffer(self._mapped(slot)[:length], np.uint8).view(_Leased)
+            payload = _Leased(length, np.uint8, self._mapped(slot)[:length])
             self._num_leases[slot] = self._num_leases.get(slot, 0) + 1
         weakref.finalize(payload, self._end_lease, slot, held).atexit = False
         return payload.data

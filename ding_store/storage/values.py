@@ -290,8 +290,9 @@ class HostValues:
         if self._filler is None:
             with self._lock:
                 if self._filler is None and not self._closed.is_set():
-                    self._filler = threading.Thread(target=self._fill, name='ding-store-values', daemon=True)
-                    self._filler.start()
+                    filler = threading.Thread(target=self._fill, name='ding-store-values', daemon=True)
+                    filler.start()
+                    self._filler = filler  # Not before: close() may join it at any moment.
 
     def _fill(self) -> None:
         """Fill what readers elsewhere want, also while nobody here calls us."""

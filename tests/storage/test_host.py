@@ -22,7 +22,7 @@ from test_contract import damaged
 from test_delivery import STREAM, MemoryDelivery
 
 from ding_store.errors import ConfigError, CorruptPayload, StoreUnavailable
-from ding_store.storage import open_store, rings
+from ding_store.storage import open_store, rings, values
 from ding_store.storage.host import HostCache
 from ding_store.storage.mapped import PAGE
 from ding_store.storage.memory import Log, Memory, MemoryStore
@@ -37,7 +37,9 @@ _RUNS = (f'run{number}' for number in itertools.count())
 
 @pytest.fixture(autouse=True)
 def _small_rings(monkeypatch):
+    """And slots for all values, however small."""
     monkeypatch.setattr(rings, 'FIRST_BYTES', 16 * PAGE)
+    monkeypatch.setattr(values, 'SLOTS_FROM_BYTES', 0)
 
 
 class HostLog(Log):

@@ -1,5 +1,6 @@
 """Rotating slots: a reader gets a whole version or none, and a lease keeps its slot as long as its process lives."""
 
+import gc
 import os
 import random
 import signal
@@ -15,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace
 from ding_store.storage.mapped import PAGE
-from ding_store.storage.slots import MAX_SLOTS, SlotReader, SlotWriter
+from ding_store.storage.slots import MAX_SLOTS, SlotReader, SlotWriter, value_of
 
 WAIT_S = 20.0
 BIG = 1 << 20
@@ -36,13 +37,22 @@ def halves(version, size=BIG, between=lambda: None):
     return Parts([half, half])
 
 
-def is_whole(found):
-    words = np.frombuffer(found.payload, np.int64)
-    return bool((words == found.version).all()) and found.stamp == found.version
+def put(writer, version, size=BIG):
+    """Write a version, and say that it was announced."""
+    slot = writer.write(halves(version, size))
+    if slot is not None:
+        writer.confirm(slot)
+    return slot
+
+
+def number_in(payload):
+    """Which version these bytes are; None if they are of two."""
+    words = np.frombuffer(payload, np.int64)
+    return int(words[0]) if (words == words[0]).all() else None
 
 
 class Rotation(RuleBasedStateMachine):
-    """Puts and leases in any order: leases never change, the newest version put is the one that is found."""
+    """Writes, announcements, refusals and leases in any order: leases never change, what is announced can be leased."""
 
     path = ''
     max_slots = 4
@@ -50,124 +60,143 @@ class Rotation(RuleBasedStateMachine):
     @initialize()
     def begin(self):
         self.close()
-        self.writer, self.leases, self.newest, self.puts = SlotWriter(self.path, PAGE, self.max_slots), [], 0, 0
-        self.reader = SlotReader(self.path)
+        self.writer, self.reader = SlotWriter(self.path, PAGE, max_slots=self.max_slots), SlotReader(self.path)
+        self.puts, self.newest, self.unsure, self.leases = 0, None, [], []
 
-    @rule()
-    def put(self):
+    @rule(fate=st.sampled_from(['announced', 'refused', 'not known']))
+    def write(self, fate):
         self.puts += 1
-        slot = self.writer.put(halves(self.puts, PAGE), self.puts, self.puts)
-        assert (slot is None) == (self.num_leased(without_newest=True) == self.max_slots - 1)
-        self.newest = self.puts if slot is not None else self.newest
+        slot = self.writer.write(halves(self.puts, PAGE))
+        assert (slot is None) == (self.num_taken() == self.max_slots)
+        if slot is None:
+            return
+        if fate == 'announced':
+            self.writer.confirm(slot)
+            self.newest, self.unsure = (self.puts, slot), []
+        elif fate == 'refused':
+            self.writer.discard(slot)
+        else:
+            self.unsure.append((self.puts, slot))
 
-    @rule()
-    def lease(self):
-        found = self.reader.lease()
-        assert (found.version if found else 0) == self.newest
-        self.leases += [found] if found else []
+    @precondition(lambda self: self.newest or self.unsure)
+    @rule(data=st.data())
+    def lease(self, data):
+        version, slot = data.draw(st.sampled_from([*self.unsure, *([self.newest] if self.newest else [])]))
+        self.leases.append((version, slot.number, self.reader.lease(slot.number, slot.stamp)))
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
     def release(self, data):
-        self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1))).release()
+        self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1)))
+
+    @precondition(lambda self: self.newest)
+    @rule(off=st.integers(1, 3))
+    def look_for_what_is_not_there(self, off):
+        _, slot = self.newest
+        assert self.reader.lease(slot.number, slot.stamp + off) is None
+        assert self.reader.lease(slot.number, 0) is None
 
     @invariant()
-    def what_is_there_is_whole(self):
+    def what_is_announced_or_leased_is_whole(self):
         if hasattr(self, 'reader'):
-            found = self.reader.copy()
-            assert (found.version if found else 0) == self.newest
-            assert all(is_whole(one) for one in [*self.leases, *([found] if found else [])])
+            assert all(number_in(payload) == version for version, _, payload in self.leases)
+            for version, slot in [*self.unsure, *([self.newest] if self.newest else [])]:
+                assert number_in(self.reader.lease(slot.number, slot.stamp)) == version
 
     def teardown(self):
         self.close()
 
-    def num_leased(self, without_newest):
-        return len({lease.version for lease in self.leases} - ({self.newest} if without_newest else set()))
+    def num_taken(self):
+        announced = [slot.number for _, slot in [*self.unsure, *([self.newest] if self.newest else [])]]
+        return len({*announced, *(number for _, number, _ in self.leases)})
 
     def close(self):
-        for lease in getattr(self, 'leases', ()):
-            lease.release()
+        self.leases = []
         if hasattr(self, 'writer'):
             self.writer.close()
 
 
-def test_any_order_of_puts_and_leases(tmp_path):
+def test_any_order_of_writes_and_leases(tmp_path):
     Rotation.path = str(tmp_path / 'v')
     Rotation.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
     Rotation.TestCase().runTest()
 
 
-class EvenOnly(SlotWriter):
-    """The mistake: a slot's turn changes only once it is written."""
+class Unstamped(SlotWriter):
+    """The mistake: a slot keeps its old stamp while it is overwritten."""
 
-    def _begin(self, slot):
+    def _begin(self, number):
         pass
 
-    def _end(self, slot):
-        self._words[24 + 8 * slot] += 2
+
+class Unlocked(SlotWriter):
+    """The mistake: leases are not looked at."""
+
+    def _take(self):
+        return next(slot for slot in range(len(self._buffers)) if slot not in self._announced)
 
 
-@pytest.mark.parametrize('kind', [SlotWriter, EvenOnly])
-def test_a_writer_stopped_in_mid_copy(tmp_path, kind):
+@pytest.mark.parametrize('kind', [SlotWriter, Unstamped])
+def test_a_writer_killed_in_mid_copy(tmp_path, kind):
     path = str(tmp_path / 'v')
 
     def work():
         writer = kind(path, BIG)
         for version in (1, 2):
-            writer.put(halves(version), version, version)
-        writer.put(halves(3, between=lambda: os.kill(os.getpid(), signal.SIGSTOP)), 3, 3)
+            put(writer, version)
+        writer.write(halves(3, between=lambda: os.kill(os.getpid(), signal.SIGSTOP)))
 
     with child(work) as pid:
         assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
         reader = SlotReader(path)
-        # A reader that had just decided for the slot that is being overwritten: version 1 was in the first one.
-        late = reader._copy(0)
-        assert late is None if kind is SlotWriter else not is_whole(late)
-        for found in (reader.copy(), reader.lease()):
-            assert found.version == 2
-            assert is_whole(found)
+        assert reader.lease(0, 1) is None  # It is being overwritten, so it is locked.
+        assert number_in(reader.lease(1, 2)) == 2
+    # Now it is dead, and its locks are gone. Version 1 was in the first slot; half of it still is.
+    late = reader.lease(0, 1)
+    assert late is None if kind is SlotWriter else number_in(late) is None
+    assert number_in(reader.lease(1, 2)) == 2
 
 
-def copies_under_load(path, kind, seconds):
-    """(whole, torn) copies taken while a process writes as fast as it can, is stopped, and in the end killed."""
-    writer_path, counts = path, [0, 0]
+def leases_under_load(path, kind, seconds):
+    """(whole, torn) leases taken while a process writes as fast as it can, is stopped, and in the end killed."""
+    counts = [0, 0]
 
     def work():
-        writer, version = kind(writer_path, BIG, 2), 0
+        writer, version = kind(path, BIG, max_slots=3), 0
         os.write(writing, b'x')
         while True:
             version += 1
-            writer.put(halves(version), version, version)
+            put(writer, version)
 
     reading, writing = os.pipe()
     with child(work) as pid:
         os.read(reading, 1)
         reader, deadline = SlotReader(path), time.monotonic() + seconds
         while time.monotonic() < deadline:
-            slot = random.randint(0, 1)
-            for found in (reader._copy(slot), reader.copy() if random.random() < 0.1 else None):
-                if found is not None and found.version:
-                    counts[0 if is_whole(found) else 1] += 1
+            slot = random.randint(0, 2)
+            stamp = reader._words[256 + 2 * slot]
+            payload = reader.lease(slot, stamp) if stamp else None
+            if payload is not None:
+                words = np.frombuffer(payload, np.int64)
+                counts[0 if (words == words[0]).all() and (words[::-1] == words[0]).all() else 1] += 1
             if random.random() < 0.02:
                 os.kill(pid, random.choice((signal.SIGSTOP, signal.SIGCONT)))
-        os.kill(pid, signal.SIGKILL)
-    assert is_whole(reader.copy())  # Whatever its writer was doing when it died.
     os.unlink(path)
     os.close(reading)
     os.close(writing)
     return counts
 
 
-def test_copies_under_load_are_whole(tmp_path):
+def test_leases_under_load_are_whole(tmp_path):
     for _ in range(8):
-        whole, torn = copies_under_load(str(tmp_path / 'v'), SlotWriter, 0.1)
+        whole, torn = leases_under_load(str(tmp_path / 'v'), SlotWriter, 0.1)
         assert whole > 0
         assert torn == 0
 
 
-def test_the_load_test_notices_missing_odd_turns(tmp_path):
+def test_the_load_test_notices_leases_that_are_not_looked_at(tmp_path):
     deadline = time.monotonic() + WAIT_S
-    while copies_under_load(str(tmp_path / 'v'), EvenOnly, 0.1)[1] == 0:
+    while leases_under_load(str(tmp_path / 'v'), Unlocked, 0.1)[1] == 0:
         assert time.monotonic() < deadline
 
 
@@ -176,27 +205,26 @@ def test_leases_die_with_their_process(tmp_path):
     reading, writing = os.pipe()
 
     def work():
-        lease = SlotReader(writer.path).lease()
+        lease = SlotReader(writer.path).lease(first.number, first.stamp)
         os.write(writing, b'x')
         time.sleep(WAIT_S)
-        lease.release()
+        del lease
 
-    writer.put(halves(1, PAGE), 1, 1)
+    first = put(writer, 1, PAGE)
     with child(work) as pid:
         assert os.read(reading, 1) == b'x'
-        assert writer.put(halves(2, PAGE), 2, 2) is not None
+        assert put(writer, 2, PAGE) is not None
         # Of the two slots one is leased, the other the newest.
-        assert writer.put(halves(3, PAGE), 3, 3) is None
-        assert writer.num_skipped == 1
+        assert put(writer, 3, PAGE) is None
         os.kill(pid, signal.SIGKILL)
-    assert writer.put(halves(4, PAGE), 4, 4) is not None
-    assert SlotReader(writer.path).copy().version == 4
+    newest = put(writer, 4, PAGE)
+    assert number_in(SlotReader(writer.path).lease(newest.number, newest.stamp)) == 4
 
 
 def test_a_forked_child_keeps_no_lease_up(tmp_path):
     writer = SlotWriter(str(tmp_path / 'v'), PAGE, max_slots=2)
-    writer.put(halves(1, PAGE), 1, 1)
-    lease = SlotReader(writer.path).lease()
+    first = put(writer, 1, PAGE)
+    lease = SlotReader(writer.path).lease(first.number, first.stamp)
     reading, writing = os.pipe()
 
     def work():
@@ -205,22 +233,68 @@ def test_a_forked_child_keeps_no_lease_up(tmp_path):
 
     with child(work):
         assert os.read(reading, 1) == b'x'
-        writer.put(halves(2, PAGE), 2, 2)
-        assert writer.put(halves(3, PAGE), 3, 3) is None
-        lease.release()
-        assert writer.put(halves(3, PAGE), 3, 3) is not None
+        put(writer, 2, PAGE)
+        assert put(writer, 3, PAGE) is None
+        del lease
+        gc.collect()
+        assert put(writer, 3, PAGE) is not None
 
 
-def test_leases_of_one_process_are_its_own_each(tmp_path):
+def test_any_view_keeps_the_lease_up(tmp_path):
     writer = SlotWriter(str(tmp_path / 'v'), PAGE, max_slots=2)
-    writer.put(halves(1, PAGE), 1, 1)
-    first, second = SlotReader(writer.path).lease(), SlotReader(writer.path).lease()
-    writer.put(halves(2, PAGE), 2, 2)
-    first.release()
+    slot = put(writer, 1, PAGE)
+    first = SlotReader(writer.path).lease(slot.number, slot.stamp)
+    second = np.ndarray(4, np.int64, buffer=memoryview(first).cast('B'), offset=64)[1:]
+    put(writer, 2, PAGE)
     SlotReader(writer.path).close()
-    assert writer.put(halves(3, PAGE), 3, 3) is None
-    second.release()
-    assert writer.put(halves(3, PAGE), 3, 3) is not None
+    del first
+    gc.collect()
+    assert put(writer, 3, PAGE) is None
+    assert (second == 1).all()
+    assert not second.flags.writeable
+    del second
+    gc.collect()
+    assert put(writer, 3, PAGE) is not None
+
+
+def mapped_kb(path):
+    """How much of a file this process has in its page tables."""
+    total, is_ours = 0, False
+    with open('/proc/self/smaps') as maps:
+        for line in maps:
+            words = line.split()
+            if len(words) >= 5 and not words[0].endswith(':'):
+                is_ours = words[-1] == path
+            elif is_ours and words[0] == 'Rss:':
+                total += int(words[1])
+    return total
+
+
+def test_who_reads_in_place_has_one_version_in_memory(tmp_path):
+    def work():
+        reader, held, puts = SlotReader(path), None, range(1, 7)
+        for version in puts:
+            os.read(told, 1)
+            slot = {1: 0, 0: 1}[version % 2]
+            new = reader.lease(slot, version)
+            assert number_in(new) == version
+            held = new  # The old one goes when the new one is there.
+        del new
+        os.write(say, b'%d' % mapped_kb(path))
+        del held
+
+    path = str(tmp_path / 'v')
+    hear, say = os.pipe()
+    told, tell = os.pipe()
+    writer = SlotWriter(path, BIG, max_slots=2)
+    with child(work):
+        for version in range(1, 7):
+            deadline = time.monotonic() + WAIT_S
+            while put(writer, version) is None:  # until the reader lets the one before go
+                assert time.monotonic() < deadline
+            os.write(tell, b'x')
+        used_kb = int(os.read(hear, 100))
+    assert BIG >> 10 <= used_kb <= (BIG >> 10) + 64
 
 
 def test_slots_are_added_up_to_the_limit(tmp_path):
@@ -228,22 +302,31 @@ def test_slots_are_added_up_to_the_limit(tmp_path):
     reader = SlotReader(writer.path)
     leases = []
     for version in range(1, 6):
-        assert writer.put(halves(version, PAGE), version, version) is not None
-        leases.append(reader.lease())
-    assert writer.put(halves(6, PAGE), 6, 6) is None
+        slot = put(writer, version, PAGE)
+        leases.append(reader.lease(slot.number, slot.stamp))
+    assert put(writer, 6, PAGE) is None
     assert os.stat(writer.path).st_size == PAGE + 5 * PAGE
-    assert [lease.version for lease in leases if is_whole(lease)] == [1, 2, 3, 4, 5]
+    assert [number_in(lease) for lease in leases] == [1, 2, 3, 4, 5]
+
+
+def test_there_may_be_no_room_for_more_slots(tmp_path):
+    writer = SlotWriter(str(tmp_path / 'v'), PAGE, has_room=lambda num_bytes: num_bytes < PAGE)
+    reader, leases = SlotReader(writer.path), []
+    for version in (1, 2):
+        slot = put(writer, version, PAGE)
+        leases.append(reader.lease(slot.number, slot.stamp))
+    assert put(writer, 3, PAGE) is None
 
 
 def test_versions_outlive_the_file(tmp_path):
-    writer = SlotWriter(str(tmp_path / 'v'), PAGE)
+    writer = SlotWriter(str(tmp_path / 'v'), PAGE, 'weights/main')
+    assert value_of(writer.path) == 'weights/main'
     reader = SlotReader(writer.path)
-    assert (reader.copy(), reader.lease()) == (None, None)
-    writer.put(halves(1, PAGE), 1, 1)
+    slot = put(writer, 1, PAGE)
     writer.close()
-    lease = reader.lease()  # The name is gone, the file is not.
+    lease = reader.lease(slot.number, slot.stamp)  # The name is gone, the file is not.
     reader.close()
-    assert is_whole(lease)
+    assert number_in(lease) == 1
     with pytest.raises(FileNotFoundError):
         SlotReader(writer.path)
 
@@ -252,6 +335,7 @@ def test_bad_files_and_settings(tmp_path):
     (tmp_path / 'b').write_bytes(b'x' * PAGE)
     (tmp_path / 'c').write_bytes(b'x')
     for name in 'bc':
+        assert value_of(str(tmp_path / name)) == ''
         with pytest.raises(CorruptPayload):
             SlotReader(str(tmp_path / name))
     for settings_ in (
@@ -265,26 +349,25 @@ def test_bad_files_and_settings(tmp_path):
         SlotWriter(str(tmp_path / 'd'), 1 << 50)
     writer = SlotWriter(str(tmp_path / 'd'), 1)
     with pytest.raises(ConfigError, match='does not fit'):
-        writer.put([b'x' * (PAGE + 1)], 1)
+        writer.write([b'x' * (PAGE + 1)])
     assert sorted(os.listdir(tmp_path)) == ['b', 'c', 'd']
 
 
 def test_readers_in_threads(tmp_path):
-    writer = SlotWriter(str(tmp_path / 'v'), BIG, 3)
-    writer.put(halves(1), 1, 1)
-    reader, torn, done = SlotReader(writer.path), [], threading.Event()
+    writer = SlotWriter(str(tmp_path / 'v'), BIG, max_slots=5)
+    reader, torn, done, announced = SlotReader(writer.path), [], threading.Event(), [put(writer, 1)]
 
     def read():
         while not done.is_set():
-            lease = reader.lease()
-            torn.extend([lease.version] if not is_whole(lease) else [])
-            lease.release()
+            slot = announced[0]
+            payload = reader.lease(slot.number, slot.stamp)
+            torn.extend([slot] if payload is not None and number_in(payload) is None else [])
 
     threads = [threading.Thread(target=read) for _ in range(3)]
     for thread in threads:
         thread.start()
     for version in range(2, 300):
-        writer.put(halves(version), version, version)
+        announced[0] = put(writer, version) or announced[0]
     done.set()
     for thread in threads:
         thread.join(WAIT_S)

@@ -1,0 +1,552 @@
+"""Values on the host plane: who can read which version, whoever dies, is elsewhere, or comes late."""
+
+import gc
+import itertools
+import os
+import pathlib
+import shutil
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from processes import child
+
+from ding_store.errors import CorruptPayload, PayloadLost, VersionConflict
+from ding_store.storage import open_store, slots, values
+from ding_store.storage.host import HostCache
+from ding_store.storage.memory import MemoryStore
+from ding_store.storage.slots import SlotWriter
+from ding_store.storage.testing import WAIT_S, eventually
+
+_RUNS = (f'values{number}' for number in itertools.count())
+NAME = 'weights/main'
+LARGE = 200_000  # floats
+
+
+def weights(number, size=LARGE):
+    return {'a': np.full(size, number, np.float32), 'b': np.full(3, number, np.int64)}
+
+
+def number_of(value):
+    """Which version's bytes these are, checked to be of one only."""
+    a, b = value.arrays['a'], value.arrays['b']
+    assert (a == a[0]).all()
+    assert (b == a[0]).all()
+    return int(b[0])
+
+
+@pytest.fixture
+def opened(redis_server, tmp_path):
+    """``opened()``: a store on this host; ``host='b'``: on another one; ``host=None``: without a host cache."""
+    run, stores = next(_RUNS), []
+
+    def open_one(host='a', **options):
+        plane = {'host_plane': 'off'} if host is None else {'host_cache_dir': str(tmp_path / host)}
+        stores.append(open_store(redis_server.url, run, **plane, **options))
+        return stores[-1]
+
+    yield open_one
+    for store in stores[::-1]:
+        store.close()
+
+
+def in_slot(store, name=NAME):
+    """Whether the newest version is in a slot, and whether its payload is in the store as well."""
+    found = store.store.get_version(name, 0)
+    return bool(found.reference), bool(found.payload)
+
+
+def files_of(tmp_path, host='a'):
+    return sorted(str(path) for path in (tmp_path / host).rglob('*.slots'))
+
+
+def test_on_one_host_no_payload_goes_into_the_store(opened):
+    writer, reader = opened(), opened()
+    for number in range(1, 6):
+        assert writer.put(NAME, {'iter': number}, weights(number)) == number
+        value = reader.get(NAME, newer_than=number - 1)
+        assert (value.version, value.header, number_of(value)) == (number, {'iter': number}, number)
+        assert in_slot(writer) == (True, False)
+    assert reader.get(NAME, newer_than=5) is None
+    assert number_of(opened().get(NAME)) == 5  # a late joiner
+
+
+def test_small_values_travel_in_their_announcement(opened):
+    writer = opened()
+    writer.put(NAME, {}, weights(1, 100))
+    assert in_slot(writer) == (False, True)
+    assert number_of(opened(None).get(NAME)) == 1
+
+
+def test_a_waiting_reader_is_woken(opened):
+    writer, reader = opened(), opened()
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(reader.get, NAME, 0, WAIT_S)
+        writer.put(NAME, {}, weights(1))
+        assert number_of(waiting.result(WAIT_S)) == 1
+
+
+def test_versions_that_are_held_do_not_change(opened, tmp_path):
+    writer, reader = opened(), opened()
+    held = []
+    for number in range(1, 12):
+        writer.put(NAME, {}, weights(number))
+        held.append(reader.get(NAME))
+    assert [number_of(value) for value in held] == list(range(1, 12))
+    assert [in_slot(writer), number_of(opened().get(NAME))] == [(False, True), 11]  # More versions than slots.
+    held.clear()
+    gc.collect()
+    writer.put(NAME, {}, weights(12))
+    assert in_slot(writer) == (True, False)
+    assert len(files_of(tmp_path)) == 1
+
+
+def test_values_that_grow_get_new_files(opened, tmp_path):
+    writer, reader = opened(), opened()
+    for number, size in ((1, LARGE), (2, 2 * LARGE), (3, LARGE // 2), (4, 8 * LARGE)):
+        writer.put(NAME, {}, weights(number, size))
+        value = reader.get(NAME, number - 1)
+        assert (number_of(value), len(value.arrays['a'])) == (number, size)
+    assert len(files_of(tmp_path)) == 1
+
+
+@pytest.mark.parametrize('where', ['b', None])
+def test_a_reader_elsewhere_gets_the_newest_and_all_that_follow(opened, where):
+    writer, near, far = opened(), opened(), opened(where)
+    writer.put(NAME, {}, weights(1))
+    assert in_slot(writer) == (True, False)
+    assert number_of(far.get(NAME)) == 1
+    for number in range(2, 5):
+        with ThreadPoolExecutor() as pool:
+            waiting = [pool.submit(store.get, NAME, number - 1, WAIT_S) for store in (near, far)]
+            writer.put(NAME, {}, weights(number))
+            assert [number_of(one.result(WAIT_S)) for one in waiting] == [number] * 2
+    eventually(lambda: in_slot(writer) == (True, True), 'the payload is there beside the slot')
+    assert number_of(opened(where).get(NAME)) == 4
+
+
+def test_a_reader_elsewhere_keeps_up_with_a_writer_that_never_pauses(opened):
+    writer, far, done = opened(), opened('b'), threading.Event()
+
+    def put():
+        for number in itertools.count(1):
+            writer.put(NAME, {}, weights(number))
+            if done.is_set():
+                return number
+
+    with ThreadPoolExecutor() as pool:
+        last, seen = pool.submit(put), []
+        while len(seen) < 20:
+            value = far.get(NAME, seen[-1] if seen else 0, WAIT_S)
+            assert number_of(value) == value.version
+            seen.append(value.version)
+        done.set()
+        last = last.result(WAIT_S)
+    assert seen == sorted(set(seen))
+    assert number_of(far.get(NAME)) == last
+
+
+def test_a_removed_file_is_made_good_by_its_writer(opened, tmp_path):
+    writer = opened()
+    writer.put(NAME, {}, weights(1))
+    for path in files_of(tmp_path):
+        os.unlink(path)
+    assert number_of(opened().get(NAME)) == 1  # over the wire
+    writer.put(NAME, {}, weights(2))
+    assert len(files_of(tmp_path)) == 1
+    assert number_of(opened().get(NAME)) == 2
+
+
+def test_a_removed_directory_means_the_wire(opened, tmp_path):
+    writer, reader = opened(), opened()
+    writer.put(NAME, {}, weights(1))
+    shutil.rmtree(tmp_path / 'a')
+    assert number_of(reader.get(NAME)) == 1
+    for number in (2, 3):
+        writer.put(NAME, {}, weights(number))
+        assert in_slot(writer) == (False, True)
+        assert number_of(reader.get(NAME)) == number
+
+
+def test_a_full_cache_means_the_wire(opened, caplog):
+    writer = opened(host_cache_bytes=1 << 20)
+    for number in (1, 2):
+        writer.put(NAME, {}, weights(number))
+        assert in_slot(writer) == (False, True)
+    assert number_of(opened().get(NAME)) == 2
+    assert len([record for record in caplog.records if 'host_cache_bytes' in record.message]) == 1
+
+
+def test_a_closed_writer_leaves_its_newest_version_to_all(opened, tmp_path):
+    writer, held = opened(), None
+    for number in (1, 2):
+        writer.put(NAME, {}, weights(number))
+    held = opened().get(NAME)
+    writer.close()
+    assert files_of(tmp_path) == []
+    assert [number_of(opened(host).get(NAME)) for host in ('a', 'b', None)] == [2, 2, 2]
+    assert number_of(held) == 2
+
+
+def test_a_closed_writer_whose_version_was_replaced_sends_nothing(opened):
+    first, second = opened(), opened()
+    first.put(NAME, {}, weights(1))
+    second.put(NAME, {}, weights(2))
+    first.close()
+    assert in_slot(second) == (True, False)
+    assert number_of(opened().get(NAME)) == 2
+
+
+def put_and_wait(open_one, *numbers):
+    def work(pipe):
+        store = open_one()
+        for number in numbers:
+            store.put(NAME, {}, weights(number))
+        print('put', file=pipe)
+        signal.pause()
+
+    return work
+
+
+def test_a_killed_writer_leaves_its_newest_version_to_its_host(opened, tmp_path, monkeypatch):
+    with child(put_and_wait(opened, 1, 2, 3)) as (pid, pipe):
+        assert pipe.readline() == 'put\n'
+        os.kill(pid, signal.SIGKILL)
+    assert number_of(opened().get(NAME)) == 3
+    far = opened('b')
+    far._values._resolver._patience_s = 0.2
+    for timeout_s in (0.0, 0.0, 0.3):
+        with pytest.raises(PayloadLost, match=f"version 3 of value '{NAME}'"):
+            far.get(NAME, timeout_s=timeout_s)
+    # Started again, it counts on, and its old file is removed once that is known.
+    writer = opened()
+    assert writer.tidy() == 0
+    assert writer.put(NAME, {}, weights(4)) == 4
+    assert number_of(far.get(NAME)) == 4
+    assert writer.tidy() == 1
+    assert len(files_of(tmp_path)) == 1
+
+
+@pytest.mark.parametrize('moment', ['in mid-copy', 'before the announcement', 'after the announcement'])
+def test_a_writer_killed_in_mid_put(opened, monkeypatch, moment):
+    """Whatever it was doing: the newest version that was announced is readable and whole, and its half is not seen."""
+    die = lambda: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
+
+    def work(pipe):
+        store = opened()
+        for number in (1, 2, 3):
+            store.put(NAME, {}, weights(number))
+        if moment == 'in mid-copy':
+            copyto, passes = np.copyto, itertools.count()
+
+            def copy_half(target, source):
+                if next(passes) == 3:
+                    copyto(target[: len(target) // 2], source[: len(source) // 2])
+                    die()
+                copyto(target, source)
+
+            slots.np.copyto = copy_half
+        else:
+            put_version = store.store.put_version
+
+            def put_or_die(*arguments):
+                if moment == 'after the announcement':
+                    put_version(*arguments)
+                die()
+
+            store.store.put_version = put_or_die
+        print('ready', file=pipe)
+        store.put(NAME, {}, weights(4))
+
+    with child(work) as (pid, pipe):
+        assert pipe.readline() == 'ready\n'
+        assert pipe.readline() == ''  # It is dead.
+    newest = 4 if moment == 'after the announcement' else 3
+    reader = opened()
+    value = reader.get(NAME)
+    assert (value.version, number_of(value)) == (newest, newest)
+    assert reader.get(NAME, newer_than=newest, timeout_s=0.05) is None
+    assert opened().put(NAME, {}, weights(newest + 1)) == newest + 1
+    assert number_of(reader.get(NAME)) == newest + 1
+
+
+def test_random_kills_of_writers_and_readers(opened):
+    """Readers in place of a value whose writers are killed again and again: what they hold stays whole."""
+    reader, last = opened(), 0
+    for _ in range(6):
+
+        def work(pipe):
+            store = opened()
+            known = store.get(NAME)
+            for number in itertools.count(known.version + 1 if known else 1):
+                store.put(NAME, {}, weights(number))
+                print(number, file=pipe)
+
+        with child(work) as (pid, pipe):
+            held = []
+            for _ in range(20):
+                pipe.readline()
+                held = [*held[-2:], reader.get(NAME)]
+                for value in held:
+                    assert number_of(value) == value.version >= last
+            os.kill(pid, signal.SIGKILL)
+        value = reader.get(NAME)
+        assert number_of(value) == value.version >= held[-1].version
+        last = value.version
+
+
+def test_leases_die_with_their_process(opened):
+    writer = opened()
+
+    def hold(pipe):
+        store = opened()
+        held = []
+        for number in range(1, 8):
+            held.append(store.get(NAME, number - 1, WAIT_S))
+            print(number, file=pipe)
+        signal.pause()
+
+    with child(hold) as (pid, pipe):
+        for number in range(1, 8):
+            writer.put(NAME, {}, weights(number))
+            assert pipe.readline() == f'{number}\n'
+        size = os.stat(writer._values._own[NAME]._file.path).st_size
+        os.kill(pid, signal.SIGKILL)
+    for number in range(8, 30):
+        writer.put(NAME, {}, weights(number))
+        assert in_slot(writer) == (True, False)
+    assert os.stat(writer._values._own[NAME]._file.path).st_size <= size + size // 7
+
+
+def test_a_refused_put_is_not_seen_and_costs_no_slot(opened):
+    writer, reader = opened(), opened()
+    writer.put(NAME, {}, weights(1))
+    for _ in range(20):
+        with pytest.raises(VersionConflict):
+            writer.put(NAME, {}, weights(9), expected_version=5)
+        assert number_of(reader.get(NAME)) == 1
+    assert writer.put(NAME, {}, weights(2), expected_version=1) == 2
+    assert len(writer._values._own[NAME]._file._buffers) == 2
+
+
+def test_a_server_that_lost_its_memory(forgetful_server, tmp_path):
+    with (
+        open_store(forgetful_server.url, host_cache_dir=str(tmp_path / 'a')) as writer,
+        open_store(forgetful_server.url, host_cache_dir=str(tmp_path / 'a')) as near,
+        open_store(forgetful_server.url, host_cache_dir=str(tmp_path / 'b')) as far,
+    ):
+        for number in (1, 2):
+            writer.put(NAME, {}, weights(number))
+            assert [number_of(one.get(NAME)) for one in (near, far)] == [number] * 2
+        forgetful_server.restart()
+        assert [one.get(NAME) for one in (near, far)] == [None, None]
+        assert writer.put(NAME, {}, weights(3)) == 3
+        assert [number_of(one.get(NAME, 2)) for one in (near, far)] == [3, 3]
+
+
+def test_a_server_that_lost_the_newest_versions(opened):
+    """An append-only file that lacks its end: the slot of the version that it names has other bytes by now."""
+    writer, near = opened(), opened()
+    writer.put(NAME, {}, weights(1))
+    with writer.store._link._open().borrowed() as connection:
+        key = writer.store._key(NAME, 'value')
+        connection.send_command('XRANGE', key, '-', '+')
+        ((redis_id, fields),) = connection.read_response()
+        for number in (2, 3):
+            writer.put(NAME, {}, weights(number))
+        for command in (('DEL', key), ('HSET', writer.store._key(NAME, 'version'), 'version', 1)):
+            connection.send_command(*command)
+            connection.read_response()
+        connection.send_command('XADD', key, redis_id, *fields)
+        connection.read_response()
+    near._values._resolver._patience_s = 0.2
+    with pytest.raises(PayloadLost, match='version 1'):
+        near.get(NAME)
+    assert writer.put(NAME, {}, weights(4)) == 4
+    assert number_of(near.get(NAME)) == 4
+
+
+def test_deleted_values_leave_no_file(opened, tmp_path):
+    writer = opened()
+    writer.put(NAME, {}, weights(1))
+    held = opened().get(NAME)
+    assert writer.delete(NAME)
+    assert (files_of(tmp_path), opened().get(NAME)) == ([], None)
+    assert writer.put(NAME, {}, weights(2)) == 2
+    assert [number_of(held), number_of(opened().get(NAME))] == [1, 2]
+
+
+def test_damage_to_the_head_is_named(opened):
+    writer = opened()
+    writer.put(NAME, {}, weights(1))
+    _, slot = writer._values._own[NAME]._newest
+    slot.payload[30:31] = b'~'
+    with pytest.raises(CorruptPayload, match=f"version 1 of value '{NAME}'"):
+        opened().get(NAME)
+
+
+def test_a_fork_puts_and_gets_as_a_process_of_its_own(opened):
+    writer = opened()
+    writer.put(NAME, {}, weights(1))
+
+    def work(pipe):
+        print(number_of(writer.get(NAME)), writer.put(NAME, {}, weights(2)), file=pipe)
+        writer.close()
+
+    with child(work) as (_, pipe):
+        assert pipe.readline() == '1 2\n'
+        assert pipe.readline() == ''
+    assert number_of(writer.get(NAME)) == 2
+    assert writer.put(NAME, {}, weights(3)) == 3
+    assert number_of(opened().get(NAME)) == 3
+
+
+class TwoHosts(RuleBasedStateMachine):
+    """
+    Any order of puts, gets, closings, deaths and lost files, by processes of two hosts on one server. A version is whole
+    or PayloadLost, and that only if the process that put it died without having been asked, or its file was removed
+    after it.
+    """
+
+    directory = ''
+
+    @initialize()
+    def begin(self):
+        self.end()
+        self.memory = MemoryStore()
+        self.stores, self.held = {}, []
+        self.newest, self.author, self.is_safe = 0, None, True
+        for host in 'ab':
+            for number in (1, 2):
+                self.open(f'{host}{number}')
+
+    def open(self, who):
+        store = HostCache(self.memory.another(check_every_s=0.01), os.path.join(self.directory, who[0]), 1 << 20)
+        store._values._start_filler = lambda: None  # What is filled when is up to the machine.
+        self.stores[who] = store
+
+    @rule(who=st.sampled_from(['a1', 'a2', 'b1', 'b2']))
+    def put(self, who):
+        self.newest = self.stores[who].put(NAME, {'n': self.newest + 1}, weights(self.newest + 1, 50))
+        self.author, self.is_safe = who, False
+
+    @rule(who=st.sampled_from(['a1', 'a2', 'b1', 'b2']))
+    def put_in_vain(self, who):
+        with pytest.raises(VersionConflict):
+            self.stores[who].put(NAME, {}, weights(99, 50), expected_version=99)
+
+    @rule(who=st.sampled_from(['a1', 'a2', 'b1', 'b2']))
+    def fill(self, who):
+        for slots_ in self.stores[who]._values._own.values():
+            slots_.fill(self.stores[who].store)
+        self.is_safe |= who == self.author
+
+    @rule(who=st.sampled_from(['a1', 'a2', 'b1', 'b2']))
+    def hold(self, who):
+        value = self.read(who) if self.newest else None
+        self.held += [value] if value is not None else []
+
+    @invariant()
+    def everybody_reads_the_newest(self):
+        for who in self.stores if getattr(self, 'newest', 0) else ():
+            self.read(who)
+
+    def read(self, who):
+        store = self.stores[who]
+        store._values._resolver._patience_s = 0.0
+        try:
+            value = store.get(NAME)
+        except PayloadLost:
+            assert not self.is_safe
+            assert who[0] != self.home
+            return None
+        assert (value.version, value.header['n'], number_of(value)) == (self.newest,) * 3
+        return value
+
+    @rule(who=st.sampled_from(['a1', 'a2', 'b1', 'b2']), is_orderly=st.booleans())
+    def leave(self, who, is_orderly):
+        store = self.stores[who]
+        if is_orderly:
+            store.close()
+            self.is_safe |= who == self.author
+        else:
+            for slots_ in store._values._own.values():
+                slots_.close(unlink=False)  # As death leaves them: locks are gone, files are there.
+            store._cache._claim.close()
+        self.author = None if who == self.author else self.author
+        self.open(who)
+
+    @rule(host=st.sampled_from('ab'))
+    def lose_files(self, host):
+        for path in pathlib.Path(self.directory, host).rglob('*.slots'):
+            path.unlink()
+
+    @rule(who=st.sampled_from(['a1', 'a2', 'b1', 'b2']))
+    def tidy(self, who):
+        self.stores[who].tidy()
+
+    @rule()
+    def drop(self):
+        self.held.clear()
+
+    @invariant()
+    def what_is_held_is_whole(self):
+        for value in getattr(self, 'held', ()):
+            assert number_of(value) == value.version
+
+    @property
+    def home(self):
+        """The host that has the file of the newest version; None if it was removed, or there is none."""
+        found = self.memory.get_version(NAME, 0)
+        name = f'{values.SlotReference.unpack(found.reference).file}.slots' if found.reference else ''
+        hosts = [host for host in 'ab' if list(pathlib.Path(self.directory, host).rglob(name or 'none'))]
+        return hosts[0] if hosts else None
+
+    def end(self):
+        for store in getattr(self, 'stores', {}).values():
+            store.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        os.makedirs(self.directory)
+
+    def teardown(self):
+        self.end()
+
+
+def run_machine(tmp_path, examples):
+    TwoHosts.directory = str(tmp_path / 'machine')
+    phases = [Phase.generate]  # What fails is found; making it small takes long.
+    TwoHosts.TestCase.settings = settings(
+        max_examples=examples, stateful_step_count=20, deadline=None, phases=phases, database=None
+    )
+    TwoHosts.TestCase().runTest()
+
+
+def test_any_order_of_what_happens_to_values(tmp_path, monkeypatch):
+    monkeypatch.setattr(values, 'SLOTS_FROM_BYTES', 0)
+    run_machine(tmp_path, 30)
+
+
+@pytest.mark.parametrize('mutant', ['the announced slot is written again', 'leases are not looked at', 'stamps repeat'])
+def test_the_machine_notices(tmp_path, monkeypatch, mutant):
+    monkeypatch.setattr(values, 'SLOTS_FROM_BYTES', 0)
+    if mutant == 'the announced slot is written again':
+        monkeypatch.setattr(SlotWriter, 'confirm', lambda self, slot: self._announced.clear())
+    elif mutant == 'leases are not looked at':
+        monkeypatch.setattr(slots, 'range_lock', lambda *arguments: True)
+    else:
+        monkeypatch.setattr(slots.SlotReader, 'lease', lenient(slots.SlotReader.lease))
+        monkeypatch.setattr(SlotWriter, 'confirm', lambda self, slot: self._announced.clear())
+    with pytest.raises(BaseException):  # noqa: B017, PT011 hypothesis groups what it finds
+        run_machine(tmp_path, 200)
+
+
+def lenient(lease):
+    def any_stamp(self, slot, stamp):
+        return lease(self, slot, self._words[256 + 2 * slot])
+
+    return any_stamp
