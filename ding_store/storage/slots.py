@@ -11,8 +11,8 @@ offset  size
 Which slot holds which version is not said here but wherever versions are announced, by slot and *stamp*, a number that
 no two fillings of a file share. A reader *leases* the slot: a shared lock on the slot's byte of the lock range, which
 ends with the lease or with its process. Then it looks at the stamp: if that is the announced one, the bytes are whole,
-and stay. The writer locks the slot that it is about to write exclusively, and passes over those it cannot lock and those
-that may be announced; the stamp is 0 from before the first byte to behind the last.
+and stay. The writer locks the slot that it is about to write exclusively, and passes over those it cannot lock and
+those that may be announced; the stamp is 0 from before the first byte to behind the last.
 """
 
 from __future__ import annotations
