@@ -7,14 +7,18 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+
+from zygote import zygote
 
 ROOT = Path(__file__).resolve().parent.parent
 PIPELINES = ROOT / 'tests' / 'pipelines'
 TINY = str(PIPELINES / 'tiny_dqn.py')
 ROLES = 'learner=1,evaluator=1,collector=2'
 DEADLINE_S = 150.0
+DING_STORE = [sys.executable, '-m', 'ding_store.cli']
 
 
 def environment(**extra):
@@ -22,7 +26,14 @@ def environment(**extra):
 
 
 def ding_store(*arguments):
-    return [sys.executable, '-m', 'ding_store.cli', *map(str, arguments)]
+    return [*DING_STORE, *map(str, arguments)]
+
+
+def start(command, cwd, env, out):
+    """Our own commands are forked from a process that has imported DI-engine: seconds less for each."""
+    if command[: len(DING_STORE)] == DING_STORE:
+        return zygote().start(command[len(DING_STORE) :], cwd, env, out.fileno())
+    return subprocess.Popen(command, cwd=cwd, env=env, stdout=out, stderr=out, start_new_session=True)
 
 
 class Job:
@@ -31,9 +42,7 @@ class Job:
     def __init__(self, command, cwd, name='job', **extra):
         self.out = Path(cwd) / f'{name}.out'
         with open(self.out, 'wb') as out:
-            self.process = subprocess.Popen(
-                command, cwd=cwd, env=environment(**extra), stdout=out, stderr=out, start_new_session=True
-            )
+            self.process = start(command, cwd, environment(**extra), out)
 
     @property
     def text(self):
@@ -84,8 +93,10 @@ def table(text):
 
 def status(cwd, *arguments):
     """What ``ding-store status --json`` says of a run."""
-    done = subprocess.run(
-        ding_store('status', '--json', *arguments), cwd=cwd, env=environment(), capture_output=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    return json.loads(done.stdout)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+        done = zygote().start(['status', '--json', *arguments], cwd, environment(), out.fileno(), errors.fileno())
+        code = done.wait(60)
+        for file in (out, errors):
+            file.seek(0)
+        assert code == 0, errors.read().decode()
+        return json.load(out)

@@ -1,0 +1,148 @@
+"""
+A process that has imported torch and DI-engine once, and forks ``ding-store`` commands that begin at once: the jobs of
+the tests. Each is a process of its own in a session of its own, with the arguments, directory and environment it would
+have had from a shell. ``Zygote.start`` is the tests' side, ``serve`` that of the process.
+"""
+
+import array
+import atexit
+import functools
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+NUMBER = struct.Struct('<i')
+
+
+class Forked:
+    """What ``subprocess.Popen`` is, as far as tests need it."""
+
+    def __init__(self, args, said):
+        self.args = args
+        self._said = said
+        self.returncode = None
+        self.pid = self._number(timeout_s=60.0)
+
+    def poll(self):
+        if self.returncode is None and select.select([self._said], [], [], 0.0)[0]:
+            self.wait()
+        return self.returncode
+
+    def wait(self, timeout=None):
+        if self.returncode is None:
+            self.returncode = self._number(timeout)
+            os.close(self._said)
+        return self.returncode
+
+    def _number(self, timeout_s):
+        if not select.select([self._said], [], [], timeout_s)[0]:
+            raise subprocess.TimeoutExpired(self.args, timeout_s)
+        return NUMBER.unpack(os.read(self._said, NUMBER.size))[0]
+
+
+class Zygote:
+    """One for the whole test process, started when first needed."""
+
+    def __init__(self):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, __file__, str(theirs.fileno())]
+        environment = {**os.environ, 'PYTHONPATH': str(Path(__file__).resolve().parent.parent)}
+        environment.update(PYTHONWARNINGS='ignore', OMP_NUM_THREADS='1')
+        with theirs:
+            self._process = subprocess.Popen(
+                command, env=environment, pass_fds=[theirs.fileno()], start_new_session=True
+            )
+        self._socket = ours
+        atexit.register(self.close)
+
+    def close(self):
+        self._socket.close()
+        self._process.wait(10)
+
+    def start(self, arguments, cwd, env, out, errors=None):
+        """Run ``ding-store ARGUMENTS`` with its output in the open files ``out`` and ``errors``."""
+        said, saying = os.pipe()
+        fds = array.array('i', [saying, out, out if errors is None else errors])
+        request = json.dumps(dict(argv=list(map(str, arguments)), cwd=str(cwd), env=env)).encode()
+        try:
+            self._socket.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+        finally:
+            os.close(saying)
+        return Forked(arguments, said)
+
+
+@functools.lru_cache(maxsize=1)
+def zygote():
+    return Zygote()
+
+
+def serve(requests):
+    from ding_store.launch.script import preload
+
+    preload()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are not waited for
+    while True:
+        request, ancillary, _, _ = requests.recvmsg(1 << 20, socket.CMSG_SPACE(12))
+        if not request:
+            return  # the tests are over
+        fds = array.array('i')
+        fds.frombytes(ancillary[0][2])
+        if os.fork() == 0:
+            requests.close()
+            keep(json.loads(request), *fds)
+        for fd in fds:
+            os.close(fd)
+
+
+def keep(request, saying, out, errors):
+    """The parent that every job has: says its process id, and how it ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    pid = os.fork()
+    if pid == 0:
+        os.close(saying)
+        run(request, out, errors)
+    for fd in (out, errors):
+        os.close(fd)
+    os.write(saying, NUMBER.pack(pid))
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.write(saying, NUMBER.pack(code))
+    os._exit(0)
+
+
+def run(request, out, errors):
+    code = 1
+    try:
+        os.setsid()
+        os.dup2(out, 1)
+        os.dup2(errors, 2)
+        os.close(out)
+        os.close(errors)
+        os.chdir(request['cwd'])
+        os.environ.clear()
+        os.environ.update(request['env'])
+        time.tzset()
+        sys.argv = ['ding-store', *request['argv']]
+        sys.path[0] = request['cwd']
+        from ding_store.cli import main
+
+        code = main(request['argv'])
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+    except BaseException:  # noqa: BLE001 - as the interpreter does with what a program lets through
+        traceback.print_exc()
+    finally:
+        from ding_store.launch.script import exit_process
+
+        exit_process(code or 0)
+
+
+if __name__ == '__main__':
+    serve(socket.socket(fileno=int(sys.argv[1])))
