@@ -19,6 +19,8 @@ EXTRAS = {
     # Environments of dizoo_configs. opencv-python-headless 4.12 wants numpy 2; ale-py is under the GPL 2.
     'atari': ['ale-py>=0.10,<0.13', 'opencv-python-headless>=4.5,<4.12'],
     'mujoco': ['mujoco>=3.1,<4', 'gymnasium>=1.0'],
+    # DI-engine's own simple_spread, on which QMIX is tested: later releases have no version 2 of it.
+    'petting_zoo': ['pettingzoo==1.22.3', 'pygame>=2.1,<3'],
 }
 # Everything a user may want at run time.
 EXTRAS['all'] = EXTRAS['embedded'] + EXTRAS['fast']

@@ -3,8 +3,8 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-# The environments of dizoo_configs whose pipelines the tests run.
-"$ROOT/scripts/setup.sh" --test --extra atari --extra mujoco
+# The environments whose pipelines the tests run.
+"$ROOT/scripts/setup.sh" --test --extra atari --extra mujoco --extra petting_zoo
 # Tests start many processes: one thread each, or they fight for the cores.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 # Commands that tests start by name are this environment's.

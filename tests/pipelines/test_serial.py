@@ -2,7 +2,12 @@
 
 import copy
 import importlib
+import os
+import pickle
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any, Callable, Dict, List
 
 import numpy as np
@@ -10,6 +15,7 @@ import pytest
 import torch
 from ding.entry import serial_pipeline
 from easydict import EasyDict
+from needs import need_extra
 
 import ding_store
 from ding_store.buffer import Batch, Fifo, StoreBuffer, StoreBufferWrapper
@@ -150,7 +156,8 @@ def test_sac(seen: Seen) -> None:
 
 
 def test_qmix(seen: Seen) -> None:
-    pytest.importorskip('pettingzoo.mpe.simple_spread.simple_spread', reason='pip install pettingzoo==1.22.3 pygame')
+    need_extra('pettingzoo', 'petting_zoo')
+    need_extra('pygame', 'petting_zoo')
 
     def small(main: EasyDict) -> None:
         main.policy.collect.n_sample = 8
@@ -161,3 +168,29 @@ def test_qmix(seen: Seen) -> None:
     assert all(isinstance(batch, SequenceBatch) for batch in seen.batches)
     assert seen.batches[0].obs.agent_state.shape[:3] == (16, 4, 3)
     assert all(torch.isfinite(batch.reward).all() for batch in seen.batches)
+
+
+_CONFIG = """
+import ding_store
+from dizoo.classic_control.cartpole.config.cartpole_dqn_config import create_config, main_config
+
+main_config.exp_name = 'with_the_flag'
+main_config.policy.update(priority=True, priority_IS_weight=True)
+main_config.env.update(evaluator_env_num=1, n_evaluator_episode=1)
+main_config.store = dict(enable=True, prefetch=1)
+ding_store.enable(main_config, create_config)
+"""
+
+
+def test_the_command(tmp_path: Path) -> None:
+    (tmp_path / 'config.py').write_text(_CONFIG)
+    command = [str(Path(sys.executable).parent / 'ding'), '-m', 'serial', '-c', 'config.py', '-s', '0']
+    environ = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [*command, '--train-iter', '40'], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    with (tmp_path / 'with_the_flag' / 'result.pkl').open('rb') as file:
+        result = pickle.load(file)  # noqa: S301 - written by the command above
+    assert result['train_iter'] >= 40
+    assert "type='store'" in (tmp_path / 'with_the_flag' / 'formatted_total_config.py').read_text().replace('"', "'")
