@@ -332,7 +332,7 @@ def test_wheel_has_everything(source, tmp_path):
     packed = {str(path.relative_to(tmp_path / 'wheel')) for path in (tmp_path / 'wheel').rglob('*')}
     code = {
         str(path.relative_to(source))
-        for suffix in ('.py', '.lua', '.typed')
+        for suffix in ('.py', '.lua', '.typed', '.css')
         for path in (source / 'ding_store').rglob(f'*{suffix}')
     }
     assert code - packed == set()

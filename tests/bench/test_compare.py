@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from jobs import ROOT, ding_store, environment
 
+from ding_store.bench.compare.across import across
 from ding_store.bench.compare.plan import parts
 from ding_store.bench.compare.rows import ROWS
 
@@ -28,32 +30,57 @@ def row(name):
     return next(one for one in ROWS if one.name == name)
 
 
-def test_both_sides_of_a_row_and_resume(tmp_path):
-    file = tmp_path / 'out.json'
-    done = compare(*TINY, '--sections', 'single', '--rows', 'sac', '--json', file)
-    assert 'sac bytes' in done.stdout or 'sac index' in done.stdout
+def check_sides(sides, *positive):
+    for side in ('stock', 'store'):
+        assert all(sides[side][name] > 0 for name in positive), sides
+
+
+def test_a_row_from_end_to_end_and_resume(tmp_path):
+    file, html = tmp_path / 'out.json', tmp_path / 'out.html'
+    compare(*TINY, '--sections', 'single', '--rows', 'sac', '--json', file)
     first = json.loads(file.read_text())
     (part,) = first['rows']['sac']['single']['parts']
-    for side in ('stock', 'store'):
-        figures = part['sides'][side]
-        assert (
-            0 < figures['sample_p50_s'] <= figures['sample_p90_s'] <= figures['sample_p99_s'] <= figures['sample_max_s']
-        )
+    check_sides(part['sides'], 'bound_headroom', 'memory_per_element', 'iters_per_s', 'train_s')
+    for figures in part['sides'].values():
+        times = [figures[f'sample_{name}_s'] for name in ('p50', 'p90', 'p99', 'max')]
+        assert times == sorted(times)
+        assert times[0] > 0
         assert 0 < figures['headroom'] < min(figures['adds_per_s'] / 71, figures['samples_per_s'] / 138)
-        assert figures['bound_headroom'] > 0
-    compare(*TINY, '--sections', 'single', '--rows', 'sac', 'ppo', '--json', file, '--resume')
+    done = compare(*TINY, '--sections', 'single', '--rows', 'sac', 'qmix', '--json', file, '--resume', '--html', html)
     second = json.loads(file.read_text())
     assert second['rows']['sac'] == first['rows']['sac']
-    assert set(second['rows']) == {'sac', 'ppo'}
+    check_sides(second['rows']['qmix']['single']['parts'][0]['sides'], 'headroom', 'iters_per_s')
+    assert 'qmix ' in done.stdout
+    check_page(html.read_text())
     done = compare('--quick', '--sections', 'single', '--rows', 'sac', '--json', file, '--resume', code=2)
     assert 'was made with' in done.stderr
+
+
+def check_page(text):
+    """Well-formed, and whole by itself: nothing in it is fetched from anywhere."""
+    root = ElementTree.fromstring(text.partition('\n')[2])
+    plots = [each for each in root.iter() if each.tag == 'svg']
+    assert len(plots) >= 3
+    for each in root.iter():
+        assert each.tag not in ('script', 'link', 'img', 'iframe')
+        assert not {'src', 'href'} & set(each.attrib)
+    assert '@import' not in text
+    assert 'url(' not in text
+
+
+@pytest.mark.parametrize('side', ['stock', 'store'])
+def test_across_processes(side):
+    figures = across(row('masac'), 1, [side], 1, 0.1, lambda text: None)[side]
+    assert figures['adds_per_s'] > 0
+    # The learner samples at the ratio of the job, in whole batches.
+    assert figures['samples_per_s'] / figures['adds_per_s'] == pytest.approx(63 / 116, rel=0.5)
 
 
 @pytest.mark.parametrize(
     ('arguments', 'says'),
     [
         (['--rows', 'pong'], "no row 'pong'; known are dqn, ppo"),
-        (['--sections', 'all'], "no section 'all'; known are single"),
+        (['--sections', 'all'], "no section 'all'; known are single, across"),
         (['--memory', '0.1', '--rows', 'r2d2'], 'holds 10 elements of r2d2: give it at least 0.32'),
         (['--repeats', '0'], '--repeats (0) must be above 0'),
         (['--json', '/nowhere/out.json'], 'there is no such directory'),
@@ -106,7 +133,7 @@ def test_both_sides_deliver_the_same_batch():
         side = Store(small, small.batch)
         side.fill(small.columns(4))
         batch = side.sample()
-        assert_equal(expected, collated(small, batch), side.rows, 1 if small.steps else 0)
+        assert_equal(expected, batch, side.rows, 1 if small.steps else 0)
 
 
 def assert_equal(expected, actual, rows, axis):

@@ -7,13 +7,13 @@ import datetime
 import functools
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from ding_store.bench.compare.plan import Part, memory_available, memory_needed, parts
+from ding_store.bench.compare.page import page
 from ding_store.bench.compare.results import Results
 from ding_store.bench.compare.rows import ROWS, Row
+from ding_store.bench.compare.sections import ON_DISK, OTHER_SECTIONS, QUICK_SECTIONS, ROW_SECTIONS, SECTIONS, planned
 from ding_store.bench.compare.terminal import Progress, render
-from ding_store.bench.compare.windows import interleaved
 from ding_store.bench.compare.worker import WorkerFailed
 from ding_store.errors import ConfigError
 
@@ -21,15 +21,15 @@ DESCRIPTION = (
     'Every row of the published requirements on the stock buffer and on the store, side by side: adds/s, samples/s, '
     'memory, headroom over what the job needs, and the bound of this machine.'
 )
-TITLES = ['stock', 'store']
-ROW_SECTIONS = ('single',)
-SECTIONS = ROW_SECTIONS
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--rows', nargs='+', metavar='ROW', help=f'default: all of {" ".join(r.name for r in ROWS)}')
     parser.add_argument(
-        '--sections', nargs='+', metavar='SECTION', help=f'what to measure; default: all of {" ".join(SECTIONS)}'
+        '--sections',
+        nargs='+',
+        metavar='SECTION',
+        help=f'what to measure: {" ".join(SECTIONS)}; default: all (quick: {" ".join(QUICK_SECTIONS)})',
     )
     parser.add_argument('--quick', action='store_true', help='about 2 minutes: small replays, short windows')
     parser.add_argument('--memory', type=float, metavar='GB', help='payload of one replay (default: 4; quick: 0.5)')
@@ -39,6 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--repeats', type=int, metavar='N', help='windows per figure (default: 5; quick: 2)')
     parser.add_argument('--seconds', type=float, metavar='S', help='per window (default: 1; quick: 0.2)')
     parser.add_argument('--json', metavar='FILE', help='keep all figures there, after every step')
+    parser.add_argument('--html', metavar='FILE', help='write a report with plots there')
     parser.add_argument('--resume', action='store_true', help='measure only what the --json FILE does not have yet')
     parser.set_defaults(call=lambda options, command: main(options))
 
@@ -46,10 +47,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """0: all was measured; 1: something failed, and the tables say what."""
     rows, sections, settings = _checked(options)
+    html = _writable(options.html)
     results = Results(_writable(options.json), settings, options.resume)
     failures = _measure(rows, sections, settings, results)
     results.data['date'] = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds')
     results.save()
+    if html is not None:
+        html.write_text(page(results.data), encoding='utf-8')
     sys.stdout.write(render(results.data) + '\n')
     for failure in failures:
         sys.stderr.write(failure + '\n')
@@ -59,7 +63,7 @@ def main(options: argparse.Namespace) -> int:
 def _checked(options: argparse.Namespace) -> Tuple[List[Row], List[str], Dict[str, Any]]:
     known = {row.name: row for row in ROWS}
     names = options.rows or list(known)
-    sections = options.sections or list(SECTIONS)
+    sections = options.sections or list(QUICK_SECTIONS if options.quick else SECTIONS)
     for kind, given, all_ in (('row', names, list(known)), ('section', sections, list(SECTIONS))):
         for name in given:
             if name not in all_:
@@ -78,7 +82,7 @@ def _checked(options: argparse.Namespace) -> Tuple[List[Row], List[str], Dict[st
             raise ConfigError(f'--{name} ({value:g}) must be above 0')
     rows = [known[name] for name in names]
     for row in rows:
-        _parts(row, settings)
+        planned(row, settings)
     return rows, sections, settings
 
 
@@ -92,21 +96,33 @@ def _writable(path: Optional[str]) -> Optional[Path]:
 
 def _measure(rows: Sequence[Row], sections: Sequence[str], settings: Dict[str, Any], results: Results) -> List[str]:
     failures: List[str] = []
-    steps = [(row, section) for section in sections for row in rows]
+    steps = list(_steps(rows, sections, settings, results))
     progress = Progress(len(steps))
-    for row, section in steps:
-        record = results.row(row.name)
+    for record, section, name, measure in steps:
         if section not in record:
-            record.update(_facts(row))
-            say = functools.partial(_say, progress, row.name)
             try:
-                record[section] = MEASURE[section](row, settings, say)
+                record[section] = measure(functools.partial(_say, progress, name))
             except WorkerFailed as error:
-                failures.append(f'{row.name} {section}: {error}')
+                failures.append(f'{name} {section}: {error}')
             results.save()
         progress.step()
     progress.end()
     return failures
+
+
+def _steps(
+    rows: Sequence[Row], sections: Sequence[str], settings: Dict[str, Any], results: Results
+) -> Iterator[Tuple[Dict[str, Any], str, str, Callable]]:
+    """Where a record belongs, its section, of what it is, and what measures it."""
+    for row in rows:
+        results.row(row.name).update(_facts(row))
+    for section in sections:
+        if section in OTHER_SECTIONS:
+            yield results.data, section, section, functools.partial(OTHER_SECTIONS[section], settings)
+            continue
+        for row in rows:
+            if section != 'disk' or row.name in ON_DISK:
+                yield results.row(row.name), section, row.name, functools.partial(ROW_SECTIONS[section], row, settings)
 
 
 def _say(progress: Progress, name: str, text: str) -> None:
@@ -125,28 +141,3 @@ def _facts(row: Row) -> Dict[str, Any]:
         'batch': row.batch,
         'required': {'adds_per_s': row.adds_per_s, 'samples_per_s': row.samples_per_s},
     }
-
-
-def _single(row: Row, settings: Dict[str, Any], say: Callable[[str], None]) -> Dict[str, Any]:
-    records = []
-    for part in _parts(row, settings):
-        sides = interleaved(part.row, part.length, TITLES, settings['repeats'], settings['seconds'], say)
-        records.append(
-            {'kind': part.kind, 'length': part.length, 'element_bytes': part.row.element_bytes, 'sides': sides}
-        )
-    return {'parts': records}
-
-
-def _parts(row: Row, settings: Dict[str, Any]) -> List[Part]:
-    chosen = parts(row, settings['memory_gb'] * 1e9, settings['length'])
-    for part in chosen:
-        needed, there = memory_needed(part), memory_available()
-        if needed > 0.9 * there:
-            raise ConfigError(
-                f'{row.name} needs about {needed / 1e9:.1f} GB for both replays, {there / 1e9:.1f} are free: '
-                f'give less with --memory ({settings["memory_gb"]:g} now)'
-            )
-    return chosen
-
-
-MEASURE: Dict[str, Callable[..., Dict[str, Any]]] = {'single': _single}

@@ -148,7 +148,8 @@ ROWS: List[Row] = [
     ),
     Row(
         'r2d2', 'R2D2, Atari Qbert', 10_000, 'prioritized', '10 MB', 3, 45, 32,
-        {**_FRAMES_4, 'action': (np.int64, (1,)), **_ENDS, **_STATE}, steps=88, collate='timestep',
+        {**_FRAMES_4, 'action': (np.int64, (1,)), **_ENDS, 'reward': (np.float32, (2,)), **_STATE},
+        steps=88, collate='timestep',
     ),
     Row(
         'impala', 'IMPALA, Atari Qbert', 100_000, 'limited', '3 MB', 4, 253, 32,
@@ -169,6 +170,6 @@ ROWS: List[Row] = [
     ),
     Row(
         'gobigger', 'DQN, GoBigger', 100_000, 'prioritized', '400 KB', 30, 83, 32,
-        _transition(_GOBIGGER_OBS, (np.int64, (3,))),
+        _transition(_GOBIGGER_OBS, (np.int64, (1,))),
     ),
 ]  # fmt: skip

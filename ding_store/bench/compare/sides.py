@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -71,16 +71,28 @@ class Side:
         """The next ones to push."""
         return [next(self._supply) for _ in range(count)]
 
+    buffer: Any
     _supply: Iterator[Any]
 
     def push(self, elements: List[Any]) -> None:
         raise NotImplementedError
 
-    def sample(self) -> Any:
+    def train_data(self) -> Any:
+        """A sample as a policy takes it: a list of elements, or one batch."""
         raise NotImplementedError
 
-    def count(self) -> int:
+    def update(self, priority: Sequence[float]) -> None:
+        """New priorities of the last sample."""
         raise NotImplementedError
+
+    def sample(self) -> Any:
+        batch = collated(self.row, self.train_data())
+        if self.row.kind == 'prioritized':
+            self.update(self._priorities().tolist())
+        return batch
+
+    def count(self) -> int:
+        return int(self.buffer.count())
 
     def _priorities(self) -> np.ndarray:
         return self._rng.random(self.row.batch) + 0.01
@@ -110,17 +122,14 @@ class Stock(Side):
         for element in elements:
             self.buffer.push(element)
 
-    def sample(self) -> Any:
-        items = self.buffer.sample(self.row.batch)
-        batch = collated(self.row, [item.data for item in items])
-        if self.row.kind == 'prioritized':
-            for item, value in zip(items, self._priorities().tolist()):
-                item.meta['priority'] = value
-                self.buffer.update(item.index, None, item.meta)
-        return batch
+    def train_data(self) -> Any:
+        self._items = self.buffer.sample(self.row.batch)
+        return [item.data for item in self._items]
 
-    def count(self) -> int:
-        return int(self.buffer.count())
+    def update(self, priority: Sequence[float]) -> None:
+        for item, value in zip(self._items, priority):
+            item.meta['priority'] = float(value)
+            self.buffer.update(item.index, None, item.meta)
 
 
 class Store(Side):
@@ -139,16 +148,14 @@ class Store(Side):
         for element in elements:
             self.buffer.push(element)
 
-    def sample(self) -> Any:
+    def train_data(self) -> Any:
         size = self.row.batch
         batch = self.buffer.sample_time_major(size) if self.row.steps else self.buffer.sample_batch(size)
         self.rows = batch.rows
-        if self.row.kind == 'prioritized':
-            self.buffer.update_priorities(self.rows, self._priorities())
         return batch.data
 
-    def count(self) -> int:
-        return self.buffer.count()
+    def update(self, priority: Sequence[float]) -> None:
+        self.buffer.update_priorities(self.rows, np.asarray(priority))
 
 
 def collated(row: Row, elements: List[Any]) -> Any:

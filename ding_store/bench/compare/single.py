@@ -37,6 +37,7 @@ class Measured:
         gc.freeze()
         self._bounds = Bounds(row, self._source)
         self._due = 0.0
+        self._training: Any = None
         for _ in range(3):
             self._round([], [])
 
@@ -63,6 +64,14 @@ class Measured:
             'count': self._side.count(),
             **bounds,
         }
+
+    def train(self, seconds: float) -> Dict[str, float]:
+        """Iterations of the row's policy on this replay; see ``training``."""
+        if self._training is None:
+            from ding_store.bench.compare.training import Training
+
+            self._training = Training(self._side)
+        return self._training.window(seconds)
 
     def _round(self, adds: List[float], samples: List[float]) -> int:
         """As many adds as the job makes per sample, then one sample."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import time
-from typing import Any, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from ding_store.bench.workloads import size_text
 
@@ -61,22 +62,31 @@ def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return '\n'.join(text)
 
 
-def render(result: Dict[str, Any]) -> str:
-    """All tables of a result; see ``results`` for its shape."""
-    rows = result['rows']
-    blocks = [_single(rows)] if any('single' in row for row in rows.values()) else []
-    return '\n\n'.join(blocks)
+Table = Tuple[Sequence[str], List[List[str]]]
 
+
+def render(result: Dict[str, Any]) -> str:
+    """All tables of a result; see ``Results`` for its shape."""
+    made = [make(result) for make in TABLES]
+    return '\n\n'.join([*(table(head, lines) for head, lines in made if lines), NOTES])
+
+
+NOTES = (
+    'whole: the replay as it is. bytes: elements of real size, as many as fit. index: as many elements as the job has, '
+    'smaller ones.\nheadroom: how many times both required rates, at once; limit: what row copies and np.take could '
+    'do. '
+    'Elements are synthetic: random, of the structure and size of real ones.'
+)
 
 SINGLE_HEAD = (
     'one process', 'element', 'length', 'need add/s', 'stock', 'store', 'need sample/s', 'stock', 'store', 'limit',
-    'stock', 'store', 'limit', 'B/element stock', 'store',
+    'headroom stock', 'store', 'limit', 'memory/element stock', 'store',
 )  # fmt: skip
 
 
-def _single(rows: Dict[str, Any]) -> str:
+def single_table(result: Dict[str, Any]) -> Table:
     lines = []
-    for row in rows.values():
+    for row in result['rows'].values():
         for part in row.get('single', {}).get('parts', []):
             stock, store = part['sides']['stock'], part['sides']['store']
             lines.append(
@@ -94,9 +104,99 @@ def _single(rows: Dict[str, Any]) -> str:
                     *(size_text(side['memory_per_element']) for side in (stock, store)),
                 ]
             )
-    notes = (
-        'whole: the replay as it is. bytes: elements of real size, as many as fit. index: as many elements as the job '
-        'has, smaller ones.\nThe third group is the headroom: how many times both required rates together; limit: what '
-        'row copies and np.take could do.'
-    )
-    return table(SINGLE_HEAD, lines) + '\n' + notes
+    return SINGLE_HEAD, lines
+
+
+def training_table(result: Dict[str, Any]) -> Table:
+    """The real loop. What is not the policy's, given collated data, is the replay's share of an iteration."""
+    lines = []
+    for row in result['rows'].values():
+        for part in row.get('single', {}).get('parts', []):
+            stock, store = part['sides']['stock'], part['sides']['store']
+            if 'iters_per_s' in store:
+                shares = [1 - store['train_s'] * side['iters_per_s'] for side in (stock, store)]
+                gain = store['iters_per_s'] / stock['iters_per_s']
+                rates = [number(side['iters_per_s']) for side in (stock, store)]
+                lines.append([row['name'], f'{part["length"]:,}', *rates, f'{gain:.2f}', *map(percent, shares)])
+    head = ('learner iterations/s', 'length', 'stock', 'store', 'store/stock', 'not training: stock', 'store')
+    return head, lines
+
+
+def percent(share: float) -> str:
+    return f'{100 * max(0.0, share):.0f} %'
+
+
+def across_table(result: Dict[str, Any]) -> Table:
+    lines = []
+    for row in result['rows'].values():
+        if 'across' in row:
+            stock, store = row['across']['sides']['stock'], row['across']['sides']['store']
+            lines.append(
+                [
+                    row['name'],
+                    *(number(row['required'][name]) for name in ('adds_per_s', 'samples_per_s')),
+                    *(number(side[name]) for name in ('adds_per_s', 'samples_per_s') for side in (stock, store)),
+                    *(size_text(side['add_bytes_per_s']) + '/s' for side in (stock, store)),
+                    *(times(side['headroom']) for side in (stock, store)),
+                ]
+            )
+    head = (
+        'across processes', 'need add/s', 'sample/s', 'add/s stock', 'store', 'sample/s stock', 'store', 'in stock',
+        'store', 'headroom stock', 'store',
+    )  # fmt: skip
+    return head, lines
+
+
+def disk_table(result: Dict[str, Any]) -> Table:
+    lines = []
+    for row in result['rows'].values():
+        if 'disk' in row:
+            found = row['disk']
+            limit = size_text(found['limit_bytes']) if found['limit_bytes'] else found['reason']
+            lines.append(
+                [
+                    row['name'],
+                    f'{found["length"]:,}',
+                    size_text(found['table_bytes']),
+                    limit,
+                    number(row['required']['samples_per_s']),
+                    number(found['samples_per_s']),
+                    number(found['disk_per_s']),
+                    f'{found["fraction"]:.2f}',
+                ]
+            )
+    head = ('store on disk', 'length', 'table', 'memory limit', 'need sample/s', 'sample/s', 'disk reads/s', 'fraction')
+    return head, lines
+
+
+#: Section -> what grows, and where its number is in a record.
+SERIES = {'length': 'length', 'size': 'element_bytes', 'collectors': 'num_collectors'}
+
+
+def series_table(section: str, result: Dict[str, Any]) -> Table:
+    lines = []
+    for point in result.get(section, []):
+        stock, store = point['sides']['stock'], point['sides']['store']
+        rates = [number(side['samples_per_s']) for side in (stock, store)]
+        lines.append([f'{point[SERIES[section]]:,}', *rates, *(times(side['headroom']) for side in (stock, store))])
+    head = (f'dqn by {SERIES[section]}'.replace('_', ' '), 'sample/s stock', 'store', 'headroom stock', 'store')
+    return head, lines
+
+
+def cartpole_table(result: Dict[str, Any]) -> Table:
+    lines = []
+    for found in result.get('cartpole', {}).values():
+        values = [f'{found[name]:.1f}' for name in ('loop_s', 'wall_s')]
+        lines.append([found['title'], *values, *(number(found[name]) for name in ('env_step', 'iters_per_s'))])
+    head = ('CartPole to its stop value', 'in the loop (s)', 'whole command (s)', 'env steps', 'iterations/s')
+    return head, lines
+
+
+TABLES: List[Callable[[Dict[str, Any]], Table]] = [
+    single_table,
+    training_table,
+    across_table,
+    disk_table,
+    *(functools.partial(series_table, section) for section in SERIES),
+    cartpole_table,
+]

@@ -49,13 +49,15 @@ def _median(values: List[float]) -> float:
 
 
 def interleaved(
-    row: Row, length: int, titles: List[str], repeats: int, seconds: float, say: Callable[[str], None]
+    row: Row, length: int, titles: List[str], repeats: int, seconds: float, train: bool, say: Callable[[str], None]
 ) -> Dict[str, Dict[str, float]]:
     """
     Overview:
         Each side in a process of its own, filled one after the other, then measured in turn.
+    Arguments:
+        - train (:obj:`bool`): Whether to train the row's policy, too.
     Returns:
-        - sides (:obj:`dict`): Title -> figures, see ``summary``.
+        - sides (:obj:`dict`): Title -> figures, see ``summary``, and with ``train`` those of ``training.Training``.
     """
     workers: Dict[str, Worker] = {}
     windows: Dict[str, List[Dict[str, Any]]] = {title: [] for title in titles}
@@ -69,7 +71,21 @@ def interleaved(
             for title in titles:
                 say(f'{title}: window {number + 1} of {repeats}')
                 windows[title].append(workers[title].call('window', seconds))
+        trained = _train(workers, repeats, seconds, say) if train else {}
     finally:
         for worker in workers.values():
             worker.close()
-    return {title: summary(row, windows[title], memory[title]) for title in titles}
+    return {title: {**summary(row, windows[title], memory[title]), **trained.get(title, {})} for title in titles}
+
+
+def _train(
+    workers: Dict[str, Worker], repeats: int, seconds: float, say: Callable[[str], None]
+) -> Dict[str, Dict[str, float]]:
+    windows: Dict[str, List[Dict[str, float]]] = {title: [] for title in workers}
+    for number in range(repeats):
+        for title, worker in workers.items():
+            say(f'{title}: training, window {number + 1} of {repeats}')
+            windows[title].append(worker.call('train', seconds))
+    return {
+        title: {name: _median([window[name] for window in each]) for name in each[0]} for title, each in windows.items()
+    }

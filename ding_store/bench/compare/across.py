@@ -1,0 +1,103 @@
+"""Across processes: the pipeline of ``job`` with stock exchangers and with the store's, in turn."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Callable, Dict, List
+
+import numpy as np
+
+from ding_store.bench.compare.rows import Row
+from ding_store.bench.compare.worker import ONE_THREAD, WorkerFailed
+
+DEADLINE_S = 45.0
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def across(
+    row: Row, num_collectors: int, titles: List[str], repeats: int, seconds: float, say: Callable[[str], None]
+) -> Dict[str, Dict[str, float]]:
+    """
+    Overview:
+        Collectors that send as fast as the learner lets them, and a learner that samples at the job's ratio.
+    Returns:
+        - sides (:obj:`dict`): Title -> adds/s and samples/s that reached the learner, and ``headroom`` over the
+          required ones. Medians over repeats.
+    """
+    found: Dict[str, List[Dict[str, float]]] = {title: [] for title in titles}
+    for number in range(repeats):
+        for title in titles:
+            say(f'{title}: {num_collectors} collectors, run {number + 1} of {repeats}')
+            try:
+                figures = _run(row, title, num_collectors, seconds)
+            except WorkerFailed:  # stock jobs do not always get off the ground: once more
+                figures = _run(row, title, num_collectors, seconds)
+            found[title].append(figures)
+    return {title: _medians(row, each) for title, each in found.items()}
+
+
+def _medians(row: Row, found: List[Dict[str, float]]) -> Dict[str, float]:
+    figures = {name: float(np.median([one[name] for one in found])) for name in found[0]}
+    figures['headroom'] = min(figures['adds_per_s'] / row.adds_per_s, figures['samples_per_s'] / row.samples_per_s)
+    figures['add_bytes_per_s'] = figures['adds_per_s'] * row.element_bytes
+    return figures
+
+
+def _run(row: Row, title: str, num_collectors: int, seconds: float) -> Dict[str, float]:
+    with tempfile.TemporaryDirectory(prefix='compare') as directory:
+        out = Path(directory, 'figures.json')
+        meetings = [os.path.join(directory, f'meeting{i}') for i in range(num_collectors)]
+        for meeting in meetings:
+            os.mkfifo(meeting)
+        options = dict(row=row.name, side=title, seconds=seconds, out=str(out), meetings=meetings)
+        script = [sys.executable, '-W', 'ignore', str(Path(__file__).with_name('job.py')), json.dumps(options)]
+        command = script
+        if title == 'store':
+            roles = f'learner=1,collector={num_collectors}'
+            command = [sys.executable, '-m', 'ding_store.cli', 'run', '--roles', roles, '--', 'python', *script[3:]]
+        environment = {**os.environ, **ONE_THREAD, 'PYTHONPATH': str(ROOT), 'PYTHONWARNINGS': 'ignore'}
+        log = Path(directory, 'log')
+        with open(log, 'wb') as stream:
+            process = subprocess.Popen(
+                command, cwd=directory, env=environment, stdout=stream, stderr=stream, start_new_session=True
+            )
+        try:
+            _wait(process, out, seconds)
+            return dict(json.loads(out.read_text())) if out.exists() else _failed(title, process, directory, log)
+        finally:
+            _end(process, title)
+
+
+def _wait(process: subprocess.Popen, out: Path, seconds: float) -> None:
+    """Until there are figures, the job ends, or the deadline is over: the last two without figures are failures."""
+    deadline = time.monotonic() + seconds + DEADLINE_S
+    while not out.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)  # a file is looked at: nobody tells us when it comes
+
+
+def _end(process: subprocess.Popen, title: str) -> None:
+    if title == 'store':  # it ends by itself, and its server with it
+        try:
+            process.wait(20)
+            return
+        except subprocess.TimeoutExpired:
+            pass
+    # Stock collectors go on waiting for a learner that has finished, for a minute.
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait(10)
+
+
+def _failed(title: str, process: subprocess.Popen, directory: str, log: Path) -> Dict[str, float]:
+    logs = [log, *sorted(Path(directory).glob('.ding_store/*/logs/*'))]
+    tails = '\n'.join(f'{path.name}: {path.read_text(errors="replace")[-1500:]}' for path in logs)
+    raise WorkerFailed(f'{title} gave no figures (exit code {process.poll()})\n{tails}')

@@ -1,0 +1,44 @@
+"""Time to converge: CartPole DQN to its stop value, by scripts/cartpole.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any, Callable, Dict, List
+
+from ding_store.bench.compare.worker import WorkerFailed
+
+SCRIPT = Path(__file__).resolve().parents[3] / 'scripts' / 'cartpole.py'
+KEPT = ('wall_s', 'loop_s', 'env_step', 'train_iter', 'iters_per_s')
+
+
+def cartpole(seeds: List[int], say: Callable[[str], None]) -> Dict[str, Any]:
+    """
+    Overview:
+        The job on the store (four processes), in stock serial and in stock ditask, interleaved over seeds.
+    Returns:
+        - kinds (:obj:`dict`): 'store', 'serial', 'parallel' -> title, and medians over seeds.
+    Raises:
+        - WorkerFailed: One of them failed, or this is no checkout.
+    """
+    if not SCRIPT.exists():
+        raise WorkerFailed('CartPole is compared by scripts/cartpole.py, which only a checkout has')
+    spec = importlib.util.spec_from_file_location('compare_cartpole', SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    script: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    runs: Dict[str, List[Dict[str, Any]]] = {kind: [] for kind in script.RUN}
+    with tempfile.TemporaryDirectory(prefix='compare') as directory:
+        for seed in seeds:
+            for kind, run in script.RUN.items():
+                say(f'{script.TITLES[kind]}, seed {seed}')
+                runs[kind].append(run(seed, Path(directory)))
+                if runs[kind][-1]['code']:
+                    raise WorkerFailed(f'CartPole, {script.TITLES[kind]}: exit code {runs[kind][-1]["code"]}')
+    return {
+        kind: {'title': script.TITLES[kind], **{name: statistics.median(one[name] for one in each) for name in KEPT}}
+        for kind, each in runs.items()
+    }

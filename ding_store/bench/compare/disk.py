@@ -1,0 +1,139 @@
+"""Replays larger than memory: a table on disk, in a process that may use less, beside the disk's own random reads."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional
+
+import numpy as np
+
+from ding_store.bench.compare.rows import Row
+from ding_store.bench.compare.worker import Worker
+
+CGROUP_V1 = Path('/sys/fs/cgroup/memory')
+#: What the process itself needs, beside what it may keep of the table.
+OWN_BYTES = 1.5e9
+#: Batches that are gathered ahead.
+AHEAD = 2
+
+
+class Limit:
+    """
+    Overview:
+        A memory cgroup (v1) below this process's own, for the files' pages that a process keeps as well as its own.
+        ``reason`` says why there is none; then the table is not larger than memory, and the figures say so.
+    """
+
+    def __init__(self, limit_bytes: float) -> None:
+        self.path: Optional[Path] = None
+        self.reason = ''
+        try:
+            path = Path(tempfile.mkdtemp(prefix='ding_store-', dir=CGROUP_V1 / _own_group()))
+            (path / 'memory.limit_in_bytes').write_text(str(int(limit_bytes)))
+            self.path = path
+        except OSError as error:
+            self.reason = f'no memory cgroup can be made here ({error.strerror})'
+
+    def close(self) -> None:
+        """Its processes must have ended."""
+        if self.path is not None:
+            (self.path / 'memory.force_empty').write_text('1')
+            self.path.rmdir()
+
+
+def _own_group() -> str:
+    for line in Path('/proc/self/cgroup').read_text().splitlines():
+        _, controllers, path = line.split(':', 2)
+        if controllers == 'memory':
+            return path.lstrip('/')
+    return ''
+
+
+class OnDisk:
+    """In the limited process: fills a table with a path, then samples it."""
+
+    def __init__(self, row: Row, length: int, directory: str, group: Optional[str]) -> None:
+        if group is not None:
+            Path(group, 'cgroup.procs').write_text(str(os.getpid()))
+        from ding_store.bench.compare.sides import elements_of, sampler_of
+        from ding_store.buffer import StoreBuffer
+
+        self._row, self._directory = row, directory
+        self._buffer = StoreBuffer(length, path=directory, sampler=sampler_of(row), seed=0, prefetch=AHEAD)
+        size = max(1, int(64e6 // row.element_bytes))
+        elements = elements_of(row, row.columns(size))
+        for begin in range(0, length, size):
+            self._buffer.extend_elements(elements[: min(size, length - begin)])
+        # What was written waits in memory for the disk: reads are measured when that is over.
+        os.sync()
+
+    def window(self, seconds: float) -> float:
+        """Elements sampled per second, of the whole table at random."""
+        begin, count = time.perf_counter(), 0
+        while time.perf_counter() - begin < seconds or count < 3 * self._row.batch:
+            self._buffer.sample_time_major(self._row.batch)
+            count += self._row.batch
+        return count / (time.perf_counter() - begin)
+
+    def disk(self, seconds: float) -> float:
+        """Elements per second that the disk gives: reads of an element's size at random, past the page cache."""
+        path = max(Path(self._directory).rglob('*'), key=lambda one: one.stat().st_blocks)
+        size = self._row.element_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+        rng, memory = np.random.default_rng(0), mmap.mmap(-1, size)
+        count = path.stat().st_size // size
+        file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        begin, done = time.perf_counter(), 0
+        try:
+            while time.perf_counter() - begin < seconds:
+                os.preadv(file, [memory], int(rng.integers(0, count)) * size)
+                done += 1
+        finally:
+            os.close(file)
+        return done / (time.perf_counter() - begin)
+
+
+def on_disk(
+    row: Row, table_bytes: float, limit_bytes: float, repeats: int, seconds: float, directory: str, say: Callable
+) -> Dict[str, Any]:
+    """
+    Overview:
+        Fill and sample a table of ``table_bytes`` in a process that may use ``limit_bytes``, all in all.
+    Returns:
+        - figures (:obj:`dict`): 'samples_per_s', 'disk_per_s' (medians over windows in turn), 'fraction', and how
+          large the table and the limit were ('limit_bytes' is None, and 'reason' there, where none could be set).
+    """
+    length = int(max(4 * row.batch, table_bytes // row.element_bytes))
+    place = tempfile.mkdtemp(prefix='compare-table-', dir=directory)
+    limit = Limit(limit_bytes)
+    try:
+        say(f'on disk: filling {length} x {row.element_bytes / 1e6:.1f} MB')
+        worker = Worker(
+            'ding_store.bench.compare.disk:OnDisk', row, length, place, None if limit.path is None else str(limit.path)
+        )
+        samples: List[float] = []
+        disk: List[float] = []
+        try:
+            worker.call('window', seconds)
+            for number in range(repeats):
+                say(f'on disk: window {number + 1} of {repeats}')
+                disk.append(worker.call('disk', seconds))
+                samples.append(worker.call('window', seconds))
+        finally:
+            worker.close()
+    finally:
+        limit.close()
+        shutil.rmtree(place)
+    figures = {'samples_per_s': float(np.median(samples)), 'disk_per_s': float(np.median(disk))}
+    return {
+        **figures,
+        'fraction': figures['samples_per_s'] / figures['disk_per_s'],
+        'length': length,
+        'table_bytes': length * row.element_bytes,
+        'limit_bytes': None if limit.path is None else limit_bytes,
+        'reason': limit.reason,
+    }

@@ -1,0 +1,125 @@
+"""DI-engine's own policy of each row, with a small model: the replay's share of an iteration is to be seen."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict
+
+import torch
+from ding.policy import DQNPolicy, IMPALAPolicy, PPOOffPolicy, QMIXPolicy, R2D2Policy, SACPolicy
+from easydict import EasyDict
+from torch import nn
+
+from ding_store.bench.compare.rows import Row
+
+#: Channels of three convolutions, and the width of what follows.
+_CONV = [8, 8, 8, 64]
+_NUM_ACTIONS = 6
+
+
+class TeamModel(nn.Module):
+    """Q-values of a GoBigger team, from the first numbers of everything that its players see."""
+
+    def __init__(self, leaves: Dict[str, tuple], num_actions: int = 16, num_inputs: int = 64) -> None:
+        super().__init__()
+        self._num_inputs = num_inputs
+        self._names = sorted(path.split('/')[1] for path in leaves if path.startswith('obs/'))
+        width = sum(min(num_inputs, torch.Size(leaves[f'obs/{name}'][1][1:]).numel()) for name in self._names)
+        self._net = nn.Sequential(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, num_actions))
+
+    def forward(self, obs: Dict[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
+        seen = [obs[name].flatten(2)[..., : self._num_inputs] for name in self._names]
+        return {'logit': self._net(torch.cat(seen, -1)).mean(1)}
+
+
+def policy_of(row: Row) -> Any:
+    """
+    Overview:
+        The policy, made for learning, and its whole config (``policy`` and what middleware asks for).
+    Returns:
+        - policy (:obj:`Policy`), or None where stock DI-engine 0.5.3 cannot train it: MASAC.
+    """
+    make = POLICIES.get(row.name)
+    if make is None:
+        return None
+    torch.manual_seed(0)
+    return make(row)
+
+
+def _config(kind: Any, row: Row, **changes: Any) -> EasyDict:
+    cfg = EasyDict(kind.default_config())
+    cfg.update(cuda=False, multi_gpu=False, **changes)
+    cfg.learn.update(batch_size=row.batch, update_per_collect=1)
+    cfg.collect.unroll_len = 1
+    return cfg
+
+
+def _prioritized(row: Row) -> Dict[str, bool]:
+    on = row.kind == 'prioritized'
+    return dict(priority=on, priority_IS_weight=on)
+
+
+def _dqn(row: Row) -> Any:
+    model = dict(obs_shape=[2, 84, 84], action_shape=_NUM_ACTIONS, encoder_hidden_size_list=_CONV)
+    return DQNPolicy(_config(DQNPolicy, row, model=model, nstep=1, **_prioritized(row)), enable_field=['learn'])
+
+
+def _gobigger(row: Row) -> Any:
+    cfg = _config(DQNPolicy, row, nstep=1, **_prioritized(row))
+    return DQNPolicy(cfg, model=TeamModel(row.leaves), enable_field=['learn'])
+
+
+def _ppo(row: Row) -> Any:
+    model = dict(
+        obs_shape=[2, 84, 84],
+        action_shape=_NUM_ACTIONS,
+        encoder_hidden_size_list=_CONV,
+        actor_head_hidden_size=64,
+        critic_head_hidden_size=64,
+    )
+    cfg = _config(PPOOffPolicy, row, model=model, action_space='discrete', **_prioritized(row))
+    return PPOOffPolicy(cfg, enable_field=['learn'])
+
+
+def _sac(row: Row) -> Any:
+    model = dict(obs_shape=360, action_shape=3, action_space='reparameterization', twin_critic=True)
+    model.update(actor_head_hidden_size=64, critic_head_hidden_size=64)
+    return SACPolicy(_config(SACPolicy, row, model=model, **_prioritized(row)), enable_field=['learn'])
+
+
+def _r2d2(row: Row) -> Any:
+    model = dict(obs_shape=[4, 84, 84], action_shape=_NUM_ACTIONS, encoder_hidden_size_list=_CONV)
+    burnin = min(8, row.steps // 2)
+    changes = dict(model=model, nstep=2, burnin_step=burnin, learn_unroll_len=row.steps - burnin)
+    cfg = _config(R2D2Policy, row, **changes)
+    cfg.update(priority=True, priority_IS_weight=False)
+    cfg.collect.env_num = 1
+    # How long a sequence is it learns in collect mode.
+    return R2D2Policy(cfg, enable_field=['learn', 'collect'])
+
+
+def _impala(row: Row) -> Any:
+    model = dict(
+        obs_shape=[4, 84, 84],
+        action_shape=_NUM_ACTIONS,
+        encoder_hidden_size_list=_CONV,
+        actor_head_hidden_size=64,
+        critic_head_hidden_size=64,
+    )
+    cfg = _config(IMPALAPolicy, row, model=model, unroll_len=row.steps, priority=False, priority_IS_weight=False)
+    return IMPALAPolicy(cfg, enable_field=['learn'])
+
+
+def _qmix(row: Row) -> Any:
+    model = dict(agent_num=8, obs_shape=150, global_obs_shape=216, action_shape=14, hidden_size_list=[64], mixer=True)
+    return QMIXPolicy(_config(QMIXPolicy, row, model=model), enable_field=['learn'])
+
+
+POLICIES: Dict[str, Callable[[Row], Any]] = {
+    'dqn': _dqn,
+    'ppo': _ppo,
+    'r2d2': _r2d2,
+    'impala': _impala,
+    'sac': _sac,
+    'qmix': _qmix,
+    'gobigger': _gobigger,
+}

@@ -1,0 +1,153 @@
+"""Three kinds of plots as inline SVG: bars, curves and ranges, on logarithmic scales. Colours come from the page."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+Format = Callable[[float], str]
+
+#: Pixels of the drawing's own coordinates; the page scales it.
+_WIDTH = 760
+_LEFT, _RIGHT = 150, 70
+_BAR, _GAP = 11, 3
+
+
+class Bar(NamedTuple):
+    """One line of a bar chart: its name, a word about it, a value per series, and the bound, if there is one."""
+
+    name: str
+    note: str
+    values: Dict[str, Optional[float]]
+    bound: Optional[float] = None
+
+
+class Log:
+    """Values to places, by their logarithm."""
+
+    def __init__(self, values: Sequence[float], begin: float, end: float) -> None:
+        good = [value for value in values if value > 0 and math.isfinite(value)] or [1.0]
+        self.low, self.high = 10 ** math.floor(math.log10(min(good))), 10 ** math.ceil(math.log10(max(good) * 1.01))
+        self._begin, self._end = begin, end
+
+    def __call__(self, value: float) -> float:
+        clipped = min(max(value, self.low), self.high)
+        share = math.log(clipped / self.low) / math.log(self.high / self.low)
+        return round(self._begin + share * (self._end - self._begin), 1)
+
+    @property
+    def ticks(self) -> List[float]:
+        count = round(math.log10(self.high / self.low))
+        every = max(1, math.ceil(count / 6))
+        return [self.low * 10.0**i for i in range(0, count + 1, every)]
+
+
+def bars(lines: Sequence[Bar], form: Format, marks: Dict[str, float]) -> str:
+    """
+    Overview:
+        Horizontal bars, a group per line; a thin mark at each line's bound.
+    Arguments:
+        - marks (:obj:`dict`): Label -> value, drawn as a line through all: what is required.
+    """
+    names = list(lines[0].values)
+    group = len(names) * (_BAR + _GAP) + 15
+    height = 34 + group * len(lines) + 22
+    known = [value for line in lines for value in [*line.values.values(), line.bound] if value]
+    scale = Log([*known, *marks.values()], _LEFT, _WIDTH - _RIGHT)
+    drawn = [_grid(scale, 30, height - 22, form)]
+    drawn += [_mark(scale(value), label, height) for label, value in marks.items()]
+    for i, line in enumerate(lines):
+        top = 36 + i * group
+        middle = top + len(names) * (_BAR + _GAP) / 2
+        drawn.append(_text(_LEFT - 12, middle - 1, line.name, 'name', 'end'))
+        drawn.append(_text(_LEFT - 12, middle + 11, line.note, 'note', 'end'))
+        for k, (series, value) in enumerate(line.values.items()):
+            drawn.append(_bar(scale, top + k * (_BAR + _GAP), series, value, form, line.name))
+        if line.bound:
+            at, bottom = scale(line.bound), top + len(names) * (_BAR + _GAP)
+            title = f'<title>{escape(line.name)}, bound: {form(line.bound)}</title>'
+            drawn.append(f'<path class="bound" d="M{at} {top - 2}V{bottom}">{title}</path>')
+    return _svg(_WIDTH, height, drawn)
+
+
+def _bar(scale: Log, top: float, series: str, value: Optional[float], form: Format, name: str) -> str:
+    if value is None or not math.isfinite(value):
+        return _text(_LEFT + 6, top + _BAR - 1.5, 'not possible', 'none', 'start')
+    end = scale(value)
+    title = f'<title>{escape(name)}, {series}: {form(value)}</title>'
+    box = f'<rect class="{series}" x="{_LEFT}" y="{top}" width="{max(2, end - _LEFT):.1f}" height="{_BAR}" rx="2">'
+    return f'{box}{title}</rect>' + _text(end + 6, top + _BAR - 1.5, form(value), 'value', 'start')
+
+
+def curves(
+    series: Dict[str, Sequence[Tuple[float, float]]], xform: Format, yform: Format, mark: Optional[float] = None
+) -> str:
+    """One curve per series through its points, both scales logarithmic; ``mark``: a horizontal line, labelled."""
+    width, height, left, right, top, bottom = 300, 220, 46, 14, 12, 28
+    points = [point for each in series.values() for point in each]
+    x = Log([x for x, _ in points], left, width - right)
+    # Few and near each other: from the first to the last.
+    x.low, x.high = min(x for x, _ in points), max(x for x, _ in points)
+    y = Log([y for _, y in points] + ([mark] if mark else []), height - bottom, top)
+    drawn: List[str] = []
+    for tick in y.ticks:
+        drawn.append(f'<path class="grid" d="M{left} {y(tick)}H{width - right}"/>')
+        drawn.append(_text(left - 8, y(tick) + 3.5, yform(tick), 'tick', 'end'))
+    drawn += [
+        _text(x(value), height - 10, xform(value), 'tick', 'middle') for value in sorted({value for value, _ in points})
+    ]
+    if mark:
+        drawn.append(f'<path class="required" d="M{left} {y(mark)}H{width - right}"/>')
+        drawn.append(_text(width - right, y(mark) - 5, f'required {yform(mark)}', 'mark', 'end'))
+    for name, each in series.items():
+        path = 'M' + 'L'.join(f'{x(a)} {y(b)}' for a, b in each)
+        drawn.append(f'<path class="curve {name}" d="{path}"/>')
+        for a, b in each:
+            title = f'<title>{name}: {yform(b)} at {xform(a)}</title>'
+            drawn.append(f'<circle class="{name}" cx="{x(a)}" cy="{y(b)}" r="4">{title}</circle>')
+    return _svg(width, height, drawn)
+
+
+def ranges(lines: Sequence[Tuple[str, Dict[str, Sequence[float]]]], form: Format) -> str:
+    """Percentiles: a line from the first to the last of each series, a dot at each of them, the first one filled."""
+    names = list(lines[0][1])
+    group = len(names) * 13 + 12
+    height = 34 + group * len(lines) + 22
+    scale = Log([value for _, each in lines for values in each.values() for value in values], _LEFT, _WIDTH - _RIGHT)
+    drawn = [_grid(scale, 30, height - 22, form)]
+    for i, (name, each) in enumerate(lines):
+        top = 40 + i * group
+        drawn.append(_text(_LEFT - 12, top + len(names) * 6.5, name, 'name', 'end'))
+        for k, (series, values) in enumerate(each.items()):
+            y = top + 4 + k * 13
+            drawn.append(f'<path class="range {series}" d="M{scale(values[0])} {y}H{scale(values[-1])}"/>')
+            for n, value in enumerate(values):
+                title = f'<title>{escape(name)}, {series}: {form(value)}</title>'
+                drawn.append(
+                    f'<circle class="{series if n == 0 else series + " hollow"}" cx="{scale(value)}" cy="{y}" '
+                    f'r="{4.5 if n == 0 else 3.2}">{title}</circle>'
+                )
+            drawn.append(_text(scale(values[-1]) + 10, y + 3.5, form(values[-1]), 'value', 'start'))
+    return _svg(_WIDTH, height, drawn)
+
+
+def _grid(scale: Log, top: float, bottom: float, form: Format) -> str:
+    lines = [
+        f'<path class="grid" d="M{scale(tick)} {top}V{bottom}"/>'
+        + _text(scale(tick), bottom + 16, form(tick), 'tick', 'middle')
+        for tick in scale.ticks
+    ]
+    return ''.join(lines)
+
+
+def _mark(at: float, label: str, height: float) -> str:
+    return f'<path class="required" d="M{at} 22V{height - 22}"/>' + _text(at, 15, label, 'mark', 'middle')
+
+
+def _text(x: float, y: float, text: str, kind: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _svg(width: float, height: float, drawn: Sequence[str]) -> str:
+    return f'<svg viewBox="0 0 {width} {height:.0f}" role="img">{"".join(drawn)}</svg>'
