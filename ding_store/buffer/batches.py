@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Union
 
 import treetensor.torch as ttorch
@@ -20,26 +21,33 @@ class Element(Dict[str, Any]):
 
     def __init__(self, batch: TrainBatch, items: Any) -> None:
         super().__init__(items)
-        self._batch = batch
+        # The batch holds its elements. Were it held by them, too, only the garbage collector could free it, and its
+        # arrays would not be warm when the next batch is made.
+        self._batch = weakref.ref(batch)
+
+    def _changed(self, key: str = '') -> None:
+        batch = self._batch()
+        if batch is not None:
+            batch.use_elements(key)
 
     def __setitem__(self, key: str, value: Any) -> None:
-        self._batch.use_elements(key)
+        self._changed(key)
         super().__setitem__(key, value)
 
     def __delitem__(self, key: str) -> None:
-        self._batch.use_elements(key)
+        self._changed(key)
         super().__delitem__(key)
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        self._batch.use_elements()
+        self._changed()
         super().update(*args, **kwargs)
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        self._batch.use_elements(key)
+        self._changed(key)
         return super().setdefault(key, default)
 
     def pop(self, *args: Any) -> Any:
-        self._batch.use_elements(args[0])
+        self._changed(args[0])
         return super().pop(*args)
 
     def __copy__(self) -> Dict[str, Any]:

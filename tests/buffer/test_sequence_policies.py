@@ -1,5 +1,6 @@
 """DI-engine's recurrent policies on time-major batches: the losses that lists give, and not a byte copied before."""
 
+import gc
 from typing import Any, Callable, Dict, List
 
 import numpy as np
@@ -180,3 +181,16 @@ def test_elements_are_views_of_the_batch_and_may_be_changed() -> None:
     collated = timestep_collate(data)
     assert (collated['reward'][:, 2] == 1).all()
     assert (collated['obs'][3, 1] == 7.0).all()
+
+
+@pytest.mark.parametrize('kind', ['steps', 'dicts'])
+def test_a_batch_whose_elements_were_seen_is_free_when_let_go(kind: str) -> None:
+    buffer = filled(r2d2_step, kind)
+    gc.disable()
+    try:
+        places = set()
+        for _ in range(4):
+            places.add(timestep_collate(sampled(buffer, kind).data)['obs'].data_ptr())
+    finally:
+        gc.enable()
+    assert len(places) == 1  # the same warm memory each time
