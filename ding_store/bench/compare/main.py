@@ -137,7 +137,6 @@ def _facts(row: Row) -> Dict[str, Any]:
         'kind': row.kind,
         'published_bytes': row.published,
         'element_bytes': row.element_bytes,
-        'is_real': row.is_real,
         'batch': row.batch,
         'required': {'adds_per_s': row.adds_per_s, 'samples_per_s': row.samples_per_s},
     }

@@ -45,7 +45,6 @@ class Row:
     leaves: Leaves
     steps: int = 0
     collate: str = 'default'
-    is_real: bool = False
 
     @property
     def element_bytes(self) -> int:
