@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_bench(commands)
     _add_compare(commands)
     _add_forget(commands)
+    _add_gc(commands)
     commands.add_parser('doctor', help='check this environment, and say the fix for what is wrong', add_help=False)
     return parser
 
@@ -127,6 +128,17 @@ def _add_bench(commands: argparse._SubParsersAction) -> None:
     replay.add_argument('--seconds', type=float, default=2.0, help='per figure (default: %(default)s)')
     replay.add_argument('--json', metavar='FILE', help='write all figures there')
     replay.set_defaults(call=_bench_replay)
+    transport = kinds.add_parser(
+        'transport',
+        help="a producer's process to a collated batch in the consumer's; the wire plane beside redis-py",
+        description='Elements of 60 B, 113 KB and 3 MB from one process into warm batches of another: throughput '
+        'beside memcpy and a bare ring, latency, bursts with an idle reader; the wire plane beside redis-py.',
+    )
+    transport.add_argument('--elements', metavar='NAME,...', help='cartpole, dqn-atari, impala-atari (default: all)')
+    transport.add_argument('--paths', metavar='NAME,...', help='default: ours, a bare ring and installed peers')
+    transport.add_argument('--seconds', type=float, default=3.0, help='per figure (default: %(default)s)')
+    transport.add_argument('--json', metavar='FILE', help='write all figures there')
+    transport.set_defaults(call=_bench_transport)
 
 
 def _bench_replay(options: argparse.Namespace, command: List[str]) -> int:
@@ -144,6 +156,13 @@ def _add_compare(commands: argparse._SubParsersAction) -> None:
     add_options(parser)
 
 
+def _bench_transport(options: argparse.Namespace, command: List[str]) -> int:
+    os.environ.setdefault('OMP_NUM_THREADS', '1')  # as above
+    from ding_store.bench.transport import main as bench
+
+    return bench(options.elements, options.paths, options.seconds, options.json)
+
+
 def _add_forget(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         'forget',
@@ -154,6 +173,34 @@ def _add_forget(commands: argparse._SubParsersAction) -> None:
     parser.add_argument('--stream', required=True, metavar='STREAM')
     parser.add_argument('--reader', required=True, metavar='NAME')
     parser.set_defaults(call=_forget)
+
+
+def _add_gc(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        'gc',
+        help="remove what dead processes left in this host's cache",
+        description='List and remove the host cache of runs that no living process of this host takes part in. A run '
+        'that is resumed later misses what its dead writers had appended there and nobody had read.',
+    )
+    parser.add_argument('--dir', metavar='DIR', help='what host_cache_dir was set to (default: wherever it may be)')
+    parser.add_argument('--dry-run', action='store_true', help='only list it')
+    parser.add_argument('--json', action='store_true', help='for machines')
+    parser.set_defaults(call=_gc)
+
+
+def _gc(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.storage.cache_dir import collect_garbage
+
+    found = collect_garbage(options.dir, options.dry_run)
+    if options.json:
+        sys.stdout.write(json.dumps([one._asdict() for one in found]) + '\n')
+        return 0
+    for one in found:
+        files = f'{one.num_files} file{"" if one.num_files == 1 else "s"}'
+        sys.stdout.write(f'{one.run}: {files}, {one.num_bytes / 1e6:.2f} MB\n')
+    total = sum(one.num_bytes for one in found) / 1e6
+    sys.stdout.write(f'{total:.2f} MB {"would be" if options.dry_run else "were"} freed\n')
+    return 0
 
 
 def _config(options: argparse.Namespace) -> StoreConfig:

@@ -43,6 +43,14 @@ class Found(NamedTuple):
     note: Dict[str, Any]
 
 
+class Garbage(NamedTuple):
+    """What nobody will ask for again."""
+
+    run: str  # its directory
+    num_files: int
+    num_bytes: int
+
+
 class CacheDir:
     """
     Overview:
@@ -172,21 +180,29 @@ def open_cache_dir(run: str, directory: Optional[str] = None, max_bytes: Optiona
     raise NotEnoughSpace(errno.ENOSPC, f'no directory for the host cache: {"; ".join(reasons)}; set host_cache_dir')
 
 
-def collect_garbage(directory: Optional[str] = None) -> int:
+def collect_garbage(directory: Optional[str] = None, dry_run: bool = False) -> List[Garbage]:
     """
     Overview:
         Remove the files of all runs that no living process of this host takes part in: also what a run that is resumed
-        later would still have read from them.
+        later would still have read from them. Of runs that live, only what a process made and did not finish.
+    Arguments:
+        - directory (:obj:`Optional[str]`): That of ``host_cache_dir``; by default wherever the cache may be.
+        - dry_run (:obj:`bool`): Only tell what would go.
     Returns:
-        - num_bytes (:obj:`int`): What was freed.
+        - garbage (:obj:`list`): Of each run that had some.
     """
     directories = [os.path.abspath(directory)] if directory else _directories()
-    freed = 0
+    found = []
     for root in map(_root, directories):
         if os.path.isdir(root):
             with _locked(root):
-                freed += sum(_remove_if_abandoned(run) for run in _runs(root))
-    return freed
+                for run in _runs(root):
+                    dead = _dead_files(run)
+                    if dead or not _is_alive(run):
+                        found.append(Garbage(run, len(dead), sum(map(_size, dead))))
+                        if not dry_run:
+                            _remove_if_abandoned(run)
+    return found
 
 
 def _root(directory: str) -> str:
@@ -266,15 +282,24 @@ def _files(root: str) -> Iterator[str]:
 
 
 def _remove_if_abandoned(run: str) -> int:
-    """Bytes freed. What a process made and had not yet named when it died is removed in any case."""
-    is_alive = is_claimed(os.path.join(run, 'members'))
-    dead = [path for path in _files_of(run) if (not is_alive or path.endswith('.new')) and not is_claimed(path)]
-    freed = sum(_size(path) for path in dead)
+    """Bytes freed."""
+    is_alive, dead = _is_alive(run), _dead_files(run)
+    freed = sum(map(_size, dead))
     for path in dead:
         _unlink(path)
     if not is_alive:
         _remove_run(run, is_over=False)
     return freed
+
+
+def _is_alive(run: str) -> bool:
+    return is_claimed(os.path.join(run, 'members'))
+
+
+def _dead_files(run: str) -> List[str]:
+    """Of a run without processes all; of others what a process made and had not yet named when it died."""
+    is_alive = _is_alive(run)
+    return [path for path in _files_of(run) if (not is_alive or path.endswith('.new')) and not is_claimed(path)]
 
 
 def _remove_run(run: str, is_over: bool) -> None:

@@ -1,5 +1,6 @@
 """The host cache's directory: private, bounded, the same for all processes of a host, cleaned up by the living."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import time
 
 import pytest
 from forks import child
+from jobs import ding_store, environment
 
 from ding_store.errors import ConfigError, NotEnoughSpace
 from ding_store.storage import cache_dir
@@ -118,9 +120,9 @@ def test_half_made_files_of_the_dead_are_removed(tmp_path, opened):
 def test_garbage_is_collected_of_runs_that_nobody_is_in(tmp_path, opened):
     paths = [die_with_a_ring(tmp_path, run) for run in ('gone', 'run')]
     opened('run')
-    assert collect_garbage(str(tmp_path)) == 2 * PAGE
+    assert sum(one.num_bytes for one in collect_garbage(str(tmp_path))) == 2 * PAGE
     assert [os.path.exists(path) for path in paths] == [False, True]
-    assert collect_garbage(str(tmp_path / 'nowhere')) == 0
+    assert collect_garbage(str(tmp_path / 'nowhere')) == []
 
 
 def test_the_last_one_removes_the_run(tmp_path):
@@ -175,3 +177,43 @@ def test_nowhere_to_go(monkeypatch):
     monkeypatch.setattr(cache_dir, '_directories', lambda: ['/proc'])
     with pytest.raises(NotEnoughSpace, match='host_cache_dir'):
         open_cache_dir('run')
+
+
+_HOLDER = """
+import sys, time
+from ding_store.storage.cache_dir import open_cache_dir
+cache = open_cache_dir(sys.argv[2], sys.argv[1])
+ring = cache.create_ring(1 << 20, {})
+print(ring.path, flush=True)
+time.sleep(600)
+"""
+
+
+def test_gc_takes_what_is_of_the_dead_and_nothing_else(tmp_path):
+    holders = {}
+    for run in ('dead', 'alive'):
+        command = [sys.executable, '-c', _HOLDER, str(tmp_path), run]
+        holders[run] = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
+    try:
+        paths = {run: holder.stdout.readline().strip() for run, holder in holders.items()}
+        holders['dead'].kill()
+        holders['dead'].wait(10)
+
+        def gc(*arguments):
+            command = ding_store('gc', '--dir', tmp_path, *arguments)
+            done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+
+        (found,) = json.loads(gc('--dry-run', '--json'))
+        assert found['run'] == os.path.dirname(paths['dead'])
+        assert found['num_bytes'] == (1 << 20) + PAGE
+        assert all(map(os.path.exists, paths.values()))
+        assert '1 file, 1.05 MB' in gc()
+        assert [run for run, path in paths.items() if os.path.exists(path)] == ['alive']
+        assert not os.path.exists(os.path.dirname(paths['dead']))
+        assert json.loads(gc('--json')) == []
+    finally:
+        for holder in holders.values():
+            holder.kill()
+            holder.communicate()

@@ -1,0 +1,318 @@
+"""The ways from a producer's process to a collated batch in the consumer's: ours, its limits, and the peers.
+
+A *chunk* is what the producer sends at once: columns of some rows, numbered through. Both sides of a way are made from
+the same address, each in its own process.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pickle
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Deque, Dict, List, Mapping, Type
+
+import numpy as np
+
+from ding_store.bench.workloads import Leaves
+from ding_store.storage import Reader, open_store
+from ding_store.storage.base import Entry
+
+Columns = Mapping[str, np.ndarray]
+STREAM = 'bench'
+#: Entries are acked when they are this many, or so many bytes: a round trip each.
+ACK_ENTRIES, ACK_BYTES = 32, 4 << 20
+
+
+@dataclass(frozen=True)
+class Element:
+    """One row's leaves, how many the producer sends at once, and how many make a batch. ``number`` names a leaf of
+    64-bit integers that carries the row's number."""
+
+    name: str
+    leaves: Leaves
+    chunk: int
+    batch: int
+    number: str
+
+    @property
+    def row_bytes(self) -> int:
+        return sum(int(np.dtype(dtype).itemsize * np.prod(shape, dtype=int)) for dtype, shape in self.leaves.values())
+
+
+class Timeout(Exception):
+    """Nothing came any more."""
+
+
+class Path(ABC):
+    """
+    Overview:
+        One way. ``consume`` is called first, then ``produce`` in the other process.
+    Arguments:
+        - address (:obj:`str`): A private directory.
+    """
+
+    title: str
+    needs = ''  # a module
+    is_queue = True  # Who sends need not wait for who receives.
+
+    def __init__(self, element: Element, address: str) -> None:
+        self.element = element
+        self.address = address
+
+    @abstractmethod
+    def consume(self) -> None:
+        """Become the consumer's side."""
+
+    @abstractmethod
+    def produce(self) -> None:
+        """Become the producer's side."""
+
+    @abstractmethod
+    def send(self, columns: Columns) -> None:
+        """Send one chunk."""
+
+    @abstractmethod
+    def batch(self, timeout_s: float) -> Columns:
+        """
+        Overview:
+            The next rows, collated.
+        Raises:
+            - Timeout: They did not come.
+        """
+
+    def chunk(self, timeout_s: float) -> Columns:
+        """One chunk, readable: for latency; in place where the way has a place. Batches are one chunk then."""
+        return self.batch(timeout_s)
+
+    def close(self) -> None:  # noqa: B027 some hold nothing
+        """Of either side."""
+
+
+class Outputs:
+    """Two batches, filled in turns: warm, and one is the caller's while the other is filled."""
+
+    def __init__(self, element: Element) -> None:
+        self._rows = element.batch
+        self._batches: List[Dict[str, np.ndarray]] = [
+            {name: np.zeros((element.batch, *shape), dtype) for name, (dtype, shape) in element.leaves.items()}
+            for _ in range(2)
+        ]
+        self._filled = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._filled == self._rows
+
+    def add(self, columns: Columns, start: int) -> int:
+        """Copy rows from ``start`` on, as many as there is room for; returns how many."""
+        begin, batch = self._filled, self._batches[0]
+        count = 0
+        for name, column in batch.items():
+            source = columns[name][start : start + self._rows - begin]
+            count = len(source)
+            column[begin : begin + count] = source
+        self._filled += count
+        return count
+
+    def take(self) -> Columns:
+        batch = self._batches.pop(0)
+        self._batches.append(batch)
+        self._filled = 0
+        return batch
+
+
+class Ours(Path):
+    """``Store.append`` to ``Reader.read`` and one copy into the batch."""
+
+    title = 'ding_store'
+    plane = 'auto'
+
+    def consume(self) -> None:
+        self._open()
+        self._reader = Reader(self._store, STREAM, 'consumer')
+        self._outputs = Outputs(self.element)
+        self._entries: Deque[Entry] = deque()
+        self._start = 0  # rows of the first entry that are copied already
+        self._unacked = 0
+        self._ack_every = max(1, min(ACK_ENTRIES, ACK_BYTES // (self.element.row_bytes * self.element.chunk)))
+
+    def produce(self) -> None:
+        self._open()
+
+    def send(self, columns: Columns) -> None:
+        self._store.append(STREAM, {}, columns)
+
+    def batch(self, timeout_s: float) -> Columns:
+        outputs = self._outputs
+        while not outputs.is_full:
+            entry = self._first(timeout_s)
+            self._start += outputs.add(entry.arrays, self._start)
+            if self._start == len(entry.arrays[self.element.number]):
+                self._done()
+        return outputs.take()
+
+    def chunk(self, timeout_s: float) -> Columns:
+        entry = self._first(timeout_s)
+        self._done()
+        return entry.arrays
+
+    def close(self) -> None:
+        if hasattr(self, '_reader'):
+            self._store.retire()
+        self._store.close()
+
+    def _open(self) -> None:
+        self._store = open_store(f'embedded://{self.address}', 'bench', host_plane=self.plane)
+
+    def _first(self, timeout_s: float) -> Entry:
+        if not self._entries:
+            deadline = time.monotonic() + timeout_s
+            while not self._entries:
+                if time.monotonic() > deadline:
+                    raise Timeout
+                self._entries.extend(self._reader.read(timeout_s=timeout_s))
+        return self._entries[0]
+
+    def _done(self) -> None:
+        entry = self._entries.popleft()
+        self._start = 0
+        self._unacked += 1
+        if self._unacked >= self._ack_every:
+            self._reader.ack(entry.id)
+            self._unacked = 0
+
+
+class OursOnWire(Ours):
+    """The same between hosts: every byte through the server."""
+
+    title = 'ding_store (wire)'
+    plane = 'off'
+
+
+class BareRing(Path):
+    """The limit: slots in shared memory, and two counters that the sides watch, busy; nobody is told anything."""
+
+    title = 'bare ring'
+    is_queue = False
+    ring_bytes = 16 << 20
+
+    def consume(self) -> None:
+        self._open('w+')
+        self._outputs = Outputs(self.element)
+        self._start = 0
+
+    def produce(self) -> None:
+        self._open('r+')
+
+    def send(self, columns: Columns) -> None:
+        sent = int(self._sent[0])
+        while sent - int(self._taken[0]) >= len(self._slots):
+            os.sched_yield()
+        for name, column in self._slots[sent % len(self._slots)].items():
+            column[:] = columns[name]
+        self._sent[0] = sent + 1
+
+    def batch(self, timeout_s: float) -> Columns:
+        while not self._outputs.is_full:
+            self._start += self._outputs.add(self._next(timeout_s), self._start)
+            if self._start == self.element.chunk:
+                self._start = 0
+                self._taken[0] += 1
+        return self._outputs.take()
+
+    def _open(self, mode: Any) -> None:
+        rows = self.element.chunk
+        sizes = {name: rows * _bytes(leaf) for name, leaf in self.element.leaves.items()}
+        slot_bytes = sum(-(-size // 64) * 64 for size in sizes.values())
+        num_slots = max(4, self.ring_bytes // slot_bytes)
+        ring = np.memmap(os.path.join(self.address, 'ring'), np.uint8, mode, shape=(4096 + num_slots * slot_bytes,))
+        self._sent, self._taken = ring[:8].view(np.uint64), ring[128:136].view(np.uint64)
+        self._slots: List[Dict[str, np.ndarray]] = []
+        at = 4096
+        for _ in range(num_slots):
+            slot: Dict[str, np.ndarray] = {}
+            for name, (dtype, shape) in self.element.leaves.items():
+                slot[name] = np.ndarray((rows, *shape), dtype, ring, at)
+                at += -(-sizes[name] // 64) * 64
+            self._slots.append(slot)
+
+    def _next(self, timeout_s: float) -> Columns:
+        taken, deadline = int(self._taken[0]), time.monotonic() + timeout_s
+        while int(self._sent[0]) <= taken:
+            if time.monotonic() > deadline:
+                raise Timeout
+            os.sched_yield()
+        return self._slots[taken % len(self._slots)]
+
+
+class Nng(Path):
+    """DI-engine's own: a pickled list of elements, sent over its message queue, unpickled and collated as it does."""
+
+    title = 'DI-engine nng'
+    needs = 'ding'
+
+    def consume(self) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        self._queue = self._open('a', 'b')
+        self._elements: List[Any] = []
+
+    def produce(self) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        self._queue = self._open('b', 'a')
+
+    def send(self, columns: Columns) -> None:
+        import torch
+
+        tensors = {name: torch.as_tensor(column) for name, column in columns.items()}
+        # Elements are views of one array in the collector, too; pickled as such each would carry all of it.
+        elements = [{name: leaf[i].clone() for name, leaf in tensors.items()} for i in range(self.element.chunk)]
+        self._queue.publish('e', pickle.dumps(elements, protocol=pickle.HIGHEST_PROTOCOL))
+
+    def batch(self, timeout_s: float) -> Columns:
+        from ding.utils.data import default_collate
+
+        while len(self._elements) < self.element.batch:
+            self._elements += self._received(timeout_s)
+        chosen, self._elements = self._elements[: self.element.batch], self._elements[self.element.batch :]
+        return {name: leaf.numpy() for name, leaf in default_collate(chosen).items()}
+
+    def close(self) -> None:
+        self._queue.stop()
+
+    def _open(self, ours: str, theirs: str) -> Any:
+        from ding.framework.message_queue.nng import NNGMQ
+
+        queue = NNGMQ(f'ipc://{self.address}/{ours}', [f'ipc://{self.address}/{theirs}'] if ours == 'b' else [])
+        queue.listen()
+        return queue
+
+    def _received(self, timeout_s: float) -> List[Any]:
+        import pynng
+
+        # NNGMQ.recv waits without end: the same on its socket, with a deadline.
+        self._queue._sock.recv_timeout = int(timeout_s * 1000)
+        try:
+            message = self._queue._sock.recv()
+        except pynng.Timeout:
+            raise Timeout from None
+        return list(pickle.loads(message.split(b'::', maxsplit=1)[1]))  # noqa: S301 our own process sent it
+
+
+PATHS: Dict[str, Type[Path]] = {path.title: path for path in (Ours, OursOnWire, BareRing, Nng)}
+
+
+def is_installed(path: Type[Path]) -> bool:
+    return not path.needs or importlib.util.find_spec(path.needs) is not None
+
+
+def _bytes(leaf: Any) -> int:
+    dtype, shape = leaf
+    return int(np.dtype(dtype).itemsize * np.prod(shape, dtype=int))

@@ -1,0 +1,303 @@
+"""``ding-store bench transport``: a producer's process to a collated batch in the consumer's, beside the limits."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Callable, Dict, Iterator, List, Optional, Type
+
+import numpy as np
+
+from ding_store.bench.paths import PATHS, Element, OursOnWire, Outputs, Path, Timeout, is_installed
+from ding_store.bench.wire import measure_wire, render_wire
+from ding_store.bench.workloads import WORKLOADS, Leaves, size_text
+from ding_store.errors import ConfigError
+
+_CARTPOLE: Leaves = {
+    'obs': (np.float32, (4,)),
+    'next_obs': (np.float32, (4,)),
+    'action': (np.int64, ()),
+    'reward': (np.float32, (1,)),
+    'collect_train_iter': (np.int64, (1,)),
+    'env_data_id': (np.int64, (1,)),
+}
+_OF = {workload.name: workload.leaves for workload in WORKLOADS}
+
+ELEMENTS = {
+    one.name: one
+    for one in (
+        Element('cartpole', _CARTPOLE, chunk=64, batch=64, number='env_data_id'),
+        Element('dqn-atari', _OF['dqn-atari'], chunk=64, batch=64, number='env_data_id'),
+        Element('impala-atari', _OF['impala-atari'], chunk=4, batch=32, number='action'),
+    )
+}
+#: How long one chunk may be on its way.
+_TIMEOUT_S = 10.0
+BURST = 2000
+_LATENCIES = 50  # at least
+#: A source that no cache holds.
+_MEMORY_BYTES = 256 << 20
+_LARGE_BYTES = 1 << 20
+#: Less than the default ``max_pending_bytes``.
+_HELD_BYTES = 240_000_000
+
+
+def main(names: Optional[str], paths: Optional[str], seconds: float, json_file: Optional[str]) -> int:
+    """Measure, and print a table per element, and one of the wire plane; ``json_file`` also gets everything."""
+    if not seconds > 0:
+        raise ConfigError(f'--seconds ({seconds}) must be > 0')
+    chosen, ways = choose(names), installed(paths)
+    _line(f'{os.cpu_count()} cores; producer and consumer are processes of their own, one thread each')
+    missing = [title for title, path in PATHS.items() if not is_installed(path)]
+    if missing:
+        _line(f'not installed, so not measured: {", ".join(missing)}')
+    results: Dict[str, Any] = {'cores': os.cpu_count(), 'elements': [], 'wire': []}
+    for element in chosen:
+        results['elements'].append(measure(element, ways, seconds))
+        _say('')
+        _line(render(results['elements'][-1]))
+    if OursOnWire in ways:
+        results['wire'] = measure_wire(seconds, _say)
+        _say('')
+        _line(render_wire(results['wire']))
+    if json_file:
+        with open(json_file, 'w') as out:
+            json.dump(results, out, indent=1)
+    return 0
+
+
+def measure(element: Element, ways: List[Type[Path]], seconds: float) -> Dict[str, Any]:
+    """All figures of one element: memcpy's, and a record per way."""
+    limit, cached = memcpy_limit(element, seconds, _MEMORY_BYTES), memcpy_limit(element, seconds, 0)
+    result: Dict[str, Any] = {'element': element.name, 'row_bytes': element.row_bytes, 'chunk': element.chunk}
+    result.update(batch=element.batch, memcpy_elements_per_s=limit, cached_elements_per_s=cached, paths={})
+    for path in ways:
+        _say(f'{element.name}: {path.title}')
+        record: Dict[str, Any] = {**throughput(path, element, seconds)}
+        result['paths'][path.title] = record
+        record['fraction_of_memcpy'] = record['elements_per_s'] / limit
+        record['latency'] = latency(path, element, seconds)
+        record['burst'] = burst(path, element)
+    return result
+
+
+def memcpy_limit(element: Element, seconds: float, num_bytes: int) -> float:
+    """Rows/s of copying batches, of ``num_bytes`` in all and at least one, into a warm one, leaf by leaf."""
+    num_batches = max(1, num_bytes // (element.batch * element.row_bytes))
+    source, outputs = columns_of(element, element.batch * num_batches), Outputs(element)
+    durations: List[float] = []
+    deadline = time.perf_counter() + seconds
+    while len(durations) < 20 or time.perf_counter() < deadline:
+        start = len(durations) % num_batches * element.batch
+        begin = time.perf_counter()
+        outputs.add(source, start)
+        outputs.take()
+        durations.append(time.perf_counter() - begin)
+    return element.batch / float(np.median(durations[2:]))
+
+
+def throughput(path: Type[Path], element: Element, seconds: float) -> Dict[str, float]:
+    """
+    Overview:
+        The producer sends as fast as it may. Counted from when the first batches have come, over ``seconds``; rows that
+        are missing between two that came are lost.
+    """
+    with running(path, element, _flood) as (way, _):
+        num_rows = num_lost = 0
+        expected = next_number(element, way.batch(_TIMEOUT_S), 0)[1]
+        begin = warm_until = time.perf_counter() + min(1.0, seconds / 2)
+        while (now := time.perf_counter()) < warm_until + seconds or num_rows < 2 * element.batch:
+            lost, expected = next_number(element, way.batch(_TIMEOUT_S), expected)
+            if now < warm_until:
+                begin = time.perf_counter()
+                continue
+            num_rows, num_lost = num_rows + element.batch, num_lost + lost
+        duration = time.perf_counter() - begin
+    rate = num_rows / duration
+    return {'elements_per_s': rate, 'gb_per_s': rate * element.row_bytes / 1e9, 'lost': num_lost}
+
+
+def latency(path: Type[Path], element: Element, seconds: float) -> Dict[str, float]:
+    """Seconds from before a chunk is sent until the consumer has it, one chunk on its way at a time."""
+    durations: List[float] = []
+    element = replace(element, batch=element.chunk)
+    with running(path, element, _one_by_one) as (way, control):
+        deadline = time.perf_counter() + seconds
+        while len(durations) < _LATENCIES or time.perf_counter() < deadline:
+            control.send(None)
+            way.chunk(_TIMEOUT_S)
+            arrived = time.perf_counter()
+            durations.append(arrived - control.recv())
+    p50, p90, p99 = np.percentile(durations[10:], [50, 90, 99])
+    return {'p50_s': float(p50), 'p90_s': float(p90), 'p99_s': float(p99), 'max_s': float(max(durations[10:]))}
+
+
+def burst(path: Type[Path], element: Element, count: int = BURST) -> Optional[Dict[str, int]]:
+    """
+    Overview:
+        ``count`` chunks, of one row where they would be large, while the consumer reads nothing; then what it finds.
+        None where a stream may not hold so much, or the way holds nothing.
+    """
+    if element.row_bytes * element.chunk > _LARGE_BYTES:
+        element = replace(element, chunk=1, batch=1)
+    if not path.is_queue or element.row_bytes * element.chunk * count > _HELD_BYTES:
+        return None
+    received = 0
+    with running(path, element, _burst) as (way, control):
+        control.send(count)
+        if not control.poll(60.0):
+            raise Timeout(f'{path.title} blocks in a burst')
+        control.recv()
+        expected = 0
+        while expected < count * element.chunk:
+            try:
+                expected = next_number(element, way.batch(1.0), expected)[1]
+            except Timeout:
+                break
+            received += element.batch
+    return {'sent': count * element.chunk, 'received': received}
+
+
+@contextmanager
+def running(path: Type[Path], element: Element, produce: Callable[..., None]) -> Iterator[Any]:
+    """The consumer's side of a way here, and a process that produces; with a pipe between the two."""
+    context = multiprocessing.get_context('spawn')
+    with tempfile.TemporaryDirectory(prefix='ding-store-bench-', dir=_directory()) as address:
+        way = path(element, address)
+        way.consume()
+        ours, theirs = context.Pipe()
+        producer = context.Process(target=produce, args=(path, element, address, theirs), daemon=True)
+        producer.start()
+        try:
+            ours.recv()  # It is ready.
+            yield way, ours
+        finally:
+            producer.terminate()
+            producer.join()
+            way.close()
+
+
+def _opened(path: Type[Path], element: Element, address: str) -> Path:
+    way = path(element, address)
+    way.produce()
+    return way
+
+
+def _flood(path: Type[Path], element: Element, address: str, control: Any) -> None:
+    way, columns, number = _opened(path, element, address), columns_of(element, element.chunk), 0
+    control.send(None)
+    while True:
+        number = stamp(element, columns, number)
+        way.send(columns)
+
+
+def _one_by_one(path: Type[Path], element: Element, address: str, control: Any) -> None:
+    way, columns, number = _opened(path, element, address), columns_of(element, element.chunk), 0
+    control.send(None)
+    while True:
+        control.recv()
+        number = stamp(element, columns, number)
+        begin = time.perf_counter()
+        way.send(columns)
+        control.send(begin)
+
+
+def _burst(path: Type[Path], element: Element, address: str, control: Any) -> None:
+    way, columns, number = _opened(path, element, address), columns_of(element, element.chunk), 0
+    control.send(None)
+    for _ in range(control.recv()):
+        number = stamp(element, columns, number)
+        way.send(columns)
+    control.send(None)
+    control.recv()  # until we are ended
+
+
+def columns_of(element: Element, rows: int) -> Dict[str, np.ndarray]:
+    """Rows of random bytes."""
+    rng = np.random.default_rng(0)
+    columns: Dict[str, np.ndarray] = {}
+    for name, (dtype, shape) in element.leaves.items():
+        column: np.ndarray = np.empty((rows, *shape), dtype)
+        column.reshape(-1).view(np.uint8)[:] = rng.integers(0, 2 if dtype is np.bool_ else 256, column.nbytes, np.uint8)
+        columns[name] = column
+    return columns
+
+
+def stamp(element: Element, columns: Dict[str, np.ndarray], number: int) -> int:
+    """Number the rows of a chunk from ``number`` on; returns the next one's."""
+    leaf = columns[element.number].reshape(len(columns[element.number]), -1)
+    leaf[:, 0] = np.arange(number, number + len(leaf))
+    return number + len(leaf)
+
+
+def next_number(element: Element, batch: Any, expected: int) -> Any:
+    """
+    Returns:
+        - lost (:obj:`int`): How many numbers between ``expected`` and those of the batch are missing.
+        - expected (:obj:`int`): The number that should come next.
+    """
+    numbers = batch[element.number].reshape(len(batch[element.number]), -1)[:, 0]
+    if not (np.diff(numbers) > 0).all() or numbers[0] < expected:
+        raise AssertionError(f'rows came twice, or out of order: {numbers[:8]} where {expected} is next')
+    end = int(numbers[-1]) + 1
+    return end - expected - len(numbers), end
+
+
+def _directory() -> Optional[str]:
+    """Peers and the bare ring need memory, as ours chooses by itself."""
+    return '/dev/shm' if os.access('/dev/shm', os.W_OK) else None
+
+
+def choose(names: Optional[str]) -> List[Element]:
+    """Elements by name, comma-separated; all of them for None."""
+    for name in names.split(',') if names else []:
+        if name not in ELEMENTS:
+            raise ConfigError(f'no element {name!r}; known are {", ".join(ELEMENTS)}')
+    return [element for name, element in ELEMENTS.items() if not names or name in names.split(',')]
+
+
+def installed(names: Optional[str]) -> List[Type[Path]]:
+    """Ways by title, comma-separated; for None all that can be imported."""
+    for name in names.split(',') if names else []:
+        if name not in PATHS:
+            raise ConfigError(f'no path {name!r}; known are {", ".join(PATHS)}')
+    return [path for title, path in PATHS.items() if is_installed(path) and (not names or title in names.split(','))]
+
+
+def render(result: Dict[str, Any]) -> str:
+    """A table of one element's figures; ``/memcpy`` is of memcpy from memory."""
+    size, limit, cached = result['row_bytes'], result['memcpy_elements_per_s'], result['cached_elements_per_s']
+    lines = [
+        '',
+        f'{result["element"]}: {size_text(size)}, chunks of {result["chunk"]}, batches of {result["batch"]}',
+        f'  memcpy into a warm batch: {limit:,.0f} el/s ({size_text(limit * size)}/s) from memory, '
+        f'{cached:,.0f} el/s ({size_text(cached * size)}/s) of one batch again and again',
+        f'  {"way":<16} {"el/s":>10} {"GB/s":>7} {"/memcpy":>8} {"lost":>8} '
+        f'{"P50":>10} {"P99":>10} {"max":>10}   burst: of rows sent came',
+    ]
+    for title, record in result['paths'].items():
+        times = ' '.join(f'{record["latency"][key] * 1e3:>8.2f}ms' for key in ('p50_s', 'p99_s', 'max_s'))
+        burst_text = '{received:,} of {sent:,}'.format(**record['burst']) if record['burst'] else '-'
+        lines.append(
+            f'  {title:<16} {record["elements_per_s"]:>10,.0f} {record["gb_per_s"]:>7.2f} '
+            f'{record["fraction_of_memcpy"]:>8.2f} {record["lost"]:>8,} {times}   {burst_text}'
+        )
+    return '\n'.join(lines)
+
+
+def _say(text: str) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f'\r\x1b[K{text}')
+    elif text:
+        sys.stderr.write(f'{text}\n')
+
+
+def _line(text: str) -> None:
+    sys.stdout.write(text + '\n')
+    sys.stdout.flush()

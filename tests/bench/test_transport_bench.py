@@ -1,0 +1,69 @@
+"""``ding-store bench transport`` measures what it says; the figures depend on the machine, and are tested nowhere."""
+
+import json
+import subprocess
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from jobs import ding_store, environment
+
+from ding_store.bench.transport import ELEMENTS, burst, choose, columns_of, installed, next_number, stamp
+from ding_store.errors import ConfigError
+
+
+def test_every_figure_is_there(tmp_path):
+    command = ding_store('bench', 'transport', '--seconds', '0.1', '--json', tmp_path / 'out.json')
+    command += ['--elements', 'cartpole', '--paths', 'ding_store,ding_store (wire),bare ring']
+    done = subprocess.run(command, env=environment(), capture_output=True, timeout=150)
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    result = json.loads((tmp_path / 'out.json').read_text())
+    for element in result['elements']:
+        assert element['memcpy_elements_per_s'] > 0
+        assert set(element['paths']) == {'ding_store', 'ding_store (wire)', 'bare ring'}
+        for figures in element['paths'].values():
+            assert figures['elements_per_s'] > 0
+            assert figures['lost'] == 0
+            latency = figures['latency']
+            assert 0 < latency['p50_s'] <= latency['p99_s'] <= latency['max_s']
+    sent = 2000 * ELEMENTS['cartpole'].chunk
+    assert result['elements'][0]['paths']['ding_store']['burst'] == {'sent': sent, 'received': sent}
+    assert [one['bytes'] for one in result['wire']] == [113_000, 3_000_000, 10_000_000]
+    assert all(one['fraction_of_redis_py'] > 0 for one in result['wire'])
+    assert b'burst' in done.stdout
+
+
+def test_the_stock_way_loses_a_burst():
+    """What the burst is there to show; and that the count of what came is one."""
+    pytest.importorskip('ding')
+    found = burst(*installed('DI-engine nng'), replace(ELEMENTS['cartpole'], chunk=4, batch=4), count=200)
+    assert found['sent'] == 800
+    assert 0 < found['received'] < 800
+
+
+def test_rows_that_are_missing_or_come_twice_are_noticed():
+    element = ELEMENTS['dqn-atari']
+    columns = columns_of(element, 64)
+    assert stamp(element, columns, 10) == 74
+    assert next_number(element, columns, 10) == (0, 74)
+    assert next_number(element, columns, 7) == (3, 74)
+    for wrong in (11, 75):
+        with pytest.raises(AssertionError, match='twice'):
+            next_number(element, columns, wrong)
+    columns[element.number] = np.roll(columns[element.number], 1, axis=0)
+    with pytest.raises(AssertionError, match='out of order'):
+        next_number(element, columns, 10)
+
+
+def test_elements_have_the_sizes_of_the_goals():
+    sizes = {name: element.row_bytes for name, element in ELEMENTS.items()}
+    assert sizes['cartpole'] == 60
+    assert abs(sizes['dqn-atari'] / 113e3 - 1) < 0.05
+    assert abs(sizes['impala-atari'] / 3e6 - 1) < 0.05
+
+
+def test_unknown_names_list_the_known():
+    with pytest.raises(ConfigError, match='known are cartpole'):
+        choose('pong')
+    with pytest.raises(ConfigError, match='known are ding_store'):
+        installed('plasma')
