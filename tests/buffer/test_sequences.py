@@ -52,6 +52,34 @@ def test_every_start_is_equally_likely(replace: bool) -> None:
     assert abs(chi_square(counts, expected) - freedom) < 5 * (2 * freedom) ** 0.5
 
 
+@pytest.mark.parametrize('size', [170, 300, 301, 700])
+def test_after_a_resize_the_starts_are_those_of_the_rows_there_are(size: int) -> None:
+    buffer = filled(360, size=300)
+    buffer.sample_sequences(1, 5, 'env')
+    buffer.sample_episodes(1, 'env')
+    buffer.delete([str(row) for row in (200, 201, 333)])
+    buffer.resize(size)
+    for is_after_more in (False, True):
+        live = set(buffer.table.rows_by_age().tolist())
+        newest = max(live)
+        windows = [[row + 3 * k for k in range(5)] for row in range(newest + 1)]
+        # All rows were looked at anew, and of those that were deleted nobody knows any longer whose they were.
+        whole = [w for w in windows if live.issuperset(range(w[0], w[-1] + 1))]
+        expected = {w[0] for w in whole if len({row // 3 // 30 for row in w}) == 1}
+        assert set(starts_of(buffer, 200, 16, 5, replace=True)) == expected
+        for rows in np.split(*_episodes(buffer)) if is_after_more else []:
+            assert set(rows.tolist()) <= live
+            assert len(rows) == 30
+        # And those of the rows that come then.
+        buffer.extend(columns(newest + 1, 150))
+    assert buffer.check() == []
+
+
+def _episodes(buffer: StoreBuffer) -> Any:
+    episodes = buffer.sample_episodes(8, 'env', replace=True)
+    return episodes.rows, np.cumsum(episodes.lengths)[:-1]
+
+
 def test_groups_and_starts_of_groupby_are_equally_likely() -> None:
     buffer = StoreBuffer(200, seed=5)
     sizes = {'a': 10, 'b': 40, 'c': 3}
