@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import List, Optional, Sequence, Tuple
 
 from ding_store import __version__
-from ding_store.config import DEFAULT_URL, ENV_RUN, ENV_URL, StoreConfig
+from ding_store.config import DEFAULT_URL, ENV_CHECKPOINT, ENV_RUN, ENV_URL, StoreConfig
 from ding_store.errors import ConfigError, StoreError
 from ding_store.hook import ENV_EXPLAIN, ENV_HOOK
 
@@ -93,6 +93,13 @@ def _add_run(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         '--delay', metavar='ROLE=S,...', default='', help='start roles later, e.g. learner=10 (to try start orders)'
     )
+    parser.add_argument(
+        '--checkpoint',
+        metavar='DIR',
+        nargs='?',
+        const='1',
+        help="survive the death of any process, from checkpoints in DIR (default: the config's, or checkpoints/<run>)",
+    )
     parser.set_defaults(call=_run)
 
 
@@ -139,6 +146,12 @@ def _add_bench(commands: argparse._SubParsersAction) -> None:
     transport.add_argument('--seconds', type=float, default=3.0, help='per figure (default: %(default)s)')
     transport.add_argument('--json', metavar='FILE', help='write all figures there')
     transport.set_defaults(call=_bench_transport)
+    checkpoint = kinds.add_parser('checkpoint', help='what a checkpoint makes training wait, beside torch.save')
+    checkpoint.add_argument('--megabytes', type=float, default=500, help='of the state (default: %(default)s)')
+    checkpoint.add_argument('--repeats', type=int, default=7, help='figures are medians (default: %(default)s)')
+    checkpoint.add_argument('--directory', metavar='DIR', help='where to write (default: here)')
+    checkpoint.add_argument('--json', metavar='FILE', help='write all figures there')
+    checkpoint.set_defaults(call=_bench_checkpoint)
 
 
 def _bench_replay(options: argparse.Namespace, command: List[str]) -> int:
@@ -147,6 +160,17 @@ def _bench_replay(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.bench.replay import main as bench
 
     return bench(options.workloads, options.buffers, options.scale, options.seconds, options.json)
+
+
+def _bench_checkpoint(options: argparse.Namespace, command: List[str]) -> int:
+    os.environ.setdefault('OMP_NUM_THREADS', '1')
+    if options.megabytes <= 0 or options.repeats < 1:
+        raise ConfigError(
+            f'--megabytes ({options.megabytes:g}) must be above 0 and --repeats ({options.repeats}) at least 1'
+        )
+    from ding_store.bench.checkpoint import main as bench
+
+    return bench(options.megabytes, options.repeats, options.directory, options.json)
 
 
 def _add_compare(commands: argparse._SubParsersAction) -> None:
@@ -205,6 +229,9 @@ def _gc(options: argparse.Namespace, command: List[str]) -> int:
 
 def _config(options: argparse.Namespace) -> StoreConfig:
     os.environ[ENV_URL], os.environ[ENV_RUN] = _absolute(options.store), options.run
+    checkpoint = getattr(options, 'checkpoint', None)
+    if checkpoint:
+        os.environ[ENV_CHECKPOINT] = checkpoint if checkpoint == '1' else os.path.abspath(checkpoint)
     return StoreConfig.from_block({})
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Dict, Mapping, Optional
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Dict, Mapping, Optional, Union
 from urllib.parse import parse_qs, urlsplit
 
 from ding_store.errors import ConfigError
@@ -13,6 +13,70 @@ from ding_store.errors import ConfigError
 DEFAULT_URL = 'embedded://'
 #: Set by ``ding-store run`` and ``ding-store join`` for the processes that they start; they win over the config.
 ENV_URL, ENV_RUN = 'DING_STORE_URL', 'DING_STORE_RUN'
+#: Checkpoints are on: the directory, or '1' for the config's.
+ENV_CHECKPOINT = 'DING_STORE_CHECKPOINT'
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """
+    Overview:
+        The key ``checkpoint`` of the flag's block: a learner that dies is started again, and goes on.
+    Arguments:
+        - path (:obj:`str`): Directory of the run's checkpoints, and of its replay. Default: ``checkpoints/<run>``.
+        - max_overhead (:obj:`float`): How much of the time checkpoints may cost: their interval follows from that.
+        - interval_s (:obj:`Optional[float]`): A fixed interval instead, whatever it costs.
+        - keep (:obj:`int`): How many checkpoints stay, besides the best.
+        - max_restarts (:obj:`int`): How often ``ding-store run --roles`` starts a learner, or an evaluator, again.
+        - load (:obj:`Optional[str]`): A checkpoint to begin with where there is none to resume, DI-engine's or ours.
+    """
+
+    path: str = ''
+    max_overhead: float = 0.035
+    interval_s: Optional[float] = None
+    keep: int = 3
+    max_restarts: int = 5
+    load: Optional[str] = None
+
+    def __post_init__(self) -> None:
+        for name in ('path', 'load'):
+            value = getattr(self, name)
+            if not isinstance(value, str) and not (name == 'load' and value is None):
+                raise ConfigError(f'store.checkpoint.{name} ({value!r}) must be a path')
+        _check_at_least('checkpoint.max_overhead', self.max_overhead, 1e-4)
+        if self.max_overhead >= 1:
+            raise ConfigError(
+                f'store.checkpoint.max_overhead ({self.max_overhead!r}) is a fraction of the time, such as 0.035'
+            )
+        if self.interval_s is not None:
+            _check_at_least('checkpoint.interval_s', self.interval_s, 1e-3)
+        for name, least in (('keep', 1), ('max_restarts', 0)):
+            value = getattr(self, name)
+            _check_at_least(f'checkpoint.{name}', value, least)
+            if not isinstance(value, int):
+                raise ConfigError(f'store.checkpoint.{name} ({value!r}) must be a whole number')
+        if self.load is not None and not os.path.isfile(self.load):
+            raise ConfigError(f'store.checkpoint.load ({self.load!r}) is no file')
+
+    @classmethod
+    def from_block(cls, block: Union[Mapping[str, Any], bool, None], run: str) -> Optional[CheckpointConfig]:
+        """True or a dict means on, None or False off; ``ding-store run --checkpoint`` turns them on, too."""
+        if not isinstance(block, (Mapping, bool)) and block is not None:
+            raise ConfigError(f'store.checkpoint ({block!r}) must be True or a dict such as dict(keep=3)')
+        told = os.environ.get(ENV_CHECKPOINT)
+        if not told and (block is None or block is False):
+            return None
+        settings = dict(block) if isinstance(block, Mapping) else {}
+        known = [f.name for f in fields(cls)]
+        for key in settings:
+            if key not in known:
+                raise ConfigError(unknown_key('store.checkpoint', str(key), known))
+        made = cls(**settings)
+        path = made.path or os.path.join('checkpoints', run)
+        if told and told != '1':
+            path = told
+        return replace(made, path=os.path.abspath(path))
+
 
 #: Types of DI-engine whose elements get no keys of the buffer's, and no priorities.
 PLAIN_TYPES = ('naive', 'episode', 'sequence')
@@ -42,8 +106,10 @@ class StoreConfig:
         - wait_warn_s (:obj:`float`): A wait for another role says what it waits for, every so often.
         - peer_timeout_s (:obj:`float`): How long a dead learner or evaluator is waited for before the job ends.
         - heartbeat_s (:obj:`float`): How often a process reports its figures to the run.
-        - buffer_path (:obj:`Optional[str]`): Directory of the replay's files; None for a private replay in memory.
+        - buffer_path (:obj:`Optional[str]`): Directory of the replay's files; None for a private replay in memory, or,
+            with checkpoints, for one in their directory.
         - prefetch (:obj:`int`): Batches that the replay gathers ahead in a thread, while the policy trains; 0: none.
+        - checkpoint (:obj:`Optional[CheckpointConfig]`): None: a learner that dies takes model and replay with it.
     """
 
     enable: bool = False
@@ -61,6 +127,7 @@ class StoreConfig:
     heartbeat_s: float = 1.0
     buffer_path: Optional[str] = None
     prefetch: int = 0
+    checkpoint: Optional[CheckpointConfig] = None
     store_options: Dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -102,6 +169,7 @@ class StoreConfig:
         settings = {'enable': True, **block}
         settings['url'] = os.environ.get(ENV_URL) or settings.get('url', DEFAULT_URL)
         settings['run'] = os.environ.get(ENV_RUN) or settings.get('run') or default_run
+        settings['checkpoint'] = CheckpointConfig.from_block(settings.get('checkpoint'), settings['run'])
         return cls(**settings)
 
     def open_options(self) -> Dict[str, Any]:
@@ -131,6 +199,11 @@ def enable(main_config: Any, create_config: Any) -> bool:
         - ConfigError: An unknown key or a bad value in the block.
     """
     config = StoreConfig.from_block(main_config.get('store'))
+    if config.enable and config.checkpoint is not None:
+        raise ConfigError(
+            'store.checkpoint is for task pipelines; for `ding -m serial` leave it out, and use the save_ckpt_* and '
+            "load_ckpt hooks of DI-engine's learner"
+        )
     if config.enable:
         policy = create_config.get('policy', {}).get('type')
         settings = as_store(create_config.get('replay_buffer', {}), policy)

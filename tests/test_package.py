@@ -29,7 +29,8 @@ LAYERS: Dict[str, Set[str]] = {
     'columns': {'errors'},
     'storage': {'errors', 'config'},
     'buffer': {'errors', 'config', 'columns', 'storage'},
-    'middleware': {'errors', 'config', 'columns', 'storage', 'buffer'},
+    'checkpoint': {'errors', 'buffer'},
+    'middleware': {'errors', 'config', 'columns', 'storage', 'buffer', 'checkpoint'},
     'doctor': {'errors', 'config', 'storage'},
 }
 
@@ -41,6 +42,7 @@ FORBIDDEN: Dict[str, Set[str]] = {
     'columns': {'redis', 'ding', 'dizoo'},
     'storage': {'torch', 'ding', 'dizoo', 'gym', *TREES},
     'buffer': {'redis', 'treevalue', 'dizoo'},
+    'checkpoint': {'redis', 'ding', 'dizoo', *TREES},
     'middleware': {'redis', 'treevalue', 'dizoo'},
     'doctor': {'torch', 'ding', 'dizoo', *TREES},
 }
@@ -57,6 +59,9 @@ PICKLE_ALLOWED: Dict[Tuple[str, str], str] = {
     ('buffer/old_saves.py', 'pickle'): 'load_data(): the same in files of the first format',
     ('bench/paths.py', 'pickle'): "DI-engine's own way, measured beside ours, between two processes of the benchmark",
     ('buffer/files.py', 'hickle'): 'load_data(): files that DequeBuffer has saved',
+    ('checkpoint/archive.py', 'torch.save'): "DI-engine's own format, in the user's own file",
+    ('checkpoint/archive.py', 'torch.load'): 'the same, with weights_only: nothing in it is run',
+    ('checkpoint/archive.py', 'pickle'): 'the error of torch.load',
 }
 PICKLERS = {'pickle', '_pickle', 'cPickle', 'cloudpickle', 'dill', 'joblib', 'marshal', 'shelve', 'hickle'}
 

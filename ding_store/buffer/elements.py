@@ -58,16 +58,21 @@ class Elements:
         """The leaves of an element; None before the first one, and where elements are objects."""
         return None if self.objects is not None else self._schema
 
-    def append(self, elements: Sequence[Any], metas: Optional[Sequence[Optional[Mapping[Any, Any]]]] = None) -> Array:
+    def append(
+        self,
+        elements: Sequence[Any],
+        metas: Optional[Sequence[Optional[Mapping[Any, Any]]]] = None,
+        note: Optional[Mapping[str, Any]] = None,
+    ) -> Array:
         """
         Overview:
-            Add elements, with or without metas.
+            Add elements, with or without metas; ``note`` is committed with them.
         Returns:
             - rows (:obj:`np.ndarray`): Their row numbers.
         Raises:
             - SchemaMismatch: One does not fit the others; none was added.
         """
-        return self._add(elements, metas)[0]
+        return self._add(elements, metas, note)[0]
 
     def push(self, element: Any, meta: Optional[Mapping[Any, Any]] = None) -> Tuple[int, Meta]:
         """As ``append`` of one; returns its row number, and its meta, which may be written to."""

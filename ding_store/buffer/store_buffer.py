@@ -149,10 +149,7 @@ class StoreBuffer(SequenceSampling, Buffer):
             known = schema or self._elements.schema
             if known is None:
                 raise TypeError('columns need a schema to go through middleware before the first element is pushed')
-            rows = self.extend_elements(known.decode(columns), priority=priority)
-            if commit is not None:
-                self.commit(commit)
-            return rows
+            return self.extend_elements(known.decode(columns), priority=priority, commit=commit)
         if priority is None:
             with self._inserting(_num_rows(columns)):
                 return self._elements.extend(columns, schema, commit)
@@ -168,22 +165,24 @@ class StoreBuffer(SequenceSampling, Buffer):
         elements: Sequence[Any],
         metas: Optional[Sequence[Optional[Dict[Any, Any]]]] = None,
         priority: Optional[Any] = None,
+        commit: Optional[Mapping[str, Any]] = None,
     ) -> Array:
         """
         Overview:
-            As one ``push`` per element, but faster where there is no middleware; ``priority`` as in ``extend``.
+            As one ``push`` per element, but faster where there is no middleware; ``priority`` and ``commit`` as in
+            ``extend``.
         Returns:
             - rows (:obj:`np.ndarray`): Row numbers ``(n,)``, int64.
         """
         values = None if priority is None else self._with_priorities().check(priority, len(elements))
-        if len(elements) == 0:
-            return np.empty(0, np.int64)
-        if self._middleware:
+        if self._middleware or len(elements) == 0:
             pairs = zip(elements, metas or [None] * len(elements))
             rows = np.array([int(self.push(data, meta=meta).index) for data, meta in pairs], np.int64)
+            if commit is not None:
+                self.commit(commit)
         else:
             with self._inserting(len(elements)):
-                rows = self._elements.append(elements, metas)
+                rows = self._elements.append(elements, metas, commit)
         if values is not None:
             self._with_priorities().insert(rows, values)
         return rows
@@ -344,6 +343,23 @@ class StoreBuffer(SequenceSampling, Buffer):
     def commit(self, note: Mapping[str, Any]) -> None:
         """Set ``committed`` to a dict that JSON can hold, without new elements."""
         self.table.commit(note)
+
+    def keep_in(self, path: str, fsync: bool = False) -> None:
+        """
+        Overview:
+            Be the buffer in ``path`` from now on, as if made with it: for a process that learns late that it is the one
+            to have it. The sampler becomes another of the same settings.
+        Raises:
+            - ConfigError: It has elements or a path already.
+        """
+        if self.count() or self.table.home is not None:
+            raise ConfigError(f'a buffer that has elements, or a path, cannot be kept in {path!r} from now on')
+        former, self._elements = self._elements, Elements(int(self.size), path, fsync)
+        former.close()
+        if self._prefetch is not None:
+            self._prefetch.close()
+            self._prefetch = Prefetch(self._prefetch.depth, self.table)
+        self._sample_with(self._uniform if self._sampler is self._uniform else copy.deepcopy(self._sampler))
 
     def check(self) -> List[str]:
         """What is wrong with the buffer's memory and files, one sentence each; nothing, unless they were damaged."""

@@ -18,6 +18,7 @@ REPLACED: Dict[str, str] = {
     'ding.framework.middleware.data_pusher': 'ding_store.middleware.replay.data_pusher',
     'ding.framework.middleware.OffPolicyLearner': 'ding_store.middleware.replay.OffPolicyLearner',
     'ding.framework.middleware.offpolicy_data_fetcher': 'ding_store.middleware.replay.data_fetcher',
+    'ding.framework.middleware.CkptSaver': 'the same, and with --checkpoint ding_store.middleware.checkpoint beside it',
     'ding.config.config.save_config_py': 'the same, in a process of its own (formatting a config takes seconds)',
     'ding.worker.create_buffer': "the buffer of type 'store', for types deque, naive, advanced, episode and sequence",
 }
@@ -106,7 +107,14 @@ def _standing_in(name: str, stock: Any, part: str, ours: Callable[[], tuple] = l
 
 def _patch_middleware(module: Any) -> None:
     functional = sys.modules['ding.framework.middleware.functional']
-    for part in ('ContextExchanger', 'ModelExchanger', 'data_pusher', 'OffPolicyLearner', 'offpolicy_data_fetcher'):
+    for part in (
+        'ContextExchanger',
+        'ModelExchanger',
+        'data_pusher',
+        'OffPolicyLearner',
+        'offpolicy_data_fetcher',
+        'CkptSaver',
+    ):
         stand_in = _standing_in(f'ding.framework.middleware.{part}', getattr(module, part), part)
         for where in (module, functional):
             if hasattr(where, part):

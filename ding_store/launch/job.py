@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import io
 import os
 import selectors
@@ -18,15 +17,23 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 from ding_store.config import ENV_RUN, ENV_URL, StoreConfig, unknown_key
 from ding_store.errors import ConfigError
 from ding_store.launch.progress import Display, Figures, summary, table
-from ding_store.launch.router import FIRST_IDS, ROLES, activate, deactivate, new_addresses, remove_address
+from ding_store.launch.role import Role
+from ding_store.launch.router import FIRST_IDS, ROLES, new_addresses, remove_address
 from ding_store.launch.script import Script, exit_process, preload
 from ding_store.middleware.members import Members
-from ding_store.middleware.session import ENV_LAUNCHED, FINISH, Session, clear_ended_run, retire, silence_s
+from ding_store.middleware.session import (
+    CHECKPOINTS,
+    ENV_LAUNCHED,
+    FINISH,
+    Session,
+    clear_ended_run,
+    retire,
+    silence_s,
+)
 from ding_store.storage.base import Store
 
 #: How long processes may take to leave after the run has ended, before they are told to, and then made to.
 LEAVE_S, TERM_S = 10.0, 5.0
-_PR_SET_PDEATHSIG = 1
 
 
 def parse_roles(text: str) -> Dict[str, int]:
@@ -85,6 +92,7 @@ class Process:
     pid: int
     pidfd: int
     log: Path
+    address: str
     code: Optional[int] = None  # as a shell says it: 128 + signal when killed
 
     @property
@@ -116,6 +124,7 @@ class Job:
     failed: Optional[str] = None
     left_after_s: float = 0.0
     addresses: List[str] = field(default_factory=list)
+    num_restarts: int = 0
 
     def run(self, out: Any) -> Result:
         """
@@ -183,22 +192,19 @@ class Job:
 
     def _fork(self, role: str, node_id: int, address: str, peers: List[str], num_workers: int) -> Process:
         log = self.log_dir / f'{role}-{node_id}.log'
+        part = Role(self.script, node_id, address, peers, num_workers, os.getpid(), self.delays_s.get(role, 0.0))
         sys.stdout.flush()
         sys.stderr.flush()
-        launcher = os.getpid()
         pid = os.fork()
         if pid:
-            return Process(role, node_id, pid, os.pidfd_open(pid), log)
+            return Process(role, node_id, pid, os.pidfd_open(pid), log, address)
         code = 1
         try:
-            # Ctrl-C reaches every process of the terminal's group. The launcher ends the run for all, in order.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            _die_with(launcher)
+            part.enter()
             for process in self.processes:
                 os.close(process.pidfd)
             _redirect(log)
-            code = _run_role(self.script, node_id, address, peers, num_workers, self.delays_s.get(role, 0.0))
+            code = part.run()
         except BaseException:  # noqa: BLE001 - what comes out of the script itself was dealt with: this is ours
             traceback.print_exc()
         finally:
@@ -210,8 +216,9 @@ class Job:
     def watch(self, session: Session, tick: Callable[[], None], tick_s: float = 1.0) -> int:
         """
         Overview:
-            Wait until all processes are gone, calling ``tick`` now and then. A learner or evaluator that dies ends
-            the run; a collector that dies costs its unfinished chunk, the last one ends the run.
+            Wait until all processes are gone, calling ``tick`` now and then. A learner or evaluator that dies is
+            started again if the learner makes checkpoints, and else ends the run; a collector that dies costs its
+            unfinished chunk, the last one ends the run.
         Returns:
             - code (:obj:`int`): 0 when the run finished in order.
         """
@@ -225,7 +232,9 @@ class Job:
             try:
                 for key, _ in selector.select(tick_s):
                     selector.unregister(key.fd)
-                    self._reap(key.data, session)
+                    successor = self._reap(key.data, session)
+                    if successor is not None:
+                        selector.register(successor.pidfd, selectors.EVENT_READ, successor)
                 tick()
             except KeyboardInterrupt:
                 interrupts += 1
@@ -240,15 +249,16 @@ class Job:
         self.left_after_s = time.monotonic() - ended[0] if ended else 0.0
         return 1 if self.failed else 0
 
-    def _reap(self, process: Process, session: Session) -> None:
+    def _reap(self, process: Process, session: Session) -> Optional[Process]:
+        """Take note of its end; returns the process that was started in its place, if any."""
         _, status = os.waitpid(process.pid, 0)
         os.close(process.pidfd)
         code = os.waitstatus_to_exitcode(status)
         process.code = code if code >= 0 else 128 - code
         if session.finished and self.failed:
-            return
+            return None
         if code == 0 and session.store.get(FINISH) is not None:
-            return
+            return None
         how = f'was killed by {signal.Signals(-code).name}' if code < 0 else f'failed with exit code {code}'
         if code == 0:
             how = 'ended before the run did (does its script use the exchangers?)'
@@ -258,7 +268,47 @@ class Job:
         others = [p for p in self.processes if p.role == 'collector' and p.code is None]
         if process.role == 'collector' and others:
             self.say('the run goes on without it; `ding-store join --role collector` adds another')
-            return
+            return None
+        if process.role != 'collector' and code != 0 and self._may_restart(session):
+            return self._restart(process, session)
+        self._give_up(process, how, session)
+        return None
+
+    def _may_restart(self, session: Session) -> bool:
+        checkpoints = session.store.get(CHECKPOINTS)
+        if checkpoints is None or session.store.get(FINISH) is not None:
+            return False
+        limit = checkpoints.header['max_restarts']
+        if self.num_restarts >= limit:
+            self.say(f'it is not started again: that was done {limit} times already (store.checkpoint.max_restarts)')
+        return bool(self.num_restarts < limit)
+
+    def _restart(self, process: Process, session: Session) -> Process:
+        """Another one in its place; who waits for it goes on as soon as it is there."""
+        self.num_restarts += 1
+        self._bury(process, session.store)
+        alive = [each for each in self.processes if each.code is None]
+        (address,) = new_addresses(1)
+        self.addresses.append(address)
+        peers = [each.address for each in alive]
+        part = Role(self.script, process.node_id, address, peers, len(alive) + 1, os.getpid())
+        pid = part.spawn(process.log)
+        successor = Process(process.role, process.node_id, pid, os.pidfd_open(pid), process.log, address)
+        self.processes.append(successor)
+        limit = session.store.get(CHECKPOINTS)
+        of = '' if limit is None else f' of {limit.header["max_restarts"]}'
+        self.say(f'started again as {successor.title}, restart {self.num_restarts}{of}; it goes on from its checkpoint')
+        return successor
+
+    @staticmethod
+    def _bury(process: Process, store: Store) -> None:
+        """Report a process that cannot do it itself any more: nobody needs to wait whether it lives."""
+        host = os.uname().nodename
+        for member in Members(store).refresh().alive(process.role):
+            if (member.pid, member.host) == (process.pid, host):
+                member.report(store, 'failed', 'it died')
+
+    def _give_up(self, process: Process, how: str, session: Session) -> None:
         self.failed = f'{process.title} {how}'
         session.finish(self.failed, failed=True)
         end = session.store.get(FINISH)  # perhaps the process itself had said that it failed
@@ -287,25 +337,6 @@ def _sigterm_as_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _die_with(launcher: int) -> None:
-    """Let the kernel end this process with its launcher: nobody else would, if that is killed."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != launcher:  # it died before we asked to be told
-        os._exit(1)
-
-
-def _run_role(script: Script, node_id: int, address: str, peers: List[str], num_workers: int, delay_s: float) -> int:
-    from ding_store.hook import install
-
-    if delay_s:
-        time.sleep(delay_s)
-    install()
-    activate(node_id, address, peers, num_workers)
-    code = script.run()
-    deactivate()
-    return code
 
 
 def _redirect(log: Path) -> None:

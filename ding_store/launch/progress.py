@@ -43,7 +43,10 @@ class Figures:
         figures.began_s = min(began) if began else None
         if len(members.of('learner')) > 1 and learner is not None:  # started again: its own loop is what it measures
             figures.began_s = learner.figures.get('began_s', figures.began_s)
-        figures.rows_ingested = int(members.total('learner', 'rows'))
+        for each in members.of('learner'):
+            # One that went on with the replay of those before it counts all of their rows.
+            before = 0 if each.figures.get('is_resumed') else figures.rows_ingested
+            figures.rows_ingested = before + int(each.figures.get('rows', 0))
         figures.rows_lost = int(members.total('learner', 'lost'))
         if learner is not None:
             figures._add_learner(learner.figures, [m.figures for m in collectors if m.state == 'alive'])

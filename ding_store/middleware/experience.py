@@ -17,7 +17,8 @@ from ding_store.middleware.feed import Feed
 from ding_store.middleware.lead import PROGRESS, Lead
 from ding_store.middleware.members import Members
 from ding_store.middleware.plan import Plan
-from ding_store.middleware.session import SLICE_S, Session
+from ding_store.middleware.position import Position
+from ding_store.middleware.session import CHECKPOINTS, SLICE_S, Session
 from ding_store.storage.base import Entry, EntryId
 from ding_store.storage.reader import Reader
 
@@ -107,6 +108,7 @@ class Side:
     def __call__(self, ctx: OnlineRLContext) -> Generator:
         if self._plan is None:
             self._plan = Plan(task, self)
+            self._begin(ctx, self._plan)
             self._session.on_finish(self._end)  # not before this side is complete: the end may have come already
         self._plan.idle = not self._receive(ctx)
         yield
@@ -114,6 +116,9 @@ class Side:
             self._send(ctx)
         if task.finish:
             self._conclude(ctx)
+
+    def _begin(self, ctx: OnlineRLContext, plan: Plan) -> None:
+        """The pipeline is complete, and about to run for the first time."""
 
     def _conclude(self, ctx: OnlineRLContext) -> None:
         if not self._concluded:
@@ -229,11 +234,30 @@ class LearnerSide(Side):
 
     def __init__(self, session: Session, skip_n_iter: int) -> None:
         super().__init__(session, skip_n_iter)
-        self._reader = Reader(session.store, STREAM, LEARNER_READER, durable=True)
-        self._feed = Feed(self._reader)
         self._decoder = ChunkDecoder()
-        self._num_rows = self._num_chunks = 0
+        self._position = Position()
         self._taken: List[Entry] = []
+
+    def _begin(self, ctx: OnlineRLContext, plan: Plan) -> None:
+        path, checkpoints = self._session.replay_path, self._session.checkpoints
+        if self._session.config.checkpoint is not None and checkpoints is None:
+            raise ConfigError(
+                'store.checkpoint is on, but the pipeline saves none: add task.use(parts.Checkpointer(policy)) as its '
+                'last middleware, or leave store.checkpoint out'
+            )
+        if path is not None and plan.replay is not None:
+            self._position.keep_in(plan.replay, path, checkpoints.run if checkpoints is not None else None)
+        if checkpoints is None:
+            self._session.store.delete(CHECKPOINTS)  # of a learner before this one
+        self._reader = Reader(
+            self._session.store, STREAM, LEARNER_READER, durable=True, marks=self._position.marks or None
+        )
+        self._feed = Feed(self._reader)
+        if self._position.is_resumed:
+            ctx.env_step, ctx.env_episode = self._position.env_step, self._position.env_episode
+            if self._position.cursor is not None:
+                # What was in the table already is not taken again, and collectors may be waiting for word of it.
+                self._publish(ctx, self._position.cursor)
 
     def _end(self, reason: str) -> None:
         super()._end(reason)
@@ -249,23 +273,23 @@ class LearnerSide(Side):
         return taken is not None
 
     def _merge(self, ctx: OnlineRLContext, entries: List[Entry]) -> None:
-        if self._num_chunks == 0 and entries:
+        if 'began_s' not in self._member.figures and entries:
             self._session.figures(began_s=time.monotonic())
+        assert self._plan is not None
+        push_direct = self._plan.push_direct
         for entry in entries:
             ctx.env_step += entry.header['env_step']
             ctx.env_episode += entry.header['env_episode']
-            self._num_rows += entry.header['rows']
-            self._num_chunks += 1
+            self._position.take(entry)
+            if entry.header['rows'] and push_direct is not None:
+                push_direct(self._decoder.schema(entry), entry.arrays, self._position.note())
+        self._position.leave_note(push_direct is None or not (entries and entries[-1].header['rows']))
         filled = [entry for entry in entries if entry.header['rows']]
-        assert self._plan is not None
-        if filled and self._plan.push_direct is not None:
-            for entry in filled:
-                self._plan.push_direct(self._decoder.schema(entry), entry.arrays)
-            ctx.trajectories, ctx.episodes = [], None
-        elif filled:
+        if filled and push_direct is None:
             self._materialise(ctx, filled)
         elif entries:
             ctx.trajectories = []
+            ctx.episodes = None
 
     def _materialise(self, ctx: OnlineRLContext, entries: List[Entry]) -> None:
         trajectories: List[Any] = []
@@ -286,6 +310,7 @@ class LearnerSide(Side):
 
     def _send(self, ctx: OnlineRLContext) -> None:
         # Rows are in the replay: what held their place in the stream may go, and the collectors may go on.
+        self._position.commit()
         if self._taken:
             last = self._taken[-1]
             self._reader.ack(last.id)
@@ -296,8 +321,9 @@ class LearnerSide(Side):
         counts = dict(train_iter=ctx.train_iter, env_step=ctx.env_step, env_episode=ctx.env_episode)
         self._session.store.put(PROGRESS, {'ingested': list(ingested), **counts}, {})
         self._session.figures(
-            rows=self._num_rows,
-            chunks=self._num_chunks,
+            rows=self._position.num_rows,
+            chunks=self._position.num_chunks,
+            is_resumed=self._position.is_resumed,
             replay_rows=self._plan.count() if self._plan else 0,
             lost=self._reader.num_lost,
             **counts,
@@ -312,11 +338,11 @@ class LearnerSide(Side):
         self._end_of_stream()
         assert self._plan is not None
         for entry in self._feed.rest():
-            before = self._num_rows
+            if self._plan.push_direct is None and not self._plan.can_push and entry.header['rows']:
+                break  # without a pusher nobody takes it: it stays unread, and is not counted
             self._merge(ctx, [entry])
-            if self._plan.push_direct is None and entry.header['rows'] and not self._plan.push_through(ctx):
-                self._num_rows = before  # without a pusher nobody takes it: it stays unread, and is not counted
-                break
+            if self._plan.push_direct is None and entry.header['rows']:
+                self._plan.push_through(ctx)
             self._taken = [entry]
         self._send(ctx)
 
@@ -351,6 +377,9 @@ class FollowerSide(Side):
         self._version = value.version
         for name in ('train_iter', 'env_step', 'env_episode'):
             setattr(ctx, name, value.header[name])
+        # A learner that was started again is at its last checkpoint: evaluations that are due are counted from there.
+        if ctx.train_iter < ctx.last_eval_iter:
+            ctx.last_eval_iter = self._last_eval_iter = ctx.train_iter
         return True
 
     def _send(self, ctx: OnlineRLContext) -> None:

@@ -16,6 +16,8 @@ class Pipeline:
     Members:
         - DequeBuffer, ContextExchanger, ModelExchanger, data_pusher, OffPolicyLearner, offpolicy_data_fetcher: called
           as their namesakes in DI-engine.
+        - Checkpointer (:obj:`Callable`): ``Checkpointer(policy)``, to be used beside CkptSaver; void when off.
+        - CkptSaver (:obj:`Callable`): DI-engine's with Checkpointer in one.
         - session (:obj:`Optional[Session]`): This process's part in the run; None when off.
     Examples:
         >>> parts = pipeline(cfg)
@@ -29,6 +31,8 @@ class Pipeline:
     data_pusher: Callable
     OffPolicyLearner: Callable
     offpolicy_data_fetcher: Callable
+    Checkpointer: Callable
+    CkptSaver: Callable
     session: Any = None
 
     def __init__(self, config: StoreConfig) -> None:
@@ -41,23 +45,34 @@ class Pipeline:
     def _use_stock(self) -> None:
         from ding.data import DequeBuffer
         from ding.framework import middleware as stock
+        from ding.framework import task
 
         self.DequeBuffer = DequeBuffer
-        for name in ('ContextExchanger', 'ModelExchanger', 'data_pusher', 'OffPolicyLearner', 'offpolicy_data_fetcher'):
+        for name in (
+            'ContextExchanger',
+            'ModelExchanger',
+            'data_pusher',
+            'OffPolicyLearner',
+            'offpolicy_data_fetcher',
+            'CkptSaver',
+        ):
             setattr(self, name, getattr(stock, name))
+        self.Checkpointer = lambda policy: task.void()
 
     def _use_store(self) -> None:
         from ding.framework import task
 
-        from ding_store.buffer.store_buffer import StoreBuffer
+        from ding_store.middleware.checkpoint import checkpointer, ckpt_saver
         from ding_store.middleware.experience import context_exchanger
-        from ding_store.middleware.replay import OffPolicyLearner, data_fetcher, data_pusher
+        from ding_store.middleware.replay import OffPolicyLearner, data_fetcher, data_pusher, replay_buffer
         from ding_store.middleware.session import Session
         from ding_store.middleware.weights import model_exchanger
 
         config = self.config
         self.session = Session(config, finished=lambda: task.finish)
-        self.DequeBuffer = functools.partial(StoreBuffer, path=config.buffer_path, prefetch=config.prefetch)
+        self.DequeBuffer = functools.partial(replay_buffer, self.session)
+        self.Checkpointer = functools.partial(checkpointer, self.session)
+        self.CkptSaver = functools.partial(ckpt_saver, self.session)
         self.ContextExchanger = functools.partial(context_exchanger, self.session)
         self.ModelExchanger = functools.partial(model_exchanger, self.session)
         self.data_pusher = data_pusher

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from ding.framework import Task
 from ditk import logging
 
 #: Our middleware that reads or writes no trajectories between the exchanger and the pusher.
 HARMLESS = '__ding_store_harmless__'
-#: Our pusher's way for whole columns: ``(schema, arrays) -> None``; and how many rows its buffer holds.
-PUSH_COLUMNS, COUNT = '__ding_store_push_columns__', '__ding_store_count__'
+#: Our pusher's way for whole columns: ``(schema, arrays, commit) -> None``; and what it pushes into, a ``Replay``.
+PUSH_COLUMNS, REPLAY = '__ding_store_push_columns__', '__ding_store_replay__'
 #: DI-engine middleware that works on a finished task without data: savers and loggers.
 FINAL_MODULES = (
     'ding.framework.middleware.ckpt_handler',
     'ding.framework.middleware.functional.logger',
     'ding.framework.middleware.functional.ctx_helper',
+    'ding_store.middleware.checkpoint',
 )
+
+
+class Replay:
+    """
+    Overview:
+        The buffer behind a pusher, and what is to be committed with the next push into it.
+    """
+
+    def __init__(self, buffer_: Any) -> None:
+        self.buffer = buffer_
+        self.note: Optional[Dict[str, Any]] = None
+
+    def take_note(self) -> Optional[Dict[str, Any]]:
+        note, self.note = self.note, None
+        return note
 
 
 class Plan:
@@ -31,7 +47,7 @@ class Plan:
     def __init__(self, task: Task, exchanger: Any) -> None:
         self.idle = False
         self.push_direct: Optional[Callable] = None
-        self.count: Callable[[], int] = lambda: 0
+        self.replay: Optional[Replay] = None
         self._to_pusher: List[Callable] = []
         following = self._following(task, exchanger)
         self._choose_ingest([task._middleware[i] for i in following], exchanger)
@@ -54,7 +70,7 @@ class Plan:
             return
         pusher = following[pushers[0]]
         self._to_pusher = following[: pushers[0] + 1]
-        self.count = getattr(pusher, COUNT)
+        self.replay = getattr(pusher, REPLAY)
         if not exchanger._session.config.direct_ingest:
             logging.info('ding_store: direct ingest is off (store.direct_ingest=False)')
             return
@@ -65,11 +81,18 @@ class Plan:
             return
         self.push_direct = getattr(pusher, PUSH_COLUMNS)()
 
-    def push_through(self, ctx: Any) -> bool:
-        """Take ctx.trajectories through what stands before the pusher, and through it. False: there is no pusher."""
+    def count(self) -> int:
+        """How many rows the pusher's buffer holds."""
+        return 0 if self.replay is None else self.replay.buffer.count()
+
+    @property
+    def can_push(self) -> bool:
+        return bool(self._to_pusher)
+
+    def push_through(self, ctx: Any) -> None:
+        """Take ctx.trajectories through what stands before the pusher, and through it."""
         for middleware in self._to_pusher:
             middleware(ctx)
-        return bool(self._to_pusher)
 
     def _guard(self, middleware: Callable) -> Callable:
         origin = getattr(middleware, '__wrapped__', middleware)

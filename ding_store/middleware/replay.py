@@ -16,14 +16,38 @@ from ditk import logging
 
 from ding_store.buffer.samplers import PrioritySampler
 from ding_store.buffer.store_buffer import StoreBuffer
+from ding_store.checkpoint import CheckpointDir
 from ding_store.errors import ConfigError, NotEnoughData
-from ding_store.middleware.plan import COUNT, PUSH_COLUMNS
+from ding_store.middleware.plan import PUSH_COLUMNS, REPLAY, Replay
+from ding_store.middleware.position import is_of_run
+from ding_store.middleware.session import Session
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
 
 #: DI-engine's own preprocessing, which takes a collated batch as it is (``default_collate`` returns it unchanged).
 COLLATES = 'default_preprocess_learn'
+
+
+def replay_buffer(session: Session, size: int, **kwargs: Any) -> StoreBuffer:
+    """
+    Overview:
+        The pipeline's buffer; DequeBuffer's place. Where processes have roles all of them make it, and the learner's
+        is kept in its path as soon as the pipeline runs; a process alone keeps its first one from the beginning.
+    """
+    kwargs = {'prefetch': session.config.prefetch, **kwargs}
+    path = None if task.router.is_active or 'path' in kwargs else session.replay_path
+    if path is None or session.has_replay:
+        return StoreBuffer(size, **kwargs)
+    session.has_replay = True
+    buffer_ = StoreBuffer(size, path=path, **kwargs)
+    if session.config.checkpoint is not None:
+        checkpoints = CheckpointDir(session.config.checkpoint.path)
+        checkpoints.begin()
+        if not is_of_run(buffer_, checkpoints.run):
+            buffer_.clear()
+        buffer_.commit({'run': checkpoints.run})
+    return buffer_
 
 
 def data_pusher(cfg: Any, buffer_: Buffer, group_by_env: Optional[bool] = None) -> Callable:
@@ -35,9 +59,17 @@ def data_pusher(cfg: Any, buffer_: Buffer, group_by_env: Optional[bool] = None) 
         - trajectories (:obj:`List`): Transitions, or
         - episodes (:obj:`List[List]`): episodes.
     """
-    push = stock_pusher(cfg, buffer_, group_by_env)
+    stock = stock_pusher(cfg, buffer_, group_by_env)
     if task.router.is_active and not task.has_role(task.role.LEARNER):
-        return push  # void
+        return stock  # void
+    replay = Replay(buffer_)
+
+    def push(ctx: OnlineRLContext) -> None:
+        note = replay.take_note()
+        if note is None:
+            stock(ctx)
+        else:
+            _push_noted(buffer_, ctx, bool(group_by_env), note)
 
     def push_columns() -> Optional[Callable]:
         reason = _why_elements(buffer_, group_by_env)
@@ -45,11 +77,23 @@ def data_pusher(cfg: Any, buffer_: Buffer, group_by_env: Optional[bool] = None) 
             logging.info(f'ding_store: {reason}, so each chunk becomes elements that are pushed one by one')
             return None
         logging.info('ding_store: only a pusher stands before the buffer, so columns go into the replay directly')
-        return lambda schema, arrays: buffer_.extend(arrays, schema=schema)
+        return lambda schema, arrays, commit: buffer_.extend(arrays, schema=schema, commit=commit)
 
     setattr(push, PUSH_COLUMNS, push_columns)
-    setattr(push, COUNT, buffer_.count)
+    setattr(push, REPLAY, replay)
     return push
+
+
+def _push_noted(buffer_: StoreBuffer, ctx: OnlineRLContext, group_by_env: bool, note: Dict[str, Any]) -> None:
+    """What the stock pusher does, in one piece: all of it is in the buffer after a kill, and the note, or nothing."""
+    metas = None
+    if ctx.trajectories is not None:
+        elements, ctx.trajectories = ctx.trajectories, None
+        if group_by_env:
+            metas = [{'env': each.env_data_id.item()} for each in elements]
+    else:
+        elements, ctx.episodes = ctx.episodes or [], None
+    buffer_.extend_elements(elements, metas, commit=note)
 
 
 def _why_elements(buffer_: Buffer, group_by_env: Optional[bool]) -> Optional[str]:

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import uuid
-from typing import Any, Callable, Dict, Optional, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, TypeVar
 
 from ditk import logging
 
@@ -17,7 +17,12 @@ from ding_store.middleware.members import STREAM_OPTIONS, Member, Members
 from ding_store.storage import open_store
 from ding_store.storage.base import Store
 
+if TYPE_CHECKING:
+    from ding_store.checkpoint import CheckpointDir
+
 FINISH, RETIRE = 'finish', 'retire'
+#: A value while the learner makes checkpoints: who died may be started again.
+CHECKPOINTS = 'checkpoints'
 #: Set for processes of ``ding-store run --roles``: the launcher retires the run, after it has read the last figures.
 ENV_LAUNCHED = 'DING_STORE_LAUNCHED'
 T = TypeVar('T')
@@ -47,6 +52,10 @@ class Session:
         self._closing = threading.Event()
         self._on_finish: list = []
         self.finish_reason: Optional[str] = None
+        self.failed = False  # the run, if it has ended
+        self.checkpoints: Optional[CheckpointDir] = None  # the learner's
+        self.before_leaving: List[Callable[[bool], None]] = []  # called with whether this process failed
+        self.has_replay = False  # this process has opened ``replay_path``
         self._lost = False  # the store: this end is no orderly one
         self.member: Optional[Member] = None
 
@@ -98,7 +107,7 @@ class Session:
             self.store.put(FINISH, {'reason': reason, 'failed': failed}, {}, 0)
         except VersionConflict:
             pass
-        self._finish(reason)
+        self._finish(reason, failed)
 
     def on_finish(self, call: Callable[[str], None]) -> None:
         """Call ``call(reason)`` when the run ends, from the session's thread."""
@@ -107,14 +116,21 @@ class Session:
             call(self.finish_reason)
 
     @property
+    def replay_path(self) -> Optional[str]:
+        """Where the learner's replay is kept; None: nowhere."""
+        if self.config.checkpoint is None:
+            return self.config.buffer_path
+        return self.config.buffer_path or os.path.join(self.config.checkpoint.path, 'replay')
+
+    @property
     def finished(self) -> bool:
         return self.finish_reason is not None or self._finished_elsewhere()
 
-    def _finish(self, reason: str) -> None:
+    def _finish(self, reason: str, failed: bool) -> None:
         with self._lock:
             if self.finish_reason is not None:
                 return
-            self.finish_reason = reason
+            self.failed, self.finish_reason = failed, reason
         for call in self._on_finish:
             call(reason)
 
@@ -123,7 +139,7 @@ class Session:
             try:
                 value = self.store.get(FINISH, timeout_s=self.config.heartbeat_s)
                 if value is not None:
-                    self._finish(value.header['reason'])
+                    self._finish(value.header['reason'], value.header['failed'])
                     self._closing.wait(self.config.heartbeat_s)
                 if self.member is not None:
                     self.member.report(self.store)
@@ -134,7 +150,7 @@ class Session:
                     return
                 logging.error(f'ding_store: {error}; the run ends here for this process')
                 self._lost = True
-                self._finish(f'the store was lost: {error}')
+                self._finish(f'the store was lost: {error}', failed=True)
                 return
 
     # Waiting
@@ -172,12 +188,19 @@ class Session:
         if self.member is None or self._closing.is_set():
             return
         failed = self._lost or not self.finished
-        if self.member.role in ('learner', 'evaluator'):
+        for call in self.before_leaving:
+            call(failed)
+        if self.member.role in ('learner', 'evaluator') and not (failed and self._is_started_again):
             self.finish(f'{self.member.title} has {"failed" if failed else "left"}', failed)
         self._closing.set()
         if self._thread is not None:
             self._thread.join(timeout=2.0)  # it would report this member alive again
         self.member.report(self.store, 'failed' if failed else 'left', self.finish_reason or '')
+
+    @property
+    def _is_started_again(self) -> bool:
+        """Its launcher says when the run cannot go on: it may start this process again."""
+        return self.config.checkpoint is not None and ENV_LAUNCHED in os.environ and not self.finished
 
     def close(self) -> None:
         """

@@ -18,6 +18,9 @@ a job that DI-engine started has the run `cartpole_dqn_seed0`, by its exp_name, 
 
 > ding-store join --role collector -- python3 -u dizoo_configs/cartpole/cartpole_dqn_main.py
 
+With `--checkpoint` at the end of these commands a learner that is killed goes on from its last checkpoint, and so does
+the same command after everything was killed.
+
 The flag is `main_config.store`; with `enable=False` this is stock DI-engine.
 """
 
@@ -38,8 +41,9 @@ from ding_store.middleware.pipeline import pipeline
 from dizoo_configs.cartpole.cartpole_dqn_config import create_config, main_config
 
 
-def main(seed: int = 0) -> None:
+def main(seed: int = 0, checkpoint: bool = False) -> None:
     logging.getLogger().setLevel(logging.INFO)
+    main_config.store.checkpoint = main_config.store.get('checkpoint', False) or checkpoint
     parts = pipeline(main_config)
     cfg = compile_config(main_config, seed=seed, create_cfg=create_config, auto=True, save_cfg=task.router.node_id == 0)
     ding_init(cfg)
@@ -76,10 +80,12 @@ def main(seed: int = 0) -> None:
         task.use(parts.OffPolicyLearner(cfg, policy.learn_mode, buffer_))
         task.use(online_logger(train_show_freq=10))
         task.use(CkptSaver(policy, cfg.exp_name, train_freq=100))
+        task.use(parts.Checkpointer(policy))
         task.run()
 
 
 if __name__ == '__main__':
     parser = argparse.ArgumentParser(description='CartPole DQN through the store; see the top of this file.')
     parser.add_argument('-s', '--seed', type=int, default=0)
-    main(parser.parse_args().seed)
+    parser.add_argument('--checkpoint', action='store_true', help='survive the death of any process')
+    main(**vars(parser.parse_args()))

@@ -15,6 +15,7 @@ from ding.envs import BaseEnvManagerV2, DingEnvWrapper
 from ding.framework import ding_init, task
 from ding.framework.context import OnlineRLContext
 from ding.framework.middleware import (
+    CkptSaver,
     ContextExchanger,
     ModelExchanger,
     OffPolicyLearner,
@@ -38,6 +39,7 @@ parser.add_argument('--nstep', type=int, default=0, help='put nstep_reward_enhan
 parser.add_argument('--watch', action='store_true', help='a middleware of the user before the pusher')
 parser.add_argument('--fail', type=int, metavar='NODE', help='this node raises in its 20th iteration')
 parser.add_argument('--obs', type=int, default=4, help='columns of the observation, to make collectors differ')
+parser.add_argument('--ckpt', action='store_true', help='use CkptSaver')
 options = parser.parse_args()
 
 
@@ -95,6 +97,8 @@ def main():
         task.use(data_pusher(cfg, buffer_))
         if not options.nstep:  # rewards enhanced on both sides, as in stock parallel mode, are no input for this policy
             task.use(OffPolicyLearner(cfg, policy.learn_mode, buffer_))
+        if options.ckpt:
+            task.use(CkptSaver(policy, 'tiny_dqn', train_freq=200))
         if options.fail == task.router.node_id:
             task.use(fail)
         if options.max_train_iter and task.has_role(task.role.LEARNER):

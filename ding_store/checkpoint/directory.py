@@ -1,0 +1,158 @@
+"""
+A run's directory of checkpoints.
+
+    run.json               which run this is of, and how it ended, if it has; replaced as a whole
+    iteration_N.pth.tar    the learner after train iteration N, the last few
+    best.pth.tar           the policy that had the best evaluation
+    replay/                the learner's table, where nothing else is said
+    previous/              checkpoints of the run before this one
+
+A run that has ended in order is not resumed: the next one of its name moves its checkpoints to ``previous``. Any other
+is, from its newest checkpoint. An older one is removed when a newer one is on the disk, and not before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import uuid
+from typing import Any, Dict, List, Optional, Tuple
+
+from ding_store.buffer.durable import sync_directory
+from ding_store.checkpoint.archive import EXTRA, read_state, write_state
+from ding_store.errors import CorruptPayload
+
+logger = logging.getLogger(__name__)
+
+BEST = 'best.pth.tar'
+_NAME = re.compile(r'iteration_(\d+)\.pth\.tar')
+
+
+class CheckpointDir:
+    """
+    Overview:
+        Checkpoints of one run, newest last. One process saves them (the learner); another may save the best.
+    Arguments:
+        - path (:obj:`str`): The directory; made when something is saved.
+        - keep (:obj:`int`): How many checkpoints stay.
+    """
+
+    def __init__(self, path: str, keep: int = 3) -> None:
+        if keep < 1:
+            raise ValueError(f'keep ({keep}) must be >= 1')
+        self.path = os.path.abspath(path)
+        self.keep = keep
+
+    def file(self, name: str) -> str:
+        return os.path.join(self.path, name)
+
+    @property
+    def run(self) -> Optional[str]:
+        """Which run this is of: a name that no other has. None when there is none, or it has ended in order."""
+        described = self._describe()
+        return None if described is None or described['finished'] is not None else str(described['run'])
+
+    def begin(self) -> bool:
+        """
+        Overview:
+            Go on with the run of this directory, or begin another.
+        Returns:
+            - resumed (:obj:`bool`): There is a run that did not end in order, with a checkpoint or without.
+        """
+        os.makedirs(self.path, exist_ok=True)
+        for name in os.listdir(self.path):
+            if name.startswith('iteration_') and name.endswith('.new'):  # of a learner that was killed
+                os.unlink(self.file(name))
+        if self.run is not None:
+            return True
+        self._move_away()
+        self._replace(uuid.uuid4().hex, None)
+        return False
+
+    def finish(self, reason: str) -> None:
+        """This run has ended in order, and is not to be resumed."""
+        if self.run is not None:
+            self._replace(self.run, reason)
+
+    def save(self, train_iter: int, state: Dict[str, Any]) -> None:
+        """
+        Overview:
+            Write one more checkpoint, then remove those beyond ``keep``. Blocks until it is on the disk.
+        Raises:
+            - OSError: It could not be written; all others are still there.
+        """
+        write_state(self.file(f'iteration_{train_iter}.pth.tar'), state)
+        for path in self.paths()[: -self.keep]:
+            os.unlink(path)
+
+    def save_best(self, state: Dict[str, Any], value: float) -> bool:
+        """Keep this as the best, if no better one of this run is there. Returns whether it is kept."""
+        run = self.run
+        if run is None:
+            return False
+        best = self._best_value(run)
+        if best is not None and best >= value:
+            return False
+        extra = {**state.get(EXTRA, {}), 'run': run, 'eval_value': value}
+        write_state(self.file(BEST), {**state, EXTRA: extra})
+        return True
+
+    def newest(self) -> Optional[Tuple[str, Dict[str, Any]]]:
+        """The newest checkpoint that can be read, and its path; a damaged one is named in the log and passed over."""
+        for path in reversed(self.paths()):
+            try:
+                return path, read_state(path)
+            except CorruptPayload as e:
+                logger.warning('%s; trying the one before', e)
+        return None
+
+    def paths(self) -> List[str]:
+        """All checkpoints, the oldest first."""
+        try:
+            matches = list(filter(None, map(_NAME.fullmatch, os.listdir(self.path))))
+        except FileNotFoundError:
+            return []
+        return [self.file(match[0]) for match in sorted(matches, key=lambda match: int(match[1]))]
+
+    def _best_value(self, run: str) -> Optional[float]:
+        try:
+            extra = read_state(self.file(BEST)).get(EXTRA, {})
+        except (FileNotFoundError, CorruptPayload):
+            return None
+        return extra['eval_value'] if extra.get('run') == run else None
+
+    def _move_away(self) -> None:
+        previous = self.file('previous')
+        left = [os.path.basename(path) for path in self.paths()]
+        left += [BEST] if os.path.exists(self.file(BEST)) else []
+        if not left:
+            return
+        os.makedirs(previous, exist_ok=True)
+        for name in os.listdir(previous):
+            if name not in left and (_NAME.fullmatch(name) or name == BEST):
+                os.unlink(os.path.join(previous, name))
+        for name in left:
+            os.replace(self.file(name), os.path.join(previous, name))
+        sync_directory(previous)
+
+    def _describe(self) -> Optional[Dict[str, Any]]:
+        try:
+            with open(self.file('run.json')) as file:
+                return dict(json.load(file))
+        except FileNotFoundError:
+            return None
+        except ValueError as e:
+            raise CorruptPayload(f'{self.file("run.json")!r} was damaged; remove it to begin another run') from e
+
+    def _replace(self, run: str, finished: Optional[str]) -> None:
+        path = self.file('run.json')
+        with open(path + '.new', 'w') as file:
+            json.dump({'run': run, 'finished': finished}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(path + '.new', path)
+        with contextlib.suppress(FileNotFoundError):
+            sync_directory(self.path)

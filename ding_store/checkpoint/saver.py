@@ -1,0 +1,115 @@
+"""Checkpoints in the background: one thread that first completes the snapshot and then writes it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any, Callable, Optional, Sequence
+
+import torch
+
+from ding_store.checkpoint.snapshot import Snapshot
+from ding_store.errors import StoreTimeout
+
+logger = logging.getLogger(__name__)
+
+
+class Saver:
+    """
+    Overview:
+        Saves the states of one policy, one at a time. Optimizer steps wait while what they change is being copied.
+    Arguments:
+        - optimizers (:obj:`Sequence`): All of the policy's.
+    Attributes:
+        - copying_s, waiting_s (:obj:`float`): Of the last checkpoint: what ``save`` took, and what optimizer steps have
+          waited. Together they are the stall.
+        - num_failed (:obj:`int`): Checkpoints that could not be written.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._snapshot = Snapshot(optimizers)
+        for each in optimizers:
+            each.register_step_pre_hook(self._before_step)
+        self._write: Optional[Callable[[Any], None]] = None
+        self._news = threading.Condition()
+        self._copied = threading.Event()
+        self._copied.set()
+        self._thread: Optional[threading.Thread] = None
+        self._trusts_hooks = True
+        self._said_failed = False
+        self.copying_s = self.waiting_s = 0.0
+        self.num_failed = 0
+
+    @property
+    def is_busy(self) -> bool:
+        return self._write is not None
+
+    def save(self, state: Any, write: Callable[[Any], None]) -> bool:
+        """
+        Overview:
+            Take a snapshot and let ``write(snapshot)`` run in the background. Returns at once, and then training may
+            go on. False: the one before is not written yet, nothing was done.
+        """
+        if self.is_busy:
+            return False
+        begin = time.perf_counter()
+        self._copied.clear()
+        self._snapshot.begin(state, at_once=not self._trusts_hooks)
+        with self._news:
+            self._write = write
+            self._news.notify_all()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name='ding_store-checkpoint', daemon=True)
+            self._thread.start()
+        self.copying_s, self.waiting_s = time.perf_counter() - begin, 0.0
+        return True
+
+    def drain(self, timeout_s: float = 600.0) -> None:
+        """
+        Overview:
+            Wait until everything is on the disk.
+        Raises:
+            - StoreTimeout: It takes longer.
+        """
+        with self._news:
+            if not self._news.wait_for(lambda: self._write is None, timeout_s):
+                raise StoreTimeout(f'the checkpoint that is being written was not finished within {timeout_s:.0f} s')
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self._copied.is_set():
+            begin = time.perf_counter()
+            self._copied.wait()
+            self.waiting_s += time.perf_counter() - begin
+
+    def _run(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._write is not None)
+                write = self._write
+            assert write is not None
+            try:
+                self._save(write)
+                self._said_failed = False
+            except Exception as e:  # noqa: BLE001 - training goes on without this checkpoint; the next may succeed
+                self.num_failed += 1
+                level = logging.DEBUG if self._said_failed else logging.ERROR
+                logger.log(level, 'a checkpoint could not be written; the ones before are there: %s', e)
+                self._said_failed = True
+            finally:
+                self._copied.set()
+                with self._news:
+                    self._write = None
+                    self._news.notify_all()
+
+    def _save(self, write: Callable[[Any], None]) -> None:
+        whole = self._snapshot.complete()
+        self._copied.set()
+        if whole:
+            write(self._snapshot.state)
+            return
+        self._trusts_hooks = False
+        logger.warning(
+            'parameters were changed outside of an optimizer step while a checkpoint was taken; it is dropped, and '
+            'from now on everything is copied before training goes on'
+        )

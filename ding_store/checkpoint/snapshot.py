@@ -1,0 +1,118 @@
+"""A policy's state at one moment, in memory that is used again: most of it is copied while training goes on."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Set, Tuple
+
+import torch
+
+Path = Tuple[Any, ...]
+
+
+class _Copy(NamedTuple):
+    source: torch.Tensor
+    target: torch.Tensor
+    version: int  # of the source, when the snapshot began
+
+
+class Snapshot:
+    """
+    Overview:
+        What optimizers change (their parameters, and their own state) is copied after ``begin`` has returned, by
+        ``complete`` in another thread, and must stay as it is until then: the owner waits before each optimizer step.
+        Everything else (target networks, statistics of normalization, counters) is copied by ``begin``, since a
+        forward pass may change it.
+    Arguments:
+        - optimizers (:obj:`Sequence`): All of the policy's.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._optimizers = optimizers
+        self._buffers: Dict[Path, torch.Tensor] = {}
+        self._copies: List[_Copy] = []
+        self.state: Any = None
+
+    def begin(self, state: Any, at_once: bool = False) -> None:
+        """
+        Arguments:
+            - state: As of ``state_dict()``: tensors in nested dicts, lists and tuples, and other values.
+            - at_once (:obj:`bool`): Copy everything here.
+        """
+        guarded: Set[int] = set() if at_once else self._guarded()
+        self._copies = []
+        self.state = self._walk(state, (), guarded)
+
+    def complete(self) -> bool:
+        """
+        Overview:
+            Copy the rest. Returns whether nothing of it was changed meanwhile; if not, the snapshot is of no use.
+        """
+        for each in self._copies:
+            each.target.copy_(each.source)
+        whole = all(each.source._version == each.version for each in self._copies)
+        self._copies = []
+        return whole
+
+    def _guarded(self) -> Set[int]:
+        """Addresses of memory that nothing but an optimizer step changes."""
+        found: Set[int] = set()
+        for optimizer in self._optimizers:
+            tensors = [each for group in optimizer.param_groups for each in group['params']]
+            tensors += [each for state in optimizer.state.values() for each in state.values()]
+            found.update(each.data_ptr() for each in tensors if isinstance(each, torch.Tensor) and each.numel())
+        return found
+
+    def _walk(self, tree: Any, path: Path, guarded: Set[int]) -> Any:
+        if isinstance(tree, torch.Tensor) and tree.layout == torch.strided:
+            return self._copy(tree, path, guarded)
+        if isinstance(tree, dict):
+            made = {key: self._walk(value, (*path, key), guarded) for key, value in tree.items()}
+            return _like(tree, made)
+        if type(tree) in (list, tuple):
+            return type(tree)(self._walk(value, (*path, i), guarded) for i, value in enumerate(tree))
+        return copy.deepcopy(tree)
+
+    def _copy(self, source: torch.Tensor, path: Path, guarded: Set[int]) -> torch.Tensor:
+        source = source.detach()
+        target = self._buffers.get(path)
+        if target is None or target.shape != source.shape or target.dtype != source.dtype:
+            # Pinned memory: several times the speed from a GPU.
+            target = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+            self._buffers[path] = target
+        if source.data_ptr() in guarded:
+            self._copies.append(_Copy(source, target, source._version))
+        else:
+            target.copy_(source)
+        return target
+
+
+def optimizers_of(policy: Any) -> List[torch.optim.Optimizer]:
+    """All optimizers that a policy of DI-engine holds, also in lists and dicts."""
+    return _held(policy, lambda each: isinstance(each, torch.optim.Optimizer))
+
+
+def schedules_of(policy: Any) -> Dict[str, Any]:
+    """Its schedules of learning rates, by attribute."""
+    kinds = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+    return {name: value for name, value in vars(policy).items() if isinstance(value, kinds)}
+
+
+def _held(policy: Any, is_one: Callable[[Any], bool]) -> List[Any]:
+    found: Dict[int, Any] = {}
+    for value in vars(policy).values():
+        several = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+        found.update({id(each): each for each in several if is_one(each)})
+    return list(found.values())
+
+
+def _like(tree: Dict[Any, Any], made: Dict[Any, Any]) -> Dict[Any, Any]:
+    """The same kind of dict: that of a module holds the versions of its parts, by which it is loaded."""
+    if type(tree) is dict:
+        return made
+    like: Dict[Any, Any] = type(tree)()
+    like.update(made)
+    metadata = getattr(tree, '_metadata', None)
+    if metadata is not None:
+        like._metadata = copy.deepcopy(metadata)  # type: ignore[attr-defined]
+    return like

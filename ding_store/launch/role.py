@@ -1,0 +1,85 @@
+"""One role of a job in a process that was not forked from its launcher: which has threads by then, and may not fork."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import List
+
+from ding_store.launch.script import Script, exit_process
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass
+class Role:
+    """
+    Overview:
+        What a role's process has to know.
+    Arguments:
+        - script (:obj:`Script`): What it runs.
+        - node_id (:obj:`int`), address (:obj:`str`): Its own, in DI-engine's router.
+        - peers (:obj:`List[str]`): Addresses to dial.
+        - num_workers (:obj:`int`): Of the job.
+        - launcher (:obj:`int`): The pid that it does not outlive.
+    """
+
+    script: Script
+    node_id: int
+    address: str
+    peers: List[str]
+    num_workers: int
+    launcher: int
+    delay_s: float = 0.0
+
+    def enter(self) -> None:
+        """Make this process one that its launcher ends: nobody else would, if that is killed."""
+        # Ctrl-C reaches every process of the terminal's group. The launcher ends the run for all, in order.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != self.launcher:  # it died before we asked to be told
+            os._exit(1)
+
+    def run(self) -> int:
+        """Run the script to its end; returns its exit code."""
+        from ding_store.hook import install
+        from ding_store.launch.router import activate, deactivate
+
+        if self.delay_s:
+            time.sleep(self.delay_s)
+        install()
+        activate(self.node_id, self.address, self.peers, self.num_workers)
+        code = self.script.run()
+        deactivate()
+        return code
+
+    def spawn(self, log: Path) -> int:
+        """Start a new interpreter with this role, its output at the end of ``log``; returns its pid."""
+        command = [sys.executable, '-u', '-m', 'ding_store.launch.role', json.dumps(asdict(self))]
+        with open(log, 'ab') as out:
+            # It shall have the code that its launcher has, wherever that comes from.
+            path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get('PYTHONPATH')]))
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env={**os.environ, 'PYTHONPATH': path}
+            )
+        child.returncode = 0  # the launcher reaps it, by its pid: not for subprocess to wait for
+        return child.pid
+
+
+def main() -> None:
+    fields = json.loads(sys.argv[1])
+    role = Role(**{**fields, 'script': Script(**fields['script'])})
+    role.enter()
+    exit_process(role.run())
+
+
+if __name__ == '__main__':
+    main()

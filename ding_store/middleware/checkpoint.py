@@ -1,0 +1,217 @@
+"""Checkpoints of a task pipeline, beside DI-engine's CkptSaver: taken while training goes on, resumed by themselves."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from typing import TYPE_CHECKING, Any, Dict, Optional
+
+import numpy as np
+import torch
+from ding.framework import task
+from ding.framework.middleware.ckpt_handler import CkptSaver
+from ding.framework.task import VoidMiddleware
+from ditk import logging
+
+from ding_store.checkpoint import EXTRA, CheckpointDir, Interval, Saver, read_state
+from ding_store.checkpoint.snapshot import optimizers_of, schedules_of
+from ding_store.config import CheckpointConfig
+from ding_store.errors import ConfigError
+from ding_store.middleware.session import CHECKPOINTS, Session
+
+if TYPE_CHECKING:
+    from ding.framework import OnlineRLContext
+
+#: What ``ctx`` counts; the last evaluation is its own process's.
+COUNTERS = ('train_iter', 'env_step', 'env_episode', 'last_eval_iter', 'last_eval_value')
+VERSION = 1
+
+
+def checkpointer(session: Session, policy: Any) -> Any:
+    """
+    Overview:
+        Save the learner's state in the background, and begin with the newest there is: create it after policy and
+        roles, and use it last, as CkptSaver. In an evaluator's process it keeps the best policy. Void in collectors,
+        and without ``store.checkpoint``.
+    Arguments:
+        - policy (:obj:`Policy`): As CkptSaver's; its ``learn_mode`` and its optimizers are saved.
+    Input of ctx:
+        - train_iter (:obj:`int`), env_step (:obj:`int`), eval_value (:obj:`Optional[float]`)
+    """
+    config = session.config.checkpoint
+    if config is None:
+        return task.void()
+    if not task.router.is_active or task.has_role(task.role.LEARNER):
+        return LearnerCheckpoints(session, config, policy)
+    return BestCheckpoint(config, policy) if task.has_role(task.role.EVALUATOR) else task.void()
+
+
+def ckpt_saver(session: Session, policy: Any, *args: Any, **kwargs: Any) -> Any:
+    """
+    Overview:
+        CkptSaver, for scripts that know nothing of checkpoints: itself, and with ``store.checkpoint`` ours after it.
+    """
+    parts = [CkptSaver(policy, *args, **kwargs), checkpointer(session, policy)]
+    parts = [part for part in parts if not isinstance(part, VoidMiddleware)]
+    if len(parts) < 2:
+        return parts[0] if parts else task.void()
+
+    def save(ctx: OnlineRLContext) -> None:
+        for part in parts:
+            part(ctx)
+
+    return save
+
+
+class BestCheckpoint:
+    """Keep the policy of the best evaluation of this run, also across restarts of the process that evaluates."""
+
+    def __init__(self, config: CheckpointConfig, policy: Any) -> None:
+        self._directory = CheckpointDir(config.path, config.keep)
+        self._policy = policy
+        self._best = -np.inf
+
+    def __call__(self, ctx: OnlineRLContext) -> None:
+        if ctx.eval_value is not None and ctx.eval_value > self._best:
+            self._best = float(ctx.eval_value)
+            state = {**self._policy.learn_mode.state_dict(), EXTRA: {'train_iter': ctx.train_iter}}
+            try:
+                self._directory.save_best(state, self._best)
+            except OSError as e:
+                logging.error(f'ding_store: the best policy so far could not be saved: {e}')
+
+
+class LearnerCheckpoints:
+    """
+    Overview:
+        The learner's part: resumes when it is made, saves when there was training and the interval allows it, and once
+        more at the end of the run.
+    """
+
+    def __init__(self, session: Session, config: CheckpointConfig, policy: Any) -> None:
+        self._session, self._policy = session, policy
+        self._directory = CheckpointDir(config.path, config.keep)
+        self._interval = Interval(config.max_overhead, config.interval_s)
+        self._best = None if task.router.is_active else BestCheckpoint(config, policy)
+        self._directory.begin()
+        self._saved_iter = self._resume(config)
+        self._saver = Saver(optimizers_of(policy))
+        self._concluded = self._unreported = False
+        self._last_s: Optional[float] = None
+        session.checkpoints = self._directory
+        session.before_leaving.append(self._leave)
+        if task.router.is_active:
+            # A launcher cannot know from the script: it looks here when the learner or an evaluator dies.
+            session.store.put(CHECKPOINTS, {'path': config.path, 'max_restarts': config.max_restarts}, {})
+
+    def __call__(self, ctx: OnlineRLContext) -> None:
+        if self._last_s is not None and ctx.eval_value is None:  # an evaluation in between is no slower training
+            self._interval.iterated(time.perf_counter() - self._last_s, self._saver.is_busy or self._unreported)
+        if self._unreported and not self._saver.is_busy:
+            self._report(ctx)
+        if self._best is not None:
+            self._best(ctx)
+        if task.finish:
+            self._conclude(ctx, self._session.failed)
+        elif ctx.train_iter > self._saved_iter and not self._saver.is_busy and self._interval.is_due:
+            self._save(ctx)
+        self._last_s = time.perf_counter()
+
+    def _save(self, ctx: OnlineRLContext) -> None:
+        train_iter = ctx.train_iter
+        self._interval.begin()
+        self._saver.save(self._state(ctx), lambda state: self._directory.save(train_iter, state))
+        self._saved_iter, self._unreported = train_iter, True
+
+    def _report(self, ctx: OnlineRLContext) -> None:
+        self._unreported = False
+        self._interval.end(self._saver.copying_s, self._saver.waiting_s)
+        stall_ms = 1e3 * (self._saver.copying_s + self._saver.waiting_s)
+        logging.info(
+            f'ding_store: checkpoint of iteration {self._saved_iter}: stall {stall_ms:.1f} ms, cost '
+            f'{1e3 * self._interval.cost_s:.1f} ms; next after {self._interval.next_s:.1f} s, overhead so far '
+            f'{self._interval.overhead:.2%}'
+        )
+        self._session.figures(checkpoint_iter=self._saved_iter, checkpoint_overhead=round(self._interval.overhead, 5))
+
+    def _leave(self, failed: bool) -> None:
+        """Whatever the last iteration did not come to."""
+        if not failed:
+            self._conclude(task.ctx, self._session.failed)
+        self._saver.drain()
+
+    def _conclude(self, ctx: OnlineRLContext, failed: bool) -> None:
+        """The last checkpoint. After a run that ended in order it is not resumed from."""
+        if self._concluded:
+            return
+        self._concluded = True
+        self._saver.drain()
+        if ctx.train_iter > self._saved_iter:
+            self._save(ctx)
+            self._saver.drain()
+        if not failed:
+            self._directory.finish(self._session.finish_reason or 'the task finished')
+
+    # What is in a checkpoint
+
+    def _state(self, ctx: OnlineRLContext) -> Dict[str, Any]:
+        counters = {name: getattr(ctx, name) for name in COUNTERS if getattr(ctx, name, None) is not None}
+        extra = dict(
+            version=VERSION,
+            run=self._directory.run,
+            counters={name: float(x) if name == 'last_eval_value' else int(x) for name, x in counters.items()},
+            schedules={name: schedule.state_dict() for name, schedule in schedules_of(self._policy).items()},
+            random=random_states(),
+        )
+        return {**self._policy.learn_mode.state_dict(), EXTRA: extra}
+
+    def _resume(self, config: CheckpointConfig) -> int:
+        """Returns the train iteration that is on the disk; -1 for none."""
+        newest = self._directory.newest()
+        if newest is None and config.load is not None:
+            logging.info(f'ding_store: beginning with the policy of {config.load}')
+            self._load(config.load, read_state(config.load))
+            return -1
+        if newest is None:
+            return -1
+        path, state = newest
+        self._load(path, state)
+        extra = state[EXTRA]
+        for name, value in extra['counters'].items():
+            setattr(task.ctx, name, value)
+        for name, schedule in schedules_of(self._policy).items():
+            if name in extra['schedules']:
+                schedule.load_state_dict(extra['schedules'][name])
+        set_random_states(extra['random'])
+        logging.info(f'ding_store: resuming from {path}: train iteration {task.ctx.train_iter}')
+        return int(task.ctx.train_iter)
+
+    def _load(self, path: str, state: Dict[str, Any]) -> None:
+        try:
+            self._policy.learn_mode.load_state_dict({key: value for key, value in state.items() if key != EXTRA})
+        except (KeyError, RuntimeError, ValueError) as e:
+            raise ConfigError(
+                f'{os.path.relpath(path)} does not fit the policy: {e}; was the model changed? To begin afresh, name '
+                'another directory (store.checkpoint.path) or remove this one'
+            ) from e
+
+
+def random_states() -> Dict[str, Any]:
+    """Of python, numpy and torch; in tensors and numbers, which anybody may read without running anything."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    states: Dict[str, Any] = dict(python=random.getstate(), torch=torch.get_rng_state())
+    states['numpy'] = (str(kind), torch.from_numpy(np.asarray(keys, np.int64)), *rest)
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states['cuda'] = torch.cuda.get_rng_state_all()
+    return states
+
+
+def set_random_states(states: Dict[str, Any]) -> None:
+    version, internal, gauss = states['python']
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, *rest = states['numpy']
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(states['torch'])
+    if 'cuda' in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(states['cuda'])

@@ -1,0 +1,104 @@
+"""How far a learner is in its run's experience: committed with the rows that it made of it, so that both survive."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Dict, Optional
+
+from ditk import logging
+
+from ding_store.buffer.store_buffer import StoreBuffer
+from ding_store.storage.base import Entry, EntryId
+
+if TYPE_CHECKING:
+    from ding_store.middleware.plan import Replay
+
+
+class Position:
+    """
+    Overview:
+        Counts what was taken of the stream. With ``keep_in`` the replay becomes a table with a path, and the counts and
+        the writers' marks are its note: a learner that is started again goes on behind the last row that is in it.
+    Attributes:
+        - marks (:obj:`Dict[str, int]`): writer -> highest sequence that was taken.
+        - cursor (:obj:`Optional[EntryId]`): The last entry that was taken.
+        - num_rows, num_chunks, env_step, env_episode (:obj:`int`): In all lives of the learner.
+        - is_resumed (:obj:`bool`): Whether there were lives before this one.
+    """
+
+    def __init__(self) -> None:
+        self.marks: Dict[str, int] = {}
+        self.cursor: Optional[EntryId] = None
+        self.num_rows = self.num_chunks = self.env_step = self.env_episode = 0
+        self.is_resumed = False
+        self._replay: Optional[Replay] = None
+        self._run = ''
+
+    def keep_in(self, replay: Replay, path: str, run: Optional[str]) -> None:
+        """
+        Arguments:
+            - path (:obj:`str`): Of the table, unless the buffer has one.
+            - run (:obj:`Optional[str]`): Rows of another run, which has ended, are deleted. None: without checkpoints
+              rows survive, but no position, since the model does not either.
+        """
+        buffer_ = replay.buffer
+        if not isinstance(buffer_, StoreBuffer):
+            logging.warning(
+                f'ding_store: the replay is a {type(buffer_).__name__} and goes with its process: a learner that '
+                'is started again has its model, but no experience'
+            )
+            return
+        if buffer_._middleware:
+            logging.warning(
+                'ding_store: the buffer has middleware, so elements are pushed one by one: a learner that is killed in '
+                'the middle of a chunk has a part of it twice when it is started again'
+            )
+        if buffer_.table.home is None:
+            buffer_.keep_in(path)
+        if run is None:
+            return
+        self._replay, self._run = replay, run
+        if not is_of_run(buffer_, run):
+            logging.info(f'ding_store: deleting {buffer_.count()} rows of the run before')
+            buffer_.clear()
+        elif 'marks' in (buffer_.committed or {}):
+            self._restore(buffer_.committed or {})
+
+    def take(self, entry: Entry) -> None:
+        """This entry is about to become rows."""
+        self.marks[entry.writer] = entry.sequence
+        self.cursor = entry.id
+        self.num_chunks += 1
+        for name, key in (('num_rows', 'rows'), ('env_step', 'env_step'), ('env_episode', 'env_episode')):
+            setattr(self, name, getattr(self, name) + entry.header[key])
+
+    def note(self) -> Optional[Dict[str, Any]]:
+        """What is to be committed with the rows of what was taken; None where nothing is kept."""
+        if self._replay is None:
+            return None
+        counts = dict(rows=self.num_rows, chunks=self.num_chunks, env_step=self.env_step, env_episode=self.env_episode)
+        cursor = None if self.cursor is None else list(self.cursor)
+        return dict(run=self._run, marks=dict(self.marks), cursor=cursor, **counts)
+
+    def leave_note(self, is_open: bool) -> None:
+        """Let the next push commit it, or ``commit``; ``is_open`` is False when the last push has."""
+        if self._replay is not None:
+            self._replay.note = self.note() if is_open else None
+
+    def commit(self) -> None:
+        """Commit the note where there was nothing to push, or the pusher left it to us."""
+        note = None if self._replay is None else self._replay.take_note()
+        if note is not None and self._replay is not None:
+            self._replay.buffer.commit(note)
+
+    def _restore(self, note: Dict[str, Any]) -> None:
+        self.marks = dict(note['marks'])
+        self.cursor = None if note['cursor'] is None else EntryId(*note['cursor'])
+        self.num_rows, self.num_chunks = note['rows'], note['chunks']
+        self.env_step, self.env_episode = note['env_step'], note['env_episode']
+        self.is_resumed = True
+
+
+def is_of_run(buffer_: StoreBuffer, run: Optional[str]) -> bool:
+    """Whether rows in a buffer with a path are this run's, or nobody's: put there by its user to begin with."""
+    note = buffer_.committed or {}
+    return note.get('run', run) == run

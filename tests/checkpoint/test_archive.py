@@ -1,0 +1,114 @@
+"""Checkpoint files: torch reads them, they read torch's, and nothing in them is run."""
+
+import io
+import os
+import zipfile
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+
+from ding_store.checkpoint import archive
+from ding_store.checkpoint.archive import read_state, write_state
+from ding_store.errors import CorruptPayload
+
+
+def state_of(size=300):
+    torch.manual_seed(size)
+    return {
+        'model': OrderedDict(a=torch.randn(size, 7), b=torch.arange(5, dtype=torch.int16), scalar=torch.tensor(3.5)),
+        'half': [torch.ones(3, 5, dtype=torch.bfloat16), torch.empty(0), (torch.tensor(True), 'text', None)],
+        'count': 3,
+        7: 0.25,
+    }
+
+
+def same(one, other):
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def test_torch_reads_what_is_written(tmp_path, monkeypatch):
+    filled = []
+    monkeypatch.setattr(archive, '_fill', lambda *args, fill=archive._fill: filled.append(fill(*args)) or filled[-1])
+    path = str(tmp_path / 'a.pth.tar')
+    write_state(path, state_of())
+    assert same(torch.load(path, weights_only=True), state_of())
+    assert same(read_state(path), state_of())
+    assert os.listdir(tmp_path) == ['a.pth.tar']
+    assert filled == [True]  # by our own writes, not by torch.save under the interpreter's lock
+
+
+def test_tensors_that_share_or_skip_memory_are_written_too(tmp_path):
+    path, base = str(tmp_path / 'a.pth.tar'), torch.arange(24.0).reshape(4, 6)
+    state = {'whole': base, 'view': base[1:], 'column': base[:, 2], 'twice': [base, base]}
+    write_state(path, state)
+    assert same(torch.load(path), state)
+
+
+def test_a_layout_that_is_not_known_is_left_to_torch(tmp_path, monkeypatch):
+    monkeypatch.setattr(archive, 'leaves', lambda tree: [torch.zeros(2)])
+    path = str(tmp_path / 'a.pth.tar')
+    write_state(path, state_of())
+    assert same(torch.load(path, weights_only=True), state_of())
+
+
+def test_numpy_in_a_state(tmp_path):
+    path = str(tmp_path / 'a.pth.tar')
+    torch.save({'mean': np.arange(3.0), 'count': np.int64(4), 'flags': np.array([True])}, path)
+    read = read_state(path)
+    assert read['mean'].tolist() == [0, 1, 2]
+    assert read['count'] == 4
+
+
+class Evil:
+    def __reduce__(self):
+        return (os.mkdir, ('evil',))
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({'model': Evil()}, 'evil.pth.tar')
+    write_state('cut.pth.tar', state_of())
+    whole = (tmp_path / 'cut.pth.tar').read_bytes()
+    (tmp_path / 'cut.pth.tar').write_bytes(whole[: len(whole) // 2])
+    (tmp_path / 'empty.pth.tar').write_bytes(b'')
+    (tmp_path / 'text.pth.tar').write_bytes(b'no checkpoint')
+    torch.save([1, 2], 'list.pth.tar')
+    for name in ('evil', 'cut', 'empty', 'text', 'list'):
+        with pytest.raises(CorruptPayload, match=f'{name}.pth.tar'):
+            read_state(f'{name}.pth.tar')
+    assert not (tmp_path / 'evil').exists()
+
+
+def test_a_full_disk_leaves_the_old_one(tmp_path, monkeypatch):
+    path = str(tmp_path / 'a.pth.tar')
+    write_state(path, state_of(10))
+
+    def full(*args):
+        raise OSError(28, 'No space left on device')
+
+    monkeypatch.setattr(os, 'pwrite', full)
+    with pytest.raises(OSError, match='No space'):
+        write_state(path, state_of(20))
+    assert same(torch.load(path), state_of(10))
+    assert os.listdir(tmp_path) == ['a.pth.tar']
+
+
+def test_it_is_an_ordinary_archive_of_torch(tmp_path):
+    path, plain = str(tmp_path / 'a.pth.tar'), io.BytesIO()
+    write_state(path, state_of())
+    torch.save(state_of(), plain)
+    sizes = [
+        [(info.filename.partition('/')[2], info.file_size) for info in zipfile.ZipFile(file).infolist()]
+        for file in (path, plain)
+    ]
+    assert [one for one in sizes[0] if one[0].startswith('data/')] == [
+        one for one in sizes[1] if one[0].startswith('data/')
+    ]

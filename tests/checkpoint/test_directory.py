@@ -1,0 +1,83 @@
+"""A run's directory: what is kept, what is resumed, what makes way."""
+
+import os
+
+import pytest
+import torch
+
+from ding_store.checkpoint import EXTRA, CheckpointDir
+
+
+def state(number):
+    return {'model': {'w': torch.full((3,), float(number))}, EXTRA: {'train_iter': number}}
+
+
+def files(path):
+    return sorted(name for name in os.listdir(path) if name.endswith('.pth.tar'))
+
+
+def test_the_last_ones_are_kept_and_the_newest_is_read(tmp_path):
+    directory = CheckpointDir(str(tmp_path), keep=2)
+    assert directory.newest() is None
+    assert directory.begin() is False
+    for number in (5, 90, 100):
+        directory.save(number, state(number))
+    assert files(tmp_path) == ['iteration_100.pth.tar', 'iteration_90.pth.tar']
+    path, newest = directory.newest()
+    assert (os.path.basename(path), newest[EXTRA]['train_iter']) == ('iteration_100.pth.tar', 100)
+
+
+def test_a_damaged_one_is_passed_over(tmp_path):
+    directory = CheckpointDir(str(tmp_path))
+    directory.begin()
+    for number in (1, 2):
+        directory.save(number, state(number))
+    (tmp_path / 'iteration_2.pth.tar').write_bytes(b'damaged')
+    assert directory.newest()[1][EXTRA]['train_iter'] == 1
+
+
+def test_a_run_is_resumed_until_it_ends_in_order(tmp_path):
+    directory = CheckpointDir(str(tmp_path))
+    directory.begin()
+    run = directory.run
+    directory.save(7, state(7))
+    (tmp_path / 'iteration_8.pth.tar.new').write_bytes(b'of one that was killed')
+    again = CheckpointDir(str(tmp_path))
+    assert again.begin() is True
+    assert again.run == run
+    assert not (tmp_path / 'iteration_8.pth.tar.new').exists()
+    again.finish('it is good enough')
+    assert again.run is None
+    assert again.begin() is False
+    assert again.run not in (None, run)
+    assert again.newest() is None
+    assert files(tmp_path / 'previous') == ['iteration_7.pth.tar']
+
+
+def test_previous_holds_one_run(tmp_path):
+    for number in (1, 2):
+        directory = CheckpointDir(str(tmp_path))
+        directory.begin()
+        directory.save(number, state(number))
+        directory.save_best(state(number), number)
+        directory.finish('done')
+    CheckpointDir(str(tmp_path)).begin()
+    assert files(tmp_path / 'previous') == ['best.pth.tar', 'iteration_2.pth.tar']
+
+
+def test_the_best_of_the_run(tmp_path):
+    directory = CheckpointDir(str(tmp_path))
+    assert directory.save_best(state(1), 1.0) is False  # no run has begun
+    directory.begin()
+    assert directory.save_best(state(1), 1.0)
+    assert not CheckpointDir(str(tmp_path)).save_best(state(2), 0.5)
+    assert CheckpointDir(str(tmp_path)).save_best(state(3), 1.5)
+    assert torch.load(tmp_path / 'best.pth.tar')['model']['w'].tolist() == [3.0] * 3
+    directory.finish('done')
+    directory.begin()
+    assert directory.save_best(state(4), 0.1)  # of another run
+
+
+def test_keep_is_checked(tmp_path):
+    with pytest.raises(ValueError, match=r'keep \(0\)'):
+        CheckpointDir(str(tmp_path), keep=0)

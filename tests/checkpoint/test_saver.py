@@ -1,0 +1,201 @@
+"""Snapshots are of one moment, whatever training does meanwhile; the interval keeps to its bound."""
+
+import copy
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from ding_store.checkpoint import Interval, Saver
+from ding_store.checkpoint.snapshot import Snapshot, optimizers_of
+
+
+class Training:
+    """A model with statistics, a target and an optimizer with state."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 1))
+        self.target = copy.deepcopy(self.model)
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.step()
+
+    def state(self):
+        return {
+            'model': self.model.state_dict(),
+            'target_model': self.target.state_dict(),
+            'optimizer': self.optimizer.state_dict(),
+        }
+
+    def step(self):
+        self.optimizer.zero_grad()
+        self.model(torch.randn(8, 64)).pow(2).mean().backward()
+        self.optimizer.step()
+        self.target.load_state_dict(self.model.state_dict())
+
+
+def equal(one, other):
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+def test_optimizer_steps_wait_for_the_copy_and_for_no_more(monkeypatch):
+    training, may_copy, may_write, written = Training(), threading.Event(), threading.Event(), []
+    complete = Snapshot.complete
+    monkeypatch.setattr(Snapshot, 'complete', lambda self: may_copy.wait(10) and complete(self))
+    saver = Saver([training.optimizer])
+    before = copy.deepcopy(training.state())
+
+    def write(state):
+        may_write.wait(10)
+        written.append(copy.deepcopy(state))
+
+    assert saver.save(training.state(), write)
+    assert saver.save(training.state(), write) is False  # one at a time
+    trained = threading.Thread(target=training.step)
+    trained.start()
+    trained.join(0.2)
+    assert trained.is_alive()  # forward and backward may be over, the step is not
+    may_copy.set()
+    trained.join(10)
+    assert not trained.is_alive()
+    assert saver.is_busy  # it did not wait for the disk
+    assert saver.waiting_s > 0
+    may_write.set()
+    saver.drain(10)
+    assert equal(written[0], before)
+    assert not equal(training.state(), before)
+
+
+def test_snapshots_while_training_are_of_one_moment():
+    training, pairs = Training(), []
+    saver = Saver([training.optimizer])
+    for _ in range(40):
+        expected = copy.deepcopy(training.state())
+        saver.save(training.state(), lambda state, e=expected: pairs.append(equal(copy.deepcopy(state), e)))
+        for _ in range(3):
+            training.step()
+        saver.drain(10)
+    assert pairs == [True] * 40
+
+
+def test_changes_outside_of_a_step_are_noticed(monkeypatch, caplog):
+    training, may_copy, written = Training(), threading.Event(), []
+    complete = Snapshot.complete
+    monkeypatch.setattr(Snapshot, 'complete', lambda self: may_copy.wait(10) and complete(self))
+    saver = Saver([training.optimizer])
+    saver.save(training.state(), written.append)
+    with torch.no_grad():
+        training.model[0].weight.mul_(2)
+    may_copy.set()
+    saver.drain(10)
+    assert written == []
+    assert 'changed outside of an optimizer step' in caplog.text
+    may_copy.clear()
+    expected = copy.deepcopy(training.state())
+    saver.save(training.state(), lambda state: written.append(equal(copy.deepcopy(state), expected)))
+    with torch.no_grad():
+        training.model[0].weight.mul_(2)  # everything had been copied before
+    may_copy.set()
+    saver.drain(10)
+    assert written == [True]
+
+
+def test_memory_is_used_again():
+    training, seen = Training(), []
+    saver = Saver([training.optimizer])
+    for _ in range(2):
+        saver.save(training.state(), lambda state: seen.append(state['model']['0.weight'].data_ptr()))
+        saver.drain(10)
+    assert seen[0] == seen[1]
+
+
+def test_a_write_that_fails_costs_that_checkpoint_only(caplog):
+    training, written = Training(), []
+    saver = Saver([training.optimizer])
+
+    def full(state):
+        raise OSError('the disk is full')
+
+    saver.save(training.state(), full)
+    saver.drain(10)
+    assert saver.num_failed == 1
+    assert 'the disk is full' in caplog.text
+    saver.save(training.state(), written.append)
+    saver.drain(10)
+    assert len(written) == 1
+
+
+def test_metadata_of_modules_stays():
+    training, snapshot = Training(), Snapshot([])
+    snapshot.begin(training.state())
+    assert snapshot.state['model']._metadata == training.model.state_dict()._metadata
+    copy.deepcopy(training.model).load_state_dict(snapshot.state['model'])
+
+
+def test_optimizers_of_a_policy_are_found():
+    class Policy:
+        def __init__(self):
+            self.one = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)
+            self.several = {'actor': torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)}
+            self.same, self.other = [self.one], 3
+
+    policy = Policy()
+    assert optimizers_of(policy) == [policy.one, policy.several['actor']]
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def run_with(interval, clock, iteration_s, slowdown, writing_s, copying_s, seconds):
+    """Train with an interval for so long; returns what checkpoints really cost, and how many there were."""
+    begin, cost, number, busy_until = clock.now, 0.0, 0, None
+    while clock.now < begin + seconds:
+        busy = busy_until is not None
+        duration = iteration_s * (slowdown if busy else 1.0)
+        cost += duration - iteration_s
+        clock.now += duration
+        interval.iterated(duration, busy)
+        if busy and clock.now >= busy_until:
+            interval.end(copying_s, 0.0)
+            busy_until = None
+        if busy_until is None and interval.is_due:
+            interval.begin()
+            clock.now, cost, number = clock.now + copying_s, cost + copying_s, number + 1
+            busy_until = clock.now + writing_s
+    return cost, number
+
+
+@pytest.mark.parametrize(('copying_s', 'slowdown', 'writing_s'), [(0.05, 1.0, 0.1), (0.5, 1.3, 3.0), (0.0, 2.0, 20.0)])
+def test_the_overhead_stays_under_its_bound(copying_s, slowdown, writing_s):
+    clock = Clock()
+    interval = Interval(0.035, clock=clock)
+    for _ in range(50):
+        clock.now += 0.1
+        interval.iterated(0.1, False)
+    cost, number = run_with(interval, clock, 0.1, slowdown, writing_s, copying_s, 4000.0)
+    assert number >= 4
+    # The last one is not paid for yet.
+    assert cost * (number - 1) / number <= 0.0355 * 4000
+    assert interval.overhead == pytest.approx(cost / 4000, rel=0.2)
+
+
+def test_it_is_not_rarer_than_the_bound_asks_for():
+    clock = Clock()
+    interval = Interval(0.035, clock=clock)
+    interval.iterated(0.1, False)
+    cost, number = run_with(interval, clock, 0.1, 1.0, 0.1, 0.7, 2000.0)
+    assert number == pytest.approx(2000 / 20, rel=0.1)  # 0.7 s of every 20 s
+
+
+def test_a_fixed_interval_is_kept_whatever_it_costs():
+    clock = Clock()
+    interval = Interval(0.035, fixed_s=5.0, clock=clock)
+    _, number = run_with(interval, clock, 0.1, 1.5, 0.1, 1.0, 500.0)
+    assert number == pytest.approx(100, rel=0.25)

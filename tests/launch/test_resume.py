@@ -1,0 +1,139 @@
+"""Whole jobs whose processes are killed, and go on."""
+
+import os
+import random
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from jobs import ROLES, ROOT, TINY, ding_store, job, status, table
+
+from ding_store.storage.embedded import running
+
+pytest.importorskip('ding')
+pytest.importorskip('gym')
+from ding_store.buffer import StoreBuffer  # noqa: E402
+
+pytestmark = pytest.mark.timeout(400)
+MAIN = str(ROOT / 'dizoo_configs' / 'cartpole' / 'cartpole_dqn_main.py')
+
+
+def log_of(cwd, role='learner-0'):
+    path = Path(cwd, '.ding_store', 'r', 'logs', f'{role}.log')
+    return path.read_text(errors='replace') if path.exists() else ''
+
+
+def num_checkpoints(cwd):
+    return log_of(cwd).count('ding_store: checkpoint of iteration')
+
+
+def pid_of(cwd, text, role):
+    """Of the present process of a role: the launcher says when it is another."""
+    again = re.findall(rf'started again as {role} \(node \d, pid (\d+)\)', text)
+    if again:
+        return int(again[-1])
+    members = status(cwd, '--run', 'r')['members']
+    return next(m['pid'] for m in members if m['role'] == role)
+
+
+def kill(run, cwd, role):
+    pid = pid_of(cwd, run.text, role)
+    before = run.text.count('started again as')
+    os.kill(pid, signal.SIGKILL)
+    run.wait_for(lambda: run.text.count('started again as') > before, f'another {role}')
+
+
+def assert_each_row_once(path, size):
+    """The table is sound, and holds as many rows as were counted, no two of them the same."""
+    buffer = StoreBuffer(size, path=str(path))
+    try:
+        assert buffer.check() == []
+        rows = buffer.table.rows_by_age()
+        note = buffer.committed
+        assert note['rows'] == buffer.table.next_row == len(rows)
+        columns = buffer.table.gather(rows)
+        moves = np.concatenate([columns['obs'], columns['next_obs']], axis=1)
+        assert len(np.unique(moves, axis=0)) == len(rows)
+        return note
+    finally:
+        buffer.close()
+
+
+def test_cartpole_converges_though_its_learner_is_killed_three_times(tmp_path):
+    rng = random.Random()
+    command = ding_store('run', '--run', 'r', '--roles', ROLES, '--', 'python', MAIN, '--checkpoint')
+    with job(command, tmp_path) as run:
+        for _ in range(3):
+            seen = num_checkpoints(tmp_path)
+            run.wait_for(lambda seen=seen: num_checkpoints(tmp_path) > seen, 'a checkpoint')
+            # Not to wait for something: to kill it just anywhere.
+            signal.sigtimedwait([], rng.uniform(0, 0.3))
+            kill(run, tmp_path, 'learner')
+        assert run.wait() == 0, run.text
+    rows = table(run.text)
+    assert rows['last evaluation return'] >= 195
+    assert rows['rows appended'] == rows['rows ingested'] > 0, run.text
+    assert rows['rows lost'] == 0
+    assert run.text.count('was killed by SIGKILL') == 3
+    assert 'restart 3 of 5' in run.text
+    assert log_of(tmp_path).count('resuming from') == 3
+    note = assert_each_row_once(tmp_path / 'checkpoints/r/replay', 20000)
+    assert note['rows'] == rows['rows ingested']
+    assert note['env_step'] == rows['env steps']
+
+
+def test_the_same_command_resumes_after_everything_was_killed(tmp_path):
+    tiny = ['--', 'python', TINY, '--trace', tmp_path / 'trace', '--ckpt', '--max-train-iter']
+    command = ['run', '--run', 'r', '--checkpoint', '--roles', ROLES]
+    with job(ding_store(*command, *tiny, 100_000), tmp_path) as run:
+        run.wait_for(lambda: num_checkpoints(tmp_path) >= 2, 'checkpoints')
+        kill(run, tmp_path, 'evaluator')
+        server = running(tmp_path / '.ding_store' / 'r')
+        pids = [server.supervisor_pid, server.server_pid]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    known = max(int(n) for n in re.findall(r'checkpoint of iteration (\d+)', log_of(tmp_path)))
+    with job(ding_store(*command, *tiny, known + 200), tmp_path, name='again') as run:
+        assert run.wait() == 0, run.text
+    resumed = re.search(r'resuming from .*: train iteration (\d+)', log_of(tmp_path))
+    assert int(resumed[1]) >= known
+    assert known + 200 <= table(run.text)['train iterations'] < known + 300
+    assert_each_row_once(tmp_path / 'checkpoints/r/replay', 20000)
+    # It has ended in order: the next one begins afresh, with no row of this one.
+    with job(ding_store(*command, *tiny, 50), tmp_path, name='afresh') as run:
+        assert run.wait() == 0, run.text
+    assert table(run.text)['train iterations'] == 55
+    note = assert_each_row_once_of(tmp_path, run)
+    assert note['env_step'] == table(run.text)['env steps']
+
+
+def assert_each_row_once_of(cwd, run):
+    buffer = StoreBuffer(20000, path=str(cwd / 'checkpoints/r/replay'))
+    try:
+        assert len(buffer) == buffer.committed['rows'] == table(run.text)['rows ingested']
+        return buffer.committed
+    finally:
+        buffer.close()
+
+
+def test_a_learner_that_fails_again_and_again_ends_the_run(tmp_path):
+    script = tmp_path / 'main.py'
+    script.write_text(
+        'from ding.framework import task\n'
+        'from dizoo_configs.cartpole import cartpole_dqn_main as cartpole\n'
+        'cartpole.main_config.store.checkpoint = dict(max_restarts=1)\n'
+        'def fail(ctx):\n'
+        '    if ctx.total_step == 12:\n'
+        "        raise RuntimeError('as asked for')\n"
+        'if task.router.node_id == 0:\n'
+        '    cartpole.CkptSaver = lambda *args, **kwargs: fail\n'
+        'cartpole.main()\n'
+    )
+    command = ding_store('run', '--run', 'r', '--roles', 'learner=1,collector=1', '--', 'python', script)
+    with job(command, tmp_path) as run:
+        assert run.wait() == 1, run.text
+    assert 'restart 1 of 1' in run.text
+    assert 'was done 1 times already (store.checkpoint.max_restarts)' in run.text
+    assert 'cannot go on without its learner' in run.text

@@ -1,0 +1,205 @@
+"""The checkpointer of a task: what it saves is DI-engine's, and what it resumes is what was saved."""
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip('ding')
+from ding.framework import task  # noqa: E402
+from ding.framework.context import OnlineRLContext  # noqa: E402
+from ding.framework.middleware import CkptSaver  # noqa: E402
+from ding.model import DQN  # noqa: E402
+from ding.policy import DQNPolicy  # noqa: E402
+
+from ding_store.buffer import Prioritized, StoreBuffer  # noqa: E402
+from ding_store.config import ENV_CHECKPOINT, StoreConfig  # noqa: E402
+from ding_store.errors import ConfigError  # noqa: E402
+from ding_store.middleware.checkpoint import checkpointer, random_states, set_random_states  # noqa: E402
+from ding_store.middleware.plan import Replay  # noqa: E402
+from ding_store.middleware.position import Position  # noqa: E402
+from ding_store.middleware.session import Session  # noqa: E402
+from ding_store.storage.base import Entry, EntryId  # noqa: E402
+
+
+def policy_of(hidden=16):
+    cfg = DQNPolicy.default_config()
+    cfg.cuda = False
+    model = DQN(obs_shape=4, action_shape=2, encoder_hidden_size_list=[hidden, hidden])
+    policy = DQNPolicy(cfg, model=model)
+    policy.schedule = torch.optim.lr_scheduler.StepLR(policy._optimizer, 10)
+    return policy
+
+
+def train(policy):
+    loss = sum(parameter.pow(2).sum() for parameter in policy._model.parameters())
+    policy._optimizer.zero_grad()
+    loss.backward()
+    policy._optimizer.step()
+    policy.schedule.step()
+
+
+def session_of(path, **settings):
+    return Session(StoreConfig.from_block({'checkpoint': dict(path=str(path), **settings)}), lambda: task.finish)
+
+
+def same(one, other):
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+@pytest.fixture(autouse=True)
+def _task(monkeypatch):
+    monkeypatch.delenv(ENV_CHECKPOINT, raising=False)
+    monkeypatch.delenv('DING_STORE_RUN', raising=False)
+    with task.start(async_mode=False, ctx=OnlineRLContext()):
+        yield
+
+
+def run(path, policy, num_iterations=3, finish=False, **settings):
+    """A few iterations of a serial pipeline."""
+    made = checkpointer(session_of(path, interval_s=0.001, **settings), policy)
+    ctx = task.ctx
+    for _ in range(num_iterations):
+        train(policy)
+        ctx.train_iter, ctx.env_step = ctx.train_iter + 1, ctx.env_step + 8
+        made._saver.drain()
+        made(ctx)
+    made._saver.drain()
+    if finish:
+        task.finish = True
+        made(ctx)
+    return made
+
+
+def test_it_resumes_what_it_saved(tmp_path):
+    policy = policy_of()
+    run(tmp_path, policy)
+    drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+    other = policy_of()
+    task.ctx = OnlineRLContext()
+    run(tmp_path, other, num_iterations=0)
+    assert (task.ctx.train_iter, task.ctx.env_step) == (3, 24)
+    assert same(other.learn_mode.state_dict(), policy.learn_mode.state_dict())
+    assert other.schedule.state_dict() == policy.schedule.state_dict()
+    assert drawn == [random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+
+def test_a_task_that_finished_is_not_resumed(tmp_path):
+    policy = policy_of()
+    made = run(tmp_path, policy, finish=True)
+    assert made._directory.run is None
+    task.ctx = OnlineRLContext()
+    task.finish = False
+    run(tmp_path, policy_of(), num_iterations=0)
+    assert task.ctx.train_iter == 0
+    assert (tmp_path / 'previous' / 'iteration_3.pth.tar').exists()
+
+
+def test_stock_loads_ours_and_we_load_stock(tmp_path):
+    policy = policy_of()
+    run(tmp_path / 'ours', policy)
+    stock = policy_of()
+    stock.learn_mode.load_state_dict(torch.load(tmp_path / 'ours' / 'iteration_3.pth.tar', map_location='cpu'))
+    assert same(stock.learn_mode.state_dict(), policy.learn_mode.state_dict())
+    task.ctx.train_iter = 100
+    CkptSaver(stock, str(tmp_path / 'stock'), train_freq=100)(task.ctx)
+    task.ctx = OnlineRLContext()
+    other = policy_of()
+    run(tmp_path / 'new', other, num_iterations=0, load=str(tmp_path / 'stock/ckpt/iteration_100.pth.tar'))
+    assert same(other.learn_mode.state_dict(), policy.learn_mode.state_dict())
+    assert task.ctx.train_iter == 0
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    run(tmp_path, policy_of())
+    with pytest.raises(ConfigError, match=r'does not fit the policy.*store\.checkpoint\.path'):
+        run(tmp_path, policy_of(hidden=32))
+
+
+def test_the_best_policy_is_kept(tmp_path):
+    policy = policy_of()
+    made = run(tmp_path, policy, num_iterations=1)
+    best = copy.deepcopy(policy.learn_mode.state_dict())
+    for value in (2.0, 1.0):
+        task.ctx.eval_value = value
+        made(task.ctx)
+        train(policy)
+    kept = torch.load(tmp_path / 'best.pth.tar')
+    assert kept['ding_store']['eval_value'] == 2.0
+    assert same({name: kept[name] for name in best}, best)
+
+
+def test_without_the_setting_it_is_void():
+    session = Session(StoreConfig.from_block({}), lambda: task.finish)
+    assert type(checkpointer(session, None)).__name__ == 'VoidMiddleware'
+
+
+def test_random_states_come_back():
+    states = random_states()
+    drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+    set_random_states(states)
+    assert drawn == [random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+
+@pytest.mark.parametrize(
+    ('settings', 'text'),
+    [
+        (dict(keep=0), 'store.checkpoint.keep (0)'),
+        (dict(keep=2.5), 'store.checkpoint.keep (2.5)'),
+        (dict(max_overhead=3.5), 'store.checkpoint.max_overhead (3.5)'),
+        (dict(interval_s=0), 'store.checkpoint.interval_s (0)'),
+        (dict(max_restarts=-1), 'store.checkpoint.max_restarts (-1)'),
+        (dict(load='nowhere.pth.tar'), "store.checkpoint.load ('nowhere.pth.tar')"),
+        (dict(path=3), 'store.checkpoint.path (3)'),
+        (dict(kep=3), "did you mean 'keep'"),
+        ('yes', "store.checkpoint ('yes')"),
+    ],
+)
+def test_a_bad_setting_is_named(settings, text):
+    with pytest.raises(ConfigError) as error:
+        StoreConfig.from_block({'checkpoint': settings})
+    assert text in str(error.value)
+
+
+# The replay's position
+
+
+def entry(sequence, rows=4):
+    header = dict(rows=rows, env_step=rows, env_episode=1)
+    return Entry(stream='s', id=EntryId('e', sequence), writer='w', sequence=sequence, header=header, arrays={})
+
+
+def taken(position, buffer_, sequence):
+    one = entry(sequence)
+    position.take(one)
+    buffer_.extend({'x': np.full((4, 2), float(sequence))}, commit=position.note())
+
+
+def test_rows_marks_and_priorities_survive_together(tmp_path):
+    def buffer_and_position(run_):
+        buffer_ = StoreBuffer(32, sampler=Prioritized())
+        position = Position()
+        position.keep_in(Replay(buffer_), str(tmp_path), run_)
+        return buffer_, position
+
+    buffer_, position = buffer_and_position('run')
+    for sequence in (1, 2):
+        taken(position, buffer_, sequence)
+    buffer_.update_priorities(np.arange(8), np.arange(1.0, 9.0))
+    kept = {name: array.tolist() for name, array in buffer_.sampler.state().items()}
+    buffer_.close()
+    again, resumed = buffer_and_position('run')
+    assert resumed.is_resumed
+    assert (resumed.marks, resumed.num_rows, resumed.env_step, resumed.cursor) == ({'w': 2}, 8, 8, EntryId('e', 2))
+    assert {name: array.tolist() for name, array in again.sampler.state().items()} == kept
+    again.close()
+    afresh, position = buffer_and_position('another run')
+    assert not position.is_resumed
+    assert len(afresh) == 0
+    afresh.close()
