@@ -97,8 +97,9 @@ class LearnerCheckpoints:
         self._directory.begin()
         self._saved_iter = self._resume(config)
         self._saver = Saver(optimizers_of(policy))
-        self._concluded = self._unreported = False
+        self._unreported = False
         self._last_s: Optional[float] = None
+        self._ctx: Optional[OnlineRLContext] = None
         session.checkpoints = self._directory
         session.before_leaving.append(self._leave)
         if task.router.is_active:
@@ -106,6 +107,7 @@ class LearnerCheckpoints:
             session.store.put(CHECKPOINTS, {'path': config.path, 'max_restarts': config.max_restarts}, {})
 
     def __call__(self, ctx: OnlineRLContext) -> None:
+        self._ctx = ctx
         if self._last_s is not None and ctx.eval_value is None:  # an evaluation in between is no slower training
             self._interval.iterated(time.perf_counter() - self._last_s, self._saver.is_busy or self._unreported)
         if self._unreported and not self._saver.is_busy:
@@ -113,7 +115,9 @@ class LearnerCheckpoints:
         if self._best is not None:
             self._best(ctx)
         if task.finish:
-            self._conclude(ctx, self._session.failed)
+            self._save_last(ctx)
+            if not task.router.is_active:
+                self._directory.finish('the task finished')
         elif ctx.train_iter > self._saved_iter and not self._saver.is_busy and self._interval.is_due:
             self._save(ctx)
         self._last_s = time.perf_counter()
@@ -136,22 +140,22 @@ class LearnerCheckpoints:
         self._session.figures(checkpoint_iter=self._saved_iter, checkpoint_overhead=round(self._interval.overhead, 5))
 
     def _leave(self, failed: bool) -> None:
-        """Whatever the last iteration did not come to."""
-        if not failed:
-            self._conclude(task.ctx, self._session.failed)
-        self._saver.drain()
-
-    def _conclude(self, ctx: OnlineRLContext, failed: bool) -> None:
-        """The last checkpoint. After a run that ended in order it is not resumed from."""
-        if self._concluded:
+        """
+        Whatever the last iteration did not come to: the run may have ended after it. Only now is it known how, too; one
+        that ended in order is not to be resumed.
+        """
+        if failed or self._ctx is None:
+            self._saver.drain()
             return
-        self._concluded = True
+        self._save_last(self._ctx)
+        if not self._session.failed:
+            self._directory.finish(self._session.finish_reason or 'the task finished')
+
+    def _save_last(self, ctx: OnlineRLContext) -> None:
         self._saver.drain()
         if ctx.train_iter > self._saved_iter:
             self._save(ctx)
             self._saver.drain()
-        if not failed:
-            self._directory.finish(self._session.finish_reason or 'the task finished')
 
     # What is in a checkpoint
 

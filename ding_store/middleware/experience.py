@@ -94,12 +94,13 @@ class Side:
                 self._conclude(task.ctx)
             task.stop()
             return
+        ends_the_run = self.is_vital and not self._session.is_started_again
         try:
             self._session.leave()
         except StoreError as lost:
             logging.warning(f'ding_store: nobody could be told that this process failed: {lost}')
         was_active = task.router.is_active
-        task.router.is_active = was_active and self.is_vital
+        task.router.is_active = was_active and ends_the_run
         try:
             task.stop()
         finally:

@@ -106,7 +106,9 @@ class Session:
         try:
             self.store.put(FINISH, {'reason': reason, 'failed': failed}, {}, 0)
         except VersionConflict:
-            pass
+            end = self.store.get(FINISH)
+            if end is not None:
+                reason, failed = end.header['reason'], end.header['failed']
         self._finish(reason, failed)
 
     def on_finish(self, call: Callable[[str], None]) -> None:
@@ -190,7 +192,7 @@ class Session:
         failed = self._lost or not self.finished
         for call in self.before_leaving:
             call(failed)
-        if self.member.role in ('learner', 'evaluator') and not (failed and self._is_started_again):
+        if self.member.role in ('learner', 'evaluator') and not (failed and self.is_started_again):
             self.finish(f'{self.member.title} has {"failed" if failed else "left"}', failed)
         self._closing.set()
         if self._thread is not None:
@@ -198,8 +200,8 @@ class Session:
         self.member.report(self.store, 'failed' if failed else 'left', self.finish_reason or '')
 
     @property
-    def _is_started_again(self) -> bool:
-        """Its launcher says when the run cannot go on: it may start this process again."""
+    def is_started_again(self) -> bool:
+        """Whether a launcher may start this process again when it fails: it then says whether the run goes on."""
         return self.config.checkpoint is not None and ENV_LAUNCHED in os.environ and not self.finished
 
     def close(self) -> None:

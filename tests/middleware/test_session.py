@@ -126,6 +126,13 @@ def test_finish_reaches_every_member_and_the_first_reason_stays(member):
     assert collector.finished
 
 
+def test_who_says_it_late_knows_that_the_run_had_failed(member):
+    first, late = member('learner'), member('evaluator', 1)
+    first.finish('interrupted', failed=True)
+    late.finish('good enough')
+    assert (late.finish_reason, late.failed) == ('interrupted', True)
+
+
 def test_a_wait_ends_with_the_run(member):
     learner, collector = member('learner'), member('collector', 2)
     begun = threading.Event()
