@@ -77,8 +77,8 @@ class Figures:
 
 
 def _newest(members: List[Member]) -> Optional[Member]:
-    alive = [m for m in members if m.state == 'alive']
-    return (alive or members)[-1] if members else None
+    # Who joined last: one before it that was killed together with its launcher passes for alive.
+    return members[-1] if members else None
 
 
 class Display:

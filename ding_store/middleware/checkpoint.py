@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from typing import TYPE_CHECKING, Any, Dict, Optional
@@ -196,7 +195,7 @@ class LearnerCheckpoints:
             self._policy.learn_mode.load_state_dict({key: value for key, value in state.items() if key != EXTRA})
         except (KeyError, RuntimeError, ValueError) as e:
             raise ConfigError(
-                f'{os.path.relpath(path)} does not fit the policy: {e}; was the model changed? To begin afresh, name '
+                f'{path} does not fit the policy: {e}; was the model changed? To begin afresh, name '
                 'another directory (store.checkpoint.path) or remove this one'
             ) from e
 

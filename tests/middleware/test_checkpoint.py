@@ -118,7 +118,7 @@ def test_stock_loads_ours_and_we_load_stock(tmp_path):
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     run(tmp_path, policy_of())
-    with pytest.raises(ConfigError, match=r'does not fit the policy.*store\.checkpoint\.path'):
+    with pytest.raises(ConfigError, match=r'(?s)does not fit the policy.*store\.checkpoint\.path'):
         run(tmp_path, policy_of(hidden=32))
 
 
