@@ -110,6 +110,10 @@ class StoreConfig:
             with checkpoints, for one in their directory.
         - prefetch (:obj:`int`): Batches that the replay gathers ahead in a thread, while the policy trains; 0: none.
         - checkpoint (:obj:`Optional[CheckpointConfig]`): None: a learner that dies takes model and replay with it.
+        - weights_dtype (:obj:`Optional[str]`): 'float16' or 'bfloat16': what a policy's floats are rounded to when they
+            are published, which halves them; None: they are published as they are.
+        - weights_in_place (:obj:`bool`): Let collectors' and evaluators' parameters be the published arrays, one copy
+            per host. They are read-only: for inference, writing to them ends the process.
     """
 
     enable: bool = False
@@ -128,12 +132,16 @@ class StoreConfig:
     buffer_path: Optional[str] = None
     prefetch: int = 0
     checkpoint: Optional[CheckpointConfig] = None
+    weights_dtype: Optional[str] = None
+    weights_in_place: bool = False
     store_options: Dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_choice('train_ratio', self.train_ratio, ('keep', 'free'))
         _check_choice('collate', self.collate, ('auto', 'batch', 'list'))
         _check_choice('overflow', self.overflow, ('block', 'drop_oldest', 'error'))
+        _check_choice('weights_dtype', self.weights_dtype, (None, 'float16', 'bfloat16'))
+        _check_choice('weights_in_place', self.weights_in_place, (True, False))
         for name in ('max_lead', 'max_pending_bytes'):
             _check_at_least(name, getattr(self, name), 1)
         for name in ('reconnect_timeout_s', 'wait_warn_s', 'peer_timeout_s', 'heartbeat_s'):

@@ -15,6 +15,7 @@ REPLACED: Dict[str, str] = {
     'ding.data.DequeBuffer': 'ding_store.buffer.StoreBuffer',
     'ding.framework.middleware.ContextExchanger': 'ding_store.middleware.experience.context_exchanger',
     'ding.framework.middleware.ModelExchanger': 'ding_store.middleware.weights.model_exchanger',
+    'ding.framework.middleware.PeriodicalModelExchanger': 'ding_store.middleware.weights.periodical_model_exchanger',
     'ding.framework.middleware.data_pusher': 'ding_store.middleware.replay.data_pusher',
     'ding.framework.middleware.OffPolicyLearner': 'ding_store.middleware.replay.OffPolicyLearner',
     'ding.framework.middleware.offpolicy_data_fetcher': 'ding_store.middleware.replay.data_fetcher',
@@ -24,7 +25,6 @@ REPLACED: Dict[str, str] = {
 }
 #: What also moves experience or weights in DI-engine, and stays as it is.
 LEFT_ALONE: Dict[str, str] = {
-    'ding.framework.middleware.PeriodicalModelExchanger': 'sends weights through the router, as before',
     'ding.framework.middleware.HERLearner': 'samples the buffer it is given',
     'ding.framework.middleware.sqil_data_pusher': 'pushes into the buffer it is given',
     'ding.framework.middleware.OfflineMemoryDataFetcher': 'reads a dataset, not a replay',
@@ -106,15 +106,10 @@ def _standing_in(name: str, stock: Any, part: str, ours: Callable[[], tuple] = l
 
 
 def _patch_middleware(module: Any) -> None:
+    from ding_store.middleware.pipeline import MIDDLEWARE
+
     functional = sys.modules['ding.framework.middleware.functional']
-    for part in (
-        'ContextExchanger',
-        'ModelExchanger',
-        'data_pusher',
-        'OffPolicyLearner',
-        'offpolicy_data_fetcher',
-        'CkptSaver',
-    ):
+    for part in MIDDLEWARE:
         stand_in = _standing_in(f'ding.framework.middleware.{part}', getattr(module, part), part)
         for where in (module, functional):
             if hasattr(where, part):

@@ -7,6 +7,17 @@ from typing import Any, Callable, Mapping, Optional
 
 from ding_store.config import StoreConfig
 
+#: What stands in for DI-engine's middleware of the same names.
+MIDDLEWARE = (
+    'ContextExchanger',
+    'ModelExchanger',
+    'PeriodicalModelExchanger',
+    'data_pusher',
+    'OffPolicyLearner',
+    'offpolicy_data_fetcher',
+    'CkptSaver',
+)
+
 
 class Pipeline:
     """
@@ -14,8 +25,7 @@ class Pipeline:
         The parts of a task pipeline under one config flag. With the flag off every attribute is DI-engine's
         own class, and nothing of redis is imported.
     Members:
-        - DequeBuffer, ContextExchanger, ModelExchanger, data_pusher, OffPolicyLearner, offpolicy_data_fetcher: called
-          as their namesakes in DI-engine.
+        - DequeBuffer, and the names in ``MIDDLEWARE``: called as their namesakes in DI-engine.
         - Checkpointer (:obj:`Callable`): ``Checkpointer(policy)``, to be used beside CkptSaver; void when off.
         - CkptSaver (:obj:`Callable`): DI-engine's with Checkpointer in one.
         - session (:obj:`Optional[Session]`): This process's part in the run; None when off.
@@ -28,6 +38,7 @@ class Pipeline:
     DequeBuffer: Callable
     ContextExchanger: Callable
     ModelExchanger: Callable
+    PeriodicalModelExchanger: Callable
     data_pusher: Callable
     OffPolicyLearner: Callable
     offpolicy_data_fetcher: Callable
@@ -48,14 +59,7 @@ class Pipeline:
         from ding.framework import task
 
         self.DequeBuffer = DequeBuffer
-        for name in (
-            'ContextExchanger',
-            'ModelExchanger',
-            'data_pusher',
-            'OffPolicyLearner',
-            'offpolicy_data_fetcher',
-            'CkptSaver',
-        ):
+        for name in MIDDLEWARE:
             setattr(self, name, getattr(stock, name))
         self.Checkpointer = lambda policy: task.void()
 
@@ -66,7 +70,7 @@ class Pipeline:
         from ding_store.middleware.experience import context_exchanger
         from ding_store.middleware.replay import OffPolicyLearner, data_fetcher, data_pusher, replay_buffer
         from ding_store.middleware.session import Session
-        from ding_store.middleware.weights import model_exchanger
+        from ding_store.middleware.weights import model_exchanger, periodical_model_exchanger
 
         config = self.config
         self.session = Session(config, finished=lambda: task.finish)
@@ -75,6 +79,7 @@ class Pipeline:
         self.CkptSaver = functools.partial(ckpt_saver, self.session)
         self.ContextExchanger = functools.partial(context_exchanger, self.session)
         self.ModelExchanger = functools.partial(model_exchanger, self.session)
+        self.PeriodicalModelExchanger = functools.partial(periodical_model_exchanger, self.session)
         self.data_pusher = data_pusher
         self.OffPolicyLearner = functools.partial(OffPolicyLearner, collate=config.collate)
         self.offpolicy_data_fetcher = functools.partial(data_fetcher, collate=config.collate)

@@ -1,0 +1,182 @@
+"""State dicts <-> arrays: what a policy's weights are as one value of the store, and how they get into a model."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, Iterator, Mapping, MutableMapping, Optional, Tuple, Union
+
+import numpy as np
+import torch
+
+from ding_store.errors import ConfigError, SchemaMismatch
+from ding_store.storage.base import Value
+
+#: What floats may be published as, beside their own types.
+DTYPES = {'float16': torch.float16, 'bfloat16': torch.bfloat16}
+_EXTRA = '_extra_state'  # What torch calls a module's entry that is no tensor.
+
+
+def state_to_arrays(
+    state: Mapping[str, Any], dtype: Optional[str] = None, pinned: Optional[Dict[str, torch.Tensor]] = None
+) -> Tuple[Dict[str, Any], Dict[str, np.ndarray]]:
+    """
+    Overview:
+        A state dict as header and arrays; the arrays share memory with tensors that are on the CPU. Nested dicts become
+        names with ``/``, tensors that are the same memory one array, other entries a part of the header. bfloat16 has
+        no numpy dtype: its bits travel as int16.
+    Arguments:
+        - dtype (:obj:`Optional[str]`): 'float16' or 'bfloat16': what floats are rounded to; None: to nothing.
+        - pinned (:obj:`Optional[Dict]`): Where tensors of a GPU are copied to; kept between calls.
+    Raises:
+        - SchemaMismatch: Names an entry that is neither a tensor nor JSON-able, or a key that is no part of a name.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise ConfigError(f'weights dtype {dtype!r} must be one of {", ".join(DTYPES)}')
+    header: Dict[str, Any] = {'bfloat16': [], 'shared': {}, 'others': {}}
+    tensors: Dict[str, torch.Tensor] = {}
+    firsts: Dict[Any, str] = {}
+    for name, entry in _leaves(state):
+        if not isinstance(entry, torch.Tensor):
+            header['others'][name] = _checked(name, entry)
+            continue
+        first = firsts.setdefault(_memory(entry) if entry.numel() else name, name)
+        if first != name:
+            header['shared'][name] = first
+        else:
+            tensors[name] = entry.detach()
+    _to_cpu(tensors, pinned if pinned is not None else {})
+    arrays = {}
+    for name, tensor in tensors.items():
+        if dtype is not None and tensor.dtype.is_floating_point:
+            tensor = tensor.to(DTYPES[dtype])
+        if tensor.dtype == torch.bfloat16:
+            header['bfloat16'].append(name)
+            tensor = tensor.contiguous().view(torch.int16)
+        arrays[name] = tensor.numpy()
+    return header, arrays
+
+
+def load_arrays(target: Union[torch.nn.Module, MutableMapping[str, Any]], value: Value, in_place: bool = False) -> None:
+    """
+    Overview:
+        Copy a published version into a model's parameters and buffers, or into a state dict, where they are; all or
+        nothing. Floats may be of other types than the published ones.
+    Arguments:
+        - in_place (:obj:`bool`): The model's parameters become the published arrays themselves, without a copy: all
+          processes of a host then share one. They are read-only, *writing to them ends the process*: for inference
+          only. Parameters of other types or on a GPU are copied as usual, and so are buffers.
+    Raises:
+        - SchemaMismatch: Names what is missing, unexpected, of another shape or kind; the model is unchanged.
+    """
+    own = dict(_leaves(target.state_dict() if isinstance(target, torch.nn.Module) else target))
+    shared, others = value.header.get('shared', {}), value.header.get('others', {})
+    arrays = {**value.arrays, **{name: value.arrays[first] for name, first in shared.items()}}
+    bfloat16 = {name for name in arrays if shared.get(name, name) in value.header['bfloat16']}
+    wrong = [f'missing {name!r}' for name in own if name not in arrays and name not in others]
+    wrong += [f'unexpected {name!r}' for name in [*arrays, *others] if name not in own]
+    known = [(name, array) for name, array in arrays.items() if name in own]
+    wrong += filter(None, (_misfit(name, own[name], array, name in bfloat16) for name, array in known))
+    wrong += [f'{name!r}: expected a tensor' for name in others if isinstance(own.get(name), torch.Tensor)]
+    if wrong:
+        raise SchemaMismatch(f'weights {value.name!r} version {value.version} do not fit the model: {"; ".join(wrong)}')
+    done = _point(target, arrays, bfloat16) if in_place and isinstance(target, torch.nn.Module) else set()
+    with torch.no_grad():
+        for name, array in arrays.items():
+            if name not in done:
+                _copy_into(own[name].detach(), array, name in bfloat16)
+    for name, entry in others.items():
+        _set_other(target, name, entry)
+
+
+def _leaves(state: Mapping[str, Any], prefix: str = '') -> Iterator[Tuple[str, Any]]:
+    for key, entry in state.items():
+        if not isinstance(key, str) or '/' in key:
+            raise SchemaMismatch(f'weight {prefix + str(key)!r}: the key {key!r} must be a string without "/"')
+        if isinstance(entry, Mapping) and entry:
+            yield from _leaves(entry, f'{prefix}{key}/')
+        else:
+            yield prefix + key, entry
+
+
+def _memory(tensor: torch.Tensor) -> Any:
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _checked(name: str, entry: Any) -> Any:
+    try:
+        is_same = json.loads(json.dumps(entry)) == entry
+    except (TypeError, ValueError):
+        is_same = False
+    if not is_same:
+        raise SchemaMismatch(f'weight {name!r}: expected a tensor or what JSON can hold, got {type(entry).__name__}')
+    return entry
+
+
+def _to_cpu(tensors: Dict[str, torch.Tensor], pinned: Dict[str, torch.Tensor]) -> None:
+    """Copies of all tensors are on their way at once, through pinned memory."""
+    for name, tensor in tensors.items():
+        if tensor.device.type == 'cuda':
+            if name not in pinned or pinned[name].shape != tensor.shape or pinned[name].dtype != tensor.dtype:
+                pinned[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            tensors[name] = pinned[name].copy_(tensor, non_blocking=True)
+        elif tensor.device.type != 'cpu':
+            tensors[name] = tensor.cpu()
+    if pinned:
+        torch.cuda.synchronize()
+
+
+def _misfit(name: str, own: Any, array: np.ndarray, is_bfloat16: bool) -> Optional[str]:
+    if not isinstance(own, torch.Tensor):
+        return f'{name!r}: expected {type(own).__name__}, got an array'
+    if tuple(own.shape) != array.shape:
+        return f'{name!r}: expected shape {tuple(own.shape)}, got {array.shape}'
+    is_float = is_bfloat16 or array.dtype.kind == 'f'
+    if own.dtype.is_floating_point and is_float:
+        return None
+    theirs = 'bfloat16' if is_bfloat16 else str(array.dtype)
+    return None if str(own.dtype) == f'torch.{theirs}' else f'{name!r}: expected {own.dtype}, got {theirs}'
+
+
+class _Writable:
+    """To torch all memory is writable, and it warns of numpy's that is not: this array says that it is."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.owner = array
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, 'data': (interface['data'][0], False)}
+
+
+def _tensor_of(array: np.ndarray, is_bfloat16: bool) -> torch.Tensor:
+    """The array as a tensor, in place; never to be written to."""
+    if array.size == 0:
+        array = array.copy()
+    tensor = torch.from_numpy(array if array.flags.writeable else np.asarray(_Writable(array)))
+    return tensor.view(torch.bfloat16) if is_bfloat16 else tensor
+
+
+def _copy_into(target: torch.Tensor, array: np.ndarray, is_bfloat16: bool) -> None:
+    if target.device.type == 'cpu' and target.dtype != torch.bfloat16 and not is_bfloat16:
+        np.copyto(target.numpy(), array, casting='same_kind')
+    else:
+        target.copy_(_tensor_of(array, is_bfloat16))
+
+
+def _point(model: torch.nn.Module, arrays: Mapping[str, np.ndarray], bfloat16: set) -> set:
+    """Let parameters on the CPU be the arrays; returns their names."""
+    done = set()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name in arrays and parameter.device.type == 'cpu':
+            # Of another type it is a copy, but a new one: the old memory may be a version that was read in place.
+            parameter.data = _tensor_of(arrays[name], name in bfloat16).to(parameter.dtype)
+            done.add(name)
+    return done
+
+
+def _set_other(target: Any, name: str, entry: Any) -> None:
+    if isinstance(target, torch.nn.Module):
+        target.get_submodule(name[: -len(_EXTRA)].rstrip('.')).set_extra_state(entry)
+        return
+    *path, last = name.split('/')
+    for key in path:
+        target = target[key]
+    target[last] = entry

@@ -1,0 +1,297 @@
+"""Weights through the store: what a state dict may hold, how it gets into a model, and when the exchangers do what."""
+
+import gc
+import itertools
+import signal
+import types
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from ding_store.config import StoreConfig
+from ding_store.errors import ConfigError, SchemaMismatch
+from ding_store.middleware.session import Session
+from ding_store.storage import open_store
+from ding_store.storage.base import Value
+
+torch = pytest.importorskip('torch')
+pytest.importorskip('ding')
+
+from ding.framework import task  # noqa: E402
+
+from ding_store.middleware import weights as exchangers  # noqa: E402
+from ding_store.middleware.state import load_arrays, state_to_arrays  # noqa: E402
+
+_RUNS = (f'weights{number}' for number in itertools.count())
+NAME = 'weights/main'
+WAIT_S = 20.0
+
+
+class Tied(torch.nn.Module):
+    """Buffers, a parameter under two names, an entry that is no tensor, and several types."""
+
+    def __init__(self, number=0.0, width=128):
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.BatchNorm1d(width))
+        self.head = torch.nn.Linear(width, width)
+        self.tail = torch.nn.Linear(width, width)
+        self.tail.weight = self.head.weight
+        self.half = torch.nn.Parameter(torch.zeros(3, 5, dtype=torch.float16))
+        self.brain = torch.nn.Parameter(torch.zeros(7, dtype=torch.bfloat16))
+        self.register_buffer('none', torch.zeros(0, 3))
+        self.steps = 0
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.fill_(number)
+
+    def get_extra_state(self):
+        return {'steps': self.steps, 'names': ['a', None]}
+
+    def set_extra_state(self, state):
+        self.steps = state['steps']
+
+
+def value_of(state, **kwargs):
+    """As it comes out of a store: read-only."""
+    header, arrays = state_to_arrays(state, **kwargs)
+    arrays = {name: array.copy() for name, array in arrays.items()}
+    for array in arrays.values():
+        array.flags.writeable = False
+    return Value(NAME, 3, header, arrays)
+
+
+def assert_same(one, other):
+    for name, entry in one.state_dict().items():
+        if isinstance(entry, torch.Tensor):
+            assert torch.equal(entry, other.state_dict()[name]), name
+
+
+@pytest.mark.parametrize('in_place', [False, True])
+def test_everything_in_a_state_dict_arrives(in_place):
+    source, target = Tied(3), Tied()
+    source.steps, source.body[1].running_mean[2], source.body[1].num_batches_tracked[...] = 7, 0.5, 11
+    value = value_of(source.state_dict())
+    assert value.header['shared'] == {'tail.weight': 'head.weight'}
+    parameters = list(target.parameters())
+    load_arrays(target, value, in_place)
+    assert_same(source, target)
+    assert target.steps == 7
+    assert all(after is before for after, before in zip(target.parameters(), parameters))
+    assert target.tail.weight.data_ptr() == target.head.weight.data_ptr()
+    address = value.arrays['head.weight'].ctypes.data
+    assert (target.head.weight.data_ptr() == address) == in_place
+    assert (
+        target.body[1].running_mean.data_ptr() != value.arrays['body.1.running_mean'].ctypes.data
+    )  # may be written to
+
+
+def test_nested_state_dicts():
+    source = {'model': {'w': torch.arange(3.0)}, 'opt': {'lr': 0.1, 'empty': {}, 'm': torch.ones(2, dtype=torch.int64)}}
+    target = {'model': {'w': torch.zeros(3)}, 'opt': {'lr': 0.0, 'empty': {}, 'm': torch.zeros(2, dtype=torch.int64)}}
+    load_arrays(target, value_of(source))
+    assert target['opt']['lr'] == 0.1
+    assert target['model']['w'].tolist() == [0.0, 1.0, 2.0]
+    assert target['opt']['m'].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize('entry', [object(), float('nan'), {1, 2}, (1, 2), b'x'])
+def test_what_is_neither_tensor_nor_json_is_named(entry):
+    with pytest.raises(SchemaMismatch, match="'a/bad'.*" + type(entry).__name__):
+        state_to_arrays({'a': {'bad': entry}})
+
+
+@pytest.mark.parametrize('key', [3, 'a/b'])
+def test_keys_that_are_no_names_are_named(key):
+    with pytest.raises(SchemaMismatch, match=repr(key)):
+        state_to_arrays({key: torch.zeros(1)})
+
+
+def test_misfits_are_all_named_and_the_model_stays():
+    target, state = Tied(1), Tied(2).state_dict()
+    state['extra'] = state.pop('half')
+    state['head.bias'] = torch.zeros(2)
+    state['brain'] = torch.zeros(7, dtype=torch.int32)
+    with pytest.raises(SchemaMismatch) as error:
+        load_arrays(target, value_of(state))
+    for text in ("missing 'half'", "unexpected 'extra'", "'head.bias': expected shape (128,), got (2,)", "'brain'"):
+        assert text in str(error.value)
+    assert_same(target, Tied(1))
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'bfloat16'])
+@pytest.mark.parametrize('in_place', [False, True])
+def test_half_precision_halves_floats_and_nothing_else(dtype, in_place):
+    source, target = Tied(1 / 3), Tied()
+    source.body[1].num_batches_tracked[...] = 2**40
+    value = value_of(source.state_dict(), dtype=dtype)
+    assert value.arrays['head.weight'].nbytes == source.head.weight.nbytes // 2
+    for _ in range(2):
+        load_arrays(target, value, in_place)
+    assert target.head.weight.dtype == torch.float32
+    assert torch.equal(target.head.weight, source.head.weight.to(getattr(torch, dtype)).float())
+    assert target.body[1].num_batches_tracked == 2**40
+    with pytest.raises(ConfigError, match='float8'):
+        state_to_arrays({}, 'float8')
+
+
+@pytest.fixture
+def opened(redis_server, tmp_path):
+    run, stores = next(_RUNS), []
+
+    def open_one():
+        stores.append(open_store(redis_server.url, run, host_cache_dir=str(tmp_path)))
+        return stores[-1]
+
+    yield open_one
+    for store in stores[::-1]:
+        store.close()
+
+
+@pytest.fixture
+def exchanger(opened, monkeypatch):
+    """``exchanger(make, model, **settings)``: as in a process of its own."""
+    monkeypatch.setattr(task, 'router', types.SimpleNamespace(is_active=True), raising=False)
+    monkeypatch.setattr(task, '_roles', {task.role.COLLECTOR}, raising=False)
+    monkeypatch.setattr(type(task), 'roles', property(lambda self: self._roles), raising=False)
+
+    def make_one(make, *arguments, role='collector', **settings):
+        options = {key: settings.pop(key) for key in list(settings) if key.startswith('weights_')}
+        task._roles = {getattr(task.role, role.upper())}
+        session = Session(StoreConfig(enable=True, wait_warn_s=5, **options), store=opened())
+        return make(session, *arguments, **settings)
+
+    return make_one
+
+
+class Learner:
+    def __init__(self, sender):
+        self.sender, self.train_iter, self.ctx = sender, 0, None
+
+    def iterate(self, trains=True):
+        ctx = types.SimpleNamespace(total_step=0, train_iter=self.train_iter)
+        middleware = self.sender(ctx)
+        next(middleware)
+        self.train_iter = ctx.train_iter = self.train_iter + trains
+        list(middleware)
+        return ctx
+
+
+def context(total_step=5):
+    return types.SimpleNamespace(total_step=total_step, train_iter=0)
+
+
+def number_of(model):
+    return float(model.head.weight[0, 0].detach())
+
+
+def test_a_collector_has_the_newest_weights_and_their_version(exchanger):
+    model, copy = Tied(1), Tied()
+    learner = Learner(exchanger(exchangers.model_exchanger, model, role='learner'))
+    receiver = exchanger(exchangers.model_exchanger, copy)
+    ctx = context()
+    receiver(ctx)
+    assert (ctx.policy_version, number_of(copy)) == (0, 0.0)
+    assert learner.iterate().policy_version == 1
+    receiver(ctx)
+    assert ctx.policy_version == 2
+    assert_same(model, copy)
+    learner.iterate(trains=False)  # nothing to publish
+    receiver(ctx)
+    assert ctx.policy_version == 2
+    late = Tied()
+    exchanger(exchangers.model_exchanger, late)(ctx)
+    assert_same(model, late)
+
+
+def test_several_policies_by_name(exchanger):
+    for number, name in enumerate(['red', 'blue'], 1):
+        Learner(exchanger(exchangers.model_exchanger, Tied(number), role='learner', name=name)).iterate()
+    for number, name in enumerate(['red', 'blue'], 1):
+        copy = Tied()
+        exchanger(exchangers.model_exchanger, copy, name=name)(context())
+        assert number_of(copy) == number
+
+
+def test_a_period_is_kept(exchanger):
+    sender = exchanger(exchangers.periodical_model_exchanger, Tied(1), 'send', period=3)
+    learner = Learner(sender)
+    versions = []
+    for _ in range(7):
+        learner.iterate()
+        versions.append(sender.version)
+    assert versions == [2, 2, 2, 3, 3, 3, 4]
+
+
+@pytest.mark.parametrize('toleration', [{'stale_toleration': 2}, {'delay_toleration': 1e-9}])
+def test_weights_that_are_too_old_are_waited_for(exchanger, toleration):
+    model, copy = Tied(1), Tied()
+    learner = Learner(exchanger(exchangers.periodical_model_exchanger, model, 'send'))
+    receiver = exchanger(exchangers.periodical_model_exchanger, copy, 'receive', **toleration)
+    learner.iterate()
+    with ThreadPoolExecutor() as pool:
+        for _ in range(toleration.get('stale_toleration', 1)):
+            receiver(context())
+        assert receiver.version == 2
+        waiting = pool.submit(receiver, context())
+        with torch.no_grad():
+            model.head.weight.fill_(9)
+        learner.iterate()
+        waiting.result(WAIT_S)
+    assert (receiver.version, number_of(copy)) == (3, 9.0)
+
+
+def test_a_wait_for_weights_ends_with_the_run_and_with_its_limit(exchanger, monkeypatch, caplog):
+    receiver = exchanger(exchangers.periodical_model_exchanger, Tied(), 'receive', stale_toleration=1)
+    receiver(context(0))  # nothing is there, and nothing is waited for in the first iteration
+    monkeypatch.setattr(exchangers, 'MAX_WAIT_S', 0.0)
+    receiver(context())
+    monkeypatch.setattr(exchangers, 'MAX_WAIT_S', 1000.0)
+    receiver._session._finish('enough')
+    receiver(context())
+    assert receiver.version == 0
+
+
+@pytest.mark.parametrize(
+    'wrong', [{'mode': 'both'}, {'period': 0}, {'stale_toleration': 0}, {'delay_toleration': float('nan')}]
+)
+def test_bad_settings_are_refused(exchanger, wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        exchanger(exchangers.periodical_model_exchanger, Tied(), **{'mode': 'send', **wrong})
+    for block in ({'weights_dtype': 'float64'}, {'weights_in_place': 2}):
+        with pytest.raises(ConfigError, match=next(iter(block))):
+            StoreConfig.from_block(block)
+
+
+def test_collectors_may_share_one_copy(exchanger):
+    model, copies = Tied(1), [Tied(), Tied()]
+    learner = Learner(exchanger(exchangers.model_exchanger, model, role='learner'))
+    receivers = [exchanger(exchangers.model_exchanger, copy, weights_in_place=True) for copy in copies]
+    inputs = torch.randn(6, 4)
+    for number in range(2, 12):
+        with torch.no_grad():
+            model.head.weight.fill_(number)
+        learner.iterate()
+        for receiver, copy in zip(receivers, copies):
+            receiver(context())
+            assert_same(model, copy)
+            assert torch.equal(copy.head(copy.body.eval()(inputs)), model.head(model.body.eval()(inputs)))
+    gc.collect()
+    slots = receivers[0]._session.store._values._files
+    assert sum(len(file._slots) for file in slots.values()) == 1
+    writer = learner.sender._session.store._values._own[NAME]._file
+    assert len(writer._buffers) <= 3  # as many slots as versions in use, and one to write
+
+
+def test_weights_in_place_end_a_process_that_writes_to_them(exchanger):
+    """What docs/weights.md warns of, as it is."""
+    from multiprocessing import get_context
+
+    Learner(exchanger(exchangers.model_exchanger, Tied(1), role='learner')).iterate()
+    copy = Tied()
+    exchanger(exchangers.model_exchanger, copy, weights_in_place=True)(context())
+    process = get_context('fork').Process(target=lambda: copy.head.weight.data.fill_(1))
+    process.start()
+    process.join(WAIT_S)
+    assert process.exitcode in (-signal.SIGSEGV, -signal.SIGBUS)
+    assert np.isfinite(number_of(copy))
