@@ -152,6 +152,13 @@ def _add_bench(commands: argparse._SubParsersAction) -> None:
     checkpoint.add_argument('--directory', metavar='DIR', help='where to write (default: here)')
     checkpoint.add_argument('--json', metavar='FILE', help='write all figures there')
     checkpoint.set_defaults(call=_bench_checkpoint)
+    weights = kinds.add_parser('weights', help='from publishing weights until all readers of this host have them')
+    weights.add_argument('--sizes', metavar='MB,...', default='50,500', help='default: %(default)s')
+    weights.add_argument('--ways', metavar='NAME,...', help='of bare, ding_store, in_place, torch, nng; default: all')
+    weights.add_argument('--readers', type=int, default=4, help='processes that load (default: %(default)s)')
+    weights.add_argument('--rounds', type=int, default=15, help='default: %(default)s')
+    weights.add_argument('--json', metavar='FILE', help='write all figures there')
+    weights.set_defaults(call=_bench_weights)
 
 
 def _bench_replay(options: argparse.Namespace, command: List[str]) -> int:
@@ -171,6 +178,13 @@ def _bench_checkpoint(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.bench.checkpoint import main as bench
 
     return bench(options.megabytes, options.repeats, options.directory, options.json)
+
+
+def _bench_weights(options: argparse.Namespace, command: List[str]) -> int:
+    os.environ.setdefault('OMP_NUM_THREADS', '1')
+    from ding_store.bench.weights import main as bench
+
+    return bench(options.sizes, options.ways, options.readers, options.rounds, options.json)
 
 
 def _add_compare(commands: argparse._SubParsersAction) -> None:

@@ -1,0 +1,39 @@
+"""``ding-store bench weights`` measures what it says; how fast it is depends on the machine, and is tested nowhere."""
+
+import json
+import subprocess
+
+import pytest
+from jobs import ding_store, environment
+
+from ding_store.errors import ConfigError
+
+pytest.importorskip('torch')
+pytest.importorskip('ding')
+
+
+def test_every_figure_is_there(tmp_path, redis_binary):
+    command = ding_store('bench', 'weights', '--sizes', '2', '--rounds', '3', '--readers', '2')
+    command += ['--json', tmp_path / 'out.json']
+    done = subprocess.run(command, env=environment(), capture_output=True, timeout=150)
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    (result,) = json.loads((tmp_path / 'out.json').read_text())
+    assert list(result['ways']) == ['bare', 'ding_store', 'in_place', 'torch', 'nng']
+    for figures in result['ways'].values():
+        assert figures['publish_s'] > 0
+        assert 0 < figures['loaded_s'] <= figures['p90_s'] <= figures['max_s']
+    assert result['ways']['bare']['ratio_to_bare'] == 1
+    assert result['ways']['ding_store']['publish_without_readers_s'] > 0
+    assert result['copies_of_8_readers_in_place'] > 0.5
+    assert b'sum of PSS' in done.stdout
+
+
+def test_bad_settings_are_refused():
+    from ding_store.bench.weights import choose, main
+
+    with pytest.raises(ConfigError, match='known are bare'):
+        choose('pigeon')
+    assert choose('nng,ding_store') == ['bare', 'ding_store', 'nng']
+    for sizes, readers in (('5,x', 1), ('0', 1), ('5', 0)):
+        with pytest.raises(ConfigError, match='--'):
+            main(sizes, 'bare', readers, 1, None)
