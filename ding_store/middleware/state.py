@@ -21,9 +21,9 @@ def state_to_arrays(
 ) -> Tuple[Dict[str, Any], Dict[str, np.ndarray]]:
     """
     Overview:
-        A state dict as header and arrays; the arrays share memory with tensors that are on the CPU. Nested dicts become
-        names with ``/``, tensors that are the same memory one array, other entries a part of the header. bfloat16 has
-        no numpy dtype: its bits travel as int16.
+        A state dict as header and arrays; the arrays share memory with tensors that are on the CPU. Dicts that hold
+        tensors become names with ``/``, tensors that are the same memory one array, other entries a part of the
+        header. bfloat16 has no numpy dtype: its bits travel as int16.
     Arguments:
         - dtype (:obj:`Optional[str]`): 'float16' or 'bfloat16': what floats are rounded to; None: to nothing.
         - pinned (:obj:`Optional[Dict]`): Where tensors of a GPU are copied to; kept between calls.
@@ -77,6 +77,8 @@ def load_arrays(target: Union[torch.nn.Module, MutableMapping[str, Any]], value:
     known = [(name, array) for name, array in arrays.items() if name in own]
     wrong += filter(None, (_misfit(name, own[name], array, name in bfloat16) for name, array in known))
     wrong += [f'{name!r}: expected a tensor' for name in others if isinstance(own.get(name), torch.Tensor)]
+    if isinstance(target, torch.nn.Module):
+        wrong += [f"{name!r}: a tensor in a module's extra state cannot be loaded" for name in own if '/' in name]
     if wrong:
         raise SchemaMismatch(f'weights {value.name!r} version {value.version} do not fit the model: {"; ".join(wrong)}')
     done = _point(target, arrays, bfloat16) if in_place and isinstance(target, torch.nn.Module) else set()
@@ -92,10 +94,16 @@ def _leaves(state: Mapping[str, Any], prefix: str = '') -> Iterator[Tuple[str, A
     for key, entry in state.items():
         if not isinstance(key, str) or '/' in key:
             raise SchemaMismatch(f'weight {prefix + str(key)!r}: the key {key!r} must be a string without "/"')
-        if isinstance(entry, Mapping) and entry:
+        if isinstance(entry, Mapping) and _has_tensors(entry):
             yield from _leaves(entry, f'{prefix}{key}/')
         else:
             yield prefix + key, entry
+
+
+def _has_tensors(entry: Any) -> bool:
+    if isinstance(entry, Mapping):
+        return any(map(_has_tensors, entry.values()))
+    return isinstance(entry, torch.Tensor)
 
 
 def _memory(tensor: torch.Tensor) -> Any:
