@@ -128,7 +128,9 @@ class OursInPlace(Ours):
     in_place = True
 
     def open_reader(self, model: torch.nn.Module) -> None:
-        super().open_reader(model_of(self.num_bytes))  # The other ways write to the model they share.
+        super().open_reader(model_of(self.num_bytes))  # The other ways write to the model that they share.
+        for parameter in self.model.parameters():
+            parameter.data = torch.empty(parameter.shape)  # Not touched, so not there: it would count as saved.
 
 
 class TorchSave(Way):
@@ -323,9 +325,6 @@ def copies_in_place(num_bytes: int, num_readers: int = NUM_IN_PLACE) -> float:
 def _read_in_place(way: OursInPlace, barrier: Any, pss: Any, number: int) -> None:
     torch.set_num_threads(1)
     way.open_reader(torch.nn.Module())
-    # Memory that is not touched is not there: what the parameters had before would be counted as saved.
-    for parameter in way.model.parameters():
-        parameter.data = torch.empty(parameter.shape)
     pss[2 * number] = _pss()
     barrier.wait(LIMIT_S)
     for _ in range(3):
@@ -340,8 +339,10 @@ def _read_in_place(way: OursInPlace, barrier: Any, pss: Any, number: int) -> Non
 
 
 def _pss() -> float:
+    """Of this process's own memory and of memory that is shared by mapping; not of programs and libraries."""
     with open('/proc/self/smaps_rollup') as file:
-        return next(1024.0 * int(line.split()[1]) for line in file if line.startswith('Pss:'))
+        sizes = {line.partition(':')[0]: line.split()[1] for line in file if line.startswith('Pss')}
+    return 1024.0 * sum(int(sizes[name]) for name in ('Pss_Anon', 'Pss_Shmem'))
 
 
 @contextlib.contextmanager
