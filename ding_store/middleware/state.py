@@ -111,6 +111,8 @@ def _memory(tensor: torch.Tensor) -> Any:
 
 
 def _checked(name: str, entry: Any) -> Any:
+    if isinstance(entry, Mapping) and all(isinstance(key, str) for key in entry):
+        return {key: _checked(f'{name}/{key}', part) for key, part in entry.items()}
     try:
         is_same = json.loads(json.dumps(entry)) == entry
     except (TypeError, ValueError):
