@@ -54,13 +54,13 @@ class RedisValues:
     def newest(self, name: str, newer_than: int, or_filled: bool) -> Optional[Version]:
         """The newest version if it is news; it is not sent in vain."""
         value, meta, _ = self._keys(name)
-        behind = f'({_known(newer_than, or_filled)}'
 
         def command(session: Session) -> Any:
-            pipe = session.client.pipeline(transaction=True)
-            version, found = pipe.hget(meta, 'version').xrevrange(value, '+', behind, count=1).execute()
-            is_older = not found and version is not None and int(version) < newer_than
-            return session.client.xrevrange(value, count=1) if is_older else found
+            version = session.client.hget(meta, 'version')
+            if version is None or (int(version) == newer_than and not or_filled):
+                return []
+            found = session.client.xrevrange(value, count=1)
+            return [] if found and found[0][0].decode() == f'{newer_than}-0' else found
 
         return _version(self._call(f'get {name!r}', command))
 

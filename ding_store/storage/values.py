@@ -17,7 +17,8 @@ import struct
 import threading
 import time
 import zlib
-from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+from contextlib import contextmanager
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from ding_store.errors import CorruptPayload, PayloadLost, StoreClosed, StoreError, VersionConflict
 
@@ -93,7 +94,7 @@ class ValueResolver:
         Raises:
             - PayloadLost: There is a newer version, which nobody has made readable for us in time.
         """
-        deadline, known, missed = time.monotonic() + timeout_s, newer_than, 0
+        deadline, known, missed = time.monotonic() + timeout_s, newer_than, (0, False)
         while True:
             left = max(0.0, deadline - time.monotonic())
             found = self._store.get_version(name, known, left, or_filled=known != newer_than)
@@ -104,8 +105,8 @@ class ValueResolver:
             value = self._value(name, found)
             if value is not None:
                 return value
-            if found.version != missed:
-                missed = found.version  # It was replaced while we fetched it: look again.
+            if (found.version, bool(found.payload)) != missed:
+                missed = found.version, bool(found.payload)  # It was replaced while we fetched it: look again.
                 continue
             if found.payload:
                 raise CorruptPayload(f'version {found.version} of value {name!r}: parts of it are missing')
@@ -145,6 +146,8 @@ class ValueSlots:
         self._cache = cache
         self._name = name
         self._lock = threading.Lock()
+        # Who holds it is the next to get the lock: else a put may follow a put, and a fill wait for ever.
+        self._next = threading.Lock()
         self._file: Optional[SlotWriter] = None
         self._old: List[SlotWriter] = []  # too small; the newest version may still be in them
         self._newest: Optional[Tuple[int, Slot]] = None  # that we announced
@@ -152,7 +155,7 @@ class ValueSlots:
 
     def put(self, parts: List[Buffer], announce: Callable[[bytes], int]) -> Optional[int]:
         """The version that ``announce(reference)`` returns; None where no slot is to be had, and it was not called."""
-        with self._lock:
+        with self._in_turn():
             file = self._file_for(sum(map(len, parts)))
             slot = file.write(parts) if file is not None else None
             if file is None or slot is None:
@@ -170,7 +173,7 @@ class ValueSlots:
 
     def fill(self, store: PlanedStore) -> None:
         """Put the newest version's payload into the store, if it is ours and not there yet."""
-        with self._lock:
+        with self._in_turn():
             found = store.get_version(self._name, 0)
             if found is not None and self._newest is not None and not found.payload:
                 version, slot = self._newest
@@ -178,10 +181,19 @@ class ValueSlots:
                     store.fill_version(self._name, version, seal(slot.payload))
 
     def close(self, unlink: bool) -> None:
-        with self._lock:
+        with self._in_turn():
             for file in [*self._old, self._file]:
                 if file is not None:
                     file.close(unlink)
+
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        with self._next:
+            self._lock.acquire()
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _file_for(self, num_bytes: int) -> Optional[SlotWriter]:
         file = self._file

@@ -142,11 +142,13 @@ def test_a_reader_elsewhere_keeps_up_with_a_writer_that_never_pauses(opened):
 
     with ThreadPoolExecutor() as pool:
         last, seen = pool.submit(put), []
-        while len(seen) < 20:
-            value = far.get(NAME, seen[-1] if seen else 0, WAIT_S)
-            assert number_of(value) == value.version
-            seen.append(value.version)
-        done.set()
+        try:
+            while len(seen) < 20:
+                value = far.get(NAME, seen[-1] if seen else 0, WAIT_S)
+                assert number_of(value) == value.version
+                seen.append(value.version)
+        finally:
+            done.set()
         last = last.result(WAIT_S)
     assert seen == sorted(set(seen))
     assert number_of(far.get(NAME)) == last
