@@ -18,7 +18,7 @@ EXTRAS = {
     'test': ['pytest>=7.4,<8', 'pytest-timeout>=2.2', 'hypothesis>=6.90', 'ruff==0.8.4', 'mypy==1.13.0'],
     # Environments of dizoo_configs. opencv-python-headless 4.12 wants numpy 2; ale-py is under the GPL 2.
     'atari': ['ale-py>=0.10,<0.13', 'opencv-python-headless>=4.5,<4.12'],
-    'mujoco': ['mujoco>=3.1,<4', 'gymnasium>=1.0'],
+    'mujoco': ['mujoco>=3.1,<4', 'gymnasium>=1.0', 'imageio>=2.14'],
     # DI-engine's own simple_spread, on which QMIX is tested: later releases have no version 2 of it.
     'petting_zoo': ['pettingzoo==1.22.3', 'pygame>=2.1,<3'],
 }

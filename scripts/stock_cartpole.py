@@ -27,10 +27,9 @@ class Stopwatch:
 def main() -> None:
     from ding.framework import task
 
-    from dizoo_configs.cartpole.cartpole_dqn_config import main_config
     from dizoo_configs.cartpole.cartpole_dqn_main import main as cartpole
+    from dizoo_configs.command import Options
 
-    main_config.store.enable = False
     run = task.run
 
     def timed_run() -> None:
@@ -43,7 +42,7 @@ def main() -> None:
 
     task.run = timed_run
     try:
-        cartpole(int(os.environ.get('STOPWATCH_SEED', '0')))
+        cartpole(Options(seed=int(os.environ.get('STOPWATCH_SEED', '0')), stock=True))
     finally:
         task.run = run
 

@@ -17,6 +17,12 @@ from ding_store.errors import SchemaMismatch
 Columns = MappingType[str, Array]
 
 
+def is_sequence(schema: Optional[Schema]) -> bool:
+    """Whether elements are sequences of one length, which ``StepReader`` reads; None: objects that are no columns."""
+    lengths: List[int] = []
+    return schema is not None and _parts(schema.root, lengths)[0] is not None and len(set(lengths)) == 1
+
+
 class StepReader:
     """
     Overview:

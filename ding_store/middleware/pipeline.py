@@ -6,6 +6,7 @@ import functools
 from typing import Any, Callable, Mapping, Optional
 
 from ding_store.config import StoreConfig
+from ding_store.middleware.replay_settings import ReplaySettings
 
 #: What stands in for DI-engine's middleware of the same names.
 MIDDLEWARE = (
@@ -26,6 +27,7 @@ class Pipeline:
         own class, and nothing of redis is imported.
     Members:
         - DequeBuffer, and the names in ``MIDDLEWARE``: called as their namesakes in DI-engine.
+        - replay (:obj:`Callable`): The buffer that a config asks for, ``replay(cfg)``: see ``ReplaySettings``.
         - Checkpointer (:obj:`Callable`): ``Checkpointer(policy)``, to be used beside CkptSaver; void when off.
         - CkptSaver (:obj:`Callable`): DI-engine's with Checkpointer in one.
         - session (:obj:`Optional[Session]`): This process's part in the run; None when off.
@@ -44,6 +46,7 @@ class Pipeline:
     offpolicy_data_fetcher: Callable
     Checkpointer: Callable
     CkptSaver: Callable
+    replay: Callable
     session: Any = None
 
     def __init__(self, config: StoreConfig) -> None:
@@ -62,6 +65,7 @@ class Pipeline:
         for name in MIDDLEWARE:
             setattr(self, name, getattr(stock, name))
         self.Checkpointer = lambda policy: task.void()
+        self.replay = lambda cfg: ReplaySettings.of(cfg).stock()
 
     def _use_store(self) -> None:
         from ding.framework import task
@@ -75,6 +79,7 @@ class Pipeline:
         config = self.config
         self.session = Session(config, finished=lambda: task.finish)
         self.DequeBuffer = functools.partial(replay_buffer, self.session)
+        self.replay = lambda cfg: ReplaySettings.of(cfg).store(self.DequeBuffer)
         self.Checkpointer = functools.partial(checkpointer, self.session)
         self.CkptSaver = functools.partial(ckpt_saver, self.session)
         self.ContextExchanger = functools.partial(context_exchanger, self.session)

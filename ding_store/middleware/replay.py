@@ -15,7 +15,8 @@ from ding.framework.middleware.functional.data_processor import offpolicy_data_f
 from ditk import logging
 
 from ding_store.buffer.samplers import PrioritySampler
-from ding_store.buffer.store_buffer import StoreBuffer
+from ding_store.buffer.store_buffer import Batch, StoreBuffer
+from ding_store.buffer.unrolled import is_sequence
 from ding_store.checkpoint import CheckpointDir
 from ding_store.errors import ConfigError, NotEnoughData
 from ding_store.middleware.plan import PUSH_COLUMNS, REPLAY, Replay
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 #: DI-engine's own preprocessing, which takes a collated batch as it is (``default_collate`` returns it unchanged).
 COLLATES = 'default_preprocess_learn'
+#: What collates sequences in the policies that learn from them; it takes a time-major batch as it is.
+COLLATES_STEPS = ('timestep_collate', 'default_collate')
 
 
 def replay_buffer(session: Session, size: int, **kwargs: Any) -> StoreBuffer:
@@ -56,20 +59,24 @@ def data_pusher(cfg: Any, buffer_: Buffer, group_by_env: Optional[bool] = None) 
         Push trajectories or episodes into the buffer; DI-engine's data_pusher. After a context exchanger of ding_store
         it also takes whole columns, where nothing else looks at the elements in between.
     Input of ctx:
-        - trajectories (:obj:`List`): Transitions, or
+        - trajectories (:obj:`List`): Transitions, or sequences; those with a ``priority`` begin with it; or
         - episodes (:obj:`List[List]`): episodes.
     """
     stock = stock_pusher(cfg, buffer_, group_by_env)
     if task.router.is_active and not task.has_role(task.role.LEARNER):
         return stock  # void
     replay = Replay(buffer_)
+    gives_priorities = has_priorities(buffer_)
 
     def push(ctx: OnlineRLContext) -> None:
-        note = replay.take_note()
-        if note is None:
+        note, elements = replay.take_note(), ctx.trajectories or []
+        priority = None
+        if elements and 'priority' in elements[0] and gives_priorities and not group_by_env:
+            priority = [float(element['priority']) for element in elements]
+        if note is None and priority is None:
             stock(ctx)
         else:
-            _push_noted(buffer_, ctx, bool(group_by_env), note)
+            _push_whole(buffer_, ctx, bool(group_by_env), priority, note)
 
     def push_columns() -> Optional[Callable]:
         reason = _why_elements(buffer_, group_by_env)
@@ -77,14 +84,26 @@ def data_pusher(cfg: Any, buffer_: Buffer, group_by_env: Optional[bool] = None) 
             logging.info(f'ding_store: {reason}, so each chunk becomes elements that are pushed one by one')
             return None
         logging.info('ding_store: only a pusher stands before the buffer, so columns go into the replay directly')
-        return lambda schema, arrays, commit: buffer_.extend(arrays, schema=schema, commit=commit)
+
+        def push_direct(schema: Any, arrays: Any, commit: Any) -> None:
+            # As DI-engine's PriorityExperienceReplay has it: who collected an element may know its priority.
+            priority = arrays.get('priority') if gives_priorities else None
+            buffer_.extend(arrays, schema=schema, priority=priority, commit=commit)
+
+        return push_direct
 
     setattr(push, PUSH_COLUMNS, push_columns)
     setattr(push, REPLAY, replay)
     return push
 
 
-def _push_noted(buffer_: StoreBuffer, ctx: OnlineRLContext, group_by_env: bool, note: Dict[str, Any]) -> None:
+def _push_whole(
+    buffer_: StoreBuffer,
+    ctx: OnlineRLContext,
+    group_by_env: bool,
+    priority: Optional[List[float]],
+    note: Optional[Dict[str, Any]],
+) -> None:
     """What the stock pusher does, in one piece: all of it is in the buffer after a kill, and the note, or nothing."""
     metas = None
     if ctx.trajectories is not None:
@@ -93,7 +112,7 @@ def _push_noted(buffer_: StoreBuffer, ctx: OnlineRLContext, group_by_env: bool, 
             metas = [{'env': each.env_data_id.item()} for each in elements]
     else:
         elements, ctx.episodes = ctx.episodes or [], None
-    buffer_.extend_elements(elements, metas, commit=note)
+    buffer_.extend_elements(elements, metas, priority=priority, commit=note)
 
 
 def _why_elements(buffer_: Buffer, group_by_env: Optional[bool]) -> Optional[str]:
@@ -110,9 +129,23 @@ def takes_batch(policy: Any) -> bool:
         Whether a policy's learn mode trains on one collated batch as on a list of elements: its ``_forward_learn``
         hands the data to DI-engine's ``default_preprocess_learn`` before all else.
     """
+    return COLLATES in _names_in(policy, '_forward_learn')
+
+
+def takes_sequences(policy: Any) -> bool:
+    """
+    Overview:
+        Whether a policy's learn mode trains on a time-major batch as on a list of sequences (R2D2, IMPALA, QMIX): it
+        collates them in a method of that name.
+    """
+    return any(name in COLLATES_STEPS for name in _names_in(policy, '_data_preprocess_learn'))
+
+
+def _names_in(policy: Any, method: str) -> Tuple[str, ...]:
+    """The names that a method of a policy's mode uses; none where there is no such method."""
     owner = getattr(getattr(policy, 'forward', None), '__self__', None)
-    forward = inspect.unwrap(getattr(type(owner), '_forward_learn', takes_batch))
-    return COLLATES in getattr(getattr(forward, '__code__', None), 'co_names', ())
+    function = inspect.unwrap(getattr(type(owner), method, _names_in))
+    return getattr(getattr(function, '__code__', None), 'co_names', ()) if function is not _names_in else ()
 
 
 def data_fetcher(cfg: Any, buffer_: Any, policy: Any = None, collate: str = 'auto', **kwargs: Any) -> Callable:
@@ -124,12 +157,15 @@ def data_fetcher(cfg: Any, buffer_: Any, policy: Any = None, collate: str = 'aut
     Input of ctx:
         - train_output: With ``priority`` (B,), where the buffer has priorities.
     Output of ctx:
-        - train_data: One treetensor with leaves (B, ...), or a list of B elements; None when there are too few rows.
-          With importance weights ``priority_IS`` (B,), where the buffer has priorities.
+        - train_data: One treetensor with leaves (B, ...), of sequences (T, B, ...), or a list of B elements; None when
+          there are too few rows. Where the buffer has priorities, with importance weights (B,): ``priority_IS``, of
+          sequences ``IS``, as the policies want it.
     Raises:
         - ConfigError: The buffer has priorities, but ``policy.priority`` is off, so that none would be updated.
     """
-    as_batch = collate == 'batch' or (collate == 'auto' and policy is not None and takes_batch(policy))
+    as_batch = collate == 'batch' or (
+        collate == 'auto' and policy is not None and (takes_batch(policy) or takes_sequences(policy))
+    )
     unroll_len = cfg.policy.collect.get('unroll_len', 1)
     if has_priorities(buffer_) and unroll_len == 1:
         return _prioritized_fetcher(cfg, buffer_, as_batch)
@@ -142,12 +178,18 @@ def data_fetcher(cfg: Any, buffer_: Any, policy: Any = None, collate: str = 'aut
         if buffer_._middleware or buffer_.schema is None:
             return listed(ctx)
         try:
-            ctx.train_data = buffer_.sample_batch(cfg.policy.learn.batch_size).data
+            ctx.train_data = _sample(buffer_, cfg.policy.learn.batch_size).data
         except NotEnoughData:
             ctx.train_data = None
         return None
 
     return _fetch
+
+
+def _sample(buffer_: StoreBuffer, size: int) -> Batch:
+    """One collated batch; time-major where the elements are sequences."""
+    assert buffer_.schema is not None
+    return buffer_.sample_time_major(size) if is_sequence(buffer_.schema) else buffer_.sample_batch(size)
 
 
 def has_priorities(buffer_: Any) -> bool:
@@ -182,8 +224,8 @@ def _prioritized_fetcher(cfg: Any, buffer_: StoreBuffer, as_batch: bool) -> Call
 
 
 def _weighted_batch(buffer_: StoreBuffer, size: int) -> Tuple[Any, np.ndarray]:
-    batch = buffer_.sample_batch(size)
-    batch.data.priority_IS = torch.from_numpy(batch.weights)
+    batch = _sample(buffer_, size)
+    setattr(batch.data, 'IS' if is_sequence(buffer_.schema) else 'priority_IS', torch.from_numpy(batch.weights))
     return batch.data, batch.rows
 
 
@@ -191,7 +233,8 @@ def _weighted_list(buffer_: StoreBuffer, size: int) -> Tuple[List[Any], np.ndarr
     items = buffer_.sample(size)
     for item in items:
         # As DI-engine's PriorityExperienceReplay has it.
-        item.data['priority_IS'] = torch.tensor([item.meta['priority_IS']], dtype=torch.float32)
+        weight = torch.tensor([item.meta['priority_IS']], dtype=torch.float32)
+        item.data['IS' if is_sequence(buffer_.schema) else 'priority_IS'] = weight
     return [item.data for item in items], np.array([int(item.index) for item in items], np.int64)
 
 

@@ -2,6 +2,8 @@
 
 from easydict import EasyDict
 
+from ding_store import enable
+
 cartpole_dqn_config = dict(
     exp_name='cartpole_dqn_seed0',
     store=dict(enable=True),
@@ -51,3 +53,4 @@ create_config = EasyDict(
         replay_buffer=dict(type='deque', import_names=['ding.data.buffer.deque_buffer_wrapper']),
     )
 )
+enable(main_config, create_config)

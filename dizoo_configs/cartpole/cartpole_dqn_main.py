@@ -1,7 +1,7 @@
 """
 # CartPole DQN through the store
 
-One process (`--help` lists the options, for all that follows too):
+One process (`--help` lists the options, for all that follows too); `--config cartpole_dqn_per` samples by priority:
 
 > python3 -u dizoo_configs/cartpole/cartpole_dqn_main.py
 
@@ -21,10 +21,8 @@ a job that DI-engine started has the run `cartpole_dqn_seed0`, by its exp_name, 
 With `--checkpoint` at the end of these commands a learner that is killed goes on from its last checkpoint, and so does
 the same command after everything was killed.
 
-The flag is `main_config.store`; with `enable=False` this is stock DI-engine.
+The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine.
 """
-
-import argparse
 
 import gym
 from ding.config import compile_config
@@ -38,14 +36,17 @@ from ding.utils import set_pkg_seed
 from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
-from dizoo_configs.cartpole.cartpole_dqn_config import create_config, main_config
+from dizoo_configs.command import DEFAULTS, Options, options, take_role, use_end
+
+CONFIGS = ['dizoo_configs.cartpole.cartpole_dqn_config', 'dizoo_configs.cartpole.cartpole_dqn_per_config']
 
 
-def main(seed: int = 0, checkpoint: bool = False) -> None:
+def main(given: Options = DEFAULTS) -> None:
     logging.getLogger().setLevel(logging.INFO)
-    main_config.store.checkpoint = main_config.store.get('checkpoint', False) or checkpoint
+    main_config, create_config = given.configs(CONFIGS[0])
     parts = pipeline(main_config)
-    cfg = compile_config(main_config, seed=seed, create_cfg=create_config, auto=True, save_cfg=task.router.node_id == 0)
+    is_first = task.router.node_id == 0
+    cfg = compile_config(main_config, seed=given.seed, create_cfg=create_config, auto=True, save_cfg=is_first)
     ding_init(cfg)
     with task.start(async_mode=False, ctx=OnlineRLContext()):
         collector_env = BaseEnvManagerV2(
@@ -60,16 +61,11 @@ def main(seed: int = 0, checkpoint: bool = False) -> None:
         set_pkg_seed(cfg.seed, use_cuda=cfg.policy.cuda)
 
         model = DQN(**cfg.policy.model)
-        buffer_ = parts.DequeBuffer(size=cfg.policy.other.replay_buffer.replay_buffer_size)
+        buffer_ = parts.replay(cfg)
         policy = DQNPolicy(cfg.policy, model=model)
 
         if task.router.is_active:
-            if task.router.node_id == 0:
-                task.add_role(task.role.LEARNER)
-            elif task.router.node_id == 1:
-                task.add_role(task.role.EVALUATOR)
-            else:
-                task.add_role(task.role.COLLECTOR)
+            take_role()
             task.use(parts.ContextExchanger(skip_n_iter=1))
             task.use(parts.ModelExchanger(model))
 
@@ -81,11 +77,9 @@ def main(seed: int = 0, checkpoint: bool = False) -> None:
         task.use(online_logger(train_show_freq=10))
         task.use(CkptSaver(policy, cfg.exp_name, train_freq=100))
         task.use(parts.Checkpointer(policy))
+        use_end(given)
         task.run()
 
 
 if __name__ == '__main__':
-    parser = argparse.ArgumentParser(description='CartPole DQN through the store; see the top of this file.')
-    parser.add_argument('-s', '--seed', type=int, default=0)
-    parser.add_argument('--checkpoint', action='store_true', help='survive the death of any process')
-    main(**vars(parser.parse_args()))
+    main(options(main, CONFIGS, can_checkpoint=True))

@@ -1,0 +1,88 @@
+"""
+# Atari DQN through the store
+
+Needs the extra: `scripts/setup.sh --extra atari`. One process, Pong; `--config qbert_dqn` is Qbert, `--config
+pong_dqn_per` and `qbert_dqn_per` sample by priority, `pong_apex` is in the style of Ape-X:
+
+> python3 -u dizoo_configs/atari/atari_dqn_main.py
+
+One machine, one learner, one evaluator and two collectors as processes of their own:
+
+> ding-store run --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/atari/atari_dqn_main.py
+
+Ape-X style (Horgan et al. 2018): collectors with an epsilon each, who give transitions their first priority, and a
+learner that trains as fast as it can. Set `policy.other.apex.num_collectors` to their number:
+
+> ding-store run --roles learner=1,evaluator=1,collector=8 -- python3 -u dizoo_configs/atari/atari_dqn_main.py --config pong_apex
+
+Several machines: a Redis that all reach, the first command on the learner's, the second on each of the others:
+
+> ding-store run --store redis://learner-host:6379 --run pong --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/atari/atari_dqn_main.py
+> ding-store join --store redis://learner-host:6379 --run pong --role collector -- python3 -u dizoo_configs/atari/atari_dqn_main.py
+
+The same on one machine, started by DI-engine:
+
+> ditask --package . --main dizoo_configs.atari.atari_dqn_main.main --parallel-workers 4 --topology mesh
+
+DI-engine's config pipeline, in one process:
+
+> ding -m serial -c dizoo_configs/atari/pong_dqn_config.py -s 0
+
+The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine.
+"""  # noqa: E501
+
+from ding.config import compile_config
+from ding.framework import ding_init, task
+from ding.framework.context import OnlineRLContext
+from ding.framework.middleware import CkptSaver, StepCollector, eps_greedy_handler, interaction_evaluator, online_logger
+from ding.model import DQN
+from ding.policy import DQNPolicy
+from ding.utils import set_pkg_seed
+from ditk import logging
+
+from ding_store.middleware.pipeline import pipeline
+from ding_store.middleware.trajectories import apex_epsilon, first_priorities, nstep_returns
+from dizoo_configs.command import DEFAULTS, Options, make_envs, options, take_role, use_end
+
+CONFIGS = [
+    f'dizoo_configs.atari.{name}_config'
+    for name in ('pong_dqn', 'qbert_dqn', 'pong_dqn_per', 'qbert_dqn_per', 'pong_apex')
+]
+
+
+def main(given: Options = DEFAULTS) -> None:
+    logging.getLogger().setLevel(logging.INFO)
+    main_config, create_config = given.configs(CONFIGS[0])
+    parts = pipeline(main_config)
+    is_first = task.router.node_id == 0
+    cfg = compile_config(main_config, seed=given.seed, create_cfg=create_config, auto=True, save_cfg=is_first)
+    ding_init(cfg)
+    with task.start(async_mode=False, ctx=OnlineRLContext()):
+        collector_env, evaluator_env = make_envs(cfg, create_config)
+
+        set_pkg_seed(cfg.seed, use_cuda=cfg.policy.cuda)
+
+        model = DQN(**cfg.policy.model)
+        buffer_ = parts.replay(cfg)
+        policy = DQNPolicy(cfg.policy, model=model)
+
+        if task.router.is_active:
+            take_role()
+            task.use(parts.ContextExchanger(skip_n_iter=1))
+            task.use(parts.ModelExchanger(model))
+
+        task.use(interaction_evaluator(cfg, policy.eval_mode, evaluator_env))
+        task.use(apex_epsilon(cfg) if 'apex' in cfg.policy.other else eps_greedy_handler(cfg))
+        task.use(StepCollector(cfg, policy.collect_mode, collector_env))
+        task.use(nstep_returns(cfg))
+        task.use(first_priorities(cfg, model))
+        task.use(parts.data_pusher(cfg, buffer_))
+        task.use(parts.OffPolicyLearner(cfg, policy.learn_mode, buffer_))
+        task.use(online_logger(train_show_freq=100))
+        task.use(CkptSaver(policy, cfg.exp_name, train_freq=1000))
+        use_end(given)
+        task.run()
+
+
+if __name__ == '__main__':
+    main(options(main, CONFIGS))

@@ -1,0 +1,40 @@
+"""DI-engine's Atari environment on ``ale-py``: type 'atari_ale', found in worker processes by ``import_names``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gym
+from ding.utils import ENV_REGISTRY
+
+from dizoo_configs.atari.ale_game import register
+from dizoo_configs.extras import need
+
+try:
+    from dizoo.atari.envs.atari_env import AtariEnv as StockAtariEnv
+except ModuleNotFoundError as error:
+    if error.name != 'cv2':
+        raise
+    StockAtariEnv = object  # without the extra this module can be imported, and its class says what is missing
+
+
+@ENV_REGISTRY.register('atari_ale')
+class AtariEnv(StockAtariEnv):
+    """
+    Overview:
+        DI-engine's AtariEnv with all its wrappers; only the game itself is ours. Observations (4, 84, 84) float32 in
+        [0, 1], exact multiples of 1/255. While training a lost life ends an episode, and rewards are -1, 0 or 1.
+    Arguments:
+        - cfg (:obj:`EasyDict`): ``env_id``, e.g. 'PongNoFrameskip-v4'; ``frame_stack``; ``is_train``.
+    Raises:
+        - ModuleNotFoundError: The extra ``atari`` is not installed; with the line that installs it.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> AtariEnv:
+        need('ale_py', 'atari')
+        need('cv2', 'atari').setNumThreads(1)  # one frame is too small for threads, and environments are many
+        return super().__new__(cls)
+
+    def _make_env(self) -> gym.Env:
+        register(self._cfg.env_id)
+        return super()._make_env()

@@ -1,0 +1,82 @@
+"""
+# Atari IMPALA through the store
+
+Needs the extra: `scripts/setup.sh --extra atari`. One process, Pong; `--config qbert_impala` is Qbert:
+
+> python3 -u dizoo_configs/atari/atari_impala_main.py
+
+One machine, one learner, one evaluator and two collectors as processes of their own:
+
+> ding-store run --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/atari/atari_impala_main.py
+
+Several machines: a Redis that all reach, the first command on the learner's, the second on each of the others:
+
+> ding-store run --store redis://learner-host:6379 --run pong --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/atari/atari_impala_main.py
+> ding-store join --store redis://learner-host:6379 --run pong --role collector -- python3 -u dizoo_configs/atari/atari_impala_main.py
+
+The same on one machine, started by DI-engine:
+
+> ditask --package . --main dizoo_configs.atari.atari_impala_main.main --parallel-workers 4 --topology mesh
+
+DI-engine's config pipeline, in one process:
+
+> ding -m serial -c dizoo_configs/atari/pong_impala_config.py -s 0
+
+Trajectories wait in a queue and each is trained on once. `--set policy.other.replay_buffer.max_use=3 --set
+policy.other.replay_buffer.sampler=auto` takes each up to three times, in random order. The flag is `main_config.store`;
+with `enable=False`, or `--stock`, this is stock DI-engine, whose buffer knows no order.
+"""  # noqa: E501
+
+from ding.config import compile_config
+from ding.framework import ding_init, task
+from ding.framework.context import OnlineRLContext
+from ding.framework.middleware import CkptSaver, StepCollector, interaction_evaluator, online_logger
+from ding.model import VAC
+from ding.policy import IMPALAPolicy
+from ding.utils import set_pkg_seed
+from ditk import logging
+
+from ding_store.middleware.pipeline import pipeline
+from ding_store.middleware.trajectories import Unroller
+from dizoo_configs.command import DEFAULTS, Options, make_envs, options, take_role, use_end
+
+CONFIGS = ['dizoo_configs.atari.pong_impala_config', 'dizoo_configs.atari.qbert_impala_config']
+
+
+def main(given: Options = DEFAULTS) -> None:
+    logging.getLogger().setLevel(logging.INFO)
+    main_config, create_config = given.configs(CONFIGS[0])
+    parts = pipeline(main_config)
+    is_first = task.router.node_id == 0
+    cfg = compile_config(main_config, seed=given.seed, create_cfg=create_config, auto=True, save_cfg=is_first)
+    # DI-engine counts samples in trajectories. Here these are made before the replay, where nothing has to group steps.
+    length = cfg.policy.unroll_len
+    cfg.policy.collect.update(n_sample=cfg.policy.collect.n_sample * length, unroll_len=1)
+    ding_init(cfg)
+    with task.start(async_mode=False, ctx=OnlineRLContext()):
+        collector_env, evaluator_env = make_envs(cfg, create_config)
+
+        set_pkg_seed(cfg.seed, use_cuda=cfg.policy.cuda)
+
+        model = VAC(**cfg.policy.model)
+        buffer_ = parts.replay(cfg)
+        policy = IMPALAPolicy(cfg.policy, model=model)
+
+        if task.router.is_active:
+            take_role()
+            task.use(parts.ContextExchanger(skip_n_iter=1))
+            task.use(parts.ModelExchanger(model))
+
+        task.use(interaction_evaluator(cfg, policy.eval_mode, evaluator_env))
+        task.use(StepCollector(cfg, policy.collect_mode, collector_env))
+        task.use(Unroller(length))
+        task.use(parts.data_pusher(cfg, buffer_))
+        task.use(parts.OffPolicyLearner(cfg, policy.learn_mode, buffer_))
+        task.use(online_logger(train_show_freq=100))
+        task.use(CkptSaver(policy, cfg.exp_name, train_freq=1000))
+        use_end(given)
+        task.run()
+
+
+if __name__ == '__main__':
+    main(options(main, CONFIGS))

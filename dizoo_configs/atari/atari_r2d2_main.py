@@ -1,0 +1,90 @@
+"""
+# Atari R2D2 through the store
+
+Needs the extra: `scripts/setup.sh --extra atari`. One process, Pong; `--config qbert_r2d2` is Qbert:
+
+> python3 -u dizoo_configs/atari/atari_r2d2_main.py
+
+One machine, one learner, one evaluator and two collectors as processes of their own:
+
+> ding-store run --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/atari/atari_r2d2_main.py
+
+Several machines: a Redis that all reach, the first command on the learner's, the second on each of the others:
+
+> ding-store run --store redis://learner-host:6379 --run pong --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/atari/atari_r2d2_main.py
+> ding-store join --store redis://learner-host:6379 --run pong --role collector -- python3 -u dizoo_configs/atari/atari_r2d2_main.py
+
+The same on one machine, started by DI-engine:
+
+> ditask --package . --main dizoo_configs.atari.atari_r2d2_main.main --parallel-workers 4 --topology mesh
+
+DI-engine's config pipeline, in one process:
+
+> ding -m serial -c dizoo_configs/atari/pong_r2d2_config.py -s 0
+
+DI-engine's example of R2D2 samples single steps and groups them, so that it has neither priorities of sequences nor
+overlaps. Here elements are sequences, with the recurrent state before each step, as in DI-engine's config pipeline.
+The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine on the same elements.
+"""  # noqa: E501
+
+from ding.config import compile_config
+from ding.framework import ding_init, task
+from ding.framework.context import OnlineRLContext
+from ding.framework.middleware import CkptSaver, StepCollector, eps_greedy_handler, interaction_evaluator, online_logger
+from ding.model import DRQN
+from ding.policy import R2D2Policy
+from ding.utils import set_pkg_seed
+from ditk import logging
+
+from ding_store.middleware.pipeline import pipeline
+from ding_store.middleware.trajectories import Unroller
+from dizoo_configs.command import DEFAULTS, Options, make_envs, options, take_role, use_end
+
+CONFIGS = ['dizoo_configs.atari.pong_r2d2_config', 'dizoo_configs.atari.qbert_r2d2_config']
+
+
+def main(given: Options = DEFAULTS) -> None:
+    logging.getLogger().setLevel(logging.INFO)
+    main_config, create_config = given.configs(CONFIGS[0])
+    parts = pipeline(main_config)
+    is_first = task.router.node_id == 0
+    cfg = compile_config(main_config, seed=given.seed, create_cfg=create_config, auto=True, save_cfg=is_first)
+    # DI-engine counts samples in sequences. Here these are made before the replay, where nothing has to group steps.
+    length = cfg.policy.burnin_step + cfg.policy.learn_unroll_len
+    cfg.policy.collect.update(n_sample=cfg.policy.collect.n_sample * length, unroll_len=1)
+    ding_init(cfg)
+    with task.start(async_mode=False, ctx=OnlineRLContext()):
+        collector_env, evaluator_env = make_envs(cfg, create_config)
+
+        set_pkg_seed(cfg.seed, use_cuda=cfg.policy.cuda)
+
+        model = DRQN(**cfg.policy.model)
+        buffer_ = parts.replay(cfg)
+        policy = R2D2Policy(cfg.policy, model=model)
+
+        if task.router.is_active:
+            take_role()
+            task.use(parts.ContextExchanger(skip_n_iter=1))
+            task.use(parts.ModelExchanger(model))
+
+        task.use(interaction_evaluator(cfg, policy.eval_mode, evaluator_env))
+        task.use(eps_greedy_handler(cfg))
+        task.use(StepCollector(cfg, policy.collect_mode, collector_env))
+        task.use(
+            Unroller(
+                length=length,
+                overlap=cfg.policy.collect.overlap,
+                nstep=cfg.policy.nstep,
+                gamma=cfg.policy.discount_factor,
+            )
+        )
+        task.use(parts.data_pusher(cfg, buffer_))
+        task.use(parts.OffPolicyLearner(cfg, policy.learn_mode, buffer_))
+        task.use(online_logger(train_show_freq=100))
+        task.use(CkptSaver(policy, cfg.exp_name, train_freq=1000))
+        use_end(given)
+        task.run()
+
+
+if __name__ == '__main__':
+    main(options(main, CONFIGS))

@@ -1,0 +1,12 @@
+"""Pong, DQN with 3-step returns and prioritized replay: what differs from uniform sampling."""
+
+import copy
+
+from ding_store import enable
+from dizoo_configs.atari import pong_dqn_config as uniform
+
+main_config, create_config = copy.deepcopy((uniform.main_config, uniform.create_config))
+main_config.exp_name = 'pong_dqn_per_seed0'
+main_config.policy.update(priority=True, priority_IS_weight=True)
+main_config.policy.other.replay_buffer.update(alpha=0.6, beta=0.4)
+enable(main_config, create_config)

@@ -1,0 +1,86 @@
+"""
+# CartPole PPO (on-policy) through the store
+
+One process (`--help` lists the options, for all that follows too):
+
+> python3 -u dizoo_configs/cartpole/cartpole_ppo_main.py
+
+One machine, one learner, one evaluator and two collectors as processes of their own:
+
+> ding-store run --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/cartpole/cartpole_ppo_main.py
+
+The same, started by DI-engine:
+
+> ditask --package . --main dizoo_configs.cartpole.cartpole_ppo_main.main --parallel-workers 4 --topology mesh
+
+Another collector for a running job, on this host or another (there, with the `redis://` URL of the job's store);
+a job that DI-engine started has the run `cartpole_ppo_seed0`, by its exp_name, and needs `--run cartpole_ppo_seed0`:
+
+> ding-store join --role collector -- python3 -u dizoo_configs/cartpole/cartpole_ppo_main.py
+
+The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine.
+"""
+
+import gym
+from ding.config import compile_config
+from ding.envs import BaseEnvManagerV2, DingEnvWrapper
+from ding.framework import ding_init, task
+from ding.framework.context import OnlineRLContext
+from ding.framework.middleware import (
+    CkptSaver,
+    StepCollector,
+    gae_estimator,
+    interaction_evaluator,
+    multistep_trainer,
+    online_logger,
+)
+from ding.model import VAC
+from ding.policy import PPOPolicy
+from ding.utils import set_pkg_seed
+from ditk import logging
+
+from ding_store.middleware.pipeline import pipeline
+from dizoo_configs.command import DEFAULTS, Options, options, take_role, use_end
+
+CONFIGS = ['dizoo_configs.cartpole.cartpole_ppo_config']
+
+
+def main(given: Options = DEFAULTS) -> None:
+    logging.getLogger().setLevel(logging.INFO)
+    main_config, create_config = given.configs(CONFIGS[0])
+    parts = pipeline(main_config)
+    is_first = task.router.node_id == 0
+    cfg = compile_config(main_config, seed=given.seed, create_cfg=create_config, auto=True, save_cfg=is_first)
+    ding_init(cfg)
+    with task.start(async_mode=False, ctx=OnlineRLContext()):
+        collector_env = BaseEnvManagerV2(
+            env_fn=[lambda: DingEnvWrapper(gym.make('CartPole-v0')) for _ in range(cfg.env.collector_env_num)],
+            cfg=cfg.env.manager,
+        )
+        evaluator_env = BaseEnvManagerV2(
+            env_fn=[lambda: DingEnvWrapper(gym.make('CartPole-v0')) for _ in range(cfg.env.evaluator_env_num)],
+            cfg=cfg.env.manager,
+        )
+
+        set_pkg_seed(cfg.seed, use_cuda=cfg.policy.cuda)
+
+        model = VAC(**cfg.policy.model)
+        policy = PPOPolicy(cfg.policy, model=model)
+
+        if task.router.is_active:
+            take_role()
+            task.use(parts.ContextExchanger(skip_n_iter=1))
+            task.use(parts.ModelExchanger(model))
+
+        task.use(interaction_evaluator(cfg, policy.eval_mode, evaluator_env))
+        task.use(StepCollector(cfg, policy.collect_mode, collector_env))
+        task.use(gae_estimator(cfg, policy.collect_mode))
+        task.use(multistep_trainer(policy.learn_mode, log_freq=50))
+        task.use(online_logger(train_show_freq=10))
+        task.use(CkptSaver(policy, cfg.exp_name, train_freq=100))
+        use_end(given)
+        task.run()
+
+
+if __name__ == '__main__':
+    main(options(main, CONFIGS))

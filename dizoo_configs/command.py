@@ -1,0 +1,155 @@
+"""What the mains share: their command line, environments by config, roles, and where a run ends."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib
+import inspect
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Callable, Dict, Sequence, Tuple
+
+import yaml
+from ding.envs import BaseEnvManagerV2, SubprocessEnvManagerV2, get_vec_env_setting
+from ding.framework import task
+from ding.framework.middleware import termination_checker
+
+from ding_store.errors import ConfigError
+
+ENV_MANAGERS = {'base': BaseEnvManagerV2, 'subprocess': SubprocessEnvManagerV2}
+
+
+@dataclass(frozen=True)
+class Options:
+    """
+    Overview:
+        How to run a main: its command line, or what tests and scripts call it with.
+    Arguments:
+        - config (:obj:`str`): Module of the config; '' for the main's own.
+        - stock (:obj:`bool`): Turn the flag off: stock DI-engine.
+        - max_env_step, max_train_iter (:obj:`int`): Where the run ends, if not at the stop value. 0: no such end.
+        - env_manager (:obj:`str`): 'base', 'subprocess', or '' for the config's.
+        - settings (:obj:`Dict[str, Any]`): Dotted key of ``main_config`` -> value.
+        - checkpoint (:obj:`bool`): Go on from the last checkpoint when started again.
+    """
+
+    config: str = ''
+    seed: int = 0
+    stock: bool = False
+    max_env_step: int = 0
+    max_train_iter: int = 0
+    env_manager: str = ''
+    settings: Tuple[Tuple[str, Any], ...] = ()
+    checkpoint: bool = False
+
+    def configs(self, default: str) -> Tuple[Any, Any]:
+        """
+        Arguments:
+            - default (:obj:`str`): Module of the config, where ``config`` is ''.
+        Returns:
+            - main_config, create_config (:obj:`EasyDict`): Copies, with these options applied.
+        Raises:
+            - ConfigError: A setting's key is not in the config.
+        """
+        module = importlib.import_module(self.config or default)
+        main_config, create_config = copy.deepcopy((module.main_config, module.create_config))
+        if self.stock:
+            main_config.store.enable = False
+        if not main_config.store.enable and create_config.get('replay_buffer', {}).get('type') == 'store':
+            create_config.pop('replay_buffer')  # del would leave the item of an EasyDict
+        if self.checkpoint:
+            main_config.store.checkpoint = main_config.store.get('checkpoint') or True
+        if self.env_manager:
+            create_config.env_manager.type = self.env_manager
+        for key, value in self.settings:
+            _set(main_config, key, value)
+        return main_config, create_config
+
+
+#: What a main does that nobody said anything to.
+DEFAULTS = Options()
+
+
+def _set(config: Any, key: str, value: Any) -> None:
+    *path, last = key.split('.')
+    for name in path:
+        if not isinstance(config.get(name), dict):
+            raise ConfigError(f'--set {key}: the config has no {name!r} there; it has {", ".join(sorted(config))}')
+        config = config[name]
+    config[last] = value
+
+
+def options(main: Callable, configs: Sequence[str] = (), can_checkpoint: bool = False) -> Options:
+    """
+    Overview:
+        The command line of a main, whose ``--help`` is its module's docstring.
+    Arguments:
+        - configs (:obj:`Sequence[str]`): Modules of configs that ``--config`` may name, the first being the default.
+        - can_checkpoint (:obj:`bool`): Whether the main uses a checkpointer.
+    """
+    parser = argparse.ArgumentParser(
+        description=inspect.getdoc(inspect.getmodule(main)), formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = {name.rpartition('.')[2].replace('_config', ''): name for name in configs}
+    if names:
+        parser.add_argument('--config', choices=sorted(names), default=next(iter(names)))
+    parser.add_argument('-s', '--seed', type=int, default=0)
+    parser.add_argument(
+        '--stock', action='store_true', help='stock DI-engine: the same as main_config.store.enable=False'
+    )
+    parser.add_argument('--max-env-step', type=int, default=0, help='end there, if not at the stop value')
+    parser.add_argument('--max-train-iter', type=int, default=0)
+    parser.add_argument('--env-manager', choices=sorted(ENV_MANAGERS), default='')
+    parser.add_argument(
+        '--set', action='append', default=[], metavar='KEY=VALUE', help='of main_config: policy.learn.batch_size=64'
+    )
+    if can_checkpoint:
+        parser.add_argument('--checkpoint', action='store_true', help='survive the death of any process')
+    given = parser.parse_args()
+    return Options(
+        config=names[given.config] if names else '',
+        seed=given.seed,
+        stock=given.stock,
+        max_env_step=given.max_env_step,
+        max_train_iter=given.max_train_iter,
+        env_manager=given.env_manager,
+        settings=tuple(_setting(text) for text in given.set),
+        checkpoint=can_checkpoint and given.checkpoint,
+    )
+
+
+def _setting(text: str) -> Tuple[str, Any]:
+    key, is_one, value = text.partition('=')
+    if not is_one:
+        raise ConfigError(f'--set {text}: must be KEY=VALUE, such as policy.learn.batch_size=64')
+    return key, yaml.safe_load(value)
+
+
+def make_envs(cfg: Any, create_config: Any) -> Tuple[Any, Any]:
+    """
+    Returns:
+        - collector_env, evaluator_env: Env managers, which start their environments when they are first used.
+    """
+    settings: Dict[str, Any] = copy.deepcopy(cfg.env)
+    env, collector_cfgs, evaluator_cfgs = get_vec_env_setting(settings)
+    manager = ENV_MANAGERS[create_config.env_manager.type]
+    return (
+        manager([partial(env, cfg=each) for each in collector_cfgs], cfg.env.manager),
+        manager([partial(env, cfg=each) for each in evaluator_cfgs], cfg.env.manager),
+    )
+
+
+def take_role() -> None:
+    """By node id, as DI-engine's examples do: 0 learns, 1 evaluates, others collect."""
+    roles = {0: task.role.LEARNER, 1: task.role.EVALUATOR}
+    task.add_role(roles.get(task.router.node_id, task.role.COLLECTOR))
+
+
+def use_end(given: Options) -> None:
+    """The learner ends the run where the options say."""
+    learns = not task.router.is_active or task.has_role(task.role.LEARNER)
+    if learns and (given.max_env_step or given.max_train_iter):
+        task.use(
+            termination_checker(max_env_step=given.max_env_step or None, max_train_iter=given.max_train_iter or None)
+        )

@@ -1,0 +1,77 @@
+"""
+# Hopper SAC through the store
+
+Needs the extra: `scripts/setup.sh --extra mujoco`. One process:
+
+> python3 -u dizoo_configs/mujoco/hopper_sac_main.py
+
+One machine, one learner, one evaluator and two collectors as processes of their own:
+
+> ding-store run --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/mujoco/hopper_sac_main.py
+
+Several machines: a Redis that all reach, the first command on the learner's, the second on each of the others:
+
+> ding-store run --store redis://learner-host:6379 --run hopper --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/mujoco/hopper_sac_main.py
+> ding-store join --store redis://learner-host:6379 --run hopper --role collector -- python3 -u dizoo_configs/mujoco/hopper_sac_main.py
+
+The same on one machine, started by DI-engine:
+
+> ditask --package . --main dizoo_configs.mujoco.hopper_sac_main.main --parallel-workers 4 --topology mesh
+
+DI-engine's config pipeline, in one process:
+
+> ding -m serial -c dizoo_configs/mujoco/hopper_sac_config.py -s 0
+
+The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine.
+"""  # noqa: E501
+
+from ding.config import compile_config
+from ding.framework import ding_init, task
+from ding.framework.context import OnlineRLContext
+from ding.framework.middleware import CkptSaver, StepCollector, interaction_evaluator, online_logger
+from ding.model import ContinuousQAC
+from ding.policy import SACPolicy
+from ding.utils import set_pkg_seed
+from ditk import logging
+
+from ding_store.middleware.pipeline import pipeline
+from dizoo_configs.command import DEFAULTS, Options, make_envs, options, take_role, use_end
+
+CONFIGS = ['dizoo_configs.mujoco.hopper_sac_config']
+
+
+def main(given: Options = DEFAULTS) -> None:
+    logging.getLogger().setLevel(logging.INFO)
+    main_config, create_config = given.configs(CONFIGS[0])
+    parts = pipeline(main_config)
+    is_first = task.router.node_id == 0
+    cfg = compile_config(main_config, seed=given.seed, create_cfg=create_config, auto=True, save_cfg=is_first)
+    ding_init(cfg)
+    with task.start(async_mode=False, ctx=OnlineRLContext()):
+        collector_env, evaluator_env = make_envs(cfg, create_config)
+
+        set_pkg_seed(cfg.seed, use_cuda=cfg.policy.cuda)
+
+        model = ContinuousQAC(**cfg.policy.model)
+        buffer_ = parts.replay(cfg)
+        policy = SACPolicy(cfg.policy, model=model)
+
+        if task.router.is_active:
+            take_role()
+            task.use(parts.ContextExchanger(skip_n_iter=1))
+            task.use(parts.ModelExchanger(model))
+
+        task.use(interaction_evaluator(cfg, policy.eval_mode, evaluator_env))
+        task.use(
+            StepCollector(cfg, policy.collect_mode, collector_env, random_collect_size=cfg.policy.random_collect_size)
+        )
+        task.use(parts.data_pusher(cfg, buffer_))
+        task.use(parts.OffPolicyLearner(cfg, policy.learn_mode, buffer_))
+        task.use(online_logger(train_show_freq=100))
+        task.use(CkptSaver(policy, cfg.exp_name, train_freq=1000))
+        use_end(given)
+        task.run()
+
+
+if __name__ == '__main__':
+    main(options(main, CONFIGS))

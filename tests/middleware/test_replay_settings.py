@@ -1,0 +1,127 @@
+"""What a config says about its replay, as buffers; epsilons of collectors; first priorities on their way."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import treetensor.torch as ttorch
+from easydict import EasyDict
+
+from ding_store.errors import ConfigError, NotEnoughData
+
+pytest.importorskip('ding')
+
+from ding_store.buffer import Prioritized, StoreBuffer, Uniform  # noqa: E402
+from ding_store.middleware.plan import PUSH_COLUMNS  # noqa: E402
+from ding_store.middleware.replay import data_pusher  # noqa: E402
+from ding_store.middleware.replay_settings import ReplaySettings  # noqa: E402
+from ding_store.middleware.trajectories import Unroller, collector_epsilon, first_priorities  # noqa: E402
+
+
+def config(policy=None, **replay):
+    return EasyDict(policy=dict(policy or {}, other=dict(replay_buffer=dict(replay_buffer_size=100, **replay))))
+
+
+def buffer_of(cfg):
+    return ReplaySettings.of(cfg).store(StoreBuffer)
+
+
+def step(i, **more):
+    return ttorch.as_tensor({'obs': torch.full((2,), float(i)), 'action': torch.tensor([i % 2]), **more})
+
+
+def test_plain_and_prioritized():
+    assert isinstance(buffer_of(config(max_use=float('inf'))).sampler, Uniform)
+    weighted = buffer_of(config(dict(priority=True, priority_IS_weight=True), alpha=0.7, beta=0.5)).sampler
+    assert isinstance(weighted, Prioritized)
+    assert weighted.beta == 0.5
+    assert buffer_of(config(dict(priority=True))).sampler.beta == 0.0, 'no weights were asked for'
+
+
+@pytest.mark.parametrize('max_use', [None, 1, 3])
+def test_a_queue_hands_out_each_element_in_its_turn_and_so_often(max_use):
+    buffer_ = buffer_of(config(sampler='fifo', **({} if max_use is None else {'max_use': max_use})))
+    for i in range(12):
+        buffer_.push(step(i))
+    came = []
+    for _ in range(3 * (max_use or 1)):
+        came += buffer_.sample_batch(4).data.obs[:, 0].int().tolist()
+    with pytest.raises(NotEnoughData):
+        buffer_.sample_batch(1)
+    assert sorted(came) == sorted(list(range(12)) * (max_use or 1))
+    assert came[:4] == sorted(came[:4])
+    assert buffer_.count() == 0
+
+
+@pytest.mark.parametrize('kind', ['stock', 'store'])
+def test_limited_use(kind):
+    buffer_ = getattr(ReplaySettings.of(config(max_use=2)), kind)(*([StoreBuffer] if kind == 'store' else []))
+    for i in range(8):
+        buffer_.push(step(i))
+    for _ in range(2):
+        assert len(buffer_.sample(8)) == 8
+    # DequeBuffer loses track of what it deleted; in both, nothing comes a third time.
+    with pytest.raises(ValueError, match='There are less than'):
+        buffer_.sample(8)
+
+
+@pytest.mark.parametrize(
+    ('policy', 'replay', 'text'),
+    [
+        ({}, dict(sampler='lifo'), r"sampler \('lifo'\) must be 'auto' or 'fifo'"),
+        (dict(priority=True), dict(sampler='fifo'), 'turn policy.priority off'),
+    ],
+)
+def test_what_contradicts_itself_is_refused(policy, replay, text):
+    with pytest.raises(ConfigError, match=text):
+        ReplaySettings.of(config(policy, **replay))
+
+
+def test_first_priorities_are_those_of_the_collector():
+    cfg = config(dict(priority=True, priority_IS_weight=True, discount_factor=0.5, nstep=2))
+    values = torch.nn.Linear(2, 3)
+    steps = [
+        step(i, next_obs=torch.ones(2) * i, reward=torch.tensor([1.0, 2.0]), value_gamma=torch.tensor([0.25]))
+        for i in range(6)
+    ]
+    for i, each in enumerate(steps):
+        each.done = torch.tensor(i == 5)
+    ctx = SimpleNamespace(trajectories=steps)
+    first_priorities(cfg, lambda_model(values))(ctx)
+    for each in steps:
+        with torch.no_grad():
+            after = values(each.next_obs).max() * (0.0 if each.done else 0.25)
+            expected = abs(1.0 + 0.5 * 2.0 + after - values(each.obs)[int(each.action)])
+        assert float(each.priority) == pytest.approx(float(expected), rel=1e-5)
+    by_element, by_column = buffer_of(cfg), buffer_of(cfg)
+    data_pusher(cfg, by_element)(SimpleNamespace(trajectories=list(steps), episodes=None))
+    push = getattr(data_pusher(cfg, by_column), PUSH_COLUMNS)()
+    push(by_element.schema, by_element.schema.encode(steps))
+    wanted = [float(each.priority) for each in steps]
+    for buffer_ in (by_element, by_column):
+        np.testing.assert_allclose(buffer_.sampler.priorities_of(np.arange(6)), wanted, rtol=1e-4)
+
+
+def lambda_model(values):
+    model = torch.nn.Sequential(values)
+    forward = model.forward
+    model.forward = lambda obs: {'logit': forward(obs)}
+    return model
+
+
+def test_epsilons_of_ape_x():
+    """Horgan et al. 2018: 0.4 ** (1 + i / (N - 1) * 7)."""
+    epsilons = [collector_epsilon(i, 8) for i in range(8)]
+    assert epsilons[0] == pytest.approx(0.4)
+    assert epsilons[-1] == pytest.approx(0.4**8)
+    assert epsilons == sorted(epsilons, reverse=True)
+    assert collector_epsilon(9, 8) == epsilons[1], 'one that joins later'
+    assert collector_epsilon(0, 1) == pytest.approx(0.4)
+    with pytest.raises(ConfigError, match='num_collectors 0'):
+        collector_epsilon(0, 0)
+
+
+def test_an_overlap_must_leave_something():
+    with pytest.raises(ConfigError, match=r'overlap \(8\)'):
+        Unroller(8, overlap=8)

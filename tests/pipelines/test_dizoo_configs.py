@@ -1,0 +1,105 @@
+"""Every pipeline of dizoo_configs trains: store and stock in one process, and the store with a process per role."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+
+import pytest
+from jobs import PIPELINES as HERE
+from jobs import ROLES, ROOT, ding_store, environment, job, table
+from needs import need_extra
+
+pytest.importorskip('ding')
+pytest.importorskip('gym')
+sys.path.insert(0, str(HERE))
+from tiny import PIPELINES, arguments  # noqa: E402
+
+pytestmark = pytest.mark.timeout(300)
+
+RUNS = [f'{name}:{kind}' for name in PIPELINES for kind in ('store', 'stock')]
+
+
+def is_there(name):
+    _, _, _, extra, module = PIPELINES[name]
+    if extra:
+        need_extra(module, extra)
+    return True
+
+
+@pytest.fixture(scope='module')
+def runs(tmp_path_factory):
+    """All runs of one process each, forked from one that has imported everything: seconds each instead of ten."""
+    directory = tmp_path_factory.mktemp('runs')
+    wanted = []
+    for run in RUNS:
+        try:
+            is_there(run.partition(':')[0])
+            wanted.append(run)
+        except BaseException:  # noqa: BLE001 - its own test says so
+            pass
+    command = [sys.executable, '-W', 'ignore', str(HERE / 'in_one_process.py'), *wanted]
+    done = subprocess.run(command, cwd=directory, env=environment(), capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return directory
+
+
+@pytest.mark.parametrize('run', RUNS)
+def test_trains_in_one_process(runs, run):
+    name, _, kind = run.partition(':')
+    is_there(name)
+    directory = runs / f'{name}-{kind}'
+    path = directory / 'record.json'
+    assert path.exists(), (directory / 'out').read_text(errors='replace')[-4000:]
+    record = json.loads(path.read_text())
+    assert record['train_iter'] >= 6
+    assert record['env_step'] > 0
+    assert len(record['losses']) >= 6
+    assert all(math.isfinite(loss) for loss in record['losses'])
+    assert len(set(record['losses'])) > 1, 'different batches'
+    if kind == 'stock':
+        assert record['modules'] == [], 'nothing of the store was imported'
+
+
+@pytest.mark.parametrize(
+    'name', ['cartpole_dqn_per', 'cartpole_ppo', 'pong_apex', 'pong_r2d2', 'pong_impala', 'qbert_ppo', 'hopper_sac']
+)
+def test_trains_with_a_process_per_role(tmp_path, name):
+    is_there(name)
+    main, *options = arguments(name)
+    command = ['run', '--run', 'r', '--roles', ROLES, '--', 'python', str(ROOT / main), *options]
+    with job(ding_store(*command, '--max-train-iter', 6), tmp_path, PYTHONUNBUFFERED='1') as run:
+        assert run.wait() == 0, run.text
+        rows = table(run.text)
+    is_replayed = name not in ('cartpole_ppo', 'qbert_ppo')  # these work on elements, before there is a replay
+    # Without a pusher nobody takes what collectors appended last, when the run had ended.
+    assert rows['rows appended'] == rows['rows ingested'] if is_replayed else rows['rows ingested'] > 0, run.text
+    assert rows['rows lost'] == 0
+    assert rows['train iterations'] >= 6
+    logs = ''.join(path.read_text(errors='replace') for path in tmp_path.glob('.ding_store/r/logs/*'))
+    assert ('columns go into the replay directly' in logs) == is_replayed, re.sub(r'\x1b\S*', '', logs)[-3000:]
+
+
+CONFIGS = sorted(
+    str(path.relative_to(ROOT).with_suffix('')).replace('/', '.')
+    for domain in ('cartpole', 'atari', 'mujoco')
+    for path in (ROOT / 'dizoo_configs' / domain).glob('*_config.py')
+)
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+def test_the_config_pipeline_understands_a_config(name):
+    """The pair that ``ding -m serial -c`` reads: the flag has chosen the store's buffer, which takes all its keys."""
+    from ding.config import read_config
+
+    main_config, create_config = read_config(str(ROOT / f'{name.replace(".", "/")}.py'))
+    assert main_config.store.enable
+    assert main_config.exp_name.endswith('seed0')
+    if 'ppo' in name and 'cartpole' in name:
+        return  # on-policy: there is no buffer
+    assert create_config.replay_buffer.type == 'store'
+    from ding_store.buffer.wrapper_settings import WrapperSettings
+
+    settings = WrapperSettings.from_config(main_config.policy.other.replay_buffer)
+    assert settings.replay_buffer_size == main_config.policy.other.replay_buffer.replay_buffer_size

@@ -1,0 +1,72 @@
+"""The mains of dizoo_configs with models and numbers so small that a few iterations take a second."""
+
+from dizoo_configs.command import Options
+
+ENVS = {'env.collector_env_num': 2, 'env.evaluator_env_num': 1, 'env.n_evaluator_episode': 1, 'policy.cuda': False}
+NO_EVALUATION = {'policy.eval.evaluator.eval_freq': 10**9}
+ATARI = {**ENVS, 'policy.model.encoder_hidden_size_list': [4, 4, 16], 'policy.collect.n_sample': 16}
+HEADS = {'policy.model.actor_head_hidden_size': 16, 'policy.model.critic_head_hidden_size': 16}
+BATCH = {'policy.learn.batch_size': 8, 'policy.learn.update_per_collect': 2}
+R2D2 = {
+    'policy.burnin_step': 2,
+    'policy.learn_unroll_len': 8,
+    'policy.nstep': 2,
+    'policy.collect.overlap': 5,
+    'policy.learn.batch_size': 4,
+    'policy.collect.env_num': 2,
+    'policy.eval.env_num': 1,
+    'policy.other.replay_buffer.replay_buffer_size': 100,
+    'policy.collect.n_sample': 64,
+}
+#: Whose episodes are shorter.
+QBERT = {'env.env_id': 'QbertNoFrameskip-v4'}
+IMPALA = {'policy.unroll_len': 8, 'policy.learn.batch_size': 2, 'policy.collect.n_sample': 4}
+PPO = {'policy.collect.n_sample': 32, 'policy.learn.batch_size': 8, 'policy.learn.update_per_collect': 4}
+SAC = {
+    'policy.random_collect_size': 32,
+    'policy.learn.batch_size': 16,
+    'env.evaluator_env_num': 1,
+    'env.n_evaluator_episode': 1,
+}
+ATARI_REPLAY = {'policy.other.replay_buffer.replay_buffer_size': 500}
+
+#: Name -> (main, config, settings, extra or '', what the extra brings)
+PIPELINES = {
+    'cartpole_dqn': ('cartpole.cartpole_dqn_main', '', {**ENVS, **BATCH}, '', ''),
+    'cartpole_dqn_per': ('cartpole.cartpole_dqn_main', 'cartpole.cartpole_dqn_per_config', {**ENVS, **BATCH}, '', ''),
+    'cartpole_ppo': ('cartpole.cartpole_ppo_main', '', {**ENVS, 'policy.collect.n_sample': 6}, '', ''),
+    'pong_dqn': ('atari.atari_dqn_main', '', {**ATARI, **BATCH, **ATARI_REPLAY}, 'atari', 'ale_py'),
+    'qbert_dqn_per': (
+        'atari.atari_dqn_main',
+        'atari.qbert_dqn_per_config',
+        {**ATARI, **BATCH, **ATARI_REPLAY},
+        'atari',
+        'ale_py',
+    ),
+    'pong_apex': (
+        'atari.atari_dqn_main',
+        'atari.pong_apex_config',
+        {**ATARI, **BATCH, **ATARI_REPLAY, **QBERT, 'policy.other.apex.num_collectors': 2},
+        'atari',
+        'ale_py',
+    ),
+    'pong_r2d2': ('atari.atari_r2d2_main', '', {**ATARI, **BATCH, **R2D2, **QBERT}, 'atari', 'ale_py'),
+    'pong_impala': ('atari.atari_impala_main', '', {**ATARI, **BATCH, **HEADS, **IMPALA}, 'atari', 'ale_py'),
+    'qbert_ppo': ('atari.atari_ppo_main', '', {**ATARI, **HEADS, **PPO, **ATARI_REPLAY}, 'atari', 'ale_py'),
+    'hopper_sac': ('mujoco.hopper_sac_main', '', {**SAC, **HEADS, 'policy.cuda': False}, 'mujoco', 'mujoco'),
+}
+
+
+def options(name, **given):
+    _, config, settings, _, _ = PIPELINES[name]
+    config = f'dizoo_configs.{config}' if config else ''
+    return Options(config=config, settings=tuple(settings.items()), env_manager='base', **given)
+
+
+def arguments(name):
+    """The same as a command line."""
+    main, config, settings, _, _ = PIPELINES[name]
+    path = f'dizoo_configs/{main.replace(".", "/")}.py'
+    name = config.rpartition('.')[2].replace('_config', '')
+    sets = [word for key, value in settings.items() for word in ('--set', f'{key}={value}')]
+    return [path, *(['--config', name] if name else []), '--env-manager', 'base', *sets]
