@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
+
+#: Per extra, the packages that must come without their own requirements.
+NO_DEPS = Path(__file__).resolve().parent.parent / 'requirements' / 'no-deps'
 
 
 def need(module: str, extra: str) -> Any:
@@ -19,8 +23,11 @@ def need(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
+        install = f"pip install 'numpy<2' '.[{extra}]'"
+        if (NO_DEPS / f'{extra}.txt').exists():
+            install += f' && pip install --no-deps -r requirements/no-deps/{extra}.txt'
         raise ModuleNotFoundError(
             f"{module} is missing, which the environments of '{extra}' need. In a clone of ding_store: "
-            f"scripts/setup.sh --extra {extra}, or in an environment of yours: pip install 'numpy<2' '.[{extra}]'",
+            f'scripts/setup.sh --extra {extra}, or in an environment of yours: {install}',
             name=error.name,
         ) from error

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """
-Learning curves: Pong DQN and Hopper SAC, store and stock, several seeds, in one plot.
+Learning curves: Pong DQN, Hopper SAC and GoBigger DQN, store and stock, several seeds, in one plot.
 
-    scripts/setup.sh --extra atari --extra mujoco
+    scripts/setup.sh --extra atari --extra mujoco --extra gobigger
     python scripts/learn.py pong                      # about an hour per run on two cores
     python scripts/learn.py hopper --seeds 0 1 --minutes 30
     python scripts/learn.py --plot                    # only draw what there is
@@ -51,6 +51,18 @@ TASKS = {
             'policy.collect.n_sample': 8,
             'policy.learn.update_per_collect': 8,
             'policy.eval.evaluator.eval_freq': 5_000,
+        },
+    ),
+    # Matches of a minute; returns are the growth of the logarithm of a player's score.
+    'gobigger': dict(
+        main='dizoo_configs.gobigger.gobigger_dqn_main',
+        max_env_step=50_000,
+        settings={
+            **ENVS,
+            'env.match_frames': 1_200,
+            'policy.learn.update_per_collect': 16,
+            'policy.other.replay_buffer.replay_buffer_size': 20_000,
+            'policy.eval.evaluator.eval_freq': 2_000,
         },
     ),
 }

@@ -4,7 +4,8 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 # The environments whose pipelines the tests run.
-"$ROOT/scripts/setup.sh" --test --extra atari --extra mujoco --extra petting_zoo
+EXTRAS=(atari mujoco petting_zoo smac smax gobigger)
+"$ROOT/scripts/setup.sh" --test "${EXTRAS[@]/#/--extra=}"
 # Tests start many processes: one thread each, or they fight for the cores.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 # Commands that tests start by name are this environment's.

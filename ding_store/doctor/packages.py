@@ -209,7 +209,7 @@ def check_numba(versions: Versions = installed_version) -> Finding:
 
 
 #: Extra of setup.py -> what it installs first of all: the environments of dizoo_configs.
-ENVIRONMENTS = {'atari': 'ale-py', 'mujoco': 'mujoco'}
+ENVIRONMENTS = {'atari': 'ale-py', 'mujoco': 'mujoco', 'smac': 'pysc2', 'smax': 'jaxmarl', 'gobigger': 'gobigger'}
 
 
 def check_environments(versions: Versions = installed_version) -> Finding:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional
 import numpy as np
 import torch
 from ding.framework import task
+from ding.utils import lists_to_dicts
 
 from ding_store.errors import ConfigError
 
@@ -122,13 +123,17 @@ class Unroller:
         if self._nstep is not None:
             add_returns(made, self._nstep, self._gamma)
         made += [_nothing(made[-1])] * (self._length - len(made))
-        return {key: [step[key] for step in made] for key in made[0]}
+        return lists_to_dicts(made, recursive=True)
 
 
 def _nothing(step: Dict[str, Any]) -> Dict[str, Any]:
     """A step behind the end of an episode."""
-    empty = {key: torch.zeros_like(step[key]) for key in ('obs', 'next_obs', 'reward', 'value_gamma') if key in step}
+    empty = {key: _zeros(step[key]) for key in ('obs', 'next_obs', 'reward', 'value_gamma') if key in step}
     return {**step, **empty, 'done': torch.ones_like(step['done'])}
+
+
+def _zeros(value: Any) -> Any:
+    return {key: _zeros(each) for key, each in value.items()} if isinstance(value, dict) else torch.zeros_like(value)
 
 
 def first_priorities(cfg: Any, model: torch.nn.Module) -> Callable:

@@ -63,7 +63,19 @@ def test_trains_in_one_process(runs, run):
 
 
 @pytest.mark.parametrize(
-    'name', ['cartpole_dqn_per', 'cartpole_ppo', 'pong_apex', 'pong_r2d2', 'pong_impala', 'qbert_ppo', 'hopper_sac']
+    'name',
+    [
+        'cartpole_dqn_per',
+        'cartpole_ppo',
+        'pong_apex',
+        'pong_r2d2',
+        'pong_impala',
+        'qbert_ppo',
+        'hopper_sac',
+        'smax_qmix',
+        'smax_masac',
+        'gobigger_dqn',
+    ],
 )
 def test_trains_with_a_process_per_role(tmp_path, name):
     is_there(name)

@@ -28,6 +28,9 @@ SAC = {
     'env.evaluator_env_num': 1,
     'env.n_evaluator_episode': 1,
 }
+SMAX = {**ENVS, **BATCH, 'policy.collect.n_sample': 16, 'policy.collect.env_num': 2, 'policy.eval.env_num': 1}
+QMIX = {**SMAX, 'policy.collect.n_sample': 2, 'policy.collect.unroll_len': 5, 'policy.learn.batch_size': 2}
+GOBIGGER = {**ENVS, **BATCH, 'policy.collect.n_sample': 16, 'env.match_frames': 100}
 ATARI_REPLAY = {'policy.other.replay_buffer.replay_buffer_size': 500}
 
 #: Name -> (main, config, settings, extra or '', what the extra brings)
@@ -54,6 +57,9 @@ PIPELINES = {
     'pong_impala': ('atari.atari_impala_main', '', {**ATARI, **BATCH, **HEADS, **IMPALA}, 'atari', 'ale_py'),
     'qbert_ppo': ('atari.atari_ppo_main', '', {**ATARI, **HEADS, **PPO, **ATARI_REPLAY}, 'atari', 'ale_py'),
     'hopper_sac': ('mujoco.hopper_sac_main', '', {**SAC, **HEADS, 'policy.cuda': False}, 'mujoco', 'mujoco'),
+    'smax_qmix': ('smac.smac_3s5z_qmix_main', 'smac.smax_3s5z_qmix_config', QMIX, 'smax', 'jaxmarl'),
+    'smax_masac': ('smac.smac_3s5z_masac_main', 'smac.smax_3s5z_masac_config', {**SMAX, **HEADS}, 'smax', 'jaxmarl'),
+    'gobigger_dqn': ('gobigger.gobigger_dqn_main', '', GOBIGGER, 'gobigger', 'gobigger'),
 }
 
 

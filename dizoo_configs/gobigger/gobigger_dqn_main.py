@@ -1,0 +1,68 @@
+"""
+# GoBigger DQN through the store
+
+Needs the extra `gobigger`. One process (`--help` lists the options, for all that follows too):
+
+> python3 -u dizoo_configs/gobigger/gobigger_dqn_main.py
+
+One machine, one learner, one evaluator and two collectors as processes of their own:
+
+> ding-store run --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/gobigger/gobigger_dqn_main.py
+
+Another collector for a running job, on this host or another (there, with the `redis://` URL of the job's store):
+
+> ding-store join --role collector -- python3 -u dizoo_configs/gobigger/gobigger_dqn_main.py
+
+The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine, with its own
+prioritized replay.
+"""
+
+from ding.config import compile_config
+from ding.framework import ding_init, task
+from ding.framework.context import OnlineRLContext
+from ding.framework.middleware import CkptSaver, StepCollector, eps_greedy_handler, interaction_evaluator, online_logger
+from ding.model import create_model
+from ding.utils import set_pkg_seed
+from ditk import logging
+
+from ding_store.middleware.pipeline import pipeline
+from dizoo_configs.command import DEFAULTS, Options, make_envs, options, take_role, use_end
+from dizoo_configs.gobigger.gobigger_policy import GoBiggerDQNPolicy
+
+CONFIGS = ['dizoo_configs.gobigger.gobigger_dqn_config']
+
+
+def main(given: Options = DEFAULTS) -> None:
+    logging.getLogger().setLevel(logging.INFO)
+    main_config, create_config = given.configs(CONFIGS[0])
+    parts = pipeline(main_config)
+    is_first = task.router.node_id == 0
+    cfg = compile_config(main_config, seed=given.seed, create_cfg=create_config, auto=True, save_cfg=is_first)
+    ding_init(cfg)
+    with task.start(async_mode=False, ctx=OnlineRLContext()):
+        collector_env, evaluator_env = make_envs(cfg, create_config)
+
+        set_pkg_seed(cfg.seed, use_cuda=cfg.policy.cuda)
+
+        model = create_model(cfg.policy.model)
+        buffer_ = parts.replay(cfg)
+        policy = GoBiggerDQNPolicy(cfg.policy, model=model)
+
+        if task.router.is_active:
+            take_role()
+            task.use(parts.ContextExchanger(skip_n_iter=1))
+            task.use(parts.ModelExchanger(model))
+
+        task.use(interaction_evaluator(cfg, policy.eval_mode, evaluator_env))
+        task.use(eps_greedy_handler(cfg))
+        task.use(StepCollector(cfg, policy.collect_mode, collector_env))
+        task.use(parts.data_pusher(cfg, buffer_))
+        task.use(parts.OffPolicyLearner(cfg, policy.learn_mode, buffer_))
+        task.use(online_logger(train_show_freq=10))
+        task.use(CkptSaver(policy, cfg.exp_name, train_freq=1000))
+        use_end(given)
+        task.run()
+
+
+if __name__ == '__main__':
+    main(options(main, CONFIGS))

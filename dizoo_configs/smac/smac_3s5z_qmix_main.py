@@ -1,0 +1,80 @@
+"""
+# SMAC 3s5z QMIX through the store
+
+In StarCraft II (the extra `smac`, and the game: see starcraft_env.py). One process; `--help` lists the options:
+
+> python3 -u dizoo_configs/smac/smac_3s5z_qmix_main.py
+
+On SMAX, with the extra `smax` and nothing else; what follows takes `--config smax_3s5z_qmix`, too:
+
+> python3 -u dizoo_configs/smac/smac_3s5z_qmix_main.py --config smax_3s5z_qmix
+
+One machine, one learner, one evaluator and two collectors as processes of their own:
+
+> ding-store run --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/smac/smac_3s5z_qmix_main.py
+
+Another collector for a running job, on this host or another (there, with the `redis://` URL of the job's store):
+
+> ding-store join --role collector -- python3 -u dizoo_configs/smac/smac_3s5z_qmix_main.py
+
+The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine, but for the policy,
+whose transitions are trees of tensors (policies.py). An element is a sequence of `collect.unroll_len` steps: collectors
+cut them, so that what travels is what is replayed.
+"""
+
+import copy
+
+from ding.config import compile_config
+from ding.framework import ding_init, task
+from ding.framework.context import OnlineRLContext
+from ding.framework.middleware import CkptSaver, StepCollector, eps_greedy_handler, interaction_evaluator, online_logger
+from ding.model import QMix
+from ding.utils import set_pkg_seed
+from ditk import logging
+
+from ding_store.middleware.pipeline import pipeline
+from ding_store.middleware.trajectories import Unroller
+from dizoo_configs.command import DEFAULTS, Options, make_envs, options, take_role, use_end
+from dizoo_configs.smac.policies import TaskQMIXPolicy
+
+CONFIGS = ['dizoo_configs.smac.smac_3s5z_qmix_config', 'dizoo_configs.smac.smax_3s5z_qmix_config']
+
+
+def main(given: Options = DEFAULTS) -> None:
+    logging.getLogger().setLevel(logging.INFO)
+    main_config, create_config = given.configs(CONFIGS[0])
+    parts = pipeline(main_config)
+    is_first = task.router.node_id == 0
+    cfg = compile_config(main_config, seed=given.seed, create_cfg=create_config, auto=True, save_cfg=is_first)
+    ding_init(cfg)
+    with task.start(async_mode=False, ctx=OnlineRLContext()):
+        collector_env, evaluator_env = make_envs(cfg, create_config)
+
+        set_pkg_seed(cfg.seed, use_cuda=cfg.policy.cuda)
+
+        model = QMix(**cfg.policy.model)
+        buffer_ = parts.replay(cfg)
+        policy = TaskQMIXPolicy(cfg.policy, model=model)
+
+        if task.router.is_active:
+            take_role()
+            task.use(parts.ContextExchanger(skip_n_iter=1))
+            task.use(parts.ModelExchanger(model))
+
+        task.use(interaction_evaluator(cfg, policy.eval_mode, evaluator_env))
+        task.use(eps_greedy_handler(cfg))
+        task.use(StepCollector(cfg, policy.collect_mode, collector_env))
+        task.use(Unroller(cfg.policy.collect.unroll_len))
+        task.use(parts.data_pusher(cfg, buffer_))
+        # DI-engine's fetcher would make sequences of steps: here the elements are sequences already.
+        of_sequences = copy.deepcopy(cfg)
+        of_sequences.policy.collect.unroll_len = 1
+        task.use(parts.OffPolicyLearner(of_sequences, policy.learn_mode, buffer_))
+        task.use(online_logger(train_show_freq=10))
+        task.use(CkptSaver(policy, cfg.exp_name, train_freq=1000))
+        use_end(given)
+        task.run()
+
+
+if __name__ == '__main__':
+    main(options(main, CONFIGS))

@@ -1,0 +1,160 @@
+"""
+SMAX: JaxMARL's battles in the manner of SMAC, for machines without StarCraft II. Units, health and weapons are those of
+the game, its physics and its opponent (a heuristic) are not: results are SMAX results, not SMAC results.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from contextlib import redirect_stdout
+from typing import Any, Dict, NamedTuple, Optional, Tuple
+
+import gym
+import numpy as np
+from ding.envs import BaseEnv, BaseEnvTimestep
+from ding.utils import ENV_REGISTRY
+from easydict import EasyDict
+
+from dizoo_configs.extras import need
+
+Observation = Dict[str, np.ndarray]
+
+
+class Sizes(NamedTuple):
+    """Agents, features of an agent's observation and of the state, actions. Known without JAX: see SMAXEnv."""
+
+    agents: int
+    obs: int
+    state: int
+    actions: int
+
+
+SIZES = {'3m': Sizes(3, 75, 72, 8), '2s3z': Sizes(5, 127, 120, 10), '3s5z': Sizes(8, 205, 192, 13)}
+
+
+@ENV_REGISTRY.register('smac_smax')
+class SMAXEnv(BaseEnv):
+    """
+    Overview:
+        A battle of SMAX with the interface of dizoo's SMACEnv. JAX starts threads that a fork does not survive, so it
+        is imported at the first reset: a subprocess env manager may make envs before it forks its workers.
+    Arguments:
+        - cfg.map_name (:obj:`str`): One of ``SIZES``.
+        - cfg.special_global_state (:obj:`bool`): Whether each agent has a global state of its own, as MASAC wants it:
+          the state and which agent it is.
+    Shapes (3s5z, A=8 agents):
+        - agent_state (:obj:`np.ndarray`): ``(A, 205)``.
+        - global_state (:obj:`np.ndarray`): ``(192,)``, with ``special_global_state`` ``(A, 200)``.
+        - action_mask (:obj:`np.ndarray`): ``(A, 13)``.
+        - action (:obj:`np.ndarray`): ``(A,)``, int64.
+        - reward (:obj:`np.ndarray`): ``(1,)``, the share of the enemies' health that was taken, and 1 for the victory;
+          ``info['eval_episode_return']`` is 1 for a battle that was won.
+    Raises:
+        - ValueError: The map is not known.
+        - ModuleNotFoundError: At the first reset, without the extra `smax`, with the line that installs it.
+    """
+
+    def __init__(self, cfg: EasyDict) -> None:
+        self._map = cfg.map_name
+        if self._map not in SIZES:
+            raise ValueError(f'env.map_name ({self._map!r}) must be one of {", ".join(SIZES)} in SMAX')
+        self._special = bool(cfg.get('special_global_state', False))
+        self._sizes = SIZES[self._map]
+        self._random = np.random.RandomState(0)
+        self._fixed: Optional[int] = None
+        self._state: Any = None
+
+    def seed(self, seed: int, dynamic_seed: bool = True) -> None:
+        """With ``dynamic_seed`` every battle is another one, else each is the same; both reproducibly."""
+        self._random = np.random.RandomState(seed)
+        self._fixed = None if dynamic_seed else seed
+
+    def reset(self) -> Observation:
+        if self._fixed is not None:
+            self._random = np.random.RandomState(self._fixed)
+        self._state, seen = battle(self._map).reset(self._key())
+        return self._observation(seen)
+
+    def step(self, action: np.ndarray) -> BaseEnvTimestep:
+        action = np.asarray(action, np.int32).reshape(self._sizes.agents)
+        self._state, seen, reward, done, won = battle(self._map).step(self._key(), self._state, action)
+        info = {}
+        if done:
+            info = {'eval_episode_return': np.array([won], np.float32), 'battle_won': bool(won)}
+        return BaseEnvTimestep(self._observation(seen), np.asarray(reward, np.float32).reshape(1), bool(done), info)
+
+    def close(self) -> None:
+        self._state = None
+
+    @property
+    def observation_space(self) -> gym.spaces.Dict:
+        agents, obs, state, actions = self._sizes
+        shapes = {
+            'agent_state': (agents, obs),
+            'global_state': (agents, state + agents) if self._special else (state,),
+            'action_mask': (agents, actions),
+        }
+        return gym.spaces.Dict({k: gym.spaces.Box(-np.inf, np.inf, shape, np.float32) for k, shape in shapes.items()})
+
+    @property
+    def action_space(self) -> gym.spaces.MultiDiscrete:
+        return gym.spaces.MultiDiscrete([self._sizes.actions] * self._sizes.agents)
+
+    @property
+    def reward_space(self) -> gym.spaces.Box:
+        return gym.spaces.Box(0.0, 2.0, (1,), np.float32)
+
+    def _key(self) -> np.ndarray:
+        return self._random.randint(0, 2**32, size=2, dtype=np.uint32)
+
+    def _observation(self, seen: Tuple[Any, Any, Any]) -> Observation:
+        # Copies: what JAX hands out is read-only.
+        agent, state, mask = (np.array(each, np.float32) for each in seen)
+        if self._special:
+            count = self._sizes.agents
+            state = np.concatenate([np.tile(state, (count, 1)), np.eye(count, dtype=np.float32)], axis=1)
+        return {'agent_state': agent, 'global_state': state, 'action_mask': mask}
+
+    def __repr__(self) -> str:
+        return f'SMAXEnv({self._map})'
+
+
+class Battle(NamedTuple):
+    """Compiled functions of one map."""
+
+    reset: Any
+    step: Any
+
+
+@functools.cache
+def battle(map_name: str) -> Battle:
+    """The functions that all envs of this process share, since each compilation takes seconds."""
+    with redirect_stdout(io.StringIO()):  # the import says which of its submodules there are not
+        need('jaxmarl', 'smax')
+        from jaxmarl.environments.smax import map_name_to_scenario
+        from jaxmarl.environments.smax.heuristic_enemy_smax_env import HeuristicEnemySMAX
+    import jax
+    import jax.numpy as jnp
+
+    # A battle of 16 units is too small for an accelerator, which the learner may need whole.
+    jax.config.update('jax_platforms', 'cpu')
+    game = HeuristicEnemySMAX(scenario=map_name_to_scenario(map_name))
+    names = game.agents
+
+    def seen(state: Any, obs: Dict[str, Any]) -> Tuple[Any, Any, Any]:
+        available = game.get_avail_actions(state)
+        return jnp.stack([obs[n] for n in names]), obs['world_state'], jnp.stack([available[n] for n in names])
+
+    def reset(key: Any) -> Tuple[Any, Any]:
+        obs, state = game.reset(key)
+        return state, seen(state, obs)
+
+    def step(key: Any, state: Any, action: Any) -> Tuple[Any, Any, Any, Any, Any]:
+        # Not ``game.step``, which resets by itself: the last observation would be that of the next battle.
+        obs, state, reward, done, _ = game.step_env(key, state, {n: action[i] for i, n in enumerate(names)})
+        alive = state.state.unit_alive
+        won = jnp.any(alive[: len(names)]) & ~jnp.any(alive[len(names) :])
+        return state, seen(state, obs), reward[names[0]], done['__all__'], won
+
+    return Battle(jax.jit(reset), jax.jit(step))

@@ -1,0 +1,119 @@
+"""GoBigger: observations and seeds of the real game, and stock and store given the same."""
+
+import numpy as np
+import pytest
+import torch
+from needs import need_extra
+
+pytest.importorskip('ding')
+
+from ding.utils.data import default_collate  # noqa: E402
+from easydict import EasyDict  # noqa: E402
+from same_experience import collected, compare_losses, compiled, same  # noqa: E402
+
+from dizoo_configs import extras  # noqa: E402
+from dizoo_configs.gobigger import gobigger_dqn_config as config  # noqa: E402
+from dizoo_configs.gobigger.gobigger_env import ACTIONS, BALLS, GoBiggerEnv, order  # noqa: E402
+from dizoo_configs.gobigger.gobigger_model import GoBiggerDQN  # noqa: E402
+from dizoo_configs.gobigger.gobigger_policy import GoBiggerDQNPolicy  # noqa: E402
+
+
+def make_env(**settings):
+    need_extra('gobigger', 'gobigger')
+    return GoBiggerEnv(EasyDict(settings))
+
+
+def test_match():
+    env = make_env(match_frames=60)
+    env.seed(0)
+    obs = env.reset()
+    assert env.observation_space.contains(obs)
+    total, done, steps = 0.0, False, 0
+    while not done:
+        obs, reward, done, info = env.step(env.random_action())
+        assert reward.shape == (3, 1)
+        total += reward.mean()
+        steps += 1
+    assert steps == 6
+    assert env.observation_space.contains(obs)
+    assert info['eval_episode_return'] == pytest.approx(total, rel=1e-4)
+    assert (obs['count']['food'] > 0).all()
+    env.close()
+
+
+def test_balls_come_nearest_first_and_padded():
+    env = make_env()
+    obs = env.reset()
+    for kind, (most, _) in BALLS.items():
+        for player, count in enumerate(obs['count'][kind].astype(int)):
+            assert count <= most
+            there, padding = np.split(obs[kind][player], [count])
+            distance = np.abs(there[:, :2]).sum(1)
+            assert (np.diff(distance) > -1e-5).all()
+            assert not padding.any()
+            assert not obs['relation'][kind][player][:, count:].any()
+    # A player with one clone sits in the middle of its view.
+    np.testing.assert_allclose(obs['relation']['food'][:, 0, :, :2], obs['food'][:, :, :2], atol=1e-5)
+
+
+def test_seeds():
+    def played(seed, dynamic):
+        env = make_env(match_frames=40)
+        env.seed(seed, dynamic)
+        return [env.reset(), env.step(np.arange(3)).obs, env.step(np.arange(3)).obs, env.reset()]
+
+    first, again, other = played(1, True), played(1, True), played(2, True)
+    assert all(map(same, first, again))
+    assert not same(first[0], other[0])
+    assert not same(first[0], first[3]), 'another match'
+    *_, second = fixed = played(1, False)
+    assert same(fixed[0], second)
+
+
+def test_settings_are_checked():
+    with pytest.raises(ValueError, match=r'env.bot_level \(4\) must be 1, 2 or 3'):
+        GoBiggerEnv(EasyDict(bot_level=4))
+
+
+def test_orders():
+    directions = np.array([order(action) for action in range(ACTIONS)])
+    np.testing.assert_allclose(np.hypot(directions[:, 0], directions[:, 1]), 1)
+    assert len({tuple(np.round(each, 6)) for each in directions}) == ACTIONS
+    assert set(directions[:, 2]) == {0, 2}
+
+
+def test_without_the_extra_the_line_that_installs_it(monkeypatch):
+    def lacking(name):
+        raise ModuleNotFoundError(f'No module named {name!r}', name=name)
+
+    monkeypatch.setattr(extras.importlib, 'import_module', lacking)
+    with pytest.raises(
+        ModuleNotFoundError, match='scripts/setup.sh --extra gobigger.*--no-deps -r requirements/no-deps/gobigger.txt'
+    ):
+        GoBiggerEnv(EasyDict()).reset()
+
+
+def test_absent_balls_change_no_value():
+    need_extra('gobigger', 'gobigger')
+    torch.manual_seed(0)
+    model = GoBiggerDQN()
+    obs = default_collate([make_env().reset()])
+    value = model(obs)['logit']
+    assert value.shape == (1, 3, ACTIONS)
+    count = int(obs['count']['food'][0, 0])
+    obs['food'][0, 0, count:] = 7.0
+    assert torch.equal(model(obs)['logit'], value)
+    obs['food'][0, 0, count - 1] += 1.0
+    assert not torch.equal(model(obs)['logit'], value)
+
+
+def test_losses_are_those_of_stock():
+    need_extra('gobigger', 'gobigger')
+    cfg = compiled(config, batch_size=4)
+
+    def make():
+        model = {key: value for key, value in cfg.policy.model.items() if key not in ('type', 'import_names')}
+        return GoBiggerDQNPolicy(cfg.policy, model=GoBiggerDQN(**model), enable_field=['learn', 'collect'])
+
+    elements = collected(make(), lambda: GoBiggerEnv(cfg.env), [], steps=8)
+    assert compare_losses(make, elements, 'sample_batch', 4) == pytest.approx(400_000, rel=0.05), 'as WORKLOADS has it'
