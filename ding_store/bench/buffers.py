@@ -68,7 +68,8 @@ class Deque:
 
     def fill(self, columns: Columns) -> None:
         for i in range(len(columns['reward'])):
-            self._buffer.push(tree_of(columns, i))
+            # Of its own, as a collector's: not views of columns.
+            self._buffer.push(tree_of({name: column[i : i + 1].copy() for name, column in columns.items()}, 0))
 
     def push(self, columns: Columns, i: int, element: Any) -> None:
         self._buffer.push(element)

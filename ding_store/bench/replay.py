@@ -88,7 +88,7 @@ def measure(workload: Workload, titles: Iterable[str], budget_s: float, say: Cal
     for title in titles:
         say(f'{workload.name}: {title}')
         try:
-            result['buffers'][title] = _measure_buffer(BUFFERS[title](workload), workload, source, limits, budget_s)
+            result['buffers'][title] = _measure_buffer(BUFFERS[title], workload, source, limits, budget_s)
         except Exception as error:  # noqa: BLE001 - a peer may fail in any way, and the others are still of interest
             if title == Ours.title:
                 raise
@@ -110,8 +110,12 @@ def _limits(workload: Workload, source: Columns, budget_s: float) -> Dict[str, f
     }
 
 
-def _measure_buffer(buffer: Any, workload: Workload, source: dict, limits: dict, budget_s: float) -> Dict[str, Any]:
+def _measure_buffer(kind: Any, workload: Workload, source: dict, limits: dict, budget_s: float) -> Dict[str, Any]:
+    before = _resident_bytes()
+    buffer = kind(workload)
     _fill(buffer, workload)
+    buffer.sample()
+    beyond = _resident_bytes() - before - workload.capacity * workload.row_bytes
     count = len(source['reward'])
     elements = [tree_of(source, i) for i in range(min(count, 64))]
     gather, copy, size = limits['gather_limit'], limits['copy_limit'], workload.row_bytes
@@ -135,7 +139,13 @@ def _measure_buffer(buffer: Any, workload: Workload, source: dict, limits: dict,
             buffer.update(priority[i % 64])
 
         record['sample_update'] = Timing(timed(sample_and_update, budget_s), workload.batch).record(size, gather)
-    return record
+    return {**record, 'beyond_payload': {'bytes_per_row': beyond / workload.capacity}}
+
+
+def _resident_bytes() -> int:
+    gc.collect()
+    with open('/proc/self/statm') as file:
+        return int(file.read().split()[1]) * os.sysconf('SC_PAGE_SIZE')
 
 
 def _rows_at_once(source: Columns) -> int:
@@ -220,6 +230,9 @@ def render(result: Dict[str, Any]) -> str:
             lines.append(f'  {title:<12} failed: {record["error"][:90]}')
             continue
         for what, figures in record.items():
+            if what == 'beyond_payload':
+                lines.append(f'  {title:<12} memory beyond the payload: {figures["bytes_per_row"]:,.0f} B per row')
+                continue
             times = ' '.join(f'{figures[key] * 1e6:>7.0f}us' for key in ('median_s', 'p90_s', 'p99_s', 'max_s'))
             rate, speed = figures['elements_per_s'], figures['gb_per_s']
             fraction = figures.get('fraction_of_limit', float('nan'))

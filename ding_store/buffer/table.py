@@ -60,6 +60,7 @@ class Table:
         self.num_changes: Dict[str, int] = {}
         self._num_used = 0  # Slots from this one on were never written.
         self._narrow: FrozenSet[str] = frozenset()
+        self._specs: Optional[Tuple[Dict[str, Array], FrozenSet[str], Dict[str, ColumnSpec]]] = None
         self._watchers: List[List[Array]] = []
         self._note: Optional[Dict[str, Any]] = None
         self.home = None if path is None else Home(path, checked_capacity(capacity), fsync)
@@ -106,8 +107,12 @@ class Table:
 
     @property
     def specs(self) -> Dict[str, ColumnSpec]:
-        """Name -> (dtype, shape of one element)."""
-        return {name: (self._dtype_of(name, column), column.shape[1:]) for name, column in self.columns.items()}
+        """Name -> (dtype, shape of one element); not to be changed."""
+        columns, narrow = self.columns, self._narrow
+        if self._specs is None or self._specs[0] is not columns or self._specs[1] is not narrow:
+            specs = {name: (self._dtype_of(name, column), column.shape[1:]) for name, column in columns.items()}
+            self._specs = columns, narrow, specs
+        return self._specs[2]
 
     @property
     def narrow(self) -> FrozenSet[str]:
@@ -564,16 +569,19 @@ class Table:
 
     def _check(self, columns: Columns, num_rows: Optional[int] = None, partial: bool = False) -> int:
         """Compare arrays with the schema before anything is written; returns their length."""
-        unknown, missing = set(columns) - set(self.columns), set(self.columns) - set(columns)
-        if unknown or (missing and not partial):
-            raise SchemaMismatch(f'columns differ from the table: unknown {sorted(unknown)}, missing {sorted(missing)}')
-        for name, values in columns.items():
-            column = self.columns[name]
-            num_rows = len(values) if num_rows is None and values.ndim else num_rows
-            dtype = self._dtype_of(name, column)
-            if values.dtype != dtype or values.shape != (num_rows, *column.shape[1:]):
+        specs = self.specs
+        if columns.keys() != specs.keys():
+            unknown, missing = set(columns) - set(specs), set(specs) - set(columns)
+            if unknown or (missing and not partial):
                 raise SchemaMismatch(
-                    f'{name}: expected {dtype} of shape ({num_rows}, *{column.shape[1:]}), '
+                    f'columns differ from the table: unknown {sorted(unknown)}, missing {sorted(missing)}'
+                )
+        for name, values in columns.items():
+            dtype, shape = specs[name]
+            num_rows = len(values) if num_rows is None and values.ndim else num_rows
+            if values.dtype != dtype or values.shape != (num_rows, *shape):
+                raise SchemaMismatch(
+                    f'{name}: expected {dtype} of shape ({num_rows}, *{shape}), '
                     f'got {values.dtype} of shape {values.shape}'
                 )
         return num_rows or 0

@@ -20,12 +20,14 @@ def test_every_figure_is_there(tmp_path):
     small, sac = json.loads((tmp_path / 'out.json').read_text())
     for title in ('ding_store', 'DequeBuffer'):
         assert set(small['buffers'][title]) >= {'push', 'sample', 'sample_update'}
+        assert 'bytes_per_row' in small['buffers'][title].pop('beyond_payload')
         for figures in small['buffers'][title].values():
             assert 0 < figures['median_s'] <= figures['p90_s'] <= figures['p99_s'] <= figures['max_s']
             assert figures['elements_per_s'] > 0
     assert 'sample_update' not in sac['buffers']['ding_store']
     assert 'push_columns' in sac['buffers']['ding_store']
     assert b'sum trees by' in done.stdout
+    assert b'memory beyond the payload' in done.stdout
 
 
 def test_elements_have_the_published_sizes():
