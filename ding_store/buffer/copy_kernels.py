@@ -13,6 +13,7 @@ from ding_store.buffer.arrays import Array
 
 _INTS = 'int64[::1]'
 GATHER = f'void({_INTS}, {_INTS}, {_INTS}, {_INTS}, int64)'
+PUT = f'void({_INTS}, {_INTS}, {_INTS}, int64)'
 
 
 def _word_copier(num_bits: int) -> Any:
@@ -80,3 +81,9 @@ def gather(sources: Array, sizes: Array, targets: Array, slots: Array, capacity:
         else:
             for i in range(num_rows):
                 _copy_many(target + i * size, source + slots[i] * size, size)
+
+
+def put(sources: Array, sizes: Array, targets: Array, slot: int) -> None:
+    """Copy a row: of each column ``sizes[k]`` bytes at ``sources[k]`` to a slot of the column at ``targets[k]``."""
+    for k in range(sources.shape[0]):
+        _copy_many(targets[k] + slot * sizes[k], sources[k], sizes[k])

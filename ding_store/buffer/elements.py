@@ -77,8 +77,14 @@ class Elements:
     def push(self, element: Any, meta: Optional[Mapping[Any, Any]] = None) -> Tuple[int, Meta]:
         """As ``append`` of one; returns its row number, and its meta, which may be written to."""
         with self.table.write_lock:
-            rows, slots = self._add([element], None if meta is None else [meta])
-            row = int(rows[0])
+            write = self._writing(element) if meta is None else None
+            if write is not None:
+                slots, row = self.table.add_one(write)
+                if self.metas.is_used:
+                    self.metas.drop(slots)
+            else:
+                rows, slots = self._add([element], None if meta is None else [meta])
+                row = int(rows[0])
             return row, self.metas.get(int(slots[0]), row)
 
     def extend(
@@ -226,6 +232,13 @@ class Elements:
             elif self.metas.is_used:
                 self.metas.drop(slots)
         return np.arange(rows[-1] + 1 - num_rows, rows[-1] + 1) if skipped else rows, slots
+
+    def _writing(self, element: Any) -> Optional[Callable[[int], None]]:
+        """What writes this element to a slot; None where the general way has to."""
+        if self._schema is None or self.objects is not None or self.table.narrow or self.table.home is not None:
+            return None
+        writer = self._outputs.row_writer(self.table.columns)
+        return None if writer is None else writer.writing(element)
 
     def _write(self, slots: Array, elements: Sequence[Any]) -> None:
         if self.objects is not None:

@@ -25,6 +25,7 @@ class Kernels(NamedTuple):
     spread: Callable[..., None]
     weigh: Callable[..., None]
     gather: Callable[..., None]
+    put: Callable[..., None]
 
 
 def load_kernels() -> Optional[Kernels]:
@@ -64,4 +65,5 @@ def _compile(numba: Any, cache: bool) -> Kernels:
         spread=compiled(draw_kernels.SPREAD, draw_kernels.spread),
         weigh=compiled(draw_kernels.WEIGH, draw_kernels.weigh),
         gather=compiled(copy_kernels.GATHER, copy_kernels.gather),
+        put=compiled(copy_kernels.PUT, copy_kernels.put),
     )

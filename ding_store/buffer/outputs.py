@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 import threading
 from collections import OrderedDict
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 import treetensor.torch as ttorch
 
 from ding_store.buffer.arrays import Array
-from ding_store.buffer.kernels import load_kernels
+from ding_store.buffer.kernels import Kernels, load_kernels
 from ding_store.buffer.narrowing import take_into
 from ding_store.buffer.regions import ColumnSpec, spec_bytes
 from ding_store.columns.batch import PlainBatch
@@ -43,6 +43,27 @@ class Gather:
         )
         self.addresses = np.array([column.ctypes.data for column in taken], np.int64)
         self.sizes = np.array([column[:1].nbytes for column in taken], np.int64)
+
+
+class RowWriter(NamedTuple):
+    """Copies elements to columns, leaf by leaf in one compiled pass."""
+
+    gather: Gather
+    batch: PlainBatch
+    kernels: Kernels
+
+    def writing(self, element: Any) -> Optional[Callable[[int], None]]:
+        """What writes an element to a slot, and cannot fail; None for one that is not just bytes, or does not fit."""
+        found = self.batch.addresses(element)
+        if found is None:
+            return None
+        places, held = np.array(found[0], np.int64), found[1]
+
+        def write(slot: int) -> None:
+            self.kernels.put(places, self.gather.sizes, self.gather.addresses, slot)
+            held.clear()  # Until here: the bytes are theirs.
+
+        return write
 
 
 class Output:
@@ -91,6 +112,7 @@ class WarmOutputs:
         self._warm: OrderedDict[int, List[Output]] = OrderedDict()
         self._row_bytes = sum(map(spec_bytes, self._columns.values()))
         self._gather: Optional[Gather] = None
+        self._writer: Optional[RowWriter] = None
         self._kernels = load_kernels()
 
     def take(self, num_rows: int) -> Arrays:
@@ -109,7 +131,7 @@ class WarmOutputs:
             for output in warm:
                 if output.is_free():
                     return dict(output.arrays), output
-            arrays = {name: np.empty((num_rows, *shape), dtype) for name, (dtype, shape) in self._columns.items()}
+            arrays = {name: self._empty(name, num_rows) for name in self._columns}
             output = Output(arrays, self._batch)
             if len(warm) < MAX_WARM:
                 warm.append(output)
@@ -131,3 +153,17 @@ class WarmOutputs:
         for name, array in arrays.items():
             take_into(columns[name], slots, array)
         return arrays, output
+
+    def row_writer(self, columns: Mapping[str, Array]) -> Optional[RowWriter]:
+        """What copies elements to these columns; None where that takes more than their bytes."""
+        if self._kernels is None or self._batch is None or not 0 < self._row_bytes <= _COMPILED_BYTES:
+            return None
+        writer = self._writer
+        if writer is None or writer.gather.columns is not columns:
+            gather = Gather(columns, {name: self._empty(name, 0) for name in self._batch.names})
+            writer = self._writer = RowWriter(gather, self._batch, self._kernels)
+        return writer if writer.gather.is_plain else None
+
+    def _empty(self, name: str, num_rows: int) -> Array:
+        dtype, shape = self._columns[name]
+        return np.empty((num_rows, *shape), dtype)

@@ -102,7 +102,7 @@ class RowIndex:
         """
         shortage = self.count + num_rows - self.capacity
         if shortage > 0:
-            oldest = self._oldest(shortage)
+            oldest = self._oldest_one() if shortage == 1 else self._oldest(shortage)
             evicted = self.row_of_slot[oldest]
             self.remove(oldest)
         else:
@@ -279,6 +279,15 @@ class RowIndex:
         self._slots[place], self._place[moved] = moved, place
         self._slots[last], self._place[slot] = slot, last
         self.count = last
+
+    def _oldest_one(self) -> Array:
+        # As ``_oldest``, without the fixed price of operations on arrays.
+        head = self._head
+        slot = self._log_slots[head]
+        if self.row_of_slot[slot] != self._log_rows[head]:
+            return self._oldest(1)
+        self._head = head + 1
+        return np.array([slot], np.intp)
 
     def _oldest(self, num_rows: int) -> Array:
         """Slots of the oldest live rows; the log's head moves past them and past deleted rows before them."""

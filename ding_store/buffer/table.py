@@ -189,6 +189,21 @@ class Table:
                 raise
             self._publish(slots, skipped, note, encoded)
 
+    def add_one(self, write: Callable[[int], None]) -> Tuple[Array, int]:
+        """
+        Overview:
+            As ``writing`` of one row without a note, for a ``write`` that fills its slot and cannot fail.
+        Returns:
+            - slots (:obj:`np.ndarray`): Its slot, ``(1,)``.
+            - row (:obj:`int`): Its row number.
+        """
+        with self.write_lock:
+            slots, _ = self._allocate(1, 0)
+            row = self.index.next_row
+            write(int(slots[0]))
+            self._publish(slots, 0)
+        return slots, row
+
     def commit(self, note: Mapping[str, Any]) -> None:
         """
         Overview:

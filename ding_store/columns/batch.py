@@ -62,15 +62,46 @@ class PlainBatch:
 
     def __init__(self, root: Mapping, names: List[str]) -> None:
         cat = _default_cat_1dim(root)
-        leaves = [child for _, child in root.items]
         self._keys = root.keys
-        self._names = [
-            (name, isinstance(leaf, Leaf) and leaf.shape == (1,) and cat) for name, leaf in zip(names, leaves)
-        ]
+        #: Names of the columns, in the order of the keys.
+        self.names = names
+        leaves = [leaf for _, leaf in root.items if isinstance(leaf, Leaf)]
+        self._is_number = [cat and leaf.shape == (1,) for leaf in leaves]
+        dtypes = [TENSOR_DTYPES[leaf.dtype].torch for leaf in leaves]
+        self._leaves = [(key, dtype, torch.Size(leaf.shape)) for key, dtype, leaf in zip(root.keys, dtypes, leaves)]
+        # torch puts off the conjugation of complex numbers: their bytes do not say it all.
+        is_complex = any(dtype.is_complex for dtype in dtypes)
+        self._type = None if is_complex else {'dict': dict, 'treetensor.torch': ttorch.Tensor}.get(root.kind)
+
+    def addresses(self, element: Any) -> Maybe[Tuple[List[int], List[torch.Tensor]]]:
+        """
+        Overview:
+            Where the leaves of an element begin, which are contiguous, and what keeps them there; None where it does
+            not fit, or takes more to find out.
+        """
+        if type(element) is not self._type:
+            return None
+        stored = element if self._type is dict else element._detach()
+        if (len(stored) if self._type is dict else stored.size()) != len(self._leaves):
+            return None
+        places, held = [], []
+        try:
+            for key, dtype, shape in self._leaves:
+                value = stored.get(key)
+                if type(value) is not torch.Tensor or value.dtype is not dtype or value.shape != shape:
+                    return None
+                if not (value.is_cpu and value.layout is torch.strided and value.is_contiguous()) or value.is_neg():
+                    return None
+                places.append(value.data_ptr())
+                held.append(value)
+        except KeyError:
+            return None
+        return places, held
 
     def views(self, columns: Columns) -> List[np.ndarray]:
         """The arrays that become tensors, in the order of the keys."""
-        return [columns[name][..., 0] if is_number else columns[name] for name, is_number in self._names]
+        pairs = zip(self.names, self._is_number)
+        return [columns[name][..., 0] if is_number else columns[name] for name, is_number in pairs]
 
     def tree(self, views: Sequence[np.ndarray]) -> ttorch.Tensor:
         """The batch: a tree of tensors that share the memory of the views."""

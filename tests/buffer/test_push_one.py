@@ -1,0 +1,138 @@
+"""A push of one element, whose bytes are copied in one pass where nothing speaks against it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import treetensor.torch as ttorch
+
+from ding_store.buffer import Prioritized, StoreBuffer
+from ding_store.buffer.kernels import NO_NUMBA, load_kernels
+from ding_store.errors import SchemaMismatch
+
+
+def leaves(i: int) -> dict:
+    obs = torch.arange(12.0).reshape(3, 4) + i
+    return {'obs': obs, 'action': torch.tensor([i]), 'done': torch.tensor(i % 2 == 0), 'none': torch.zeros(0)}
+
+
+def fill(buffer: StoreBuffer, make: Any, count: int) -> None:
+    for i in range(count):
+        assert buffer.push(make(leaves(i))).index == str(i)
+
+
+def is_compiled(buffer: StoreBuffer, element: Any) -> bool:
+    return buffer._elements._writing(element) is not None
+
+
+@pytest.mark.parametrize('make', [dict, ttorch.tensor], ids=['dict', 'tree'])
+@pytest.mark.parametrize('compiled', [True, False])
+def test_elements_come_back_as_they_were(compiled: bool, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NO_NUMBA, '0' if compiled else '1')
+    if (load_kernels() is None) == compiled:
+        pytest.skip('there is no numba')
+    buffer = StoreBuffer(7)
+    fill(buffer, make, 20)
+    assert is_compiled(buffer, make(leaves(0))) == compiled
+    assert [item.index for item in buffer] == [str(i) for i in range(13, 20)]
+    for i, item in zip(range(13, 20), buffer):
+        assert type(item.data) is type(make(leaves(0)))
+        for name, leaf in leaves(i).items():
+            assert torch.equal(item.data[name], leaf)
+            assert item.data[name].dtype == leaf.dtype
+    assert buffer.check() == []
+
+
+@pytest.mark.parametrize(
+    ('name', 'value'),
+    [
+        ('obs', torch.zeros(4, 3)),
+        ('obs', torch.zeros(3, 4, dtype=torch.float64)),
+        ('obs', np.zeros((3, 4), np.float32)),
+        ('more', torch.zeros(1)),
+    ],
+)
+def test_what_does_not_fit_is_refused(name: str, value: Any) -> None:
+    buffer = StoreBuffer(7)
+    fill(buffer, ttorch.tensor, 7)
+    element = dict(leaves(7), **{name: value})
+    with pytest.raises(SchemaMismatch):
+        buffer.push(ttorch.Tensor(element) if name == 'more' else element)
+    assert [item.index for item in buffer] == [str(i) for i in range(7)]
+    assert buffer.check() == []
+
+
+@pytest.mark.parametrize(
+    'obs',
+    [
+        torch.arange(12.0).reshape(4, 3).t(),
+        torch.ones(3, 4, requires_grad=True) * 2,
+        torch.nn.Parameter(torch.ones(3, 4)),
+        torch.arange(24.0).reshape(3, 8)[:, ::2],
+        torch.ones(1).expand(3, 4),
+    ],
+    ids=['transposed', 'gradient', 'parameter', 'strided', 'expanded'],
+)
+def test_unusual_tensors(obs: torch.Tensor) -> None:
+    buffer = StoreBuffer(7)
+    fill(buffer, dict, 7)
+    buffer.push(dict(leaves(7), obs=obs))
+    assert torch.equal(buffer.get(-1).data['obs'], obs.detach())
+    assert not buffer.get(-1).data['obs'].requires_grad
+
+
+def test_negation_that_is_put_off() -> None:
+    buffer = StoreBuffer(7)
+    buffer.push({'x': torch.zeros(1)})
+    negative = torch.tensor([3 + 4j]).conj().imag
+    assert negative.is_neg()
+    buffer.push({'x': negative})
+    assert buffer.get(-1).data['x'].item() == -4
+
+
+def test_what_is_missing_or_none_widens_the_schema_as_ever() -> None:
+    buffer = StoreBuffer(7)
+    fill(buffer, dict, 2)
+    buffer.push(dict(leaves(2), obs=None))
+    fill_more = buffer.push(dict(leaves(3)))
+    assert fill_more.index == '3'
+    assert [item.data['obs'] is None for item in buffer] == [False, False, True, False]
+
+
+def test_metas_of_rows_that_left_are_not_those_of_new_ones() -> None:
+    buffer = StoreBuffer(2)
+    buffer.push(leaves(0), {'env': 1})
+    buffer.push(leaves(1), {'env': 2})
+    assert buffer.push(leaves(2)).meta == {}
+    assert [item.meta for item in buffer] == [{'env': 2}, {}]
+
+
+def test_deleted_rows_in_the_order_of_age() -> None:
+    buffer = StoreBuffer(5)
+    fill(buffer, dict, 5)
+    buffer.delete(['0', '1', '3'])
+    for i in range(5, 12):
+        buffer.push(leaves(i))
+        assert buffer.check() == []
+    assert [item.index for item in buffer] == ['7', '8', '9', '10', '11']
+
+
+def test_samplers_and_other_columns_follow() -> None:
+    sampler = Prioritized(seed=0)
+    buffer = StoreBuffer(8, sampler=sampler)
+    fill(buffer, dict, 12)
+    buffer.resize(16)
+    for i in range(12, 20):
+        buffer.push(leaves(i))
+    batch = buffer.sample_batch(16)
+    assert set(batch.rows.tolist()) == set(range(4, 20))
+    assert torch.equal(batch.data.action, torch.as_tensor(batch.rows))
+
+
+def test_a_table_that_survives_takes_the_way_that_can_be_killed(tmp_path: Any) -> None:
+    buffer = StoreBuffer(4, path=str(tmp_path / 'table'))
+    fill(buffer, dict, 6)
+    assert not is_compiled(buffer, leaves(0))
+    buffer.close()
+    assert [item.index for item in StoreBuffer(4, path=str(tmp_path / 'table'))] == ['2', '3', '4', '5']
