@@ -46,9 +46,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """0: all was measured; 1: something failed, and the tables say what."""
+    html, figures = _writable(options.html), _writable(options.json)
     rows, sections, settings = _checked(options)
-    html = _writable(options.html)
-    results = Results(_writable(options.json), settings, options.resume)
+    results = Results(figures, settings, options.resume)
     failures = _measure(rows, sections, settings, results)
     results.data['date'] = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds')
     results.save()
