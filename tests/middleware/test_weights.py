@@ -247,7 +247,7 @@ def test_a_wait_for_weights_ends_with_the_run_and_with_its_limit(exchanger, monk
     monkeypatch.setattr(exchangers, 'MAX_WAIT_S', 0.0)
     receiver(context())
     monkeypatch.setattr(exchangers, 'MAX_WAIT_S', 1000.0)
-    receiver._session._finish('enough')
+    receiver._session._finish('enough', failed=False)
     receiver(context())
     assert receiver.version == 0
 
