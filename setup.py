@@ -20,7 +20,7 @@ EXTRAS = {
     'atari': ['ale-py>=0.10,<0.13', 'opencv-python-headless>=4.5,<4.12'],
     'mujoco': ['mujoco>=3.1,<4', 'gymnasium>=1.0', 'imageio>=2.14'],
     # DI-engine's own simple_spread, on which QMIX is tested: later releases have no version 2 of it.
-    'petting_zoo': ['pettingzoo==1.22.3', 'pygame>=2.1,<3'],
+    'pettingzoo': ['pettingzoo==1.22.3', 'pygame>=2.1,<3'],
     # pysc2 and gobigger themselves come from requirements/no-deps; with StarCraft II comes nobody.
     'smac': ['absl-py', 'portpicker', 'pygame>=2.1', 'sk-video', 'websocket-client', 's2clientprotocol>=5.0.14'],
     'smax': ['jaxmarl>=0.2,<0.3'],

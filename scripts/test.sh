@@ -4,7 +4,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 # The environments whose pipelines the tests run.
-EXTRAS=(atari mujoco petting_zoo smac smax gobigger)
+EXTRAS=(atari mujoco pettingzoo smac smax gobigger)
 "$ROOT/scripts/setup.sh" --test "${EXTRAS[@]/#/--extra=}"
 # Tests start many processes: one thread each, or they fight for the cores.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"

@@ -265,10 +265,13 @@ class Job:
         self.say(f'{process.title} {how}; its log is {process.log}')
         if code > 0:
             self.say(_tail(process.log))
-        others = [p for p in self.processes if p.role == 'collector' and p.code is None]
-        if process.role == 'collector' and others:
-            self.say('the run goes on without it; `ding-store join --role collector` adds another')
-            return None
+        if process.role == 'collector':
+            end = session.store.get(FINISH)
+            if end is not None and not end.header['failed']:
+                return None  # the run had what it wanted, however long the others took to leave before it was seen
+            if any(p.role == 'collector' and p.code is None for p in self.processes):
+                self.say('the run goes on without it; `ding-store join --role collector` adds another')
+                return None
         if process.role != 'collector' and code != 0 and self._may_restart(session):
             return self._restart(process, session)
         self._give_up(process, how, session)

@@ -85,7 +85,7 @@ def data_pusher(cfg: Any, buffer_: Buffer, group_by_env: Optional[bool] = None) 
             return None
         logging.info('ding_store: only a pusher stands before the buffer, so columns go into the replay directly')
 
-        def push_direct(schema: Any, arrays: Any, commit: Any) -> None:
+        def push_direct(schema: Any, arrays: Any, commit: Any = None) -> None:
             # As DI-engine's PriorityExperienceReplay has it: who collected an element may know its priority.
             priority = arrays.get('priority') if gives_priorities else None
             buffer_.extend(arrays, schema=schema, priority=priority, commit=commit)

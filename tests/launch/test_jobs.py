@@ -62,6 +62,22 @@ def test_any_start_order(tmp_path, late):
     assert 'waiting for' not in ''.join(p.read_text() for p in Path(tmp_path, '.ding_store/r/logs').iterdir())
 
 
+def test_collector_that_fails_after_the_end_does_not_fail_the_run(tmp_path):
+    script = tmp_path / 'main.py'
+    script.write_text(
+        'import runpy, sys\n'
+        'from ding.framework import task\n'
+        f'runpy.run_path({TINY!r}, run_name="__main__")\n'
+        'sys.exit(3 if task.router.node_id == 2 else 0)\n'
+    )
+    arguments = ['run', '--run', 'r', '--roles', 'learner=1,evaluator=1,collector=1', '--', 'python', script]
+    options = ['--trace', tmp_path / 'trace', '--max-train-iter', 100]
+    with job(ding_store(*arguments, *map(str, options)), tmp_path) as run:
+        assert run.wait() == 0, run.text
+    assert 'collector (node 2' in run.text
+    assert 'failed with exit code 3' in run.text
+
+
 def test_collector_joins_a_running_job_and_leaves_with_it(tmp_path):
     arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 100_000)), tmp_path) as run:

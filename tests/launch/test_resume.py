@@ -125,8 +125,8 @@ def test_a_learner_that_fails_again_and_again_ends_the_run(tmp_path):
     script = tmp_path / 'main.py'
     script.write_text(
         'from ding.framework import task\n'
-        'from dizoo_configs.cartpole import cartpole_dqn_main as cartpole\n'
-        'cartpole.main_config.store.checkpoint = dict(max_restarts=1)\n'
+        'from dizoo_configs.cartpole import cartpole_dqn_config, cartpole_dqn_main as cartpole\n'
+        'cartpole_dqn_config.main_config.store.checkpoint = dict(max_restarts=1)\n'
         'def fail(ctx):\n'
         '    if ctx.total_step == 12:\n'
         "        raise RuntimeError('as asked for')\n"

@@ -156,8 +156,8 @@ def test_sac(seen: Seen) -> None:
 
 
 def test_qmix(seen: Seen) -> None:
-    need_extra('pettingzoo', 'petting_zoo')
-    need_extra('pygame', 'petting_zoo')
+    need_extra('pettingzoo', 'pettingzoo')
+    need_extra('pygame', 'pettingzoo')
 
     def small(main: EasyDict) -> None:
         main.policy.collect.n_sample = 8
