@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 import time
@@ -22,6 +23,12 @@ def pid_space() -> str:
     return f'{boot} {os.readlink("/proc/self/ns/pid")}'
 
 
+def parent_process() -> Optional[str]:
+    """The one process that started this and its sibling workers, where one did: DI-engine's ``Parallel`` does."""
+    parent = multiprocessing.parent_process()
+    return None if parent is None else f'{pid_space()} {parent.pid}'
+
+
 @dataclass
 class Member:
     """
@@ -36,6 +43,7 @@ class Member:
     pid: int = field(default_factory=os.getpid)
     host: str = field(default_factory=socket.gethostname)
     pid_space: str = field(default_factory=pid_space)
+    parent: Optional[str] = field(default_factory=parent_process)
     address: Optional[str] = None
     state: str = 'alive'
     beat: int = 0
@@ -122,6 +130,17 @@ class Members:
             if seen != beats:
                 silent_since, beats = time.monotonic(), seen
             elif time.monotonic() - silent_since > silent_s:
+                return
+            self._store.read(STREAM, self.after, max_entries=1, timeout_s=0.5)  # returns as soon as somebody reports
+
+    def wait_for_workers(self, parent: str, num: int, timeout_s: float) -> None:
+        """
+        Overview:
+            Wait until all workers of one parent process have joined, for ``timeout_s`` at most and while it lives.
+        """
+        deadline, parent_pid = time.monotonic() + timeout_s, os.getppid()
+        while time.monotonic() < deadline and os.getppid() == parent_pid:
+            if len({m.node_id for m in self.refresh().by_id.values() if m.parent == parent}) >= num:
                 return
             self._store.read(STREAM, self.after, max_entries=1, timeout_s=0.5)  # returns as soon as somebody reports
 

@@ -77,7 +77,11 @@ class Pipeline:
         from ding_store.middleware.weights import model_exchanger, periodical_model_exchanger
 
         config = self.config
-        self.session = Session(config, finished=lambda: task.finish)
+        self.session = Session(
+            config,
+            finished=lambda: task.finish,
+            num_workers=lambda: getattr(task.router, 'n_parallel_workers', 1) if task.router.is_active else 1,
+        )
         self.DequeBuffer = functools.partial(replay_buffer, self.session)
         self.replay = lambda cfg: ReplaySettings.of(cfg).store(self.DequeBuffer)
         self.Checkpointer = functools.partial(checkpointer, self.session)

@@ -13,7 +13,7 @@ from ditk import logging
 
 from ding_store.config import StoreConfig
 from ding_store.errors import StoreError, StoreTimeout, VersionConflict
-from ding_store.middleware.members import STREAM_OPTIONS, Member, Members
+from ding_store.middleware.members import STREAM_OPTIONS, Member, Members, parent_process
 from ding_store.storage import open_store
 from ding_store.storage.base import Store
 
@@ -39,13 +39,19 @@ class Session:
         - config (:obj:`StoreConfig`): The flag's block.
         - finished (:obj:`Callable`): Whether the process was told to finish by other means (``task.finish``).
         - store (:obj:`Optional[Store]`): An open store, to be closed with the session; by default the config's.
+        - num_workers (:obj:`Callable`): How many workers this process's parent starts, itself included.
     """
 
     def __init__(
-        self, config: StoreConfig, finished: Callable[[], bool] = lambda: False, store: Optional[Store] = None
+        self,
+        config: StoreConfig,
+        finished: Callable[[], bool] = lambda: False,
+        store: Optional[Store] = None,
+        num_workers: Callable[[], int] = lambda: 1,
     ) -> None:
         self.config = config
         self._finished_elsewhere = finished
+        self._num_workers = num_workers
         self._store = store
         self._lock = threading.Lock()
         self._thread: Optional[threading.Thread] = None
@@ -77,7 +83,7 @@ class Session:
             Become a member of the run, once; from now on this process reports itself and hears of the run's end.
         """
         if self.member is None:
-            if ENV_LAUNCHED not in os.environ:
+            if ENV_LAUNCHED not in os.environ and not self._hear_of_own_end():
                 clear_ended_run(self.store, self.config)
             name = f'{role}-{node_id}-{os.getpid()}-{uuid.uuid4().hex[:6]}'
             self.member = Member(id=name, role=role, node_id=node_id, address=address)
@@ -85,6 +91,14 @@ class Session:
             self.watch()
             atexit.register(self.close)
         return self.member
+
+    def _hear_of_own_end(self) -> bool:
+        """A worker that comes after its own run has ended, as one of ``ditask``'s may, has nothing left to do."""
+        end, parent = self.store.get(FINISH), parent_process()
+        if end is None or parent is None or end.header.get('parent') != parent:
+            return False
+        self._finish(end.header['reason'], end.header['failed'])
+        return True
 
     def watch(self) -> None:
         """Hear of the run's end, and report this member if it is one; ``join`` does this."""
@@ -104,7 +118,7 @@ class Session:
         if self.finish_reason is not None:
             return
         try:
-            self.store.put(FINISH, {'reason': reason, 'failed': failed}, {}, 0)
+            self.store.put(FINISH, {'reason': reason, 'failed': failed, 'parent': parent_process()}, {}, 0)
         except VersionConflict:
             end = self.store.get(FINISH)
             if end is not None:
@@ -220,12 +234,19 @@ class Session:
             member = self.member
             ended_in_order = member is not None and member.role == 'learner' and member.state == 'left'
             if ended_in_order and ENV_LAUNCHED not in os.environ:
+                self._wait_for_late_workers()
                 retire(store, self.config.heartbeat_s)
         except StoreError as error:
             logging.warning(f'ding_store: this process could not leave its run in order: {error}')
         finally:
             self._closing.set()
             store.close()
+
+    def _wait_for_late_workers(self) -> None:
+        """A short run may end before the last of ``ditask``'s workers has started: it must find this run's end."""
+        if self.member is not None and self.member.parent is not None:
+            members = Members(self.store)
+            members.wait_for_workers(self.member.parent, self._num_workers(), self.config.peer_timeout_s)
 
 
 def retire(store: Store, heartbeat_s: float) -> None:

@@ -268,6 +268,31 @@ def test_unmodified_example_under_ditask(tmp_path):
     assert 'Timeout when waiting' not in run.text
 
 
+def test_a_ditask_worker_that_comes_after_the_end_leaves_with_the_others(tmp_path):
+    (tmp_path / 'late.py').write_text(
+        'import sys, time\n'
+        'from pathlib import Path\n'
+        'from ding.framework import task\n'
+        f'sys.path.insert(0, {os.path.dirname(TINY)!r})\n'
+        "sys.argv[1:] = ['--trace', 'trace', '--max-train-iter', '50']\n"
+        'import tiny_dqn\n'
+        'def ended():\n'
+        "    return Path('trace').exists() and Path('trace').read_text().count('\"end\"') == 3\n"
+        'def main():\n'
+        '    deadline = time.monotonic() + 60\n'
+        '    while task.router.node_id == 3 and not ended() and time.monotonic() < deadline:\n'
+        '        time.sleep(0.05)\n'
+        '    tiny_dqn.main()\n'
+    )
+    ditask = [sys.executable, '-c', 'from ding.entry.cli_ditask import cli_ditask; cli_ditask()', '--package', '.']
+    ditask += ['--main', 'late.main', '--parallel-workers', '4', '--topology', 'mesh', '--startup-interval', '0']
+    with job(ding_store('run', '--run', 'r', '--', *ditask), tmp_path) as run:
+        assert run.wait(60) == 0, run.text
+    ends = {r['node']: r for r in records(tmp_path / 'trace') if r['event'] == 'end'}
+    assert sorted(ends) == [0, 1, 2, 3]
+    assert 'waiting for' not in run.text
+
+
 def test_unmodified_example_in_one_process(tmp_path):
     command = ding_store('run', '--run', 'r', '--explain', '--', sys.executable, '-m', DQN_EXAMPLE)
     with job(command, tmp_path) as run:
