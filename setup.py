@@ -16,6 +16,9 @@ EXTRAS = {
     'fast': ['numba>=0.58'],
     # pytest 7, as DI-engine's own tests; the linters exactly, since every version finds something else.
     'test': ['pytest>=7.4,<8', 'pytest-timeout>=2.2', 'hypothesis>=6.90', 'ruff==0.8.4', 'mypy==1.13.0'],
+    # What `compression` may name.
+    'lz4': ['lz4>=3.1'],
+    'zstd': ['zstandard>=0.18'],
     # Environments of dizoo_configs. opencv-python-headless 4.12 wants numpy 2; ale-py is under the GPL 2.
     'atari': ['ale-py>=0.10,<0.13', 'opencv-python-headless>=4.5,<4.12'],
     'mujoco': ['mujoco>=3.1,<4', 'gymnasium>=1.0', 'imageio>=2.14'],
@@ -27,7 +30,7 @@ EXTRAS = {
     'gobigger': ['pygame>=2.1', 'numexpr', 'lz4', 'opencv-python-headless>=4.5,<4.12', 'pytest>=5'],
 }
 # Everything a user may want at run time.
-EXTRAS['all'] = EXTRAS['embedded'] + EXTRAS['fast']
+EXTRAS['all'] = EXTRAS['embedded'] + EXTRAS['fast'] + EXTRAS['lz4'] + EXTRAS['zstd']
 
 setup(
     name='ding_store',

@@ -3,8 +3,8 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-# The environments whose pipelines the tests run.
-EXTRAS=(atari mujoco pettingzoo smac smax gobigger)
+# The codecs, and the environments whose pipelines the tests run.
+EXTRAS=(lz4 zstd atari mujoco pettingzoo smac smax gobigger)
 "$ROOT/scripts/setup.sh" --test "${EXTRAS[@]/#/--extra=}"
 # Tests start many processes: one thread each, or they fight for the cores.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"

@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Type
 
 import numpy as np
 
+from ding_store.bench.compression import measure_compression, needs, render_compression
 from ding_store.bench.paths import PATHS, Element, OursOnWire, Outputs, Path, Timeout, is_installed
 from ding_store.bench.wire import measure_wire, render_wire
 from ding_store.bench.workloads import WORKLOADS, Leaves, size_text
@@ -57,7 +58,7 @@ def main(names: Optional[str], paths: Optional[str], seconds: float, json_file: 
     missing = [title for title, path in PATHS.items() if not is_installed(path)]
     if missing:
         _line(f'not installed, so not measured: {", ".join(missing)}')
-    results: Dict[str, Any] = {'cores': os.cpu_count(), 'elements': [], 'wire': []}
+    results: Dict[str, Any] = {'cores': os.cpu_count(), 'elements': [], 'wire': [], 'compression': []}
     for element in chosen:
         results['elements'].append(measure(element, ways, seconds))
         _say('')
@@ -66,6 +67,11 @@ def main(names: Optional[str], paths: Optional[str], seconds: float, json_file: 
         results['wire'] = measure_wire(seconds, _say)
         _say('')
         _line(render_wire(results['wire']))
+        if needs():
+            _line(f'compression is not measured: no {", ".join(needs())} (the extra `atari`)')
+        else:
+            results['compression'] = measure_compression(seconds, _say)
+            _line(render_compression(results['compression']))
     if json_file:
         with open(json_file, 'w') as out:
             json.dump(results, out, indent=1)

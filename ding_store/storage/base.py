@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Type
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Type, Union
 
 import numpy as np
 
 Header = Mapping[str, Any]
 Array = np.ndarray[Any, np.dtype[Any]]
 Arrays = Mapping[str, Array]
+Buffer = Union[bytes, bytearray, memoryview]
 
 #: What a full stream does with an append: wait, make room by dropping the oldest entries, or refuse.
 OVERFLOW = ('block', 'drop_oldest', 'error')

@@ -18,7 +18,7 @@ from .planes import PlanedStore, Record, Resolver, unpack
 from .ring import RingReader
 from .rings import Rings, crc_of
 from .values import HostValues
-from .wire import corrupt_entry, decode_entry, encode
+from .wire import corrupt_entry, decode_entry
 
 logger = logging.getLogger(__name__)
 
@@ -204,16 +204,19 @@ class HostCache(Store):
             if packed is not None:
                 self._start_keeper()
                 return packed
-        return Payload(encode(header, arrays))
+        return self.store.own_writer.encoded(stream, header, arrays)
 
     def _rings_of(self, stream: str, cache: CacheDir) -> Rings:
         with self._lock:
             if stream not in self._rings:
                 writer = self.store.own_writer
-                limit = writer.options_of(stream).max_pending_bytes
+                options = writer.options_of(stream)
+                limit = options.max_pending_bytes
                 note = {'run': self.run, 'stream': stream, 'writer': self.writer}
                 # A region may waste nearly its own length at the end of the ring.
-                self._rings[stream] = Rings(cache, note, limit + limit // 4, lambda: writer.check_stream(stream))
+                self._rings[stream] = Rings(
+                    cache, note, limit + limit // 4, lambda: writer.check_stream(stream), options.compression
+                )
             return self._rings[stream]
 
     def _publish(self) -> bool:

@@ -15,13 +15,13 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NoReturn, Optio
 from ding_store.errors import ConfigError, StoreClosed, VersionConflict
 
 from . import outbox
-from .base import OLDEST, START, Arrays, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
+from .base import OLDEST, START, Arrays, Buffer, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
 from .options import STORE_OPTIONS, check_name, refuse_rest, stream_options
 from .outbox import WIRE, Announcement, Fill, Payload, Verdict
 from .planes import WAITING, PlanedStore, Resolver, Version, fate
 from .planes import Record as Found
 from .values import ValueResolver
-from .wire import Buffer, encode
+from .wire import encode
 from .writer import Writer, writer_id
 
 
@@ -235,7 +235,7 @@ class MemoryStore(PlanedStore):
 
     def append(self, stream: str, header: Header, arrays: Arrays, timeout_s: Optional[float] = None) -> EntryId:
         check_name('stream', stream)
-        return self.append_payload(stream, Payload(encode(header, arrays)), timeout_s)
+        return self.append_payload(stream, self._writer.encoded(stream, header, arrays), timeout_s)
 
     def append_payload(self, stream: str, payload: Payload, timeout_s: Optional[float] = None) -> EntryId:
         check_name('stream', stream)

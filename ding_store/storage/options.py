@@ -10,6 +10,7 @@ from typing import Any, Dict, Mapping, Optional, Sequence
 from ding_store.errors import ConfigError
 
 from .base import OVERFLOW
+from .compression import check_compression
 
 MAX_NAME = 200
 _PART = re.compile(r'[A-Za-z0-9_.-]+')
@@ -38,11 +39,14 @@ class StreamOptions:
         - max_pending_bytes (:obj:`int`): Encoded bytes held for one stream.
         - overflow (:obj:`str`): 'block', 'drop_oldest' or 'error'.
         - max_block_s (:obj:`float`): How long an append waits for room when it names no ``timeout_s`` itself.
+        - compression (:obj:`Optional[str]`): 'lz4' or 'zstd': what a payload is compressed with where it goes over the
+          wire, if that makes it shorter. Every process that writes or reads the stream needs the codec's package.
     """
 
     max_pending_bytes: int = 256 << 20
     overflow: str = 'block'
     max_block_s: float = 600.0
+    compression: Optional[str] = None
 
     def __post_init__(self) -> None:
         if self.overflow not in OVERFLOW:
@@ -51,6 +55,7 @@ class StreamOptions:
             raise ConfigError(f'max_pending_bytes ({self.max_pending_bytes!r}) must be an int >= 1')
         if not self.max_block_s >= 0:
             raise ConfigError(f'max_block_s ({self.max_block_s!r}) must be >= 0')
+        check_compression(self.compression)
 
 
 STREAM_OPTIONS = tuple(f.name for f in fields(StreamOptions))

@@ -17,7 +17,7 @@ import redis
 
 from ding_store.errors import CorruptPayload, StoreError
 
-from .wire import Buffer
+from .base import Buffer
 
 #: Larger payloads go in parts: Redis takes an argument of SET from the socket to where it stays, but only if it has
 #: 32 KiB or more; one that goes through a script into a stream is copied four times.

@@ -16,9 +16,9 @@ from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional
 
 from ding_store.errors import CorruptPayload
 
-from .base import Entry, EntryId, Store
+from .base import Buffer, Entry, EntryId, Store
 from .outbox import Payload
-from .wire import Buffer, corrupt_entry, decode_entry, up_to_corrupt
+from .wire import corrupt_entry, decode_entry, up_to_corrupt
 from .writer import Writer
 
 logger = logging.getLogger(__name__)

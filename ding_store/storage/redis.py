@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 
 from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace, StoreClosed
 
-from .base import OLDEST, START, Arrays, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
+from .base import OLDEST, START, Arrays, Buffer, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
 from .link import Before, Link, Session
 from .options import ALL_OPTIONS, check_name, redis_options, refuse_rest, stream_options
 from .outbox import FULL, STALE, WIRE, Announcement, Fill, Payload, Verdict
@@ -26,7 +26,7 @@ from .redis_info import read_counters, read_stream, read_streams, read_values
 from .redis_values import VALUE_PARTS, RedisValues
 from .urls import check_url, directory_of, scheme_of
 from .values import ValueResolver
-from .wire import Buffer, corrupt_entry, encode, up_to_corrupt
+from .wire import corrupt_entry, encode, up_to_corrupt
 from .writer import Writer, writer_id
 
 MAX_PAYLOAD_BYTES = MAX_BYTES
@@ -90,7 +90,7 @@ class RedisStore(PlanedStore):
 
     def append(self, stream: str, header: Header, arrays: Arrays, timeout_s: Optional[float] = None) -> EntryId:
         check_name('stream', stream)
-        return self.append_payload(stream, Payload(encode(header, arrays)), timeout_s)
+        return self.append_payload(stream, self._writer.encoded(stream, header, arrays), timeout_s)
 
     def append_payload(self, stream: str, payload: Payload, timeout_s: Optional[float] = None) -> EntryId:
         check_name('stream', stream)

@@ -7,10 +7,10 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ding_store.errors import VersionConflict
 
+from .base import Buffer
 from .link import Before, Session
 from .parts import Parts, publish_in_parts
 from .planes import Version
-from .wire import Buffer
 
 #: Of a value: ``value``, ``version`` (a hash) and ``wants``, see lua/put.lua.
 VALUE_PARTS = ('value', 'version', 'wants')

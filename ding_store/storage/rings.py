@@ -8,13 +8,13 @@ import threading
 import zlib
 from typing import Any, Callable, Dict, List, Optional
 
-from .base import Arrays, Header
+from .base import Arrays, Buffer, Header
 from .cache_dir import CacheDir
 from .mapped import aligned
 from .outbox import Payload
 from .planes import Reference
 from .ring import Region, RingWriter
-from .wire import Buffer, encode_parts, seal
+from .wire import encode_parts, seal
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class HostPayload(Payload):
         ).pack()
 
     def on_wire(self) -> bytes:
-        return seal(self._region.buffer)
+        return seal(self._region.buffer, self._rings.compression)
 
     def reference(self, host: str) -> Optional[bytes]:
         return self._reference if host == self._rings.host else None
@@ -58,10 +58,19 @@ class Rings:
         keeps up keeps them small.
     Arguments:
         - learn (:obj:`Callable`): Look now which entries are acked: it calls ``release`` for them.
+        - compression (:obj:`Optional[str]`): Of what has to go over the wire after all.
     """
 
-    def __init__(self, cache: CacheDir, note: Dict[str, Any], max_bytes: int, learn: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        cache: CacheDir,
+        note: Dict[str, Any],
+        max_bytes: int,
+        learn: Callable[[], None],
+        compression: Optional[str] = None,
+    ) -> None:
         self.host = cache.host
+        self.compression = compression
         self._cache = cache
         self._note = note
         self._max_bytes = max_bytes

@@ -30,8 +30,8 @@ import numpy as np
 
 from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace
 
+from .base import Buffer
 from .mapped import PAGE, Claim, Words, aligned, allocate, created, map_read_only, range_lock, reopened
-from .wire import Buffer
 
 MAGIC = b'DSSLOT\x00\x02'
 MAX_SLOTS = 60  # whose words fit into the first page

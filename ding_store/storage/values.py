@@ -22,12 +22,12 @@ from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from ding_store.errors import CorruptPayload, PayloadLost, StoreClosed, StoreError, VersionConflict
 
-from .base import Arrays, Header, Value
+from .base import Arrays, Buffer, Header, Value
 from .cache_dir import CacheDir, Found
 from .options import check_name
 from .planes import PlanedStore, Version
 from .slots import Slot, SlotReader, SlotWriter
-from .wire import Buffer, decode, decode_value, encode_parts, seal
+from .wire import decode, decode_value, encode_parts, seal
 
 logger = logging.getLogger(__name__)
 

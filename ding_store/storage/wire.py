@@ -2,7 +2,7 @@
 
 offset  size
 0       4     magic 'DGW' and the format's version, 2
-4       4     checksum of everything that follows: see ``_checksum``
+4       4     checksum of everything that follows: see ``checksum``
 8       8     total bytes
 16      4     bytes of the head
 20            head: JSON {"header": {...}, "arrays": [[name, dtype, shape], ...]}
@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import json
 import struct
-import zlib
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, TypeVar, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, TypeVar
 
 import numpy as np
 
 from ding_store.errors import CorruptPayload
 
-from .base import Array, Arrays, Entry, EntryId, Header, Value
+from .base import Array, Arrays, Buffer, Entry, EntryId, Header, Value
+from .checksum import checksum
+from .compression import compressed, decompressed, is_compressed
 
-Buffer = Union[bytes, bytearray, memoryview]
 T = TypeVar('T')
 
 MAGIC = b'DGW\x02'
@@ -30,21 +30,20 @@ ALIGN = 64
 _PREFIX = struct.Struct('<4sIQI')
 _CHECKED_FROM = 8  # The checksum covers all behind itself; magic is compared.
 _MAX_NDIM = 32
-_FOLD_FROM = 1 << 16
-_ROW_WORDS = 1024
-_ROW_BYTES = _ROW_WORDS * 8
 _DTYPES = [np.dtype(order + code) for code in '?bBhHiIlLqQefdgFDG' for order in '<>']
 DTYPES: Dict[str, np.dtype[Any]] = {dtype.str: dtype for dtype in _DTYPES}
 
 
-def encode(header: Header, arrays: Arrays) -> bytes:
+def encode(header: Header, arrays: Arrays, compression: Optional[str] = None) -> bytes:
     """
     Overview:
-        One entry or value as bytes, copied once.
+        One entry or value as bytes, copied once; with ``compression``, a codec's name, compressed if that is shorter.
     Raises:
         - TypeError: The header is no JSON object, or an array's dtype is not boolean or numeric; names which.
     """
-    return b''.join(encode_parts(header, arrays))
+    if compression is None:
+        return b''.join(encode_parts(header, arrays))
+    return seal(b''.join(encode_parts(header, arrays, checked=False)), compression)
 
 
 def encode_parts(header: Header, arrays: Arrays, checked: bool = True) -> List[Buffer]:
@@ -60,27 +59,34 @@ def encode_parts(header: Header, arrays: Arrays, checked: bool = True) -> List[B
         body += [column.reshape(-1).view(np.uint8).data, _padding(column.nbytes)]
     total = _PREFIX.size + sum(len(part) for part in body)
     prefix = _PREFIX.pack(MAGIC, 0, total, len(head))
-    crc = _checksum([prefix[_CHECKED_FROM:], *body], total) if checked else 0
+    crc = checksum([prefix[_CHECKED_FROM:], *body], total) if checked else 0
     return [_PREFIX.pack(MAGIC, crc, total, len(head)), *body]
 
 
-def seal(payload: Buffer) -> bytes:
-    """A copy of encoded bytes with the checksum that they lack."""
+def seal(payload: Buffer, compression: Optional[str] = None) -> bytes:
+    """A copy of encoded bytes with the checksum that they lack, or compressed, which has one of its own."""
+    shorter = compressed(payload, compression) if compression is not None else None
+    if shorter is not None:
+        return shorter
     copy = bytearray(payload)
-    struct.pack_into('<I', copy, len(MAGIC), _checksum([memoryview(copy)[_CHECKED_FROM:]], len(copy)))
+    struct.pack_into('<I', copy, len(MAGIC), checksum([memoryview(copy)[_CHECKED_FROM:]], len(copy)))
     return bytes(copy)
 
 
 def decode(buffer: Buffer, verify: bool = True) -> Tuple[Dict[str, Any], Dict[str, Array]]:
     """
     Overview:
-        Header and arrays of encoded bytes; the arrays are read-only views of ``buffer``, and keep it alive.
+        Header and arrays of encoded bytes; the arrays are read-only views of ``buffer``, or of what it decompresses
+        to, and keep that alive.
     Arguments:
         - verify (:obj:`bool`): Whether to compute the checksum; sizes and types are checked in any case.
     Raises:
         - CorruptPayload: These are not bytes that ``encode`` made, whole and unchanged.
+        - ConfigError: They are compressed, and this process lacks the package for that.
     """
     view = memoryview(buffer).toreadonly().cast('B')
+    if is_compressed(view):
+        view, verify = memoryview(decompressed(view)), False
     try:
         head_bytes = _check_prefix(view, verify)
         head = json.loads(bytes(view[_PREFIX.size : _PREFIX.size + head_bytes]))
@@ -168,43 +174,6 @@ def _padding(size: int) -> bytes:
     return bytes(_aligned(size) - size)
 
 
-def _checksum(parts: Iterable[Buffer], num_bytes: int) -> int:
-    """
-    Overview:
-        crc32; of large payloads crc32 of their sums, at several times its speed: seen as rows of 1024 words of 64 bits,
-        the sum of each column, the sum of each row, and what is left behind the last whole row. Any change within one
-        word is noticed, and so are bytes that are torn, moved or missing, but for one chance in 2 ** 32.
-    """
-    crc = 0
-    for part in parts if num_bytes < _FOLD_FROM else _fold(parts):
-        crc = zlib.crc32(part, crc)
-    return crc
-
-
-def _fold(parts: Iterable[Buffer]) -> List[Buffer]:
-    columns, rows, rest = np.zeros(_ROW_WORDS, np.uint64), [], b''
-
-    def add(whole_rows: Buffer) -> None:
-        nonlocal columns
-        words = np.frombuffer(whole_rows, np.uint64).reshape(-1, _ROW_WORDS)
-        columns += np.add.reduce(words, axis=0)
-        rows.append(np.add.reduce(words, axis=1).tobytes())
-
-    for part in parts:
-        view = memoryview(part).cast('B')
-        if rest:
-            missing = _ROW_BYTES - len(rest)
-            rest, view = rest + bytes(view[:missing]), view[missing:]
-            if len(rest) == _ROW_BYTES:
-                add(rest)
-                rest = b''
-        upto = len(view) // _ROW_BYTES * _ROW_BYTES
-        if upto:
-            add(view[:upto])
-        rest = rest or bytes(view[upto:])
-    return [columns.tobytes(), *rows, rest]
-
-
 def _check_prefix(view: memoryview, verify: bool) -> int:
     if len(view) < _PREFIX.size:
         raise CorruptPayload(f'{len(view)} bytes are too few for a payload')
@@ -213,7 +182,7 @@ def _check_prefix(view: memoryview, verify: bool) -> int:
         raise CorruptPayload(f'bytes begin with {magic!r} where {MAGIC!r} is expected')
     if total != len(view) or _aligned(_PREFIX.size + head_bytes) > total:
         raise CorruptPayload(f'{len(view)} bytes of a payload that had {total}')
-    if verify and _checksum([view[_CHECKED_FROM:]], total) != crc:
+    if verify and checksum([view[_CHECKED_FROM:]], total) != crc:
         raise CorruptPayload('the checksum does not match')
     return int(head_bytes)
 

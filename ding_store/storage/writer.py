@@ -13,9 +13,10 @@ from typing import Callable, Dict, Iterable, Iterator, List, Optional
 
 from ding_store.errors import AppendUnsettled, StoreTimeout, StreamFull
 
-from .base import EntryId
+from .base import Arrays, EntryId, Header
 from .options import StoreOptions, StreamOptions
 from .outbox import Announcement, Fill, Item, Outbox, Payload, Refused, Verdict
+from .wire import encode
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +122,10 @@ class Writer:
     def check_stream(self, stream: str, wait_s: float = 0.0) -> None:
         """The same for one stream, now; its lock is waited for up to ``wait_s``."""
         self._check(self._lane(stream), wait_s, also_empty=True)
+
+    def encoded(self, stream: str, header: Header, arrays: Arrays) -> Payload:
+        """An entry for the wire plane, as this stream's options want it."""
+        return Payload(encode(header, arrays, self.options_of(stream).compression))
 
     def options_of(self, stream: str) -> StreamOptions:
         return self._lane(stream).options

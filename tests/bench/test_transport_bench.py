@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jobs import ding_store, environment
 
+from ding_store.bench.compression import GAMES, needs
 from ding_store.bench.transport import ELEMENTS, burst, choose, columns_of, installed, next_number, stamp
 from ding_store.errors import ConfigError
 
@@ -31,6 +32,9 @@ def test_every_figure_is_there(tmp_path):
     assert [one['bytes'] for one in result['wire']] == [113_000, 3_000_000, 10_000_000]
     assert all(one['fraction_of_redis_py'] > 0 for one in result['wire'])
     assert b'burst' in done.stdout
+    if not needs():
+        assert {one['game'] for one in result['compression']} == set(GAMES)
+        assert all(one['stored_bytes'] < one['bytes'] / 5 for one in result['compression'] if one['codec'])
 
 
 def test_the_stock_way_loses_a_burst():

@@ -1,0 +1,158 @@
+"""Compression: the same entries in fewer bytes, over the wire only; what is no such payload is refused."""
+
+import importlib.util
+import itertools
+import struct
+import sys
+
+import numpy as np
+import pytest
+from needs import lacking
+
+from ding_store.errors import ConfigError, CorruptPayload
+from ding_store.storage import Reader, open_store, wire
+from ding_store.storage.checksum import checksum
+from ding_store.storage.compression import CODECS, MIN_BYTES
+from ding_store.storage.host import HostCache
+from ding_store.storage.planes import Record
+from ding_store.storage.redis import RedisStore
+from ding_store.storage.testing import WAIT_S, chunk, number_of
+
+_RUNS = (f'compressed{number}' for number in itertools.count())
+#: As of a game: most of a frame is that before it.
+FRAMES = {'obs': np.random.default_rng(0).integers(0, 256, (84, 84), np.uint8).repeat(40, 0), 'action': np.arange(40)}
+_PREFIX = struct.Struct('<4sIQQI')
+
+
+@pytest.fixture(params=list(CODECS))
+def codec(request):
+    package = CODECS[request.param].package
+    if importlib.util.find_spec(package) is None:
+        lacking(f'no {package}: pip install {package}')
+    return request.param
+
+
+@pytest.fixture
+def gone(monkeypatch):
+    """Take a codec's package away."""
+    return lambda codec: monkeypatch.setitem(sys.modules, CODECS[codec].module, None)
+
+
+def sealed(payload, num_bytes=None, number=None):
+    """A compressed payload that lies, with the right checksum."""
+    magic, _, _, was_bytes, was_number = _PREFIX.unpack_from(payload)
+    lies = (was_bytes if num_bytes is None else num_bytes, was_number if number is None else number)
+    tail = _PREFIX.pack(magic, 0, len(payload), *lies)[8:] + payload[_PREFIX.size :]
+    return magic + struct.pack('<I', checksum([tail], len(payload))) + tail
+
+
+def test_round_trip_in_fewer_bytes(codec):
+    payload = wire.encode({'env_step': 3}, FRAMES, codec)
+    assert len(payload) < len(wire.encode({'env_step': 3}, FRAMES)) / 2
+    header, arrays = wire.decode(payload)
+    assert header == {'env_step': 3}
+    for name, array in FRAMES.items():
+        np.testing.assert_array_equal(arrays[name], array)
+        assert not arrays[name].flags.writeable
+    assert wire.decode(wire.seal(wire.encode({}, FRAMES), codec))[1]['obs'].sum() == FRAMES['obs'].sum()
+
+
+def test_what_does_not_become_shorter_stays_as_it_is(codec):
+    noise = {'x': np.random.default_rng(0).integers(0, 256, 100_000, np.uint8)}
+    small = {'x': np.zeros(MIN_BYTES // 2, np.uint8)}
+    for arrays in (noise, small):
+        assert wire.encode({}, arrays, codec) == wire.encode({}, arrays)
+
+
+def test_every_changed_or_missing_byte_is_noticed(codec):
+    payload = wire.encode({}, chunk(7, 1000), codec)
+    for position in range(len(payload)):
+        changed = bytearray(payload)
+        changed[position] ^= 1 + position % 255
+        for damaged in (bytes(changed), payload[:position]):
+            with pytest.raises(CorruptPayload):
+                wire.decode(damaged)
+
+
+@pytest.mark.parametrize(
+    'lie', [{'num_bytes': 10}, {'num_bytes': 1 << 62}, {'num_bytes': 1_999_999_999}, {'number': 9}]
+)
+def test_lies_with_a_right_checksum(codec, lie):
+    payload = wire.encode({}, chunk(7, 1000), codec)
+    assert number_of_array(wire.decode(sealed(payload))[1]) == 7
+    with pytest.raises(CorruptPayload):
+        wire.decode(sealed(payload, **lie))
+
+
+def number_of_array(arrays):
+    return int(arrays['x'][0])
+
+
+def test_compressed_twice_is_refused(codec):
+    inner = wire.encode({}, FRAMES, codec)
+    twice = wire.seal(inner + bytes(100_000), codec)
+    with pytest.raises(CorruptPayload):
+        wire.decode(twice)
+
+
+def test_a_missing_package_is_refused_when_the_store_is_opened(codec, gone):
+    gone(codec)
+    for options in ({'compression': codec}, {'stream_options': {'s': {'compression': codec}}}):
+        with pytest.raises(ConfigError, match=f'pip install {CODECS[codec].package}'):
+            open_store('memory://', **options)
+
+
+def test_an_unknown_codec_is_refused():
+    with pytest.raises(ConfigError, match="'gzip'.*lz4, zstd"):
+        open_store('memory://', compression='gzip')
+
+
+def test_a_reader_without_the_package_stops_and_skips_nothing(codec, monkeypatch):
+    with open_store('memory://', compression=codec) as store:
+        reader = Reader(store, 's', 'learner', on_corrupt='skip')
+        store.append('s', {}, chunk(1, 1000))
+        with monkeypatch.context() as without:
+            without.setitem(sys.modules, CODECS[codec].module, None)
+            for _ in range(2):
+                with pytest.raises(ConfigError, match=f'pip install {CODECS[codec].package}'):
+                    reader.read()
+        assert [number_of(entry) for entry in reader.read()] == [1]
+        assert (reader.num_corrupt, reader.num_lost) == (0, 0)
+
+
+def test_a_stream_of_a_server_holds_fewer_bytes(codec, redis_server):
+    special = {'raw': {'compression': None}}
+    with RedisStore(redis_server.url, next(_RUNS), compression=codec, stream_options=special) as store:
+        for stream in ('s', 'raw'):
+            store.append(stream, {}, FRAMES)  # Its payload is in parts, also when compressed.
+            (entry,) = store.read(stream)
+            np.testing.assert_array_equal(entry.arrays['obs'], FRAMES['obs'])
+        streams = store.info().streams
+        assert streams['s'].pending_bytes < streams['raw'].pending_bytes / 2
+        store.clear()
+
+
+def test_nothing_is_compressed_on_the_host_plane_but_what_is_filled(codec, redis_server, tmp_path):
+    run, server = next(_RUNS), redis_server.url
+
+    def opened(directory):
+        return HostCache(RedisStore(server, run, compression=codec, check_every_s=0.1), str(tmp_path / directory))
+
+    with opened('here') as writer, opened('here') as near, opened('there') as far:
+        reader = Reader(near, 's', 'near')
+        writer.append('s', {}, FRAMES)
+        writer.append('s', {}, FRAMES)
+        assert writer.info().streams['s'].host == near.host
+        (_, second) = reader.read()
+        assert second.guard is not None
+        np.testing.assert_array_equal(second.arrays['obs'], FRAMES['obs'])
+        late = Reader(far, 's', 'late')
+        entries = []
+        while len(entries) < 2:
+            found = late.read(timeout_s=WAIT_S)
+            assert found
+            entries += found
+        np.testing.assert_array_equal(entries[1].arrays['obs'], FRAMES['obs'])
+        filled = far.store.wait_for_fill('s', Record(second.id, second.writer, second.sequence, b''), WAIT_S)
+        assert len(filled) < FRAMES['obs'].nbytes / 2
+        writer.clear()
