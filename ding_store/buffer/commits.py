@@ -6,7 +6,7 @@ import json
 import mmap
 import struct
 import zlib
-from typing import Any, Dict, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional
 
 from ding_store.errors import ConfigError, CorruptPayload
 
@@ -69,6 +69,34 @@ class CommitFile:
 
     def flush(self) -> None:
         self._region.flush()
+
+
+class Record:
+    """
+    Overview:
+        One dict that is replaced as a whole, such as a queue's place; kept as a note of commits without rows.
+    Arguments:
+        - region (:obj:`mmap.mmap`): ``FILE_BYTES`` of a file; one that holds nothing whole yet is begun.
+        - path (:obj:`str`): For errors.
+        - is_ours (:obj:`Callable`): Whether the directory is still this process's: otherwise nothing is written.
+    """
+
+    def __init__(self, region: mmap.mmap, path: str, is_ours: Callable[[], bool]) -> None:
+        if _read(region, 0) is None and _read(region, 1) is None:
+            CommitFile.begin(region)
+        self._commits, self._is_ours = CommitFile(region, path), is_ours
+
+    @property
+    def value(self) -> Optional[Dict[str, Any]]:
+        """None until there was one."""
+        return self._commits.note
+
+    def put(self, value: Mapping[str, Any]) -> None:
+        if self._is_ours():
+            self._commits.commit(0, encode_note(value))
+
+    def sync(self) -> None:
+        self._commits.flush()
 
 
 def encode_note(note: Mapping[str, Any]) -> bytes:

@@ -8,7 +8,8 @@ A table's directory, and how it survives its process.
     commit       the next row number, and the owner's note: two records in turn, see ``commits``
     metas        journal of (row numbers, meta), of which the last one of a row counts
     redo         the rows that are being overwritten in place, if any
-    NAME.values  a number per row, such as its priority, each with the row number; mapped, see ``slot_values``
+    NAME.values  a number per row, each with the row number; mapped, see ``slot_values``: priorities, uses
+    NAME.record  a dict that is replaced as a whole, as the note of a commit is: a queue's place, a limiter's counts
 
 What a slot goes through; the arrow is what is stored, in this order by one thread:
 
@@ -20,6 +21,11 @@ What a slot goes through; the arrow is what is stored, in this order by one thre
 
     LIVE --- redo record ---> LIVE, to be overwritten --- payload ---> --- no redo record ---> LIVE
              a crash from here on                         repeats this
+
+What samplers keep is beside it, and no row waits for it. Priorities that come with new rows are stored before these are
+LIVE; later ones, uses and a queue's place before the call returns that changes them. So a kill may count a batch that
+nobody got, but a row never comes more often than it may, and a queue never gives one twice. How many rows the limiter
+let in follows from the commit itself: it keeps only what its count began at.
 
 Other columns, or another capacity: new files are complete before the header names them, old ones go after it stopped
 to. So a kill finds at most files that no header names (removed), files longer than the header's capacity (cut), a row
@@ -43,7 +49,7 @@ from typing import Any, Dict, List, Optional
 import numpy as np
 
 from ding_store.buffer.arrays import Array
-from ding_store.buffer.commits import FILE_BYTES, CommitFile
+from ding_store.buffer.commits import FILE_BYTES, CommitFile, Record
 from ding_store.buffer.journal import Journal, explained, reserve
 from ding_store.buffer.rows import EMPTY
 from ding_store.buffer.slot_values import SlotValues
@@ -99,6 +105,7 @@ class Home:
         self.path = os.path.abspath(path)
         self.fsync = fsync
         self._values: Dict[str, SlotValues] = {}
+        self._records: Dict[str, Record] = {}
         os.makedirs(self.path, exist_ok=True)
         _refuse_foreign(self.path)
         self._claim = _claim(self.path)
@@ -135,12 +142,16 @@ class Home:
             number += 1
         return f'{number:03d}.column'
 
+    def is_open(self) -> bool:
+        """False in a forked child, and once the table was closed: whose writes would ruin it."""
+        return self._claim.descriptor >= 0
+
     def check_open(self) -> None:
         """
         Raises:
-            - StoreClosed: This is a forked child, or the table was closed: whose writes would ruin it.
+            - StoreClosed: See ``is_open``.
         """
-        if self._claim.descriptor < 0:
+        if not self.is_open():
             raise StoreClosed(f'the table in {self.path!r} is closed, or this is a forked process, which may only read')
 
     def commit(self, next_row: int, note: Optional[bytes] = None) -> None:
@@ -151,8 +162,28 @@ class Home:
     def values(self, name: str) -> SlotValues:
         """Numbers by row, of this name."""
         if name not in self._values:
-            self._values[name] = SlotValues(self.file(f'{name}.values'), self.header.capacity)
+            self._values[name] = SlotValues(self.file(f'{name}.values'), self.header.capacity, self.is_open)
         return self._values[name]
+
+    def record(self, name: str) -> Record:
+        """The dict of this name."""
+        if name not in self._records:
+            path = self.file(f'{name}.record')
+            _grow(path, FILE_BYTES)
+            self._records[name] = Record(_map(path, FILE_BYTES), path, self.is_open)
+        return self._records[name]
+
+    def forget_values(self) -> None:
+        """No row has any: row numbers are about to be given to others."""
+        for name in self._value_files():
+            self.values(name).forget()
+
+    def sync_kept(self) -> None:
+        """What samplers keep is on the disk."""
+        for values in self._values.values():
+            values.sync()
+        for record in self._records.values():
+            record.sync()
 
     def sync_numbers(self) -> None:
         if self.fsync:
@@ -191,20 +222,19 @@ class Home:
             'the header is not that of the table': header == self.header,
             'the columns of the header are not those of the table': self.header.columns == columns,
             'the commit record is behind or ahead': commits.next_row == next_row,
-            'row numbers are kept elsewhere': numbers is self.numbers or self._claim.descriptor < 0,
+            'row numbers are kept elsewhere': numbers is self.numbers or not self.is_open(),
             'an update was not finished': not list(self.redo.read()),
         }
         return [what for what, holds in checks.items() if not holds]
 
     def close(self) -> None:
         """Let another process have it."""
-        if self._claim.descriptor >= 0:
+        if self.is_open():
             self.metas.close()
             self.redo.close()
             if self.fsync:
                 self._numbers_region.flush()
-                for values in self._values.values():
-                    values.sync()
+                self.sync_kept()
             self._claim.close()
 
     def _replace(self, header: Header) -> None:
@@ -215,8 +245,8 @@ class Home:
         """Make all files, and the header, without which there is no table, last."""
         self.header = Header(capacity)
         self._remove_orphans()
-        for name in (*_OURS, *(f'{name}.values' for name in self._value_files())):
-            if os.path.exists(self.file(name)):
+        for name in os.listdir(self.path):
+            if name in _OURS or name.endswith(('.values', '.record')):
                 os.unlink(self.file(name))
         for name, num_bytes in (('rows', 8 * capacity), ('commit', FILE_BYTES)):
             _grow(self.file(name), num_bytes)
@@ -351,6 +381,5 @@ def _grow(path: str, num_bytes: int) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         reserve(descriptor, path, 0, num_bytes)
-
     finally:
         os.close(descriptor)

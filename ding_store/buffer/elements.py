@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Callable, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -15,9 +16,9 @@ from ding_store.buffer.objects import ObjectColumn
 from ding_store.buffer.outputs import Output, WarmOutputs
 from ding_store.buffer.rows import RowIndex
 from ding_store.buffer.sequences import Sequences
-from ding_store.buffer.table import Columns, Table, is_run
+from ding_store.buffer.table import Columns, Keep, Table, is_run
 from ding_store.columns import NotColumnar, Schema
-from ding_store.errors import SchemaMismatch
+from ding_store.errors import ConfigError, SchemaMismatch
 
 Choose = Callable[[RowIndex], Array]
 
@@ -52,27 +53,41 @@ class Elements:
         self.metas.restore()
         self._outputs = self._new_outputs(self._schema)
         self.sequences = Sequences(self.table, self.metas)
+        self._view_names: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
     @property
     def schema(self) -> Optional[Schema]:
         """The leaves of an element; None before the first one, and where elements are objects."""
         return None if self.objects is not None else self._schema
 
+    def take_name(self, name: str, sampler: Any) -> None:
+        """
+        Overview:
+            Let a view's sampler have this name for as long as it lives.
+        Raises:
+            - ConfigError: Another one has it, or there is none.
+        """
+        if sampler is None:
+            raise ConfigError(f'view(name={name!r}) needs a sampler, which is what the name is for')
+        if self._view_names.setdefault(name, sampler) is not sampler:
+            raise ConfigError(f'there is a view of the name {name!r} already: choose another')
+
     def append(
         self,
         elements: Sequence[Any],
         metas: Optional[Sequence[Optional[Mapping[Any, Any]]]] = None,
         note: Optional[Mapping[str, Any]] = None,
+        keep: Optional[Keep] = None,
     ) -> Array:
         """
         Overview:
-            Add elements, with or without metas; ``note`` is committed with them.
+            Add elements, with or without metas; ``note`` is committed with them, ``keep`` called just before.
         Returns:
             - rows (:obj:`np.ndarray`): Their row numbers.
         Raises:
             - SchemaMismatch: One does not fit the others; none was added.
         """
-        return self._add(elements, metas, note)[0]
+        return self._add(elements, metas, note, keep)[0]
 
     def push(self, element: Any, meta: Optional[Mapping[Any, Any]] = None) -> Tuple[int, Meta]:
         """As ``append`` of one; returns its row number, and its meta, which may be written to."""
@@ -88,18 +103,22 @@ class Elements:
             return row, self.metas.get(int(slots[0]), row)
 
     def extend(
-        self, columns: Columns, schema: Optional[Schema] = None, note: Optional[Mapping[str, Any]] = None
+        self,
+        columns: Columns,
+        schema: Optional[Schema] = None,
+        note: Optional[Mapping[str, Any]] = None,
+        keep: Optional[Keep] = None,
     ) -> Array:
         """Add rows that are columns already, of the given schema or of this table's: see ``StoreBuffer.extend``."""
         with self.table.write_lock:
             schema = schema or self.schema or schema_of(columns)
             if self.objects is not None:
-                return self._add(schema.decode(columns), None, note)[0]
+                return self._add(schema.decode(columns), None, note, keep)[0]
             if self.schema is None:
                 self.start(schema, columns)
             elif schema is not self.schema and schema != self.schema:
                 self._adapt(schema)
-            rows = self.table.extend(complete(columns, self.table.specs), note)
+            rows = self.table.extend(complete(columns, self.table.specs), note, keep)
             if self.metas.is_used:
                 slots, found = self.table.index.find(rows)
                 self.metas.drop(slots[found])
@@ -195,21 +214,23 @@ class Elements:
         elements: Sequence[Any],
         metas: Optional[Sequence[Optional[Mapping[Any, Any]]]],
         note: Optional[Mapping[str, Any]] = None,
+        keep: Optional[Keep] = None,
     ) -> Tuple[Array, Array]:
         with self.table.write_lock:
             if self._schema is None and self.objects is None:
                 self._decide(elements)
             try:
-                return self._put(elements, metas, note)
+                return self._put(elements, metas, note, keep)
             except SchemaMismatch:
                 self._make_fit(elements)
-            return self._put(elements, metas, note)
+            return self._put(elements, metas, note, keep)
 
     def _put(
         self,
         elements: Sequence[Any],
         metas: Optional[Sequence[Optional[Mapping[Any, Any]]]],
         note: Optional[Mapping[str, Any]] = None,
+        keep: Optional[Keep] = None,
     ) -> Tuple[Array, Array]:
         """Row numbers of all elements, and slots of those that are kept."""
         num_rows, capacity = len(elements), self.table.capacity
@@ -231,6 +252,8 @@ class Elements:
                     self.metas.put(slot, row, meta, record=False)
             elif self.metas.is_used:
                 self.metas.drop(slots)
+            if keep is not None:
+                keep(slots, rows)
         return np.arange(rows[-1] + 1 - num_rows, rows[-1] + 1) if skipped else rows, slots
 
     def _writing(self, element: Any) -> Optional[Callable[[int], None]]:

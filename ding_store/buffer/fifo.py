@@ -8,6 +8,8 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 import numpy as np
 
 from ding_store.buffer.arrays import Array
+from ding_store.buffer.commits import Record
+from ding_store.buffer.kept import Kept
 from ding_store.buffer.rows import RowIndex
 from ding_store.buffer.samplers import not_enough
 from ding_store.errors import ConfigError
@@ -36,6 +38,7 @@ class Fifo:
         self._place = _Place()
         # Where it will be when all is delivered that was drawn ahead; None: nothing was.
         self._ahead: Optional[_Place] = None
+        self._record: Optional[Record] = None
         #: Rows that left before they were sampled.
         self.num_missed = 0
 
@@ -46,6 +49,14 @@ class Fifo:
             raise ConfigError('a Fifo is at one place in one table: make another one for another table')
         self._index = index
         index.listen(self)
+
+    def keep(self, kept: Kept) -> None:
+        """Go on from the place that is on record, and put it there from now on."""
+        self._record = kept.record('queue')
+        found = self._record.value
+        if found is not None:
+            self._place = _Place(found['next'], found['unseen'], tuple(found['ends']))
+            self.num_missed = found['num_missed']
 
     def choose(self, index: RowIndex, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Array:
         """
@@ -77,6 +88,8 @@ class Fifo:
         place, last = self._place, int(rows[-1])
         self.num_missed += max(0, last + 1 - place.unseen) - int(np.count_nonzero(rows >= place.unseen))
         self._place = place.after(last, self.times)
+        # Before they are handed out: a queue that is killed gives no row twice.
+        self._put_on_record()
         return None
 
     def drawn(self, rows: Array) -> None:
@@ -105,6 +118,11 @@ class Fifo:
     def cleared(self) -> None:
         """What comes now may have any numbers: a file's."""
         self._place, self._ahead = _Place(), None
+        self._put_on_record()
+
+    def _put_on_record(self) -> None:
+        if self._record is not None:
+            self._record.put({**self._place._asdict(), 'num_missed': self.num_missed})
 
     def _pass_over(self, next_row: int) -> None:
         place = self._place

@@ -10,8 +10,10 @@ import numpy as np
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.elements import Elements
+from ding_store.buffer.kept import Kept
 from ding_store.buffer.rows import RowIndex
 from ding_store.buffer.samplers import PrioritySampler, Sampler, not_enough
+from ding_store.buffer.slot_values import SlotValues
 from ding_store.errors import ConfigError, SchemaMismatch
 
 #: So often is drawn again for a row that came more often in one batch than it may.
@@ -60,6 +62,7 @@ class Limited:
         self._index: Optional[RowIndex] = None
         self._elements: Optional[Elements] = None
         self._uses = np.zeros(0, np.int32)
+        self._kept: Optional[SlotValues] = None
         self._newest: Optional[int] = None
         self._rows_of: Dict[int, List[Array]] = {}
         self._next_row = 0
@@ -77,6 +80,24 @@ class Limited:
     def bind(self, elements: Elements) -> None:
         """Where the versions of rows are, and what deletes them."""
         self._elements = elements
+
+    def keep(self, kept: Kept) -> None:
+        """Go on from the uses that are on record, and put them there from now on; rows at the limit leave."""
+        assert self._index is not None
+        assert self._elements is not None
+        keep_inner = getattr(self.sampler, 'keep', None)
+        if keep_inner is not None:
+            keep_inner(kept)
+        if self.max_times_sampled is None:
+            return
+        self._kept = kept.values('uses')
+        with self._index.lock:
+            slots = self._index.slots_by_age().astype(np.intp)
+            rows = self._index.row_of_slot[slots]
+            uses, known = self._kept.get(slots, rows)
+            self._uses[slots[known]] = np.minimum(uses[known], self.max_times_sampled)
+            used_up = rows[self._uses[slots] >= self.max_times_sampled]
+        self._elements.delete(used_up)
 
     def choose(self, index: RowIndex, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Array:
         slots = self.sampler.choose(index, size, replace, sample_range)
@@ -120,6 +141,9 @@ class Limited:
         with self._index.lock:
             slots, found = self._index.find(rows)
             np.add.at(self._uses, slots[found], 1)
+            if self._kept is not None:
+                # Before they are handed out: a row comes no more often than it may, whenever the process is killed.
+                self._kept.set(slots[found], rows[found], self._uses[slots[found]])
             leaving: Array = np.unique(rows[found][self._uses[slots[found]] >= self.max_times_sampled])
             return leaving
 

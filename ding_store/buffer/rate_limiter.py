@@ -8,6 +8,7 @@ import time
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, Mapping, Optional
 
+from ding_store.buffer.commits import Record
 from ding_store.errors import ConfigError, StoreTimeout
 
 
@@ -54,6 +55,9 @@ class RateLimiter:
         self.num_inserts = self.num_samples = 0
         self._changed = threading.Condition()
         self._size: Callable[[], int] = lambda: self.num_inserts
+        self._record: Optional[Record] = None
+        self._next_row: Callable[[], int] = lambda: 0
+        self._first_row = 0
 
     def attach(self, size: Callable[[], int], capacity: int) -> None:
         """
@@ -68,6 +72,23 @@ class RateLimiter:
                 'samples would wait for ever'
             )
         self._size = size
+
+    def keep(self, record: Record, next_row: Callable[[], int]) -> None:
+        """
+        Overview:
+            Go on from the counts that are on record, and put them there from now on. Inserts are not: they are row
+            numbers, so that rows and their count are one commit. (Numbers that a failed push used up count, too, for
+            the next process.)
+        Arguments:
+            - next_row (:obj:`Callable`): The row number that the next row will have.
+        """
+        with self._changed:
+            self._record, self._next_row = record, next_row
+            found = record.value
+            if found is not None:
+                self.num_inserts = next_row() - found['first_row']
+                self.num_samples = found['num_samples']
+            self._begin_counting()
 
     def await_can_insert(self, num_rows: int = 1, timeout_s: Optional[float] = None) -> None:
         """
@@ -95,6 +116,7 @@ class RateLimiter:
         with self._changed:
             self._wait(lambda: self._can_sample(num_rows), f'sample {num_rows} rows', timeout_s)
             self.num_samples += num_rows
+            self._put_on_record()
             self._changed.notify_all()
 
     @contextmanager
@@ -137,6 +159,7 @@ class RateLimiter:
                 raise ConfigError(f'{name} ({value!r}) must be an integer >= 0')
         with self._changed:
             self.num_inserts, self.num_samples = int(state['num_inserts']), int(state['num_samples'])
+            self._begin_counting()
             self._changed.notify_all()
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> RateLimiter:
@@ -191,10 +214,20 @@ class RateLimiter:
                 raise StoreTimeout(f'the rate limiter did not let {what} within {timeout_s:g} s: {self}')
             self._changed.wait(left)
 
+    def _begin_counting(self) -> None:
+        """Inserts are counted from this row number on."""
+        self._first_row = self._next_row() - self.num_inserts
+        self._put_on_record()
+
+    def _put_on_record(self) -> None:
+        if self._record is not None:
+            self._record.put({'first_row': self._first_row, 'num_samples': self.num_samples})
+
     def _take_back(self, num_inserts: int = 0, num_samples: int = 0) -> None:
         with self._changed:
             self.num_inserts -= num_inserts
             self.num_samples -= num_samples
+            self._put_on_record()
             self._changed.notify_all()
 
     def __repr__(self) -> str:

@@ -29,14 +29,16 @@ from ding_store.buffer.choices import (
 )
 from ding_store.buffer.compat import IndexView, StorageView
 from ding_store.buffer.elements import Choose, Elements
+from ding_store.buffer.fifo import Fifo
 from ding_store.buffer.group_choice import IndexedGroupChoice
+from ding_store.buffer.kept import Kept, checked_view_name
 from ding_store.buffer.kept_priorities import KeptPriorities
 from ding_store.buffer.limits import Limited
 from ding_store.buffer.prefetch import Prefetch
 from ding_store.buffer.rate_limiter import RateLimiter
 from ding_store.buffer.samplers import PrioritySampler, Sampler, Uniform
 from ding_store.buffer.sequence_sampling import SequenceSampling
-from ding_store.buffer.table import Columns, Table
+from ding_store.buffer.table import Columns, Keep, Table
 from ding_store.columns import Schema
 from ding_store.errors import ConfigError, NotEnoughData, SchemaMismatch
 
@@ -88,12 +90,14 @@ class StoreBuffer(SequenceSampling, Buffer):
         self.sliced = sliced
         self._uniform = Uniform(seed)
         self._elements = Elements(size, path, fsync)
+        self._priorities: Optional[Union[PrioritySampler, KeptPriorities]] = None
         self._sample_with(sampler or self._uniform)
         self._prefetch = None if prefetch == 0 else Prefetch(prefetch, self.table)
         self._is_short = False
         self.limiter = limiter
         if limiter is not None:
             limiter.attach(self.count, size)
+            self._keep_counts()
 
     @property
     def table(self) -> Table:
@@ -154,9 +158,9 @@ class StoreBuffer(SequenceSampling, Buffer):
             with self._inserting(_num_rows(columns)):
                 return self._elements.extend(columns, schema, commit)
         sampler = self._with_priorities()
-        values = sampler.check(priority, len(next(iter(columns.values()), ())))
+        values = sampler.check(priority, _num_rows(columns))
         with self._inserting(len(values)):
-            rows = self._elements.extend(columns, schema, commit)
+            rows = self._elements.extend(columns, schema, commit, _keeping(sampler, values))
         sampler.insert(rows, values)
         return rows
 
@@ -174,7 +178,11 @@ class StoreBuffer(SequenceSampling, Buffer):
         Returns:
             - rows (:obj:`np.ndarray`): Row numbers ``(n,)``, int64.
         """
-        values = None if priority is None else self._with_priorities().check(priority, len(elements))
+        keep: Optional[Keep] = None
+        if priority is not None:
+            sampler = self._with_priorities()
+            values = sampler.check(priority, len(elements))
+            keep = _keeping(sampler, values)
         if self._middleware or len(elements) == 0:
             pairs = zip(elements, metas or [None] * len(elements))
             rows = np.array([int(self.push(data, meta=meta).index) for data, meta in pairs], np.int64)
@@ -182,9 +190,9 @@ class StoreBuffer(SequenceSampling, Buffer):
                 self.commit(commit)
         else:
             with self._inserting(len(elements)):
-                rows = self._elements.append(elements, metas, commit)
-        if values is not None:
-            self._with_priorities().insert(rows, values)
+                rows = self._elements.append(elements, metas, commit, keep)
+        if priority is not None:
+            sampler.insert(rows, values)
         return rows
 
     @apply_middleware('sample')
@@ -360,6 +368,7 @@ class StoreBuffer(SequenceSampling, Buffer):
             self._prefetch.close()
             self._prefetch = Prefetch(self._prefetch.depth, self.table)
         self._sample_with(self._uniform if self._sampler is self._uniform else copy.deepcopy(self._sampler))
+        self._keep_counts()
 
     def check(self) -> List[str]:
         """What is wrong with the buffer's memory and files, one sentence each; nothing, unless they were damaged."""
@@ -403,6 +412,9 @@ class StoreBuffer(SequenceSampling, Buffer):
             - CorruptPayload: The file is truncated, or something else; the buffer is unchanged.
         """
         files.load(file_name, self._elements)
+        if self.limiter is not None:
+            # Row numbers are the file's from here on, and the counts stay what they are.
+            self.limiter.load_state(self.limiter.state())
 
     @property
     def storage(self) -> StorageView:
@@ -436,17 +448,23 @@ class StoreBuffer(SequenceSampling, Buffer):
     def __iter__(self) -> Iterator[BufferedData]:
         return iter(self.storage)
 
-    def view(self, sampler: Optional[Sampler] = None) -> StoreBuffer:
+    def view(self, sampler: Optional[Sampler] = None, name: Optional[str] = None) -> StoreBuffer:
         """
         Overview:
             The same elements under middleware of its own, and a sampler of its own if one is given: several may look
             at one table, each with its own priorities.
+        Arguments:
+            - name (:obj:`Optional[str]`): Under which the view's priorities, uses and place in a queue outlive the
+              process, as the buffer's own do; for a buffer with a path. Without one they are gone with it.
+        Raises:
+            - ConfigError: There is a view of this name, or it is no word, or comes without a sampler.
         """
+        if name is not None:
+            self._elements.take_name(checked_view_name(name), sampler)
         view = copy.copy(self)
         if sampler is not None:
-            # Priorities are kept of the buffer itself: a view's are its own, and gone with it.
             self._attach(sampler)
-            view._sampler, view._priorities = sampler, sampler if isinstance(sampler, PrioritySampler) else None
+            view._sampler, view._priorities = sampler, self._kept(sampler, name)
         return view
 
     def __copy__(self) -> StoreBuffer:
@@ -475,12 +493,24 @@ class StoreBuffer(SequenceSampling, Buffer):
 
     def _sample_with(self, sampler: Sampler) -> None:
         self._attach(sampler)
-        self._sampler = sampler
-        self._priorities: Optional[Union[PrioritySampler, KeptPriorities]]
-        self._priorities = sampler if isinstance(sampler, PrioritySampler) else None
-        values = self.table.values('priority')
-        if isinstance(sampler, PrioritySampler) and values is not None:
-            self._priorities = KeptPriorities(sampler, self.table.index, values)
+        self._sampler, self._priorities = sampler, self._kept(sampler, '')
+
+    def _kept(self, sampler: Sampler, view: Optional[str]) -> Optional[Union[PrioritySampler, KeptPriorities]]:
+        """Let a sampler that is attached outlive the process, under this name; returns who is told its priorities."""
+        home = self.table.home
+        if home is None or view is None:
+            return sampler if isinstance(sampler, PrioritySampler) else None
+        kept = Kept(home, view)
+        if isinstance(sampler, (Limited, Fifo)):
+            sampler.keep(kept)
+        if isinstance(sampler, PrioritySampler):
+            return KeptPriorities(sampler, self.table.index, kept.values('priority'))
+        return None
+
+    def _keep_counts(self) -> None:
+        home, table = self.table.home, self.table
+        if home is not None and self.limiter is not None:
+            self.limiter.keep(home.record('limiter'), lambda: table.next_row)
 
     def _attach(self, sampler: Sampler) -> None:
         sampler.attach(self.table.index)
@@ -551,6 +581,10 @@ class StoreBuffer(SequenceSampling, Buffer):
             lambda: [item.data for item in items],
             None if None in weights else np.array(weights, np.float32),
         )
+
+
+def _keeping(sampler: Union[PrioritySampler, KeptPriorities], priority: Array) -> Optional[Keep]:
+    return sampler.keeping(priority) if isinstance(sampler, KeptPriorities) else None
 
 
 def _num_rows(columns: Columns) -> int:

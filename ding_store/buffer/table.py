@@ -17,12 +17,13 @@ from ding_store.buffer.durable import ENCODING, Home, StoredColumn
 from ding_store.buffer.narrowing import gather, narrow, stored_specs, take_into, widen
 from ding_store.buffer.regions import ColumnSpec, Regions
 from ding_store.buffer.rows import EMPTY, RowIndex
-from ding_store.buffer.slot_values import SlotValues
 from ding_store.errors import ConfigError, SchemaMismatch
 
 logger = logging.getLogger(__name__)
 
 Columns = Mapping[str, Array]
+#: Slots and row numbers of rows that are about to be live.
+Keep = Callable[[Array, Array], None]
 T = TypeVar('T')
 
 #: A read that raced with a writer is redone so often before it makes the writers wait.
@@ -142,13 +143,14 @@ class Table:
         """The row number that the next row will have."""
         return self.index.next_row
 
-    def extend(self, columns: Columns, note: Optional[Mapping[str, Any]] = None) -> Array:
+    def extend(self, columns: Columns, note: Optional[Mapping[str, Any]] = None, keep: Optional[Keep] = None) -> Array:
         """
         Overview:
             Add rows: a copy per column. Of more rows than the capacity only the last are kept.
         Arguments:
             - columns (:obj:`Mapping`): Name -> array ``(n, *shape)`` for exactly the columns of the table.
             - note (:obj:`Optional[Mapping]`): What ``committed`` is from the moment on when these rows are live.
+            - keep (:obj:`Optional[Keep]`): Called before that, to put on record what is to be known of them then.
         Returns:
             - rows (:obj:`np.ndarray`): Row numbers ``(n,)``, int64.
         Raises:
@@ -161,6 +163,8 @@ class Table:
             columns = self.as_stored(columns)
             with self.writing(num_rows - skipped, skipped, note) as (slots, rows):
                 self._store(slots, columns, skipped)
+                if keep is not None:
+                    keep(slots, rows)
         return np.arange(rows[-1] + 1 - num_rows, rows[-1] + 1) if skipped else rows
 
     @contextmanager
@@ -337,6 +341,8 @@ class Table:
             self.index.next_row = max(next_row, self.index.next_row)
             # First: a row counts only if its number is below what is on record.
             self._commit(None, None)
+            if self.home is not None:
+                self.home.forget_values()
             self.index.relabel(rows, next_row)
             self._sync_numbers()
 
@@ -439,10 +445,6 @@ class Table:
             self._regions.resize(capacity, self._num_used)
             self.index.resize(self._resized_numbers(capacity, source, target), source, target)
         return source, target
-
-    def values(self, name: str) -> Optional[SlotValues]:
-        """Numbers by row that survive the process; None without a path."""
-        return None if self.home is None else self.home.values(name)
 
     def check(self) -> List[str]:
         """
@@ -576,6 +578,7 @@ class Table:
         if self.home is not None and self.home.fsync:
             self._regions.sync()
             self.home.metas.sync()
+            self.home.sync_kept()
 
     def _store(self, slots: Array, columns: Columns, skipped: int) -> None:
         target = _as_slice(slots)

@@ -155,9 +155,9 @@ def _wrong_notes(buffer: StoreBuffer, rows: np.ndarray, words: Any) -> Iterator[
         yield f'the note is of {note["next_row"]} rows, the table of {buffer.table.next_row}'
 
 
-def shared_words() -> Any:
+def shared_words(num_words: int = 512) -> Any:
     """Zeros that a forked child shares with us."""
-    return np.frombuffer(mmap.mmap(-1, 4096), np.int64)
+    return np.frombuffer(mmap.mmap(-1, 8 * num_words), np.int64)
 
 
 class Child:
@@ -191,11 +191,18 @@ class Child:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def crash_repeatedly(path: Path, kills: int, seed: int, longest_s: float = 0.02) -> List[str]:
+def crash_repeatedly(
+    path: Path,
+    kills: int,
+    seed: int,
+    longest_s: float = 0.02,
+    worker: Any = Worker,
+    verify: Callable[[str, Any], List[str]] = verify,
+) -> List[str]:
     """Kill workers of one buffer at random points of time; the findings of the first that left something wrong."""
-    rng, words = random.Random(seed), shared_words()
+    rng, words = random.Random(seed), shared_words(1 << 20)
     for number in range(kills):
-        child = Child(lambda tell, seed=seed + number: Worker(str(path), words, seed).run(tell))
+        child = Child(lambda tell, seed=seed + number: worker(str(path), words, seed).run(tell))
         child.wait_until_told()
         if number % 4:
             # One in four is killed while it opens what the last one left.

@@ -303,3 +303,19 @@ def test_a_path_survives(tmp_path: Path, priority: Any) -> None:
     assert again.count() == 50
     assert again.sample(50, 0).reward.tolist().count(7.0) > 10
     again.close()
+
+
+def test_uses_and_a_queue_survive(tmp_path: Path) -> None:
+    buffer = filled(path=str(tmp_path / 'uses'), max_use=2)
+    rows = [each['replay_unique_id'] for each in buffer.sample(40, 0)]
+    buffer.close()
+    again = make(path=str(tmp_path / 'uses'), max_use=2)
+    assert again.count() == 50 - sum(rows.count(row) == 2 for row in set(rows))
+    assert again.buffer.sampler.uses_of(np.arange(50)).sum() == sum(rows.count(row) == 1 for row in set(rows))
+    again.close()
+    queue = filled(path=str(tmp_path / 'queue'), sampler='fifo', max_use=2)
+    given = [queue.sample(10, 0).reward[0].item() for _ in range(3)]
+    queue.close()
+    queue = make(path=str(tmp_path / 'queue'), sampler='fifo', max_use=2)
+    assert [*given, queue.sample(10, 0).reward[0].item()] == [0.0, 0.0, 10.0, 10.0]
+    queue.close()

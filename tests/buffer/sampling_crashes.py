@@ -1,0 +1,152 @@
+"""A process that samples a buffer with a path, in every way that is put on record, until it is killed."""
+
+import random
+from pathlib import Path
+from typing import Any, Callable, Iterator, List
+
+import numpy as np
+from crashes import crash_repeatedly
+
+from ding_store.buffer import Fifo, Prioritized, RateLimiter, StoreBuffer, limited
+
+CAPACITY = 120
+MAX_CHUNK = 16
+BATCH = 8
+MAX_USES = 3
+
+#: Words that the worker shares with whoever kills it: what it knows to be done. Beyond them, a word per row each: how
+#: often it was sampled, and whether its priorities were updated.
+PUSHED, SAMPLED, QUEUED = range(3)
+USES, UPDATED, SEEN = (k << 17 for k in (1, 2, 3))
+
+
+def first_priority(rows: Any) -> Any:
+    return 1.0 + rows % 97
+
+
+def later_priority(rows: Any, of_view: bool = False) -> Any:
+    return (500.0 if of_view else 1000.0) + rows % 89
+
+
+class Opened:
+    """A buffer whose sampler has limits and priorities, with a limiter and two views."""
+
+    def __init__(self, path: str) -> None:
+        self.limiter = RateLimiter(1, timeout_s=0, max_insert=MAX_CHUNK, max_sample=BATCH)
+        self.priorities, self.other = Prioritized(epsilon=0.0, seed=1), Prioritized(epsilon=0.0, seed=2)
+        self.limits = limited(self.priorities, max_times_sampled=MAX_USES)
+        self.buffer = StoreBuffer(CAPACITY, path=path, sampler=self.limits, limiter=self.limiter)
+        self.view = self.buffer.view(self.other, name='other')
+        self.queue = self.buffer.view(Fifo(), name='queue')
+
+
+class SamplingWorker(Opened):
+    """Pushes with priorities, samples and updates as fast as it can."""
+
+    def __init__(self, path: str, words: Any, seed: int) -> None:
+        super().__init__(path)
+        self.words, self.random = words, random.Random(seed)
+
+    def run(self, tell: Callable[[], None]) -> None:
+        tell()
+        while True:
+            self.push()
+            while self.buffer.count() > CAPACITY // 2:
+                self.sample()
+            self.update_view()
+            self.take_from_queue()
+
+    def push(self) -> None:
+        first = self.buffer.table.next_row
+        rows = np.arange(first, first + self.random.randint(1, MAX_CHUNK))
+        self.buffer.extend({'row': rows}, priority=first_priority(rows))
+        self.words[PUSHED] = rows[-1] + 1
+
+    def sample(self) -> None:
+        rows = self.buffer.sample_batch(BATCH, replace=True).rows
+        np.add.at(self.words, USES + rows, 1)
+        self.words[SAMPLED] += len(rows)
+        self.buffer.update_priorities(rows, later_priority(rows))
+        self.words[UPDATED + rows] = 1
+
+    def update_view(self) -> None:
+        if self.view.count() < BATCH:
+            return
+        rows = self.view.sample_batch(BATCH).rows
+        self.words[SAMPLED] += len(rows)
+        self.view.update_priorities(rows, later_priority(rows, of_view=True))
+        self.words[SEEN + rows] = 1
+
+    def take_from_queue(self) -> None:
+        try:
+            rows = self.queue.sample_batch(BATCH // 2).rows
+        except ValueError:
+            return
+        self.words[SAMPLED] += len(rows)
+        self.words[QUEUED] = rows[-1] + 1
+
+
+def verify(path: str, words: Any) -> List[str]:
+    """What is wrong with a buffer whose process was killed; what it had no time to say is said for it."""
+    try:
+        opened = Opened(path)
+    except Exception as e:  # noqa: BLE001  whatever it is, it is a finding
+        return [f'it does not open: {e!r}']
+    try:
+        return [*opened.buffer.check(), *_wrong_counts(opened, words), *_wrong_rows(opened, words)]
+    finally:
+        opened.buffer.close()
+
+
+def _wrong_counts(opened: Opened, words: Any) -> Iterator[str]:
+    counts, next_row = opened.limiter.state(), opened.buffer.table.next_row
+    if not words[PUSHED] <= next_row <= words[PUSHED] + MAX_CHUNK:
+        yield f'next row is {next_row}, pushed were {words[PUSHED]}'
+    if counts['num_inserts'] != next_row:
+        yield f'the limiter counts {counts["num_inserts"]} inserts of {next_row}'
+    if not words[SAMPLED] <= counts['num_samples'] <= words[SAMPLED] + BATCH:
+        yield f'the limiter counts {counts["num_samples"]} samples of {words[SAMPLED]}'
+    words[PUSHED], words[SAMPLED] = next_row, counts['num_samples']
+
+
+def _wrong_rows(opened: Opened, words: Any) -> Iterator[str]:
+    rows = opened.buffer.table.rows_by_age()
+    uses, known = opened.limits.uses_of(rows), words[USES + rows]
+    if (uses < known).any() or (uses - known).sum() > BATCH:
+        yield f'rows were used {known[uses != known]} times, and count {uses[uses != known]}'
+    if (uses >= MAX_USES).any():
+        yield f'rows {rows[uses >= MAX_USES]} are used up, and there'
+    words[USES + rows] = uses
+    initial, later = first_priority(rows), later_priority(rows)
+    yield from _wrong_priorities('', opened.priorities.priorities_of(rows), initial, later, words[UPDATED + rows])
+    # What the view was never told is the largest that it was told of any row.
+    largest, later = np.full(len(rows), opened.other.max_priority), later_priority(rows, of_view=True)
+    yield from _wrong_priorities('of the view ', opened.other.priorities_of(rows), largest, later, words[SEEN + rows])
+    yield from _wrong_queue(opened, words)
+
+
+def _wrong_priorities(
+    which: str, found: np.ndarray, initial: np.ndarray, later: np.ndarray, is_updated: np.ndarray
+) -> Iterator[str]:
+    is_later = np.isclose(found, later)
+    wrong = ~(is_later | (np.isclose(found, initial) & (is_updated == 0)))
+    if wrong.any():
+        yield f'priorities {which}{found[wrong]} were {initial[wrong]}, or {later[wrong]} since {is_updated[wrong]}'
+    is_updated[is_later] = 1
+
+
+def _wrong_queue(opened: Opened, words: Any) -> Iterator[str]:
+    rows = opened.buffer.table.rows_by_age()
+    left = rows[rows >= words[QUEUED]]
+    if len(left) <= BATCH // 2:
+        return
+    first = int(opened.queue.sample_batch(1).rows[0])
+    words[SAMPLED] += 1
+    if not left[0] <= first <= left[BATCH // 2]:
+        yield f'the queue goes on at {first}, it should at {left[0]} or {left[BATCH // 2]}'
+    words[QUEUED] = first + 1
+
+
+def crash(path: Path, kills: int, seed: int) -> List[str]:
+    """See ``crash_repeatedly``."""
+    return crash_repeatedly(path, kills, seed, worker=SamplingWorker, verify=verify)

@@ -1,0 +1,293 @@
+"""What samplers know outlives their process: priorities, uses, a queue's place, a limiter's counts; killed or not."""
+
+import os
+import re
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Iterator
+
+import numpy as np
+import pytest
+from crashes import Child
+from sampling_crashes import crash
+
+from ding_store.buffer import Fifo, Prioritized, RateLimiter, StoreBuffer, Uniform, limited
+from ding_store.buffer import table as table_module
+from ding_store.buffer.commits import Record
+from ding_store.buffer.limits import Limited
+from ding_store.buffer.rate_limiter import RateLimiter as Limiter
+from ding_store.buffer.slot_values import SlotValues
+from ding_store.errors import ConfigError
+
+#: ``scripts/crash.sh`` asks for more.
+KILLS = int(os.environ.get('DING_STORE_KILLS', '120')) // 2
+
+
+def columns(count: int) -> dict:
+    return {'x': np.arange(count, dtype=np.float32)}
+
+
+def test_uses_are_back_and_rows_at_the_limit_are_not(tmp_path: Path) -> None:
+    def opened(most: int) -> StoreBuffer:
+        return StoreBuffer(10, path=str(tmp_path), sampler=limited(Uniform(0), max_times_sampled=most))
+
+    buffer = opened(3)
+    buffer.extend(columns(12))
+    counted = np.zeros(12, int)
+    for _ in range(3):
+        np.add.at(counted, buffer.sample_batch(4).rows, 1)
+    buffer.resize(8)
+    rows = buffer.table.rows_by_age()
+    buffer.close()
+    buffer = StoreBuffer(8, path=str(tmp_path), sampler=limited(Uniform(0), max_times_sampled=3))
+    assert buffer.table.rows_by_age().tolist() == rows.tolist()
+    assert buffer.sampler.uses_of(rows).tolist() == counted[rows].tolist()
+    assert counted[rows].max() == 2
+    # A row that takes over a slot begins anew.
+    new = buffer.extend(columns(1))
+    assert buffer.sampler.uses_of(new).tolist() == [0]
+    buffer.close()
+    buffer = StoreBuffer(8, path=str(tmp_path), sampler=limited(Uniform(0), max_times_sampled=2))
+    assert (counted[buffer.table.rows_by_age()[:-1]] < 2).all()
+    assert new[0] in buffer.table.rows_by_age()
+    buffer.close()
+
+
+def test_a_queue_goes_on(tmp_path: Path) -> None:
+    buffer = StoreBuffer(20, path=str(tmp_path), sampler=Fifo(times=2))
+    buffer.extend(columns(12))
+    given = [buffer.sample_batch(4).rows.tolist() for _ in range(3)]
+    assert given == [[0, 1, 2, 3], [0, 1, 2, 3], [4, 5, 6, 7]]
+    buffer.close()
+    buffer = StoreBuffer(20, path=str(tmp_path), sampler=Fifo(times=2))
+    assert [buffer.sample_batch(4).rows[0] for _ in range(2)] == [4, 8]
+    buffer.clear()
+    buffer.extend(columns(4))
+    buffer.close()
+    buffer = StoreBuffer(20, path=str(tmp_path), sampler=Fifo(times=2))
+    assert buffer.sample_batch(4).rows.tolist() == [12, 13, 14, 15]
+    buffer.close()
+
+
+def test_the_limiter_counts_on(tmp_path: Path) -> None:
+    def opened() -> StoreBuffer:
+        limiter = RateLimiter(2, samples_per_insert=2, error_buffer=30, max_insert=9, max_sample=8, timeout_s=0)
+        return StoreBuffer(6, path=str(tmp_path / 'kept'), limiter=limiter)
+
+    buffer = opened()
+    buffer.extend(columns(9))
+    buffer.sample_batch(5)
+    with pytest.raises(ValueError, match='less than 8'):
+        buffer.sample_batch(8)
+    buffer.delete(['5'])
+    counts = buffer.limiter.state()
+    assert counts == {'num_inserts': 9, 'num_samples': 5}
+    buffer.close()
+    buffer = opened()
+    assert buffer.limiter.state() == counts
+    # Rows of a file have its numbers, and were not inserted.
+    other = StoreBuffer(6)
+    other.extend(columns(50))
+    other.save_data(str(tmp_path / 'other'))
+    buffer.load_data(str(tmp_path / 'other'))
+    assert buffer.table.next_row >= 50
+    buffer.extend(columns(1))
+    buffer.close()
+    buffer = opened()
+    assert buffer.limiter.state() == {'num_inserts': 10, 'num_samples': 5}
+    buffer.close()
+
+
+def test_views_with_names_keep_their_own(tmp_path: Path) -> None:
+    def opened() -> tuple:
+        buffer = StoreBuffer(10, path=str(tmp_path), sampler=Prioritized(epsilon=0.0))
+        views = [buffer.view(Prioritized(epsilon=0.0), name=name) for name in ('a', 'b')]
+        return buffer, *views, buffer.view(limited(Prioritized(epsilon=0.0), max_times_sampled=9), name='c')
+
+    buffer, a, b, c = opened()
+    rows = buffer.extend(columns(3))
+    for number, each in enumerate((buffer, a, b, c)):
+        each.update_priorities(rows, [number + 1.0, 2.0, 3.0])
+    c.sample_batch(2)
+    c.update_priorities(rows[:1], [4.0])
+    buffer.close()
+    buffer, a, b, c = opened()
+    for number, each in enumerate((buffer, a, b)):
+        assert each.sampler.priorities_of(rows) == pytest.approx([number + 1.0, 2.0, 3.0])
+    assert c.sampler.sampler.priorities_of(rows) == pytest.approx([4.0, 2.0, 3.0])
+    assert c.sampler.uses_of(rows).sum() == 2
+    assert c.sampler.sampler.step == 1
+    buffer.close()
+
+
+def test_names_of_views(tmp_path: Path) -> None:
+    buffer = StoreBuffer(5, path=str(tmp_path))
+    sampler = Prioritized()
+    buffer.view(sampler, name='big')
+    with pytest.raises(ConfigError, match="a view of the name 'big' already"):
+        buffer.view(Prioritized(), name='big')
+    for name in ('', 'a/b', '../a', 'a b', 7):
+        with pytest.raises(ConfigError, match='name'):
+            buffer.view(Prioritized(), name=name)
+    with pytest.raises(ConfigError, match='needs a sampler'):
+        buffer.view(name='small')
+    buffer.close()
+
+
+def test_the_largest_priority_is_back_when_its_row_is_gone(tmp_path: Path) -> None:
+    buffer = StoreBuffer(4, path=str(tmp_path), sampler=Prioritized(epsilon=0.0))
+    buffer.extend(columns(2), priority=[9.0, 2.0])
+    buffer.delete(['0'])
+    buffer.close()
+    buffer = StoreBuffer(4, path=str(tmp_path), sampler=Prioritized(epsilon=0.0))
+    rows = buffer.extend(columns(1))
+    assert buffer.sampler.priorities_of(rows) == pytest.approx([9.0])
+    buffer.close()
+
+
+def test_rows_of_a_file_inherit_nothing(tmp_path: Path) -> None:
+    path = str(tmp_path / 'kept')
+    buffer = StoreBuffer(6, path=path, sampler=limited(Prioritized(epsilon=0.0), max_times_sampled=9))
+    rows = buffer.extend(columns(6), priority=np.arange(6.0) + 2)
+    buffer.sample_batch(6)
+    other = StoreBuffer(6)
+    other.extend(columns(6))
+    other.save_data(str(tmp_path / 'other'))
+    # Its rows have numbers that ours had, in the same slots.
+    buffer.load_data(str(tmp_path / 'other'))
+    assert buffer.table.rows_by_age().tolist() == rows.tolist()
+    buffer.close()
+    buffer = StoreBuffer(6, path=path, sampler=limited(Prioritized(epsilon=0.0), max_times_sampled=9))
+    assert buffer.sampler.uses_of(rows).tolist() == [0] * 6
+    assert len(set(buffer.sampler.sampler.priorities_of(rows).round(6).tolist())) == 1
+    buffer.close()
+
+
+def test_a_forked_child_and_a_closed_buffer_put_nothing_on_record(tmp_path: Path) -> None:
+    def opened() -> StoreBuffer:
+        sampler = limited(Prioritized(epsilon=0.0), max_times_sampled=9)
+        return StoreBuffer(6, path=str(tmp_path), sampler=sampler, limiter=RateLimiter(1, max_sample=9, max_insert=9))
+
+    buffer = opened()
+    rows = buffer.extend(columns(6), priority=np.full(6, 2.0))
+
+    def work(tell: Any) -> None:
+        batch = buffer.sample_batch(4)
+        buffer.update_priorities(batch.rows, [5.0] * 4)
+
+    assert Child(work).wait() == 0
+    buffer.close()
+    buffer.limiter.load_state({'num_inserts': 70, 'num_samples': 70})
+    buffer = opened()
+    assert buffer.sampler.uses_of(rows).sum() == 0
+    assert buffer.sampler.sampler.priorities_of(rows) == pytest.approx([2.0] * 6)
+    assert buffer.limiter.state() == {'num_inserts': 6, 'num_samples': 0}
+    buffer.close()
+
+
+def test_killed_anywhere_while_sampling(tmp_path: Path) -> None:
+    assert crash(tmp_path / 'replay', KILLS, seed=KILLS) == []
+
+
+def linger() -> None:
+    """In the middle of what is wrong: by themselves the moments are so short that hardly any kill would hit them."""
+    time.sleep(0.001)
+
+
+def names_the_row_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row has the value of the one before it in its slot, for a moment."""
+
+    def set_values(self: SlotValues, slots: np.ndarray, rows: np.ndarray, values: np.ndarray) -> None:
+        self._follows[slots] = rows + 1
+        linger()
+        self._values[slots] = values
+
+    monkeypatch.setattr(SlotValues, 'set', set_values)
+
+
+def commits_before_priorities(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are live before it is known that they have priorities."""
+    extend = table_module.Table.extend
+
+    def late(self: Any, columns: Any, note: Any = None, keep: Any = None) -> np.ndarray:
+        rows = extend(self, columns, note)
+        linger()
+        if keep is not None:
+            slots, found = self.index.find(rows)
+            keep(slots[found], rows[found])
+        return rows
+
+    monkeypatch.setattr(table_module.Table, 'extend', late)
+
+
+def counts_uses_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uses are on record at the next sample."""
+    delivered = Limited.delivered
+
+    def late(self: Limited, rows: np.ndarray) -> Any:
+        kept, self._kept = self._kept, None
+        leaving = delivered(self, rows)
+        self._kept = kept
+        if hasattr(self, '_last'):
+            kept.set(*self._last)
+        slots, found = self._index.find(rows)
+        self._last = slots[found], rows[found], self._uses[slots[found]]
+        return leaving
+
+    monkeypatch.setattr(Limited, 'delivered', late)
+
+
+def moves_the_queue_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue's place is on record at the next sample."""
+    put = Fifo._put_on_record
+
+    def late(self: Fifo) -> None:
+        place, self._place = self._place, getattr(self, '_last', self._place)
+        put(self)
+        self._last = self._place = place
+
+    monkeypatch.setattr(Fifo, '_put_on_record', late)
+
+
+def counts_inserts_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are one commit, and their count another."""
+
+    @contextmanager
+    def inserting(self: Limiter, num_rows: int) -> Iterator[None]:
+        yield
+        linger()
+        self.num_inserts += num_rows
+        self._record.put({'num_inserts': self.num_inserts, 'num_samples': self.num_samples})
+
+    def keep(self: Limiter, record: Record, next_row: Any) -> None:
+        self._record = record
+        self.num_inserts = (record.value or {}).get('num_inserts', 0)
+        self.num_samples = (record.value or {}).get('num_samples', 0)
+
+    def put(self: Limiter) -> None:
+        self._record.put({'num_inserts': self.num_inserts, 'num_samples': self.num_samples})
+
+    monkeypatch.setattr(Limiter, 'inserting', inserting)
+    monkeypatch.setattr(Limiter, 'keep', keep)
+    monkeypatch.setattr(Limiter, '_put_on_record', put)
+
+
+@pytest.mark.parametrize(
+    ('mistake', 'finding'),
+    [
+        (names_the_row_first, 'priorities|were used'),
+        (commits_before_priorities, 'priorities'),
+        (counts_uses_late, 'were used'),
+        (moves_the_queue_late, 'the queue goes on'),
+        (counts_inserts_by_themselves, 'inserts'),
+    ],
+)
+def test_a_wrong_order_is_noticed(mistake: Any, finding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mistake(monkeypatch)
+    found = []
+    for attempt in range(20):
+        found = crash(tmp_path / str(attempt), 20, seed=attempt)
+        if found:
+            break
+    assert re.search(finding, ' '.join(found))
