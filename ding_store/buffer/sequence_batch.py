@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceABC
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
 import torch
 import treetensor.torch as ttorch
 from treevalue.tree.common import TreeStorage, create_storage
 
 from ding_store.buffer.batches import TrainBatch
-
-#: The recurrent state before each step, which policies want as T lists of B states.
-STATE = 'prev_state'
+from ding_store.buffer.states import STATE, States
 
 
 class SequenceBatch(TrainBatch):
@@ -33,6 +31,8 @@ class StepRows(List[List[Any]]):
 class Steps(SequenceABC):
     """One sequence's part of a leaf ``(T, B, ...)``: the list of its steps, made when somebody looks."""
 
+    __slots__ = ('_leaf', '_length', '_place')
+
     def __init__(self, leaf: Any, length: int, place: int) -> None:
         self._leaf, self._length, self._place = leaf, length, place
 
@@ -52,7 +52,7 @@ class Steps(SequenceABC):
 
 
 def sequence_batch(
-    tree: ttorch.Tensor, length: int, size: int, states: Callable[[], List[Any]], extra: Mapping[str, Any]
+    tree: ttorch.Tensor, length: int, size: int, states: States, extra: Mapping[str, Any]
 ) -> SequenceBatch:
     """
     Overview:
@@ -60,21 +60,20 @@ def sequence_batch(
     Arguments:
         - tree (:obj:`ttorch.Tensor`): Of all steps, leaves ``(length * size, ...)``, the first step of all sequences
           first.
-        - states (:obj:`Callable`): Makes the state before each of these steps, in the same order, if somebody asks.
+        - states (:obj:`States`): Before each of these steps, in the same order; made if somebody asks.
         - extra (:obj:`Mapping`): Leaves ``(size, ...)`` that sequences have as a whole.
     """
     storage = _split(tree._detach(), length, size)
     batch_of_steps = dict(_items(storage))
 
     def elements() -> List[Dict[str, Any]]:
-        made: List[Dict[str, Any]] = [_steps(batch_of_steps, length, place) for place in range(size)]
+        made: List[Dict[str, Any]] = _steps(batch_of_steps, length, size)
         for key, value in extra.items():
             for element, each in zip(made, value):
                 element[key] = each
         if STATE in batch_of_steps:
-            every = states()
-            for b, element in enumerate(made):
-                element[STATE] = every[b::size]
+            for element, of_sequence in zip(made, zip(*states.by_step(length, size))):
+                element[STATE] = list(of_sequence)
         return made
 
     for key, value in extra.items():
@@ -82,11 +81,16 @@ def sequence_batch(
     return SequenceBatch.of(ttorch.Tensor(storage), size, elements)
 
 
-def _steps(value: Any, length: int, place: int) -> Any:
-    """What one sequence has of a batch: dicts of lists, as lists of dicts are turned into by the collectors."""
-    if isinstance(value, (dict, TreeStorage)):
-        return {key: _steps(each, length, place) for key, each in _items(value) if each is not None}
-    return Steps(value, length, place)
+def _steps(value: Any, length: int, size: int) -> List[Any]:
+    """What each sequence has of a batch: dicts of lists, as lists of dicts are turned into by the collectors."""
+    if not isinstance(value, (dict, TreeStorage)):
+        return [Steps(value, length, place) for place in range(size)]
+    made: List[Dict[str, Any]] = [{} for _ in range(size)]
+    for key, each in _items(value):
+        if each is not None:
+            for element, steps in zip(made, _steps(each, length, size)):
+                element[key] = steps
+    return made
 
 
 def _at(value: Any, step: int, place: int) -> Any:

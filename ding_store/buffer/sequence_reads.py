@@ -10,8 +10,9 @@ import treetensor.torch as ttorch
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.elements import Choose, Elements
-from ding_store.buffer.sequence_batch import STATE, SequenceBatch, sequence_batch
-from ding_store.columns import Schema, nodes
+from ding_store.buffer.sequence_batch import SequenceBatch, sequence_batch
+from ding_store.buffer.states import States
+from ding_store.columns import Schema
 from ding_store.errors import SchemaMismatch
 
 
@@ -37,7 +38,7 @@ def read_sequences(
     """Slots chosen step by step, ``(length * B,)``, as a time-major batch, rows ``(length, B)`` and elements."""
     rows, schema, columns = elements.read_columns(choose)
     size = len(rows) // length
-    data = sequence_batch(_collate(schema, columns), length, size, _states(schema, columns), {})
+    data = sequence_batch(_collate(schema, columns), length, size, States(schema, columns), {})
 
     def decode() -> List[List[Any]]:
         steps = schema.decode(columns)
@@ -54,7 +55,7 @@ def read_unrolled(elements: Elements, choose: Choose) -> Tuple[SequenceBatch, Ar
     if reader.rest is not None:
         extra = dict(reader.rest.decode_batch(rest, True).items())
     tree = _collate(reader.steps, steps)
-    data = sequence_batch(tree, reader.length, len(rows), _states(reader.steps, steps), extra)
+    data = sequence_batch(tree, reader.length, len(rows), States(reader.steps, steps), extra)
     return data, rows, lambda: list(data)
 
 
@@ -68,7 +69,7 @@ def read_episodes(elements: Elements, choose: Choose, lengths_of: Callable[[], A
     # Row i of episode b is the i-th behind the first of that episode; what is not there becomes zeros.
     places = (step + np.cumsum(lengths) - lengths)[is_there]
     padded = {name: _padded(column, places, is_there) for name, column in columns.items()}
-    data = sequence_batch(_collate(schema, padded), longest, size, _states(schema, padded), {})
+    data = sequence_batch(_collate(schema, padded), longest, size, States(schema, padded), {})
 
     def decode() -> List[List[Any]]:
         steps, ends = schema.decode(columns), np.cumsum(lengths).tolist()
@@ -86,20 +87,6 @@ def _padded(column: Array, places: Array, is_there: Array) -> Array:
 def _collate(schema: Schema, columns: Mapping[str, Array]) -> ttorch.Tensor:
     # As timestep_collate has it: (1,) is a number, whatever the action is.
     return schema.decode_batch(columns, True)
-
-
-def _states(schema: Schema, columns: Mapping[str, Array]) -> Callable[[], List[Any]]:
-    """The recurrent states as they were pushed, which nobody collates."""
-
-    def states() -> List[Any]:
-        root = schema.root
-        assert isinstance(root, nodes.Mapping)
-        part = nodes.Mapping('dict', tuple((key, child) for key, child in root.items if key == STATE))
-        if not nodes.leaf_names(part):
-            return [None] * len(next(iter(columns.values())))
-        return [element[STATE] for element in Schema(part).decode(columns)]
-
-    return states
 
 
 def _schema_of(elements: Elements) -> Schema:

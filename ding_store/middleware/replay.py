@@ -73,7 +73,8 @@ def data_pusher(cfg: Any, buffer_: Buffer, group_by_env: Optional[bool] = None) 
         priority = None
         if elements and 'priority' in elements[0] and gives_priorities and not group_by_env:
             priority = [float(element['priority']) for element in elements]
-        if note is None and priority is None:
+        is_nothing = ctx.trajectories is None and ctx.episodes is None
+        if note is None and (is_nothing or not isinstance(buffer_, StoreBuffer)):
             stock(ctx)
         else:
             _push_whole(buffer_, ctx, bool(group_by_env), priority, note)
@@ -104,7 +105,10 @@ def _push_whole(
     priority: Optional[List[float]],
     note: Optional[Dict[str, Any]],
 ) -> None:
-    """What the stock pusher does, in one piece: all of it is in the buffer after a kill, and the note, or nothing."""
+    """
+    What the stock pusher does, in one piece: one pass over each leaf of all elements, and after a kill all of it is in
+    the buffer, and the note, or nothing.
+    """
     metas = None
     if ctx.trajectories is not None:
         elements, ctx.trajectories = ctx.trajectories, None

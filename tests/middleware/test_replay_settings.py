@@ -125,3 +125,51 @@ def test_epsilons_of_ape_x():
 def test_an_overlap_must_leave_something():
     with pytest.raises(ConfigError, match=r'overlap \(8\)'):
         Unroller(8, overlap=8)
+
+
+@pytest.mark.parametrize('kind', ['steps', 'steps of envs', 'episodes', 'lists'])
+def test_what_is_pushed_in_one_piece_is_what_stock_pushes(kind):
+    from ding.framework.middleware import data_pusher as stock_pusher
+
+    steps = [step(i, env_data_id=torch.tensor([i % 3])) for i in range(7)]
+    given = dict(trajectories=steps, episodes=None)
+    if kind == 'episodes':
+        given = dict(trajectories=None, episodes=[steps[:3], steps[3:]])
+    elif kind == 'lists':
+        given = dict(
+            trajectories=[{'obs': [each.obs for each in part]} for part in (steps[:4], steps[3:])], episodes=None
+        )
+    made = []
+    for pusher in (stock_pusher, data_pusher):
+        buffer_, ctx = StoreBuffer(5, seed=0), SimpleNamespace(**given)
+        pusher(config(), buffer_, kind == 'steps of envs')(ctx)
+        assert ctx.trajectories is None
+        assert ctx.episodes is None
+        made.append(buffer_)
+    stock, ours = made
+    assert [item.index for item in ours] == [item.index for item in stock]
+    assert [item.meta for item in ours] == [item.meta for item in stock]
+    assert [plain(item.data) for item in ours] == [plain(item.data) for item in stock]
+    with pytest.raises(RuntimeError, match='should be not None'):
+        data_pusher(config(), ours)(SimpleNamespace(trajectories=None, episodes=None))
+
+
+def test_middleware_of_the_buffer_sees_each_element_that_is_pushed():
+    buffer_, seen = StoreBuffer(10), []
+
+    def watch(action, chain, *args, **kwargs):
+        seen.append(action)
+        return chain(*args, **kwargs)
+
+    buffer_.use(watch)
+    data_pusher(config(), buffer_)(SimpleNamespace(trajectories=[step(i) for i in range(3)], episodes=None))
+    assert seen == ['push'] * 3
+
+
+def plain(element):
+    """Without addresses, which the names of trees have."""
+    if isinstance(element, torch.Tensor) and not isinstance(element, ttorch.Tensor):
+        return element.tolist()
+    if isinstance(element, list):
+        return [plain(each) for each in element]
+    return {key: plain(each) for key, each in element.items()}

@@ -145,8 +145,7 @@ class Store(Side):
         self._supply = _cycle(elements_of(self.row, source))
 
     def push(self, elements: List[Any]) -> None:
-        for element in elements:
-            self.buffer.push(element)
+        self.buffer.extend_elements(elements)
 
     def train_data(self) -> Any:
         size = self.row.batch
