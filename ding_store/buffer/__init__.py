@@ -6,6 +6,7 @@ from ding_store.buffer.prioritized import Prioritized, mixed_priority
 from ding_store.buffer.rank_prioritized import RankPrioritized
 from ding_store.buffer.rate_limiter import RateLimiter
 from ding_store.buffer.samplers import Sampler, Uniform
+from ding_store.buffer.sequence_priorities import SequencePrioritized
 from ding_store.buffer.store_buffer import Batch, StoreBuffer
 from ding_store.buffer.table import Table
 from ding_store.buffer.wrapper import StoreBufferWrapper
@@ -17,6 +18,7 @@ __all__ = [
     'RankPrioritized',
     'RateLimiter',
     'Sampler',
+    'SequencePrioritized',
     'StoreBuffer',
     'StoreBufferWrapper',
     'Table',

@@ -13,6 +13,7 @@ from ding_store.buffer.elements import Elements
 from ding_store.buffer.kept import Kept
 from ding_store.buffer.rows import RowIndex
 from ding_store.buffer.samplers import PrioritySampler, Sampler, not_enough
+from ding_store.buffer.sequence_priorities import SequencePrioritized
 from ding_store.buffer.slot_values import SlotValues
 from ding_store.errors import ConfigError, SchemaMismatch
 
@@ -55,6 +56,8 @@ class Limited:
             raise ConfigError('limited() needs max_times_sampled, max_age or both')
         if isinstance(sampler, Limited):
             raise ConfigError('limited() takes a sampler without limits: give it all limits at once')
+        if isinstance(sampler, SequencePrioritized):
+            raise ConfigError('limited() counts rows: it takes no SequencePrioritized, which draws sequences of them')
         self.sampler = sampler
         self.max_times_sampled, self.max_age, self.version = max_times_sampled, max_age, version
         #: Samples through this sampler take turns: what one of them uses up the next must not get.

@@ -103,7 +103,7 @@ class Prioritized:
         self._pending.flush()
         if sample_range is not None:
             return self._choose_within(index.slots_by_age()[sample_range], size, replace)
-        _check_count(size, index.count, replace, self._tree.total)
+        check_count(size, index.count, replace, self._tree.total)
         return self._tree.find(self._targets(size, self._tree.total))
 
     def weigh(self, slots: Array) -> Array:
@@ -271,7 +271,7 @@ class Prioritized:
         """The same among a few slots; O(len(slots))."""
         running = np.cumsum(self._tree.masses[slots])
         total = float(running[-1]) if len(running) else 0.0
-        _check_count(size, len(slots), replace, total)
+        check_count(size, len(slots), replace, total)
         targets = np.minimum(self._targets(size, total), np.nextafter(total, 0.0))
         return slots[np.searchsorted(running, targets, side='right')].astype(np.intp)
 
@@ -356,7 +356,7 @@ def _as_floats(priority: Any, num_rows: int) -> Array:
     return values
 
 
-def _check_count(size: int, count: int, replace: bool, total: float) -> None:
+def check_count(size: int, count: int, replace: bool, total: float) -> None:
     if count < (1 if replace else size):
         raise not_enough(size, count)
     if not total > 0:

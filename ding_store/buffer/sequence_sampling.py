@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any, Callable, ContextManager, Optional, TypeVar
+from typing import Any, Callable, ContextManager, Optional, TypeVar, Union
 
 from ding_store.buffer.batch import Batch
 from ding_store.buffer.choices import Sampled, check_sample_arguments
@@ -12,6 +12,7 @@ from ding_store.buffer.group_keys import GroupBy
 from ding_store.buffer.prefetch import Prefetch
 from ding_store.buffer.rate_limiter import RateLimiter
 from ding_store.buffer.samplers import Sampler, Uniform
+from ding_store.buffer.sequence_priorities import PrioritizedSequenceChoice, SequencePrioritized
 from ding_store.buffer.sequence_reads import Episodes, read_episodes, read_sequences, read_unrolled
 from ding_store.buffer.sequences import EpisodeChoice, SequenceChoice
 
@@ -45,7 +46,8 @@ class SequenceSampling:
         """
         Overview:
             Sample ``size`` sequences of ``burn_in + length`` steps; none goes over an episode's end, or from one group
-            into another. Every possible start is equally likely. One gather, O(T B) whatever the buffer's length.
+            into another. Every possible start is equally likely, or in proportion to its priority where the sampler
+            is a SequencePrioritized. One gather, O(T B) whatever the buffer's length.
         Arguments:
             - length (:obj:`int`): Steps to train on.
             - groupby (:obj:`Optional[GroupBy]`): A column of integers or a key of the metas; ``('collector', 'env')``
@@ -57,6 +59,7 @@ class SequenceSampling:
             - replace (:obj:`bool`): Whether a sequence may come more than once.
         Returns:
             - batch (:obj:`Batch`): Leaves ``(T, B, ...)``; recurrent policies take ``batch.data`` as their list.
+              ``weights`` are ``(B,)`` where starts have priorities; these are updated by ``batch.rows[0]``.
         Raises:
             - NotEnoughData: There are fewer such sequences.
             - SchemaMismatch: There is no such column, or the elements are Python objects.
@@ -70,19 +73,23 @@ class SequenceSampling:
         index = self._elements.sequences.index(groupby, done)
         elements, draw, ahead = self._elements, self._uniform.draw, self._prefetch
 
-        def choose() -> SequenceChoice:
+        by_priority = self._sampler if isinstance(self._sampler, SequencePrioritized) else None
+
+        def choose() -> Union[SequenceChoice, PrioritizedSequenceChoice]:
+            if by_priority is not None:
+                return PrioritizedSequenceChoice(by_priority, index, size, num_steps, stride, replace)
             return SequenceChoice(index, draw, size, num_steps, stride, replace)
 
         def read(chosen: Choose) -> Any:
             return read_sequences(elements, chosen, num_steps)
 
-        if ahead is None:
-            with self._sampling(size):
-                return Batch(*read(choose()))
-        key = ('sequences', id(index), size, num_steps, stride, replace)
+        chosen = choose()
         with self._sampling(size):
-            batch = Batch(*ahead.next(key, choose(), read))
-        ahead.draw(key, choose, read)
+            if ahead is None:
+                return Batch(*read(chosen))._replace(weights=getattr(chosen, 'weights', None))
+            key = ('sequences', id(index), id(by_priority), size, num_steps, stride, replace)
+            batch = Batch(*ahead.next(key, chosen, read))._replace(weights=getattr(chosen, 'weights', None))
+        ahead.draw(key, choose, read, by_priority)
         return batch
 
     def sample_episodes(

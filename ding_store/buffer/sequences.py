@@ -22,7 +22,7 @@ from ding_store.columns import Schema
 Look = Callable[[Array], Tuple[Any, Array]]
 
 #: After so many draws that met rows that had left, all are looked at.
-_ROUNDS = 4
+ROUNDS = 4
 #: Members of a set that are looked at together then.
 _CHUNK = 4096
 
@@ -142,7 +142,7 @@ def draw_valid(members: SlotSet, look: Look, size: int, replace: bool, draw: Dra
     looked, is_valid = look(chosen)
     if is_valid.all():
         return chosen, looked
-    for _ in range(_ROUNDS):
+    for _ in range(ROUNDS):
         members.discard(np.unique(chosen[~is_valid]))
         kept = chosen[is_valid]
         _check_enough(members, size, replace, what)
@@ -154,13 +154,14 @@ def draw_valid(members: SlotSet, look: Look, size: int, replace: bool, draw: Dra
         looked, is_valid = look(chosen)
         if len(chosen) == size and is_valid.all():
             return chosen, looked
-    _purge(members, look)
+    purge(members, look)
     _check_enough(members, size, replace, what)
     chosen = members.members[draw(len(members), size, replace)]
     return chosen, look(chosen)[0]
 
 
-def _purge(members: SlotSet, look: Look) -> None:
+def purge(members: SlotSet, look: Look) -> None:
+    """Look at all members, and discard those that are not valid."""
     everyone = members.members.copy()
     for start in range(0, len(everyone), _CHUNK):
         part = everyone[start : start + _CHUNK]

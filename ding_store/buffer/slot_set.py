@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import weakref
+from typing import Protocol
+
 import numpy as np
 
 from ding_store.buffer.arrays import Array
+
+
+class SlotSetListener(Protocol):
+    """Somebody who keeps something of the members."""
+
+    def starts_changed(self, slots: Array) -> None:
+        """These became members, or are none any longer."""
 
 
 class SlotSet:
@@ -19,6 +29,11 @@ class SlotSet:
         self._members = np.empty(capacity, np.int32)
         self._place = np.full(capacity, -1, np.int32)
         self._count = 0
+        self._listeners: weakref.WeakSet[SlotSetListener] = weakref.WeakSet()
+
+    def listen(self, listener: SlotSetListener) -> None:
+        """Tell somebody of all changes from now on, for as long as somebody else holds it."""
+        self._listeners.add(listener)
 
     def __len__(self) -> int:
         return self._count
@@ -34,6 +49,13 @@ class SlotSet:
         self._members[self._count : end] = slots
         self._place[slots] = np.arange(self._count, end, dtype=np.int32)
         self._count = end
+        for listener in self._listeners:
+            listener.starts_changed(slots)
+
+    def contains(self, slots: Array) -> Array:
+        """Which slots are in it, bool."""
+        are_in: Array = self._place[slots] >= 0
+        return are_in
 
     def discard(self, slots: Array) -> None:
         """Take distinct slots out, those of them that are in it."""
@@ -50,7 +72,5 @@ class SlotSet:
         self._members[gaps] = moved
         self._place[moved] = gaps
         self._count = remaining
-
-    def clear(self) -> None:
-        self._place[self.members] = -1
-        self._count = 0
+        for listener in self._listeners:
+            listener.starts_changed(slots)
