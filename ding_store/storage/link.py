@@ -13,7 +13,21 @@ from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
+from typing import (
+    Any,
+    Callable,
+    Deque,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    TypeVar,
+    Union,
+)
 
 import redis
 
@@ -110,6 +124,17 @@ class Session:
     def _give_back(self, connection: Any) -> None:
         connection.disconnect()
         self.client.connection_pool.release(connection)
+
+    def ask(self, *commands: Tuple[Argument, ...]) -> List[Any]:
+        """Send some commands at once, and return their replies as they are."""
+        with self.borrowed() as connection:
+            connection.send_packed_command([b''.join(map(_pack, commands))], check_health=False)
+            replies = [connection.read_response() for _ in commands]
+        # Within a transaction errors are no exceptions but results.
+        for reply in replies[-1] if commands[-1] == ('EXEC',) else ():
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
 
     def run(self, script: str, keys: Sequence[str], *arguments: Argument, before: Optional[Before] = None) -> Any:
         """

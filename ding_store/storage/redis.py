@@ -12,28 +12,27 @@ import os
 import threading
 import time
 import uuid
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar
 
-from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace, StoreClosed
+from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed
 
 from .base import OLDEST, START, Arrays, Buffer, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
 from .link import Before, Link, Session
 from .options import ALL_OPTIONS, check_name, redis_options, refuse_rest, stream_options
 from .outbox import FULL, STALE, WIRE, Announcement, Fill, Payload, Verdict
-from .parts import MAX_BYTES, Parts, is_large, place_of, publish_in_parts, unpack
+from .parts import MAX_BYTES, Parts, is_large, place_of, publish_in_parts
 from .planes import FILLED, GONE, WAITING, PlanedStore, Record, Resolver, Version, fate
+from .redis_entries import RedisEntries
 from .redis_info import read_counters, read_stream, read_streams, read_values
 from .redis_values import VALUE_PARTS, RedisValues
 from .urls import check_url, directory_of, scheme_of
 from .values import ValueResolver
-from .wire import corrupt_entry, encode, up_to_corrupt
+from .wire import encode
 from .writer import Writer, writer_id
 
 MAX_PAYLOAD_BYTES = MAX_BYTES
 #: Before this much is sent, the server is asked whether there is room: until then it is there in excess.
 ASK_BYTES = 4 << 20
-#: How much payload in parts one read fetches, and at least one.
-MAX_READ_BYTES = 64 << 20
 
 #: Verdicts on payloads in parts, which no outbox sees.
 ROOM = 'ROOM'  # they may come
@@ -81,7 +80,9 @@ class RedisStore(PlanedStore):
         self._writer = Writer(streams, self._announce, self._wait_for_room, self._fill)
         self._resolver = Resolver(self)
         self._parts = Parts(self._call)
-        self._values = RedisValues(self._call, lambda what, command: self._link.wait(what, command), self._key)
+        wait = self._link.wait
+        self._entries = RedisEntries(self._call, wait, self._key, self._parts, self.fate_of)
+        self._values = RedisValues(self._call, wait, self._key)
         self._value_resolver = ValueResolver(self)
         self._indexed: Set[str] = set()
         self._num_sessions = 0
@@ -107,11 +108,10 @@ class RedisStore(PlanedStore):
         deadline = time.monotonic() + timeout_s
         while True:
             self._enter()
-            epoch, number, raw = self._held(stream, after, max_entries)
-            if not raw and (left := deadline - time.monotonic()) > 0:
-                raw = self._news(stream, epoch, number, max_entries, left)
-            if raw or time.monotonic() >= deadline:
-                return up_to_corrupt(self._whole(stream, (_record(stream, epoch, *one) for one in raw)))
+            left = deadline - time.monotonic()
+            records = self._entries.read(stream, after, max_entries, self._slice_ms(left) if left > 0 else 0)
+            if records or time.monotonic() >= deadline:
+                return records
 
     def register(self, stream: str, reader: str, durable: bool = True, start: str = 'oldest') -> EntryId:
         return self.register_at(stream, reader, durable, start)
@@ -382,81 +382,12 @@ class RedisStore(PlanedStore):
         known = (number, last, floor, room, dropped, plane)
         return Verdict(status.decode(), epoch.decode(), *known, host.decode(), wanted)
 
-    def _whole(self, stream: str, records: Iterator[Record]) -> Iterator[Record]:
-        """With payloads that are in parts put together, up to ``MAX_READ_BYTES``."""
-        held, corrupt = _up_to(records, stream, MAX_READ_BYTES)
-        payloads = self._parts.fetch(f'read {stream!r}', [record.payload for record in held])
-        for record, payload in zip(held, payloads):
-            if payload is not None:
-                yield record._replace(payload=payload)
-            elif self._state_of_fill(stream, record)[1] != GONE:
-                raise corrupt_entry(stream, record.id, 'parts of it are missing', record.writer, record.sequence)
-        if corrupt is not None:
-            raise corrupt
-
     def _wait_for_room(self, stream: str, room: int, timeout_s: float) -> None:
         self._enter()
-        self._wait_on(f'wait for room in {stream!r}', self._key(stream, 'room'), room, 1, timeout_s)
-
-    def _held(self, stream: str, after: EntryId, max_entries: int) -> Tuple[str, int, List[Any]]:
-        """The epoch, the number behind which to go on in it, and what is held behind that: all of one moment."""
-        meta, log = self._keys(stream, 'meta', 'log')
-
-        def held_after(number: int) -> Any:
-            def command(session: Session) -> Any:
-                pipe = session.client.pipeline(transaction=True)
-                return pipe.hget(meta, 'epoch').xrange(log, f'({_behind(number)}', count=max_entries).execute()
-
-            return self._call(f'read {stream!r}', command)
-
-        number = after.number
-        epoch, raw = held_after(number)
-        if number and epoch != after.epoch.encode():
-            number = 0
-            epoch, raw = held_after(number)
-        return (epoch or b'').decode(), number, raw
-
-    def _news(self, stream: str, epoch: str, number: int, max_entries: int, timeout_s: float) -> List[Any]:
-        raw = self._wait_on(f'read {stream!r}', self._key(stream, 'log'), number, max_entries, timeout_s)
-        # Entries of another epoch are no news but a reason to look again, from its oldest entry.
-        return raw if all(fields.get(b'e') == epoch.encode() for _, fields in raw) else []
-
-    def _wait_on(self, what: str, key: str, number: int, count: int, timeout_s: float) -> List[Any]:
-        """
-        Overview:
-            What comes behind ``number`` in a Redis stream, waiting at most ``check_every_s``: then the caller looks
-            whether the server still knows everything.
-        """
-        block_ms = self._slice_ms(timeout_s)
-        after = {key: _behind(number)}
-        found = self._link.wait(what, lambda session: session.client.xread(after, count=count, block=block_ms))
-        return found[0][1] if found else []
+        self._entries.wait(stream, 'room', room, 1, self._slice_ms(timeout_s))
 
     def _slice_ms(self, timeout_s: float) -> int:
         return max(1, int(min(timeout_s, self._writer.check_every_s) * 1000))
-
-
-def _up_to(records: Iterator[Record], stream: str, max_bytes: int) -> Tuple[List[Record], Optional[CorruptPayload]]:
-    """What to fetch at once, and what is behind it if that is corrupt."""
-    held: List[Record] = []
-    num_bytes = 0
-    try:
-        for record in records:
-            num_bytes += _bytes_in_parts(stream, record)
-            held.append(record)
-            if num_bytes >= max_bytes:
-                break
-    except CorruptPayload as e:
-        return held, e
-    return held, None
-
-
-def _bytes_in_parts(stream: str, record: Record) -> int:
-    try:
-        where = unpack(record.payload)
-    except CorruptPayload as e:
-        raise corrupt_entry(stream, record.id, str(e), record.writer, record.sequence) from e
-    return where.num_bytes if where is not None else 0
 
 
 def _reopened(url: str, run: str, options: Dict[str, Any]) -> RedisStore:
@@ -466,20 +397,3 @@ def _reopened(url: str, run: str, options: Dict[str, Any]) -> RedisStore:
 def _check_size(what: str, size: int) -> None:
     if size > MAX_PAYLOAD_BYTES:
         raise NotEnoughSpace(f'{what} has {size} bytes; Redis takes at most {MAX_PAYLOAD_BYTES}: split it')
-
-
-def _behind(number: int) -> str:
-    """The last id that an entry with this number may have: ours end with 0, but a foreign one must not be met twice."""
-    return f'{number}-18446744073709551615' if number else '0-0'
-
-
-def _number(redis_id: bytes) -> int:
-    return int(redis_id.partition(b'-')[0])
-
-
-def _record(stream: str, epoch: str, redis_id: bytes, fields: Dict[bytes, bytes]) -> Record:
-    place = EntryId(epoch, _number(redis_id))
-    try:
-        return Record(place, fields[b'w'].decode(), int(fields[b's']), fields[b'p'])
-    except (KeyError, ValueError) as e:
-        raise corrupt_entry(stream, place, f'it is no entry of ours ({type(e).__name__})') from e

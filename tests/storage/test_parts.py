@@ -106,7 +106,7 @@ def test_drops_and_refusals_leave_no_parts(forgetful_server, client):
 
 
 def test_a_read_is_bounded_in_bytes(store, monkeypatch):
-    monkeypatch.setattr('ding_store.storage.redis.MAX_READ_BYTES', 5_000_000)
+    monkeypatch.setattr('ding_store.storage.redis_entries.MAX_READ_BYTES', 5_000_000)
     reader = Reader(store, STREAM, 'learner')
     for i in range(5):
         store.append(STREAM, {}, chunk(i, LARGE))
