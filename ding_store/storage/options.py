@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from dataclasses import dataclass, field, fields
 from typing import Any, Dict, Mapping, Optional, Sequence
@@ -22,12 +23,17 @@ def check_name(kind: str, name: str, slashes: bool = True) -> str:
         Return ``name`` if it can be part of a key and of a file name: letters, digits, ``_ . -``, and for all but runs
         parts separated by ``/``. Braces and colons would change which key, and which cluster slot, is meant.
     """
-    parts = name.split('/') if isinstance(name, str) else []
-    good = parts and all(_PART.fullmatch(part) and part.strip('.') for part in parts) and len(name) <= MAX_NAME
-    if not good or (len(parts) > 1 and not slashes):
+    if not isinstance(name, str) or not _is_good(name, slashes):
         allowed = 'letters, digits, "_", "-", "."' + (' and parts separated by "/"' if slashes else '')
         raise ConfigError(f'{kind} name {name!r} must be 1 to {MAX_NAME} characters of {allowed}')
     return name
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_good(name: str, slashes: bool) -> bool:
+    parts = name.split('/')
+    good = all(_PART.fullmatch(part) and part.strip('.') for part in parts) and len(name) <= MAX_NAME
+    return good and (len(parts) == 1 or slashes)
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,7 @@ class RedisStore(PlanedStore):
         self._values = RedisValues(self._call, wait, self._key)
         self._value_resolver = ValueResolver(self)
         self._indexed: Set[str] = set()
+        self._stream_keys: Dict[str, List[str]] = {}
         self._num_sessions = 0
         self._tokens, self._num_tokens = f'{uuid.uuid4().hex[:16]}-', itertools.count()
         self._pid = os.getpid()
@@ -301,7 +302,10 @@ class RedisStore(PlanedStore):
         self, session: Session, script: str, stream: str, arguments: Tuple[Any, ...], before: Optional[Before] = None
     ) -> Any:
         token = f'{session.life.run_id}{self._tokens}{next(self._num_tokens):x}'
-        return session.run(script, self._keys(stream, *_STREAM_PARTS), token, *arguments, before=before)
+        keys = self._stream_keys.get(stream)
+        if keys is None:
+            keys = self._stream_keys[stream] = self._keys(stream, *_STREAM_PARTS)
+        return session.run(script, keys, token, *arguments, before=before)
 
     def _index(self, kind: str, name: str, again: bool = False) -> None:
         member = f'{kind}:{name}'

@@ -65,6 +65,7 @@ class RingWriter:
         if ring_bytes < 1:
             raise ConfigError(f'ring_bytes ({ring_bytes}) must be >= 1')
         self.path = path
+        self.name = os.path.basename(path).split('.')[0]
         self.ring_bytes = aligned(ring_bytes, PAGE)
         text = json.dumps(note or {}).encode()
         if len(text) > _MAX_NOTE:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import zlib
 from typing import Any, Callable, Dict, List, Optional
@@ -14,7 +13,7 @@ from .mapped import aligned
 from .outbox import Payload
 from .planes import Reference
 from .ring import Region, RingWriter
-from .wire import encode_parts, seal
+from .wire import encode_parts, length_of, seal
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +21,8 @@ logger = logging.getLogger(__name__)
 FIRST_BYTES = 16 << 20
 #: A ring that could not be made is tried again after so many payloads went over the wire instead.
 _RETRY_AFTER = 1000
+#: One copy more is cheaper than many small ones.
+_JOINED_BYTES = 64 << 10
 
 
 def crc_of(host: str) -> int:
@@ -36,9 +37,8 @@ class HostPayload(Payload):
         self._rings = rings
         self._ring = ring
         self._region = region
-        file = os.path.basename(ring.path).split('.')[0]
         self._reference = Reference(
-            file, crc_of(rings.host), region.start, region.length, len(head), zlib.crc32(head)
+            ring.name, rings.host_crc, region.start, region.length, len(head), zlib.crc32(head)
         ).pack()
 
     def on_wire(self) -> bytes:
@@ -70,6 +70,7 @@ class Rings:
         compression: Optional[str] = None,
     ) -> None:
         self.host = cache.host
+        self.host_crc = crc_of(cache.host)
         self.compression = compression
         self._cache = cache
         self._note = note
@@ -82,7 +83,10 @@ class Rings:
     def pack(self, header: Header, arrays: Arrays) -> Optional[HostPayload]:
         """An entry, written to a ring; None where there is no room, and it has to go over the wire."""
         parts = encode_parts(header, arrays, checked=False)
-        length = sum(len(part) for part in parts)
+        length = length_of(parts)
+        head = bytes(parts[0]) + bytes(parts[1])
+        if length <= _JOINED_BYTES:
+            parts = [b''.join(parts)]
         with self._lock:
             found = self._reserved(length)
             if found is None:
@@ -93,7 +97,7 @@ class Rings:
                 region.buffer[at : at + len(part)] = part
                 at += len(part)
             ring.commit(region)
-        return HostPayload(self, ring, region, bytes(parts[0]) + bytes(parts[1]))
+        return HostPayload(self, ring, region, head)
 
     def release(self, ring: RingWriter, region: Region) -> None:
         with self._lock:

@@ -32,6 +32,9 @@ _CHECKED_FROM = 8  # The checksum covers all behind itself; magic is compared.
 _MAX_NDIM = 32
 _DTYPES = [np.dtype(order + code) for code in '?bBhHiIlLqQefdgFDG' for order in '<>']
 DTYPES: Dict[str, np.dtype[Any]] = {dtype.str: dtype for dtype in _DTYPES}
+_NAMES = {dtype: dtype.str for dtype in _DTYPES}
+_PADDINGS = [bytes(size) for size in range(ALIGN)]
+_ENCODER = json.JSONEncoder(separators=(',', ':'))
 
 
 def encode(header: Header, arrays: Arrays, compression: Optional[str] = None) -> bytes:
@@ -54,13 +57,23 @@ def encode_parts(header: Header, arrays: Arrays, checked: bool = True) -> List[B
     """
     columns = {name: _column(name, array) for name, array in arrays.items()}
     head = _head(header, columns)
-    body: List[Buffer] = [head, _padding(_PREFIX.size + len(head))]
+    total = _PREFIX.size + len(head)
+    body: List[Buffer] = [head, _PADDINGS[-total % ALIGN]]
+    total += -total % ALIGN
     for column in columns.values():
-        body += [column.reshape(-1).view(np.uint8).data, _padding(column.nbytes)]
-    total = _PREFIX.size + sum(len(part) for part in body)
+        missing = -column.nbytes % ALIGN
+        body.append(column.reshape(-1).view(np.uint8).data)
+        if missing:
+            body.append(_PADDINGS[missing])
+        total += column.nbytes + missing
     prefix = _PREFIX.pack(MAGIC, 0, total, len(head))
     crc = checksum([prefix[_CHECKED_FROM:], *body], total) if checked else 0
     return [_PREFIX.pack(MAGIC, crc, total, len(head)), *body]
+
+
+def length_of(parts: List[Buffer]) -> int:
+    """Bytes of all ``encode_parts`` together."""
+    return int(_PREFIX.unpack(parts[0])[2])
 
 
 def seal(payload: Buffer, compression: Optional[str] = None) -> bytes:
@@ -142,6 +155,8 @@ def decode_value(name: str, version: int, payload: Buffer) -> Value:
 
 
 def _column(name: str, array: Array) -> Array:
+    if type(array) is np.ndarray and array.dtype in _NAMES and array.flags.c_contiguous and type(name) is str:
+        return array
     if not isinstance(name, str):
         raise TypeError(f'array name {name!r} must be a string')
     if not isinstance(array, (np.ndarray, np.generic)):
@@ -154,9 +169,9 @@ def _column(name: str, array: Array) -> Array:
 def _head(header: Header, columns: Dict[str, Array]) -> bytes:
     if not all(isinstance(key, str) for key in header):
         raise TypeError(f'keys of a header must be strings, not {sorted(map(repr, header))}')
-    shapes = [[name, column.dtype.str, column.shape] for name, column in columns.items()]
+    shapes = [[name, _NAMES[column.dtype], column.shape] for name, column in columns.items()]
     try:
-        return json.dumps({'header': dict(header), 'arrays': shapes}, separators=(',', ':')).encode()
+        return _ENCODER.encode({'header': dict(header), 'arrays': shapes}).encode()
     except (TypeError, ValueError) as e:
         raise TypeError(f'header {_shortened(header)} must be JSON-able: {e}') from e
 
@@ -168,10 +183,6 @@ def _shortened(value: object) -> str:
 
 def _aligned(offset: int) -> int:
     return -(-offset // ALIGN) * ALIGN
-
-
-def _padding(size: int) -> bytes:
-    return bytes(_aligned(size) - size)
 
 
 def _check_prefix(view: memoryview, verify: bool) -> int:
