@@ -226,6 +226,28 @@ def test_memory_is_bounded_when_the_reader_is_slow(forgetful_server, overflow):
     assert held - begin < 4 * limit + 20_000_000, f'this process grew by {held - begin} bytes'
 
 
+def test_a_waiting_reader_hears_of_a_memory_that_was_lost_without_a_disconnect(redis_server):
+    """It asks for what is behind the number it knows; the new epoch counts from 1."""
+    with RedisStore(redis_server.url, 'flushed', **QUICK) as store, RedisStore(redis_server.url, 'flushed') as other:
+        reader = Reader(other, STREAM, 'learner')
+        for i in range(5):
+            store.append(STREAM, {}, chunk(i))
+        assert len(reader.read()) == 5
+        reader.ack()
+        store.append(STREAM, {}, chunk(5))
+        assert [number_of(entry) for entry in reader.read(timeout_s=WAIT_S)] == [5]
+        reader.ack()
+        store.get('nothing')  # The writer hears of the acks, and lets its copies go.
+        store._writer.check(now=True)
+        with redis_server.client() as client:
+            client.flushall()
+        store.append(STREAM, {}, chunk(6))
+        assert read_until(reader, 1) == [6]
+        assert reader.cursor.number == 1
+        assert reader.num_lost == 0
+        store.clear()
+
+
 class TestDamage:
     @pytest.fixture
     def store(self, redis_server):
