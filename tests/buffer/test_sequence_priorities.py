@@ -117,6 +117,7 @@ def test_priorities_stay_through_a_resize_and_a_change_of_dones(size: int) -> No
     buffer.resize(size)
     rows = buffer.table.rows_by_age()
     assert buffer.sampler.priorities_of(rows) == pytest.approx(rows + 1.0)
+    assert len(buffer.sample_sequences(8, LENGTH, 'env').rows)
     # Of the likeliest ones, many go over a step that is the last of its episode from now on.
     ended = rows[-40:-30]
     buffer.table.update(ended, {'done': np.ones((10, 1), bool)})
