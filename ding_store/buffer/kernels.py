@@ -26,6 +26,8 @@ class Kernels(NamedTuple):
     weigh: Callable[..., None]
     gather: Callable[..., None]
     put: Callable[..., None]
+    free: Callable[..., None]
+    walk: Callable[..., bool]
 
 
 def load_kernels() -> Optional[Kernels]:
@@ -50,7 +52,7 @@ def _compiled() -> Optional[Kernels]:
 
 
 def _compile(numba: Any, cache: bool) -> Kernels:
-    from ding_store.buffer import copy_kernels
+    from ding_store.buffer import copy_kernels, row_kernels
 
     def compiled(signature: str, function: Callable[..., Any]) -> Callable[..., Any]:
         # Signatures compile at once, so that whatever goes wrong does so here and not in the middle of training.
@@ -66,4 +68,6 @@ def _compile(numba: Any, cache: bool) -> Kernels:
         weigh=compiled(draw_kernels.WEIGH, draw_kernels.weigh),
         gather=compiled(copy_kernels.GATHER, copy_kernels.gather),
         put=compiled(copy_kernels.PUT, copy_kernels.put),
+        free=compiled(row_kernels.FREE, row_kernels.free),
+        walk=compiled(row_kernels.WALK, row_kernels.walk),
     )

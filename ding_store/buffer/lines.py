@@ -8,9 +8,9 @@ import numpy as np
 
 from ding_store.buffer.arrays import Array
 
-_SHIFT = 5
+SHIFT = 5
 #: Slots per page. A group of one row takes a whole page, a long one 4 bytes per row.
-PAGE = 1 << _SHIFT
+PAGE = 1 << SHIFT
 _MASK = PAGE - 1
 
 NOWHERE = -1
@@ -22,9 +22,9 @@ class Lines:
         Every group has a line of slots that grows at its tail. A place is an entry of some page; ``at[slot]`` says
         where a slot is. Vectorised over groups and slots; the caller has the table's index locked.
 
-        * ``_slots`` holds the entries; the last page is never used and holds NOWHERE, so that a place on page -1,
+        * ``held`` holds the entries; the last page is never used and holds NOWHERE, so that a place on page -1,
           which is what lies beyond the ends of a line, needs no special case.
-        * ``_after``, ``_before`` link the pages, with NOWHERE as their last item for the same reason.
+        * ``after``, ``_before`` link the pages, with NOWHERE as their last item for the same reason.
     Arguments:
         - capacity (:obj:`int`): Slots are below it.
     """
@@ -35,8 +35,8 @@ class Lines:
 
     def clear(self) -> None:
         self.at.fill(NOWHERE)
-        self._slots = np.full(PAGE, NOWHERE, np.int32)
-        self._after, self._before = np.full(1, NOWHERE, np.int32), np.full(1, NOWHERE, np.int32)
+        self.held = np.full(PAGE, NOWHERE, np.int32)
+        self.after, self._before = np.full(1, NOWHERE, np.int32), np.full(1, NOWHERE, np.int32)
         self._num_held = np.zeros(0, np.int32)
         self._owner = np.zeros(0, np.int64)
         self._free = np.empty(0, np.int32)
@@ -56,7 +56,7 @@ class Lines:
             - places (:obj:`np.ndarray`): Where they are now ``(n,)``.
         """
         room = np.where(tails >= 0, _MASK - (tails & _MASK), 0)
-        num_pages = (np.maximum(counts - room, 0) + _MASK) >> _SHIFT
+        num_pages = (np.maximum(counts - room, 0) + _MASK) >> SHIFT
         pages = self._take_pages(int(num_pages.sum()))
         first_page = np.cumsum(num_pages) - num_pages
         self._link(pages, owners, tails, num_pages, first_page)
@@ -65,11 +65,11 @@ class Lines:
         beyond = ordinal - room[group]
         places: Array = tails[group] + 1 + ordinal
         new = np.flatnonzero(beyond >= 0)
-        page = pages[first_page[group[new]] + (beyond[new] >> _SHIFT)].astype(np.int64)
-        places[new] = (page << _SHIFT) + (beyond[new] & _MASK)
-        self._slots[places] = slots
+        page = pages[first_page[group[new]] + (beyond[new] >> SHIFT)].astype(np.int64)
+        places[new] = (page << SHIFT) + (beyond[new] & _MASK)
+        self.held[places] = slots
         self.at[slots] = places
-        np.add.at(self._num_held, places >> _SHIFT, 1)
+        np.add.at(self._num_held, places >> SHIFT, 1)
         return places
 
     def drop(self, slots: Array) -> Array:
@@ -85,8 +85,8 @@ class Lines:
         if not len(places):
             return places
         self.at[slots] = NOWHERE
-        self._slots[places] = NOWHERE
-        pages: Array = places >> _SHIFT
+        self.held[places] = NOWHERE
+        pages: Array = places >> SHIFT
         np.subtract.at(self._num_held, pages, 1)
         pages = np.unique(pages)
         empty: Array = pages[self._num_held[pages] == 0]
@@ -101,7 +101,7 @@ class Lines:
 
     def owners(self, places: Array) -> Array:
         """The groups whose places these are."""
-        owners: Array = self._owner[places >> _SHIFT]
+        owners: Array = self._owner[places >> SHIFT]
         return owners
 
     def owner_of_pages(self, pages: Array) -> Array:
@@ -110,40 +110,40 @@ class Lines:
 
     def slots(self, places: Array) -> Array:
         """What is at places: slots, or NOWHERE."""
-        return np.where(places >= 0, self._slots[places], NOWHERE)
+        return np.where(places >= 0, self.held[places], NOWHERE)
 
     def back(self, owners: Array, tails: Array, steps: Array) -> Array:
         """As ``walk(tails, -steps)`` for far steps: O(1) each, along lines without holes."""
         ordinal = (tails & _MASK) - steps
-        hops = ordinal >> _SHIFT
+        hops = ordinal >> SHIFT
         pages = [
             self._pages_of[owner][hop - 1] if -hop < len(self._pages_of[owner]) else NOWHERE
             for owner, hop in zip(owners.tolist(), hops.tolist())
         ]
         page = np.array(pages, np.int64)
-        return np.where(page >= 0, (page << _SHIFT) + (ordinal & _MASK), NOWHERE)
+        return np.where(page >= 0, (page << SHIFT) + (ordinal & _MASK), NOWHERE)
 
     def walk(self, places: Array, steps: Array) -> Array:
         """Places so many steps further, or back where negative; NOWHERE beyond the ends of the line."""
         offset = (places & _MASK) + steps
-        page, hops = places >> _SHIFT, offset >> _SHIFT
+        page, hops = places >> SHIFT, offset >> SHIFT
         for hop in range(int(hops.max(initial=0))):
-            page = np.where(hops > hop, self._after[page], page)
+            page = np.where(hops > hop, self.after[page], page)
         for hop in range(-int(hops.min(initial=0))):
             page = np.where(-hops > hop, self._before[page], page)
-        return np.where((page >= 0) & (places >= 0), (page.astype(np.int64) << _SHIFT) + (offset & _MASK), NOWHERE)
+        return np.where((page >= 0) & (places >= 0), (page.astype(np.int64) << SHIFT) + (offset & _MASK), NOWHERE)
 
     def windows(self, places: Array, length: int) -> Array:
         """The slots of ``length`` consecutive places from each of these on ``(length, B)``; NOWHERE where is none."""
-        first, page = places & _MASK, places >> _SHIFT
-        num_pages = ((int(first.max(initial=0)) + length - 1) >> _SHIFT) + 1
+        first, page = places & _MASK, places >> SHIFT
+        num_pages = ((int(first.max(initial=0)) + length - 1) >> SHIFT) + 1
         pages = np.empty((len(places), num_pages), np.int64)
         for number in range(num_pages):
             pages[:, number] = page
-            page = self._after[page]
+            page = self.after[page]
         # Whole pages first, which are contiguous, and then from those: half the time of single entries.
-        held = self._slots.reshape(-1, PAGE)[pages].reshape(-1)
-        start = np.arange(len(places)) * (num_pages << _SHIFT) + first
+        held = self.held.reshape(-1, PAGE)[pages].reshape(-1)
+        start = np.arange(len(places)) * (num_pages << SHIFT) + first
         slots: Array = held.take(start + np.arange(length)[:, None])
         return slots
 
@@ -156,9 +156,9 @@ class Lines:
 
     def _grow(self, num_pages: int) -> None:
         known = len(self._num_held)
-        self._slots = np.concatenate([self._slots, np.full(num_pages << _SHIFT, NOWHERE, np.int32)])
+        self.held = np.concatenate([self.held, np.full(num_pages << SHIFT, NOWHERE, np.int32)])
         fill = np.full(num_pages, NOWHERE, np.int32)
-        self._after, self._before = np.concatenate([self._after, fill]), np.concatenate([self._before, fill])
+        self.after, self._before = np.concatenate([self.after, fill]), np.concatenate([self._before, fill])
         self._num_held = np.concatenate([self._num_held, np.zeros(num_pages, np.int32)])
         self._owner = np.concatenate([self._owner, np.zeros(num_pages, np.int64)])
         self._free = np.concatenate([np.arange(known + num_pages - 1, known - 1, -1, dtype=np.int32), self._free])
@@ -172,16 +172,16 @@ class Lines:
         for owner, first, count in zip(owners[grown].tolist(), firsts.tolist(), num_pages[grown].tolist()):
             self._pages_of.setdefault(owner, []).extend(pages[first : first + count].tolist())
         self._before[pages[1:]] = pages[:-1]
-        self._after[pages[:-1]] = pages[1:]
+        self.after[pages[:-1]] = pages[1:]
         # Where one group's pages end and another's begin: the old tail's page instead.
-        tail_pages = np.where(tails >= 0, tails >> _SHIFT, NOWHERE)[grown]
-        self._after[pages[np.append(firsts[1:] - 1, len(pages) - 1)]] = NOWHERE
+        tail_pages = np.where(tails >= 0, tails >> SHIFT, NOWHERE)[grown]
+        self.after[pages[np.append(firsts[1:] - 1, len(pages) - 1)]] = NOWHERE
         self._before[pages[firsts]] = tail_pages
         continued = tail_pages >= 0
-        self._after[tail_pages[continued]] = pages[firsts[continued]]
+        self.after[tail_pages[continued]] = pages[firsts[continued]]
 
     def _unlink(self, pages: Array) -> None:
-        for there, back in ((self._after, self._before), (self._before, self._after)):
+        for there, back in ((self.after, self._before), (self._before, self.after)):
             neighbours = there[pages]
             back[neighbours[neighbours >= 0]] = NOWHERE
-        self._after[pages] = self._before[pages] = NOWHERE
+        self.after[pages] = self._before[pages] = NOWHERE

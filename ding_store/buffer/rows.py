@@ -258,6 +258,11 @@ class RowIndex:
         found[missing] = self.row_of_slot[candidates] == wanted
 
     def _remove_many(self, slots: Array) -> None:
+        if self.kernels is not None and self._slots.dtype == np.int32:
+            removed = np.ascontiguousarray(slots, np.int64)
+            self.kernels.free(self.row_of_slot, self._slots, self._place, removed, self.count)
+            self.count -= len(slots)
+            return
         self.row_of_slot[slots] = EMPTY
         remaining = self.count - len(slots)
         tail = self._slots[remaining : self.count]

@@ -132,7 +132,13 @@ class SequenceIndex:
 
     def windows(self, starts: Array, length: int) -> Tuple[Array, Array]:
         """Slots ``(length, B)`` from each start on, and whether all rows of a window are there ``(B,)``."""
-        slots = self.lines.windows(self.lines.at[starts], length)
+        lines, kernels = self.lines, self._index.kernels
+        if kernels is not None and lines.at.dtype == np.int32:
+            slots, are_there = np.empty((length, len(starts)), np.int64), np.empty(len(starts), np.bool_)
+            starts = np.ascontiguousarray(starts, np.int64)
+            kernels.walk(lines.at, lines.held, lines.after, self._index.row_of_slot, starts, slots, are_there)
+            return slots, are_there
+        slots = lines.windows(lines.at[starts], length)
         # One look instead of ``_are_live``: both are below zero for what is not there.
         rows = self._index.row_of_slot.take(slots, mode='clip')
         return slots, np.minimum(rows.min(axis=0), slots.min(axis=0)) >= 0

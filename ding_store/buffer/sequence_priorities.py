@@ -176,7 +176,7 @@ class PrioritizedSequenceChoice:
         look: Callable[[Array], Any] = lambda starts: self._index.windows(starts, length)  # noqa: E731
         starts, windows = self._sampler.draw(self._index, length, self._stride, look, self._size, self._replace)
         self.weights = self._sampler.weigh(starts)
-        slots: Array = windows.reshape(-1).astype(np.intp)
+        slots: Array = windows.reshape(-1).astype(np.intp, copy=False)
         return slots
 
     def adopt(self, other: PrioritizedSequenceChoice) -> None:

@@ -94,7 +94,7 @@ class SequenceChoice:
         starts = self._index.starts(self._length, self._stride)
         what = f'sequences of {self._length} steps'
         _, windows = draw_valid(starts, self._look, self._size, self._replace, self._draw, what)
-        slots: Array = windows.reshape(-1).astype(np.intp)
+        slots: Array = windows.reshape(-1).astype(np.intp, copy=False)
         return slots
 
     def _look(self, starts: Array) -> Tuple[Array, Array]:
