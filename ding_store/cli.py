@@ -158,6 +158,7 @@ def _add_bench(commands: argparse._SubParsersAction) -> None:
     weights.add_argument('--readers', type=int, default=4, help='processes that load (default: %(default)s)')
     weights.add_argument('--rounds', type=int, default=15, help='default: %(default)s')
     weights.add_argument('--json', metavar='FILE', help='write all figures there')
+    weights.add_argument('--wire', action='store_true', help='between two hosts, over TCP, beside redis-py')
     weights.set_defaults(call=_bench_weights)
 
 
@@ -182,6 +183,10 @@ def _bench_checkpoint(options: argparse.Namespace, command: List[str]) -> int:
 
 def _bench_weights(options: argparse.Namespace, command: List[str]) -> int:
     os.environ.setdefault('OMP_NUM_THREADS', '1')
+    if options.wire:
+        from ding_store.bench.weights_wire import main as bench_wire
+
+        return bench_wire(options.sizes, options.readers, options.rounds, options.json)
     from ding_store.bench.weights import main as bench
 
     return bench(options.sizes, options.ways, options.readers, options.rounds, options.json)

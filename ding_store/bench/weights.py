@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
@@ -58,11 +58,18 @@ class Way:
     def open_reader(self, model: torch.nn.Module) -> None:
         self.model = model
 
+    def prepare(self) -> None:
+        """Before the time is taken: what the way is not to be charged for."""
+
     def publish(self) -> None:
         raise NotImplementedError
 
     def load(self) -> None:
         raise NotImplementedError
+
+    def last_elements(self) -> float:
+        """Of all tensors that were loaded, summed: to see which weights they are."""
+        return float(sum(p.detach().reshape(-1)[-1] for p in self.model.parameters()))
 
     def close(self) -> None:
         pass
@@ -216,7 +223,7 @@ def _read(ways: Sequence[Way], shared: Round, number: int, num_rounds: int, num_
                 shared.announced.wait(LIMIT_S)
             way.load()
             shared.done_at[number] = time.monotonic()
-            shared.sums[number] = float(sum(p.detach().reshape(-1)[-1] for p in way.model.parameters()))
+            shared.sums[number] = way.last_elements()
             shared.begin.wait(LIMIT_S)
     for way in ways:
         way.close()
@@ -236,14 +243,21 @@ def _readers(work: Callable[..., None], arguments: List[tuple]) -> Iterator[List
             process.kill()
 
 
-def measure(names: Sequence[str], num_bytes: int, num_readers: int, num_rounds: int, say: Callable) -> Dict[str, Any]:
+def measure(
+    names: Sequence[str],
+    num_bytes: int,
+    num_readers: int,
+    num_rounds: int,
+    say: Callable,
+    ways_by_name: Mapping[str, Any] = WAYS,
+) -> Dict[str, Any]:
     """
     Overview:
         Seconds from the beginning of ``publish`` until the last reader has loaded, and of ``publish`` itself; of all
         ways in turn, round by round, with the same readers. The first two rounds are not counted.
     """
     with _scratch() as directory:
-        ways = [WAYS[name](directory, num_bytes) for name in names]
+        ways = [ways_by_name[name](directory, num_bytes) for name in names]
         shared, total = Round(num_readers), num_rounds + 2
         arguments = [(ways, shared, number, total, num_bytes) for number in range(num_readers)]
         with _readers(_read, arguments):
@@ -262,8 +276,6 @@ def measure(names: Sequence[str], num_bytes: int, num_readers: int, num_rounds: 
     found = {name: _figures(np.array(times[name][2:])) for name in names}
     for name, seconds in alone.items():
         found[name]['publish_without_readers_s'] = seconds
-    for name in names:
-        found[name]['ratio_to_bare'] = found[name]['loaded_s'] / found['bare']['loaded_s']
     return found
 
 
@@ -271,6 +283,7 @@ def _round(way: Way, shared: Round, model: torch.nn.Module, fill: float) -> List
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(fill)
+    way.prepare()
     shared.begin.wait(LIMIT_S)
     began = time.monotonic()
     way.publish()
@@ -363,25 +376,34 @@ def main(sizes_mb: str, names: Optional[str], num_readers: int, num_rounds: int,
         raise ConfigError(f'--readers ({num_readers}) and --rounds ({num_rounds}) must be >= 1')
     torch.set_num_threads(1)
     results = []
-    for size in sizes_mb.split(','):
-        if not size.strip().isdigit() or int(size) < 1:
-            raise ConfigError(f'--sizes ({sizes_mb!r}) must be whole numbers of MB, comma-separated')
-        num_bytes = int(size) * 1_000_000
-        result: Dict[str, Any] = {'mb': int(size), 'readers': num_readers, 'rounds': num_rounds}
+    for size in sizes_of(sizes_mb):
+        num_bytes = size * 1_000_000
+        result: Dict[str, Any] = {'mb': size, 'readers': num_readers, 'rounds': num_rounds}
         try:
-            result['ways'] = measure(chosen, num_bytes, num_readers, num_rounds, _say)
-            if 'in_place' in chosen:
+            if 'in_place' in chosen:  # First: nng does not let its process fork again.
                 result['copies_of_8_readers_in_place'] = copies_in_place(num_bytes)
+            result['ways'] = found = measure(chosen, num_bytes, num_readers, num_rounds, say)
+            for figures in found.values():
+                figures['ratio_to_bare'] = figures['loaded_s'] / found['bare']['loaded_s']
         except threading.BrokenBarrierError as error:
             raise StoreError(f'a reader failed, or was not done within {LIMIT_S:.0f} s: see above') from error
+        show(render(result))
         results.append(result)
-        _say('')
-        sys.stdout.write(render(result) + '\n')
-        sys.stdout.flush()
+    write_json(results, json_file)
+    return 0
+
+
+def sizes_of(sizes_mb: str) -> List[int]:
+    sizes = sizes_mb.split(',')
+    if not all(size.strip().isdigit() and int(size) >= 1 for size in sizes):
+        raise ConfigError(f'--sizes ({sizes_mb!r}) must be whole numbers of MB, comma-separated')
+    return [int(size) for size in sizes]
+
+
+def write_json(results: List[Dict[str, Any]], json_file: Optional[str]) -> None:
     if json_file:
         with open(json_file, 'w') as out:
             json.dump(results, out, indent=1)
-    return 0
 
 
 def render(result: Dict[str, Any]) -> str:
@@ -403,8 +425,14 @@ def render(result: Dict[str, Any]) -> str:
     return '\n'.join(lines)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     if sys.stderr.isatty():
         sys.stderr.write(f'\r\x1b[K{text}')
     elif text:
         sys.stderr.write(f'{text}\n')
+
+
+def show(text: str) -> None:
+    say('')
+    sys.stdout.write(text + '\n')
+    sys.stdout.flush()

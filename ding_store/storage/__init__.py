@@ -53,8 +53,7 @@ def open_store(url: str = 'embedded://', run: str = 'default', **options: Any) -
           ``unix:///path``, or ``memory://``: this process only.
         - run (:obj:`str`): Name of the training job, the same in all its processes.
         - options: Those of ``options.StreamOptions``, and ``stream_options``, a mapping of stream names to such ones;
-          for stores on Redis also those of ``options.RedisOptions`` and ``options.HostOptions`` (the host plane is
-          'auto' for embedded:// and unix://, and 'off' by default for the others).
+          for stores on Redis also those of ``options.RedisOptions`` and ``options.HostOptions``.
     Raises:
         - ConfigError: Unknown scheme or option, or a bad value; names what would be right.
         - StoreUnavailable: Nobody answers there. StoreDenied: it does, but refuses us.
@@ -68,7 +67,7 @@ def open_store(url: str = 'embedded://', run: str = 'default', **options: Any) -
     if scheme == 'memory':
         store: Store = backend(url, run, **options)
         return store
-    return _on_this_host(scheme, backend, url, run, options)
+    return _on_this_host(backend, url, run, options)
 
 
 def __getattr__(name: str) -> Any:
@@ -77,12 +76,11 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
 
 
-def _on_this_host(scheme: str, backend: Any, url: str, run: str, options: Dict[str, Any]) -> Store:
+def _on_this_host(backend: Any, url: str, run: str, options: Dict[str, Any]) -> Store:
     from .host import HostCache
     from .options import host_options
 
-    # A server that is reached through a socket file is on this host, and so are most of its users.
-    wanted = host_options(options, default='auto' if scheme in ('embedded', 'unix') else 'off')
+    wanted = host_options(options)
     store: PlanedStore = backend(url, run, **options)
     if wanted.host_plane == 'off':
         return store

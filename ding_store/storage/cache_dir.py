@@ -6,11 +6,14 @@
     members             held (shared) by every process that uses the run here
     <hex>.ring          held by its writer; whose it is stands inside
     <hex>.slots         the same, for a value
+    <hex>-<bytes>.copies  a value of another host, in shared slots; nobody's own
+    <hex>.fetch         held by the process that fetches that value
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import os
 import shutil
@@ -22,9 +25,9 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Ty
 
 from ding_store.errors import ConfigError, NotEnoughSpace
 
-from .mapped import Claim, claim, is_claimed
+from .mapped import PAGE, Claim, aligned, claim, is_claimed
 from .ring import RingWriter, read_note
-from .slots import SlotWriter, value_of
+from .slots import SharedSlots, SlotWriter, create_slots, value_of
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +37,10 @@ T = TypeVar('T')
 _ENOUGH = 1 << 30
 #: By default the cache takes half of what is free when a store is opened, and no more than this.
 _MAX_BYTES = 8 << 30
+
+
+#: Files that are nobody's own, and hold nothing that is not elsewhere.
+_COPIES, _FETCH = '.copies', '.fetch'
 
 
 class Found(NamedTuple):
@@ -98,6 +105,37 @@ class CacheDir:
         """As ``create_ring``, slots for the versions of a value."""
         path = self.slots_path_of(uuid.uuid4().hex)
         return self._created(2 * slot_bytes, lambda: SlotWriter(path, slot_bytes, name, has_room=self._has_room))
+
+    def fetch_path_of(self, name: str) -> str:
+        """Whoever holds this file fetches the value ``name`` for all processes of this host."""
+        path = os.path.join(self._run, f'{_short(name)}.fetch')
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        return path
+
+    def copies_path_of(self, name: str, num_bytes: int) -> str:
+        """Where this host's copies of a value of another host are; the same for all values of nearly this size."""
+        step = max(PAGE, 1 << max(0, num_bytes.bit_length() - 4))
+        return os.path.join(self._run, f'{_short(name)}-{aligned(num_bytes, step)}{_COPIES}')
+
+    def open_copies(self, path: str, name: str) -> SharedSlots:
+        """
+        Overview:
+            This host's copies of a value; made if they are not there, in the place of those of other sizes. The caller
+            holds the value's ``fetch_path_of``.
+        Raises:
+            - NotEnoughSpace, OSError: As ``create_ring``.
+        """
+        if not os.path.exists(path):
+            slot_bytes = int(path[: -len(_COPIES)].rpartition('-')[2])
+            self.drop_copies(name)
+            self._created(2 * slot_bytes, lambda: create_slots(path, slot_bytes, name)).close()
+        return SharedSlots(path, self._has_room)
+
+    def drop_copies(self, name: str) -> None:
+        """Remove what this host fetched of a value."""
+        for path in _files_of(self._run):
+            if os.path.basename(path).startswith(f'{_short(name)}-') and path.endswith(_COPIES):
+                _unlink(path)
 
     def _created(self, num_bytes: int, make: Callable[[], T]) -> T:
         with self._locked():
@@ -205,6 +243,10 @@ def collect_garbage(directory: Optional[str] = None, dry_run: bool = False) -> L
     return found
 
 
+def _short(name: str) -> str:
+    return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
+
+
 def _root(directory: str) -> str:
     return os.path.join(directory, f'ding-store-cache-{os.geteuid()}')
 
@@ -303,7 +345,7 @@ def _dead_files(run: str) -> List[str]:
 
 
 def _remove_run(run: str, is_over: bool) -> None:
-    if is_over or not _files_of(run):
+    if is_over or all(path.endswith((_COPIES, _FETCH)) for path in _files_of(run)):
         shutil.rmtree(run, ignore_errors=True)
 
 

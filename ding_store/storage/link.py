@@ -57,7 +57,7 @@ _NAME = inspect.signature(redis.ConnectionPool.get_connection).parameters.get('c
 _GET_CONNECTION = ('EVALSHA',) if _NAME is not None and _NAME.default is _NAME.empty else ()
 
 T = TypeVar('T')
-Argument = Union[bytes, str, int]
+Argument = Union[bytes, str, int, Callable[[], Union[bytes, str, int]]]
 Before = Callable[[Any], Tuple[int, bytes]]
 
 
@@ -86,7 +86,8 @@ class Script(NamedTuple):
 def load_scripts() -> Dict[str, Script]:
     common = (_LUA / 'stream.lua').read_bytes()
     texts = {name: common + (_LUA / f'{name}.lua').read_bytes() for name in _STREAM_SCRIPTS}
-    texts.update({name: (_LUA / f'{name}.lua').read_bytes() for name in _VALUE_SCRIPTS})
+    common = (_LUA / 'value.lua').read_bytes()
+    texts.update({name: common + (_LUA / f'{name}.lua').read_bytes() for name in _VALUE_SCRIPTS})
     # What Redis names a script by; no secret depends on it.
     return {name: Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest()) for name, text in texts.items()}
 
@@ -140,11 +141,15 @@ class Session:
         """
         Arguments:
             - before (:obj:`Optional[Callable]`): Sends other commands on the same connection, first, and returns how
-              many replies to them are still to be read, and what is still to be sent.
+              many replies to them are still to be read, and what is still to be sent. Arguments that are functions are
+              called after it.
         """
         text, sha = self.scripts[script]
         with self.borrowed() as connection:
-            num_replies, rest = before(connection) if before is not None else (0, b'')
+            num_replies, rest = 0, b''
+            if before is not None:
+                num_replies, rest = before(connection)
+                arguments = tuple(one() if callable(one) else one for one in arguments)
             packed = _pack(('EVALSHA', sha, len(keys), *keys, *arguments))
             connection.send_packed_command([rest + packed], check_health=False)
             for _ in range(num_replies):

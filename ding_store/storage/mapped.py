@@ -11,10 +11,11 @@ import mmap
 import os
 import platform
 import struct
+import threading
 import uuid
 import weakref
 from contextlib import contextmanager
-from typing import Iterator, Optional
+from typing import Iterator, List, Optional
 
 from ding_store.errors import CorruptPayload, NotEnoughSpace
 
@@ -78,6 +79,35 @@ def claim(path: str, shared: bool = False, wait: bool = False) -> Optional[Claim
         held.close()
         return None
     return held
+
+
+def claim_within(path: str, timeout_s: float) -> Optional[Claim]:
+    """
+    Overview:
+        As ``claim(path, wait=True)``, but no longer: ``flock`` knows no deadline, so a thread waits in our place.
+    Returns:
+        - claim (:obj:`Optional[Claim]`): None when another held it all the time.
+    Raises:
+        - FileNotFoundError: The file is gone.
+    """
+    held = claim(path)
+    if held is not None or timeout_s <= 0:
+        return held
+    found: List[Claim] = []
+    lock, is_over = threading.Lock(), False
+
+    def wait() -> None:
+        claimed = claim(path, wait=True)
+        with lock:
+            if claimed is not None and not is_over:
+                found.append(claimed)  # else it is closed here, and the lock goes with it
+
+    waiting = threading.Thread(target=wait, name='ding-store-claim', daemon=True)
+    waiting.start()
+    waiting.join(timeout_s)
+    with lock:
+        is_over = True
+        return found.pop() if found else None
 
 
 def reopened(descriptor: int) -> Claim:

@@ -10,18 +10,19 @@ import time
 import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NoReturn, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 from ding_store.errors import ConfigError, StoreClosed, VersionConflict
 
 from . import outbox
-from .base import OLDEST, START, Arrays, Buffer, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
+from .base import OLDEST, START, Arrays, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
 from .options import STORE_OPTIONS, check_name, refuse_rest, stream_options
 from .outbox import WIRE, Announcement, Fill, Payload, Verdict
 from .planes import WAITING, PlanedStore, Resolver, Version, fate
 from .planes import Record as Found
+from .value_parts import ValuePart
 from .values import ValueResolver
-from .wire import encode
+from .wire import Pieces, encode_pieces
 from .writer import Writer, writer_id
 
 
@@ -277,9 +278,11 @@ class MemoryStore(PlanedStore):
 
     def put(self, name: str, header: Header, arrays: Arrays, expected_version: Optional[int] = None) -> int:
         check_name('value', name)
-        return self.put_version(name, encode(header, arrays), b'', expected_version)
+        return self.put_version(name, encode_pieces(header, arrays), b'', expected_version)
 
-    def put_version(self, name: str, payload: bytes, reference: bytes, expected_version: Optional[int] = None) -> int:
+    def put_version(
+        self, name: str, payload: Optional[Pieces], reference: bytes, expected_version: Optional[int] = None
+    ) -> int:
         check_name('value', name)
         self._enter()
         with self._memory.changed:
@@ -288,7 +291,7 @@ class MemoryStore(PlanedStore):
             if expected_version is not None and expected_version != stored:
                 raise VersionConflict(f'value {name!r} is at version {stored}, not at {expected_version}')
             version = self._versions[name] = max(stored, self._versions.get(name, 0)) + 1
-            state.values[name] = Version(version, payload, reference)
+            state.values[name] = Version(version, payload.sealed() if payload is not None else b'', reference)
             if not payload and name in state.wants:
                 state.wants[name] += 1
             self._memory.changed.notify_all()
@@ -311,16 +314,16 @@ class MemoryStore(PlanedStore):
         with self._memory.changed:
             return news()
 
-    def payload_of(self, name: str, found: Version) -> Optional[Buffer]:
-        return found.payload
+    def fetch_parts(self, name: str, wanted: Sequence[Tuple[ValuePart, memoryview]]) -> bool:
+        return False  # All its payloads are whole.
 
-    def fill_version(self, name: str, version: int, payload: bytes) -> bool:
+    def fill_version(self, name: str, version: int, payload: Pieces) -> bool:
         self._enter()
         with self._memory.changed:
             found = self._memory.state.values.get(name)
             if found is None or found.version != version or found.payload:
                 return False
-            self._memory.state.values[name] = found._replace(payload=payload)
+            self._memory.state.values[name] = found._replace(payload=payload.sealed())
             self._memory.changed.notify_all()
         return True
 

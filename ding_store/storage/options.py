@@ -137,7 +137,8 @@ class HostOptions:
     Overview:
         Whether and where payloads of one host stay in its memory.
     Arguments:
-        - host_plane (:obj:`str`): 'auto': in mmap files while all readers of a stream are on one host; 'off': never.
+        - host_plane (:obj:`str`): 'auto': in mmap files while all readers of a stream are on one host, and values of
+          other hosts once for all processes of this one; 'off': never.
         - host_cache_dir (:obj:`Optional[str]`): Where those files are, the same for all processes of a host; by default
           /dev/shm if there is room, else the temporary directory with the most free space.
         - host_cache_bytes (:obj:`Optional[int]`): What they may take together; by default half of what is free there,
@@ -161,11 +162,9 @@ HOST_OPTIONS = tuple(f.name for f in fields(HostOptions))
 ALL_OPTIONS = (*STORE_OPTIONS, *REDIS_OPTIONS, *HOST_OPTIONS)
 
 
-def host_options(options: Dict[str, Any], default: str) -> HostOptions:
-    """Take what concerns the host plane out of ``options``; ``default`` is whether it is on."""
-    return HostOptions(
-        **{'host_plane': default, **{name: options.pop(name) for name in HOST_OPTIONS if name in options}}
-    )
+def host_options(options: Dict[str, Any]) -> HostOptions:
+    """Take what concerns the host plane out of ``options``."""
+    return HostOptions(**{name: options.pop(name) for name in HOST_OPTIONS if name in options})
 
 
 def redis_options(options: Dict[str, Any]) -> RedisOptions:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import socket
 import struct
 import zlib
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
+from collections import deque
+from typing import Any, Callable, Deque, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
 import redis
@@ -18,20 +19,15 @@ import redis
 from ding_store.errors import CorruptPayload, StoreError
 
 from .base import Buffer
+from .wire import INLINE_BYTES, MAX_BYTES, PART_BYTES, Part
 
-#: Larger payloads go in parts: Redis takes an argument of SET from the socket to where it stays, but only if it has
-#: 32 KiB or more; one that goes through a script into a stream is copied four times.
-INLINE_BYTES = 32 << 10
-#: Huge ones are slow again: no two steps of their way overlap.
-PART_BYTES = 1 << 20
-#: A limit of ours, not of Redis: what one entry or value may have.
-MAX_BYTES = 2_000_000_000
 #: On the way at once. More only fills buffers, where each reply waits for all that is before it.
 WINDOW_BYTES = 4 << 20
 #: A payload that takes longer than this, at this rate, is written again.
 _LIFE_S = 600
 _SLOWEST_BYTES_PER_S = 50_000
-_MAX_TRIES = 5
+MAX_TRIES = 5
+VANISHED = 'its parts vanish before they are used: is the server out of memory, or its clock off?'
 #: A copy is cheaper than one more system call, and than a server that wakes up for the first half.
 _JOINED_BYTES = 256 << 10
 
@@ -84,53 +80,68 @@ def place_of(key: str, payload: Buffer) -> Parted:
     return Parted(key, PART_BYTES, len(payload))
 
 
-def write_parts(connection: Any, where: Parted, payload: Buffer) -> Tuple[int, bytes]:
+def parts_of(where: Parted, payload: Buffer) -> Iterator[Part]:
+    view = memoryview(payload)
+    for number, key in enumerate(where.keys):
+        yield key, view[number * where.part_bytes : (number + 1) * where.part_bytes]
+
+
+def write_parts(connection: Any, parts: Iterable[Part], num_bytes: int) -> Tuple[int, bytes]:
     """
     Overview:
-        Send a payload. Parts that are there already are left alone: one that was long on its way must not give life's
-        end to them.
+        Send the parts of a payload. Parts that are there already are left alone: one that was long on its way must not
+        give life's end to them.
+    Arguments:
+        - num_bytes (:obj:`int`): Of all together, or more.
     Returns:
         - num_replies (:obj:`int`): How many the caller has to read before that to its own command.
         - rest (:obj:`bytes`): What the caller has to send before its own command, best together with it.
     """
-    view = memoryview(payload)
-    life_ms = 1000 * (_LIFE_S + int(len(view) / _SLOWEST_BYTES_PER_S))
+    life_ms = 1000 * (_LIFE_S + int(num_bytes / _SLOWEST_BYTES_PER_S))
     tail = b'\r\n$2\r\nNX\r\n$2\r\nPX\r\n$%d\r\n%d\r\n' % (len(str(life_ms)), life_ms)
-    num_replies, rest = 0, b''
-    for number, key in enumerate(where.keys):
-        part = view[number * where.part_bytes : (number + 1) * where.part_bytes]
+    on_the_way: Deque[int] = deque()
+    num_ahead, rest = 0, b''
+    for key, part in parts:
         rest += b'*6\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n' % (len(key), key, len(part))
-        if len(part) <= _JOINED_BYTES:
+        if len(rest) + len(part) <= _JOINED_BYTES:
             rest = b''.join([rest, part, tail])
         else:
             connection.send_packed_command([rest, part], check_health=False)
             rest = tail
-        num_replies += 1
-        if num_replies * where.part_bytes > WINDOW_BYTES:
+        on_the_way.append(len(part))
+        num_ahead += len(part)
+        while num_ahead > WINDOW_BYTES and len(on_the_way) > 1:
             connection.read_response()
-            num_replies -= 1
-    return num_replies, rest
+            num_ahead -= on_the_way.popleft()
+    return len(on_the_way), rest
 
 
-def read_parts(connection: Any, places: Sequence[Parted]) -> List[Optional[Buffer]]:
-    """None for payloads of which a part is missing, or is not as long as it should be."""
-    parts = [(key, where.part_bytes) for where in places for key in where.keys]
+def read_parts(connection: Any, parts: Sequence[Part]) -> Iterator[bool]:
+    """For each part, as soon as it is there: False when it is missing, or not as long as it should be."""
     replies, asked, num_ahead = _Replies(connection), 0, 0
-    payloads: List[Optional[Buffer]] = []
-    for where in places:
-        payload, is_whole = np.empty(where.num_bytes, np.uint8).data, True
-        for start in range(0, where.num_bytes, where.part_bytes):
-            upto = asked
-            while upto < len(parts) and (num_ahead <= 0 or num_ahead + parts[upto][1] <= WINDOW_BYTES):
-                num_ahead += parts[upto][1]
-                upto += 1
-            if upto > asked:
-                _ask(connection, [key for key, _ in parts[asked:upto]])
-                asked = upto
-            is_whole &= replies.receive(payload[start : start + where.part_bytes])
-            num_ahead -= where.part_bytes
-        payloads.append(payload.toreadonly() if is_whole else None)
-    return payloads
+    for number, (_, target) in enumerate(parts):
+        upto = asked
+        while upto < len(parts) and (num_ahead <= 0 or num_ahead + len(parts[upto][1]) <= WINDOW_BYTES):
+            num_ahead += len(parts[upto][1])
+            upto += 1
+        if upto > asked:
+            _ask(connection, [key for key, _ in parts[asked:upto]])
+            asked = upto
+        assert number < asked
+        yield replies.receive(target)
+        num_ahead -= len(target)
+
+
+def read_payloads(connection: Any, places: Sequence[Parted]) -> List[Optional[Buffer]]:
+    """None for payloads of which a part is missing, or is not as long as it should be."""
+    payloads = [np.empty(where.num_bytes, np.uint8).data for where in places]
+    parts = [part for where, payload in zip(places, payloads) for part in parts_of(where, payload)]
+    are_good = read_parts(connection, parts)
+    found: List[Optional[Buffer]] = []
+    for where, payload in zip(places, payloads):
+        is_whole = False not in [next(are_good) for _ in range(where.num_parts)]
+        found.append(payload.toreadonly() if is_whole else None)
+    return found
 
 
 Call = Callable[[str, Callable[[Any], Any]], Any]
@@ -157,7 +168,7 @@ class Parts:
         wanted = [where for where in places if where is not None]
         if not wanted:
             return list(payloads)
-        found = iter(self._call(what, lambda session: _borrowing(session, read_parts, wanted)))
+        found = iter(self._call(what, lambda session: _borrowing(session, read_payloads, wanted)))
         return [payload if where is None else next(found) for payload, where in zip(payloads, places)]
 
 
@@ -173,11 +184,16 @@ def publish_in_parts(
     if not is_large(payload):
         return publish(payload, 0, '', None)
     where = place_of(key, payload)
-    for _ in range(_MAX_TRIES):
-        reply = publish(where.pack(), where.num_parts, key, lambda connection: write_parts(connection, where, payload))
+    for _ in range(MAX_TRIES):
+        reply = publish(
+            where.pack(),
+            where.num_parts,
+            key,
+            lambda connection: write_parts(connection, parts_of(where, payload), len(payload)),
+        )
         if not is_refused(reply):
             return reply
-    raise StoreError(f'{what}: its parts vanish before they are used: is the server out of memory, or its clock off?')
+    raise StoreError(f'{what}: {VANISHED}')
 
 
 def is_large(payload: Buffer) -> bool:

@@ -12,13 +12,14 @@ import struct
 import time
 import zlib
 from abc import abstractmethod
-from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ding_store.errors import CorruptPayload
 
 from .base import Buffer, Entry, EntryId, Store
 from .outbox import Payload
-from .wire import corrupt_entry, decode_entry, up_to_corrupt
+from .value_parts import ValuePart
+from .wire import Pieces, corrupt_entry, decode_entry, up_to_corrupt
 from .writer import Writer
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ class Version(NamedTuple):
     """A version of a value as the server has it: over the wire, as a reference to a slot of some host, or both."""
 
     version: int
-    payload: bytes  # or the place of its parts; b'': not over the wire
+    payload: bytes  # or the list of its parts; b'': not over the wire
     reference: bytes  # b'': in no slot
 
 
@@ -116,7 +117,9 @@ class PlanedStore(Store):
         """Return when a stream is on another plane than the known one, or when the time is over, or sooner."""
 
     @abstractmethod
-    def put_version(self, name: str, payload: bytes, reference: bytes, expected_version: Optional[int] = None) -> int:
+    def put_version(
+        self, name: str, payload: Optional[Pieces], reference: bytes, expected_version: Optional[int] = None
+    ) -> int:
         """As ``put``, of what is encoded already, or only of a reference to it."""
 
     @abstractmethod
@@ -126,11 +129,11 @@ class PlanedStore(Store):
         """As ``get``; ``or_filled``: version ``newer_than`` is news itself once it has a payload."""
 
     @abstractmethod
-    def payload_of(self, name: str, found: Version) -> Optional[Buffer]:
-        """The payload itself; None if a part of it is missing."""
+    def fetch_parts(self, name: str, wanted: Sequence[Tuple[ValuePart, memoryview]]) -> bool:
+        """Parts of a version, each to where it belongs; False if one is missing. Their checksums are looked at."""
 
     @abstractmethod
-    def fill_version(self, name: str, version: int, payload: bytes) -> bool:
+    def fill_version(self, name: str, version: int, payload: Pieces) -> bool:
         """Add the payload to a version that is only a reference; False if that is not the newest one any more."""
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """A store in a Redis server: a stream per stream, a stream of one entry per value, a hash of counters.
 
 Keys of run R:  ding:{R/<stream>/0}:meta, :log, :sizes, :room, :readers, :filled, :planes   see lua/stream.lua
-                ding:{R/<value>/0}:value, :version, :wants                see lua/put.lua
+                ding:{R/<value>/0}:value, :version, :wants                see lua/value.lua
                 ding:{R}:counters  hash    ding:{R}:index  set of "stream:<name>" and "value:<name>"
 """
 
@@ -20,14 +20,15 @@ from .base import OLDEST, START, Arrays, Buffer, Entry, EntryId, Header, StoreIn
 from .link import Before, Link, Session
 from .options import ALL_OPTIONS, check_name, redis_options, refuse_rest, stream_options
 from .outbox import FULL, STALE, WIRE, Announcement, Fill, Payload, Verdict
-from .parts import MAX_BYTES, Parts, is_large, place_of, publish_in_parts
+from .parts import Parts, is_large, place_of, publish_in_parts
 from .planes import FILLED, GONE, WAITING, PlanedStore, Record, Resolver, Version, fate
 from .redis_entries import RedisEntries
 from .redis_info import read_counters, read_stream, read_streams, read_values
 from .redis_values import VALUE_PARTS, RedisValues
 from .urls import check_url, directory_of, scheme_of
+from .value_parts import ValuePart
 from .values import ValueResolver
-from .wire import encode
+from .wire import MAX_BYTES, Pieces, encode_pieces
 from .writer import Writer, writer_id
 
 MAX_PAYLOAD_BYTES = MAX_BYTES
@@ -137,11 +138,13 @@ class RedisStore(PlanedStore):
 
     def put(self, name: str, header: Header, arrays: Arrays, expected_version: Optional[int] = None) -> int:
         check_name('value', name)
-        return self.put_version(name, encode(header, arrays), b'', expected_version)
+        return self.put_version(name, encode_pieces(header, arrays), b'', expected_version)
 
-    def put_version(self, name: str, payload: bytes, reference: bytes, expected_version: Optional[int] = None) -> int:
+    def put_version(
+        self, name: str, payload: Optional[Pieces], reference: bytes, expected_version: Optional[int] = None
+    ) -> int:
         check_name('value', name)
-        _check_size(f'value {name!r}', len(payload))
+        _check_size(f'value {name!r}', payload.num_bytes if payload is not None else 0)
         self._enter()
         self._index('value', name)
         version, is_first = self._values.put(name, payload, reference, expected_version)
@@ -165,12 +168,12 @@ class RedisStore(PlanedStore):
             if found is not None or time.monotonic() >= deadline:
                 return found
 
-    def payload_of(self, name: str, found: Version) -> Optional[Buffer]:
+    def fetch_parts(self, name: str, wanted: Sequence[Tuple[ValuePart, memoryview]]) -> bool:
         self._enter()
-        return self._values.payload_of(name, found)
+        return self._values.fetch(name, wanted)
 
-    def fill_version(self, name: str, version: int, payload: bytes) -> bool:
-        _check_size(f'value {name!r}', len(payload))
+    def fill_version(self, name: str, version: int, payload: Pieces) -> bool:
+        _check_size(f'value {name!r}', payload.num_bytes)
         self._enter()
         return self._values.fill(name, version, payload)
 

@@ -1,21 +1,24 @@
-"""Values in a Redis server: what ``RedisStore`` does with the keys of lua/put.lua."""
+"""Values in a Redis server: what ``RedisStore`` does with the keys of lua/value.lua."""
 
 from __future__ import annotations
 
+import threading
 import uuid
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
-from ding_store.errors import VersionConflict
+from ding_store.errors import CorruptPayload, StoreError, VersionConflict
 
-from .base import Buffer
-from .link import Before, Session
-from .parts import Parts, publish_in_parts
+from .link import Argument, Before, Session
+from .parts import MAX_TRIES, VANISHED, read_parts, write_parts
 from .planes import Version
+from .value_parts import SentParts, ValuePart, is_good
+from .wire import INLINE_BYTES, Pieces
 
-#: Of a value: ``value``, ``version`` (a hash) and ``wants``, see lua/put.lua.
+#: Of a value: ``value``, ``version`` (a hash) and ``wants``, see lua/value.lua.
 VALUE_PARTS = ('value', 'version', 'wants')
 
 Call = Callable[[str, Callable[[Session], Any]], Any]
+T = TypeVar('T')
 
 
 class RedisValues:
@@ -32,20 +35,21 @@ class RedisValues:
         self._call = call
         self._wait = wait
         self._key = key
-        self._parts = Parts(call)
         self._versions: Dict[str, int] = {}  # of the values that this writer put
+        self._sent: Dict[str, SentParts] = {}
+        self._lock = threading.Lock()
 
-    def put(self, name: str, payload: bytes, reference: bytes, expected_version: Optional[int]) -> Tuple[int, bool]:
+    def put(
+        self, name: str, payload: Optional[Pieces], reference: bytes, expected_version: Optional[int]
+    ) -> Tuple[int, bool]:
         """Returns the new version, and whether it is the first one as far as the server knows."""
         expected = -1 if expected_version is None else expected_version
-        token, newest, keys = uuid.uuid4().hex, self._versions.get(name, 0), self._keys(name)
+        token, newest = uuid.uuid4().hex, self._versions.get(name, 0)
 
-        def publish(place: bytes, num_parts: int, key: str, before: Optional[Before]) -> Any:
-            arguments = (token, newest, expected, place, num_parts, key, reference)
-            return self._call(f'put {name!r}', lambda session: session.run('put', keys, *arguments, before=before))
+        def publish(place: Argument, keys: Argument, before: Optional[Before]) -> Any:
+            return self._run('put', name, token, newest, expected, place, keys, reference, before=before)
 
-        key = self._part_key(name, token)
-        done, version, before = publish_in_parts(f'put {name!r}', key, payload, publish, lambda reply: reply[0] < 0)
+        done, version, before = self._publish('put', name, payload, token, publish, lambda reply: int(reply[0]))
         if not done:
             raise VersionConflict(f'value {name!r} is at version {version}, not at {expected}')
         self._versions[name] = int(version)
@@ -69,20 +73,25 @@ class RedisValues:
         found = self._wait(f'get {name!r}', lambda session: session.client.xread(after, count=1, block=block_ms))
         return _version(found[0][1]) if found else None
 
-    def payload_of(self, name: str, found: Version) -> Optional[Buffer]:
-        return self._parts.fetch(f'get {name!r}', [found.payload])[0]
+    def fetch(self, name: str, wanted: Sequence[Tuple[ValuePart, memoryview]]) -> bool:
+        parts = [(f'{self._part_key(name, part.token)}{part.number}'.encode(), target) for part, target in wanted]
 
-    def fill(self, name: str, version: int, payload: bytes) -> bool:
-        keys = self._keys(name)
+        def read(session: Session) -> bool:
+            with session.borrowed() as connection:
+                is_whole = True
+                for (part, target), is_there in zip(wanted, read_parts(connection, parts)):
+                    is_whole &= is_there
+                    if is_whole and not is_good(part, target):
+                        raise CorruptPayload(f'get {name!r}: the checksum of a part does not match')
+                return is_whole
 
-        def fill(place: bytes, num_parts: int, key: str, before: Optional[Before]) -> Any:
-            arguments = (version, place, num_parts, key)
-            return self._call(
-                f'fill {name!r}', lambda session: session.run('fill_value', keys, *arguments, before=before)
-            )
+        return bool(self._call(f'get {name!r}', read))
 
-        key = self._part_key(name, uuid.uuid4().hex)
-        return bool(publish_in_parts(f'fill {name!r}', key, payload, fill, lambda reply: reply < 0))
+    def fill(self, name: str, version: int, payload: Pieces) -> bool:
+        def fill(place: Argument, keys: Argument, before: Optional[Before]) -> Any:
+            return self._run('fill_value', name, version, place, keys, before=before)
+
+        return bool(self._publish('fill', name, payload, uuid.uuid4().hex, fill, int))
 
     def want(self, name: str) -> None:
         self._call(f'want {name!r}', lambda session: session.run('want_value', self._keys(name)))
@@ -103,7 +112,45 @@ class RedisValues:
 
     def delete(self, name: str) -> bool:
         keys = self._keys(name)
+        with self._lock:
+            self._sent.pop(name, None)
         return bool(self._call(f'delete {name!r}', lambda session: _delete(session, *keys)))
+
+    def _publish(
+        self,
+        what: str,
+        name: str,
+        payload: Optional[Pieces],
+        token: str,
+        publish: Callable[[Argument, Argument, Optional[Before]], T],
+        verdict_of: Callable[[T], int],
+    ) -> T:
+        """
+        Overview:
+            ``publish(payload, '', None)``; or for a large one ``publish(list of parts, their keys, before)``, where
+            ``before`` sends those that changed: all takes one round trip. Once more, with all parts, if some are gone.
+        Arguments:
+            - verdict_of (:obj:`Callable`): Of a reply: 1 if it was published, -1 if parts are missing.
+        """
+        if payload is None or payload.num_bytes <= INLINE_BYTES:
+            return publish(payload.sealed() if payload is not None else b'', '', None)
+        with self._lock:
+            sent = self._sent.setdefault(name, SentParts(lambda token: self._part_key(name, token)))
+        with sent.lock:
+            for _ in range(MAX_TRIES):
+                reply = publish(
+                    lambda: sent.parts.pack(),
+                    lambda: sent.keys,
+                    lambda connection: write_parts(connection, sent.changed(payload, token), payload.num_bytes),
+                )
+                sent.settle(verdict_of(reply) > 0)
+                if verdict_of(reply) >= 0:
+                    return reply
+        raise StoreError(f'{what} {name!r}: {VANISHED}')
+
+    def _run(self, script: str, name: str, *arguments: Argument, before: Optional[Before] = None) -> Any:
+        keys = self._keys(name)
+        return self._call(f'{script} {name!r}', lambda session: session.run(script, keys, *arguments, before=before))
 
     def _keys(self, name: str) -> List[str]:
         return [self._key(name, part) for part in VALUE_PARTS]
@@ -128,6 +175,7 @@ def _version(raw: List[Any]) -> Optional[Version]:
 def _delete(session: Session, value: str, meta: str, wants: str) -> int:
     known = session.client.hmget(meta, 'parts', 'parts_before')
     existed = session.client.delete(value, meta, wants)
-    for num_parts, _, key in (one.partition(b':') for one in known if one):
-        session.client.unlink(*(key + b'%d' % number for number in range(int(num_parts))))
+    parts = {key for keys in known if keys for key in keys.split()}
+    if parts:
+        session.client.unlink(*parts)
     return int(existed)

@@ -3,6 +3,7 @@
 offset  size
 0       8     magic
 8       8     slot_bytes
+16      8     of shared slots: which one was filled last, counted from 1; 0: none
 64      8     bytes of the value's name
 72      ...   the value's name
 2048+k*16     of slot k, 8 bytes each: stamp (0: nothing whole is in it), length
@@ -37,6 +38,7 @@ MAGIC = b'DSSLOT\x00\x02'
 MAX_SLOTS = 60  # whose words fit into the first page
 _NAME_AT, _MAX_NAME = 64, 1024
 _STAMP = [256 + 2 * slot for slot in range(MAX_SLOTS)]  # words; followed by the length
+_NEWEST = 2  # a word
 _LEASES = 1 << 59  # slot k's lock: this byte + k, behind the end of any file
 
 
@@ -74,20 +76,27 @@ class SlotWriter:
             raise ConfigError(f'max_slots ({max_slots}) must be 2 to {MAX_SLOTS}')
         if slot_bytes < 1:
             raise ConfigError(f'slot_bytes ({slot_bytes}) must be >= 1')
+        self._claim = create_slots(path, slot_bytes, name)
+        self._open(path, max_slots, has_room)
+
+    def _open(self, path: str, max_slots: int, has_room: Callable[[int], bool]) -> None:
         self.path = path
-        self.slot_bytes = aligned(slot_bytes, PAGE)
         self.max_slots = max_slots
         self._has_room = has_room
         self._pid = os.getpid()
         self._stamp = 0
         self._announced: Set[int] = set()  # slots that the newest version may be in
-        text = name.encode()[:_MAX_NAME]
-        with created(path, PAGE + 2 * self.slot_bytes) as (mapping, self._claim):
-            struct.pack_into('<8sQ', mapping, 0, MAGIC, self.slot_bytes)
-            struct.pack_into(f'<Q{len(text)}s', mapping, _NAME_AT, len(text), text)
-        self._words = Words(mapping, path)
         self._file = Claim(os.open(path, os.O_RDWR | os.O_CLOEXEC))
-        self._buffers: List[memoryview] = [self._map(slot) for slot in range(2)]
+        head = mmap.mmap(self._file.descriptor, PAGE)
+        self.slot_bytes: int = struct.unpack_from('<Q', head, 8)[0]
+        self._words = Words(head, path)
+        self._buffers: List[memoryview] = []
+        self._map_all()
+
+    def _map_all(self) -> None:
+        """All slots that there are by now."""
+        num_slots = (os.fstat(self._file.descriptor).st_size - PAGE) // self.slot_bytes
+        self._buffers += [self._map(slot) for slot in range(len(self._buffers), num_slots)]
 
     def write(self, parts: List[Buffer]) -> Optional[Slot]:
         """
@@ -167,6 +176,79 @@ class SlotWriter:
         self._words[_STAMP[number]] = self._stamp
 
 
+def create_slots(path: str, slot_bytes: int, name: str) -> Claim:
+    """
+    Overview:
+        A file of two empty slots, claimed.
+    Raises:
+        - NotEnoughSpace: The file system has no room for two slots.
+    """
+    slot_bytes, text = aligned(slot_bytes, PAGE), name.encode()[:_MAX_NAME]
+    with created(path, PAGE + 2 * slot_bytes) as (mapping, held):
+        struct.pack_into('<8sQ', mapping, 0, MAGIC, slot_bytes)
+        struct.pack_into(f'<Q{len(text)}s', mapping, _NAME_AT, len(text), text)
+    return held
+
+
+class SharedSlots(SlotWriter):
+    """
+    Overview:
+        Slots that several processes fill in turn, each while it holds a lock of theirs. A stamp is the caller's, and
+        says which bytes these are, so that nothing is announced: readers look for it. Not thread-safe.
+    """
+
+    def __init__(self, path: str, has_room: Callable[[int], bool]) -> None:
+        self._open(path, max_slots=8, has_room=has_room)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the file is still the one at its path."""
+        return _is_at(self.path, self._file)
+
+    def contents(self) -> Dict[int, memoryview]:
+        """What is whole in which slot, in place, until we fill it."""
+        self._map_all()
+        found = {}
+        for slot, buffer in enumerate(self._buffers):
+            if self._words[_STAMP[slot]]:
+                found[slot] = buffer[: self._words[_STAMP[slot] + 1]]
+        return found
+
+    def fill(self, stamp: int, length: int, write: Callable[[int, memoryview], bool]) -> bool:
+        """
+        Overview:
+            ``write(slot, its bytes)`` and, if that says that they are whole, give them the stamp.
+        Returns:
+            - done (:obj:`bool`): False also when all slots are leased, and there may be no more.
+        """
+        self._map_all()
+        # The one that was filled last has the newest version, for those who come late.
+        self._announced = {self._words[_NEWEST] - 1}
+        number = self._take()
+        if number is None:
+            return False
+        try:
+            self._begin(number)
+            if not write(number, self._buffers[number][:length]):
+                return False
+            self._words[_STAMP[number] + 1] = length
+            self._words[_STAMP[number]] = stamp
+            self._words[_NEWEST] = number + 1
+            return True
+        finally:
+            range_lock(self._file.descriptor, fcntl.F_UNLCK, _LEASES + number)
+
+    def close(self, unlink: bool = False) -> None:
+        self._file.close()
+
+
+def _is_at(path: str, file: Claim) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file.descriptor))
+    except FileNotFoundError:
+        return False
+
+
 class _Leased(np.ndarray[Any, np.dtype[Any]]):
     """
     Bytes of a slot; all views of them keep this alive: numpy lets an array's view refer to the array that this is a
@@ -212,6 +294,18 @@ class SlotReader:
             self._num_leases[slot] = self._num_leases.get(slot, 0) + 1
         weakref.finalize(payload, self._end_lease, slot, held).atexit = False
         return payload.data
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the file is still the one at its path."""
+        return _is_at(self.path, self._file)
+
+    def find(self, stamp: int) -> Optional[memoryview]:
+        """As ``lease``, of whichever slot has this stamp."""
+        for slot in range(MAX_SLOTS):
+            if self._words[_STAMP[slot]] == stamp:
+                return self.lease(slot, stamp)
+        return None
 
     def close(self) -> None:
         self._file.close()

@@ -24,10 +24,12 @@ from ding_store.errors import CorruptPayload, PayloadLost, StoreClosed, StoreErr
 
 from .base import Arrays, Buffer, Header, Value
 from .cache_dir import CacheDir, Found
+from .copies import HostCopies, fetch_payload
 from .options import check_name
 from .planes import PlanedStore, Version
 from .slots import Slot, SlotReader, SlotWriter
-from .wire import decode, decode_value, encode_parts, seal
+from .value_parts import PartList, unpack
+from .wire import Pieces, decode, decode_value, encode_pieces
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +75,8 @@ class ValueResolver:
         Makes values of versions: references are followed on this host, or waited for over the wire.
     Arguments:
         - follow (:obj:`Optional[Callable]`): The value of a version that is in a slot, if this process can map it.
+        - fetch (:obj:`Optional[Callable]`): The payload that is in parts, None if one is missing; by default into
+          memory of this process's own.
         - patience_s (:obj:`float`): How long a writer may take to fill a version before it counts as lost.
     """
 
@@ -81,9 +85,11 @@ class ValueResolver:
         store: PlanedStore,
         follow: Optional[Callable[[str, Version], Optional[Value]]] = None,
         patience_s: float = 30.0,
+        fetch: Optional[Callable[[str, PartList], Optional[Buffer]]] = None,
     ) -> None:
         self._store = store
         self._follow = follow
+        self._fetch = fetch or (lambda name, listed: fetch_payload(store, name, listed))
         self._patience_s = patience_s
         self._wanted: Dict[
             str, Tuple[int, float]
@@ -115,10 +121,16 @@ class ValueResolver:
 
     def _value(self, name: str, found: Version) -> Optional[Value]:
         value = self._follow(name, found) if self._follow is not None and found.reference else None
-        if value is None and found.payload:
-            payload = self._store.payload_of(name, found)
-            value = decode_value(name, found.version, payload) if payload is not None else None
-        return value
+        return self._over_the_wire(name, found) if value is None and found.payload else value
+
+    def _over_the_wire(self, name: str, found: Version) -> Optional[Value]:
+        try:
+            listed = unpack(found.payload)
+            payload = found.payload if listed is None else self._fetch(name, listed)
+        except CorruptPayload as e:
+            raise CorruptPayload(f'version {found.version} of value {name!r}: {e}') from e
+        # The checksums of parts were looked at.
+        return None if payload is None else decode_value(name, found.version, payload, verify=listed is None)
 
     def _ask(self, name: str, version: int) -> float:
         asked, until = self._wanted.get(name, (0, 0.0))
@@ -150,23 +162,23 @@ class ValueSlots:
         self._next = threading.Lock()
         self._file: Optional[SlotWriter] = None
         self._old: List[SlotWriter] = []  # too small; the newest version may still be in them
-        self._newest: Optional[Tuple[int, Slot]] = None  # that we announced
+        self._newest: Optional[Tuple[int, Slot, List[int]]] = None  # that we announced, and the lengths of its pieces
         self._num_refused = 0
 
-    def put(self, parts: List[Buffer], announce: Callable[[bytes], int]) -> Optional[int]:
+    def put(self, payload: Pieces, announce: Callable[[bytes], int]) -> Optional[int]:
         """The version that ``announce(reference)`` returns; None where no slot is to be had, and it was not called."""
         with self._in_turn():
-            file = self._file_for(sum(map(len, parts)))
-            slot = file.write(parts) if file is not None else None
+            file = self._file_for(payload.num_bytes)
+            slot = file.write(payload.buffers) if file is not None else None
             if file is None or slot is None:
                 return None
             try:
-                version = announce(_reference(file, slot, parts))
+                version = announce(_reference(file, slot, payload.buffers))
             except VersionConflict:
                 file.discard(slot)
                 raise
             file.confirm(slot)
-            self._newest = version, slot
+            self._newest = version, slot, payload.lengths
             while self._old:
                 self._old.pop().close()
             return version
@@ -176,9 +188,9 @@ class ValueSlots:
         with self._in_turn():
             found = store.get_version(self._name, 0)
             if found is not None and self._newest is not None and not found.payload:
-                version, slot = self._newest
+                version, slot, lengths = self._newest
                 if version == found.version:
-                    store.fill_version(self._name, version, seal(slot.payload))
+                    store.fill_version(self._name, version, Pieces([slot.payload], lengths))
 
     def close(self, unlink: bool) -> None:
         with self._in_turn():
@@ -233,7 +245,9 @@ class HostValues:
     def __init__(self, store: PlanedStore, cache: Optional[CacheDir], patience_s: float) -> None:
         self._store = store
         self._cache = cache
-        self._resolver = ValueResolver(store, self._follow, patience_s)
+        self._copies = HostCopies(store, cache, patience_s) if cache is not None else None
+        fetch = self._copies.fetch if self._copies is not None else None
+        self._resolver = ValueResolver(store, self._follow, patience_s, fetch)
         self._lock = threading.Lock()
         self._own: Dict[str, ValueSlots] = {}
         self._files: Dict[str, SlotReader] = {}
@@ -245,12 +259,12 @@ class HostValues:
         is_large = sum(array.nbytes for array in arrays.values() if hasattr(array, 'nbytes')) >= SLOTS_FROM_BYTES
         if self._cache is None or not is_large:
             return self._store.put(name, header, arrays, expected_version)
-        parts = encode_parts(header, arrays, checked=False)
+        payload = encode_pieces(header, arrays)
         version = self._slots(name, self._cache).put(
-            parts, lambda reference: self._store.put_version(name, b'', reference, expected_version)
+            payload, lambda reference: self._store.put_version(name, None, reference, expected_version)
         )
         if version is None:
-            return self._store.put(name, header, arrays, expected_version)
+            return self._store.put_version(name, payload, b'', expected_version)
         self._start_filler()
         return version
 
@@ -263,6 +277,8 @@ class HostValues:
             slots = self._own.pop(name, None)
         if slots is not None:
             slots.close(unlink=True)
+        if self._copies is not None:
+            self._copies.drop(name)
 
     def is_done(self, found: Found) -> bool:
         """Whether a dead writer's file is needed no more: what a server does not know it may know again."""

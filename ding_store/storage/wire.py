@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple, TypeVar
 
 import numpy as np
 
@@ -23,7 +23,17 @@ from .base import Array, Arrays, Buffer, Entry, EntryId, Header, Value
 from .checksum import checksum
 from .compression import compressed, decompressed, is_compressed
 
+#: A key, and the bytes that are there, or where they belong.
+Part = Tuple[bytes, memoryview]
 T = TypeVar('T')
+
+#: Larger payloads go in parts: Redis takes an argument of SET from the socket to where it stays, but only if it has
+#: 32 KiB or more; one that goes through a script into a stream is copied four times.
+INLINE_BYTES = 32 << 10
+#: Huge ones are slow again: no two steps of their way overlap.
+PART_BYTES = 1 << 20
+#: A limit of ours, not of Redis: what one entry or value may have.
+MAX_BYTES = 2_000_000_000
 
 MAGIC = b'DGW\x02'
 ALIGN = 64
@@ -76,6 +86,29 @@ def length_of(parts: List[Buffer]) -> int:
     return int(_PREFIX.unpack(parts[0])[2])
 
 
+class Pieces(NamedTuple):
+    """
+    An encoded payload without a checksum, in pieces that share memory with its arrays; ``lengths`` are those of the
+    head and of each array with the zeros behind it.
+    """
+
+    buffers: List[Buffer]
+    lengths: List[int]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self.lengths)
+
+    def sealed(self) -> bytes:
+        return seal(b''.join(self.buffers))
+
+
+def encode_pieces(header: Header, arrays: Arrays) -> Pieces:
+    """As ``encode_parts``, for what may travel array by array."""
+    buffers = encode_parts(header, arrays, checked=False)
+    return Pieces(buffers, [sum(map(len, buffers[:3])), *(_aligned(array.nbytes) for array in arrays.values())])
+
+
 def seal(payload: Buffer, compression: Optional[str] = None) -> bytes:
     """A copy of encoded bytes with the checksum that they lack, or compressed, which has one of its own."""
     shorter = compressed(payload, compression) if compression is not None else None
@@ -84,6 +117,13 @@ def seal(payload: Buffer, compression: Optional[str] = None) -> bytes:
     copy = bytearray(payload)
     struct.pack_into('<I', copy, len(MAGIC), checksum([memoryview(copy)[_CHECKED_FROM:]], len(copy)))
     return bytes(copy)
+
+
+def payload_bytes(buffer: Buffer) -> int:
+    """How many bytes the payload at the beginning of these says that it has."""
+    if len(buffer) < _PREFIX.size:
+        raise CorruptPayload(f'{len(buffer)} bytes are too few for a payload')
+    return int(_PREFIX.unpack_from(buffer)[2])
 
 
 def decode(buffer: Buffer, verify: bool = True) -> Tuple[Dict[str, Any], Dict[str, Array]]:
@@ -146,9 +186,9 @@ def up_to_corrupt(entries: Iterable[T]) -> List[T]:
     return good
 
 
-def decode_value(name: str, version: int, payload: Buffer) -> Value:
+def decode_value(name: str, version: int, payload: Buffer, verify: bool = True) -> Value:
     try:
-        header, arrays = decode(payload)
+        header, arrays = decode(payload, verify)
     except CorruptPayload as e:
         raise CorruptPayload(f'version {version} of value {name!r}: {e}') from e
     return Value(name, version, header, arrays)

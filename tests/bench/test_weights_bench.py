@@ -28,6 +28,20 @@ def test_every_figure_is_there(tmp_path, redis_binary):
     assert b'sum of PSS' in done.stdout
 
 
+def test_every_figure_of_the_wire_is_there(tmp_path, redis_binary):
+    command = ding_store('bench', 'weights', '--wire', '--sizes', '2', '--rounds', '3', '--readers', '2')
+    command += ['--json', tmp_path / 'out.json']
+    done = subprocess.run(command, env=environment(), capture_output=True, timeout=150)
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    (result,) = json.loads((tmp_path / 'out.json').read_text())
+    assert list(result['ways']) == ['redis_whole', 'redis_mib', 'redis_quarter', 'ding_store', 'half_frozen']
+    best = min(figures['loaded_s'] for name, figures in result['ways'].items() if name.startswith('redis'))
+    for figures in result['ways'].values():
+        assert 0 < figures['publish_s'] < figures['max_s']
+        assert figures['fraction_of_redis_py'] == pytest.approx(best / figures['loaded_s'])
+    assert b'of redis-py' in done.stdout
+
+
 def test_bad_settings_are_refused():
     from ding_store.bench.weights import choose, main
 

@@ -387,7 +387,7 @@ def test_deleted_values_leave_no_file(opened, tmp_path):
 def test_damage_to_the_head_is_named(opened):
     writer = opened()
     writer.put(NAME, {}, weights(1))
-    _, slot = writer._values._own[NAME]._newest
+    _, slot, _ = writer._values._own[NAME]._newest
     slot.payload[30:31] = b'~'
     with pytest.raises(CorruptPayload, match=f"version 1 of value '{NAME}'"):
         opened().get(NAME)
@@ -432,9 +432,10 @@ class TwoHosts(RuleBasedStateMachine):
         store._values._start_filler = lambda: None  # What is filled when is up to the machine.
         self.stores[who] = store
 
-    @rule(who=st.sampled_from(['a1', 'a2', 'b1', 'b2']))
-    def put(self, who):
-        self.newest = self.stores[who].put(NAME, {'n': self.newest + 1}, weights(self.newest + 1, 50))
+    @rule(who=st.sampled_from(['a1', 'a2', 'b1', 'b2']), times=st.integers(1, 3))
+    def put(self, who, times):
+        for _ in range(times):
+            self.newest = self.stores[who].put(NAME, {'n': self.newest + 1}, weights(self.newest + 1, 50))
         self.author, self.is_safe = who, False
 
     @rule(who=st.sampled_from(['a1', 'a2', 'b1', 'b2']))

@@ -1,10 +1,10 @@
 -- Ask the writer of a value for its payload, now and from now on: somebody cannot read the slot that it refers to.
--- KEYS    as in put.lua
+-- KEYS    as in value.lua
 -- Returns 1 if there is such a value
-local version = redis.call('HGET', KEYS[2], 'version')
+local version = redis.call('HGET', META, 'version')
 if not version then
   return 0
 end
-redis.call('HSET', KEYS[2], 'want', '1')
-redis.call('XADD', KEYS[3], 'MAXLEN', '=', '1', '*', 'v', version)
+redis.call('HSET', META, 'want', '1')
+redis.call('XADD', WANTS, 'MAXLEN', '=', '1', '*', 'v', version)
 return 1

@@ -1,0 +1,305 @@
+"""Values between hosts: fetched once per host, only what changed, and never half, whoever is killed meanwhile."""
+
+import contextlib
+import itertools
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from processes import child
+from proxy import DOWN, UP, Proxy
+
+from ding_store.errors import CorruptPayload
+from ding_store.storage import copies, open_store, redis_values, value_parts
+from ding_store.storage.mapped import claim, claim_within
+from ding_store.storage.testing import WAIT_S, eventually
+from ding_store.storage.wire import encode_pieces
+
+_RUNS = (f'copies{number}' for number in itertools.count())
+NAME = 'weights/main'
+FROZEN, TRAINED = 1_000_000, 300_000  # floats
+#: Of one version: the whole, and what changes.
+WHOLE_BYTES, CHANGED_BYTES = 4 * (FROZEN + TRAINED), 4 * TRAINED
+#: Of announcements, questions and replies.
+TALK_BYTES = 100_000
+
+
+def weights(number):
+    frozen = np.random.default_rng(0).random(FROZEN, np.float32)
+    return {'frozen': frozen, 'small': np.arange(10), 'trained': np.full(TRAINED, number, np.float32)}
+
+
+def number_of(value):
+    """Which version's bytes these are, checked to be of one only."""
+    arrays, number = value.arrays, int(value.arrays['trained'][0])
+    for name, expected in weights(number).items():
+        assert (arrays[name] == expected).all(), name
+    return number
+
+
+class Host:
+    """A host of its own, as far as its processes can tell: another directory, and a cable of its own."""
+
+    def __init__(self, proxy, run, directory):
+        self.proxy, self.run, self.directory = proxy, run, str(directory)
+
+    def open(self, **options):
+        return open_store(self.proxy.url(), self.run, host_cache_dir=self.directory, **options)
+
+    @contextlib.contextmanager
+    def counted(self, direction=DOWN):
+        """How many bytes it received, or sent, within the block."""
+        before, found = self.proxy.num_bytes[direction], []
+        yield found
+        found.append(self.proxy.num_bytes[direction] - before)
+
+
+@pytest.fixture
+def hosts(redis_server, tmp_path):
+    run = next(_RUNS)
+    with contextlib.ExitStack() as stack:
+
+        def one(name):
+            return Host(stack.enter_context(Proxy(redis_server.socket)), run, tmp_path / name)
+
+        yield one('a'), one('b')
+
+
+def follow(host, versions):
+    """A process that loads these versions and says which bytes it has."""
+
+    def work(pipe):
+        with host.open() as store:
+            for version in versions:
+                value = store.get(NAME, version - 1, WAIT_S)
+                print(value.version, number_of(value), is_in_place(value), file=pipe)
+
+    return work
+
+
+def is_in_place(value):
+    """Whether these are the bytes of a file."""
+    address = value.arrays['trained'].__array_interface__['data'][0]
+    with open('/proc/self/maps') as maps:
+        for line in maps:
+            begin, end = (int(word, 16) for word in line.split()[0].split('-'))
+            if begin <= address < end:
+                return '.copies' in line
+    return False
+
+
+def test_four_processes_of_a_host_cause_one_download_per_version(hosts):
+    here, there = hosts
+    versions = range(1, 5)
+    with here.open() as writer, contextlib.ExitStack() as stack, there.counted() as received:
+        pipes = [stack.enter_context(child(follow(there, versions)))[1] for _ in range(4)]
+        for version in versions:
+            assert writer.put(NAME, {'iter': version}, weights(version)) == version
+            assert [pipe.readline().split() for pipe in pipes] == [[str(version), str(version), 'True']] * 4
+    # The first one whole, then what changed.
+    expected = WHOLE_BYTES + 3 * CHANGED_BYTES
+    assert expected <= received[0] < expected + TALK_BYTES
+
+
+def test_what_did_not_change_is_not_sent_and_who_comes_late_gets_all(hosts):
+    here, there = hosts
+    with here.open() as writer, there.open() as reader:
+        writer.put(NAME, {}, weights(1))
+        assert number_of(reader.get(NAME)) == 1  # From here on it is sent with each put.
+        with here.counted(UP) as sent, there.counted() as received:
+            for version in (2, 3, 4):
+                writer.put(NAME, {}, weights(version))
+                assert number_of(reader.get(NAME, version - 1, WAIT_S)) == version
+        for counted in (sent, received):
+            assert 3 * CHANGED_BYTES <= counted[0] < 3 * CHANGED_BYTES + TALK_BYTES
+    late = Host(there.proxy, there.run, there.directory + '-late')
+    with late.counted() as received, late.open() as reader:
+        assert number_of(reader.get(NAME)) == 4
+    assert WHOLE_BYTES <= received[0] < WHOLE_BYTES + TALK_BYTES
+
+
+@pytest.mark.parametrize('plane', ['auto', 'off'])
+def test_a_store_without_files_sends_only_what_changed(hosts, plane):
+    here, there = hosts
+    with here.open(host_plane='off') as writer, there.open(host_plane=plane) as reader:
+        for version in (1, 2):
+            with here.counted(UP) as sent, there.counted() as received:
+                writer.put(NAME, {}, weights(version))
+                assert number_of(reader.get(NAME)) == version
+            expected = [WHOLE_BYTES if version == 1 else CHANGED_BYTES, WHOLE_BYTES]
+            if plane == 'auto':
+                expected[1] = expected[0]
+            for counted, num_bytes in zip((sent[0], received[0]), expected):
+                assert num_bytes <= counted < num_bytes + TALK_BYTES
+
+
+def test_a_process_killed_in_mid_download_costs_nothing_but_its_bytes(hosts):
+    """Again and again, at another byte each time: nobody sees a half, and the next one takes over at once."""
+    here, there = hosts
+    with here.open(host_plane='off') as writer, there.open() as survivor:
+        for version, moment in enumerate((20_000, 1_500_000, 2_500_000, 100_000), 1):
+            writer.put(NAME, {}, {**weights(version), 'frozen': weights(0)['frozen'] + version})
+            before, there.proxy.bytes_per_s = there.proxy.num_bytes[DOWN], 20e6
+            with child(lambda pipe: there.open().get(NAME)) as (pid, pipe), ThreadPoolExecutor() as pool:
+                eventually(lambda: there.proxy.num_bytes[DOWN] - before > moment, 'it is in mid-download')  # noqa: B023
+                waiting = pool.submit(survivor.get, NAME, version - 1, WAIT_S)
+                os.kill(pid, signal.SIGKILL)
+                assert pipe.readline() == ''
+                there.proxy.bytes_per_s = None
+                value = waiting.result(WAIT_S)
+            assert (value.version, value.arrays['trained'][-1]) == (version, version)
+            assert (value.arrays['frozen'] == weights(0)['frozen'] + version).all()
+            assert is_in_place(value)
+
+
+def test_a_process_that_hangs_in_mid_download_is_not_waited_for_long(hosts):
+    here, there = hosts
+    with here.open(host_plane='off') as writer, there.open() as reader:
+        writer.put(NAME, {}, weights(1))
+        reader._values._copies._patience_s = 0.1
+        held = claim(reader._cache.fetch_path_of(NAME))
+        value = reader.get(NAME)
+        assert (number_of(value), is_in_place(value)) == (1, False)
+        held.close()
+        assert is_in_place(reader.get(NAME))
+
+
+def test_a_lock_is_waited_for_and_no_longer(tmp_path):
+    path = str(tmp_path / 'lock')
+    open(path, 'w').close()
+    first = claim(path)
+    assert claim_within(path, 0.0) is claim_within(path, 0.05) is None
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(claim_within, path, WAIT_S)
+        first.close()
+        second = waiting.result(WAIT_S)
+    assert claim(path) is None
+    second.close()
+    # The thread that waited in vain gives it back, too.
+    eventually(lambda: claim(path) is not None, 'it is free')
+
+
+def test_versions_that_are_held_do_not_change(hosts):
+    here, there = hosts
+    with here.open() as writer, there.open() as reader:
+        held = []
+        for version in range(1, 12):  # More than slots: the last ones are this process's own.
+            writer.put(NAME, {}, weights(version))
+            held.append(reader.get(NAME, version - 1, WAIT_S))
+        assert [number_of(value) for value in held] == list(range(1, 12))
+        assert [is_in_place(value) for value in held] == [True] * 8 + [False] * 3
+
+
+def test_a_part_that_is_missing_or_damaged_is_never_read(hosts, redis_server):
+    here, there = hosts
+    with here.open(host_plane='off') as writer, there.open() as reader, redis_server.client() as client:
+        writer.put(NAME, {}, weights(1))
+        assert number_of(reader.get(NAME)) == 1
+        writer.put(NAME, {}, weights(2))
+        part = f'{writer._values._part_key(NAME, newest(writer)[-1].token)}{newest(writer)[-1].number}'
+        content = bytearray(client.get(part))
+        content[1000] ^= 1
+        client.set(part, bytes(content))
+        with pytest.raises(CorruptPayload, match=f"version 2 of value '{NAME}'"):
+            reader.get(NAME, 1)
+        client.delete(part)
+        with pytest.raises(CorruptPayload, match=f"version 2 of value '{NAME}'.*missing"):
+            reader.get(NAME, 1)
+        # What its server lost, the writer sends again.
+        assert writer.put(NAME, {}, weights(2)) == 3
+        assert number_of(reader.get(NAME, 1)) == 2
+
+
+def newest(store):
+    return value_parts.unpack(store.get_version(NAME, 0).payload).parts
+
+
+def test_random_changes_are_all_seen(hosts, redis_server, monkeypatch):
+    """Any arrays change, in any order, in any size, by writers that take turns; no part outlives its use."""
+    monkeypatch.setattr(value_parts, 'INLINE_BYTES', 1000)
+    monkeypatch.setattr(value_parts, 'PART_BYTES', 4000)
+    monkeypatch.setattr(redis_values, 'INLINE_BYTES', 1000)
+    here, there = hosts
+    random = np.random.default_rng(1)
+    arrays = {str(i): random.random(int(size)) for i, size in enumerate(random.integers(0, 1500, 12))}
+    with here.open(host_plane='off') as first, here.open() as second, there.open() as reader:
+        for version in range(1, 60):
+            for name in random.choice(list(arrays), 2):
+                size = arrays[name].size if random.random() < 0.8 else int(random.integers(0, 1500))
+                arrays[name] = random.random(size)
+            if random.random() < 0.1:
+                arrays = dict(sorted(arrays.items(), key=lambda item: random.random()))
+            writer = second if version % 20 > 14 else first
+            assert writer.put(NAME, {'n': 10**version}, arrays) == version
+            value = reader.get(NAME, version - 1, WAIT_S)
+            assert (value.version, value.header, list(value.arrays)) == (version, {'n': 10**version}, list(arrays))
+            assert all(np.array_equal(value.arrays[name], arrays[name]) for name in arrays)
+        with redis_server.client() as client:
+            left = len(client.keys(f'ding:{{{here.run}/{NAME}/*:part:*'))
+        assert left <= 2 * len(value_parts.unpack(second.store.get_version(NAME, 0).payload).parts)
+        assert second.delete(NAME)
+    with redis_server.client() as client:
+        assert client.keys(f'ding:{{{here.run}/{NAME}/*:part:*') == []
+
+
+def test_lists_of_parts():
+    pieces = encode_pieces({}, {'a': np.zeros(500_000), 'b': np.zeros(3), 'c': np.zeros(5), 'd': np.zeros(5000)})
+    sent = value_parts.SentParts(lambda token: f'{token}:')
+    first, second = (number * 32 for number in 'ab')
+    assert len(dict(sent.changed(pieces, first))) == 7  # the head, four of a, b with c, d
+    assert b''.join(content for _, content in sent.changed(pieces, first)) == b''.join(pieces.buffers)
+    listed = sent.parts
+    assert value_parts.unpack(listed.pack()) == listed
+    assert listed.num_bytes == pieces.num_bytes
+    sent.settle(True)
+    assert dict(sent.changed(pieces, second)) == {}
+    assert sent.parts == listed
+    sent.settle(False)
+    assert len(dict(sent.changed(pieces, second))) == 7
+    assert sent.parts.stamp != listed.stamp
+    packed = listed.pack()
+    assert value_parts.unpack(b'DGW\x02whatever') is None
+    for bad in (packed[:5], packed[:-1], packed + b'x', packed[:8] + bytes(8) + packed[16:], packed[:-1] + b'\xff'):
+        with pytest.raises(CorruptPayload):
+            value_parts.unpack(bad)
+
+
+def test_a_run_that_is_over_leaves_no_copies(hosts, tmp_path):
+    here, there = hosts
+    with here.open() as writer, there.open() as reader:
+        writer.put(NAME, {}, weights(1))
+        assert number_of(reader.get(NAME)) == 1
+        assert len(list(tmp_path.rglob('*.copies'))) == 1
+        reader.delete(NAME)
+        assert list(tmp_path.rglob('*.copies')) == []
+        writer.put(NAME, {}, weights(2))
+        assert number_of(reader.get(NAME)) == 2
+    assert list(tmp_path.rglob('*.copies')) == []
+
+
+def test_threads_of_a_process_share_a_download(hosts):
+    here, there = hosts
+    with here.open(host_plane='off') as writer, there.open() as reader, ThreadPoolExecutor(4) as pool:
+        writer.put(NAME, {}, weights(1))
+        barrier = threading.Barrier(4)
+
+        def get(_):
+            barrier.wait(WAIT_S)
+            return number_of(reader.get(NAME))
+
+        with there.counted() as received:
+            assert list(pool.map(get, range(4))) == [1] * 4
+        assert received[0] < WHOLE_BYTES + TALK_BYTES
+
+
+def test_no_room_for_copies_means_memory_of_its_own(hosts, caplog):
+    here, there = hosts
+    with here.open(host_plane='off') as writer, there.open(host_cache_bytes=1 << 20) as reader:
+        for version in (1, 2):
+            writer.put(NAME, {}, weights(version))
+            assert number_of(reader.get(NAME, version - 1)) == version
+    assert len([record for record in caplog.records if 'host_cache_bytes' in record.message]) == 1
+    assert copies.logger.name in {record.name for record in caplog.records}
