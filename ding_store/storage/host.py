@@ -215,7 +215,7 @@ class HostCache(Store):
                 note = {'run': self.run, 'stream': stream, 'writer': self.writer}
                 # A region may waste nearly its own length at the end of the ring.
                 self._rings[stream] = Rings(
-                    cache, note, limit + limit // 4, lambda: writer.check_stream(stream), options.compression
+                    cache, note, limit + limit // 4, lambda wait_s: writer.learn(stream, wait_s), options.compression
                 )
             return self._rings[stream]
 

@@ -136,6 +136,7 @@ class Outbox:
         self.num_dropped = 0
         self.plane = 0
         self.host = ''
+        self.room = 0  # the stream's counter of what made room, as we last heard
         self._announce = announce
         self._fill = fill
         self._limit = max_pending_bytes
@@ -227,7 +228,7 @@ class Outbox:
         if forgot or verdict.status in (STALE, GAP) or verdict.epoch != self.epoch:
             self._requeue(verdict)
         self.epoch, self.num_dropped = verdict.epoch, verdict.num_dropped
-        self.plane, self.host = verdict.plane, verdict.host
+        self.plane, self.host, self.room = verdict.plane, verdict.host, verdict.room
         while self._sent and self._sent[0].number <= verdict.floor:
             self._sent.popleft().payload.release()
         if verdict.wanted > verdict.floor:

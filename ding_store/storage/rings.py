@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import zlib
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from .base import Arrays, Buffer, Header
 from .cache_dir import CacheDir
@@ -19,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 #: The first ring's size: what stays in a processor's cache is written and read fastest.
 FIRST_BYTES = 16 << 20
+#: So long an ack is waited for before a ring is followed by a larger one: pages that are in use are worth it.
+PATIENCE_S = 0.02
 #: A ring that could not be made is tried again after so many payloads went over the wire instead.
 _RETRY_AFTER = 1000
 #: One copy more is cheaper than many small ones.
@@ -54,10 +57,11 @@ class HostPayload(Payload):
 class Rings:
     """
     Overview:
-        Thread-safe. A ring that is full is followed by one of twice its size, up to ``max_bytes``; so a reader that
-        keeps up keeps them small.
+        Thread-safe. A ring that stays full for a moment is followed by one of twice its size, up to ``max_bytes``; so a
+        reader that keeps up keeps them small.
     Arguments:
-        - learn (:obj:`Callable`): Look now which entries are acked: it calls ``release`` for them.
+        - learn (:obj:`Callable`): Look which entries are acked, waiting so many seconds for news: it calls ``release``
+          for them.
         - compression (:obj:`Optional[str]`): Of what has to go over the wire after all.
     """
 
@@ -66,7 +70,7 @@ class Rings:
         cache: CacheDir,
         note: Dict[str, Any],
         max_bytes: int,
-        learn: Callable[[], None],
+        learn: Callable[[float], None],
         compression: Optional[str] = None,
     ) -> None:
         self.host = cache.host
@@ -87,17 +91,15 @@ class Rings:
         head = bytes(parts[0]) + bytes(parts[1])
         if length <= _JOINED_BYTES:
             parts = [b''.join(parts)]
-        with self._lock:
-            found = self._reserved(length)
-            if found is None:
-                return None
-            ring, region = found
-            at = 0
-            for part in parts:
-                region.buffer[at : at + len(part)] = part
-                at += len(part)
-            ring.commit(region)
-        return HostPayload(self, ring, region, head)
+        written = self._write(parts, length)
+        deadline = time.monotonic() + PATIENCE_S
+        wait_s = 0.0
+        while written is None and self._may_get_room(length, wait_s):
+            self._learn(wait_s)  # Without our lock: other threads come back in through ``release``.
+            written = self._write(parts, length)
+            wait_s = deadline - time.monotonic()
+        written = written or self._write(parts, length, may_grow=True)
+        return HostPayload(self, *written, head) if written else None
 
     def release(self, ring: RingWriter, region: Region) -> None:
         with self._lock:
@@ -111,21 +113,36 @@ class Rings:
             for ring in self._rings:
                 ring.close(unlink)
 
-    def _reserved(self, length: int) -> Optional[tuple[RingWriter, Region]]:
-        region = self._rings[-1].reserve(length) if self._rings else None
-        if region is None and self._rings:
-            self._learn()
-            region = self._rings[-1].reserve(length)
-        if region is None and self._grow(length):
-            region = self._rings[-1].reserve(length)
-        return None if region is None else (self._rings[-1], region)
+    def _write(self, parts: List[Buffer], length: int, may_grow: bool = False) -> Optional[Tuple[RingWriter, Region]]:
+        with self._lock:
+            region = self._rings[-1].reserve(length) if self._rings else None
+            if region is None and may_grow and self._grow(length):
+                region = self._rings[-1].reserve(length)
+            if region is None:
+                return None
+            at = 0
+            for part in parts:
+                region.buffer[at : at + len(part)] = part
+                at += len(part)
+            self._rings[-1].commit(region)
+            return self._rings[-1], region
+
+    def _may_get_room(self, length: int, wait_s: float) -> bool:
+        """Whether to look for acks (0 seconds), or to wait for them: only where the next thing would be to grow."""
+        is_first = wait_s == 0.0
+        return bool(self._rings) and (is_first or (wait_s > 0 and not self._num_refused and self._can_grow(length)))
+
+    def _next_bytes(self, length: int) -> int:
+        return min(max(FIRST_BYTES, 4 * aligned(length), 2 * self._newest_bytes), self._max_bytes)
+
+    def _can_grow(self, length: int) -> bool:
+        return self._next_bytes(length) > self._newest_bytes and self._next_bytes(length) >= aligned(length)
 
     def _grow(self, length: int) -> bool:
-        ring_bytes = min(max(FIRST_BYTES, 4 * aligned(length), 2 * self._newest_bytes), self._max_bytes)
-        if ring_bytes <= self._newest_bytes or ring_bytes < aligned(length) or not self._is_time_to_try():
+        if not self._can_grow(length) or not self._is_time_to_try():
             return False
         try:
-            self._rings.append(self._cache.create_ring(ring_bytes, self._note))
+            self._rings.append(self._cache.create_ring(self._next_bytes(length), self._note))
         except OSError as e:
             if self._num_refused == 1:
                 logger.warning(

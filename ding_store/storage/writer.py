@@ -123,6 +123,12 @@ class Writer:
         """The same for one stream, now; its lock is waited for up to ``wait_s``."""
         self._check(self._lane(stream), wait_s, also_empty=True)
 
+    def learn(self, stream: str, wait_s: float) -> None:
+        """Hear which entries are acked, waiting up to ``wait_s`` for acks that we have not heard of."""
+        if wait_s > 0:
+            self._wait_for_room(stream, self._lane(stream).outbox.room, wait_s)
+        self.check_stream(stream)
+
     def encoded(self, stream: str, header: Header, arrays: Arrays) -> Payload:
         """An entry for the wire plane, as this stream's options want it."""
         return Payload(encode(header, arrays, self.options_of(stream).compression))

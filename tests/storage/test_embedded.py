@@ -80,7 +80,8 @@ class TestStart:
         assert os.stat(directory).st_mode & 0o777 == 0o700
         assert os.stat(os.path.dirname(socket)).st_mode & 0o777 == 0o700
         assert os.stat(socket).st_mode & 0o077 == 0
-        assert os.stat(directory / 'appendonly.aof').st_mode & 0o077 == 0 or (directory / 'appendonlydir').is_dir()
+        # Of Redis 7 and Valkey a directory, within the run's own.
+        assert (directory / 'appendonlydir').is_dir() or os.stat(directory / 'appendonly.aof').st_mode & 0o077 == 0
 
     def test_it_inherits_nothing(self, directory, tmp_path):
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

@@ -392,6 +392,29 @@ def test_rings_grow_and_shrink(opened):
     assert len(files(writer)) == 1
 
 
+def test_a_ring_stays_small_while_its_reader_keeps_up(opened, monkeypatch):
+    """Also when the writer is faster: it waits for room before it takes more."""
+    monkeypatch.setattr(rings, 'PATIENCE_S', 30.0)
+    writer, near = opened(), opened()
+    reader = Reader(near, 's', 'near')
+    writer.append('s', {}, chunk(0))  # over the wire: it did not know its readers
+    writer.append('s', {}, chunk(1, size=1000))
+    (first,) = files(writer)
+    with ThreadPoolExecutor() as pool:
+        appends = pool.submit(lambda: [writer.append('s', {}, chunk(number, size=1000)) for number in range(2, 200)])
+        (entry,) = reader.read(1)
+        reader.ack()
+        seen = [number_of(entry)]
+        while len(seen) < 200:
+            entries = reader.read(4, timeout_s=30.0)
+            seen += map(number_of, entries)
+            assert {plane_of([entry]) for entry in entries} == {'host'}
+            reader.ack()
+        appends.result(30)
+    assert seen == list(range(200))
+    assert files(writer) == [first]
+
+
 def test_without_room_it_goes_over_the_wire(opened, caplog):
     writer, near = opened(host_cache_bytes=20 * PAGE), opened()
     reader = Reader(near, 's', 'near')
