@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import tempfile
 import time
 from typing import Any, Callable, Dict, List
 
 import numpy as np
 
+from ding_store.bench.scratch import scratch
 from ding_store.bench.workloads import size_text
 from ding_store.storage import Reader, open_store
 from ding_store.storage.compression import CODECS
@@ -29,7 +29,7 @@ def measure_compression(seconds: float, say: Callable[[str], None]) -> List[Dict
     codecs = [None, *(name for name, codec in CODECS.items() if importlib.util.find_spec(codec.module))]
     special = {f'{codec}': {'compression': codec} for codec in codecs}
     results: List[Dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix='ding-store-bench-') as directory:
+    with scratch() as directory:
         url = f'embedded://{directory}'
         with open_store(url, 'bench', host_plane='off', stream_options=special) as store:
             readers = {codec: Reader(store, f'{codec}', 'consumer') for codec in codecs}

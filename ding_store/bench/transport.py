@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import os
 import sys
-import tempfile
+import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +16,7 @@ import numpy as np
 
 from ding_store.bench.compression import measure_compression, needs, render_compression
 from ding_store.bench.paths import PATHS, Element, OursOnWire, Outputs, Path, Timeout, is_installed
+from ding_store.bench.scratch import memory_directory, scratch
 from ding_store.bench.wire import measure_wire, render_wire
 from ding_store.bench.workloads import WORKLOADS, Leaves, size_text
 from ding_store.errors import ConfigError
@@ -174,7 +175,8 @@ def burst(path: Type[Path], element: Element, count: int = BURST) -> Optional[Di
 def running(path: Type[Path], element: Element, produce: Callable[..., None]) -> Iterator[Any]:
     """The consumer's side of a way here, and a process that produces; with a pipe between the two."""
     context = multiprocessing.get_context('spawn')
-    with tempfile.TemporaryDirectory(prefix='ding-store-bench-', dir=_directory()) as address:
+    # Peers and the bare ring need memory, as ours chooses by itself.
+    with scratch(memory_directory()) as address:
         way = path(element, address)
         way.consume()
         ours, theirs = context.Pipe()
@@ -190,9 +192,18 @@ def running(path: Type[Path], element: Element, produce: Callable[..., None]) ->
 
 
 def _opened(path: Type[Path], element: Element, address: str) -> Path:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     way = path(element, address)
     way.produce()
     return way
+
+
+def _end_with_parent() -> None:
+    """A benchmark that is killed must not leave a producer that sends for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _flood(path: Type[Path], element: Element, address: str, control: Any) -> None:
@@ -253,11 +264,6 @@ def next_number(element: Element, batch: Any, expected: int) -> Any:
         raise AssertionError(f'rows came twice, or out of order: {numbers[:8]} where {expected} is next')
     end = int(numbers[-1]) + 1
     return end - expected - len(numbers), end
-
-
-def _directory() -> Optional[str]:
-    """Peers and the bare ring need memory, as ours chooses by itself."""
-    return '/dev/shm' if os.access('/dev/shm', os.W_OK) else None
 
 
 def choose(names: Optional[str]) -> List[Element]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from typing import Any, Callable, Dict, List
 
 import numpy as np
 
+from ding_store.bench.scratch import scratch
 from ding_store.bench.workloads import size_text
 from ding_store.storage import Reader, open_store
 from ding_store.storage.embedded import ensure_server
@@ -21,7 +21,7 @@ def measure_wire(seconds: float, say: Callable[[str], None]) -> List[Dict[str, f
     """Seconds of append, of read with its ack, of SET and of GET, per payload size; medians."""
     import redis
 
-    with tempfile.TemporaryDirectory(prefix='ding-store-bench-') as directory:
+    with scratch() as directory:
         with open_store(f'embedded://{directory}', 'bench', host_plane='off') as store:
             client = redis.Redis(unix_socket_path=ensure_server(f'{directory}/bench', grace_s=30.0))
             reader, results = Reader(store, 'bench', 'consumer'), []
