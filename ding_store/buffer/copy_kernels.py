@@ -14,6 +14,12 @@ from ding_store.buffer.arrays import Array
 _INTS = 'int64[::1]'
 GATHER = f'void({_INTS}, {_INTS}, {_INTS}, {_INTS}, int64)'
 PUT = f'void({_INTS}, {_INTS}, {_INTS}, int64)'
+#: What is narrowed may be read-only: another process's memory.
+NARROW = types.boolean(
+    types.Array(types.float32, 1, 'C', readonly=True),
+    types.Array(types.int32, 1, 'C', readonly=True),
+    types.uint8[::1],
+)
 
 
 def _word_copier(num_bits: int) -> Any:
@@ -87,3 +93,26 @@ def put(sources: Array, sizes: Array, targets: Array, slot: int) -> None:
     """Copy a row: of each column ``sizes[k]`` bytes at ``sources[k]`` to a slot of the column at ``targets[k]``."""
     for k in range(sources.shape[0]):
         _copy_many(targets[k] + slot * sizes[k], sources[k], sizes[k])
+
+
+def narrow(values: Array, bits: Array, levels: Array) -> bool:
+    """
+    Overview:
+        The bytes k of float32 values k/255.
+    Arguments:
+        - bits (:obj:`np.ndarray`): The values' own, as int32.
+    Returns:
+        - is_exact (:obj:`bool`): Whether every value is that of its byte, bit by bit; else ``levels`` mean nothing.
+    """
+    wrong = np.int32(0)
+    for i in range(values.shape[0]):
+        level = values[i] * np.float32(255) + np.float32(0.5)
+        # In this form a NaN becomes 0, too; without branches, so that it is a few instructions for many values at once.
+        level = level if level >= np.float32(0) else np.float32(0)
+        level = level if level <= np.float32(255) else np.float32(255)
+        k = np.int32(level)
+        levels[i] = k
+        # 0.0 equals -0.0: the sign is looked at by itself.
+        wrong |= np.int32(values[i] != np.float32(k) / np.float32(255)) | (bits[i] & np.int32(-(2**31)))
+    is_exact: bool = wrong == 0
+    return is_exact

@@ -28,6 +28,7 @@ class Kernels(NamedTuple):
     put: Callable[..., None]
     free: Callable[..., None]
     walk: Callable[..., bool]
+    narrow: Callable[..., bool]
 
 
 def load_kernels() -> Optional[Kernels]:
@@ -54,9 +55,9 @@ def _compiled() -> Optional[Kernels]:
 def _compile(numba: Any, cache: bool) -> Kernels:
     from ding_store.buffer import copy_kernels, row_kernels
 
-    def compiled(signature: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def compiled(signature: Any, function: Callable[..., Any], nogil: bool = False) -> Callable[..., Any]:
         # Signatures compile at once, so that whatever goes wrong does so here and not in the middle of training.
-        made: Callable[..., Any] = numba.njit(signature, cache=cache)(function)
+        made: Callable[..., Any] = numba.njit(signature, cache=cache, nogil=nogil)(function)
         return made
 
     return Kernels(
@@ -70,4 +71,6 @@ def _compile(numba: Any, cache: bool) -> Kernels:
         put=compiled(copy_kernels.PUT, copy_kernels.put),
         free=compiled(row_kernels.FREE, row_kernels.free),
         walk=compiled(row_kernels.WALK, row_kernels.walk),
+        # Milliseconds, in which other threads may run.
+        narrow=compiled(copy_kernels.NARROW, copy_kernels.narrow, nogil=True),
     )

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ding_store.buffer.arrays import Array
+from ding_store.buffer.kernels import load_kernels
 from ding_store.buffer.regions import ColumnSpec, spec_bytes
 
 #: Smaller leaves are not worth a look at every push.
@@ -26,6 +27,15 @@ def narrow(values: Array) -> Optional[Array]:
     """The bytes k of float32 values that are all exactly k/255, bit by bit; None if one is not."""
     flat = np.ascontiguousarray(values).reshape(-1)
     narrowed = np.empty(flat.shape, np.uint8)
+    kernels = load_kernels()
+    if kernels is not None and flat.flags.aligned:
+        is_exact = kernels.narrow(flat, flat.view(np.int32), narrowed)
+    else:
+        is_exact = _narrow_in_numpy(flat, narrowed)
+    return narrowed.reshape(values.shape) if is_exact else None
+
+
+def _narrow_in_numpy(flat: Array, narrowed: Array) -> bool:
     scaled = _reused('floats', min(_STEP, len(flat)), np.float32)
     for start in range(0, len(flat), _STEP):
         part, target = flat[start : start + _STEP], narrowed[start : start + _STEP]
@@ -37,8 +47,8 @@ def narrow(values: Array) -> Optional[Array]:
         levels.copy_(floats.round_())
         floats.copy_(levels).div_(255.0)
         if not np.array_equal(scaled[: len(part)].view(np.int32), part.view(np.int32)):
-            return None
-    return narrowed.reshape(values.shape)
+            return False
+    return True
 
 
 def widen(narrowed: Array, out: Array) -> None:

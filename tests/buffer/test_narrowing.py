@@ -10,6 +10,7 @@ import torch
 import treetensor.torch as ttorch
 
 from ding_store.buffer import StoreBuffer
+from ding_store.buffer.kernels import NO_NUMBA, load_kernels
 from ding_store.buffer.narrowing import narrow, widen
 
 LEVELS = np.arange(256, dtype=np.float32) / np.float32(255)
@@ -38,6 +39,15 @@ def same(found: Any, i: int, exact: bool = True) -> bool:
     return np.array_equal(bits(found), bits(frame(i, exact)))
 
 
+@pytest.fixture(params=['compiled', 'numpy'])
+def either(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once with numba, once without."""
+    monkeypatch.setenv(NO_NUMBA, '0' if request.param == 'compiled' else '1')
+    if request.param == 'compiled' and load_kernels() is None:
+        pytest.skip('no numba here')
+
+
+@pytest.mark.usefixtures('either')
 def test_all_levels_bit_by_bit() -> None:
     for levels in (LEVELS, torch.arange(256).float().div(255).numpy(), np.arange(256).astype(np.float32) / 255):
         narrowed = narrow(levels.astype(np.float32))
@@ -51,6 +61,7 @@ def test_all_levels_bit_by_bit() -> None:
     'value',
     [-0.0, np.nan, np.inf, -np.inf, -1 / 255, 256 / 255, 0.5, 1e30, -1e30, np.nextafter(LEVELS[7], np.float32(1))],
 )
+@pytest.mark.usefixtures('either')
 def test_anything_else_is_no_level(value: float) -> None:
     values = np.tile(LEVELS, 700)
     values[-3] = value
@@ -58,6 +69,20 @@ def test_anything_else_is_no_level(value: float) -> None:
     assert narrow(values[:-3]) is not None
 
 
+@pytest.mark.usefixtures('either')
+def test_what_others_own_and_what_has_gaps() -> None:
+    values = np.tile(LEVELS, (6, 2))
+    expected = np.tile(np.arange(256, dtype=np.uint8), (6, 2))
+    values.flags.writeable = False
+    assert np.array_equal(narrow(values), expected)
+    assert np.array_equal(narrow(values[::2, 5:]), expected[::2, 5:])
+    shifted = np.zeros(4 * 256 + 1, np.uint8)
+    shifted[1:] = LEVELS.view(np.uint8)
+    assert np.array_equal(narrow(np.frombuffer(shifted.tobytes(), np.float32, 256, 1)), expected[0, :256])
+    assert narrow(np.empty((0, 4), np.float32)).shape == (0, 4)
+
+
+@pytest.mark.usefixtures('either')
 def test_random_floats_are_narrow_only_if_they_come_back() -> None:
     random = np.random.RandomState(0)
     for _ in range(300):
