@@ -148,7 +148,7 @@ def test_kill_of_writers_tears_and_doubles_nothing(redis_server):
     with RedisStore(redis_server.url, run) as store:
         reader = Reader(store, STREAM, 'learner')
         sequences = {}
-        for _ in range(24):
+        for _ in range(100):
             with child(write):
                 upto, count = random.randint(1, 60), 0
                 before = set(sequences)
@@ -161,7 +161,7 @@ def test_kill_of_writers_tears_and_doubles_nothing(redis_server):
         while entries := reader.read():
             self_check(entries, sequences)
         reader.ack()
-        assert len(sequences) == 24
+        assert len(sequences) == 100
         assert (reader.num_lost, reader.num_duplicates, reader.lag()) == (0, 0, 0)
         assert store.info().streams[STREAM].pending_bytes == 0
         store.delete(STREAM)

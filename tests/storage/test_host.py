@@ -569,7 +569,7 @@ def test_writers_killed_at_random_lose_and_tear_nothing(opened):
             store.append(STREAM, {}, chunk(number, size=random.randint(1, 5000)))
 
     sequences = {}
-    for _ in range(20):
+    for _ in range(100):
         with child(write) as pid:
             before, count, upto = set(sequences), 0, random.randint(1, 80)
             while count < upto:
@@ -582,7 +582,7 @@ def test_writers_killed_at_random_lose_and_tear_nothing(opened):
     while entries := reader.read():
         check_sequences(entries, sequences)
     reader.ack()
-    assert len(sequences) == 20
+    assert len(sequences) == 100
     assert (reader.num_lost, reader.num_duplicates, reader.lag()) == (0, 0, 0)
     near.tidy()
     assert files(near) == []
