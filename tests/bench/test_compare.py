@@ -3,11 +3,14 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
 from jobs import ROOT, ding_store, environment
+from needs import need_extra
 
 from ding_store.bench.compare.across import across
 from ding_store.bench.compare.plan import parts
@@ -15,7 +18,7 @@ from ding_store.bench.compare.rows import ROWS
 
 pytest.importorskip('ding')
 
-TINY = ['--length', '150', '--memory', '0.01', '--repeats', '1', '--seconds', '0.02']
+TINY = ['--length', '150', '--memory', '0.01', '--repeats', '1', '--seconds', '0.02', '--elements', 'synthetic']
 
 
 def compare(*arguments, code=0):
@@ -134,6 +137,53 @@ def test_both_sides_deliver_the_same_batch():
         side.fill(small.columns(4))
         batch = side.sample()
         assert_equal(expected, batch, side.rows, 1 if small.steps else 0)
+
+
+@pytest.mark.parametrize(
+    ('name', 'extra', 'module', 'shape'),
+    [
+        ('sac', 'mujoco', 'mujoco', (11,)),
+        ('impala', 'atari', 'ale_py', (4, 84, 84)),
+        ('gobigger', 'gobigger', 'gobigger', (3, 224, 4)),
+    ],
+)
+def test_real_elements_are_those_of_the_environment_and_train(name, extra, module, shape, tmp_path):
+    need_extra(module, extra)
+    from ding_store.bench.compare.policies import policy_of
+    from ding_store.bench.compare.recorded import Recorder
+    from ding_store.bench.compare.sides import Stock, Store, collated
+
+    real = Recorder(str(tmp_path)).record(row(name))
+    assert real.source
+    assert {'action', 'reward', 'done'} <= real.leaves.keys()
+    obs = 'obs/food' if name == 'gobigger' else 'obs'
+    assert real.leaves[obs][1] == shape
+    columns = real.columns(10)
+    steps = {key: column.reshape(-1, *real.leaves[key][1]) for key, column in columns.items()}
+    goes_on = np.flatnonzero(~steps['done'].reshape(-1)[:-1])
+    np.testing.assert_array_equal(steps[f'next_{obs}'][goes_on], steps[obs][goes_on + 1])
+    assert len(np.unique(steps[obs].reshape(len(steps[obs]), -1), axis=0)) > 5, 'something happens'
+    few = replace(real, batch=4, kind='uniform')
+    assert few.element_bytes == sum(column.nbytes for column in columns.values()) / 10
+    losses = []
+    for kind in (Stock, Store):
+        side = kind(few, 8)
+        side.fill(few.columns(8))
+        policy = policy_of(few)
+        loss = policy.learn_mode.forward(side.train_data())['total_loss']
+        losses.append(float(torch.as_tensor(loss).detach()))
+        assert collated(few, side.train_data())
+    assert np.isfinite(losses).all()
+
+
+def test_without_its_extra_a_row_stays_synthetic_and_says_what_to_install(monkeypatch, tmp_path):
+    from ding_store.bench.compare.recorded import Recorder
+
+    for name in ('mujoco', 'gymnasium'):
+        monkeypatch.setitem(sys.modules, name, None)
+    stays = Recorder(str(tmp_path)).record(row('sac'))
+    assert "pip install 'numpy<2' '.[mujoco]'" in stays.why_synthetic
+    assert (stays.leaves, stays.source) == (row('sac').leaves, '')
 
 
 def assert_equal(expected, actual, rows, axis):

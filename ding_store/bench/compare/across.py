@@ -56,7 +56,7 @@ def _run(row: Row, title: str, num_collectors: int, seconds: float) -> Dict[str,
         meetings = [os.path.join(directory, f'meeting{i}') for i in range(num_collectors)]
         for meeting in meetings:
             os.mkfifo(meeting)
-        options = dict(row=row.name, side=title, seconds=seconds, out=str(out), meetings=meetings)
+        options = dict(row=row.name, elements=row.path, side=title, seconds=seconds, out=str(out), meetings=meetings)
         script = [sys.executable, '-W', 'ignore', str(Path(__file__).with_name('job.py')), json.dumps(options)]
         command = script
         if title == 'store':

@@ -108,6 +108,8 @@ def chunk_of(row: Row) -> int:
 
 def main(options: Dict[str, Any]) -> None:
     row = next(each for each in ROWS if each.name == options['row'])
+    if options['elements']:
+        row = row.of_file(options['elements'])
     is_learner = task.router.node_id == 0
     cfg = EasyDict(exp_name='compare', policy=dict(cuda=False))
     parts = pipeline(cfg, dict(enable=options['side'] == 'store'))

@@ -6,10 +6,12 @@ import argparse
 import datetime
 import functools
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from ding_store.bench.compare.page import page
+from ding_store.bench.compare.recorded import recorded
 from ding_store.bench.compare.results import Results
 from ding_store.bench.compare.rows import ROWS, Row
 from ding_store.bench.compare.sections import ON_DISK, OTHER_SECTIONS, QUICK_SECTIONS, ROW_SECTIONS, SECTIONS, planned
@@ -36,6 +38,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--length', type=int, metavar='N', help='elements of a replay at most (default: all; quick: 20000)'
     )
+    parser.add_argument(
+        '--elements',
+        choices=['real', 'synthetic'],
+        help='of the environments whose extras are installed, or all random (default: real; quick: synthetic)',
+    )
     parser.add_argument('--repeats', type=int, metavar='N', help='windows per figure (default: 5; quick: 2)')
     parser.add_argument('--seconds', type=float, metavar='S', help='per window (default: 1; quick: 0.2)')
     parser.add_argument('--json', metavar='FILE', help='keep all figures there, after every step')
@@ -49,7 +56,12 @@ def main(options: argparse.Namespace) -> int:
     html, figures = _writable(options.html), _writable(options.json)
     rows, sections, settings = _checked(options)
     results = Results(figures, settings, options.resume)
-    failures = _measure(rows, sections, settings, results)
+    with tempfile.TemporaryDirectory(prefix='compare-elements') as directory:
+        if settings['elements'] == 'real' and set(sections) & set(ROW_SECTIONS):
+            rows = recorded(rows, directory, _to_stderr)
+            for row in rows:
+                planned(row, settings)
+        failures = _measure(rows, sections, settings, results)
     results.data['date'] = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds')
     results.save()
     if html is not None:
@@ -71,6 +83,7 @@ def _checked(options: argparse.Namespace) -> Tuple[List[Row], List[str], Dict[st
     quick = options.quick
     settings = {
         'quick': quick,
+        'elements': options.elements or ('synthetic' if quick else 'real'),
         'length': options.length or (20_000 if quick else None),
         'memory_gb': options.memory or (0.5 if quick else 4.0),
         'repeats': options.repeats or (2 if quick else 5),
@@ -129,6 +142,10 @@ def _say(progress: Progress, name: str, text: str) -> None:
     progress.say(f'{name} {text}')
 
 
+def _to_stderr(text: str) -> None:
+    sys.stderr.write(text + '\n')
+
+
 def _facts(row: Row) -> Dict[str, Any]:
     return {
         'name': row.name,
@@ -137,6 +154,8 @@ def _facts(row: Row) -> Dict[str, Any]:
         'kind': row.kind,
         'published_bytes': row.published,
         'element_bytes': row.element_bytes,
+        'source': row.source,
+        'why_synthetic': row.why_synthetic,
         'batch': row.batch,
         'required': {'adds_per_s': row.adds_per_s, 'samples_per_s': row.samples_per_s},
     }

@@ -280,9 +280,8 @@ def _notes(result: Dict[str, Any]) -> str:
     return (
         '<section><h2>How it was measured</h2><p><code>ding-store compare</code>, or '
         '<code>scripts/compare_throughput.py</code>. Each side has processes of its own, which take turns; elements '
-        'have '
-        'the structure and the bytes of the real ones and random contents, so that nothing of them compresses. The '
-        'bound '
+        'are those of the environment that the table names, played at random, or have the structure and the published '
+        'bytes of real ones and random contents, so that nothing of them compresses. The bound '
         'is <code>np.take(column, rows, out=warm, mode="clip")</code> for samples and row copies for adds, in the '
         'process '
         'of the store. Memory per element includes the payload.</p></section>'

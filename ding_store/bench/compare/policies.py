@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict
+import functools
+import operator
+from typing import Any, Callable, Dict, List
 
 import torch
 from ding.policy import DQNPolicy, IMPALAPolicy, PPOOffPolicy, QMIXPolicy, R2D2Policy, SACPolicy
@@ -22,12 +24,14 @@ class TeamModel(nn.Module):
     def __init__(self, leaves: Dict[str, tuple], num_actions: int = 16, num_inputs: int = 64) -> None:
         super().__init__()
         self._num_inputs = num_inputs
-        self._names = sorted(path.split('/')[1] for path in leaves if path.startswith('obs/'))
-        width = sum(min(num_inputs, torch.Size(leaves[f'obs/{name}'][1][1:]).numel()) for name in self._names)
+        self._paths = sorted(path.split('/')[1:] for path in leaves if path.startswith('obs/'))
+        shapes = [leaves['/'.join(['obs', *path])][1][1:] for path in self._paths]
+        width = sum(min(num_inputs, torch.Size(shape).numel()) for shape in shapes)
         self._net = nn.Sequential(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, num_actions))
 
-    def forward(self, obs: Dict[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
-        seen = [obs[name].flatten(2)[..., : self._num_inputs] for name in self._names]
+    def forward(self, obs: Dict[str, Any]) -> Dict[str, torch.Tensor]:
+        leaves: List[Any] = [functools.reduce(operator.getitem, path, obs) for path in self._paths]
+        seen = [leaf.reshape(*leaf.shape[:2], -1)[..., : self._num_inputs] for leaf in leaves]
         return {'logit': self._net(torch.cat(seen, -1)).mean(1)}
 
 
@@ -53,13 +57,17 @@ def _config(kind: Any, row: Row, **changes: Any) -> EasyDict:
     return cfg
 
 
+def _shape(row: Row, path: str) -> List[int]:
+    return list(row.leaves[path][1])
+
+
 def _prioritized(row: Row) -> Dict[str, bool]:
     on = row.kind == 'prioritized'
     return dict(priority=on, priority_IS_weight=on)
 
 
 def _dqn(row: Row) -> Any:
-    model = dict(obs_shape=[2, 84, 84], action_shape=_NUM_ACTIONS, encoder_hidden_size_list=_CONV)
+    model = dict(obs_shape=_shape(row, 'obs'), action_shape=_NUM_ACTIONS, encoder_hidden_size_list=_CONV)
     return DQNPolicy(_config(DQNPolicy, row, model=model, nstep=1, **_prioritized(row)), enable_field=['learn'])
 
 
@@ -70,7 +78,7 @@ def _gobigger(row: Row) -> Any:
 
 def _ppo(row: Row) -> Any:
     model = dict(
-        obs_shape=[2, 84, 84],
+        obs_shape=_shape(row, 'obs'),
         action_shape=_NUM_ACTIONS,
         encoder_hidden_size_list=_CONV,
         actor_head_hidden_size=64,
@@ -81,13 +89,14 @@ def _ppo(row: Row) -> Any:
 
 
 def _sac(row: Row) -> Any:
-    model = dict(obs_shape=360, action_shape=3, action_space='reparameterization', twin_critic=True)
+    obs, action = _shape(row, 'obs')[0], _shape(row, 'action')[0]
+    model = dict(obs_shape=obs, action_shape=action, action_space='reparameterization', twin_critic=True)
     model.update(actor_head_hidden_size=64, critic_head_hidden_size=64)
     return SACPolicy(_config(SACPolicy, row, model=model, **_prioritized(row)), enable_field=['learn'])
 
 
 def _r2d2(row: Row) -> Any:
-    model = dict(obs_shape=[4, 84, 84], action_shape=_NUM_ACTIONS, encoder_hidden_size_list=_CONV)
+    model = dict(obs_shape=_shape(row, 'obs'), action_shape=_NUM_ACTIONS, encoder_hidden_size_list=_CONV)
     burnin = min(8, row.steps // 2)
     changes = dict(model=model, nstep=2, burnin_step=burnin, learn_unroll_len=row.steps - burnin)
     cfg = _config(R2D2Policy, row, **changes)
@@ -99,7 +108,7 @@ def _r2d2(row: Row) -> Any:
 
 def _impala(row: Row) -> Any:
     model = dict(
-        obs_shape=[4, 84, 84],
+        obs_shape=_shape(row, 'obs'),
         action_shape=_NUM_ACTIONS,
         encoder_hidden_size_list=_CONV,
         actor_head_hidden_size=64,
@@ -110,7 +119,15 @@ def _impala(row: Row) -> Any:
 
 
 def _qmix(row: Row) -> Any:
-    model = dict(agent_num=8, obs_shape=150, global_obs_shape=216, action_shape=14, hidden_size_list=[64], mixer=True)
+    agents, actions = _shape(row, 'obs/action_mask')
+    model = dict(
+        agent_num=agents,
+        obs_shape=_shape(row, 'obs/agent_state')[1],
+        global_obs_shape=_shape(row, 'obs/global_state')[0],
+        action_shape=actions,
+        hidden_size_list=[64],
+        mixer=True,
+    )
     return QMIXPolicy(_config(QMIXPolicy, row, model=model), enable_field=['learn'])
 
 

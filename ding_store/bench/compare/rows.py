@@ -32,6 +32,9 @@ class Row:
         - steps (:obj:`int`): Steps of a sequence (a dict of lists, as collectors make them); 0: transitions.
         - collate (:obj:`str`): What the policy does with a list of elements: 'default', 'timestep' (time-major, with
           recurrent states) or 'impala' (time-major).
+        - source, path (:obj:`str`): Of which environment its elements are, and the file that has some; '': they are
+          synthetic.
+        - why_synthetic (:obj:`str`): What has to be installed for real ones.
     """
 
     name: str
@@ -45,6 +48,9 @@ class Row:
     leaves: Leaves
     steps: int = 0
     collate: str = 'default'
+    source: str = ''
+    path: str = ''
+    why_synthetic: str = ''
 
     @property
     def element_bytes(self) -> int:
@@ -58,21 +64,39 @@ class Row:
         return math.ceil(self.samples_per_s / self.adds_per_s)
 
     def columns(self, count: int, seed: int = 0) -> Columns:
-        """``count`` elements of random bytes. Floats are no multiples of 1/255: nothing of them can be narrowed."""
+        """
+        ``count`` elements: those of its environment, again and again; or of random bytes, whose floats are no multiples
+        of 1/255, so that nothing of them can be narrowed.
+        """
+        if self.path:
+            return {name: column[np.arange(count) % len(column)] for name, column in _read(self.path).items()}
         rng = np.random.default_rng(seed)
         lead = (count, self.steps) if self.steps else (count,)
         return {path: _random(rng, np.dtype(dtype), lead + shape) for path, (dtype, shape) in self.leaves.items()}
 
+    def of_file(self, path: str, source: str = '') -> Row:
+        """The row with the elements of a file that ``recorded`` made."""
+        lead = 2 if self.steps else 1
+        leaves: Leaves = {name: (column.dtype.type, column.shape[lead:]) for name, column in _read(path).items()}
+        return replace(self, leaves=leaves, path=path, source=source)
+
     def smaller(self, element_bytes: float) -> Row:
-        """The same structure with elements of about so many bytes: shorter sequences first, then smaller leaves."""
+        """
+        The same structure with synthetic elements of about so many bytes: shorter sequences first, then smaller leaves.
+        """
         steps = self.steps and max(2, int(self.steps * element_bytes / self.element_bytes))
-        row = replace(self, steps=steps)
+        row = replace(self, steps=steps, source='', path='')
         if row.element_bytes <= element_bytes:
             return row
         small = sum(_bytes(leaf) for leaf in row.leaves.values() if math.prod(leaf[1]) <= _LARGE)
         large = sum(_bytes(leaf) for leaf in row.leaves.values()) - small
         room = max(0.0, element_bytes / max(1, steps) - small)
         return replace(row, leaves={path: _shrunk(leaf, room / large) for path, leaf in row.leaves.items()})
+
+
+def _read(path: str) -> Columns:
+    with np.load(path) as file:
+        return {name.replace('|', '/'): file[name] for name in file.files}
 
 
 def _bytes(leaf: Tuple[type, Tuple[int, ...]]) -> int:

@@ -48,7 +48,13 @@ def single(row: Row, settings: Settings, say: Say) -> Dict[str, Any]:
 
 def _part(part: Part, settings: Settings, say: Say, train: bool) -> Dict[str, Any]:
     sides = interleaved(part.row, part.length, TITLES, settings['repeats'], settings['seconds'], train, say)
-    return {'kind': part.kind, 'length': part.length, 'element_bytes': part.row.element_bytes, 'sides': sides}
+    return {
+        'kind': part.kind,
+        'source': part.row.source or 'synthetic',
+        'length': part.length,
+        'element_bytes': part.row.element_bytes,
+        'sides': sides,
+    }
 
 
 def processes(row: Row, settings: Settings, say: Say) -> Dict[str, Any]:

@@ -68,19 +68,22 @@ Table = Tuple[Sequence[str], List[List[str]]]
 def render(result: Dict[str, Any]) -> str:
     """All tables of a result; see ``Results`` for its shape."""
     made = [make(result) for make in TABLES]
-    return '\n\n'.join([*(table(head, lines) for head, lines in made if lines), NOTES])
+    missing = [
+        f'{row["name"]} is synthetic: {row["why_synthetic"]}' for row in result['rows'].values() if row['why_synthetic']
+    ]
+    return '\n\n'.join([*(table(head, lines) for head, lines in made if lines), '\n'.join([NOTES, *missing])])
 
 
 NOTES = (
     'whole: the replay as it is. bytes: elements of real size, as many as fit. index: as many elements as the job has, '
     'smaller ones.\nheadroom: how many times both required rates, at once; limit: what row copies and np.take could '
-    'do. '
-    'Elements are synthetic: random, of the structure and size of real ones.'
+    'do. Elements are those of the environment that is named, played at random, or synthetic: random, of the structure '
+    'and the published size of real ones.'
 )
 
 SINGLE_HEAD = (
-    'one process', 'element', 'length', 'need add/s', 'stock', 'store', 'need sample/s', 'stock', 'store', 'limit',
-    'headroom stock', 'store', 'limit', 'memory/element stock', 'store',
+    'one process', 'elements of', 'bytes', 'length', 'need add/s', 'stock', 'store', 'need sample/s', 'stock', 'store',
+    'limit', 'headroom stock', 'store', 'limit', 'memory/element stock', 'store',
 )  # fmt: skip
 
 
@@ -92,6 +95,7 @@ def single_table(result: Dict[str, Any]) -> Table:
             lines.append(
                 [
                     f'{row["name"]} {part["kind"]}',
+                    part['source'],
                     size_text(part['element_bytes']),
                     f'{part["length"]:,}',
                     number(row['required']['adds_per_s']),
