@@ -179,8 +179,7 @@ def test_real_elements_are_those_of_the_environment_and_train(name, extra, modul
 def test_without_its_extra_a_row_stays_synthetic_and_says_what_to_install(monkeypatch, tmp_path):
     from ding_store.bench.compare.recorded import Recorder
 
-    for name in ('mujoco', 'gymnasium'):
-        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, 'mujoco', None)
     stays = Recorder(str(tmp_path)).record(row('sac'))
     assert "pip install 'numpy<2' '.[mujoco]'" in stays.why_synthetic
     assert (stays.leaves, stays.source) == (row('sac').leaves, '')
