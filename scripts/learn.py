@@ -44,7 +44,7 @@ TASKS = {
     ),
     'hopper': dict(
         main='dizoo_configs.mujoco.hopper_sac_main',
-        max_env_step=100_000,
+        max_env_step=30_000,
         settings={
             **ENVS,
             'policy.random_collect_size': 5_000,
@@ -148,8 +148,10 @@ def follow(process: subprocess.Popen, name: str, directory: Path, max_env_step: 
             share = min(1.0, last['env_step'] / max_env_step)
             bar = '#' * int(30 * share) + '.' * (30 - int(30 * share))
             text = f'{last["env_step"]:>8,} steps  return {last["mean_return"]:8.1f}'
-            print(f'\r{name:<18} [{bar}] {text}  {last["seconds"] / 60:5.1f} min', end='', flush=True)
-    print()
+            if sys.stdout.isatty():
+                print(f'\r{name:<18} [{bar}] {text}  {last["seconds"] / 60:5.1f} min', end='', flush=True)
+    if sys.stdout.isatty():
+        print()
     if process.returncode:
         print((directory / 'out').read_text(errors='replace')[-3000:], file=sys.stderr)
         raise SystemExit(f'{name} failed; its output is in {directory / "out"}')

@@ -1,11 +1,19 @@
 """Fixtures for all tests: real redis-servers on private sockets."""
 
 import os
+import signal
+import sys
 from typing import Iterator
 
 import pytest
 from needs import lacking
 from redis_server import RedisServer, find_binary
+
+# treevalue, and so DI-engine, imports jax wherever it is installed. jax starts threads, and tests fork this process:
+# battles of SMAX are fought in processes of their own.
+sys.modules.setdefault('jax', None)  # type: ignore[arg-type]
+# A shell starts what goes to the background with SIGINT ignored, and all that a test starts would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import traceback
 
 
 @contextlib.contextmanager
@@ -12,6 +13,8 @@ def child(work):
     if pid == 0:
         try:
             work()
+        except BaseException:  # noqa: BLE001 - shown; the parent sees that its answer is missing
+            traceback.print_exc()
         finally:
             os._exit(0)
     try:
