@@ -154,7 +154,8 @@ class Torchrl:
     def update(self, priority: np.ndarray) -> None:
         import torch
 
-        self._last.set('td_error', torch.from_numpy(priority))
+        # Its trees take nothing else than what it keeps them in.
+        self._last.set('td_error', torch.from_numpy(priority.astype(np.float32)))
         self._buffer.update_tensordict_priority(self._last)
 
 
