@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Deque, Dict, List, Mapping, Type
+from typing import Any, Deque, Dict, List, Mapping, Optional, Type
 
 import numpy as np
 
@@ -306,7 +306,70 @@ class Nng(Path):
         return list(pickle.loads(message.split(b'::', maxsplit=1)[1]))  # noqa: S301 our own process sent it
 
 
-PATHS: Dict[str, Type[Path]] = {path.title: path for path in (Ours, OursOnWire, BareRing, Nng)}
+class Ray(Path):
+    """Chunks put into Ray's object store, and references through its queue; mapped, and copied once, as ours."""
+
+    title = 'Ray'
+    needs = 'ray'
+    is_queue = False  # One without a limit would spill to the disk.
+    store_bytes, queued = 1 << 30, 8
+
+    def consume(self) -> None:
+        import ray
+        from ray.util.queue import Queue
+
+        self._init(_temp_dir=self.address, object_store_memory=self.store_bytes, num_cpus=2, include_dashboard=False)
+        with open(os.path.join(self.address, 'gcs'), 'w') as file:
+            file.write(ray.get_runtime_context().gcs_address)
+        self._queue = Queue(self.queued, actor_options={'name': 'bench'}).actor
+        ray.get(self._queue.qsize.remote())
+        self._outputs = Outputs(self.element)
+        self._columns: Optional[Columns] = None
+        self._start = 0
+
+    def produce(self) -> None:
+        import ray
+
+        with open(os.path.join(self.address, 'gcs')) as file:
+            self._init(address=file.read())
+        self._queue = ray.get_actor('bench')
+
+    def send(self, columns: Columns) -> None:
+        import ray
+
+        ray.get(self._queue.put.remote([ray.put(dict(columns))]))
+
+    def batch(self, timeout_s: float) -> Columns:
+        while not self._outputs.is_full:
+            if self._columns is None:
+                self._columns, self._start = self.chunk(timeout_s), 0
+            self._start += self._outputs.add(self._columns, self._start)
+            if self._start == self.element.chunk:
+                self._columns = None
+        return self._outputs.take()
+
+    def chunk(self, timeout_s: float) -> Columns:
+        import ray
+        from ray.util.queue import Empty
+
+        try:
+            (reference,) = ray.get(self._queue.get.remote(timeout_s))
+        except Empty:
+            raise Timeout from None
+        return dict(ray.get(reference))
+
+    def close(self) -> None:
+        import ray
+
+        ray.shutdown()
+
+    def _init(self, **options: Any) -> None:
+        import ray
+
+        ray.init(namespace='bench', logging_level='ERROR', log_to_driver=False, _node_ip_address='127.0.0.1', **options)
+
+
+PATHS: Dict[str, Type[Path]] = {path.title: path for path in (Ours, OursOnWire, BareRing, Nng, Ray)}
 
 
 def is_installed(path: Type[Path]) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from jobs import ding_store, environment
 
 from ding_store.bench.compression import GAMES, needs
-from ding_store.bench.transport import ELEMENTS, burst, choose, columns_of, installed, next_number, stamp
+from ding_store.bench.transport import ELEMENTS, burst, choose, columns_of, installed, next_number, stamp, throughput
 from ding_store.errors import ConfigError
 
 
@@ -43,6 +43,13 @@ def test_the_stock_way_loses_a_burst():
     found = burst(*installed('DI-engine nng'), replace(ELEMENTS['cartpole'], chunk=4, batch=4), count=200)
     assert found['sent'] == 800
     assert 0 < found['received'] < 800
+
+
+def test_ray_carries_the_rows():
+    pytest.importorskip('ray')
+    found = throughput(*installed('Ray'), ELEMENTS['cartpole'], 0.1)
+    assert found['elements_per_s'] > 0
+    assert found['lost'] == 0
 
 
 def test_rows_that_are_missing_or_come_twice_are_noticed():
