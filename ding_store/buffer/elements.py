@@ -108,21 +108,40 @@ class Elements:
         schema: Optional[Schema] = None,
         note: Optional[Mapping[str, Any]] = None,
         keep: Optional[Keep] = None,
+        meta: Optional[Mapping[Any, Any]] = None,
     ) -> Array:
         """Add rows that are columns already, of the given schema or of this table's: see ``StoreBuffer.extend``."""
         with self.table.write_lock:
             schema = schema or self.schema or schema_of(columns)
             if self.objects is not None:
-                return self._add(schema.decode(columns), None, note, keep)[0]
+                elements = schema.decode(columns)
+                return self._add(elements, None if meta is None else [meta] * len(elements), note, keep)[0]
             if self.schema is None:
                 self.start(schema, columns)
             elif schema is not self.schema and schema != self.schema:
                 self._adapt(schema)
-            rows = self.table.extend(complete(columns, self.table.specs), note, keep)
-            if self.metas.is_used:
+            columns = complete(columns, self.table.specs)
+            if meta is not None:
+                keep = self._with_meta(meta, len(next(iter(columns.values()), ())), keep)
+            rows = self.table.extend(columns, note, keep)
+            if meta is None and self.metas.is_used:
                 slots, found = self.table.index.find(rows)
                 self.metas.drop(slots[found])
             return rows
+
+    def _with_meta(self, meta: Mapping[Any, Any], num_rows: int, keep: Optional[Keep]) -> Keep:
+        """Before rows are live, all of them have this meta."""
+        skipped = max(0, num_rows - self.table.capacity)
+        first = self.table.next_row + skipped
+        records = self.metas.encode_shared(np.arange(first, first + num_rows - skipped), meta)
+
+        def keep_all(slots: Array, rows: Array) -> None:
+            self.metas.record(records)
+            self.metas.put_shared(slots, rows, meta)
+            if keep is not None:
+                keep(slots, rows)
+
+        return keep_all
 
     def read(self, choose: Choose, warm: bool = True) -> Read:
         """

@@ -164,6 +164,29 @@ class MetaStore:
         self._held[slot] = held
         self._regroup(slot, meta)
 
+    def encode_shared(self, rows: Array, meta: Mapping[Any, Any]) -> List[bytes]:
+        """As ``encode``, of one meta that all rows have."""
+        if self._journal is None or not meta:
+            return []
+        records = [meta_form.encode(rows, meta)]
+        self._journal.reserve(records)
+        return records
+
+    def put_shared(self, slots: Array, rows: Array, meta: Mapping[Any, Any]) -> None:
+        """As ``put`` for many rows with one meta, which is on record already."""
+        held = self._to_held(meta)
+        if isinstance(held, dict) or self._groups or not len(slots):
+            for slot, row in zip(slots.tolist(), rows.tolist()):
+                self.put(slot, row, dict(meta), record=False)
+            return
+        self._held.extend([None] * (int(slots.max()) + 1 - len(self._held)))
+        first = int(slots[0])
+        if (slots == np.arange(first, first + len(slots))).all():
+            self._held[first : first + len(slots)] = [held] * len(slots)
+        else:
+            for slot in slots.tolist():
+                self._held[slot] = held
+
     def drop(self, slots: Array) -> None:
         """Slots have new rows without metas, or none."""
         if self._held:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Optional, Protocol, runtime_checkable
+from typing import Any, Dict, List, Mapping, Optional, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -119,3 +119,14 @@ class Uniform:
 def not_enough(size: int, count: int, what: str = 'records') -> NotEnoughData:
     """The shortage, in the words that DI-engine's buffers use."""
     return NotEnoughData(f'There are less than {size} {what} in buffer({count})')
+
+
+def generators_of(sampler: Any) -> List[np.random.RandomState]:
+    """The random generators that a sampler, and those that it limits or wraps, have of their own, in a fixed order."""
+    found, each = [], sampler
+    while each is not None:
+        generator = getattr(each, '_random', None)
+        if isinstance(generator, np.random.RandomState) and generator is not np.random.mtrand._rand:
+            found.append(generator)
+        each = getattr(each, 'sampler', None)
+    return found

@@ -132,6 +132,7 @@ class StoreBuffer(SequenceSampling, Buffer):
         schema: Optional[Schema] = None,
         priority: Optional[Any] = None,
         commit: Optional[Mapping[str, Any]] = None,
+        meta: Optional[Dict[Any, Any]] = None,
     ) -> Array:
         """
         Overview:
@@ -143,6 +144,7 @@ class StoreBuffer(SequenceSampling, Buffer):
             - priority (:obj:`Optional[Any]`): ``(n,)``, for a sampler that has such; by default the largest seen.
             - commit (:obj:`Optional[Mapping]`): What ``committed`` is as soon as these elements are there, and not
               before, even if the process is killed: such as a stream's cursor. With middleware it comes after them.
+            - meta (:obj:`Optional[dict]`): Of each of these elements.
         Returns:
             - rows (:obj:`np.ndarray`): Row numbers ``(n,)``, int64.
         Raises:
@@ -153,14 +155,16 @@ class StoreBuffer(SequenceSampling, Buffer):
             known = schema or self._elements.schema
             if known is None:
                 raise TypeError('columns need a schema to go through middleware before the first element is pushed')
-            return self.extend_elements(known.decode(columns), priority=priority, commit=commit)
+            elements = known.decode(columns)
+            metas = None if meta is None else [dict(meta) for _ in elements]
+            return self.extend_elements(elements, metas, priority=priority, commit=commit)
         if priority is None:
             with self._inserting(_num_rows(columns)):
-                return self._elements.extend(columns, schema, commit)
+                return self._elements.extend(columns, schema, commit, meta=meta)
         sampler = self._with_priorities()
         values = sampler.check(priority, _num_rows(columns))
         with self._inserting(len(values)):
-            rows = self._elements.extend(columns, schema, commit, _keeping(sampler, values))
+            rows = self._elements.extend(columns, schema, commit, _keeping(sampler, values), meta)
         sampler.insert(rows, values)
         return rows
 

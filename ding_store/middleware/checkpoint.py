@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING, Any, Dict, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from ding.framework.middleware.ckpt_handler import CkptSaver
 from ding.framework.task import VoidMiddleware
 from ditk import logging
 
+from ding_store.buffer.samplers import generators_of
 from ding_store.checkpoint import EXTRA, CheckpointDir, Interval, Saver, read_state
 from ding_store.checkpoint.snapshot import optimizers_of, schedules_of
 from ding_store.config import CheckpointConfig
@@ -166,6 +167,7 @@ class LearnerCheckpoints:
             counters={name: float(x) if name == 'last_eval_value' else int(x) for name, x in counters.items()},
             schedules={name: schedule.state_dict() for name, schedule in schedules_of(self._policy).items()},
             random=random_states(),
+            samplers=[_numpy_state(each.get_state(legacy=True)) for each in self._generators()],
         )
         return {**self._policy.learn_mode.state_dict(), EXTRA: extra}
 
@@ -187,8 +189,14 @@ class LearnerCheckpoints:
             if name in extra['schedules']:
                 schedule.load_state_dict(extra['schedules'][name])
         set_random_states(extra['random'])
+        for generator, state in zip(self._generators(), extra.get('samplers', [])):
+            generator.set_state(_from_numpy_state(state))
         logging.info(f'ding_store: resuming from {path}: train iteration {task.ctx.train_iter}')
         return int(task.ctx.train_iter)
+
+    def _generators(self) -> List[np.random.RandomState]:
+        """Those that the replays' samplers have of their own; others draw from numpy's."""
+        return [each for replay in self._session.replays for each in generators_of(replay.sampler)]
 
     def _load(self, path: str, state: Dict[str, Any]) -> None:
         try:
@@ -202,9 +210,8 @@ class LearnerCheckpoints:
 
 def random_states() -> Dict[str, Any]:
     """Of python, numpy and torch; in tensors and numbers, which anybody may read without running anything."""
-    kind, keys, *rest = np.random.get_state(legacy=True)
     states: Dict[str, Any] = dict(python=random.getstate(), torch=torch.get_rng_state())
-    states['numpy'] = (str(kind), torch.from_numpy(np.asarray(keys, np.int64)), *rest)
+    states['numpy'] = _numpy_state(np.random.get_state(legacy=True))
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         states['cuda'] = torch.cuda.get_rng_state_all()
     return states
@@ -213,8 +220,17 @@ def random_states() -> Dict[str, Any]:
 def set_random_states(states: Dict[str, Any]) -> None:
     version, internal, gauss = states['python']
     random.setstate((version, tuple(internal), gauss))
-    kind, keys, *rest = states['numpy']
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    np.random.set_state(_from_numpy_state(states['numpy']))
     torch.set_rng_state(states['torch'])
     if 'cuda' in states and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(states['cuda'])
+
+
+def _numpy_state(state: Any) -> Any:
+    kind, keys, *rest = state
+    return str(kind), torch.from_numpy(np.asarray(keys, np.int64)), *rest
+
+
+def _from_numpy_state(state: Any) -> Any:
+    kind, keys, *rest = state
+    return kind, keys.numpy().astype(np.uint32), *rest

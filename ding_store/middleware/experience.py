@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Generator, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, Generator, List, Optional
 
 import numpy as np
 import torch
@@ -156,8 +156,14 @@ class CollectorSide(Side):
         self._chunks = ChunkWriter(session.store, STREAM)
         self._ordinal = session.store.add('collectors', 1) - 1
         self._lead = Lead(session.store, session.config.max_lead)
-        self._sent_steps = self._sent_episodes = self._num_rows = self._num_chunks = 0
+        self._first_step = self._sent_steps = self._sent_episodes = self._num_rows = self._num_chunks = 0
         self._reseeded = self._ordinal == 0
+
+    def _begin(self, ctx: OnlineRLContext, plan: Plan) -> None:
+        # Who is started again, or joins, explores as much as a run does that has come so far.
+        progress = self._session.store.get(PROGRESS)
+        if progress is not None:
+            ctx.env_step = self._first_step = self._sent_steps = progress.header['env_step']
 
     def _receive(self, ctx: OnlineRLContext) -> bool:
         if self._num_chunks == 0:
@@ -184,7 +190,7 @@ class CollectorSide(Side):
             self._sent_steps, self._sent_episodes = ctx.env_step, ctx.env_episode
             self._num_rows += len(elements)
             self._num_chunks += 1
-            counts = dict(env_step=self._sent_steps, env_episode=self._sent_episodes)
+            counts = dict(env_step=self._sent_steps - self._first_step, env_episode=self._sent_episodes)
             self._session.figures(rows=self._num_rows, chunks=self._num_chunks, **counts)
         self._diversify()
 
@@ -283,9 +289,11 @@ class LearnerSide(Side):
             ctx.env_episode += entry.header['env_episode']
             self._position.take(entry)
             if entry.header['rows'] and push_direct is not None:
-                push_direct(self._decoder.schema(entry), entry.arrays, self._position.note())
+                push_direct(self._decoder.schema(entry), entry.arrays, self._position.note(), _meta([entry]))
         self._position.leave_note(push_direct is None or not (entries and entries[-1].header['rows']))
         filled = [entry for entry in entries if entry.header['rows']]
+        if filled and self._plan.replay is not None:
+            self._plan.replay.meta = _meta(filled)
         if filled and push_direct is None:
             self._materialise(ctx, filled)
         elif entries:
@@ -394,3 +402,9 @@ class FollowerSide(Side):
             f'evaluator: mean return {ctx.last_eval_value:.1f} at env step {ctx.env_step}, '
             f'train iteration {ctx.train_iter}'
         )
+
+
+def _meta(entries: List[Entry]) -> Optional[Dict[str, Any]]:
+    """What rows of these chunks are to know: the version of the policy that collected them, of several the oldest."""
+    versions = [entry.header['policy_version'] for entry in entries if 'policy_version' in entry.header]
+    return {'policy_version': min(versions)} if versions else None

@@ -9,7 +9,7 @@ from ditk import logging
 
 #: Our middleware that reads or writes no trajectories between the exchanger and the pusher.
 HARMLESS = '__ding_store_harmless__'
-#: Our pusher's way for whole columns: ``(schema, arrays, commit) -> None``; and what it pushes into, a ``Replay``.
+#: Our pusher's way for whole columns, ``(schema, arrays, commit, meta) -> None``; what it pushes into, a ``Replay``.
 PUSH_COLUMNS, REPLAY = '__ding_store_push_columns__', '__ding_store_replay__'
 #: DI-engine middleware that works on a finished task without data: savers and loggers.
 FINAL_MODULES = (
@@ -24,11 +24,14 @@ class Replay:
     """
     Overview:
         The buffer behind a pusher, and what is to be committed with the next push into it.
+    Attributes:
+        - meta (:obj:`Optional[dict]`): Of the rows that are pushed next.
     """
 
     def __init__(self, buffer_: Any) -> None:
         self.buffer = buffer_
         self.note: Optional[Dict[str, Any]] = None
+        self.meta: Optional[Dict[str, Any]] = None
 
     def take_note(self) -> Optional[Dict[str, Any]]:
         note, self.note = self.note, None

@@ -41,9 +41,12 @@ def replay_buffer(session: Session, size: int, **kwargs: Any) -> StoreBuffer:
     kwargs = {'prefetch': session.config.prefetch, **kwargs}
     path = None if task.router.is_active or 'path' in kwargs else session.replay_path
     if path is None or session.has_replay:
-        return StoreBuffer(size, **kwargs)
+        buffer_ = StoreBuffer(size, **kwargs)
+        session.replays.append(buffer_)
+        return buffer_
     session.has_replay = True
     buffer_ = StoreBuffer(size, path=path, **kwargs)
+    session.replays.append(buffer_)
     if session.config.checkpoint is not None:
         checkpoints = CheckpointDir(session.config.checkpoint.path)
         checkpoints.begin()
@@ -77,7 +80,7 @@ def data_pusher(cfg: Any, buffer_: Buffer, group_by_env: Optional[bool] = None) 
         if note is None and (is_nothing or not isinstance(buffer_, StoreBuffer)):
             stock(ctx)
         else:
-            _push_whole(buffer_, ctx, bool(group_by_env), priority, note)
+            _push_whole(buffer_, ctx, bool(group_by_env), priority, note, replay.meta)
 
     def push_columns() -> Optional[Callable]:
         reason = _why_elements(buffer_, group_by_env)
@@ -86,10 +89,10 @@ def data_pusher(cfg: Any, buffer_: Buffer, group_by_env: Optional[bool] = None) 
             return None
         logging.info('ding_store: only a pusher stands before the buffer, so columns go into the replay directly')
 
-        def push_direct(schema: Any, arrays: Any, commit: Any = None) -> None:
+        def push_direct(schema: Any, arrays: Any, commit: Any = None, meta: Optional[Dict[str, Any]] = None) -> None:
             # As DI-engine's PriorityExperienceReplay has it: who collected an element may know its priority.
             priority = arrays.get('priority') if gives_priorities else None
-            buffer_.extend(arrays, schema=schema, priority=priority, commit=commit)
+            buffer_.extend(arrays, schema=schema, priority=priority, commit=commit, meta=meta)
 
         return push_direct
 
@@ -104,10 +107,11 @@ def _push_whole(
     group_by_env: bool,
     priority: Optional[List[float]],
     note: Optional[Dict[str, Any]],
+    meta: Optional[Dict[str, Any]],
 ) -> None:
     """
     What the stock pusher does, in one piece: one pass over each leaf of all elements, and after a kill all of it is in
-    the buffer, and the note, or nothing.
+    the buffer, and the note, or nothing. What is in ``meta`` is in the meta of each element.
     """
     metas = None
     if ctx.trajectories is not None:
@@ -116,6 +120,8 @@ def _push_whole(
             metas = [{'env': each.env_data_id.item()} for each in elements]
     else:
         elements, ctx.episodes = ctx.episodes or [], None
+    if meta is not None:
+        metas = [{**meta, **own} for own in metas or [{}] * len(elements)]
     buffer_.extend_elements(elements, metas, priority=priority, commit=note)
 
 

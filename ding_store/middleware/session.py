@@ -18,6 +18,7 @@ from ding_store.storage import open_store
 from ding_store.storage.base import Store
 
 if TYPE_CHECKING:
+    from ding_store.buffer.store_buffer import StoreBuffer
     from ding_store.checkpoint import CheckpointDir
 
 FINISH, RETIRE = 'finish', 'retire'
@@ -62,6 +63,7 @@ class Session:
         self.checkpoints: Optional[CheckpointDir] = None  # the learner's
         self.before_leaving: List[Callable[[bool], None]] = []  # called with whether this process failed
         self.has_replay = False  # this process has opened ``replay_path``
+        self.replays: List[StoreBuffer] = []  # that it made, in this order
         self._lost = False  # the store: this end is no orderly one
         self.member: Optional[Member] = None
 

@@ -1,5 +1,6 @@
 """Whole jobs whose processes are killed, and go on."""
 
+import json
 import os
 import random
 import re
@@ -16,6 +17,7 @@ from ding_store.storage.embedded import running
 pytest.importorskip('ding')
 pytest.importorskip('gym')
 from ding_store.buffer import StoreBuffer  # noqa: E402
+from ding_store.middleware.experience import ENV_ID_BITS  # noqa: E402
 
 pytestmark = pytest.mark.timeout(400)
 MAIN = str(ROOT / 'dizoo_configs' / 'cartpole' / 'cartpole_dqn_main.py')
@@ -58,6 +60,12 @@ def assert_each_row_once(path, size):
         # Collectors have env ids of their own; their envs begin in the same states.
         moves = np.concatenate([columns['obs'], columns['next_obs'], columns['env_data_id'].reshape(-1, 1)], axis=1)
         assert len(np.unique(moves, axis=0)) == len(rows)
+        # Each knows which version of the policy collected it; a collector's versions only grow.
+        versions = np.array([buffer.get_by_index(str(row)).meta['policy_version'] for row in rows[::7]])
+        whose = columns['env_data_id'].reshape(-1)[::7] >> ENV_ID_BITS
+        assert versions.max() > 1
+        for collector in np.unique(whose):
+            assert (np.diff(versions[whose == collector]) >= 0).all()
         return note
     finally:
         buffer.close()
@@ -96,11 +104,17 @@ def test_the_same_command_resumes_after_everything_was_killed(tmp_path):
         pids = [server.supervisor_pid, server.server_pid]
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
+    first = begins(tmp_path)
     known = max(int(n) for n in re.findall(r'checkpoint of iteration (\d+)', log_of(tmp_path)))
     with job(ding_store(*command, *tiny, known + 200), tmp_path, name='again') as run:
         assert run.wait() == 0, run.text
     resumed = int(re.search(r'resuming from .*: train iteration (\d+)', log_of(tmp_path))[1])
     assert resumed >= known
+    # Collectors explore no more than a run does that has come so far.
+    again = begins(tmp_path)[len(first) :]
+    assert len(again) == len(first) == 2
+    assert min(one['env_step'] for one in again) > max(one['env_step'] for one in first)
+    assert max(one['eps'] for one in again) < min(one['eps'] for one in first)
     wanted = max(known + 200, resumed)
     assert wanted <= table(run.text)['train iterations'] < wanted + 50
     assert_each_row_once(tmp_path / 'checkpoints/r/replay', 20000)
@@ -110,6 +124,12 @@ def test_the_same_command_resumes_after_everything_was_killed(tmp_path):
     assert table(run.text)['train iterations'] == 55
     note = assert_each_row_once_of(tmp_path, run)
     assert note['env_step'] == table(run.text)['env steps']
+
+
+def begins(cwd):
+    """What collectors explored with in their first iterations."""
+    records = [json.loads(line) for line in Path(cwd, 'trace').read_text().splitlines()]
+    return [record for record in records if record['event'] == 'begin']
 
 
 def assert_each_row_once_of(cwd, run):

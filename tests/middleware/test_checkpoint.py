@@ -14,12 +14,13 @@ from ding.framework.middleware import CkptSaver  # noqa: E402
 from ding.model import DQN  # noqa: E402
 from ding.policy import DQNPolicy  # noqa: E402
 
-from ding_store.buffer import Prioritized, StoreBuffer  # noqa: E402
+from ding_store.buffer import Prioritized, StoreBuffer, Uniform, limited  # noqa: E402
 from ding_store.config import ENV_CHECKPOINT, StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError  # noqa: E402
 from ding_store.middleware.checkpoint import checkpointer, random_states, set_random_states  # noqa: E402
 from ding_store.middleware.plan import Replay  # noqa: E402
 from ding_store.middleware.position import Position  # noqa: E402
+from ding_store.middleware.replay import replay_buffer  # noqa: E402
 from ding_store.middleware.session import Session  # noqa: E402
 from ding_store.storage.base import Entry, EntryId  # noqa: E402
 
@@ -145,6 +146,43 @@ def test_random_states_come_back():
     drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
     set_random_states(states)
     assert drawn == [random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+
+@pytest.mark.parametrize(
+    'sampler',
+    [
+        lambda: Uniform(seed=3),
+        lambda: Prioritized(seed=3),
+        lambda: limited(Uniform(seed=3), max_times_sampled=100),
+        lambda: None,
+    ],
+)
+def test_a_resumed_learner_draws_what_the_killed_one_would_have_drawn(tmp_path, sampler):
+    def learner():
+        session = session_of(tmp_path, interval_s=0.001)
+        buffer_ = replay_buffer(session, 64, sampler=sampler())
+        made = checkpointer(session, policy_of())
+        if not len(buffer_):
+            buffer_.extend({'x': np.arange(50.0).reshape(50, 1)})
+        return made, buffer_
+
+    def draws(buffer_):
+        return [buffer_.sample_batch(8).rows.tolist() for _ in range(5)]
+
+    made, buffer_ = learner()
+    draws(buffer_)
+    train(made._policy)
+    task.ctx.train_iter = 1
+    made(task.ctx)
+    made._saver.drain()
+    expected = draws(buffer_)
+    buffer_.close()  # Its learner is gone; the random states of this process have moved on.
+    task.ctx.train_iter = 0
+    again, resumed = learner()
+    assert task.ctx.train_iter == 1
+    assert draws(resumed) == expected
+    assert draws(resumed) != expected
+    resumed.close()
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,11 @@ def watch(ctx):
     trace(event='watch', rows=len(shapes), reward=shapes[0], env_ids=[int(t.env_data_id) for t in ctx.trajectories])
 
 
+def begin(ctx):
+    if ctx.total_step == 0:
+        trace(event='begin', env_step=ctx.env_step, eps=ctx.collect_kwargs['eps'])
+
+
 def wider(ctx):
     for t in ctx.trajectories:
         t.obs = torch.cat([t.obs, torch.zeros(options.obs - 4)])
@@ -87,6 +92,8 @@ def main():
             task.use(ModelExchanger(model))
         task.use(interaction_evaluator(cfg, policy.eval_mode, envs[1]))
         task.use(eps_greedy_handler(cfg))
+        if task.router.is_active and task.has_role(task.role.COLLECTOR):
+            task.use(begin)
         task.use(StepCollector(cfg, policy.collect_mode, envs[0]))
         if options.obs != 4 and task.has_role(task.role.COLLECTOR):
             task.use(wider)
