@@ -70,6 +70,7 @@ class Version(NamedTuple):
     version: int
     payload: bytes  # or the list of its parts; b'': not over the wire
     reference: bytes  # b'': in no slot
+    is_coming: bool = False  # over the wire: somebody asked before
 
 
 class PlanedStore(Store):

@@ -60,9 +60,10 @@ class RedisValues:
         value, meta, _ = self._keys(name)
 
         def command(session: Session) -> Any:
-            version = session.client.hget(meta, 'version')
-            if version is None or (int(version) == newer_than and not or_filled):
-                return []
+            if newer_than > 0:
+                version = session.client.hget(meta, 'version')
+                if version is None or (int(version) == newer_than and not or_filled):
+                    return []
             found = session.client.xrevrange(value, count=1)
             return [] if found and found[0][0].decode() == f'{newer_than}-0' else found
 
@@ -98,7 +99,10 @@ class RedisValues:
 
     def wait_for_wants(self, known: Mapping[str, str], block_ms: int) -> Dict[str, str]:
         after = {self._key(name, 'wants'): last or '0-0' for name, last in known.items()}
-        self._wait('wait for wants', lambda session: session.client.xread(after, count=1, block=block_ms))
+        news = self._wait('wait for wants', lambda session: session.client.xread(after, count=1, block=block_ms))
+        if news:
+            latest = {key.decode(): entries[-1][0].decode() for key, entries in news}
+            return {name: latest.get(key, last) for (name, last), key in zip(known.items(), after)}
 
         # A server that lost its memory, and whose clock was set back, has wants that are no news to XREAD.
         def command(session: Session) -> Any:
@@ -168,7 +172,7 @@ def _known(newer_than: int, or_filled: bool) -> str:
 
 def _version(raw: List[Any]) -> Optional[Version]:
     for redis_id, fields in raw:
-        return Version(int(redis_id.partition(b'-')[0]), fields.get(b'p', b''), fields.get(b'r', b''))
+        return Version(int(redis_id.partition(b'-')[0]), fields.get(b'p', b''), fields.get(b'r', b''), b'w' in fields)
     return None
 
 

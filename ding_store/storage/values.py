@@ -111,13 +111,14 @@ class ValueResolver:
             value = self._value(name, found)
             if value is not None:
                 return value
-            if (found.version, bool(found.payload)) != missed:
+            is_on_its_way = found.is_coming and not found.payload
+            if (found.version, bool(found.payload)) != missed and not is_on_its_way:
                 missed = found.version, bool(found.payload)  # It was replaced while we fetched it: look again.
                 continue
             if found.payload:
                 raise CorruptPayload(f'version {found.version} of value {name!r}: parts of it are missing')
             known = found.version
-            deadline = max(deadline, self._ask(name, known))
+            deadline = max(deadline, self._ask(name, known, found.is_coming))
 
     def _value(self, name: str, found: Version) -> Optional[Value]:
         value = self._follow(name, found) if self._follow is not None and found.reference else None
@@ -132,12 +133,13 @@ class ValueResolver:
         # The checksums of parts were looked at.
         return None if payload is None else decode_value(name, found.version, payload, verify=listed is None)
 
-    def _ask(self, name: str, version: int) -> float:
+    def _ask(self, name: str, version: int, is_coming: bool) -> float:
         asked, until = self._wanted.get(name, (0, 0.0))
         if asked != version:
             until = time.monotonic() + self._patience_s
             self._wanted[name] = version, until
-            self._store.want_version(name)
+            if not is_coming:
+                self._store.want_version(name)
         return until
 
 

@@ -25,7 +25,8 @@ if not keep_parts(ARGV[5]) then
 end
 local new = math.max(version, tonumber(ARGV[2])) + 1
 local fields = {}
-for field, content in pairs({ p = ARGV[4], r = ARGV[6] }) do
+local is_wanted = ARGV[4] == '' and stored[3]
+for field, content in pairs({ p = ARGV[4], r = ARGV[6], w = is_wanted or '' }) do
   if content ~= '' then
     table.insert(fields, field)
     table.insert(fields, content)
@@ -34,7 +35,7 @@ end
 redis.call('XADD', VALUE, 'MAXLEN', '=', '1', digits(new) .. '-0', unpack(fields))
 if ARGV[4] ~= '' then
   replace_parts(ARGV[5])
-elseif stored[3] then
+elseif is_wanted then
   redis.call('XADD', WANTS, 'MAXLEN', '=', '1', '*', 'v', digits(new))
 else
   replace_parts('')
