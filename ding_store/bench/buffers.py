@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List
+from itertools import islice
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import numpy as np
 import treetensor.torch as ttorch
@@ -197,7 +198,54 @@ class Tianshou:
         self._buffer.update_weight(self._indices, priority)
 
 
+class Reverb:
+    """dm-reverb's table behind its server, both in this process: items of one step, stacked once sampled."""
+
+    title = 'reverb'
+
+    def __init__(self, workload: Workload) -> None:
+        import reverb
+
+        chosen = reverb.selectors.Prioritized(0.6) if workload.kind == 'prioritized' else reverb.selectors.Uniform()
+        limiter, oldest = reverb.rate_limiters.MinSize(1), reverb.selectors.Fifo()
+        table = reverb.Table(self.title, chosen, oldest, workload.capacity, limiter)
+        self._server = reverb.Server([table], port=None)
+        self._client = reverb.Client(f'localhost:{self._server.port}')
+        self._writer = self._client.trajectory_writer(num_keep_alive_refs=1)
+        self._names, self._batch = list(workload.leaves), workload.batch
+        self._keys: List[int] = []
+        self._items: Optional[Iterator[Any]] = None
+
+    def fill(self, columns: Columns) -> None:
+        self.push_columns(columns)
+
+    def push_columns(self, columns: Columns) -> None:
+        for i in range(len(columns['reward'])):
+            self._append(columns, i)
+        self._writer.flush()
+
+    def push(self, columns: Columns, i: int, element: Any) -> None:
+        self._append(columns, i)
+        self._writer.flush()
+
+    def sample(self) -> Any:
+        if self._items is None:
+            # One stream of samples, which Reverb reads ahead: a new one per batch takes longer.
+            self._items = self._client.sample(self.title, 1 << 30, emit_timesteps=False)
+        items = list(islice(self._items, self._batch))
+        self._keys = [item.info.key for item in items]
+        return {name: np.concatenate([item.data[k] for item in items]) for k, name in enumerate(self._names)}
+
+    def update(self, priority: np.ndarray) -> None:
+        self._client.mutate_priorities(self.title, dict(zip(self._keys, priority.tolist())))
+
+    def _append(self, columns: Columns, i: int) -> None:
+        writer = self._writer
+        writer.append([columns[name][i] for name in self._names])
+        writer.create_item(self.title, 1.0, [column[-1:] for column in writer.history])
+
+
 #: Title -> class; those that cannot be imported are left out, and said to be.
-BUFFERS: Dict[str, Any] = {kind.title: kind for kind in (Ours, Deque, Cpprb, Torchrl, Tianshou)}
+BUFFERS: Dict[str, Any] = {kind.title: kind for kind in (Ours, Deque, Cpprb, Torchrl, Tianshou, Reverb)}
 #: What needs to be there for a peer.
-MODULES = {'cpprb': 'cpprb', 'torchrl': 'torchrl', 'tianshou': 'tianshou', 'DequeBuffer': 'ding'}
+MODULES = {'cpprb': 'cpprb', 'torchrl': 'torchrl', 'tianshou': 'tianshou', 'reverb': 'reverb', 'DequeBuffer': 'ding'}

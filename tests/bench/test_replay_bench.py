@@ -43,4 +43,4 @@ def test_unknown_names_list_the_known():
     with pytest.raises(ConfigError, match='known are dqn-atari'):
         choose('pong')
     with pytest.raises(ConfigError, match='known are ding_store'):
-        installed('reverb')
+        installed('rllib')
