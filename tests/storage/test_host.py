@@ -25,7 +25,8 @@ from ding_store.errors import ConfigError, CorruptPayload, StoreUnavailable
 from ding_store.storage import open_store, rings, values
 from ding_store.storage.host import HostCache
 from ding_store.storage.mapped import PAGE
-from ding_store.storage.memory import Log, Memory, MemoryStore
+from ding_store.storage.memory import Memory, MemoryStore
+from ding_store.storage.memory_log import Log
 from ding_store.storage.planes import is_reference, unpack
 from ding_store.storage.reader import Reader
 from ding_store.storage.redis import RedisStore

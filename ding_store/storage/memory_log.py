@@ -1,0 +1,161 @@
+"""One stream of a store in memory: the server's side of it, and what the Lua scripts of the others are held against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Dict, Tuple
+
+from . import outbox
+from .base import EntryId, StreamInfo
+from .outbox import WIRE, Announcement, Fill, Verdict
+
+
+@dataclass
+class Record:
+    """One entry as the server keeps it."""
+
+    writer: str
+    sequence: int
+    payload: bytes  # or a reference to it
+    size: int
+
+
+@dataclass
+class Log:
+    """
+    Overview:
+        The server's side of one stream; each method is one of the Lua scripts, and as atomic as they are.
+        Held entries have the numbers ``floor + 1 .. last``.
+    """
+
+    epoch: str = ''
+    last: int = 0
+    floor: int = 0
+    pending_bytes: int = 0
+    num_dropped: int = 0
+    room: int = 0
+    deleted: bool = False
+    records: Dict[int, Record] = field(default_factory=dict)
+    writers: Dict[str, Tuple[int, int]] = field(default_factory=dict)  # writer -> last sequence, its number
+    readers: Dict[str, int] = field(default_factory=dict)
+    durable: Dict[str, bool] = field(default_factory=dict)
+    hosts: Dict[str, str] = field(default_factory=dict)  # reader -> its host
+    plane: int = 0
+    host: str = ''
+    wanted: int = 0
+    bases: Dict[str, int] = field(default_factory=dict)  # writer -> the lowest sequence that it still held
+    filled: Dict[int, bytes] = field(default_factory=dict)
+
+    def announce(self, writer: str, said: Announcement) -> Verdict:
+        last, number = self.writers.get(writer, (0, 0))
+        if said.sequence == 0:
+            self.bases[writer] = said.base
+        if said.epoch != self.epoch:
+            return self._verdict(outbox.STALE, number, last)
+        if said.sequence == 0 or said.sequence <= last:
+            return self._verdict(outbox.OK, number, last)
+        if said.sequence > max(last + 1, said.base):
+            return self._verdict(outbox.GAP, number, last)
+        if said.plane not in (WIRE, self.plane):
+            return self._verdict(outbox.PLANE, number, last)
+        if said.max_pending_bytes and said.drop_oldest:
+            self._drop_to(said.max_pending_bytes - said.size)
+        if said.max_pending_bytes and self.pending_bytes + said.size > said.max_pending_bytes:
+            return self._verdict(outbox.FULL, number, last)
+        self.last += 1
+        self.deleted = False
+        self.records[self.last] = Record(writer, said.sequence, said.payload, said.size)
+        self.pending_bytes += said.size
+        self.writers[writer] = (said.sequence, self.last)
+        return self._verdict(outbox.OK, self.last, said.sequence)
+
+    def fill(self, writer: str, said: Fill) -> None:
+        for number in range(min(said.number, self.last), self.floor, -1):
+            record = self.records[number]
+            if said.epoch == self.epoch and record.writer == writer and record.sequence <= said.sequence:
+                if record.sequence == said.sequence:
+                    self.filled[number] = said.payload
+                    self.room += 1
+                return
+
+    def register(self, reader: str, durable: bool, start: str, host: str) -> EntryId:
+        self.deleted = False
+        cursor = self.readers.setdefault(reader, self.floor if start == 'oldest' else self.last)
+        self.durable[reader] = durable
+        self.hosts[reader] = host
+        self._choose_plane()
+        return EntryId(self.epoch, cursor)
+
+    def ack(self, reader: str, entry_id: EntryId) -> None:
+        if entry_id.epoch == self.epoch and reader in self.readers:
+            self.readers[reader] = max(self.readers[reader], min(entry_id.number, self.last))
+            self._trim_acked()
+
+    def forget(self, reader: str) -> bool:
+        known = self.readers.pop(reader, None) is not None
+        self.durable.pop(reader, None)
+        self.hosts.pop(reader, None)
+        self._trim_acked()
+        self._choose_plane()
+        return known
+
+    def delete(self) -> bool:
+        """Drop what is held, but not what the writers' numbers are: else living writers would announce all again."""
+        existed, self.deleted = not self.deleted, True
+        self._trim(self.last)
+        self.readers.clear()
+        self.durable.clear()
+        self.hosts.clear()
+        self._choose_plane()
+        self.num_dropped = 0
+        return existed
+
+    def info(self) -> StreamInfo:
+        writers = {writer: last for writer, (last, _) in self.writers.items()}
+        return StreamInfo(
+            self.epoch,
+            self.last,
+            self.floor,
+            self.pending_bytes,
+            self.num_dropped,
+            dict(self.readers),
+            dict(self.durable),
+            writers,
+            {writer: number for writer, (_, number) in self.writers.items()},
+            self.host,
+        )
+
+    def set_plane(self, host: str) -> None:
+        self.plane, self.host, self.wanted = self.plane + 1, host, self.last
+        self.room += 1
+
+    def _verdict(self, status: str, number: int, last: int) -> Verdict:
+        state = (self.floor, self.room, self.num_dropped, self.plane, self.host, self.wanted)
+        return Verdict(status, self.epoch, number, last, *state)
+
+    def _choose_plane(self) -> None:
+        hosts = set(self.hosts.values())
+        common = hosts.pop() if len(hosts) == 1 else ''
+        if common != self.host:
+            self.set_plane(common)
+
+    def _trim_acked(self) -> None:
+        cursors = [cursor for reader, cursor in self.readers.items() if self.durable[reader]]
+        if cursors:
+            self._trim(min(cursors))
+
+    def _drop_to(self, pending_bytes: int) -> None:
+        upto, pending = self.floor, self.pending_bytes
+        while upto < self.last and pending > pending_bytes:
+            upto += 1
+            pending -= self.records[upto].size
+        self.num_dropped += upto - self.floor
+        self._trim(upto)
+
+    def _trim(self, upto: int) -> None:
+        for number in range(self.floor + 1, upto + 1):
+            self.pending_bytes -= self.records.pop(number).size
+            self.filled.pop(number, None)
+        if upto > self.floor:
+            self.floor = upto
+            self.room += 1
