@@ -19,7 +19,10 @@ from ding_store.errors import CorruptPayload
 
 from .base import Buffer
 from .checksum import checksum
-from .wire import INLINE_BYTES, MAX_BYTES, PART_BYTES, Part, Pieces
+from .wire import MAX_BYTES, PART_BYTES, Part, Pieces
+
+#: Arrays up to this size share parts with their neighbours: each part costs a command and its keys.
+SHARED_BYTES = 128 << 10
 
 _HEAD = struct.Struct('<4sIIQ')
 _MAGIC = b'DGL\x01'
@@ -175,14 +178,14 @@ def _ends(lengths: Sequence[int]) -> List[int]:
     """
     ends, begin, at = [lengths[0]], lengths[0], lengths[0]
     for length in lengths[1:]:
-        if length > INLINE_BYTES and at > begin:
+        if length > SHARED_BYTES and at > begin:
             ends.append(at)
             begin = at
         at += length
         while at - begin > PART_BYTES:
             begin += PART_BYTES
             ends.append(begin)
-        if at - begin > INLINE_BYTES or (length > INLINE_BYTES and at > begin):
+        if at - begin > SHARED_BYTES or (length > SHARED_BYTES and at > begin):
             ends.append(at)
             begin = at
     return ends if begin == at else [*ends, at]

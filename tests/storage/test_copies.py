@@ -219,7 +219,7 @@ def newest(store):
 
 def test_random_changes_are_all_seen(hosts, redis_server, monkeypatch):
     """Any arrays change, in any order, in any size, by writers that take turns; no part outlives its use."""
-    monkeypatch.setattr(value_parts, 'INLINE_BYTES', 1000)
+    monkeypatch.setattr(value_parts, 'SHARED_BYTES', 1000)
     monkeypatch.setattr(value_parts, 'PART_BYTES', 4000)
     monkeypatch.setattr(redis_values, 'INLINE_BYTES', 1000)
     here, there = hosts
@@ -246,7 +246,7 @@ def test_random_changes_are_all_seen(hosts, redis_server, monkeypatch):
 
 
 def test_lists_of_parts():
-    pieces = encode_pieces({}, {'a': np.zeros(500_000), 'b': np.zeros(3), 'c': np.zeros(5), 'd': np.zeros(5000)})
+    pieces = encode_pieces({}, {'a': np.zeros(500_000), 'b': np.zeros(3), 'c': np.zeros(5), 'd': np.zeros(20_000)})
     sent = value_parts.SentParts(lambda token: f'{token}:')
     first, second = (number * 32 for number in 'ab')
     assert len(dict(sent.changed(pieces, first))) == 7  # the head, four of a, b with c, d
