@@ -92,12 +92,12 @@ class Rings:
         if length <= _JOINED_BYTES:
             parts = [b''.join(parts)]
         written = self._write(parts, length)
-        deadline = time.monotonic() + PATIENCE_S
-        wait_s = 0.0
-        while written is None and self._may_get_room(length, wait_s):
-            self._learn(wait_s)  # Without our lock: other threads come back in through ``release``.
+        left_s = PATIENCE_S if self._may_wait(length) else 0.0
+        deadline = time.monotonic() + left_s
+        while written is None and self._rings and left_s >= 0:
+            self._learn(left_s)  # Without our lock: other threads come back in through ``release``.
             written = self._write(parts, length)
-            wait_s = deadline - time.monotonic()
+            left_s = deadline - time.monotonic()
         written = written or self._write(parts, length, may_grow=True)
         return HostPayload(self, *written, head) if written else None
 
@@ -127,10 +127,9 @@ class Rings:
             self._rings[-1].commit(region)
             return self._rings[-1], region
 
-    def _may_get_room(self, length: int, wait_s: float) -> bool:
-        """Whether to look for acks (0 seconds), or to wait for them: only where the next thing would be to grow."""
-        is_first = wait_s == 0.0
-        return bool(self._rings) and (is_first or (wait_s > 0 and not self._num_refused and self._can_grow(length)))
+    def _may_wait(self, length: int) -> bool:
+        """Whether an ack is waited for: only where the next thing would be to grow."""
+        return not self._num_refused and self._can_grow(length)
 
     def _next_bytes(self, length: int) -> int:
         return min(max(FIRST_BYTES, 4 * aligned(length), 2 * self._newest_bytes), self._max_bytes)
