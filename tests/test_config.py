@@ -34,6 +34,7 @@ def test_unknown_key_lists_valid_ones_and_suggests_the_nearest():
     [
         ('train_ratio', 'kepe'),
         ('overflow', 'drop'),
+        ('compression', 'gzip'),
         ('collate', None),
         ('max_lead', 0),
         ('prefetch', -1),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from needs import lacking
 
+from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, CorruptPayload
 from ding_store.storage import Reader, open_store, wire
 from ding_store.storage.checksum import checksum
@@ -156,3 +157,11 @@ def test_nothing_is_compressed_on_the_host_plane_but_what_is_filled(codec, redis
         filled = far.store.wait_for_fill('s', Record(second.id, second.writer, second.sequence, b''), WAIT_S)
         assert len(filled) < FRAMES['obs'].nbytes / 2
         writer.clear()
+
+
+def test_the_key_of_a_config_reaches_the_stream(codec, redis_server):
+    config = StoreConfig.from_block({'compression': codec, 'url': redis_server.url, 'run': next(_RUNS)})
+    with open_store(config.url, config.run, host_plane='off', **config.open_options()) as store:
+        store.append('experience', {}, FRAMES)
+        assert store.info().streams['experience'].pending_bytes < FRAMES['obs'].nbytes / 2
+        store.clear()
