@@ -16,7 +16,8 @@ from ding_store.buffer.objects import ObjectColumn
 from ding_store.buffer.outputs import Output, WarmOutputs
 from ding_store.buffer.rows import RowIndex
 from ding_store.buffer.sequences import Sequences
-from ding_store.buffer.table import Columns, Keep, Table, is_run
+from ding_store.buffer.table import Keep, Table, is_run
+from ding_store.buffer.table_base import Columns
 from ding_store.columns import NotColumnar, Schema
 from ding_store.errors import ConfigError, SchemaMismatch
 

@@ -38,7 +38,8 @@ from ding_store.buffer.prefetch import Prefetch
 from ding_store.buffer.rate_limiter import RateLimiter
 from ding_store.buffer.samplers import PrioritySampler, Sampler, Uniform
 from ding_store.buffer.sequence_sampling import SequenceSampling
-from ding_store.buffer.table import Columns, Keep, Table
+from ding_store.buffer.table import Keep, Table
+from ding_store.buffer.table_base import Columns
 from ding_store.columns import Schema
 from ding_store.errors import ConfigError, NotEnoughData, SchemaMismatch
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ding_store.buffer import StoreBuffer
-from ding_store.buffer import table as table_module
+from ding_store.buffer import StoreBuffer, table_reads
 from ding_store.buffer.outputs import WarmOutputs
 from ding_store.buffer.samplers import Uniform
 from ding_store.buffer.table import Table
@@ -63,12 +62,12 @@ def run_all(*jobs: Callable[[], None]) -> None:
 @pytest.fixture
 def _look_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """However little is read, without the lock."""
-    monkeypatch.setattr(table_module, '_QUICK_BYTES', -1)
+    monkeypatch.setattr(table_reads, '_QUICK_BYTES', -1)
 
 
 @pytest.mark.parametrize('quick_bytes', [-1, 1 << 30])
 def test_no_torn_rows(quick_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_module, '_QUICK_BYTES', quick_bytes)
+    monkeypatch.setattr(table_reads, '_QUICK_BYTES', quick_bytes)
     table = Table({'a': (np.dtype(np.int64), (WIDTH,)), 'b': (np.dtype(np.int64), ())}, 24)
     outputs = WarmOutputs(table.specs)
     table.extend(block(0, 24))

@@ -1,0 +1,137 @@
+"""The part of a table that changes what there is room for: other columns, wider ones, more or fewer slots."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Iterable, Mapping, Optional, Tuple
+
+import numpy as np
+
+from ding_store.buffer.arrays import Array
+from ding_store.buffer.narrowing import narrow, stored_specs, widen
+from ding_store.buffer.regions import ColumnSpec
+from ding_store.buffer.rows import EMPTY
+from ding_store.buffer.table_base import Columns, TableBase, checked_capacity, checked_specs
+from ding_store.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+class TableShape(TableBase):
+    """See ``Table``."""
+
+    def as_stored(self, columns: Columns) -> Columns:
+        """
+        Overview:
+            These columns as they are kept. What was kept as bytes and cannot be any longer is widened first, and stays
+            so. The caller has the lock of the writers.
+        Raises:
+            - NotEnoughSpace: There is no room for what is widened; nothing changed.
+        """
+        if not self._narrow:
+            return columns
+        stored = dict(columns)
+        for name in self._narrow & columns.keys():
+            narrowed = narrow(columns[name])
+            if narrowed is None:
+                self._widen(name)
+            else:
+                stored[name] = narrowed
+        return stored
+
+    def clear(self) -> None:
+        """Take all rows out. Row numbers are not used again."""
+        with self.write_lock, self.index.lock:
+            self._check_open()
+            self.index.clear()
+            self._sync_numbers()
+
+    def add_columns(
+        self, columns: Mapping[str, ColumnSpec], fill: Optional[Mapping[str, Any]] = None, info: Any = None
+    ) -> None:
+        """
+        Overview:
+            Widen the schema. Rows that are there get ``fill[name]``, or zeros.
+        Raises:
+            - ConfigError: The table has a column of this name.
+        """
+        specs = checked_specs(columns)
+        with self.write_lock:
+            self._check_open()
+            doubled = sorted(set(specs) & set(self.columns))
+            if doubled:
+                raise ConfigError(f'the table has the columns {doubled} already')
+            self._regions.add(specs)
+            for name, value in (fill or {}).items():
+                self.columns[name][: self._num_used] = value
+            self._describe(info)
+
+    def replace_columns(
+        self, columns: Mapping[str, ColumnSpec], info: Any = None, narrow_columns: Iterable[str] = ()
+    ) -> None:
+        """
+        Overview:
+            Take all rows out, and have these columns from now on instead, some of them kept as bytes for as long as
+            that is exact. Row numbers go on growing.
+        """
+        specs = checked_specs(columns)
+        with self.write_lock:
+            self.clear()
+            self._num_updates += 1
+            self._regions.clear()
+            self._narrow = frozenset()
+            self._describe(None)
+            self._num_used = 0
+            self._regions.add(stored_specs(specs, narrow_columns))
+            self._narrow = frozenset(narrow_columns)
+            self._describe(info)
+
+    def resize(self, capacity: int) -> Tuple[Array, Array]:
+        """
+        Overview:
+            Have another capacity from now on: where there are more rows than that, the oldest leave. O(capacity), and
+            a copy of the table where it is in memory. Files keep their length, but not the space of what is no longer
+            used.
+        Returns:
+            - source (:obj:`np.ndarray`): Slots whose rows had to move.
+            - target (:obj:`np.ndarray`): Where they live now.
+        Raises:
+            - ConfigError: ``capacity`` is no positive integer.
+        """
+        capacity = checked_capacity(capacity)
+        with self.write_lock, self.index.lock:
+            self._check_open()
+            # Readers that are copying do it again; others wait for the lock of the index.
+            self._num_updates += 1
+            self.index.remove(self.index.oldest(max(0, self.index.count - capacity)))
+            source, target = self.index.relocations(capacity)
+            self._regions.move(source, target)
+            self._sync_columns()
+            self.index.relocate(source, target)
+            self._sync_numbers()
+            self._num_used = min(self._num_used, capacity)
+            self._regions.resize(capacity, self._num_used)
+            self.index.resize(self._resized_numbers(capacity, source, target), source, target)
+        return source, target
+
+    def _widen(self, name: str) -> None:
+        logger.warning(
+            'column %r was kept in a quarter of its memory, as all its values were k/255; a new row has others: from '
+            'now on it is kept as float32. Nothing is lost.',
+            name,
+        )
+        self._num_updates += 1
+        spec = np.dtype(np.float32), self.columns[name].shape[1:]
+        self._regions.replace(name, spec, widen, self._num_used)
+        self._narrow -= {name}
+        self._describe(self.info)
+
+    def _resized_numbers(self, capacity: int, source: Array, target: Array) -> Array:
+        if self.home is not None:
+            return self.home.resize(capacity, source, target)
+        numbers = np.full(capacity, EMPTY, np.int64)
+        kept = min(capacity, self.capacity)
+        numbers[:kept] = self.index.row_of_slot[:kept]
+        # Whoever is copying slots and looks at the old numbers after that has to see that they are others now.
+        self.index.row_of_slot[:] = EMPTY
+        return numbers
