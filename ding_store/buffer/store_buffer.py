@@ -4,53 +4,40 @@ from __future__ import annotations
 
 import copy
 import logging
-import operator
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
-import treetensor.torch as ttorch
 from ding.data.buffer import Buffer, BufferedData, apply_middleware
-from ding.utils import fastcopy
-from ding.utils.data.collate_fn import ttorch_collate
 
 from ding_store.buffer import files
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.batch import Batch
 from ding_store.buffer.choices import (
-    GroupChoice,
     Sampled,
-    by_age,
-    by_indices,
-    by_live_rows,
     by_rows,
     check_sample_arguments,
-    split,
     to_row,
 )
 from ding_store.buffer.compat import IndexView, StorageView
-from ding_store.buffer.elements import Choose, Elements
-from ding_store.buffer.fifo import Fifo
-from ding_store.buffer.group_choice import IndexedGroupChoice
-from ding_store.buffer.kept import Kept, checked_view_name
-from ding_store.buffer.kept_priorities import KeptPriorities
-from ding_store.buffer.limits import Limited
+from ding_store.buffer.elements import Elements
+from ding_store.buffer.kept import checked_view_name
+from ding_store.buffer.list_sampling import ListSampling
 from ding_store.buffer.prefetch import Prefetch
+from ding_store.buffer.priorities import Priorities, keeping
 from ding_store.buffer.rate_limiter import RateLimiter
-from ding_store.buffer.samplers import PrioritySampler, Sampler, Uniform
+from ding_store.buffer.samplers import Sampler, Uniform
 from ding_store.buffer.sequence_sampling import SequenceSampling
 from ding_store.buffer.table import Keep, Table
 from ding_store.buffer.table_base import Columns
 from ding_store.columns import Schema
-from ding_store.errors import ConfigError, NotEnoughData, SchemaMismatch
+from ding_store.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 __all__ = ['Batch', 'StoreBuffer']
 
-Samples = Union[List[BufferedData], List[List[BufferedData]]]
 
-
-class StoreBuffer(SequenceSampling, Buffer):
+class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
     """
     Overview:
         A replay buffer in memory-mapped columns, to be used wherever DI-engine takes a DequeBuffer. ``index`` of an
@@ -91,10 +78,8 @@ class StoreBuffer(SequenceSampling, Buffer):
         self.sliced = sliced
         self._uniform = Uniform(seed)
         self._elements = Elements(size, path, fsync)
-        self._priorities: Optional[Union[PrioritySampler, KeptPriorities]] = None
         self._sample_with(sampler or self._uniform)
         self._prefetch = None if prefetch == 0 else Prefetch(prefetch, self.table)
-        self._is_short = False
         self.limiter = limiter
         if limiter is not None:
             limiter.attach(self.count, size)
@@ -165,7 +150,7 @@ class StoreBuffer(SequenceSampling, Buffer):
         sampler = self._with_priorities()
         values = sampler.check(priority, _num_rows(columns))
         with self._inserting(len(values)):
-            rows = self._elements.extend(columns, schema, commit, _keeping(sampler, values), meta)
+            rows = self._elements.extend(columns, schema, commit, keeping(sampler, values), meta)
         sampler.insert(rows, values)
         return rows
 
@@ -187,7 +172,7 @@ class StoreBuffer(SequenceSampling, Buffer):
         if priority is not None:
             sampler = self._with_priorities()
             values = sampler.check(priority, len(elements))
-            keep = _keeping(sampler, values)
+            keep = keeping(sampler, values)
         if self._middleware or len(elements) == 0:
             pairs = zip(elements, metas or [None] * len(elements))
             rows = np.array([int(self.push(data, meta=meta).index) for data, meta in pairs], np.int64)
@@ -199,51 +184,6 @@ class StoreBuffer(SequenceSampling, Buffer):
         if priority is not None:
             sampler.insert(rows, values)
         return rows
-
-    @apply_middleware('sample')
-    def sample(
-        self,
-        size: Optional[int] = None,
-        indices: Optional[List[str]] = None,
-        replace: bool = False,
-        sample_range: Optional[slice] = None,
-        ignore_insufficient: bool = False,
-        groupby: Optional[str] = None,
-        unroll_len: Optional[int] = None,
-    ) -> Samples:
-        """
-        Overview:
-            Sample elements, or read those of given indices in their order. Elements in columns are views of one
-            gathered batch, which lives as long as any of them.
-        Arguments:
-            - sample_range (:obj:`Optional[slice]`): Only these, counted by age as in a list; -1 is the newest.
-            - ignore_insufficient (:obj:`bool`): Return ``[]`` where there is too little, rather than raise.
-            - groupby (:obj:`Optional[str]`): Key of the metas; the result is a list of ``size`` groups.
-            - unroll_len (:obj:`Optional[int]`): Consecutive elements of a group, every start equally likely.
-        Raises:
-            - NotEnoughData: There are fewer elements or groups than asked for.
-            - RowGone: One of ``indices`` is not there.
-            - TypeError: The arguments make no sense together.
-        """
-        size, indices = check_sample_arguments(size, indices, groupby, unroll_len, sample_range)
-        groups: Optional[Union[GroupChoice, IndexedGroupChoice]] = None
-        choose: Choose
-        if indices:
-            choose = by_indices(indices, sample_range)
-        elif groupby is not None:
-            choose = groups = self._grouped(groupby, size, replace, unroll_len or None, sample_range)
-        else:
-            choose = Sampled(self._sampler, size, replace, sample_range)
-        try:
-            items = self._deliver(choose)
-        except NotEnoughData as e:
-            return self._short(e, ignore_insufficient)
-        self._is_short = False
-        if isinstance(choose, Sampled) and choose.weights is not None:
-            for item, weight in zip(items, choose.weights.tolist()):
-                # Of this sample alone: written past the row's own meta, which would keep it.
-                dict.__setitem__(item.meta, 'priority_IS', weight)
-        return items if groups is None else split(items, groups.lengths)
 
     def sample_batch(self, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Batch:
         """
@@ -273,20 +213,6 @@ class StoreBuffer(SequenceSampling, Buffer):
         """
         rows, data, elements = self._elements.read_batch(by_rows(rows))
         return Batch(data, rows, elements)
-
-    def update_priorities(self, rows: Array, priority: Any) -> None:
-        """
-        Overview:
-            New priorities, after a training step on these rows; of a row that is repeated the last one counts. Rows
-            that are gone are passed over, and counted by the sampler. O(B log(size)).
-        Arguments:
-            - rows (:obj:`np.ndarray`): ``Batch.rows``, shape ``(B,)``.
-            - priority: ``(B,)``, finite numbers >= 0.
-        Raises:
-            - PriorityError: They are not; nothing changed.
-            - ConfigError: The buffer's sampler has no priorities.
-        """
-        self._with_priorities().update(rows, priority)
 
     @apply_middleware('update')
     def update(self, index: str, data: Optional[Any] = None, meta: Optional[Dict[Any, Any]] = None) -> bool:
@@ -388,22 +314,6 @@ class StoreBuffer(SequenceSampling, Buffer):
     def count(self) -> int:
         return len(self.table)
 
-    def get(self, idx: int) -> BufferedData:
-        """
-        Overview:
-            The element at a place in the order of age: 0 is the oldest, -1 the newest. O(1), after deletes O(count).
-        Raises:
-            - IndexError: There are not so many.
-        """
-        return self._read(by_age(operator.index(idx)), warm=False)[0]
-
-    def get_by_index(self, index: str) -> BufferedData:
-        """
-        Raises:
-            - RowGone: There is no such element (a KeyError, as in DequeBuffer).
-        """
-        return self._read(by_indices([index]), warm=False)[0]
-
     def save_data(self, file_name: str) -> None:
         """Write all elements and metas to one file, which appears whole or not at all."""
         files.save(file_name, self._elements)
@@ -495,101 +405,6 @@ class StoreBuffer(SequenceSampling, Buffer):
             if self._priorities is not None and twin._priorities is not None:
                 twin._priorities.load_state(self._priorities.state())
         return twin
-
-    def _sample_with(self, sampler: Sampler) -> None:
-        self._attach(sampler)
-        self._sampler, self._priorities = sampler, self._kept(sampler, '')
-
-    def _kept(self, sampler: Sampler, view: Optional[str]) -> Optional[Union[PrioritySampler, KeptPriorities]]:
-        """Let a sampler that is attached outlive the process, under this name; returns who is told its priorities."""
-        home = self.table.home
-        if home is None or view is None:
-            return sampler if isinstance(sampler, PrioritySampler) else None
-        kept = Kept(home, view)
-        if isinstance(sampler, (Limited, Fifo)):
-            sampler.keep(kept)
-        if isinstance(sampler, PrioritySampler):
-            return KeptPriorities(sampler, self.table.index, kept.values('priority'))
-        return None
-
-    def _keep_counts(self) -> None:
-        home, table = self.table.home, self.table
-        if home is not None and self.limiter is not None:
-            self.limiter.keep(home.record('limiter'), lambda: table.next_row)
-
-    def _attach(self, sampler: Sampler) -> None:
-        sampler.attach(self.table.index)
-        if isinstance(sampler, Limited):
-            sampler.bind(self._elements)
-
-    def _with_priorities(self) -> Union[PrioritySampler, KeptPriorities]:
-        if self._priorities is None:
-            raise ConfigError(
-                f'the sampler {type(self._sampler).__name__} has no priorities; make the buffer with '
-                'StoreBuffer(size, sampler=Prioritized())'
-            )
-        return self._priorities
-
-    def _deliver(self, choose: Choose) -> List[BufferedData]:
-        if isinstance(choose, Sampled):
-            return choose.deliver(self._read, self._elements.delete, self.limiter)
-        return self._read(choose)
-
-    def _read(self, choose: Choose, warm: bool = True) -> List[BufferedData]:
-        read = self._elements.read(choose, warm)
-        items, seen = [], set()
-        for row, data, meta in zip(read.rows.tolist(), read.elements, read.metas):
-            item = BufferedData(data=data, index=str(row), meta=meta)
-            if row in seen:
-                # Whoever changes one of several samples of an element does not change the others.
-                item = BufferedData(data=fastcopy.copy(data), index=item.index, meta=fastcopy.copy(meta))
-            seen.add(row)
-            items.append(item)
-        return items
-
-    def _read_live(self, rows: Array) -> List[BufferedData]:
-        return self._read(by_live_rows(rows), warm=False)
-
-    def _grouped(
-        self, key: str, size: int, replace: bool, unroll_len: Optional[int], sample_range: Optional[slice]
-    ) -> Union[GroupChoice, IndexedGroupChoice]:
-        with self.table.write_lock:
-            groups = self._elements.metas.groups(key)
-        draw, sliced = self._uniform.draw, self.sliced
-        choice = GroupChoice(groups, draw, size, replace, unroll_len, sliced, sample_range)
-        if sample_range is not None:
-            return choice
-        index = self._elements.sequences.index(key, None, metas_only=True)
-        return IndexedGroupChoice(index, choice, draw, size, replace, unroll_len, sliced)
-
-    def _short(self, error: NotEnoughData, ignore: bool) -> List[BufferedData]:
-        if not ignore:
-            raise error
-        if not self._is_short:
-            # Once per shortage: this is called at every iteration of a learner that waits for data.
-            logger.warning('sample is ignored: %s', error)
-        self._is_short = True
-        return []
-
-    def _collated(self, size: int, replace: bool, sample_range: Optional[slice]) -> Batch:
-        # Only what was asked for: middleware has its own ideas of what it accepts and passes on.
-        options: Dict[str, Any] = {'replace': True} if replace else {}
-        if sample_range is not None:
-            options['sample_range'] = sample_range
-        items = self.sample(size, **options)
-        if not isinstance(items[0].data, ttorch.Tensor):
-            raise SchemaMismatch(f'elements of type {type(items[0].data).__name__} make no batch behind middleware')
-        weights = [item.meta.get('priority_IS') for item in items]
-        return Batch(
-            ttorch_collate([item.data for item in items]),
-            np.array([int(item.index) for item in items], np.int64),
-            lambda: [item.data for item in items],
-            None if None in weights else np.array(weights, np.float32),
-        )
-
-
-def _keeping(sampler: Union[PrioritySampler, KeptPriorities], priority: Array) -> Optional[Keep]:
-    return sampler.keeping(priority) if isinstance(sampler, KeptPriorities) else None
 
 
 def _num_rows(columns: Columns) -> int:

@@ -1,0 +1,167 @@
+"""The part of StoreBuffer that reads elements as DI-engine has them: lists of items, by sample, by index, in groups."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from typing import Any, Dict, List, Optional, Union
+
+import numpy as np
+import treetensor.torch as ttorch
+from ding.data.buffer import BufferedData, apply_middleware
+from ding.utils import fastcopy
+from ding.utils.data.collate_fn import ttorch_collate
+
+from ding_store.buffer.arrays import Array
+from ding_store.buffer.batch import Batch
+from ding_store.buffer.choices import (
+    GroupChoice,
+    Sampled,
+    by_age,
+    by_indices,
+    by_live_rows,
+    check_sample_arguments,
+    split,
+)
+from ding_store.buffer.elements import Choose, Elements
+from ding_store.buffer.group_choice import IndexedGroupChoice
+from ding_store.buffer.rate_limiter import RateLimiter
+from ding_store.buffer.samplers import Sampler, Uniform
+from ding_store.errors import NotEnoughData, SchemaMismatch
+
+logger = logging.getLogger(__name__)
+
+Samples = Union[List[BufferedData], List[List[BufferedData]]]
+
+
+class ListSampling:
+    """
+    Overview:
+        Items one by one, through the buffer's middleware where there is any.
+    """
+
+    sliced: bool
+    limiter: Optional[RateLimiter]
+    _elements: Elements
+    _uniform: Uniform
+    _sampler: Sampler
+    #: Whether the last sample found too little.
+    _is_short: bool = False
+
+    @apply_middleware('sample')
+    def sample(
+        self,
+        size: Optional[int] = None,
+        indices: Optional[List[str]] = None,
+        replace: bool = False,
+        sample_range: Optional[slice] = None,
+        ignore_insufficient: bool = False,
+        groupby: Optional[str] = None,
+        unroll_len: Optional[int] = None,
+    ) -> Samples:
+        """
+        Overview:
+            Sample elements, or read those of given indices in their order. Elements in columns are views of one
+            gathered batch, which lives as long as any of them.
+        Arguments:
+            - sample_range (:obj:`Optional[slice]`): Only these, counted by age as in a list; -1 is the newest.
+            - ignore_insufficient (:obj:`bool`): Return ``[]`` where there is too little, rather than raise.
+            - groupby (:obj:`Optional[str]`): Key of the metas; the result is a list of ``size`` groups.
+            - unroll_len (:obj:`Optional[int]`): Consecutive elements of a group, every start equally likely.
+        Raises:
+            - NotEnoughData: There are fewer elements or groups than asked for.
+            - RowGone: One of ``indices`` is not there.
+            - TypeError: The arguments make no sense together.
+        """
+        size, indices = check_sample_arguments(size, indices, groupby, unroll_len, sample_range)
+        groups: Optional[Union[GroupChoice, IndexedGroupChoice]] = None
+        choose: Choose
+        if indices:
+            choose = by_indices(indices, sample_range)
+        elif groupby is not None:
+            choose = groups = self._grouped(groupby, size, replace, unroll_len or None, sample_range)
+        else:
+            choose = Sampled(self._sampler, size, replace, sample_range)
+        try:
+            items = self._deliver(choose)
+        except NotEnoughData as e:
+            return self._short(e, ignore_insufficient)
+        self._is_short = False
+        if isinstance(choose, Sampled) and choose.weights is not None:
+            for item, weight in zip(items, choose.weights.tolist()):
+                # Of this sample alone: written past the row's own meta, which would keep it.
+                dict.__setitem__(item.meta, 'priority_IS', weight)
+        return items if groups is None else split(items, groups.lengths)
+
+    def get(self, idx: int) -> BufferedData:
+        """
+        Overview:
+            The element at a place in the order of age: 0 is the oldest, -1 the newest. O(1), after deletes O(count).
+        Raises:
+            - IndexError: There are not so many.
+        """
+        return self._read(by_age(operator.index(idx)), warm=False)[0]
+
+    def get_by_index(self, index: str) -> BufferedData:
+        """
+        Raises:
+            - RowGone: There is no such element (a KeyError, as in DequeBuffer).
+        """
+        return self._read(by_indices([index]), warm=False)[0]
+
+    def _deliver(self, choose: Choose) -> List[BufferedData]:
+        if isinstance(choose, Sampled):
+            return choose.deliver(self._read, self._elements.delete, self.limiter)
+        return self._read(choose)
+
+    def _read(self, choose: Choose, warm: bool = True) -> List[BufferedData]:
+        read = self._elements.read(choose, warm)
+        items, seen = [], set()
+        for row, data, meta in zip(read.rows.tolist(), read.elements, read.metas):
+            item = BufferedData(data=data, index=str(row), meta=meta)
+            if row in seen:
+                # Whoever changes one of several samples of an element does not change the others.
+                item = BufferedData(data=fastcopy.copy(data), index=item.index, meta=fastcopy.copy(meta))
+            seen.add(row)
+            items.append(item)
+        return items
+
+    def _read_live(self, rows: Array) -> List[BufferedData]:
+        return self._read(by_live_rows(rows), warm=False)
+
+    def _grouped(
+        self, key: str, size: int, replace: bool, unroll_len: Optional[int], sample_range: Optional[slice]
+    ) -> Union[GroupChoice, IndexedGroupChoice]:
+        with self._elements.table.write_lock:
+            groups = self._elements.metas.groups(key)
+        draw, sliced = self._uniform.draw, self.sliced
+        choice = GroupChoice(groups, draw, size, replace, unroll_len, sliced, sample_range)
+        if sample_range is not None:
+            return choice
+        index = self._elements.sequences.index(key, None, metas_only=True)
+        return IndexedGroupChoice(index, choice, draw, size, replace, unroll_len, sliced)
+
+    def _short(self, error: NotEnoughData, ignore: bool) -> List[BufferedData]:
+        if not ignore:
+            raise error
+        if not self._is_short:
+            # Once per shortage: this is called at every iteration of a learner that waits for data.
+            logger.warning('sample is ignored: %s', error)
+        self._is_short = True
+        return []
+
+    def _collated(self, size: int, replace: bool, sample_range: Optional[slice]) -> Batch:
+        # Only what was asked for: middleware has its own ideas of what it accepts and passes on.
+        options: Dict[str, Any] = {'replace': True} if replace else {}
+        if sample_range is not None:
+            options['sample_range'] = sample_range
+        items = self.sample(size, **options)
+        if not isinstance(items[0].data, ttorch.Tensor):
+            raise SchemaMismatch(f'elements of type {type(items[0].data).__name__} make no batch behind middleware')
+        weights = [item.meta.get('priority_IS') for item in items]
+        return Batch(
+            ttorch_collate([item.data for item in items]),
+            np.array([int(item.index) for item in items], np.int64),
+            lambda: [item.data for item in items],
+            None if None in weights else np.array(weights, np.float32),
+        )

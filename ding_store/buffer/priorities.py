@@ -1,0 +1,82 @@
+"""The part of StoreBuffer that knows its sampler: who is told priorities, and what of it outlives the process."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Union
+
+from ding_store.buffer.arrays import Array
+from ding_store.buffer.elements import Elements
+from ding_store.buffer.fifo import Fifo
+from ding_store.buffer.kept import Kept
+from ding_store.buffer.kept_priorities import KeptPriorities
+from ding_store.buffer.limits import Limited
+from ding_store.buffer.rate_limiter import RateLimiter
+from ding_store.buffer.samplers import PrioritySampler, Sampler
+from ding_store.buffer.table import Keep
+from ding_store.errors import ConfigError
+
+
+class Priorities:
+    """
+    Overview:
+        A buffer's sampler, attached to the table, and its record in the table's directory where there is one.
+    """
+
+    limiter: Optional[RateLimiter]
+    _elements: Elements
+    _sampler: Sampler
+    #: Who is told priorities; None where the sampler has none.
+    _priorities: Optional[Union[PrioritySampler, KeptPriorities]] = None
+
+    def update_priorities(self, rows: Array, priority: Any) -> None:
+        """
+        Overview:
+            New priorities, after a training step on these rows; of a row that is repeated the last one counts. Rows
+            that are gone are passed over, and counted by the sampler. O(B log(size)).
+        Arguments:
+            - rows (:obj:`np.ndarray`): ``Batch.rows``, shape ``(B,)``.
+            - priority: ``(B,)``, finite numbers >= 0.
+        Raises:
+            - PriorityError: They are not; nothing changed.
+            - ConfigError: The buffer's sampler has no priorities.
+        """
+        self._with_priorities().update(rows, priority)
+
+    def _sample_with(self, sampler: Sampler) -> None:
+        self._attach(sampler)
+        self._sampler, self._priorities = sampler, self._kept(sampler, '')
+
+    def _kept(self, sampler: Sampler, view: Optional[str]) -> Optional[Union[PrioritySampler, KeptPriorities]]:
+        """Let a sampler that is attached outlive the process, under this name; returns who is told its priorities."""
+        home = self._elements.table.home
+        if home is None or view is None:
+            return sampler if isinstance(sampler, PrioritySampler) else None
+        kept = Kept(home, view)
+        if isinstance(sampler, (Limited, Fifo)):
+            sampler.keep(kept)
+        if isinstance(sampler, PrioritySampler):
+            return KeptPriorities(sampler, self._elements.table.index, kept.values('priority'))
+        return None
+
+    def _keep_counts(self) -> None:
+        home, table = self._elements.table.home, self._elements.table
+        if home is not None and self.limiter is not None:
+            self.limiter.keep(home.record('limiter'), lambda: table.next_row)
+
+    def _attach(self, sampler: Sampler) -> None:
+        sampler.attach(self._elements.table.index)
+        if isinstance(sampler, Limited):
+            sampler.bind(self._elements)
+
+    def _with_priorities(self) -> Union[PrioritySampler, KeptPriorities]:
+        if self._priorities is None:
+            raise ConfigError(
+                f'the sampler {type(self._sampler).__name__} has no priorities; make the buffer with '
+                'StoreBuffer(size, sampler=Prioritized())'
+            )
+        return self._priorities
+
+
+def keeping(sampler: Union[PrioritySampler, KeptPriorities], priority: Array) -> Optional[Keep]:
+    """What puts priorities of new rows on record before they are live, if anything has to."""
+    return sampler.keeping(priority) if isinstance(sampler, KeptPriorities) else None
