@@ -6,9 +6,11 @@ import errno
 import logging
 import mmap
 import os
+import resource
 import tempfile
+from contextlib import contextmanager, suppress
 from math import prod
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -26,6 +28,10 @@ ColumnSpec = Tuple[np.dtype[Any], Tuple[int, ...]]
 #: against 101-135 ms sparse); 0.3-8 ms on ext4. A thread that reserves ahead would save a push these few ms per step,
 #: while the table fills for the first time, and nothing in all: smaller steps do.
 EXTENT_BYTES = 16 << 20
+#: Rows of a file that are read whole, ahead of being copied. Of smaller ones a page or two is all that is read anyway.
+_LARGE_ROW_BYTES = 64 << 10
+#: Reads with such advice after one that found pages missing, before another looks whether they are missing still.
+_ADVISED_READS = 64
 
 
 class ColumnFile(NamedTuple):
@@ -59,6 +65,7 @@ class Regions:
         self._directory: Optional[str] = None if home is None else home.path
         self._files: Dict[str, ColumnFile] = {}
         self._num_reserved = 0
+        self._num_advised = 0
 
     @property
     def columns(self) -> Dict[str, Array]:
@@ -177,6 +184,29 @@ class Regions:
         for file in self._files.values():
             os.fdatasync(file.fd)
 
+    @contextmanager
+    def reading(self, slots: Array) -> Iterator[None]:
+        """
+        Overview:
+            For copies of these slots: where rows are large and reads find some that memory does not hold, the disk is
+            let read them all at once; a copy alone waits for one stretch of a row after the other.
+        """
+        # Another thread may be adding columns, or closing files: this is advice, and may come too late.
+        files = [file for file in list(self._files.values()) if file.row_bytes >= _LARGE_ROW_BYTES]
+        if not files:
+            yield
+            return
+        if self._num_advised > 0:
+            self._num_advised -= 1
+            with suppress(OSError):
+                for file in files:
+                    for slot in slots.tolist():
+                        os.posix_fadvise(file.fd, slot * file.row_bytes, file.row_bytes, os.POSIX_FADV_WILLNEED)
+        before = _num_disk_faults()
+        yield
+        if _num_disk_faults() > before:
+            self._num_advised = _ADVISED_READS
+
     def reserve(self, num_rows: int) -> None:
         """
         Overview:
@@ -251,6 +281,11 @@ class Regions:
                 purpose = f'rows {start} to {stop} of a table of {self.capacity}'
                 needed = (stop - start) * sum(each.row_bytes for each in files.values())
                 raise space.not_enough_space(purpose, needed, self._directory) from e
+
+
+def _num_disk_faults() -> int:
+    """How often this thread waited for a page that memory did not hold."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
 
 
 def _fit(fd: int, num_bytes: int) -> None:

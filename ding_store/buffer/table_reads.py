@@ -52,7 +52,8 @@ class TableReads(TableBase):
                 if len(slots) * self._regions.row_bytes <= _QUICK_BYTES:
                     # Whoever changes a row that lives, or takes it away, has this lock.
                     return rows, copy(slots)
-            copied = copy(slots)
+            with self._regions.reading(slots):
+                copied = copy(slots)
             # The row number guards against a new row in the slot, the count against new data in the row, and against
             # other columns or slots. Both are changed before the first byte is, and whoever reads them here has the
             # interpreter's lock.

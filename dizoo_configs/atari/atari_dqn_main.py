@@ -28,6 +28,9 @@ DI-engine's config pipeline, in one process:
 
 > ding -m serial -c dizoo_configs/atari/pong_dqn_config.py -s 0
 
+With `--checkpoint` a learner that is killed goes on from its last checkpoint, and so does the same command after
+everything was killed.
+
 The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine.
 """  # noqa: E501
 
@@ -80,9 +83,10 @@ def main(given: Options = DEFAULTS) -> None:
         task.use(parts.OffPolicyLearner(cfg, policy.learn_mode, buffer_))
         task.use(online_logger(train_show_freq=100))
         task.use(CkptSaver(policy, cfg.exp_name, train_freq=1000))
+        task.use(parts.Checkpointer(policy))
         use_end(given)
         task.run()
 
 
 if __name__ == '__main__':
-    main(options(main, CONFIGS))
+    main(options(main, CONFIGS, can_checkpoint=True))

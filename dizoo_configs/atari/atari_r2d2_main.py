@@ -24,6 +24,9 @@ DI-engine's config pipeline, in one process:
 
 DI-engine's example of R2D2 samples single steps and groups them, so that it has neither priorities of sequences nor
 overlaps. Here elements are sequences, with the recurrent state before each step, as in DI-engine's config pipeline.
+With `--checkpoint` a learner that is killed goes on from its last checkpoint, and so does the same command after
+everything was killed.
+
 The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine on the same elements.
 """  # noqa: E501
 
@@ -82,9 +85,10 @@ def main(given: Options = DEFAULTS) -> None:
         task.use(parts.OffPolicyLearner(cfg, policy.learn_mode, buffer_))
         task.use(online_logger(train_show_freq=100))
         task.use(CkptSaver(policy, cfg.exp_name, train_freq=1000))
+        task.use(parts.Checkpointer(policy))
         use_end(given)
         task.run()
 
 
 if __name__ == '__main__':
-    main(options(main, CONFIGS))
+    main(options(main, CONFIGS, can_checkpoint=True))

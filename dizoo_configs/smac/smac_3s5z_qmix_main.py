@@ -17,6 +17,9 @@ Another collector for a running job, on this host or another (there, with the `r
 
 > ding-store join --role collector -- python3 -u dizoo_configs/smac/smac_3s5z_qmix_main.py
 
+With `--checkpoint` a learner that is killed goes on from its last checkpoint, and so does the same command after
+everything was killed.
+
 The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine, but for the policy,
 whose transitions are trees of tensors (policies.py). An element is a sequence of `collect.unroll_len` steps: collectors
 cut them, so that what travels is what is replayed.
@@ -72,9 +75,10 @@ def main(given: Options = DEFAULTS) -> None:
         task.use(parts.OffPolicyLearner(of_sequences, policy.learn_mode, buffer_))
         task.use(online_logger(train_show_freq=10))
         task.use(CkptSaver(policy, cfg.exp_name, train_freq=1000))
+        task.use(parts.Checkpointer(policy))
         use_end(given)
         task.run()
 
 
 if __name__ == '__main__':
-    main(options(main, CONFIGS))
+    main(options(main, CONFIGS, can_checkpoint=True))

@@ -17,7 +17,7 @@ from ding_store.bench.compare.worker import Worker
 
 CGROUP_V1 = Path('/sys/fs/cgroup/memory')
 #: What the process itself needs, beside what it may keep of the table.
-OWN_BYTES = 1.5e9
+OWN_BYTES = 0.6e9
 #: Batches that are gathered ahead.
 AHEAD = 2
 

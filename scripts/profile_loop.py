@@ -1,0 +1,252 @@
+#!/usr/bin/env python3
+"""
+Where a loop's time goes: the mains of dizoo_configs, store and stock, by parts.
+
+    python scripts/profile_loop.py                                     # all whose extras are installed; some 6 minutes
+    python scripts/profile_loop.py hopper_sac smax_qmix --seconds 10
+    python scripts/profile_loop.py --roles learner=1,collector=2       # the learner of a job of several processes
+
+Every loop is a process of its own, one thread, with its environments, collector and learner in it: DI-engine's configs
+with smaller models. The clock starts after some iterations. A part has the time that is spent in it and in no other
+part that it calls; what no part has is the rest: the collector's own work, loggers, the task. Evaluation is left out.
+"""
+
+import argparse
+import functools
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, Callable, Dict, List
+
+ROOT = Path(__file__).resolve().parent.parent
+#: Rounds of the loop that trained, before the clock starts.
+WARM_UP = 2
+PARTS = ['environment', 'act', 'push', 'sample', 'train', 'exchange', 'weights', 'rest']
+
+#: (module, name in it, part). Of policies and their collate see ``watch_policies``.
+WATCHED = [
+    ('ding.envs.env_manager.base_env_manager', 'BaseEnvManagerV2.step', 'environment'),
+    ('ding.envs.env_manager.base_env_manager', 'BaseEnvManagerV2.reset', 'environment'),
+    ('ding.data', 'DequeBuffer.push', 'push'),
+    ('ding.data', 'DequeBuffer.sample', 'sample'),
+    ('ding.data', 'DequeBuffer.update', 'sample'),
+    ('ding_store.buffer', 'StoreBuffer.push', 'push'),
+    ('ding_store.buffer', 'StoreBuffer.extend', 'push'),
+    ('ding_store.buffer', 'StoreBuffer.extend_elements', 'push'),
+    ('ding_store.buffer', 'StoreBuffer.sample', 'sample'),
+    ('ding_store.buffer', 'StoreBuffer.sample_batch', 'sample'),
+    ('ding_store.buffer', 'StoreBuffer.sample_time_major', 'sample'),
+    ('ding_store.buffer', 'StoreBuffer.update_priorities', 'sample'),
+]
+COLLATES = ('default_preprocess_learn', 'timestep_collate', 'default_collate')
+#: Middleware -> part.
+EXCHANGES = {'ContextExchanger': 'exchange', 'ModelExchanger': 'weights'}
+
+SMALL = {'policy.cuda': False, 'env.stop_value': 10**9}
+ATARI = {**SMALL, 'policy.model.encoder_hidden_size_list': [16, 32, 128]}
+HEADS = {'policy.model.actor_head_hidden_size': 64, 'policy.model.critic_head_hidden_size': 64}
+R2D2 = {
+    'policy.model.encoder_hidden_size_list': [8, 8, 64],
+    'policy.burnin_step': 4,
+    'policy.learn_unroll_len': 16,
+    'policy.collect.overlap': 10,
+    'policy.learn.batch_size': 16,
+    'policy.learn.update_per_collect': 4,
+}
+IMPALA = {'policy.model.encoder_hidden_size_list': [8, 8, 64], 'policy.unroll_len': 16}
+
+#: Name -> main, config, settings.
+LOOPS = {
+    'cartpole_dqn': ('cartpole.cartpole_dqn_main', '', SMALL),
+    'pong_dqn': ('atari.atari_dqn_main', '', ATARI),
+    'pong_dqn_per': ('atari.atari_dqn_main', 'atari.pong_dqn_per_config', ATARI),
+    'pong_r2d2': ('atari.atari_r2d2_main', '', {**ATARI, **R2D2}),
+    'pong_impala': ('atari.atari_impala_main', '', {**ATARI, **HEADS, **IMPALA}),
+    'qbert_ppo': ('atari.atari_ppo_main', '', {**ATARI, **HEADS, 'policy.collect.n_sample': 256}),
+    'hopper_sac': (
+        'mujoco.hopper_sac_main', '', {**SMALL, 'policy.random_collect_size': 1000, 'policy.collect.n_sample': 8},
+    ),
+    'smax_qmix': ('smac.smac_3s5z_qmix_main', 'smac.smax_3s5z_qmix_config', SMALL),
+    'smax_masac': ('smac.smac_3s5z_masac_main', 'smac.smax_3s5z_masac_config', SMALL),
+    'gobigger_dqn': ('gobigger.gobigger_dqn_main', '', SMALL),
+}  # fmt: skip
+
+
+class Clock:
+    """Seconds of each part, of this thread; of nested ones the innermost."""
+
+    def __init__(self) -> None:
+        self.seconds: Counter = Counter()
+        self._stack, self._since, self._thread = ['rest'], time.perf_counter(), threading.get_ident()
+
+    def restart(self) -> None:
+        self.seconds.clear()
+        self._since = time.perf_counter()
+
+    def _switch(self) -> None:
+        now = time.perf_counter()
+        self.seconds[self._stack[-1]] += now - self._since
+        self._since = now
+
+    def timed(self, call: Callable, part: str) -> Callable:
+        @functools.wraps(call)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != self._thread:
+                return call(*args, **kwargs)
+            self._switch()
+            self._stack.append(part)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._switch()
+                self._stack.pop()
+
+        return timed
+
+
+def watch(clock: Clock, is_stock: bool) -> None:
+    """Before the main is imported."""
+    for module, name, part in WATCHED:
+        if is_stock and module.startswith('ding_store'):
+            continue
+        kind, _, method = name.partition('.')
+        owner = getattr(importlib.import_module(module), kind)
+        setattr(owner, method, clock.timed(getattr(owner, method), part))
+
+
+def watch_policies(clock: Clock) -> None:
+    """After it: every policy's forward passes, and what they collate with."""
+    from ding.policy import Policy
+
+    kinds: List[type] = [Policy]
+    for kind in kinds:
+        kinds += [each for each in kind.__subclasses__() if each not in kinds]
+        for method, part in (('_forward_learn', 'train'), ('_forward_collect', 'act')):
+            if method in vars(kind) and not getattr(vars(kind)[method], '__isabstractmethod__', False):
+                setattr(kind, method, clock.timed(vars(kind)[method], part))
+    for name, module in list(sys.modules.items()):
+        if name.startswith(('ding.policy.', 'dizoo_configs.')):
+            for collate in COLLATES:
+                if hasattr(module, collate):
+                    setattr(module, collate, clock.timed(getattr(module, collate), 'sample'))
+
+
+def watch_exchangers(clock: Clock, task: Any) -> None:
+    """Their first half, before ``yield``, and their second: what there is to send."""
+    forward = type(task).forward
+
+    def watched(self: Any, fn: Callable, *args: Any, **kwargs: Any) -> Any:
+        part = EXCHANGES.get(type(fn).__name__)
+        return (clock.timed(forward, part) if part else forward)(self, fn, *args, **kwargs)
+
+    backward = type(task).backward
+
+    def sent(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return clock.timed(backward, 'exchange')(self, *args, **kwargs)
+
+    type(task).forward, type(task).backward = watched, sent
+
+
+def run_one(name: str, side: str, seconds: float, out: str) -> None:
+    """In a process of its own; with roles every one of them runs it, and the learner writes."""
+    import torch
+    from ding.framework import task
+
+    from dizoo_configs.command import Options
+
+    torch.set_num_threads(1)
+    clock, run = Clock(), task.run
+    watch(clock, side == 'stock')
+    main, config, settings = LOOPS[name]
+    module: Any = importlib.import_module(f'dizoo_configs.{main}')
+    if task.router.is_active:
+        watch_exchangers(clock, task)
+    watch_policies(clock)
+    module.interaction_evaluator = lambda *args, **kwargs: task.void()
+    begin: Dict[str, Any] = {}
+
+    def note(ctx: Any) -> None:
+        begin['rounds'] = begin.get('rounds', 0) + (int(ctx.train_iter) > 0)
+        if begin['rounds'] == WARM_UP:
+            begin.update(at=time.perf_counter(), train_iter=int(ctx.train_iter), env_step=int(ctx.env_step))
+            clock.restart()
+        elif begin['rounds'] > WARM_UP and time.perf_counter() - begin['at'] > seconds and not task.finish:
+            taken = time.perf_counter() - begin['at']
+            rates = {key: (int(getattr(ctx, key)) - begin[key]) / taken for key in ('train_iter', 'env_step')}
+            clock._switch()
+            Path(out).write_text(json.dumps({**rates, 'seconds': clock.seconds}))
+            task.finish = True
+
+    def watched_run() -> None:
+        if not task.router.is_active or task.has_role(task.role.LEARNER):
+            task.use(note)
+        run()
+
+    task.run = watched_run
+    config = f'dizoo_configs.{config}' if config else ''
+    module.main(Options(config=config, stock=side == 'stock', env_manager='base', settings=tuple(settings.items())))
+
+
+def measure(name: str, side: str, seconds: float, roles: str) -> Dict[str, Any]:
+    environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(ROOT), 'SDL_VIDEODRIVER': 'dummy'}
+    with tempfile.TemporaryDirectory(prefix='profile') as directory:
+        out, log = Path(directory, 'out.json'), Path(directory, 'log')
+        child = [str(Path(__file__).resolve()), '--child', name, side, str(out), '--seconds', str(seconds)]
+        command = [sys.executable, '-W', 'ignore', *child]
+        if roles:
+            command = [sys.executable, '-m', 'ding_store.cli', 'run', '--roles', roles, '--', 'python', *child]
+        with log.open('wb') as stream:
+            subprocess.run(command, cwd=directory, env=environment, stdout=stream, stderr=stream, timeout=600)
+        if not out.exists():
+            raise RuntimeError(f'{name} {side} gave no figures:\n{log.read_text(errors="replace")[-3000:]}')
+        return dict(json.loads(out.read_text()))
+
+
+def line(name: str, side: str, found: Dict[str, Any], parts: List[str]) -> str:
+    total = sum(found['seconds'].values())
+    shares = ''.join(f'{100 * found["seconds"].get(part, 0) / total:>12.1f}' for part in parts)
+    return f'{name:<16}{side:<7}{found["train_iter"]:>10.1f}{found["env_step"]:>10.1f}{shares}'
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('loops', nargs='*', help=f'default: all of {" ".join(LOOPS)}')
+    parser.add_argument('--seconds', type=float, default=10.0, help='per loop and side')
+    parser.add_argument('--roles', default='', help='as of ding-store run; the store alone')
+    parser.add_argument('--json', metavar='FILE', help='keep all figures there')
+    parser.add_argument('--child', nargs=3, metavar=('LOOP', 'SIDE', 'OUT'), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        name, side, out = options.child
+        run_one(name, side, options.seconds, out)
+        return 0
+    for name in options.loops:
+        if name not in LOOPS:
+            parser.error(f'no loop {name!r}; known are {", ".join(LOOPS)}')
+    parts = [part for part in PARTS if options.roles or part not in EXCHANGES.values()]
+    titles = ''.join(f'{part + " %":>12}' for part in parts)
+    sys.stdout.write(f'{"loop":<16}{"side":<7}{"train it/s":>10}{"step/s":>10}{titles}\n')
+    failed, figures = 0, {}
+    for name in options.loops or LOOPS:
+        for side in ['store'] if options.roles else ['stock', 'store']:
+            try:
+                figures[f'{name} {side}'] = found = measure(name, side, options.seconds, options.roles)
+                sys.stdout.write(line(name, side, found, parts) + '\n')
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
+                failed = 1
+                sys.stderr.write(f'{error}\n')
+            sys.stdout.flush()
+    if options.json:
+        Path(options.json).write_text(json.dumps(figures, indent=1))
+    return failed
+
+
+if __name__ == '__main__':
+    sys.exit(main())
