@@ -13,7 +13,8 @@ from typing import Any, Callable, Dict, Sequence, Tuple
 import yaml
 from ding.envs import BaseEnvManagerV2, SubprocessEnvManagerV2, get_vec_env_setting
 from ding.framework import task
-from ding.framework.middleware import termination_checker
+from ding.framework.middleware import online_logger, termination_checker
+from ding.framework.task import VoidMiddleware
 
 from ding_store.errors import ConfigError
 
@@ -144,6 +145,24 @@ def take_role() -> None:
     """By node id, as DI-engine's examples do: 0 learns, 1 evaluates, others collect."""
     roles = {0: task.role.LEARNER, 1: task.role.EVALUATOR}
     task.add_role(roles.get(task.router.node_id, task.role.COLLECTOR))
+
+
+def use_logger(train_show_freq: int) -> None:
+    """
+    DI-engine's online_logger, given outputs of its own: it takes the newest from ``ctx.train_output``, which stock
+    prioritized replay then has no priorities from (``IndexError: pop from empty list``).
+    """
+    log = online_logger(train_show_freq=train_show_freq)
+    if isinstance(log, VoidMiddleware):
+        return
+
+    def _logger(ctx: Any) -> None:
+        outputs = ctx.train_output
+        ctx.train_output = list(outputs) if isinstance(outputs, list) else outputs
+        log(ctx)
+        ctx.train_output = outputs
+
+    task.use(_logger)
 
 
 def use_end(given: Options) -> None:

@@ -211,7 +211,7 @@ def measure(name: str, side: str, seconds: float, roles: str) -> Dict[str, Any]:
 
 def line(name: str, side: str, found: Dict[str, Any], parts: List[str]) -> str:
     total = sum(found['seconds'].values())
-    shares = ''.join(f'{100 * found["seconds"].get(part, 0) / total:>12.1f}' for part in parts)
+    shares = ''.join(f'{100 * found["seconds"].get(part, 0) / total:>15.1f}' for part in parts)
     return f'{name:<16}{side:<7}{found["train_iter"]:>10.1f}{found["env_step"]:>10.1f}{shares}'
 
 
@@ -231,7 +231,7 @@ def main() -> int:
         if name not in LOOPS:
             parser.error(f'no loop {name!r}; known are {", ".join(LOOPS)}')
     parts = [part for part in PARTS if options.roles or part not in EXCHANGES.values()]
-    titles = ''.join(f'{part + " %":>12}' for part in parts)
+    titles = ''.join(f'{part + " %":>15}' for part in parts)
     sys.stdout.write(f'{"loop":<16}{"side":<7}{"train it/s":>10}{"step/s":>10}{titles}\n')
     failed, figures = 0, {}
     for name in options.loops or LOOPS:

@@ -37,7 +37,7 @@ The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stoc
 from ding.config import compile_config
 from ding.framework import ding_init, task
 from ding.framework.context import OnlineRLContext
-from ding.framework.middleware import CkptSaver, StepCollector, eps_greedy_handler, interaction_evaluator, online_logger
+from ding.framework.middleware import CkptSaver, StepCollector, eps_greedy_handler, interaction_evaluator
 from ding.model import DQN
 from ding.policy import DQNPolicy
 from ding.utils import set_pkg_seed
@@ -45,7 +45,7 @@ from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
 from ding_store.middleware.trajectories import apex_epsilon, first_priorities, nstep_returns
-from dizoo_configs.command import DEFAULTS, Options, make_envs, options, take_role, use_end
+from dizoo_configs.command import DEFAULTS, Options, make_envs, options, take_role, use_end, use_logger
 
 CONFIGS = [
     f'dizoo_configs.atari.{name}_config'
@@ -81,7 +81,7 @@ def main(given: Options = DEFAULTS) -> None:
         task.use(first_priorities(cfg, model))
         task.use(parts.data_pusher(cfg, buffer_))
         task.use(parts.OffPolicyLearner(cfg, policy.learn_mode, buffer_))
-        task.use(online_logger(train_show_freq=100))
+        use_logger(100)
         task.use(CkptSaver(policy, cfg.exp_name, train_freq=1000))
         task.use(parts.Checkpointer(policy))
         use_end(given)

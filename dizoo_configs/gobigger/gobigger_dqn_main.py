@@ -23,13 +23,13 @@ prioritized replay.
 from ding.config import compile_config
 from ding.framework import ding_init, task
 from ding.framework.context import OnlineRLContext
-from ding.framework.middleware import CkptSaver, StepCollector, eps_greedy_handler, interaction_evaluator, online_logger
+from ding.framework.middleware import CkptSaver, StepCollector, eps_greedy_handler, interaction_evaluator
 from ding.model import create_model
 from ding.utils import set_pkg_seed
 from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
-from dizoo_configs.command import DEFAULTS, Options, make_envs, options, take_role, use_end
+from dizoo_configs.command import DEFAULTS, Options, make_envs, options, take_role, use_end, use_logger
 from dizoo_configs.gobigger.gobigger_policy import GoBiggerDQNPolicy
 
 CONFIGS = ['dizoo_configs.gobigger.gobigger_dqn_config']
@@ -61,7 +61,7 @@ def main(given: Options = DEFAULTS) -> None:
         task.use(StepCollector(cfg, policy.collect_mode, collector_env))
         task.use(parts.data_pusher(cfg, buffer_))
         task.use(parts.OffPolicyLearner(cfg, policy.learn_mode, buffer_))
-        task.use(online_logger(train_show_freq=10))
+        use_logger(10)
         task.use(CkptSaver(policy, cfg.exp_name, train_freq=1000))
         task.use(parts.Checkpointer(policy))
         use_end(given)

@@ -117,3 +117,21 @@ def test_hopper_is_gymnasiums():
             break
     assert step.info['eval_episode_return'] == pytest.approx(total)
     env.close()
+
+
+@pytest.mark.parametrize('output', [{'total_loss': 1.0}, [{'total_loss': 1.0}, {'total_loss': 2.0}]])
+def test_the_logger_leaves_what_was_trained_to_stock_prioritized_replay(output, tmp_path):
+    from ding.framework import ding_init, task
+    from ding.framework.context import OnlineRLContext
+
+    from dizoo_configs.command import use_logger
+
+    ding_init(EasyDict(exp_name=str(tmp_path / 'run')))
+    with task.start(ctx=OnlineRLContext()):
+        use_logger(1)
+        task.ctx.train_iter, task.ctx.train_output = 5, output
+        before = list(output)
+        for middleware in task._middleware:
+            task.forward(middleware)
+        assert task.ctx.train_output is output
+        assert list(output) == before
