@@ -46,8 +46,8 @@ WATCHED = [
     ('ding_store.buffer', 'StoreBuffer.update_priorities', 'sample'),
 ]
 COLLATES = ('default_preprocess_learn', 'timestep_collate', 'default_collate')
-#: Middleware -> part.
-EXCHANGES = {'ContextExchanger': 'exchange', 'ModelExchanger': 'weights'}
+#: Where exchangers are -> part.
+EXCHANGES = {'ding_store.middleware.experience': 'exchange', 'ding_store.middleware.weights': 'weights'}
 
 SMALL = {'policy.cuda': False, 'env.stop_value': 10**9}
 ATARI = {**SMALL, 'policy.model.encoder_hidden_size_list': [16, 32, 128]}
@@ -143,13 +143,15 @@ def watch_exchangers(clock: Clock, task: Any) -> None:
     forward = type(task).forward
 
     def watched(self: Any, fn: Callable, *args: Any, **kwargs: Any) -> Any:
-        part = EXCHANGES.get(type(fn).__name__)
+        part = EXCHANGES.get(type(fn).__module__)
         return (clock.timed(forward, part) if part else forward)(self, fn, *args, **kwargs)
 
-    backward = type(task).backward
-
-    def sent(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return clock.timed(backward, 'exchange')(self, *args, **kwargs)
+    def sent(self: Any, stack: Any = None, **kwargs: Any) -> None:
+        stack = stack or self._backward_stack
+        while stack:
+            _, generator = stack.popitem()
+            part = EXCHANGES.get(generator.gi_frame.f_globals['__name__'], 'rest')
+            clock.timed(next, part)(generator, None)
 
     type(task).forward, type(task).backward = watched, sent
 
