@@ -133,11 +133,11 @@ def test_killed_collector_costs_only_its_unfinished_chunk(tmp_path):
 def test_collector_that_raises_costs_only_itself(tmp_path):
     # DI-engine's task tells the mesh to finish when an exception leaves it: the others must not hear of that.
     arguments = ['run', '--run', 'r', '--roles', ROLES]
-    extra = ['--max-train-iter', 400, '--fail', 2]
+    extra = ['--max-train-iter', 2000, '--fail', 2]
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace', *extra)), tmp_path) as run:
         assert run.wait() == 0, run.text
     assert 'the run goes on without it' in run.text
-    assert table(run.text)['train iterations'] >= 400
+    assert table(run.text)['train iterations'] >= 400  # the policy may be good enough before the limit
     assert 'finished: learner finished' in run.text
 
 

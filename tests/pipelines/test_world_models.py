@@ -1,19 +1,27 @@
 """World models of DI-engine on the store's buffer: the calls of MBPO and Dreamer, in their own pipelines."""
 
 import copy
-from typing import Any, List
+from typing import Any, Iterator, List
 
 import pytest
+from ding.entry import serial_entry_mbrl
 from ding.entry.serial_entry_mbrl import serial_pipeline_dreamer, serial_pipeline_dyna
 from easydict import EasyDict
+from tensorboardX import SummaryWriter
 
 import ding_store
 from ding_store.buffer import StoreBufferWrapper
 
 
 @pytest.fixture
-def sampled(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> List[tuple]:
+def sampled(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[List[tuple]]:
     """The arguments and results of all samples."""
+    writers: List[SummaryWriter] = []
+
+    def writer(*args: Any, **kwargs: Any) -> SummaryWriter:
+        writers.append(SummaryWriter(*args, **kwargs))
+        return writers[-1]
+
     seen: List[tuple] = []
     sample = StoreBufferWrapper.sample
 
@@ -23,7 +31,10 @@ def sampled(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> List[tuple]:
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(StoreBufferWrapper, 'sample', record)
-    return seen
+    monkeypatch.setattr(serial_entry_mbrl, 'SummaryWriter', writer)
+    yield seen
+    for each in writers:
+        each.close()  # Its thread makes the file when it first writes: here, not where the next test is.
 
 
 def pendulum(policy: dict, world_model: dict) -> EasyDict:
