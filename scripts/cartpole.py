@@ -31,7 +31,7 @@ def main() -> int:
     parser.add_argument('--no-compare', action='store_true', help='leave stock DI-engine out')
     parser.add_argument('--no-parallel', action='store_true', help='compare with stock serial only, not with ditask')
     parser.add_argument('--busy', action='store_true', help='keep every core busy with something else meanwhile')
-    parser.add_argument('--json', metavar='FILE', help='write all figures there')
+    parser.add_argument('--json', metavar='FILE', help='write all figures there, after each run')
     parser.add_argument('--dir', default=str(ROOT / 'runs' / 'cartpole'), help='where runs leave their files')
     options = parser.parse_args()
 
@@ -45,9 +45,9 @@ def main() -> int:
             for kind in kinds:
                 say(f'--- {TITLES[kind]}, seed {seed}')
                 results[kind].append(RUN[kind](seed, Path(options.dir)))
+                if options.json:
+                    Path(options.json).write_text(json.dumps(results, indent=1))
     show(results)
-    if options.json:
-        Path(options.json).write_text(json.dumps(results, indent=1))
     return 0 if all(r['code'] == 0 for runs in results.values() for r in runs) else 1
 
 
