@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
 
 import numpy as np
@@ -377,20 +378,26 @@ def main(sizes_mb: str, names: Optional[str], num_readers: int, num_rounds: int,
     torch.set_num_threads(1)
     results = []
     for size in sizes_of(sizes_mb):
-        num_bytes = size * 1_000_000
-        result: Dict[str, Any] = {'mb': size, 'readers': num_readers, 'rounds': num_rounds}
-        try:
-            if 'in_place' in chosen:  # First: nng does not let its process fork again.
-                result['copies_of_8_readers_in_place'] = copies_in_place(num_bytes)
-            result['ways'] = found = measure(chosen, num_bytes, num_readers, num_rounds, say)
-            for figures in found.values():
-                figures['ratio_to_bare'] = figures['loaded_s'] / found['bare']['loaded_s']
-        except threading.BrokenBarrierError as error:
-            raise StoreError(f'a reader failed, or was not done within {LIMIT_S:.0f} s: see above') from error
+        # In a process of its own: nng does not let the one that has used it fork again.
+        with ProcessPoolExecutor(1, _fork) as pool:
+            result = pool.submit(_of_size, size, chosen, num_readers, num_rounds).result()
         show(render(result))
         results.append(result)
     write_json(results, json_file)
     return 0
+
+
+def _of_size(size: int, chosen: Sequence[str], num_readers: int, num_rounds: int) -> Dict[str, Any]:
+    result: Dict[str, Any] = {'mb': size, 'readers': num_readers, 'rounds': num_rounds}
+    try:
+        if 'in_place' in chosen:  # First, for the same reason.
+            result['copies_of_8_readers_in_place'] = copies_in_place(size * 1_000_000)
+        result['ways'] = found = measure(chosen, size * 1_000_000, num_readers, num_rounds, say)
+    except threading.BrokenBarrierError as error:
+        raise StoreError(f'a reader failed, or was not done within {LIMIT_S:.0f} s: see above') from error
+    for figures in found.values():
+        figures['ratio_to_bare'] = figures['loaded_s'] / found['bare']['loaded_s']
+    return result
 
 
 def sizes_of(sizes_mb: str) -> List[int]:

@@ -13,11 +13,12 @@ pytest.importorskip('ding')
 
 
 def test_every_figure_is_there(tmp_path, redis_binary):
-    command = ding_store('bench', 'weights', '--sizes', '2', '--rounds', '3', '--readers', '2')
+    command = ding_store('bench', 'weights', '--sizes', '2,3', '--rounds', '3', '--readers', '2')
     command += ['--json', tmp_path / 'out.json']
     done = subprocess.run(command, env=environment(), capture_output=True, timeout=150)
     assert done.returncode == 0, done.stderr.decode()[-3000:]
-    (result,) = json.loads((tmp_path / 'out.json').read_text())
+    result, other = json.loads((tmp_path / 'out.json').read_text())
+    assert (result['mb'], other['mb']) == (2, 3)
     assert list(result['ways']) == ['bare', 'ding_store', 'in_place', 'torch', 'nng']
     for figures in result['ways'].values():
         assert figures['publish_s'] > 0
