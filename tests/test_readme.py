@@ -93,7 +93,12 @@ def check_ding_store(words: List[str]) -> None:
     program = (sys.executable, '-m', 'ding_store.cli')
     command = ours[0]
     assert re.search(rf'^ +{command}\b', help_of(*program), re.M), f'ding-store has no command {command}'
-    check_options(ours[1:], help_of(*program, command))
+    if command == 'bench':  # its benchmarks are commands of their own
+        what = ours[1]
+        assert re.search(rf'^ +{what}\b', help_of(*program, command), re.M), f'ding-store bench has no {what}'
+        check_options(ours[2:], help_of(*program, command, what))
+    else:
+        check_options(ours[1:], help_of(*program, command))
     if theirs:
         check_command(theirs)
 
@@ -164,6 +169,8 @@ def test_commands_exist(place, words):
     [
         'ding-store nosuch',
         'ding-store status --nosuch',
+        'ding-store bench nosuch',
+        'ding-store bench replay --nosuch',
         'scripts/nosuch.sh',
         'scripts/setup.sh --nosuch',
         "pip install '.[nosuch]'",
