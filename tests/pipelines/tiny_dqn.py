@@ -74,6 +74,8 @@ def main():
     main_config.policy.model.encoder_hidden_size_list = [32, 32]
     main_config.policy.nstep = max(1, options.nstep)
     main_config.policy.eval.evaluator.eval_freq = 100
+    if options.max_train_iter:
+        main_config.env.stop_value = 1e9  # it ends there, and not as soon as the policy is good enough
     cfg = compile_config(main_config, create_cfg=create_config, auto=True, save_cfg=False)
     ding_init(cfg)
     with task.start(async_mode=False, ctx=OnlineRLContext()):
