@@ -6,13 +6,13 @@ import gc
 import importlib.util
 import json
 import os
-import sys
 import time
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
 
 import numpy as np
 
 from ding_store.bench.buffers import BUFFERS, MODULES, Columns, Ours, tree_of
+from ding_store.bench.output import say, show
 from ding_store.bench.workloads import WORKLOADS, Workload, scaled, size_text
 from ding_store.errors import ConfigError
 
@@ -184,24 +184,16 @@ def main(names: Optional[str], buffers: Optional[str], scale: float, budget_s: f
     titles = installed(buffers)
     results = []
     missing = [title for title in BUFFERS if title not in titles]
-    _line(f'{os.cpu_count()} cores, OMP_NUM_THREADS={os.environ.get("OMP_NUM_THREADS", "unset")}; {_tree_path()}')
+    show(f'{os.cpu_count()} cores, OMP_NUM_THREADS={os.environ.get("OMP_NUM_THREADS", "unset")}; {_tree_path()}')
     if missing and buffers is None:
-        _line(f'not installed, so not measured: {", ".join(missing)}')
+        show(f'not installed, so not measured: {", ".join(missing)}')
     for workload in choose(names):
-        results.append(measure(scaled(workload, scale), titles, budget_s, _say))
-        _say('')
-        _line(render(results[-1]))
+        results.append(measure(scaled(workload, scale), titles, budget_s, say))
+        show(render(results[-1]))
     if json_file:
         with open(json_file, 'w') as out:
             json.dump(results, out, indent=1)
     return 0
-
-
-def _say(text: str) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f'\r\x1b[K{text}')
-    elif text:
-        sys.stderr.write(f'{text}\n')
 
 
 def _tree_path() -> str:
@@ -238,8 +230,3 @@ def render(result: Dict[str, Any]) -> str:
             fraction = figures.get('fraction_of_limit', float('nan'))
             lines.append(f'  {title:<12} {what:<14} {rate:>12,.0f} {speed:>7.2f} {fraction:>7.2f} {times}')
     return '\n'.join(lines)
-
-
-def _line(text: str) -> None:
-    sys.stdout.write(text + '\n')
-    sys.stdout.flush()

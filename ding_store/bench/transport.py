@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Type
 import numpy as np
 
 from ding_store.bench.compression import measure_compression, needs, render_compression
+from ding_store.bench.output import say, show
 from ding_store.bench.paths import PATHS, Element, OursOnWire, Outputs, Path, Timeout, is_installed
 from ding_store.bench.scratch import memory_directory, scratch
 from ding_store.bench.wire import measure_wire, render_wire
@@ -55,24 +55,22 @@ def main(names: Optional[str], paths: Optional[str], seconds: float, json_file: 
     if not seconds > 0:
         raise ConfigError(f'--seconds ({seconds}) must be > 0')
     chosen, ways = choose(names), installed(paths)
-    _line(f'{os.cpu_count()} cores; producer and consumer are processes of their own, one thread each')
+    show(f'{os.cpu_count()} cores; producer and consumer are processes of their own, one thread each')
     missing = [title for title, path in PATHS.items() if not is_installed(path)]
     if missing:
-        _line(f'not installed, so not measured: {", ".join(missing)}')
+        show(f'not installed, so not measured: {", ".join(missing)}')
     results: Dict[str, Any] = {'cores': os.cpu_count(), 'elements': [], 'wire': [], 'compression': []}
     for element in chosen:
         results['elements'].append(measure(element, ways, seconds))
-        _say('')
-        _line(render(results['elements'][-1]))
+        show(render(results['elements'][-1]))
     if OursOnWire in ways:
-        results['wire'] = measure_wire(seconds, _say)
-        _say('')
-        _line(render_wire(results['wire']))
+        results['wire'] = measure_wire(seconds, say)
+        show(render_wire(results['wire']))
         if needs():
-            _line(f'compression is not measured: no {", ".join(needs())} (the extra `atari`)')
+            show(f'compression is not measured: no {", ".join(needs())} (the extra `atari`)')
         else:
-            results['compression'] = measure_compression(seconds, _say)
-            _line(render_compression(results['compression']))
+            results['compression'] = measure_compression(seconds, say)
+            show(render_compression(results['compression']))
     if json_file:
         with open(json_file, 'w') as out:
             json.dump(results, out, indent=1)
@@ -85,7 +83,7 @@ def measure(element: Element, ways: List[Type[Path]], seconds: float) -> Dict[st
     result: Dict[str, Any] = {'element': element.name, 'row_bytes': element.row_bytes, 'chunk': element.chunk}
     result.update(batch=element.batch, memcpy_elements_per_s=limit, cached_elements_per_s=cached, paths={})
     for path in ways:
-        _say(f'{element.name}: {path.title}')
+        say(f'{element.name}: {path.title}')
         record: Dict[str, Any] = {**throughput(path, element, seconds)}
         result['paths'][path.title] = record
         record['fraction_of_memcpy'] = record['elements_per_s'] / limit
@@ -301,15 +299,3 @@ def render(result: Dict[str, Any]) -> str:
             f'{record["fraction_of_memcpy"]:>8.2f} {record["lost"]:>8,} {times}   {burst_text}'
         )
     return '\n'.join(lines)
-
-
-def _say(text: str) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f'\r\x1b[K{text}')
-    elif text:
-        sys.stderr.write(f'{text}\n')
-
-
-def _line(text: str) -> None:
-    sys.stdout.write(text + '\n')
-    sys.stdout.flush()

@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import pickle
 import shutil
-import sys
 import tempfile
 import threading
 import time
@@ -19,6 +18,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 import numpy as np
 import torch
 
+from ding_store.bench.output import say, show
 from ding_store.errors import ConfigError, StoreError
 from ding_store.middleware.state import load_arrays, state_to_arrays
 from ding_store.storage import open_store
@@ -430,16 +430,3 @@ def render(result: Dict[str, Any]) -> str:
             f'  {NUM_IN_PLACE} readers in place have {copies:.2f} copies of the weights in memory (sum of PSS)'
         )
     return '\n'.join(lines)
-
-
-def say(text: str) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f'\r\x1b[K{text}')
-    elif text:
-        sys.stderr.write(f'{text}\n')
-
-
-def show(text: str) -> None:
-    say('')
-    sys.stdout.write(text + '\n')
-    sys.stdout.flush()

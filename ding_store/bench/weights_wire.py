@@ -13,14 +13,13 @@ import numpy as np
 import redis
 import torch
 
+from ding_store.bench.output import say, show
 from ding_store.bench.weights import (
     LIMIT_S,
     NUM_TENSORS,
     Ours,
     Way,
     measure,
-    say,
-    show,
     sizes_of,
     write_json,
 )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import treetensor.torch as ttorch
+from needs import lacking
 
 from ding_store.buffer import StoreBuffer
 from ding_store.buffer.kernels import NO_NUMBA, load_kernels
@@ -44,7 +45,7 @@ def either(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once with numba, once without."""
     monkeypatch.setenv(NO_NUMBA, '0' if request.param == 'compiled' else '1')
     if request.param == 'compiled' and load_kernels() is None:
-        pytest.skip('no numba here')
+        lacking('no numba, which scripts/setup.sh installs')
 
 
 @pytest.mark.usefixtures('either')

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import treetensor.torch as ttorch
+from needs import lacking
 
 from ding_store.buffer import Prioritized, StoreBuffer
 from ding_store.buffer.kernels import NO_NUMBA, load_kernels
@@ -31,7 +32,7 @@ def is_compiled(buffer: StoreBuffer, element: Any) -> bool:
 def test_elements_come_back_as_they_were(compiled: bool, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NO_NUMBA, '0' if compiled else '1')
     if (load_kernels() is None) == compiled:
-        pytest.skip('there is no numba')
+        lacking('no numba, which scripts/setup.sh installs')
     buffer = StoreBuffer(7)
     fill(buffer, make, 20)
     assert is_compiled(buffer, make(leaves(0))) == compiled

@@ -4,13 +4,18 @@ from typing import Any, List
 
 import numpy as np
 import pytest
+from needs import lacking
 
 from ding_store.buffer import StoreBuffer
 from ding_store.buffer.kernels import NO_NUMBA, load_kernels
 from ding_store.buffer.rows import RowIndex
 from ding_store.buffer.sequence_index import SequenceIndex
 
-pytestmark = pytest.mark.skipif(load_kernels() is None, reason='no numba here')
+
+@pytest.fixture(autouse=True)
+def _numba() -> None:
+    if load_kernels() is None:
+        lacking('no numba, which scripts/setup.sh installs')
 
 
 def both(make: Any, monkeypatch: pytest.MonkeyPatch) -> List[Any]:

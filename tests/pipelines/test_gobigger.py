@@ -116,4 +116,4 @@ def test_losses_are_those_of_stock():
         return GoBiggerDQNPolicy(cfg.policy, model=GoBiggerDQN(**model), enable_field=['learn', 'collect'])
 
     elements = collected(make(), lambda: GoBiggerEnv(cfg.env), [], steps=8)
-    assert compare_losses(make, elements, 'sample_batch', 4) == pytest.approx(400_000, rel=0.05), 'as WORKLOADS has it'
+    assert compare_losses(make, elements, 'sample_batch', 4) == pytest.approx(400_000, rel=0.05), 'its published size'

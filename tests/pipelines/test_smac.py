@@ -48,7 +48,7 @@ def test_battles_of_smax_follow_their_seeds(child):
 
 def test_qmix_has_the_losses_of_stock(child):
     size = child(smac_jobs.qmix_losses)
-    # A sequence of 20 steps. In StarCraft II its observations are smaller: then it has what WORKLOADS has.
+    # A sequence of 20 steps. In StarCraft II its observations are smaller: then it has the published size.
     assert size - 20 * (smac_jobs.SMAX_STEP - smac_jobs.STARCRAFT_STEP) == pytest.approx(290_000, rel=0.03)
 
 
