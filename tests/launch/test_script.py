@@ -117,6 +117,18 @@ def test_what_cannot_work_is_refused_before_anything_starts(tmp_path, script, ar
     assert not (tmp_path / '.ding_store').exists()
 
 
+def test_collections_leave_alone_what_roles_share_with_their_launcher(tmp_path):
+    code = (
+        'import gc, os; from ding_store.launch.script import preload; preload()\n'
+        'if os.fork(): os._exit(os.waitstatus_to_exitcode(os.wait()[1]))\n'
+        'import torch; looked_at = {id(each) for each in gc.get_objects()}\n'
+        'shared = [torch.nn.Linear, torch.optim.Adam, vars(torch)]\n'
+        'os._exit(0 if gc.isenabled() and not looked_at.intersection(map(id, shared)) else 1)'
+    )
+    done = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, env=environment(), timeout=120)
+    assert done.returncode == 0
+
+
 def test_python_without_this_package_is_left_alone(tmp_path):
     environ = {'PATH': os.environ['PATH'], 'DING_STORE_HOOK': '1', 'PYTHONPATH': SITE}
     command = [sys.executable, '-S', '-c', 'import sitecustomize']
