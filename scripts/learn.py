@@ -117,6 +117,7 @@ def random_returns(task_name: str, directory: Path) -> list:
         return json.loads(path.read_text())
     import importlib
 
+    import numpy as np
     from ding.envs import get_env_cls
 
     module = importlib.import_module(TASKS[task_name]['main'])
@@ -132,29 +133,41 @@ def random_returns(task_name: str, directory: Path) -> list:
         step = env.step(env.random_action())
         while not step.done:
             step = env.step(env.random_action())
-        returns.append(float(step.info['eval_episode_return']))
+        returns.append(float(np.asarray(step.info['eval_episode_return']).reshape(())))
     path.write_text(json.dumps(returns))
     return returns
 
 
-def follow(process: subprocess.Popen, name: str, directory: Path, max_env_step: int) -> None:
-    """A line of progress until the run has ended; its curve is what it says."""
-    while process.poll() is None:
-        try:
-            process.wait(5.0)
-        except subprocess.TimeoutExpired:
-            points = read_curve(directory)
-            last = points[-1] if points else dict(env_step=0, mean_return=float('nan'), seconds=0.0)
-            share = min(1.0, last['env_step'] / max_env_step)
-            bar = '#' * int(30 * share) + '.' * (30 - int(30 * share))
-            text = f'{last["env_step"]:>8,} steps  return {last["mean_return"]:8.1f}'
-            if sys.stdout.isatty():
-                print(f'\r{name:<18} [{bar}] {text}  {last["seconds"] / 60:5.1f} min', end='', flush=True)
-    if sys.stdout.isatty():
-        print()
-    if process.returncode:
-        print((directory / 'out').read_text(errors='replace')[-3000:], file=sys.stderr)
-        raise SystemExit(f'{name} failed; its output is in {directory / "out"}')
+class Run:
+    """One run in a process of its own, with its output and curve in its directory."""
+
+    def __init__(self, task: str, kind: str, seed: int, minutes: float, directory: Path):
+        self.name, self.directory = f'{task}-{kind}-s{seed}', directory / f'{task}-{kind}-s{seed}'
+        self.max_env_step = TASKS[task]['max_env_step']
+        self.directory.mkdir(exist_ok=True)
+        command = [sys.executable, str(Path(__file__).resolve()), task, '--one', kind, str(seed)]
+        # One thread each, so that runs beside each other do not share cores.
+        environment = {'OMP_NUM_THREADS': '1', **os.environ, 'PYTHONPATH': str(ROOT)}
+        with open(self.directory / 'out', 'wb') as out:
+            self.process = subprocess.Popen(
+                [*command, '--minutes', str(minutes)], cwd=self.directory, env=environment, stdout=out, stderr=out
+            )
+
+    def has_ended(self) -> bool:
+        if self.process.poll() is None:
+            return False
+        if self.process.returncode:
+            out = self.directory / 'out'
+            print(out.read_text(errors='replace')[-3000:], file=sys.stderr)
+            raise SystemExit(f'{self.name} failed; its output is in {out}')
+        return True
+
+    def __str__(self) -> str:
+        points = read_curve(self.directory)
+        last = points[-1] if points else dict(env_step=0, mean_return=float('nan'), seconds=0.0)
+        share = min(1.0, last['env_step'] / self.max_env_step)
+        bar = '#' * int(12 * share) + '.' * (12 - int(12 * share))
+        return f'{self.name} [{bar}] {last["env_step"]:,} steps, return {last["mean_return"]:.1f}'
 
 
 def read_curve(directory: Path) -> list:
@@ -162,39 +175,36 @@ def read_curve(directory: Path) -> list:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def learn(task: str, kinds: list, seeds: list, minutes: float, directory: Path) -> None:
-    returns = random_returns(task, directory)
-    print(f'{task}: a random policy returns {sum(returns) / len(returns):.1f} over {len(returns)} episodes')
-    for seed in seeds:
-        for kind in kinds:
-            name = f'{task}-{kind}-s{seed}'
-            own = directory / name
-            if (own / 'ended').exists():
-                print(f'{name:<18} has ended before; remove {own} to run it again')
-                continue
-            own.mkdir(exist_ok=True)
-            command = [
-                sys.executable,
-                str(Path(__file__).resolve()),
-                task,
-                '--one',
-                kind,
-                str(seed),
-                '--minutes',
-                str(minutes),
-            ]
-            environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
-            with open(own / 'out', 'wb') as out:
-                process = subprocess.Popen(command, cwd=own, env=environment, stdout=out, stderr=out)
-            try:
-                follow(process, name, own, TASKS[task]['max_env_step'])
-            finally:
-                process.kill()
-                process.wait()
+def learn(tasks: list, kinds: list, seeds: list, minutes: float, jobs: int, directory: Path) -> None:
+    """All runs that have not ended before, `jobs` at a time, with a line of progress."""
+    waiting, running = [], []
+    for task in tasks:
+        returns = random_returns(task, directory)
+        print(f'{task}: a random policy returns {sum(returns) / len(returns):.1f} over {len(returns)} episodes')
+        waiting += [(task, kind, seed) for seed in seeds for kind in kinds]
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                task, kind, seed = waiting.pop(0)
+                own = directory / f'{task}-{kind}-s{seed}'
+                if (own / 'ended').exists():
+                    print(f'{own.name} has ended before; remove {own} to run it again')
+                else:
+                    running.append(Run(task, kind, seed, minutes, directory))
+            time.sleep(2.0)
+            if sys.stdout.isatty():
+                print('\r\x1b[K' + '   '.join(map(str, running)), end='', flush=True)
+            for run in [run for run in running if run.has_ended()]:
+                running.remove(run)
+                print(f'\r\x1b[K{run}' if sys.stdout.isatty() else run, flush=True)
+    finally:
+        for run in running:
+            run.process.kill()
+            run.process.wait()
 
 
 def plot(directory: Path) -> None:
-    """One picture of all curves, and a line of text for each."""
+    """One picture of all curves, and a line of text for each task and kind."""
     import matplotlib
 
     matplotlib.use('Agg')
@@ -203,26 +213,33 @@ def plot(directory: Path) -> None:
     tasks = [task for task in TASKS if (directory / f'{task}-random.json').exists()]
     if not tasks:
         raise SystemExit(f'{directory} has no runs yet')
-    figure, axes = plt.subplots(1, len(tasks), figsize=(6 * len(tasks), 4), squeeze=False)
+    figure, axes = plt.subplots(1, len(tasks), figsize=(5 * len(tasks), 3.6), squeeze=False)
     for axis, task in zip(axes[0], tasks):
         returns = json.loads((directory / f'{task}-random.json').read_text())
         mean = sum(returns) / len(returns)
-        deviation = (sum((each - mean) ** 2 for each in returns) / (len(returns) - 1)) ** 0.5
-        axis.axhline(mean, color='grey', linestyle=':', label='random policy')
-        axis.axhspan(mean - 3 * deviation, mean + 3 * deviation, color='grey', alpha=0.15)
-        for own in sorted(directory.glob(f'{task}-*-s*')):
-            points = read_curve(own)
-            if points:
-                color = 'tab:blue' if '-store-' in own.name else 'tab:orange'
-                steps, values = zip(*((point['env_step'], point['mean_return']) for point in points))
-                axis.plot(steps, values, color=color, label=own.name)
-                text = 'above' if values[-1] > mean + 3 * deviation else 'not above'
-                print(f'{own.name:<18} {values[-1]:8.1f} at {steps[-1]:,} env steps, {text} random + 3 sigma')
+        bound = mean + 3 * (sum((each - mean) ** 2 for each in returns) / (len(returns) - 1)) ** 0.5
+        axis.axhline(mean, color='grey', linestyle=':', label='random policy, mean and 3 sigma')
+        axis.axhspan(2 * mean - bound, bound, color='grey', alpha=0.15)
+        curves = {kind: curves_of(directory, task, kind) for kind in ('store', 'stock')}
+        last = min((curve[-1]['env_step'] for kind in curves for curve in curves[kind]), default=0)
+        for kind, color in (('store', 'tab:blue'), ('stock', 'tab:orange')):
+            for i, curve in enumerate(curves[kind]):
+                steps, values = zip(*((point['env_step'], point['mean_return']) for point in curve))
+                axis.plot(steps, values, color=color, linestyle='-' if i == 0 else '--', label=f'{kind}, run {i}')
+            ends = [point['mean_return'] for curve in curves[kind] for point in curve if point['env_step'] == last]
+            if ends:
+                said = ', '.join(f'{value:.1f}' for value in ends)
+                print(f'{task:<9} {kind}: {said} at {last:,} env steps; random + 3 sigma is {bound:.1f}')
         axis.set(title=task, xlabel='env steps', ylabel=f'mean return of {EPISODES} episodes')
         axis.legend(fontsize='small')
     figure.tight_layout()
-    figure.savefig(directory / 'learning.png', dpi=120)
-    print(f'curves in {directory / "learning.png"}')
+    figure.savefig(directory / 'learning.svg')
+    print(f'curves in {directory / "learning.svg"}')
+
+
+def curves_of(directory: Path, task: str, kind: str) -> list:
+    """The curves of all seeds; the runs of one task are evaluated at the same env steps."""
+    return [curve for own in sorted(directory.glob(f'{task}-{kind}-s*')) if (curve := read_curve(own))]
 
 
 def main() -> None:
@@ -230,7 +247,8 @@ def main() -> None:
     parser.add_argument('tasks', nargs='*', metavar='TASK', help=', '.join(TASKS))
     parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1])
     parser.add_argument('--kinds', nargs='+', choices=['store', 'stock'], default=['store', 'stock'])
-    parser.add_argument('--minutes', type=float, default=60.0, help='a run ends after so long')
+    parser.add_argument('--minutes', type=float, default=60.0, help='a run ends after so long (60)')
+    parser.add_argument('--jobs', type=int, default=2, help='runs at a time, one core each (2)')
     parser.add_argument('--directory', type=Path, default=Path('runs/learning'))
     parser.add_argument('--plot', action='store_true', help='only draw what there is')
     parser.add_argument('--one', nargs=2, metavar=('KIND', 'SEED'), help=argparse.SUPPRESS)
@@ -243,8 +261,8 @@ def main() -> None:
     sys.path.insert(0, str(ROOT))
     directory = given.directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
-    for task in [] if given.plot else given.tasks:
-        learn(task, given.kinds, given.seeds, given.minutes, directory)
+    if not given.plot:
+        learn(given.tasks, given.kinds, given.seeds, given.minutes, given.jobs, directory)
     plot(directory)
 
 
