@@ -19,6 +19,8 @@ from ding_store.errors import ConfigError
 #: Rows that are pushed when the buffer is full already: what is measured is the steady state.
 NUM_PUSHED = 256
 FILL_CHUNK_BYTES = 64 << 20
+#: Calls that are timed at most.
+MAX_CALLS = 5000
 
 
 class Timing:
@@ -41,7 +43,7 @@ class Timing:
         return result
 
 
-def timed(call: Callable[[int], Any], budget_s: float, least: int = 20, most: int = 5000) -> List[float]:
+def timed(call: Callable[[int], Any], budget_s: float, least: int = 20, most: int = MAX_CALLS) -> List[float]:
     """Durations of single calls: at least ``least``, then until the budget is spent. The first few are not counted."""
     for i in range(5):
         call(i)
@@ -55,15 +57,16 @@ def timed(call: Callable[[int], Any], budget_s: float, least: int = 20, most: in
 
 
 def gather_limit(workload: Workload, columns: Columns, budget_s: float) -> float:
-    """Rows/s of ``np.take(column, rows, axis=0, out=warm, mode='clip')`` over the element's leaves."""
+    """Rows/s of ``np.take(column, rows, axis=0, out=warm, mode='clip')`` over the element's leaves, of any rows."""
     rng = np.random.default_rng(1)
     count = len(columns['reward'])
     warm = {name: np.empty((workload.batch, *column.shape[1:]), column.dtype) for name, column in columns.items()}
-    rows = [rng.integers(0, count, workload.batch) for _ in range(64)]
+    # Others at every call, as a sampler draws them: a few sets of rows would come from the cache.
+    rows = rng.integers(0, count, (MAX_CALLS, workload.batch))
 
     def gather(i: int) -> None:
         for name, column in columns.items():
-            np.take(column, rows[i % 64], axis=0, out=warm[name], mode='clip')
+            np.take(column, rows[i], axis=0, out=warm[name], mode='clip')
 
     return workload.batch / float(np.median(timed(gather, budget_s)))
 

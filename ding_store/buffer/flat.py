@@ -42,6 +42,8 @@ def schema_of(columns: Mapping[str, Array]) -> Schema:
 
 def complete(columns: Mapping[str, Array], specs: Mapping[str, ColumnSpec]) -> Mapping[str, Array]:
     """Columns of an older, narrower schema as the wider one has them: what they lack is absent, the rest present."""
+    if len(columns) == len(specs):
+        return columns  # If they have other names, the table will say so.
     missing = {name: spec for name, spec in specs.items() if name not in columns}
     if not missing or not any(name.endswith(PRESENCE) for name in specs):
         return columns

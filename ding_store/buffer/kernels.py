@@ -27,6 +27,7 @@ class Kernels(NamedTuple):
     gather: Callable[..., None]
     put: Callable[..., None]
     free: Callable[..., None]
+    retire: Callable[..., bool]
     walk: Callable[..., bool]
     narrow: Callable[..., bool]
 
@@ -70,6 +71,7 @@ def _compile(numba: Any, cache: bool) -> Kernels:
         gather=compiled(copy_kernels.GATHER, copy_kernels.gather),
         put=compiled(copy_kernels.PUT, copy_kernels.put),
         free=compiled(row_kernels.FREE, row_kernels.free),
+        retire=compiled(row_kernels.RETIRE, row_kernels.retire),
         walk=compiled(row_kernels.WALK, row_kernels.walk),
         # Milliseconds, in which other threads may run.
         narrow=compiled(copy_kernels.NARROW, copy_kernels.narrow, nogil=True),

