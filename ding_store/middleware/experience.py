@@ -233,8 +233,8 @@ class LearnerSide(Side):
     """
     Overview:
         Take chunks in order, each exactly once: with ``train_ratio='keep'`` one per iteration of the learner's loop.
-        Where only a pusher follows, columns go into its buffer as they are; else they become ``ctx.trajectories`` (or
-        ``ctx.episodes``) and pass the pipeline's own middleware.
+        Where only a pusher follows, columns of trajectories go into its buffer as they are; else they become
+        ``ctx.trajectories``, episodes ``ctx.episodes``, and pass the pipeline's own middleware.
     """
 
     role = 'learner'
@@ -279,11 +279,14 @@ class LearnerSide(Side):
         self._merge(ctx, self._taken)
         return taken is not None
 
-    def _merge(self, ctx: OnlineRLContext, entries: List[Entry]) -> None:
+    def _merge(self, ctx: OnlineRLContext, entries: List[Entry]) -> bool:
+        """Returns whether there are elements in ctx, for the middleware that follows."""
         if 'began_s' not in self._member.figures and entries:
             self._session.figures(began_s=time.monotonic())
         assert self._plan is not None
-        push_direct = self._plan.push_direct
+        # Rows of an episode are one element, which columns know nothing of.
+        is_direct = all(entry.header['kind'] == 'trajectories' for entry in entries)
+        push_direct = self._plan.push_direct if is_direct else None
         for entry in entries:
             ctx.env_step += entry.header['env_step']
             ctx.env_episode += entry.header['env_episode']
@@ -296,9 +299,11 @@ class LearnerSide(Side):
             self._plan.replay.meta = _meta(filled)
         if filled and push_direct is None:
             self._materialise(ctx, filled)
-        elif entries:
+            return True
+        if entries:
             ctx.trajectories = []
             ctx.episodes = None
+        return False
 
     def _materialise(self, ctx: OnlineRLContext, entries: List[Entry]) -> None:
         trajectories: List[Any] = []
@@ -347,10 +352,9 @@ class LearnerSide(Side):
         self._end_of_stream()
         assert self._plan is not None
         for entry in self._feed.rest():
-            if self._plan.push_direct is None and not self._plan.can_push and entry.header['rows']:
+            if not self._plan.can_push and entry.header['rows']:
                 break  # without a pusher nobody takes it: it stays unread, and is not counted
-            self._merge(ctx, [entry])
-            if self._plan.push_direct is None and entry.header['rows']:
+            if self._merge(ctx, [entry]):
                 self._plan.push_through(ctx)
             self._taken = [entry]
         self._send(ctx)

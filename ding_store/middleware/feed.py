@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from typing import Deque, List, Optional
 
-from ding_store.errors import StoreClosed, StoreError
+from ding_store.errors import StoreClosed
 from ding_store.storage.base import Entry
 from ding_store.storage.reader import Reader
 
@@ -19,7 +19,7 @@ class Feed:
     Overview:
         Follows a reader in a thread and holds up to ``max_entries`` decoded entries.
     Raises (take):
-        - StoreError: What ended the thread.
+        - Exception: What ended the thread, whatever it was: nobody else would ever hear of it.
     """
 
     def __init__(self, reader: Reader, max_entries: int = 64) -> None:
@@ -27,7 +27,7 @@ class Feed:
         self._max_entries = max_entries
         self._entries: Deque[Entry] = deque()
         self._news = threading.Condition()
-        self._error: Optional[StoreError] = None
+        self._error: Optional[Exception] = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name='ding_store-feed', daemon=True)
         self._thread.start()
@@ -66,7 +66,7 @@ class Feed:
                     self._news.wait_for(lambda: len(self._entries) < self._max_entries or self._closed)
         except StoreClosed:
             self.wake()
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - it is raised where entries are taken
             with self._news:
                 self._error = error
                 self._news.notify_all()

@@ -279,7 +279,9 @@ class HostCache(Store):
         if found is None and self._cache is not None:
             try:
                 found = RingReader(self._cache.path_of(name))
-            except FileNotFoundError:
+            except (OSError, CorruptPayload) as e:
+                if not isinstance(e, FileNotFoundError):
+                    logger.info('a file of this host cannot be mapped: %s', e)
                 return None
             with self._lock:
                 # Mappings of removed files keep their memory.

@@ -19,6 +19,7 @@ reader then believes in bytes that the writer is overwriting at that moment.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
@@ -118,10 +119,9 @@ class RingWriter:
     def close(self, unlink: bool = True) -> None:
         """Give the file up, and by default remove it; mappings that readers have stay good."""
         if unlink and self._pid == os.getpid():
-            try:
+            # The cache directory was deleted under us, or is not ours any more: then the file stays.
+            with contextlib.suppress(OSError):
                 os.unlink(self.path)
-            except FileNotFoundError:
-                pass  # The cache directory was deleted under us.
         self._claim.close()
 
     def _start_of(self, length: int) -> int:

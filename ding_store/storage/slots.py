@@ -18,6 +18,7 @@ those that may be announced; the stamp is 0 from before the first byte to behind
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -130,10 +131,9 @@ class SlotWriter:
     def close(self, unlink: bool = True) -> None:
         """Give the file up, and by default remove it; leases that readers have stay good."""
         if unlink and self._pid == os.getpid():
-            try:
+            # The cache directory was deleted under us, or is not ours any more: then the file stays.
+            with contextlib.suppress(OSError):
                 os.unlink(self.path)
-            except FileNotFoundError:
-                pass  # The cache directory was deleted under us.
         self._claim.close()
         self._file.close()
 

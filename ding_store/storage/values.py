@@ -346,8 +346,12 @@ class HostValues:
     def _follow(self, name: str, found: Version) -> Optional[Value]:
         """The value in place; None if its file is not on this host, or its slot has other bytes by now."""
         reference = SlotReference.unpack(found.reference)
-        file = self._file(reference.file)
-        payload = file.lease(reference.slot, reference.stamp) if file is not None else None
+        try:
+            payload = self._file(reference.file).lease(reference.slot, reference.stamp)
+        except (OSError, CorruptPayload) as e:
+            if not isinstance(e, FileNotFoundError):
+                logger.info('value %r: a file of this host cannot be mapped: %s', name, e)
+            return None
         if payload is None:
             return None
         try:
@@ -357,13 +361,12 @@ class HostValues:
         except CorruptPayload as e:
             raise CorruptPayload(f'version {found.version} of value {name!r}: in {reference.file!r}: {e}') from e
 
-    def _file(self, file: str) -> Optional[SlotReader]:
+    def _file(self, file: str) -> SlotReader:
         found = self._files.get(file)
-        if found is None and self._cache is not None:
-            try:
-                found = SlotReader(self._cache.slots_path_of(file))
-            except FileNotFoundError:
-                return None
+        if found is None:
+            if self._cache is None:
+                raise FileNotFoundError(f'{file}: there is no host cache here')
+            found = SlotReader(self._cache.slots_path_of(file))
             with self._lock:
                 # Mappings of removed files keep their memory.
                 self._files = {key: old for key, old in self._files.items() if os.path.exists(old.path)}

@@ -1,0 +1,115 @@
+"""Files of the host plane that this process may not open: the wire plane serves, and nothing is lost silently."""
+
+import contextlib
+import ctypes
+import itertools
+import os
+import struct
+
+import numpy as np
+import pytest
+
+from ding_store.storage import open_store, values
+from ding_store.storage.reader import Reader
+from ding_store.storage.testing import WAIT_S, chunk, number_of
+
+_RUNS = (f'unreadable{number}' for number in itertools.count())
+_VERSION_3 = 0x20080522  # of the kernel's capabilities
+_DAC = 0b110  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+
+
+@contextlib.contextmanager
+def bound_by_modes():
+    """Root passes over the mode of files: not this thread, in this block."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header, data = struct.pack('<Ii', _VERSION_3, 0), ctypes.create_string_buffer(24)
+    assert libc.capget(header, data) == 0
+    before = data.raw
+    effective = struct.unpack_from('<I', before)[0] & ~_DAC
+    lowered = struct.pack('<I', effective) + before[4:]
+    assert libc.capset(header, lowered) == 0
+    try:
+        yield
+    finally:
+        assert libc.capset(header, before) == 0
+
+
+@pytest.fixture
+def opened(redis_server, tmp_path, monkeypatch):
+    monkeypatch.setattr(values, 'SLOTS_FROM_BYTES', 0)
+    run, stores = f'{next(_RUNS)}-{os.getpid()}', []
+
+    def open_one(**options):
+        stores.append(open_store(redis_server.url, run, host_cache_dir=str(tmp_path / 'a'), **options))
+        return stores[-1]
+
+    yield open_one
+    for store in stores:
+        store.close()
+
+
+def files(tmp_path, ending):
+    return list((tmp_path / 'a').rglob(f'*{ending}'))
+
+
+def forbidden(path):
+    path.chmod(0)
+
+
+def replaced_by_a_loop(path):
+    path.unlink()
+    path.symlink_to(path)
+
+
+def damaged(path):
+    with open(path, 'r+b') as file:
+        file.write(b'nothing!')
+
+
+@pytest.mark.parametrize('harm', [forbidden, replaced_by_a_loop, damaged])
+def test_rings_and_slots_that_cannot_be_mapped_are_read_over_the_wire(opened, tmp_path, harm):
+    writer, near = opened(), opened()
+    reader = Reader(near, 's', 'learner')
+    for number in range(3):
+        writer.append('s', {}, chunk(number))
+    writer.put('weights', {}, {'x': np.arange(1000)})
+    paths = files(tmp_path, '.ring') + files(tmp_path, '.slots')
+    assert len(paths) == 2
+    with bound_by_modes():
+        for path in paths:
+            harm(path)
+        seen = []
+        while len(seen) < 3:
+            entries = reader.read(timeout_s=WAIT_S)
+            assert entries, seen
+            assert all(entry.guard is None for entry in entries)
+            seen += map(number_of, entries)
+        assert near.get('weights', timeout_s=WAIT_S).arrays['x'][-1] == 999
+        writer.append('s', {}, chunk(3))
+        assert [number_of(entry) for entry in reader.read(timeout_s=WAIT_S)] == [3]
+        reader.ack()
+        assert (seen, reader.num_lost) == ([0, 1, 2], 0)
+        for store in (near, writer):
+            store.close()
+
+
+def test_a_directory_that_is_taken_from_us(opened, tmp_path):
+    writer, near = opened(), opened()
+    reader = Reader(near, 's', 'learner')
+    for number in range(2):
+        writer.append('s', {}, chunk(number))
+    (ring,) = files(tmp_path, '.ring')
+    with bound_by_modes():
+        ring.parent.chmod(0)
+        try:
+            seen = [number_of(entry) for _ in range(2) for entry in reader.read(timeout_s=1.0)]
+            writer.append('s', {}, chunk(2, size=5_000_000))  # for which its ring has no room
+            seen += [number_of(entry) for entry in reader.read(timeout_s=WAIT_S)]
+            assert (seen, reader.num_lost) == ([0, 1, 2], 0)
+            assert writer.put('weights', {}, {'x': np.arange(1000)}) == 1
+            assert near.get('weights', timeout_s=WAIT_S).arrays['x'][-1] == 999
+            near.tidy()
+            for store in (near, writer):
+                store.close()
+        finally:
+            ring.parent.chmod(0o700)
