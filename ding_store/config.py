@@ -78,6 +78,11 @@ class CheckpointConfig:
         return replace(made, path=os.path.abspath(path))
 
 
+#: Why checkpoints are refused there.
+NOT_SERIAL = (
+    'is for task pipelines; for `ding -m serial` leave it out, and use the save_ckpt_* and load_ckpt hooks of '
+    "DI-engine's learner"
+)
 #: Types of DI-engine whose elements get no keys of the buffer's, and no priorities.
 PLAIN_TYPES = ('naive', 'episode', 'sequence')
 #: Policies whose own collate takes a time-major batch as it is: shown by tests, one by one.
@@ -211,11 +216,9 @@ def enable(main_config: Any, create_config: Any) -> bool:
         - ConfigError: An unknown key or a bad value in the block.
     """
     config = StoreConfig.from_block(main_config.get('store'))
-    if config.enable and config.checkpoint is not None:
-        raise ConfigError(
-            'store.checkpoint is for task pipelines; for `ding -m serial` leave it out, and use the save_ckpt_* and '
-            "load_ckpt hooks of DI-engine's learner"
-        )
+    # Not config.checkpoint, which `ding-store run --checkpoint` sets: a task pipeline may import this config.
+    if config.enable and (main_config.get('store') or {}).get('checkpoint'):
+        raise ConfigError(f'store.checkpoint {NOT_SERIAL}')
     if config.enable:
         policy = create_config.get('policy', {}).get('type')
         settings = as_store(create_config.get('replay_buffer', {}), policy)

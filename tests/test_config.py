@@ -3,7 +3,7 @@
 import pytest
 
 from ding_store import enable
-from ding_store.config import ENV_RUN, ENV_URL, StoreConfig
+from ding_store.config import ENV_CHECKPOINT, ENV_RUN, ENV_URL, StoreConfig
 from ding_store.errors import ConfigError
 
 
@@ -79,6 +79,16 @@ def test_flag_on_sets_the_two_keys():
     main, create = easydict.EasyDict(store={}), easydict.EasyDict(replay_buffer={'type': 'deque'})
     assert enable(main, create) is True
     assert create.replay_buffer == {'type': 'store', 'import_names': ['ding_store.buffer']}
+
+
+def test_checkpoints_are_for_task_pipelines(monkeypatch):
+    easydict = pytest.importorskip('easydict')
+    main, create = easydict.EasyDict(store={'checkpoint': True}), easydict.EasyDict()
+    with pytest.raises(ConfigError, match='save_ckpt'):
+        enable(main, create)
+    # A task pipeline under `ding-store run --checkpoint` may import a config that is for both.
+    monkeypatch.setenv(ENV_CHECKPOINT, '1')
+    assert enable(easydict.EasyDict(store={}), create)
 
 
 def test_a_password_does_not_go_into_a_config(monkeypatch):

@@ -6,8 +6,9 @@ import functools
 import os
 import sys
 import traceback
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, List
 
+from ding_store.errors import ConfigError
 from ding_store.hook.install import ENV_EXPLAIN
 
 #: Name in DI-engine -> what stands there instead.
@@ -17,6 +18,7 @@ REPLACED: Dict[str, str] = {
     'ding.framework.middleware.ModelExchanger': 'ding_store.middleware.weights.model_exchanger',
     'ding.framework.middleware.PeriodicalModelExchanger': 'ding_store.middleware.weights.periodical_model_exchanger',
     'ding.framework.middleware.data_pusher': 'ding_store.middleware.replay.data_pusher',
+    'ding.framework.middleware.gae_estimator': 'ding_store.middleware.advantages.gae_estimator',
     'ding.framework.middleware.OffPolicyLearner': 'ding_store.middleware.replay.OffPolicyLearner',
     'ding.framework.middleware.offpolicy_data_fetcher': 'ding_store.middleware.replay.data_fetcher',
     'ding.framework.middleware.CkptSaver': 'the same, and with --checkpoint ding_store.middleware.checkpoint beside it',
@@ -65,16 +67,30 @@ def _note_use(name: str) -> None:
             sys.stderr.write(f'ding_store: process {os.getpid()} uses {REPLACED[name]} for {name}\n')
 
 
-@functools.cache
+#: The pipeline of this process. The one piece of state that a module of ours holds: scripts that know nothing of the
+#: store have no place to hold it.
+_pipelines: List[Any] = []
+
+
 def parts() -> Any:
-    """
-    The parts of the pipeline for scripts that know nothing of the store: one set per process, made when the first is
-    used. This is the one piece of state that a module of ours holds, since such scripts have no place to hold it.
-    """
+    """The parts that scripts get: of the pipeline that the script made itself, or of one that is made at first use."""
     from ding_store.config import StoreConfig
     from ding_store.middleware.pipeline import Pipeline
 
-    return Pipeline(StoreConfig.from_block({}, default_run='default'))
+    return _pipelines[-1] if _pipelines else Pipeline(StoreConfig.from_block({}, default_run='default'))
+
+
+def _patch_pipeline(kind: Any) -> None:
+    """What a script with the flag takes from DI-engine is to work together with what it takes from its pipeline."""
+    make = kind.__init__
+
+    @functools.wraps(make)
+    def __init__(self: Any, config: Any) -> None:
+        make(self, config)
+        if config.enable:
+            _pipelines.append(self)
+
+    kind.__init__ = __init__
 
 
 def _standing_in(name: str, stock: Any, part: str, ours: Callable[[], tuple] = lambda: ()) -> Any:
@@ -106,8 +122,9 @@ def _standing_in(name: str, stock: Any, part: str, ours: Callable[[], tuple] = l
 
 
 def _patch_middleware(module: Any) -> None:
-    from ding_store.middleware.pipeline import MIDDLEWARE
+    from ding_store.middleware.pipeline import MIDDLEWARE, Pipeline
 
+    _patch_pipeline(Pipeline)
     functional = sys.modules['ding.framework.middleware.functional']
     for part in MIDDLEWARE:
         stand_in = _standing_in(f'ding.framework.middleware.{part}', getattr(module, part), part)
@@ -157,10 +174,14 @@ def _patch_config(module: Any) -> None:
 def _patch_worker(module: Any) -> None:
     from easydict import EasyDict
 
+    from ding_store.config import ENV_CHECKPOINT, NOT_SERIAL
+
     stock = module.create_buffer
 
     @functools.wraps(stock)
     def create_buffer(cfg: Any, *args: Any, **kwargs: Any) -> Any:
+        if os.environ.get(ENV_CHECKPOINT):
+            raise ConfigError(f'--checkpoint {NOT_SERIAL}')
         if cfg.type not in CONFIG_TYPES:
             return stock(cfg, *args, **kwargs)
         _note_use('ding.worker.create_buffer')

@@ -33,15 +33,16 @@ def checkpointer(session: Session, policy: Any) -> Any:
     Overview:
         Save the learner's state in the background, and begin with the newest there is: create it after policy and
         roles, and use it last, as CkptSaver. In an evaluator's process it keeps the best policy. Void in collectors,
-        and without ``store.checkpoint``.
+        without ``store.checkpoint``, and where there is one already: under ``ding-store run`` CkptSaver makes it.
     Arguments:
         - policy (:obj:`Policy`): As CkptSaver's; its ``learn_mode`` and its optimizers are saved.
     Input of ctx:
         - train_iter (:obj:`int`), env_step (:obj:`int`), eval_value (:obj:`Optional[float]`)
     """
     config = session.config.checkpoint
-    if config is None:
+    if config is None or session.has_checkpointer:
         return task.void()
+    session.has_checkpointer = True
     if not task.router.is_active or task.has_role(task.role.LEARNER):
         return LearnerCheckpoints(session, config, policy)
     return BestCheckpoint(config, policy) if task.has_role(task.role.EVALUATOR) else task.void()

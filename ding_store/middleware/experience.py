@@ -260,11 +260,13 @@ class LearnerSide(Side):
             self._session.store, STREAM, LEARNER_READER, durable=True, marks=self._position.marks or None
         )
         self._feed = Feed(self._reader)
+        taken: Optional[EntryId] = self._reader.cursor
         if self._position.is_resumed:
             ctx.env_step, ctx.env_episode = self._position.env_step, self._position.env_episode
-            if self._position.cursor is not None:
-                # What was in the table already is not taken again, and collectors may be waiting for word of it.
-                self._publish(ctx, self._position.cursor)
+            taken = self._position.cursor
+        if taken is not None and taken.number:
+            # It is not taken again, and collectors may be waiting for word of it.
+            self._publish(ctx, taken)
 
     def _end(self, reason: str) -> None:
         super()._end(reason)

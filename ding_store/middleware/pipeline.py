@@ -14,6 +14,7 @@ MIDDLEWARE = (
     'ModelExchanger',
     'PeriodicalModelExchanger',
     'data_pusher',
+    'gae_estimator',
     'OffPolicyLearner',
     'offpolicy_data_fetcher',
     'CkptSaver',
@@ -42,6 +43,7 @@ class Pipeline:
     ModelExchanger: Callable
     PeriodicalModelExchanger: Callable
     data_pusher: Callable
+    gae_estimator: Callable
     OffPolicyLearner: Callable
     offpolicy_data_fetcher: Callable
     Checkpointer: Callable
@@ -70,6 +72,7 @@ class Pipeline:
     def _use_store(self) -> None:
         from ding.framework import task
 
+        from ding_store.middleware.advantages import gae_estimator
         from ding_store.middleware.checkpoint import checkpointer, ckpt_saver
         from ding_store.middleware.experience import context_exchanger
         from ding_store.middleware.replay import OffPolicyLearner, data_fetcher, data_pusher, replay_buffer
@@ -90,6 +93,7 @@ class Pipeline:
         self.ModelExchanger = functools.partial(model_exchanger, self.session)
         self.PeriodicalModelExchanger = functools.partial(periodical_model_exchanger, self.session)
         self.data_pusher = data_pusher
+        self.gae_estimator = gae_estimator
         self.OffPolicyLearner = functools.partial(OffPolicyLearner, collate=config.collate)
         self.offpolicy_data_fetcher = functools.partial(data_fetcher, collate=config.collate)
 

@@ -23,8 +23,11 @@ DI-engine's config pipeline, in one process:
 > ding -m serial -c dizoo_configs/atari/pong_impala_config.py -s 0
 
 Trajectories wait in a queue and each is trained on once. `--set policy.other.replay_buffer.max_use=3 --set
-policy.other.replay_buffer.sampler=auto` takes each up to three times, in random order. The flag is `main_config.store`;
-with `enable=False`, or `--stock`, this is stock DI-engine, whose buffer knows no order.
+policy.other.replay_buffer.sampler=auto` takes each up to three times, in random order. With `--checkpoint` a learner
+that is killed goes on from its last checkpoint, and so does the same command after everything was killed; its replay
+knows what was trained on.
+
+The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine, whose buffer knows no order.
 """  # noqa: E501
 
 from ding.config import compile_config
@@ -74,9 +77,10 @@ def main(given: Options = DEFAULTS) -> None:
         task.use(parts.OffPolicyLearner(cfg, policy.learn_mode, buffer_))
         task.use(online_logger(train_show_freq=100))
         task.use(CkptSaver(policy, cfg.exp_name, train_freq=1000))
+        task.use(parts.Checkpointer(policy))
         use_end(given)
         task.run()
 
 
 if __name__ == '__main__':
-    main(options(main, CONFIGS))
+    main(options(main, CONFIGS, can_checkpoint=True))

@@ -22,14 +22,17 @@ DI-engine's config pipeline, in one process:
 
 > ding -m serial -c dizoo_configs/atari/qbert_ppo_config.py -s 0
 
-The learner estimates advantages and puts them into its replay, where a step is trained on at most `max_use` times. The
-flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine.
+The learner estimates advantages and puts them into its replay, where a step is trained on at most `max_use` times. With
+`--checkpoint` a learner that is killed goes on from its last checkpoint, and so does the same command after everything
+was killed; its replay knows how often each step was used.
+
+The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine.
 """  # noqa: E501
 
 from ding.config import compile_config
 from ding.framework import ding_init, task
 from ding.framework.context import OnlineRLContext
-from ding.framework.middleware import CkptSaver, StepCollector, gae_estimator, interaction_evaluator, online_logger
+from ding.framework.middleware import CkptSaver, StepCollector, interaction_evaluator, online_logger
 from ding.model import VAC
 from ding.policy import PPOOffPolicy
 from ding.utils import set_pkg_seed
@@ -64,13 +67,14 @@ def main(given: Options = DEFAULTS) -> None:
 
         task.use(interaction_evaluator(cfg, policy.eval_mode, evaluator_env))
         task.use(StepCollector(cfg, policy.collect_mode, collector_env))
-        task.use(gae_estimator(cfg, policy.collect_mode, buffer_))
+        task.use(parts.gae_estimator(cfg, policy.collect_mode, buffer_))
         task.use(parts.OffPolicyLearner(cfg, policy.learn_mode, buffer_))
         task.use(online_logger(train_show_freq=100))
         task.use(CkptSaver(policy, cfg.exp_name, train_freq=1000))
+        task.use(parts.Checkpointer(policy))
         use_end(given)
         task.run()
 
 
 if __name__ == '__main__':
-    main(options(main, CONFIGS))
+    main(options(main, CONFIGS, can_checkpoint=True))

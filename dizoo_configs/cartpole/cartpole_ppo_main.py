@@ -18,6 +18,10 @@ a job that DI-engine started has the run `cartpole_ppo_seed0`, by its exp_name, 
 
 > ding-store join --role collector -- python3 -u dizoo_configs/cartpole/cartpole_ppo_main.py
 
+With `--checkpoint` at the end of these commands a learner that is killed goes on from its last checkpoint, and so does
+the same command after everything was killed. It has no replay to keep: what it was training on when it was killed comes
+once more.
+
 The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine.
 """
 
@@ -78,9 +82,10 @@ def main(given: Options = DEFAULTS) -> None:
         task.use(multistep_trainer(policy.learn_mode, log_freq=50))
         task.use(online_logger(train_show_freq=10))
         task.use(CkptSaver(policy, cfg.exp_name, train_freq=100))
+        task.use(parts.Checkpointer(policy))
         use_end(given)
         task.run()
 
 
 if __name__ == '__main__':
-    main(options(main, CONFIGS))
+    main(options(main, CONFIGS, can_checkpoint=True))

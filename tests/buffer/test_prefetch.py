@@ -4,6 +4,7 @@ import contextlib
 import copy
 import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -314,4 +315,54 @@ def test_a_killed_process_leaves_its_table_sound(tmp_path: Path) -> None:
     assert buffer.check() == []
     batch = buffer.sample_batch(64)
     assert batch.data.x[:, 0].tolist() == batch.rows.tolist()
+    buffer.close()
+
+
+_KEPT = """
+import sys
+import numpy as np
+from ding_store.buffer import Fifo, RateLimiter, StoreBuffer, Uniform, limited
+
+def opened(path, kind, prefetch):
+    sampler = limited(Fifo(2) if kind == 'queue' else Uniform(0), max_times_sampled=2)
+    limiter = RateLimiter(1, samples_per_insert=2.0, error_buffer=500.0, max_insert=60, max_sample=6, timeout_s=0.0)
+    return StoreBuffer(60, path=path, sampler=sampler, limiter=limiter, prefetch=prefetch)
+
+if __name__ == '__main__':
+    buffer = opened(sys.argv[1], sys.argv[2], prefetch=3)
+    buffer.extend({'x': np.arange(60, dtype=np.float32)})
+    for _ in range(4):
+        print(*buffer.sample_batch(6).rows, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize('kind', ['queue', 'random'])
+def test_what_was_drawn_ahead_at_a_kill_is_not_lost_and_counts_for_nothing(kind: str, tmp_path: Path) -> None:
+    script = tmp_path / 'kept.py'
+    script.write_text(_KEPT)
+    command = [sys.executable, str(script), str(tmp_path / 'rows'), kind]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, 'OMP_NUM_THREADS': '1'}
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    delivered = [list(map(int, process.stdout.readline().split())) for _ in range(4)]
+    process.send_signal(signal.SIGKILL)  # with three batches drawn and not delivered
+    process.wait(30)
+    process.stdin.close()
+    process.stdout.close()
+    uses = Counter(row for batch in delivered for row in batch)
+    buffer = runpy.run_path(str(script))['opened'](str(tmp_path / 'rows'), kind, prefetch=0)
+    rows = buffer.table.rows_by_age()
+    assert rows.tolist() == [row for row in range(60) if uses[row] < 2]
+    assert buffer.sampler.uses_of(rows).tolist() == [uses[row] for row in rows.tolist()]
+    assert buffer.limiter.state() == {'num_inserts': 60, 'num_samples': 24}
+    if kind == 'queue':
+        assert buffer.sample_batch(6).rows.tolist() == list(range(12, 18))
+        uses.update(range(12, 18))
+    with contextlib.suppress(NotEnoughData, StoreTimeout):
+        while True:
+            uses.update(buffer.sample_batch(1).rows.tolist())
+    assert uses == dict.fromkeys(range(60), 2)
     buffer.close()

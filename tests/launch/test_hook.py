@@ -56,3 +56,23 @@ def test_a_sitecustomize_of_the_users_own_still_runs(tmp_path):
     extra['PYTHONPATH'] += f':{tmp_path}'
     done = subprocess.run(command, cwd=tmp_path, env=extra, capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr.decode()
+
+
+def test_checkpoints_of_a_config_pipeline_are_refused(tmp_path):
+    run_hooked(
+        """
+        import os
+        from easydict import EasyDict
+        from ding.worker import create_buffer
+        from ding_store.errors import ConfigError
+
+        os.environ['DING_STORE_CHECKPOINT'] = '1'
+        try:
+            create_buffer(EasyDict(type='naive', replay_buffer_size=4))
+        except ConfigError as error:
+            assert 'save_ckpt' in str(error)
+        else:
+            raise AssertionError('was made')
+        """,
+        tmp_path,
+    )

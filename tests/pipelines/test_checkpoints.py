@@ -1,9 +1,11 @@
 """``--checkpoint`` of the mains: a learner that is killed goes on, with its replay of real elements."""
 
+import json
 import os
 import re
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -23,21 +25,53 @@ def log_of(directory):
     return path.read_text(errors='replace') if path.exists() else ''
 
 
-@pytest.mark.parametrize('name', ['pong_r2d2'])
-def test_a_killed_learner_goes_on(tmp_path, name):
+def need_extra_of(name):
     _, _, _, extra, module = PIPELINES[name]
-    need_extra(module, extra)
-    main, *options = arguments(name)
-    command = ['run', '--run', 'r', '--roles', ROLES, '--', 'python', str(ROOT / main), *options]
-    with job(ding_store(*command, '--max-train-iter', 10**6, '--checkpoint'), tmp_path, PYTHONUNBUFFERED='1') as run:
-        run.wait_for(lambda: 'checkpoint of iteration' in log_of(tmp_path), 'a checkpoint')
-        members = status(tmp_path, '--run', 'r')['members']
-        os.kill(next(m['pid'] for m in members if m['role'] == 'learner'), signal.SIGKILL)
-        run.wait_for(lambda: 'resuming from' in log_of(tmp_path), 'a learner that goes on')
-        resumed = int(re.search(r'resuming from .*: train iteration (\d+)', log_of(tmp_path))[1])
-        assert resumed > 0
-        run.wait_for(lambda: max(iterations(log_of(tmp_path))) > resumed, 'checkpoint of what it trained since')
+    if extra:
+        need_extra(module, extra)
+
+
+def kill_learner_and_wait(run, directory):
+    """Kill it as soon as there is a checkpoint, and wait for one of what it trained after it was started again."""
+    run.wait_for(lambda: 'checkpoint of iteration' in log_of(directory), 'a checkpoint')
+    members = status(directory, '--run', 'r')['members']
+    os.kill(next(m['pid'] for m in members if m['role'] == 'learner'), signal.SIGKILL)
+    run.wait_for(lambda: 'resuming from' in log_of(directory), 'a learner that goes on')
+    resumed = int(re.search(r'resuming from .*: train iteration (\d+)', log_of(directory))[1])
+    assert resumed > 0
+    run.wait_for(lambda: max(iterations(log_of(directory))) > resumed, 'a checkpoint of what it trained since')
 
 
 def iterations(log):
     return [int(n) for n in re.findall(r'checkpoint of iteration (\d+)', log)]
+
+
+@pytest.mark.parametrize('name', ['pong_r2d2', 'cartpole_ppo'])
+def test_a_killed_learner_goes_on(tmp_path, name):
+    need_extra_of(name)
+    main, *options = arguments(name)
+    command = ['run', '--run', 'r', '--roles', ROLES, '--', 'python', str(ROOT / main), *options]
+    with job(ding_store(*command, '--max-train-iter', 10**6, '--checkpoint'), tmp_path, PYTHONUNBUFFERED='1') as run:
+        kill_learner_and_wait(run, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ('name', 'module', 'policy', 'max_use'),
+    [
+        ('pong_impala', 'atari.atari_impala_main', 'IMPALAPolicy', 1),
+        ('qbert_ppo', 'atari.atari_ppo_main', 'PPOOffPolicy', 3),
+    ],
+    ids=['queue', 'at random'],
+)
+def test_nothing_is_trained_on_more_often_than_configured(tmp_path, name, module, policy, max_use):
+    need_extra_of(name)
+    _, *options = arguments(name)
+    script = ['python', HERE / 'count_uses.py', tmp_path / 'uses', module, policy]
+    command = ['run', '--run', 'r', '--checkpoint', '--roles', 'learner=1,collector=2', '--', *script, *options]
+    with job(ding_store(*command, '--max-train-iter', 10**6), tmp_path, PYTHONUNBUFFERED='1') as run:
+        kill_learner_and_wait(run, tmp_path)
+    batches = [json.loads(line) for line in (tmp_path / 'uses').read_text().splitlines()]
+    assert len({batch['pid'] for batch in batches}) == 2, 'two lives of the learner'
+    uses = Counter(number for batch in batches for number in batch['numbers'])
+    assert len({number // 10**6 for number in uses}) == 2, 'of both collectors'
+    assert max(uses.values()) == max_use

@@ -1,0 +1,63 @@
+"""On the learner: advantages of what was collected, on the way into a replay (PPO off-policy)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, List, Optional
+
+from ding.data import Buffer
+from ding.framework import task
+from ding.framework.middleware.functional.advantage_estimator import gae_estimator as stock_estimator
+from ditk import logging
+
+from ding_store.buffer.store_buffer import StoreBuffer
+from ding_store.middleware.plan import PUSH_COLUMNS, REPLAY, Replay
+
+if TYPE_CHECKING:
+    from ding.framework import OnlineRLContext
+
+
+def gae_estimator(cfg: Any, policy: Any, buffer_: Optional[Buffer] = None) -> Callable:
+    """
+    Overview:
+        Advantages by the policy's own values; DI-engine's gae_estimator. What it pushes enters the buffer at once, with
+        what says how far the learner is: after a kill all steps of a chunk are there, or none.
+    Input of ctx:
+        - trajectories (:obj:`List`): Steps with ``obs``, ``next_obs``, ``reward``, ``done``.
+        - trajectory_end_idx (:obj:`List[int]`): Where trajectories end that did not come to their end.
+    Output of ctx:
+        - train_data: All of them, without ``buffer_``; with it nothing.
+    """
+    if not isinstance(buffer_, StoreBuffer) or (task.router.is_active and not task.has_role(task.role.LEARNER)):
+        return stock_estimator(cfg, policy, buffer_)
+    replay, pushed = Replay(buffer_), _Pushed()
+    estimate = stock_estimator(cfg, policy, pushed)
+
+    def _gae(ctx: OnlineRLContext) -> None:
+        note, meta = replay.take_note(), replay.meta
+        if ctx.trajectories:
+            estimate(ctx)
+        ctx.trajectories = None
+        elements = pushed.take()
+        metas = None if meta is None else [dict(meta) for _ in elements]
+        buffer_.extend_elements(elements, metas, commit=note)
+
+    def takes_no_columns() -> None:
+        logging.info('ding_store: advantages are estimated of elements, so each chunk becomes ctx.trajectories for it')
+
+    setattr(_gae, PUSH_COLUMNS, takes_no_columns)
+    setattr(_gae, REPLAY, replay)
+    return _gae
+
+
+class _Pushed:
+    """In the buffer's place: what the stock estimator pushes, one by one."""
+
+    def __init__(self) -> None:
+        self._elements: List[Any] = []
+
+    def push(self, element: Any) -> None:
+        self._elements.append(element)
+
+    def take(self) -> List[Any]:
+        elements, self._elements = self._elements, []
+        return elements
