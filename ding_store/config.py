@@ -107,6 +107,8 @@ class StoreConfig:
         - collate (:obj:`str`): 'auto': one collated batch for policies known to take it, else a list; 'batch'; 'list'.
         - max_pending_bytes (:obj:`int`): What a stream may hold of entries that the learner has not taken yet.
         - overflow (:obj:`str`): What an append does when it would hold more: 'block', 'drop_oldest' or 'error'.
+        - on_corrupt (:obj:`str`): What the learner does with an entry that is not what a collector wrote: 'stop', at
+            every start again, or 'skip': it is counted, logged and left out.
         - compression (:obj:`Optional[str]`): 'lz4' or 'zstd': of experience between hosts; the same in all processes.
         - reconnect_timeout_s (:obj:`float`): How long a lost server is waited for.
         - wait_warn_s (:obj:`float`): A wait for another role says what it waits for, every so often.
@@ -131,6 +133,7 @@ class StoreConfig:
     collate: str = 'auto'
     max_pending_bytes: int = 256 << 20
     overflow: str = 'block'
+    on_corrupt: str = 'stop'
     compression: Optional[str] = None
     reconnect_timeout_s: float = 60.0
     wait_warn_s: float = 20.0
@@ -147,6 +150,7 @@ class StoreConfig:
         _check_choice('train_ratio', self.train_ratio, ('keep', 'free'))
         _check_choice('collate', self.collate, ('auto', 'batch', 'list'))
         _check_choice('overflow', self.overflow, ('block', 'drop_oldest', 'error'))
+        _check_choice('on_corrupt', self.on_corrupt, ('stop', 'skip'))
         _check_choice('compression', self.compression, (None, 'lz4', 'zstd'))
         _check_choice('weights_dtype', self.weights_dtype, (None, 'float16', 'bfloat16'))
         _check_choice('weights_in_place', self.weights_in_place, (True, False))

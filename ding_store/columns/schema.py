@@ -112,6 +112,22 @@ class Schema:
         for block, place in zip(blocks, places):
             write(block, place)
 
+    def check(self, columns: Columns, num_rows: int) -> None:
+        """
+        Overview:
+            Whether these are what ``encode`` makes of so many elements.
+        Raises:
+            - SchemaMismatch: They are not; names the column.
+        """
+        specs = self.columns()
+        if specs.keys() != columns.keys():
+            raise SchemaMismatch(f'columns {sorted(columns)} where {sorted(specs)} are expected')
+        for name, column in columns.items():
+            dtype, shape = specs[name]
+            if column.dtype != dtype or column.shape != (num_rows, *shape):
+                found = f'{column.dtype} {column.shape}'
+                raise SchemaMismatch(f'column {name!r}: expected {dtype} {(num_rows, *shape)}, got {found}')
+
     def decode(self, columns: Columns) -> List[Any]:
         """
         Overview:

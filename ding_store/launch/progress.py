@@ -22,6 +22,7 @@ class Figures:
     rows_appended: int = 0
     rows_ingested: int = 0
     rows_lost: int = 0
+    entries_corrupt: int = 0
     replay_rows: int = 0
     policy_version: int = 0
     policy_lag: int = 0
@@ -48,6 +49,7 @@ class Figures:
             before = 0 if each.figures.get('is_resumed') else figures.rows_ingested
             figures.rows_ingested = before + int(each.figures.get('rows', 0))
         figures.rows_lost = int(members.total('learner', 'lost'))
+        figures.entries_corrupt = int(members.total('learner', 'corrupt'))
         if learner is not None:
             figures._add_learner(learner.figures, [m.figures for m in collectors if m.state == 'alive'])
         if evaluator is not None:
@@ -70,9 +72,10 @@ class Figures:
 
     def line(self) -> str:
         evaluated = '-' if self.eval_value is None else f'{self.eval_value:.1f} @ iter {self.eval_iter}'
+        corrupt = f'  {self.entries_corrupt} corrupt entries skipped' if self.entries_corrupt else ''
         return (
             f'env steps {self.env_step}  train iters {self.train_iter}  replay {self.replay_rows} rows  '
-            f'policy v{self.policy_version} (lag {self.policy_lag})  eval return {evaluated}'
+            f'policy v{self.policy_version} (lag {self.policy_lag})  eval return {evaluated}{corrupt}'
         )
 
 
@@ -127,6 +130,7 @@ def table(columns: Sequence[Tuple[str, dict]]) -> str:
 
 def summary(figures: Figures, wall_s: float) -> dict:
     """The end table's column for a run through the store."""
+    corrupt = {'corrupt entries skipped': figures.entries_corrupt} if figures.entries_corrupt else {}
     return {
         'wall time, whole command (s)': f'{wall_s:.1f}',
         'first env step to the end (s)': f'{figures.loop_s:.1f}',
@@ -139,4 +143,5 @@ def summary(figures: Figures, wall_s: float) -> dict:
         'rows appended': figures.rows_appended,
         'rows ingested': figures.rows_ingested,
         'rows lost': figures.rows_lost,
+        **corrupt,
     }

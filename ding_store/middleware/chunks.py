@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 
 from ding_store.columns import Schema
 from ding_store.errors import ConfigError, SchemaMismatch, VersionConflict
 from ding_store.storage.base import Entry, EntryId, Store
+from ding_store.storage.wire import corrupt_entry
 
 #: One schema per stream, agreed by the first append and checked on every other.
 SCHEMA_VALUE = 'schema/{stream}'
+#: What a chunk's rows are.
+KINDS = ('trajectories', 'episodes')
+#: What bytes of a stranger do to who reads them as a schema.
+_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
 
 
 class ChunkWriter:
@@ -89,6 +94,24 @@ class ChunkDecoder:
     def __init__(self) -> None:
         self._schemas: Dict[str, Schema] = {}
 
+    def check(self, entry: Entry) -> None:
+        """
+        Overview:
+            Whether an entry is a chunk. Its checksum only tells that it is what somebody wrote.
+        Raises:
+            - CorruptPayload: It is not; names stream and entry, and what is wrong.
+        """
+        reason = _wrong_header(entry.header)
+        try:
+            if not reason and entry.header['rows']:
+                self.schema(entry).check(entry.arrays, entry.header['rows'])
+        except SchemaMismatch as e:
+            reason = str(e)
+        except _MALFORMED as e:
+            reason = f'its schema is malformed: {type(e).__name__}: {e}'
+        if reason:
+            raise corrupt_entry(entry.stream, entry.id, f'it is no chunk: {reason}', entry.writer, entry.sequence)
+
     def schema(self, entry: Entry) -> Schema:
         text = entry.header['schema']
         if text not in self._schemas:
@@ -103,3 +126,29 @@ class ChunkDecoder:
         if not entry.header['rows']:
             return []
         return self.schema(entry).decode({name: array.copy() for name, array in entry.arrays.items()})
+
+
+def _wrong_header(header: Mapping[str, Any]) -> str:
+    for name in ('rows', 'env_step', 'env_episode'):
+        if not _is_count(header.get(name)):
+            return f'{name} ({header.get(name)!r}) is no count'
+    if header.get('kind') not in KINDS:
+        return f'kind ({header.get("kind")!r}) is none of {", ".join(KINDS)}'
+    if not isinstance(header.get('schema'), str):
+        return 'it names no schema'
+    if 'policy_version' in header and not _is_count(header['policy_version']):
+        return f'policy_version ({header["policy_version"]!r}) is no count'
+    indices, lengths = header.get('end_idx'), header.get('lengths', [])
+    if not isinstance(indices, list) or not all(map(_is_count, indices)):
+        return 'end_idx is no list of indices'
+    if header['kind'] == 'episodes' and not (_are_lengths(lengths) and sum(lengths) == header['rows']):
+        return f'lengths are not those of episodes of {header["rows"]} steps'
+    return ''
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def _are_lengths(value: Any) -> bool:
+    return isinstance(value, list) and all(_is_count(length) and length for length in value)

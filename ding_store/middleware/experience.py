@@ -11,13 +11,13 @@ import torch
 from ding.framework import task
 from ditk import logging
 
-from ding_store.errors import AppendUnsettled, ConfigError, StoreError
+from ding_store.errors import AppendUnsettled, ConfigError, CorruptPayload, StoreError
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter
 from ding_store.middleware.feed import Feed
 from ding_store.middleware.lead import PROGRESS, Lead
 from ding_store.middleware.members import Members
 from ding_store.middleware.plan import Plan
-from ding_store.middleware.position import Position
+from ding_store.middleware.position import ENV_ID, Position
 from ding_store.middleware.session import CHECKPOINTS, SLICE_S, Session
 from ding_store.storage.base import Entry, EntryId
 from ding_store.storage.reader import Reader
@@ -196,7 +196,7 @@ class CollectorSide(Side):
 
     def _append(self, elements: List[Any], header: dict) -> bool:
         """False: the run ended first, and the chunk was not appended."""
-        fixups = {'env_data_id': self._ordinal << ENV_ID_BITS}
+        fixups = {ENV_ID: self._ordinal << ENV_ID_BITS}
         # A full stream is waited for here rather than in the store, where the wait could not end on task.finish.
         entry_id = self._session.wait_for(
             'room in the experience stream (is the learner running?)',
@@ -257,7 +257,12 @@ class LearnerSide(Side):
         if checkpoints is None:
             self._session.store.delete(CHECKPOINTS)  # of a learner before this one
         self._reader = Reader(
-            self._session.store, STREAM, LEARNER_READER, durable=True, marks=self._position.marks or None
+            self._session.store,
+            STREAM,
+            LEARNER_READER,
+            durable=True,
+            marks=self._position.marks or None,
+            on_corrupt=self._session.config.on_corrupt,
         )
         self._feed = Feed(self._reader)
         taken: Optional[EntryId] = self._reader.cursor
@@ -286,13 +291,14 @@ class LearnerSide(Side):
         if 'began_s' not in self._member.figures and entries:
             self._session.figures(began_s=time.monotonic())
         assert self._plan is not None
+        is_news, entries = bool(entries), self._chunks_of(entries)
         # Rows of an episode are one element, which columns know nothing of.
         is_direct = all(entry.header['kind'] == 'trajectories' for entry in entries)
         push_direct = self._plan.push_direct if is_direct else None
-        for entry in entries:
-            ctx.env_step += entry.header['env_step']
-            ctx.env_episode += entry.header['env_episode']
-            self._position.take(entry)
+        for i, taken in enumerate(entries):
+            ctx.env_step += taken.header['env_step']
+            ctx.env_episode += taken.header['env_episode']
+            entry = entries[i] = self._position.take(taken)
             if entry.header['rows'] and push_direct is not None:
                 push_direct(self._decoder.schema(entry), entry.arrays, self._position.note(), _meta([entry]))
         self._position.leave_note(push_direct is None or not (entries and entries[-1].header['rows']))
@@ -302,10 +308,21 @@ class LearnerSide(Side):
         if filled and push_direct is None:
             self._materialise(ctx, filled)
             return True
-        if entries:
+        if is_news:
             ctx.trajectories = []
             ctx.episodes = None
         return False
+
+    def _chunks_of(self, entries: List[Entry]) -> List[Entry]:
+        chunks = []
+        for entry in entries:
+            try:
+                self._decoder.check(entry)
+                chunks.append(entry)
+            except CorruptPayload as error:
+                self._reader.pass_over(error)
+                self._position.skip(entry)
+        return chunks
 
     def _materialise(self, ctx: OnlineRLContext, entries: List[Entry]) -> None:
         trajectories: List[Any] = []
@@ -342,6 +359,7 @@ class LearnerSide(Side):
             is_resumed=self._position.is_resumed,
             replay_rows=self._plan.count() if self._plan else 0,
             lost=self._reader.num_lost,
+            corrupt=self._reader.num_corrupt,
             **counts,
         )
         if not self._session.finished:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Dict, Optional
 
+import numpy as np
 from ditk import logging
 
 from ding_store.buffer.store_buffer import StoreBuffer
@@ -11,6 +13,11 @@ from ding_store.storage.base import Entry, EntryId
 
 if TYPE_CHECKING:
     from ding_store.middleware.plan import Replay
+
+#: The leaf that says whose steps belong together: DI-engine's, another one for each episode of a collector.
+ENV_ID = 'env_data_id'
+#: Where it has which run of its collector it is, above the collector's own number.
+_RUN_BITS, _MAX_RUNS = 48, 1 << 15
 
 
 class Position:
@@ -20,6 +27,7 @@ class Position:
         the writers' marks are its note: a learner that is started again goes on behind the last row that is in it.
     Attributes:
         - marks (:obj:`Dict[str, int]`): writer -> highest sequence that was taken.
+        - runs (:obj:`Dict[str, int]`): writer -> the sequence behind its last loss; see ``take``.
         - cursor (:obj:`Optional[EntryId]`): The last entry that was taken.
         - num_rows, num_chunks, env_step, env_episode (:obj:`int`): In all lives of the learner.
         - is_resumed (:obj:`bool`): Whether there were lives before this one.
@@ -27,6 +35,7 @@ class Position:
 
     def __init__(self) -> None:
         self.marks: Dict[str, int] = {}
+        self.runs: Dict[str, int] = {}
         self.cursor: Optional[EntryId] = None
         self.num_rows = self.num_chunks = self.env_step = self.env_episode = 0
         self.is_resumed = False
@@ -63,13 +72,24 @@ class Position:
         elif 'marks' in (buffer_.committed or {}):
             self._restore(buffer_.committed or {})
 
-    def take(self, entry: Entry) -> None:
-        """This entry is about to become rows."""
+    def take(self, entry: Entry) -> Entry:
+        """
+        Overview:
+            This entry is about to become rows: returns it as they are to be. Behind entries of its writer that never
+            came, ``env_data_id`` is another one: steps before and after them are no neighbours, in whatever groups.
+        """
+        if entry.sequence > self.marks.get(entry.writer, 0) + 1:
+            self.runs[entry.writer] = entry.sequence
         self.marks[entry.writer] = entry.sequence
         self.cursor = entry.id
         self.num_chunks += 1
         for name, key in (('num_rows', 'rows'), ('env_step', 'env_step'), ('env_episode', 'env_episode')):
             setattr(self, name, getattr(self, name) + entry.header[key])
+        return _of_run(entry, self.runs.get(entry.writer, 0))
+
+    def skip(self, entry: Entry) -> None:
+        """This entry will never become rows."""
+        self.cursor = entry.id
 
     def note(self) -> Optional[Dict[str, Any]]:
         """What is to be committed with the rows of what was taken; None where nothing is kept."""
@@ -77,7 +97,7 @@ class Position:
             return None
         counts = dict(rows=self.num_rows, chunks=self.num_chunks, env_step=self.env_step, env_episode=self.env_episode)
         cursor = None if self.cursor is None else list(self.cursor)
-        return dict(run=self._run, marks=dict(self.marks), cursor=cursor, **counts)
+        return dict(run=self._run, marks=dict(self.marks), runs=dict(self.runs), cursor=cursor, **counts)
 
     def leave_note(self, is_open: bool) -> None:
         """Let the next push commit it, or ``commit``; ``is_open`` is False when the last push has."""
@@ -91,11 +111,18 @@ class Position:
             self._replay.buffer.commit(note)
 
     def _restore(self, note: Dict[str, Any]) -> None:
-        self.marks = dict(note['marks'])
+        self.marks, self.runs = dict(note['marks']), dict(note.get('runs', {}))
         self.cursor = None if note['cursor'] is None else EntryId(*note['cursor'])
         self.num_rows, self.num_chunks = note['rows'], note['chunks']
         self.env_step, self.env_episode = note['env_step'], note['env_episode']
         self.is_resumed = True
+
+
+def _of_run(entry: Entry, run: int) -> Entry:
+    ids = entry.arrays.get(ENV_ID)
+    if not run or ids is None or ids.dtype != np.int64:
+        return entry
+    return replace(entry, arrays={**entry.arrays, ENV_ID: ids + np.int64(run % _MAX_RUNS << _RUN_BITS)})
 
 
 def is_of_run(buffer_: StoreBuffer, run: Optional[str]) -> bool:

@@ -159,6 +159,20 @@ class Reader:
         self._outstanding = new[-1].id if new else self._outstanding
         return new
 
+    def pass_over(self, error: CorruptPayload) -> None:
+        """
+        Overview:
+            For who finds that an entry that was read is nothing to him: count it, or stop there, as ``on_corrupt`` has
+            it.
+        Raises:
+            - CorruptPayload: The error itself, with ``on_corrupt='stop'``.
+        """
+        if self.on_corrupt == 'stop':
+            raise error
+        with self._lock:
+            self.num_corrupt += 1
+        self._say_corrupt(error)
+
     def _skip(self, error: CorruptPayload) -> None:
         if self.on_corrupt == 'stop' or error.entry_id is None:
             raise error
@@ -171,6 +185,9 @@ class Reader:
                 self._marks[error.writer] = error.sequence
             else:
                 self._losses.excuse()  # Not to be believed; but some sequence will be missed.
+        self._say_corrupt(error)
+
+    def _say_corrupt(self, error: CorruptPayload) -> None:
         level = logging.DEBUG if self._said_corrupt else logging.WARNING
         logger.log(level, 'reader %r of %r skips what it cannot read: %s', self.name, self.stream, error)
         self._said_corrupt = True

@@ -1,0 +1,240 @@
+"""What the learner makes of entries: chunks as they are, what is no chunk, and chunks behind a loss."""
+
+import copy
+import dataclasses
+import json
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import treetensor.torch as ttorch
+
+pytest.importorskip('ding')
+
+from ding.framework.context import OnlineRLContext  # noqa: E402
+from easydict import EasyDict  # noqa: E402
+
+from ding_store.buffer import StoreBuffer  # noqa: E402
+from ding_store.errors import ConfigError, CorruptPayload  # noqa: E402
+from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter  # noqa: E402
+from ding_store.middleware.experience import STREAM, LearnerSide  # noqa: E402
+from ding_store.middleware.plan import PUSH_COLUMNS, REPLAY  # noqa: E402
+from ding_store.middleware.position import Position  # noqa: E402
+from ding_store.middleware.replay import data_pusher  # noqa: E402
+from ding_store.storage import open_store  # noqa: E402
+from ding_store.storage.reader import Reader  # noqa: E402
+
+HEADER = dict(kind='trajectories', env_step=1, env_episode=0, end_idx=[], train_iter=0, policy_version=0)
+CONFIG = EasyDict(policy=dict(collect=dict(unroll_len=1)))
+
+
+def step(number, env=0, **more):
+    return ttorch.as_tensor(
+        {
+            'obs': torch.full((4,), float(number)),
+            'time': torch.tensor([number]),
+            'env_data_id': torch.tensor([env]),
+            'done': torch.tensor([False]),
+            **more,
+        }
+    )
+
+
+class Learner(LearnerSide):
+    """The learner's side in front of a pusher, without a task around it."""
+
+    def __init__(self, store, buffer_, direct=True, position=None, **options):
+        pusher = data_pusher(CONFIG, buffer_)
+        self._push = pusher
+        self._member = SimpleNamespace(figures={'began_s': 1.0})
+        self._plan = SimpleNamespace(
+            push_direct=getattr(pusher, PUSH_COLUMNS)() if direct else None, replay=getattr(pusher, REPLAY)
+        )
+        self._decoder = ChunkDecoder()
+        self._position = position or Position()
+        self._reader = Reader(store, STREAM, 'learner', marks=self._position.marks or None, **options)
+
+    def take(self, max_entries=64):
+        ctx = OnlineRLContext()
+        entries = self._reader.read(max_entries)
+        if self._merge(ctx, list(entries)):
+            self._push(ctx)
+        self._position.commit()
+        if entries:
+            self._reader.ack(entries[-1].id)
+        return len(entries)
+
+
+@pytest.fixture
+def store():
+    with open_store('memory://', run='r') as store:
+        yield store
+
+
+@pytest.mark.parametrize('direct', [True, False])
+def test_episodes_are_pushed_whole(store, direct):
+    buffer_ = StoreBuffer(100)
+    learner = Learner(store, buffer_, direct)
+    steps = [step(number) for number in range(8)]
+    ChunkWriter(store, STREAM).write(steps, {**HEADER, 'kind': 'episodes', 'lengths': [3, 5]})
+    learner.take()
+    assert [[int(each.time) for each in item.data] for item in buffer_] == [[0, 1, 2], [3, 4, 5, 6, 7]]
+
+
+HOSTILE = [None, -1, 2**70, 'x', [], {}, 'object', '<U9999999', 1.5, True, [[]], '__class__', 10**9]
+
+
+def places_in(value, path=()):
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, each in items for place in places_in(each, (*path, key)))]
+
+
+def changed(rng, value):
+    value = copy.deepcopy(value)
+    path = rng.choice(places_in(value))
+    if not path:
+        return rng.choice(HOSTILE)
+    holder = value
+    for key in path[:-1]:
+        holder = holder[key]
+    if rng.random() < 0.2:
+        del holder[path[-1]]
+    else:
+        holder[path[-1]] = rng.choice(HOSTILE)
+    return value
+
+
+def test_any_chunk_is_pushed_or_named(store):
+    """Headers, schemas and columns that no collector wrote, in entries whose checksums are right."""
+    rng, num_good, refused = random.Random(0), 0, set()
+    elements = [
+        {'obs': torch.zeros(4), 'extra': {'a': torch.zeros(2)}, 'maybe': torch.ones(3) if number == 3 else None}
+        for number in range(6)
+    ]
+    ChunkWriter(store, STREAM).write(elements, HEADER)
+    (entry,) = store.read(STREAM)
+    schema = json.loads(entry.header['schema'])
+    for _ in range(4000):
+        header, arrays = dict(entry.header), dict(entry.arrays)
+        header = changed(rng, header)
+        if rng.random() < 0.7 and isinstance(header, dict):
+            header['schema'] = json.dumps(changed(rng, schema))
+        if not isinstance(header, dict):
+            continue
+        if rng.random() < 0.1:
+            arrays.pop(rng.choice(list(arrays)))
+        hostile = dataclasses.replace(entry, header=header, arrays=arrays)
+        decoder = ChunkDecoder()
+        try:
+            decoder.check(hostile)
+        except CorruptPayload as error:
+            refused.add((error.entry_id, f'entry 1 of {STREAM!r}' in str(error)))
+            continue
+        num_good += 1
+        if header['rows']:
+            buffer_ = StoreBuffer(20)
+            buffer_.extend(arrays, schema=decoder.schema(hostile))
+            buffer_.sample_batch(2)
+            assert len(decoder.elements(hostile)) == 6
+    assert 20 < num_good < 2000
+    assert refused == {(entry.id, True)}
+
+
+def test_what_is_none_in_some_chunks_is_no_damage(store):
+    writer, learner = ChunkWriter(store, STREAM), Learner(store, StoreBuffer(20))
+    for maybe in (None, torch.ones(3), None):
+        writer.write([{'obs': torch.zeros(4), 'maybe': maybe}], HEADER)
+    assert learner.take() == 3
+    assert learner._position.num_rows == 3
+
+
+@pytest.mark.parametrize('direct', [True, False])
+def test_an_entry_that_is_no_chunk_stops_the_learner_or_is_skipped(store, direct):
+    writer, buffer_ = ChunkWriter(store, STREAM), StoreBuffer(20)
+    writer.write([step(0)], HEADER)
+    store.append(STREAM, {**HEADER, 'rows': 7, 'schema': '{"format": 1}'}, {'x': np.zeros(7)})
+    writer.write([step(1)], HEADER)
+    for _ in range(2):
+        with pytest.raises(CorruptPayload, match=f'entry 2 of {STREAM!r}'):
+            Learner(store.another(), buffer_, direct).take()
+    assert buffer_.count() == 0
+    learner = Learner(store.another(), buffer_, direct, on_corrupt='skip')
+    learner.take()
+    assert [int(item.data.time) for item in buffer_] == [0, 1]
+    assert (learner._reader.num_corrupt, learner._reader.lag()) == (1, 0)
+
+
+def write_all(writers, times):
+    for time in times:
+        for env, writer in enumerate(writers):
+            writer.write([step(time, env=env)], HEADER)
+
+
+def jumps(buffer_, length, size):
+    """Of sampled sequences: how many there are of each env, and whether steps in them are missing."""
+    sampled = buffer_.sample_sequences(size, length, 'env_data_id', done=None).data
+    times = sampled.time.numpy().reshape(length, -1)
+    return (np.diff(times, axis=0) != 1).any(axis=0)
+
+
+@pytest.mark.parametrize('direct', [True, False])
+def test_steps_around_a_loss_are_no_neighbours(direct):
+    """A full stream drops a hundred chunks of one collector; another one's sequences go on."""
+    with open_store('memory://', run='r', max_pending_bytes=200_000, overflow='drop_oldest') as store:
+        buffer_ = StoreBuffer(1000, seed=0)
+        learner = Learner(store.another(), buffer_, direct)
+        one, other = (ChunkWriter(each, STREAM) for each in (store, store.another()))
+        write_all([one, other], range(20))
+        while learner.take():
+            pass
+        write_all([one], range(20, 1000))  # more than the stream holds, while the learner is away
+        write_all([one], range(1000, 1001))
+        other.write([step(20, env=1)], HEADER)
+        before = buffer_.count()
+        while learner.take():
+            pass
+        assert learner._reader.num_lost > 100
+        assert buffer_.count() > before + 20
+        assert not jumps(buffer_, 10, 200).any()
+        ids = np.array([int(item.data.env_data_id) for item in buffer_])
+        assert len(np.unique(ids[ids & 1 == 0])) == 2, 'one run before the loss, one behind it'
+        assert len(np.unique(ids[ids & 1 == 1])) == 1, 'nothing of the other is lost'
+
+
+def test_a_resumed_learner_keeps_runs_apart(store, tmp_path):
+    """The position, with what was lost until now, is in the table: also behind a restart no old run is gone on with."""
+
+    def learner():
+        position = Position()
+        buffer_ = StoreBuffer(1000, seed=0)
+        made = Learner(store.another(), buffer_, position=position, on_corrupt='skip')
+        position.keep_in(made._plan.replay, str(tmp_path / 'replay'), 'r')
+        made._reader = Reader(store.another(), STREAM, 'learner', marks=position.marks or None)
+        return made, buffer_
+
+    writer = ChunkWriter(store, STREAM)
+    for times, lost in ((range(5), range(5, 8)), (range(8, 12), ()), (range(12, 16), ())):
+        made, buffer_ = learner()
+        write_all([writer], times)
+        while made.take():
+            pass
+        buffer_.close()
+        write_all([writer], lost)
+        # What its writer had when it was killed: the entries are gone for good.
+        store.ack(STREAM, 'learner', store.read(STREAM)[-1].id) if lost else None
+    buffer_ = StoreBuffer(1000, path=str(tmp_path / 'replay'), seed=0)
+    ids = [int(item.data.env_data_id) for item in buffer_]
+    assert [int(item.data.time) for item in buffer_] == [*range(5), *range(8, 16)]
+    assert len(set(ids)) == 2
+    assert ids == sorted(ids)
+    buffer_.close()
+
+
+def test_the_option_is_a_key_of_the_flag():
+    from ding_store.config import StoreConfig
+
+    assert StoreConfig.from_block(dict(on_corrupt='skip')).on_corrupt == 'skip'
+    with pytest.raises(ConfigError, match='on_corrupt'):
+        StoreConfig.from_block(dict(on_corrupt='ignore'))
