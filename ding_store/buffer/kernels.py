@@ -25,6 +25,7 @@ class Kernels(NamedTuple):
     spread: Callable[..., None]
     weigh: Callable[..., None]
     gather: Callable[..., None]
+    gather_freely: Callable[..., None]
     put: Callable[..., None]
     free: Callable[..., None]
     retire: Callable[..., bool]
@@ -73,6 +74,7 @@ def _compile(numba: Any, cache: bool) -> Kernels:
         free=compiled(row_kernels.FREE, row_kernels.free),
         retire=compiled(row_kernels.RETIRE, row_kernels.retire),
         walk=compiled(row_kernels.WALK, row_kernels.walk),
-        # Milliseconds, in which other threads may run.
+        # Up to milliseconds, in which other threads may run.
+        gather_freely=compiled(copy_kernels.GATHER, copy_kernels.gather, nogil=True),
         narrow=compiled(copy_kernels.NARROW, copy_kernels.narrow, nogil=True),
     )

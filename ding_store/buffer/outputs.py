@@ -23,9 +23,8 @@ MAX_WARM = 8
 MAX_SIZES = 4
 
 
-#: So many bytes are gathered in one compiled pass; of more, the calls of numpy cost nothing beside the copies, and
-#: let other threads run.
-_COMPILED_BYTES = 1 << 20
+#: What takes longer to copy than this lets other threads run; who lets go of the interpreter may wait for it after.
+_BRIEF_BYTES = 1 << 20
 
 
 class Gather:
@@ -142,13 +141,15 @@ class WarmOutputs:
     def gather(self, columns: Mapping[str, Array], slots: Array) -> Tuple[Arrays, Output]:
         """Slots of these columns, in arrays as of ``lend``. The same columns are in the same object."""
         arrays, output = self.lend(len(slots))
-        if self._kernels is not None and len(slots) * self._row_bytes <= _COMPILED_BYTES:
+        if self._kernels is not None:
             gather = self._gather
             if gather is None or gather.columns is not columns:
                 gather = self._gather = Gather(columns, arrays)
             if gather.is_plain:
+                is_brief = len(slots) * self._row_bytes <= _BRIEF_BYTES
+                copy = self._kernels.gather if is_brief else self._kernels.gather_freely
                 slots = np.ascontiguousarray(slots, np.int64)
-                self._kernels.gather(gather.addresses, gather.sizes, output.addresses, slots, gather.capacity)
+                copy(gather.addresses, gather.sizes, output.addresses, slots, gather.capacity)
                 return arrays, output
         for name, array in arrays.items():
             take_into(columns[name], slots, array)
@@ -156,7 +157,7 @@ class WarmOutputs:
 
     def row_writer(self, columns: Mapping[str, Array]) -> Optional[RowWriter]:
         """What copies elements to these columns; None where that takes more than their bytes."""
-        if self._kernels is None or self._batch is None or not 0 < self._row_bytes <= _COMPILED_BYTES:
+        if self._kernels is None or self._batch is None or not 0 < self._row_bytes <= _BRIEF_BYTES:
             return None
         writer = self._writer
         if writer is None or writer.gather.columns is not columns:
