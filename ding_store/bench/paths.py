@@ -182,7 +182,7 @@ class Ours(Path):
         self._start = 0
         self._unacked += 1
         if self._unacked >= self._ack_every:
-            self._reader.ack(entry.id)
+            self._reader.ack(entry.id, wait=False)
             self._unacked = 0
 
 

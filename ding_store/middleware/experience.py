@@ -346,7 +346,7 @@ class LearnerSide(Side):
         self._position.commit()
         if self._taken:
             last = self._taken[-1]
-            self._reader.ack(last.id)
+            self._reader.ack(last.id, wait=False)
             self._publish(ctx, last.id)
             self._taken = []
 

@@ -159,11 +159,14 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def ack(self, stream: str, reader: str, entry_id: EntryId) -> None:
+    def ack(self, stream: str, reader: str, entry_id: EntryId, wait: bool = True) -> None:
         """
         Overview:
             This reader is done with all entries up to and with ``entry_id``; what all durable readers acked is
             trimmed. An ack of a past epoch or of a reader not registered changes nothing.
+        Arguments:
+            - wait (:obj:`bool`): False: it is sent, and its reply looked at by the next ack, read or close, which also
+              raises the errors. Until then the stream may not show it.
         """
 
     @abstractmethod

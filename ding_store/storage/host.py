@@ -106,9 +106,9 @@ class HostCache(Store):
             self._readers.setdefault(stream, set()).add((reader, durable))
         return place
 
-    def ack(self, stream: str, reader: str, entry_id: EntryId) -> None:
+    def ack(self, stream: str, reader: str, entry_id: EntryId, wait: bool = True) -> None:
         self._enter()
-        self.store.ack(stream, reader, entry_id)
+        self.store.ack(stream, reader, entry_id, wait)
 
     def forget(self, stream: str, reader: str) -> bool:
         self._enter()

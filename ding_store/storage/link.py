@@ -138,12 +138,26 @@ class Session:
         return replies
 
     def run(self, script: str, keys: Sequence[str], *arguments: Argument, before: Optional[Before] = None) -> Any:
+        return next(self.send(script, keys, *arguments, before=before))
+
+    def send(
+        self, script: str, keys: Sequence[str], *arguments: Argument, before: Optional[Before] = None
+    ) -> Iterator[Any]:
         """
+        Overview:
+            Run a script; its reply is what the iterator waits for. One that is thrown away takes its connection along.
         Arguments:
             - before (:obj:`Optional[Callable]`): Sends other commands on the same connection, first, and returns how
               many replies to them are still to be read, and what is still to be sent. Arguments that are functions are
               called after it.
         """
+        steps = self._steps(script, keys, arguments, before)
+        next(steps)
+        return steps
+
+    def _steps(
+        self, script: str, keys: Sequence[str], arguments: Tuple[Argument, ...], before: Optional[Before]
+    ) -> Iterator[Any]:
         text, sha = self.scripts[script]
         with self.borrowed() as connection:
             num_replies, rest = 0, b''
@@ -152,15 +166,17 @@ class Session:
                 arguments = tuple(one() if callable(one) else one for one in arguments)
             packed = _pack(('EVALSHA', sha, len(keys), *keys, *arguments))
             connection.send_packed_command([rest + packed], check_health=False)
+            yield None
             for _ in range(num_replies):
                 connection.read_response()
             try:
-                return connection.read_response()
+                reply = connection.read_response()
             except redis.exceptions.NoScriptError:
                 connection.send_command('SCRIPT', 'LOAD', text)
                 connection.read_response()
                 connection.send_command('EVALSHA', sha, len(keys), *keys, *arguments)
-                return connection.read_response()
+                reply = connection.read_response()
+        yield reply
 
 
 class Link:

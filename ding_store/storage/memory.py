@@ -117,7 +117,7 @@ class MemoryStore(PlanedStore):
         with self._change(stream) as log:
             return log.register(reader, durable, start, host)
 
-    def ack(self, stream: str, reader: str, entry_id: EntryId) -> None:
+    def ack(self, stream: str, reader: str, entry_id: EntryId, wait: bool = True) -> None:
         with self._change(stream) as log:
             log.ack(reader, entry_id)
 

@@ -108,13 +108,18 @@ class Reader:
             self.ack()  # Only duplicates: nobody would ack these, and they may be what fills the stream.
         return new
 
-    def ack(self, entry_id: Optional[EntryId] = None) -> None:
-        """Let the store drop what was read, up to and with ``entry_id``: by default all that ``read`` returned."""
+    def ack(self, entry_id: Optional[EntryId] = None, wait: bool = True) -> None:
+        """
+        Overview:
+            Let the store drop what was read, up to and with ``entry_id``: by default all that ``read`` returned.
+        Arguments:
+            - wait (:obj:`bool`): False for who acks often: see ``Store.ack``.
+        """
         with self._lock:
             if entry_id is None or entry_id == self._outstanding:
                 # With the last one returned, the duplicates behind it are done, too: those of a new epoch included.
                 self._outstanding, entry_id = None, self._cursor
-        self.store.ack(self.stream, self.name, entry_id)
+        self.store.ack(self.stream, self.name, entry_id, wait)
 
     def lag(self) -> int:
         """How many entries of the stream were not yet looked at."""

@@ -22,6 +22,7 @@ from .options import ALL_OPTIONS, check_name, redis_options, refuse_rest, stream
 from .outbox import FULL, STALE, WIRE, Announcement, Fill, Payload, Verdict
 from .parts import Parts, is_large, place_of, publish_in_parts
 from .planes import FILLED, GONE, WAITING, PlanedStore, Record, Resolver, Version, fate
+from .redis_acks import RedisAcks
 from .redis_entries import RedisEntries
 from .redis_info import read_counters, read_stream, read_streams, read_values
 from .redis_values import VALUE_PARTS, RedisValues
@@ -83,6 +84,7 @@ class RedisStore(PlanedStore):
         self._parts = Parts(self._call)
         wait = self._link.wait
         self._entries = RedisEntries(self._call, wait, self._key, self._parts, self.fate_of)
+        self._acks = RedisAcks(self._call)
         self._values = RedisValues(self._call, wait, self._key)
         self._value_resolver = ValueResolver(self)
         self._indexed: Set[str] = set()
@@ -108,6 +110,7 @@ class RedisStore(PlanedStore):
     def read_records(self, stream: str, after: EntryId, max_entries: int, timeout_s: float) -> List[Record]:
         check_name('stream', stream)
         deadline = time.monotonic() + timeout_s
+        self._acks.settle()
         while True:
             self._enter()
             left = deadline - time.monotonic()
@@ -130,8 +133,14 @@ class RedisStore(PlanedStore):
         epoch, number = self._run('register', stream, reader, 'd' if durable else 'e', start, host)
         return EntryId(epoch.decode(), number)
 
-    def ack(self, stream: str, reader: str, entry_id: EntryId) -> None:
-        self._run('ack', stream, entry_id.epoch, reader, entry_id.number)
+    def ack(self, stream: str, reader: str, entry_id: EntryId, wait: bool = True) -> None:
+        arguments = (entry_id.epoch, reader, entry_id.number)
+        if wait:
+            self._run('ack', stream, *arguments)
+            return
+        check_name('stream', stream)
+        self._enter()
+        self._acks.send(lambda session: session.send('ack', *self._place(session, stream), *arguments))
 
     def forget(self, stream: str, reader: str) -> bool:
         return bool(self._run('forget', stream, reader))
@@ -248,6 +257,7 @@ class RedisStore(PlanedStore):
         was_closed, self._closed = self._closed, True
         if not was_closed and self._pid == os.getpid():
             self._writer.close()
+            self._acks.close()
             self._link.close()
 
     def __reduce__(self) -> Tuple[Callable[..., RedisStore], Tuple[Any, ...]]:
@@ -299,16 +309,20 @@ class RedisStore(PlanedStore):
     def _run(self, script: str, stream: str, *arguments: Any) -> Any:
         check_name('stream', stream)
         self._enter()
+        self._acks.settle()
         return self._call(f'{script} {stream!r}', lambda session: self._script(session, script, stream, arguments))
 
     def _script(
         self, session: Session, script: str, stream: str, arguments: Tuple[Any, ...], before: Optional[Before] = None
     ) -> Any:
-        token = f'{session.life.run_id}{self._tokens}{next(self._num_tokens):x}'
+        return session.run(script, *self._place(session, stream), *arguments, before=before)
+
+    def _place(self, session: Session, stream: str) -> Tuple[List[str], str]:
+        """What scripts on a stream begin with: its keys, and which life of the server this is."""
         keys = self._stream_keys.get(stream)
         if keys is None:
             keys = self._stream_keys[stream] = self._keys(stream, *_STREAM_PARTS)
-        return session.run(script, keys, token, *arguments, before=before)
+        return keys, f'{session.life.run_id}{self._tokens}{next(self._num_tokens):x}'
 
     def _index(self, kind: str, name: str, again: bool = False) -> None:
         member = f'{kind}:{name}'

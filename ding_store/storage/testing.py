@@ -78,8 +78,8 @@ class FaultyStore(Store):
     def register(self, stream: str, reader: str, durable: bool = True, start: str = 'oldest') -> EntryId:
         return self._pass_on(lambda: self.store.register(stream, reader, durable, start))
 
-    def ack(self, stream: str, reader: str, entry_id: EntryId) -> None:
-        self._pass_on(lambda: self.store.ack(stream, reader, entry_id))
+    def ack(self, stream: str, reader: str, entry_id: EntryId, wait: bool = True) -> None:
+        self._pass_on(lambda: self.store.ack(stream, reader, entry_id, wait))
 
     def forget(self, stream: str, reader: str) -> bool:
         return self._pass_on(lambda: self.store.forget(stream, reader))
@@ -237,6 +237,23 @@ class StoreTests(ABC):
         assert (stream.floor, stream.last, stream.readers) == (2, 4, {'a': 4, 'b': 2})
         assert stream.durable == {'a': True, 'b': True}
         assert stream.pending_bytes == sum(len(row[3]) for row in self.raw_log(store, 's'))
+
+    def test_acks_that_are_not_waited_for_come_before_what_follows(self, store: Store) -> None:
+        store.register('s', 'a')
+        for i in range(1, 6):
+            place = store.append('s', {}, chunk(i))
+            store.ack('s', 'a', place, wait=False)
+            assert store.read('s', place) == []
+            assert self.raw_log(store, 's') == []
+        for _ in range(3):
+            place = store.append('s', {}, chunk(6))
+            store.ack('s', 'a', place, wait=False)
+        assert store.register('s', 'a') == place
+        store.append('s', {}, chunk(7))
+        store.ack('s', 'a', place._replace(number=place.number + 1), wait=False)
+        with self.another(store) as other:
+            store.close()
+            assert self.raw_log(other, 's') == []
 
     def test_acks_only_move_forward(self, store: Store) -> None:
         places = [store.append('s', {}, chunk(i)) for i in range(3)]

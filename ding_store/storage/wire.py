@@ -11,6 +11,7 @@ offset  size
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple, TypeVar
@@ -45,6 +46,10 @@ DTYPES: Dict[str, np.dtype[Any]] = {dtype.str: dtype for dtype in _DTYPES}
 _NAMES = {dtype: dtype.str for dtype in _DTYPES}
 _PADDINGS = [bytes(size) for size in range(ALIGN)]
 _ENCODER = json.JSONEncoder(separators=(',', ':'))
+_HEADER, _ARRAYS = b'{"header":', b',"arrays":'
+#: What a stream's chunks have in common, their columns, is translated once; longer texts are not worth the memory.
+_NUM_KNOWN, _MAX_KNOWN_BYTES = 64, 16 << 10
+_COPIED_BYTES = 4 << 10
 
 
 def encode(header: Header, arrays: Arrays, compression: Optional[str] = None) -> bytes:
@@ -62,8 +67,9 @@ def encode(header: Header, arrays: Arrays, compression: Optional[str] = None) ->
 def encode_parts(header: Header, arrays: Arrays, checked: bool = True) -> List[Buffer]:
     """
     Overview:
-        The same bytes in pieces that share memory with contiguous ``arrays``, for writers with a place of their own:
-        first the prefix, second the rest of the head. Not ``checked``, they carry no checksum until ``seal``.
+        The same bytes in pieces, for writers with a place of their own: first the prefix, second the rest of the head,
+        then the arrays; contiguous ones that are not small share their memory. Not ``checked``, the bytes carry no
+        checksum until ``seal``.
     """
     columns = {name: _column(name, array) for name, array in arrays.items()}
     head = _head(header, columns)
@@ -72,7 +78,7 @@ def encode_parts(header: Header, arrays: Arrays, checked: bool = True) -> List[B
     total += -total % ALIGN
     for column in columns.values():
         missing = -column.nbytes % ALIGN
-        body.append(column.reshape(-1).view(np.uint8).data)
+        body.append(_bytes_of(column))
         if missing:
             body.append(_PADDINGS[missing])
         total += column.nbytes + missing
@@ -142,11 +148,10 @@ def decode(buffer: Buffer, verify: bool = True) -> Tuple[Dict[str, Any], Dict[st
         view, verify = memoryview(decompressed(view)), False
     try:
         head_bytes = _check_prefix(view, verify)
-        head = json.loads(bytes(view[_PREFIX.size : _PREFIX.size + head_bytes]))
-        header, columns = head['header'], head['arrays']
+        header, layout = _parsed(bytes(view[_PREFIX.size : _PREFIX.size + head_bytes]))
         if not isinstance(header, dict):
             raise CorruptPayload('the header is no JSON object')
-        return header, _views(view, columns, _aligned(_PREFIX.size + head_bytes))
+        return header, _views(view, layout, _aligned(_PREFIX.size + head_bytes))
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError, MemoryError) as e:
         raise CorruptPayload(f'the head of a payload is malformed: {type(e).__name__}') from e
 
@@ -206,14 +211,25 @@ def _column(name: str, array: Array) -> Array:
     return np.asarray(array, order='C')
 
 
+def _bytes_of(column: Array) -> Buffer:
+    # A copy of a few bytes is there sooner than a view.
+    return column.tobytes() if column.nbytes <= _COPIED_BYTES else column.reshape(-1).view(np.uint8).data
+
+
 def _head(header: Header, columns: Dict[str, Array]) -> bytes:
     if not all(isinstance(key, str) for key in header):
         raise TypeError(f'keys of a header must be strings, not {sorted(map(repr, header))}')
-    shapes = [[name, _NAMES[column.dtype], column.shape] for name, column in columns.items()]
     try:
-        return _ENCODER.encode({'header': dict(header), 'arrays': shapes}).encode()
+        text = _ENCODER.encode(dict(header)).encode() if header else b'{}'
     except (TypeError, ValueError) as e:
         raise TypeError(f'header {_shortened(header)} must be JSON-able: {e}') from e
+    shapes = _shapes_text(tuple((name, column.dtype, column.shape) for name, column in columns.items()))
+    return b'%b%b%b%b}' % (_HEADER, text, _ARRAYS, shapes)
+
+
+@functools.lru_cache(_NUM_KNOWN)
+def _shapes_text(columns: Tuple[Tuple[str, np.dtype[Any], Tuple[int, ...]], ...]) -> bytes:
+    return _ENCODER.encode([[name, _NAMES[dtype], shape] for name, dtype, shape in columns]).encode()
 
 
 def _shortened(value: object) -> str:
@@ -238,27 +254,51 @@ def _check_prefix(view: memoryview, verify: bool) -> int:
     return int(head_bytes)
 
 
-def _views(view: memoryview, columns: List[Any], offset: int) -> Dict[str, Array]:
-    arrays: Dict[str, Array] = {}
+class _Layout(NamedTuple):
+    """Where arrays are, counted from where the first begins: name, dtype, shape and place of each."""
+
+    columns: List[Tuple[str, np.dtype[Any], Tuple[int, ...], int]]
+    num_bytes: int
+
+
+def _parsed(head: bytes) -> Tuple[Any, _Layout]:
+    # Strings in JSON hold no bare quotes, and what is behind the last of these has no keys: it is where arrays begin.
+    at = head.rfind(_ARRAYS)
+    is_ours = at >= 0 and head.startswith(_HEADER) and head.endswith(b'}')
+    if not is_ours or len(head) - at > _MAX_KNOWN_BYTES:
+        parsed = json.loads(head)
+        return parsed['header'], _layout(parsed['arrays'])
+    return json.loads(head[len(_HEADER) : at]), _known_layout(head[at + len(_ARRAYS) : -1])
+
+
+@functools.lru_cache(_NUM_KNOWN)
+def _known_layout(text: bytes) -> _Layout:
+    return _layout(json.loads(text))
+
+
+def _layout(columns: List[Any]) -> _Layout:
+    placed: Dict[str, Tuple[str, np.dtype[Any], Tuple[int, ...], int]] = {}
+    offset = 0
     for name, dtype, shape in columns:
-        array = _view(view, dtype, shape, offset)
-        offset = _aligned(offset + array.nbytes)
-        if not isinstance(name, str) or name in arrays:
+        if not isinstance(name, str) or name in placed:
             raise CorruptPayload('an array has no name of its own')
-        arrays[name] = array
-    if offset != len(view):
-        raise CorruptPayload(f'{len(view) - offset} bytes belong to no array')
-    return arrays
+        placed[name] = (name, DTYPES[dtype], tuple(shape), offset)
+        offset = _aligned(offset + _size_of(dtype, shape))
+    return _Layout(list(placed.values()), offset)
 
 
-def _view(view: memoryview, dtype: str, shape: List[int], offset: int) -> Array:
+def _size_of(dtype: str, shape: List[int]) -> int:
     size = DTYPES[dtype].itemsize
-    if not isinstance(shape, list):
+    if not isinstance(shape, list) or len(shape) > _MAX_NDIM:
         raise CorruptPayload('an array has no shape')
     for length in shape:
         if type(length) is not int or length < 0:
             raise CorruptPayload('an array has an impossible shape')
         size *= length
-    if len(shape) > _MAX_NDIM or offset + size > len(view):
-        raise CorruptPayload('an array is larger than its payload')
-    return np.ndarray(tuple(shape), DTYPES[dtype], buffer=view, offset=offset)
+    return size
+
+
+def _views(view: memoryview, layout: _Layout, offset: int) -> Dict[str, Array]:
+    if offset + layout.num_bytes != len(view):
+        raise CorruptPayload(f'{len(view) - offset} bytes where arrays have {layout.num_bytes}')
+    return {name: np.ndarray(shape, dtype, view, offset + at) for name, dtype, shape, at in layout.columns}

@@ -63,9 +63,9 @@ class Delivery(RuleBasedStateMachine):
     def read(self, count):
         self.seen += [number_of(entry) for entry in self.reader.read(count)]
 
-    @rule()
-    def ack(self):
-        self.reader.ack()
+    @rule(wait=st.booleans())
+    def ack(self, wait):
+        self.reader.ack(wait=wait)
 
     @rule()
     def lose_everything(self):

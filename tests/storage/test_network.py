@@ -55,6 +55,40 @@ def test_cut_at_any_byte_of_an_append(forgetful_server, proxy):
         assert proxy.num_connections > len(cuts) // 2
 
 
+def test_an_ack_that_nobody_waited_for_is_sent_again(forgetful_server, proxy):
+    """Cut at any byte of it or of its reply, by the read that follows: else the stream stays full for ever."""
+    with RedisStore(proxy.url(), 'run', **QUICK) as store, RedisStore(forgetful_server.url, 'run') as other:
+        reader = Reader(store, STREAM, 'learner')
+        for number in range(2):
+            write(other, [number])
+            reader.read()
+            sent = proxy.num_bytes[UP]
+            reader.ack()
+        cuts = [(UP, at) for at in range(1, proxy.num_bytes[UP] - sent, 61)] + [(DOWN, 1), (DOWN, 3)]
+        for number, (direction, at) in enumerate(cuts, 2):
+            write(other, [number])
+            assert [number_of(entry) for entry in reader.read(timeout_s=WAIT_S)] == [number]
+            proxy.cut_after(at, direction)
+            reader.ack(wait=False)
+            assert reader.read() == []
+            stream = other.stream_info(STREAM)
+            assert stream.floor == stream.last == number + 1
+        assert (reader.num_lost, reader.num_duplicates) == (0, 0)
+        assert proxy.num_cuts == len(cuts) > 5
+
+
+def test_closing_does_not_wait_for_a_server_that_is_away(forgetful_server, proxy):
+    with RedisStore(proxy.url(), 'run', **QUICK) as store, RedisStore(forgetful_server.url, 'run') as other:
+        reader = Reader(store, STREAM, 'learner')
+        write(other, [0])
+        reader.read()
+        proxy.black_hole()
+        reader.ack(wait=False)
+        store.close()
+        proxy.heal()
+        assert len(other.read(STREAM, other.register(STREAM, 'learner'))) in (0, 1)
+
+
 @pytest.mark.parametrize(('size', 'total'), [(300, 600), (400_000, 40)])
 def test_cuts_in_the_middle_of_everything(proxy, size, total):
     """Reader and writer on the same bad network; payloads below and above the size that travels in parts."""

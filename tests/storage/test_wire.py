@@ -63,7 +63,7 @@ def test_arrays_are_aligned_views():
 
 
 def test_parts_share_the_memory_of_contiguous_arrays():
-    x = np.arange(100)
+    x = np.arange(1000)
     parts = wire.encode_parts({}, {'x': x})
     assert any(isinstance(part, memoryview) and np.shares_memory(np.asarray(part), x) for part in parts)
     assert b''.join(parts) == wire.encode({}, {'x': x})
