@@ -102,6 +102,11 @@ class StoreConfig:
             train iterations per env step are the pipeline's own. 'free': it takes all there is at every iteration.
         - max_lead (:obj:`int`): With train_ratio 'keep': how many chunks the collectors, together, may be ahead of the
             learner before they wait. More keeps a learner busier, fewer keeps the policy fresher.
+        - samples_per_insert (:obj:`Optional[float]`): Elements sampled per element inserted, in the place of the ratio
+            that follows from the pipeline; None: no such ratio.
+        - error_buffer (:obj:`Optional[float]`): Its tolerance, in sampled elements: a batch, and what a chunk brings,
+            at least.
+        - min_size_to_sample (:obj:`int`): No training before the replay has so many elements.
         - direct_ingest (:obj:`bool`): Let columns go from the stream into the replay without becoming elements where
             only a pusher stands between the exchanger and the buffer.
         - collate (:obj:`str`): 'auto': one collated batch for policies known to take it, else a list; 'batch'; 'list'.
@@ -129,6 +134,9 @@ class StoreConfig:
     run: Optional[str] = None
     train_ratio: str = 'keep'
     max_lead: int = 2
+    samples_per_insert: Optional[float] = None
+    error_buffer: Optional[float] = None
+    min_size_to_sample: int = 1
     direct_ingest: bool = True
     collate: str = 'auto'
     max_pending_bytes: int = 256 << 20
@@ -154,7 +162,8 @@ class StoreConfig:
         _check_choice('compression', self.compression, (None, 'lz4', 'zstd'))
         _check_choice('weights_dtype', self.weights_dtype, (None, 'float16', 'bfloat16'))
         _check_choice('weights_in_place', self.weights_in_place, (True, False))
-        for name in ('max_lead', 'max_pending_bytes'):
+        self._check_ratio()
+        for name in ('max_lead', 'max_pending_bytes', 'min_size_to_sample'):
             _check_at_least(name, getattr(self, name), 1)
         for name in ('reconnect_timeout_s', 'wait_warn_s', 'peer_timeout_s', 'heartbeat_s'):
             _check_at_least(name, getattr(self, name), 1e-3)
@@ -164,6 +173,22 @@ class StoreConfig:
             raise ConfigError(f'store.enable ({self.enable!r}) must be True or False')
         if self.run is not None and not isinstance(self.run, str):
             raise ConfigError(f'store.run ({self.run!r}) must be a string')
+
+    def _check_ratio(self) -> None:
+        if not isinstance(self.min_size_to_sample, int):
+            raise ConfigError(f'store.min_size_to_sample ({self.min_size_to_sample!r}) must be a whole number')
+        ratio, tolerance = self.samples_per_insert, self.error_buffer
+        if ratio is None:
+            if tolerance is not None:
+                raise ConfigError(f'store.error_buffer ({tolerance!r}) is the tolerance of store.samples_per_insert')
+            return
+        _check_at_least('samples_per_insert', ratio, 1e-6)
+        if tolerance is None:
+            raise ConfigError(
+                f'store.samples_per_insert ({ratio!r}) needs store.error_buffer, its tolerance in sampled elements: at '
+                'least a batch, and samples_per_insert times the elements of a chunk'
+            )
+        _check_at_least('error_buffer', tolerance, ratio)
 
     @classmethod
     def from_block(cls, block: Optional[Mapping[str, Any]], default_run: str = 'default') -> StoreConfig:

@@ -80,10 +80,9 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         self._elements = Elements(size, path, fsync)
         self._sample_with(sampler or self._uniform)
         self._prefetch = None if prefetch == 0 else Prefetch(prefetch, self.table)
-        self.limiter = limiter
+        self.limiter: Optional[RateLimiter] = None
         if limiter is not None:
-            limiter.attach(self.count, size)
-            self._keep_counts()
+            self.limit_with(limiter)
 
     @property
     def table(self) -> Table:
@@ -299,6 +298,17 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             self._prefetch.close()
             self._prefetch = Prefetch(self._prefetch.depth, self.table)
         self._sample_with(self._uniform if self._sampler is self._uniform else copy.deepcopy(self._sampler))
+        self._keep_counts()
+
+    def limit_with(self, limiter: RateLimiter) -> None:
+        """
+        Overview:
+            Let this limiter make samples and inserts wait from now on, as if the buffer were made with it.
+        Raises:
+            - ConfigError: The buffer is too small for it.
+        """
+        limiter.attach(self.count, int(self.size))
+        self.limiter = limiter
         self._keep_counts()
 
     def check(self) -> List[str]:

@@ -16,6 +16,7 @@ from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter
 from ding_store.middleware.feed import Feed
 from ding_store.middleware.lead import PROGRESS, Lead
 from ding_store.middleware.members import Members
+from ding_store.middleware.pace import Pace, PacedFeed
 from ding_store.middleware.plan import Plan
 from ding_store.middleware.position import ENV_ID, Position
 from ding_store.middleware.session import CHECKPOINTS, SLICE_S, Session
@@ -168,7 +169,9 @@ class CollectorSide(Side):
     def _receive(self, ctx: OnlineRLContext) -> bool:
         if self._num_chunks == 0:
             self._session.figures(began_s=time.monotonic())
-        if ctx.total_step >= self._skip_n_iter and self._session.config.train_ratio == 'keep':
+        config = self._session.config
+        keeps_ratio = config.train_ratio == 'keep' or config.samples_per_insert is not None
+        if ctx.total_step >= self._skip_n_iter and keeps_ratio:
             self._session.wait_for('the learner to take the last chunks', self._lead.caught_up, 'learner')
         return not self._session.finished
 
@@ -265,6 +268,8 @@ class LearnerSide(Side):
             on_corrupt=self._session.config.on_corrupt,
         )
         self._feed = Feed(self._reader)
+        limiter = getattr(plan.replay.buffer, 'limiter', None) if plan.replay is not None else None
+        self._paced = PacedFeed(self._feed, limiter) if isinstance(limiter, Pace) else None
         taken: Optional[EntryId] = self._reader.cursor
         if self._position.is_resumed:
             ctx.env_step, ctx.env_episode = self._position.env_step, self._position.env_episode
@@ -279,19 +284,24 @@ class LearnerSide(Side):
 
     def _receive(self, ctx: OnlineRLContext) -> bool:
         limit = 1 if self._session.config.train_ratio == 'keep' else 64
-        taken = self._session.wait_for(
-            'experience', lambda timeout_s: self._feed.take(limit, timeout_s) or None, 'collector'
-        )
+        if self._paced is not None:
+            self._paced.begin(ctx.train_iter)
+        taken = self._session.wait_for('experience', lambda timeout_s: self._take(limit, timeout_s), 'collector')
         self._taken = taken or []
         self._merge(ctx, self._taken)
         return taken is not None
+
+    def _take(self, max_entries: int, timeout_s: float) -> Optional[List[Entry]]:
+        if self._paced is not None:
+            return self._paced.take(timeout_s)
+        return self._feed.take(max_entries, timeout_s) or None
 
     def _merge(self, ctx: OnlineRLContext, entries: List[Entry]) -> bool:
         """Returns whether there are elements in ctx, for the middleware that follows."""
         if 'began_s' not in self._member.figures and entries:
             self._session.figures(began_s=time.monotonic())
         assert self._plan is not None
-        is_news, entries = bool(entries), self._chunks_of(entries)
+        entries = self._chunks_of(entries)
         # Rows of an episode are one element, which columns know nothing of.
         is_direct = all(entry.header['kind'] == 'trajectories' for entry in entries)
         push_direct = self._plan.push_direct if is_direct else None
@@ -308,9 +318,8 @@ class LearnerSide(Side):
         if filled and push_direct is None:
             self._materialise(ctx, filled)
             return True
-        if is_news:
-            ctx.trajectories = []
-            ctx.episodes = None
+        ctx.trajectories = []
+        ctx.episodes = None
         return False
 
     def _chunks_of(self, entries: List[Entry]) -> List[Entry]:
@@ -371,13 +380,19 @@ class LearnerSide(Side):
         Members(self._session.store).wait_until_left('collector', LAST_CHUNKS_S)
         self._end_of_stream()
         assert self._plan is not None
-        for entry in self._feed.rest():
+        for entry in self._rest():
             if not self._plan.can_push and entry.header['rows']:
                 break  # without a pusher nobody takes it: it stays unread, and is not counted
             if self._merge(ctx, [entry]):
                 self._plan.push_through(ctx)
             self._taken = [entry]
         self._send(ctx)
+
+    def _rest(self) -> List[Entry]:
+        if self._paced is None:
+            return self._feed.rest()
+        self._paced.pace.end()
+        return self._paced.rest() + self._feed.rest()
 
     def _end_of_stream(self) -> None:
         # The feed's thread sleeps until there is an entry: one without rows wakes it, so that it is not waited for.

@@ -92,7 +92,7 @@ class Pipeline:
         self.ContextExchanger = functools.partial(context_exchanger, self.session)
         self.ModelExchanger = functools.partial(model_exchanger, self.session)
         self.PeriodicalModelExchanger = functools.partial(periodical_model_exchanger, self.session)
-        self.data_pusher = data_pusher
+        self.data_pusher = functools.partial(data_pusher, config=config)
         self.gae_estimator = gae_estimator
         self.OffPolicyLearner = functools.partial(OffPolicyLearner, collate=config.collate)
         self.offpolicy_data_fetcher = functools.partial(data_fetcher, collate=config.collate)

@@ -18,7 +18,9 @@ from ding_store.buffer.samplers import PrioritySampler
 from ding_store.buffer.store_buffer import Batch, StoreBuffer
 from ding_store.buffer.unrolled import is_sequence
 from ding_store.checkpoint import CheckpointDir
+from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, NotEnoughData
+from ding_store.middleware.pace import pace_of
 from ding_store.middleware.plan import PUSH_COLUMNS, REPLAY, Replay
 from ding_store.middleware.position import is_of_run
 from ding_store.middleware.session import Session
@@ -56,11 +58,15 @@ def replay_buffer(session: Session, size: int, **kwargs: Any) -> StoreBuffer:
     return buffer_
 
 
-def data_pusher(cfg: Any, buffer_: Buffer, group_by_env: Optional[bool] = None) -> Callable:
+def data_pusher(
+    cfg: Any, buffer_: Buffer, group_by_env: Optional[bool] = None, config: Optional[StoreConfig] = None
+) -> Callable:
     """
     Overview:
         Push trajectories or episodes into the buffer; DI-engine's data_pusher. After a context exchanger of ding_store
         it also takes whole columns, where nothing else looks at the elements in between.
+    Arguments:
+        - config (:obj:`Optional[StoreConfig]`): Where it has a ratio of samples to inserts, the buffer keeps to it.
     Input of ctx:
         - trajectories (:obj:`List`): Transitions, or sequences; those with a ``priority`` begin with it; or
         - episodes (:obj:`List[List]`): episodes.
@@ -68,6 +74,8 @@ def data_pusher(cfg: Any, buffer_: Buffer, group_by_env: Optional[bool] = None) 
     stock = stock_pusher(cfg, buffer_, group_by_env)
     if task.router.is_active and not task.has_role(task.role.LEARNER):
         return stock  # void
+    if config is not None:
+        _keep_pace(config, cfg, buffer_)
     replay = Replay(buffer_)
     gives_priorities = has_priorities(buffer_)
 
@@ -99,6 +107,16 @@ def data_pusher(cfg: Any, buffer_: Buffer, group_by_env: Optional[bool] = None) 
     setattr(push, PUSH_COLUMNS, push_columns)
     setattr(push, REPLAY, replay)
     return push
+
+
+def _keep_pace(config: StoreConfig, cfg: Any, buffer_: Buffer) -> None:
+    pace = pace_of(config, cfg)
+    if pace is None or not isinstance(buffer_, StoreBuffer) or buffer_.limiter is not None:
+        return
+    if task.router.is_active:
+        buffer_.limit_with(pace)
+    else:
+        logging.warning('ding_store: store.samples_per_insert and min_size_to_sample are for runs with roles: ignored')
 
 
 def _push_whole(

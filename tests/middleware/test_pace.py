@@ -1,0 +1,90 @@
+"""A ratio of samples to inserts in the learner's loop: settings, shortages, and what cannot go on."""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip('ding')
+
+from easydict import EasyDict  # noqa: E402
+
+from ding_store.config import StoreConfig  # noqa: E402
+from ding_store.errors import ConfigError, NotEnoughData, StoreTimeout  # noqa: E402
+from ding_store.middleware.pace import PacedFeed, pace_of  # noqa: E402
+
+CONFIG = EasyDict(policy=dict(learn=dict(batch_size=16)))
+
+
+def pace(**store):
+    return pace_of(StoreConfig.from_block(store), CONFIG)
+
+
+class Chunks:
+    """A feed of chunks of so many rows, that always has one."""
+
+    def __init__(self, num_rows):
+        self.num_rows = num_rows
+
+    def take(self, max_entries, timeout_s):
+        return [SimpleNamespace(header=dict(kind='trajectories', rows=self.num_rows))]
+
+
+@pytest.mark.parametrize(
+    ('store', 'named'),
+    [
+        (dict(samples_per_insert=0, error_buffer=100), 'samples_per_insert'),
+        (dict(samples_per_insert='4', error_buffer=100), 'samples_per_insert'),
+        (dict(samples_per_insert=4.0), 'error_buffer'),
+        (dict(samples_per_insert=4.0, error_buffer=2.0), 'error_buffer'),
+        (dict(error_buffer=2.0), 'samples_per_insert'),
+        (dict(min_size_to_sample=0), 'min_size_to_sample'),
+        (dict(min_size_to_sample=1.5), 'min_size_to_sample'),
+        (dict(samples_per_insert=4.0, error_buffer=15.0), r'batch_size \(16\)'),
+    ],
+)
+def test_settings_are_checked(store, named):
+    with pytest.raises(ConfigError, match=named):
+        pace(**store)
+
+
+def test_nothing_said_is_no_limit():
+    assert pace() is None
+
+
+def test_what_may_not_be_sampled_is_a_shortage():
+    limiter = pace(min_size_to_sample=50)
+    limiter.await_can_insert(49)
+    with pytest.raises(NotEnoughData):
+        limiter.await_can_sample(16)
+    limiter.await_can_insert(1)
+    limiter.await_can_sample(16)
+
+
+def test_a_chunk_beyond_the_tolerance_is_named():
+    fed = PacedFeed(Chunks(40), pace(samples_per_insert=4.0, error_buffer=100.0))
+    fed.begin(0)
+    with pytest.raises(ConfigError, match='at least 160'):
+        fed.take(0.0)
+
+
+def test_a_policy_that_never_trains_is_an_error_and_no_silence():
+    fed = PacedFeed(Chunks(8), pace(samples_per_insert=4.0, error_buffer=64.0))
+
+    def iterate(num_iterations):
+        for _ in range(num_iterations):
+            fed.begin(0)
+            for entry in fed.take(0.0):
+                fed.pace.await_can_insert(entry.header['rows'])
+
+    iterate(50)
+    with pytest.raises(StoreTimeout, match='error_buffer'):
+        iterate(100)
+
+
+def test_the_rest_of_a_run_is_inserted_whatever_the_ratio():
+    limiter = pace(samples_per_insert=4.0, error_buffer=64.0)
+    limiter.await_can_insert(16)
+    limiter.await_can_insert(16)
+    assert not limiter.may_insert(8)
+    limiter.end()
+    limiter.await_can_insert(80)

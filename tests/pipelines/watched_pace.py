@@ -1,0 +1,52 @@
+"""
+The CartPole main (docs: dizoo_configs/cartpole), given as its arguments; after each of its learner's iterations the
+counts of the rate limiter are appended to the file that PACE_TRACE names, and after each of a collector's how often it
+has found the learner behind.
+"""
+
+import json
+import os
+
+from ding.framework import task
+
+from ding_store.buffer import StoreBuffer
+from ding_store.middleware.lead import Lead
+from dizoo_configs.cartpole import cartpole_dqn_main as script
+from dizoo_configs.command import options
+
+record = {'waits': 0, 'limited': []}
+stock_caught_up, stock_limit, stock_run = Lead.caught_up, StoreBuffer.limit_with, task.run
+
+
+def caught_up(self, timeout_s):
+    found = stock_caught_up(self, timeout_s)
+    record['waits'] += found is None
+    return found
+
+
+def limit_with(self, limiter):
+    record['limited'].append(limiter)
+    stock_limit(self, limiter)
+
+
+def write(**said):
+    with open(os.environ['PACE_TRACE'], 'a') as out:
+        out.write(json.dumps({'node': task.router.node_id, **said}) + '\n')
+
+
+def watch(ctx):
+    if record['limited']:
+        limiter = record['limited'][-1]
+        write(size=limiter._size(), train_iter=ctx.train_iter, **limiter.state())
+    else:
+        write(waits=record['waits'])
+
+
+def run():
+    task.use(watch)
+    stock_run()
+
+
+Lead.caught_up, StoreBuffer.limit_with, task.run = caught_up, limit_with, run
+if __name__ == '__main__':
+    script.main(options(script.main, script.CONFIGS, can_checkpoint=True))
