@@ -25,18 +25,20 @@ PACKAGE = ROOT / 'ding_store'
 #: it starts): it may import everything, and nothing in these rows may import it.
 LAYERS: Dict[str, Set[str]] = {
     'errors': set(),
+    'private': set(),
     'config': {'errors'},
     'columns': {'errors'},
-    'storage': {'errors', 'config'},
-    'buffer': {'errors', 'config', 'columns', 'storage'},
-    'checkpoint': {'errors', 'buffer'},
-    'middleware': {'errors', 'config', 'columns', 'storage', 'buffer', 'checkpoint'},
+    'storage': {'errors', 'private', 'config'},
+    'buffer': {'errors', 'private', 'config', 'columns', 'storage'},
+    'checkpoint': {'errors', 'private', 'buffer'},
+    'middleware': {'errors', 'private', 'config', 'columns', 'storage', 'buffer', 'checkpoint'},
     'doctor': {'errors', 'config', 'storage'},
 }
 
 TREES = {'treetensor', 'treevalue'}
 #: layer -> third-party packages that it must not import, not even inside a function
 FORBIDDEN: Dict[str, Set[str]] = {
+    'private': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'errors': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'config': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'columns': {'redis', 'ding', 'dizoo'},

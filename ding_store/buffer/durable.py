@@ -43,11 +43,13 @@ import mmap
 import os
 import re
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 
+from ding_store import private
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.commits import FILE_BYTES, CommitFile, Record
 from ding_store.buffer.journal import Journal, explained, reserve
@@ -106,12 +108,13 @@ class Home:
         self.fsync = fsync
         self._values: Dict[str, SlotValues] = {}
         self._records: Dict[str, Record] = {}
-        os.makedirs(self.path, exist_ok=True)
+        os.makedirs(self.path, mode=0o700, exist_ok=True)
         _refuse_foreign(self.path)
         self._claim = _claim(self.path)
         try:
             header = read_header(self.file('header'))
             if header is None:
+                _refuse_columns(self.path)
                 header = self._begin(capacity)
             self.header = header
             self._check(capacity)
@@ -191,8 +194,24 @@ class Home:
 
     def describe(self, columns: List[StoredColumn], info: Any) -> None:
         """From now on these are the columns, and this their owner's information; then remove what no header names."""
-        self._replace(Header(self.header.capacity, columns, info))
-        self._remove_orphans()
+        self.prepare(columns, info)()
+
+    def prepare(self, columns: List[StoredColumn], info: Any) -> Callable[[], None]:
+        """
+        Overview:
+            As ``describe``, when what is returned is called, which needs no more space.
+        Raises:
+            - NotEnoughSpace: The disk is full; nothing changed.
+        """
+        header = Header(self.header.capacity, columns, info)
+        commit = prepare_header(self.file('header'), header, self.fsync)
+
+        def describe() -> None:
+            commit()
+            self.header = header
+            self._remove_orphans()
+
+        return describe
 
     def resize(self, capacity: int, source: Array, target: Array) -> Array:
         """
@@ -329,21 +348,31 @@ def write_header(path: str, header: Header, fsync: bool = False) -> None:
     Raises:
         - NotEnoughSpace: The disk is full; the old one is still there.
     """
+    prepare_header(path, header, fsync)()
+
+
+def prepare_header(path: str, header: Header, fsync: bool = False) -> Callable[[], None]:
+    """As ``write_header``, up to what is returned: that puts it in the old one's place."""
     columns = [vars(column) for column in header.columns]
     text = json.dumps({**vars(header), 'columns': columns}).encode()
     temporary = path + '.new'
     try:
-        with open(temporary, 'wb') as file:
+        with open(temporary, 'wb', opener=private.opener) as file:
             file.write(b'%08x\n' % zlib.crc32(text) + text)
             file.flush()
             if fsync:
                 os.fsync(file.fileno())
-        os.replace(temporary, path)
     except OSError as e:
-        os.unlink(temporary)
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
         raise explained(e, path, len(text)) from e
-    if fsync:
-        sync_directory(os.path.dirname(path))
+
+    def commit() -> None:
+        os.replace(temporary, path)
+        if fsync:
+            sync_directory(os.path.dirname(path))
+
+    return commit
 
 
 def sync_directory(path: str) -> None:
@@ -361,10 +390,19 @@ def _refuse_foreign(directory: str) -> None:
         raise ConfigError(f'{directory!r} is not the directory of a table, but has files {theirs}; name another one')
 
 
+def _refuse_columns(directory: str) -> None:
+    """Files of columns come after the first header: without one this is no new table."""
+    columns = sorted(name for name in os.listdir(directory) if _COLUMN.fullmatch(name))
+    if columns:
+        raise CorruptPayload(
+            f'{os.path.join(directory, "header")!r} is missing, but there are columns {columns}: the table cannot be '
+            'read without it. Bring it back, or remove the directory to begin anew'
+        )
+
+
 def _claim(directory: str) -> Claim:
     path = os.path.join(directory, 'lock')
-    with open(path, 'a'):
-        pass
+    private.touch(path)
     held = claim(path)
     if held is None:
         raise TableLocked(f'the table in {directory!r} is open already, in this process or another; close() it there')

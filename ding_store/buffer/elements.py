@@ -14,6 +14,7 @@ from ding_store.buffer.metas import Meta, MetaStore
 from ding_store.buffer.narrowing import candidates
 from ding_store.buffer.objects import ObjectColumn
 from ding_store.buffer.outputs import Output, WarmOutputs
+from ding_store.buffer.regions import Regions
 from ding_store.buffer.rows import RowIndex
 from ding_store.buffer.sequences import Sequences
 from ding_store.buffer.table import Keep, Table, is_run
@@ -225,9 +226,47 @@ class Elements:
 
     def start_objects(self) -> None:
         """Empty, and for elements that are Python objects."""
-        self._refuse_objects()
+        self.refuse_objects()
         self.table.replace_columns({})
         self._schema, self.objects = None, ObjectColumn()
+
+    def replace(
+        self,
+        schema: Optional[Schema],
+        objects: Optional[List[Any]],
+        regions: Regions,
+        narrow: Iterable[str],
+        rows: Array,
+        next_row: int,
+        metas: Sequence[Optional[Mapping[Any, Any]]],
+    ) -> None:
+        """
+        Overview:
+            Have these elements instead, in the columns of ``Table.replace`` or as objects, and metas, one for each row
+            or none at all.
+        Raises:
+            - SchemaMismatch: A meta holds what cannot be on record. NotEnoughSpace: The disk is full. Nothing changed.
+        """
+        try:
+            record = self.metas.prepare(rows, metas)
+        except BaseException:
+            regions.discard()
+            raise
+        try:
+            info = None if schema is None else schema.to_json()
+            self.table.replace(regions, info, narrow, rows, next_row, lambda: self.metas.clear(record))
+        except BaseException:
+            if record is not None:
+                record.discard()
+            raise
+        slots = np.arange(len(rows))
+        with self.table.index.lock:
+            self._schema, self.objects = schema, None if objects is None else ObjectColumn()
+            if self.objects is not None and objects is not None:
+                self.objects.put(slots, objects)
+            self._outputs = self._new_outputs(schema)
+            for slot, row, meta in zip(slots.tolist(), rows.tolist(), metas):
+                self.metas.put(slot, row, meta, record=False)
 
     def _add(
         self,
@@ -340,7 +379,11 @@ class Elements:
             if self.objects is not None:
                 self.objects.resize(source, target, self.table.capacity)
 
-    def _refuse_objects(self) -> None:
+    def refuse_objects(self) -> None:
+        """
+        Raises:
+            - SchemaMismatch: The elements are kept in a path, which holds no Python objects.
+        """
         if self.table.home is not None:
             raise SchemaMismatch(
                 'elements that are Python objects, or lists of varying length, cannot be kept for the next process in '
@@ -348,7 +391,7 @@ class Elements:
             )
 
     def _move_to_objects(self) -> None:
-        self._refuse_objects()
+        self.refuse_objects()
         with self.table.index.lock:
             slots = self.table.index.slots_by_age().astype(np.intp)
         objects = ObjectColumn()

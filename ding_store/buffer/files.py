@@ -7,17 +7,18 @@ import errno
 import json
 import os
 import tempfile
-from itertools import chain
-from typing import IO, Any, Dict, Iterable, Iterator, List, Optional, Union
+from typing import IO, Any, Dict, Iterator, List, Optional, Union
 
-from ding_store.buffer import old_saves, saves, space
+from ding_store.buffer import loads, old_saves, saves, space
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.elements import Elements
-from ding_store.buffer.narrowing import candidates
+from ding_store.buffer.loads import Loaded
+from ding_store.buffer.narrowing import stored_specs
 from ding_store.buffer.old_saves import OldSave
-from ding_store.buffer.saves import BLOCK_BYTES, Metas, Save, SaveWriter, contents
+from ding_store.buffer.saves import BLOCK_BYTES, Contents, Metas, Save, SaveWriter, contents
+from ding_store.buffer.table import Table
 from ding_store.columns import Schema
-from ding_store.errors import CorruptPayload, FormatMismatch
+from ding_store.errors import CorruptPayload, FormatMismatch, StoreError
 
 MAGIC = b'ding_store buffer\n'
 _HDF5_MAGIC = b'\x89HDF'
@@ -40,8 +41,7 @@ def save(file_name: str, elements: Elements) -> None:
             SaveWriter(file, elements).write()
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp's files are for their owner only; those that a person saves follow the umask.
-        os.chmod(temporary, 0o666 & ~_umask())
+        # mkstemp's files are for their owner only, as everything of ours.
         os.replace(temporary, file_name)
     except BaseException as e:
         os.unlink(temporary)
@@ -56,17 +56,19 @@ def load(file_name: str, elements: Elements) -> None:
     Overview:
         Replace what is in the buffer. Files hold pickles (DequeBuffer's, too): load only what you trust.
     Raises:
-        - CorruptPayload: Truncated, or no such file; nothing changed.
-        - FormatMismatch: Of a later version; nothing changed.
+        - CorruptPayload: Truncated, damaged, or no such file. FormatMismatch: Of a later version. SchemaMismatch: Its
+          elements are not all of one kind, or a path cannot hold them. NotEnoughSpace: There is no room for both what
+          is there and what is loaded. Nothing changed.
     """
     with open(file_name, 'rb') as file:
         start = file.read(len(MAGIC))
         if start.startswith(_HDF5_MAGIC):
-            _load_stock(file_name, elements)
-            return
-        if start != MAGIC:
+            loaded = _stock(file_name, elements)
+        elif start == MAGIC:
+            loaded = _saved(file, file_name, elements.table.capacity)
+        else:
             raise CorruptPayload(f'{file_name!r} is no saved buffer: it begins with {start!r}')
-        _read(_opened(file, file_name), elements)
+        loads.replace(elements, loaded)
 
 
 def duplicate(elements: Elements, memo: Dict[int, Any]) -> Elements:
@@ -74,83 +76,81 @@ def duplicate(elements: Elements, memo: Dict[int, Any]) -> Elements:
     with elements.table.write_lock:
         twin = Elements(elements.table.capacity)
         kept = contents(elements)
-        _begin(twin, elements.schema, copy.deepcopy(kept.objects, memo), elements.table.narrow)
-        if elements.schema is not None:
-            for chunk in _chunks(kept.rows, elements.table.row_bytes):
-                twin.table.extend(elements.table.gather(chunk))
-        _finish(twin, kept.rows, kept.next_row, copy.deepcopy(kept.metas, memo))
+        objects, metas = copy.deepcopy((kept.objects, kept.metas), memo)
+        loads.replace(twin, _of(elements, kept._replace(objects=objects, metas=metas)))
         return twin
 
 
-def _opened(file: IO[bytes], file_name: str) -> Union[OldSave, Save]:
+def _of(elements: Elements, kept: Contents) -> Loaded:
+    """What is in a buffer; the caller has the table's lock."""
+    parts, metas = _gathered(elements.table, kept.rows), _by_place(kept.metas, len(kept.rows))
+    narrow = list(elements.table.narrow)
+    return Loaded(elements.schema, parts, narrow, kept.rows, kept.objects, metas, kept.next_row)
+
+
+def _by_place(metas: Metas, num_rows: int) -> List[Optional[Dict[Any, Any]]]:
+    listed: List[Optional[Dict[Any, Any]]] = [None] * (num_rows if metas else 0)
+    for place, meta in metas:
+        listed[place] = dict(meta)
+    return listed
+
+
+def _gathered(table: Table, rows: Array) -> Iterator[Dict[str, Array]]:
+    step = max(1, BLOCK_BYTES // max(1, table.row_bytes))
+    for start in range(0, len(rows), step):
+        yield table.gather(rows[start : start + step])
+
+
+def _saved(file: IO[bytes], file_name: str, capacity: int) -> Loaded:
     try:
-        fields = json.loads(file.read(int.from_bytes(file.read(8), 'little')))
-        version = fields['version']
-    except (ValueError, TypeError, KeyError, MemoryError, OverflowError) as e:
-        raise CorruptPayload(f'{file_name!r} has no readable header: it is truncated or of another program') from e
-    if version not in (old_saves.VERSION, saves.VERSION):
+        saved = _opened(file, file_name)
+        saved.verify()
+        metas, objects = saved.extras()
+        metas, objects = _by_place(metas, len(saved.rows)), objects and list(objects)
+        schema = None if saved.schema is None else Schema.from_json(saved.schema)
+        if schema is not None and stored_specs(schema.columns(), saved.narrow or ()) != saved.specs:
+            raise CorruptPayload(f'{file_name!r} is damaged: its columns are not those of its schema')
+    except (StoreError, OSError):
+        raise
+    except Exception as e:
+        # Whatever json, pickle and numpy make of what is no save.
+        raise CorruptPayload(f'{file_name!r} cannot be read: it is damaged, or of another program ({e!r})') from e
+    skipped = max(0, len(saved.rows) - capacity)
+    parts = saved.read(skipped, BLOCK_BYTES) if schema is not None else iter(())
+    narrow = None if saved.narrow is None else list(saved.narrow)
+    rows, objects = saved.rows[skipped:], objects and objects[skipped:]
+    return Loaded(schema, parts, narrow, rows, objects, metas[skipped:], saved.next_row)
+
+
+def _opened(file: IO[bytes], file_name: str) -> Union[OldSave, Save]:
+    header = file.read(min(int.from_bytes(file.read(8), 'little'), os.fstat(file.fileno()).st_size))
+    fields = json.loads(header)
+    version = fields['version']
+    if version == old_saves.VERSION:
+        return OldSave(file, fields, file_name)
+    if version not in (saves.VERSION, saves.UNCHECKED_VERSION):
         raise FormatMismatch(f'{file_name!r} is of format {version}, this version reads up to {saves.VERSION}')
-    return OldSave(file, fields, file_name) if version == old_saves.VERSION else Save(file, fields, file_name)
+    return Save(file, header, file_name)
 
 
-def _read(saved: Union[OldSave, Save], elements: Elements) -> None:
-    metas, objects = saved.extras()
-    schema = None if saved.schema is None else Schema.from_json(saved.schema)
-    skipped = max(0, len(saved.rows) - elements.table.capacity)
-    with elements.table.write_lock:
-        parts = saved.read(skipped, BLOCK_BYTES) if schema is not None else iter(())
-        first = next(parts, None)
-        narrow = saved.narrow
-        if narrow is None and schema is not None:
-            narrow = candidates(schema.columns(), first or {})
-        _begin(elements, schema, objects and objects[skipped:], narrow or ())
-        for columns in chain([first] if first else [], parts):
-            elements.table.extend(columns)
-        kept = [(place - skipped, meta) for place, meta in metas if place >= skipped]
-        _finish(elements, saved.rows[skipped:], saved.next_row, kept)
-
-
-def _load_stock(file_name: str, elements: Elements) -> None:
+def _stock(file_name: str, elements: Elements) -> Loaded:
+    """DequeBuffer's, made into columns beside the buffer: its elements may be of any kind."""
     import hickle
 
-    contents = hickle.load(file_name)
-    # DequeBuffer saves (storage, indices, meta_index); the config pipeline's buffers a list of elements.
-    items = contents[0] if isinstance(contents, tuple) else [item for item in contents if item is not None]
-    elements.clear()
+    try:
+        found = hickle.load(file_name)
+        # DequeBuffer saves (storage, indices, meta_index); the config pipeline's buffers a list of elements.
+        items = list(found[0]) if isinstance(found, tuple) else [item for item in found if item is not None]
+    except MemoryError:
+        raise
+    except Exception as e:
+        raise CorruptPayload(f'{file_name!r} is no buffer that hickle can load, or is truncated ({e!r})') from e
+    twin = Elements(elements.table.capacity)
     for item in items:
         if hasattr(item, 'data') and hasattr(item, 'meta'):
-            elements.append([item.data], [item.meta])
+            twin.append([item.data], [item.meta])
         else:
-            elements.append([item])
-
-
-def _begin(
-    elements: Elements, schema: Optional[Schema], objects: Optional[List[Any]], narrow: Iterable[str] = ()
-) -> None:
-    elements.clear()
-    if schema is not None:
-        elements.start(schema, narrow=narrow)
-    elif objects is not None:
-        elements.start_objects()
-        elements.append(objects)
-
-
-def _finish(elements: Elements, rows: Array, next_row: int, metas: Metas) -> None:
-    index = elements.table.index
-    with index.lock:
-        elements.table.relabel(rows, next_row)
-        slots = index.slots_by_age()
-        for place, meta in metas:
-            elements.metas.put(int(slots[place]), int(rows[place]), meta)
-
-
-def _chunks(items: Array, item_bytes: int) -> Iterator[Array]:
-    step = max(1, BLOCK_BYTES // max(1, item_bytes))
-    for start in range(0, len(items), step):
-        yield items[start : start + step]
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+            twin.append([item])
+    kept = contents(twin)
+    first = elements.table.next_row
+    return _of(twin, kept)._replace(rows=kept.rows + first, next_row=kept.next_row + first)

@@ -73,6 +73,15 @@ class Journal:
 
     def rewrite(self, records: Iterable[bytes]) -> None:
         """Have these records instead, at once."""
+        self.take(self.prepare(records))
+
+    def prepare(self, records: Iterable[bytes]) -> Journal:
+        """
+        Overview:
+            A journal of these records beside this one, for ``take``.
+        Raises:
+            - NotEnoughSpace: The disk is full; nothing changed.
+        """
         temporary = self._path + '.new'
         if os.path.exists(temporary):
             os.unlink(temporary)
@@ -82,14 +91,22 @@ class Journal:
                 other.reserve([record])
                 other.append([record])
             other.sync()
-            os.replace(temporary, self._path)
         except BaseException:
-            other.close()
-            os.unlink(temporary)
+            other.discard()
             raise
+        return other
+
+    def take(self, other: Journal) -> None:
+        """Have the records of one that was prepared instead, at once."""
+        os.replace(other._path, self._path)
         self.close()
         self._descriptor, self._room = other._descriptor, other._room
         self._end = self._end_compact = other._end
+
+    def discard(self) -> None:
+        """Be no more, and no file."""
+        self.close()
+        os.unlink(self._path)
 
     def clear(self) -> None:
         """Have no records. What held them is zero then, so that none of them is read after shorter ones."""

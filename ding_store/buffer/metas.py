@@ -133,11 +133,14 @@ class MetaStore:
         """
         if self._journal is None or metas is None:
             return []
-        starts = [i for i, meta in enumerate(metas) if i == 0 or meta != metas[i - 1]]
-        ends = [*starts[1:], len(metas)]
-        records = [meta_form.encode(rows[i:k], metas[i] or {}) for i, k in zip(starts, ends) if metas[i]]
+        records = self._encoded(rows, metas)
         self._journal.reserve(records)
         return records
+
+    def _encoded(self, rows: Array, metas: Sequence[Optional[Mapping[Any, Any]]]) -> List[bytes]:
+        starts = [i for i, meta in enumerate(metas) if i == 0 or meta != metas[i - 1]]
+        ends = [*starts[1:], len(metas)]
+        return [meta_form.encode(rows[i:k], metas[i] or {}) for i, k in zip(starts, ends) if metas[i]]
 
     def record(self, records: List[bytes]) -> None:
         """Put on record what ``encode`` made."""
@@ -238,12 +241,17 @@ class MetaStore:
     def forget_groups(self) -> None:
         self._groups = {}
 
-    def clear(self) -> None:
+    def prepare(self, rows: Array, metas: Sequence[Optional[Mapping[Any, Any]]]) -> Optional[Journal]:
+        """A record of these rows alone, for ``clear``; raises what ``encode`` does."""
+        return None if self._journal is None else self._journal.prepare(self._encoded(rows, metas))
+
+    def clear(self, prepared: Optional[Journal] = None) -> None:
+        """Forget all metas; on record are those that were prepared from now on, or none."""
         self._held, self._shared = [], {}
         for groups in self._groups.values():
             groups.clear()
         if self._journal is not None:
-            self._journal.rewrite([])
+            self._journal.take(self._journal.prepare([]) if prepared is None else prepared)
 
     def close(self) -> None:
         """Forget all metas, and leave their record as it is."""

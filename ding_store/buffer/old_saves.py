@@ -56,9 +56,17 @@ class OldSave:
                 f'{space.format_bytes(there)} do ({self._header.num_bytes} and {there} bytes)'
             )
         self.rows = np.frombuffer(file.read(8 * self._header.num_rows), np.int64)
-        self.next_row, self.schema = self._header.next_row, self._header.schema
+        self.next_row, self.schema, self.specs = self._header.next_row, self._header.schema, self._header.specs
         #: None is known to be kept as bytes; the first rows say which can be.
         self.narrow: Optional[List[str]] = None
+
+    def verify(self) -> None:
+        """
+        Raises:
+            - CorruptPayload: Its row numbers cannot be right; there are no checksums.
+        """
+        if (np.diff(self.rows) <= 0).any() or (len(self.rows) and not 0 <= self.rows[-1] < self.next_row):
+            raise CorruptPayload('its row numbers do not grow')
 
     def extras(self) -> Any:
         self._file.seek(-self._header.num_extra_bytes, os.SEEK_END)

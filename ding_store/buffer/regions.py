@@ -229,12 +229,10 @@ class Regions:
         """Close the files. Columns stay readable for as long as somebody holds them."""
         self.drop(list(self.columns))
 
-    def clear(self) -> None:
-        """Have no columns and no files open."""
-        self.close()
-        if self._home is None:
-            self._directory = None
-        self._num_reserved = 0
+    def discard(self) -> None:
+        """Be no columns, and no files: of those that nothing names yet."""
+        files, self._files, self.columns = self._files, {}, {}
+        self._discard(files)
 
     def _map(self, name: str, spec: ColumnSpec, files: Dict[str, ColumnFile]) -> Array:
         num_bytes = self.capacity * spec_bytes(spec)

@@ -209,12 +209,12 @@ class RowIndex:
         }
         return [what for what, holds in checks.items() if not holds]
 
-    def relabel(self, rows: Array, next_row: int) -> None:
-        """Give all live rows other numbers, which must grow with their age; for contents that come from a file."""
-        slots = self.slots_by_age()
-        self.row_of_slot[slots] = rows
-        self._log_rows[self._head : self._tail] = rows
-        self.next_row = max(next_row, self.next_row)
+    def load(self, rows: Array) -> None:
+        """After ``clear``, these rows live in the first slots; they are below ``next_row`` and in the order of age."""
+        self.row_of_slot[: len(rows)] = rows
+        self._build(self.row_of_slot)
+        for listener in self._listening():
+            listener.published(np.arange(len(rows)))
 
     def find(self, rows: Array) -> Tuple[Array, Array]:
         """

@@ -5,7 +5,7 @@ A buffer's contents in one file:
     blocks: the row numbers of some rows (int64), then their columns one after the other
     the row numbers of all rows that count, oldest first; each is in one block or more, of which the last counts
     pickled extras (metas, and elements that are Python objects)
-    index (JSON: rows of each block, and the sizes of the rest), its length and checksum, magic
+    index (JSON: rows of each block, the sizes of the rest, checksums of all), its length and checksum, magic
 
 It is written while others write to the buffer. First all rows, then those that came or changed meanwhile, until there
 are few; these with the writers waiting. So it holds what was there at one moment, the last.
@@ -24,12 +24,14 @@ import numpy as np
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.elements import Elements
-from ding_store.buffer.narrowing import widened
 from ding_store.buffer.regions import ColumnSpec
 from ding_store.buffer.table import is_run
 from ding_store.errors import CorruptPayload
+from ding_store.storage.checksum import checksum
 
-VERSION = 2
+VERSION = 3
+#: Without checksums but that of the index; otherwise the same.
+UNCHECKED_VERSION = 2
 _END = b'ding_store end\n\n'
 
 #: Payload bytes of a block.
@@ -72,7 +74,10 @@ class SaveWriter:
     def __init__(self, file: IO[bytes], elements: Elements) -> None:
         self._file, self._elements, self._table = file, elements, elements.table
         self._blocks: List[int] = []
+        self._checksums: List[int] = []
+        self._header_checksum = 0
         self._saved = np.empty(0, np.int64)
+        self._scratch = np.empty(0, np.uint8)
 
     def write(self) -> None:
         table = self._table
@@ -88,7 +93,7 @@ class SaveWriter:
             with table.write_lock:
                 if table.narrow != narrow or self._elements.schema is not schema:
                     # Other columns: from the beginning, once.
-                    self._blocks, self._saved = [], np.empty(0, np.int64)
+                    self._blocks, self._checksums, self._saved = [], [], np.empty(0, np.int64)
                     self._write_head(start)
                     changed.clear()
                 self._write_rows(self._unsaved(changed))
@@ -104,6 +109,7 @@ class SaveWriter:
             'narrow': sorted(self._table.narrow),
         }
         encoded = json.dumps(header).encode()
+        self._header_checksum = zlib.crc32(encoded)
         self._file.seek(start)
         self._file.truncate()
         self._file.write(len(encoded).to_bytes(8, 'little') + encoded)
@@ -131,24 +137,46 @@ class SaveWriter:
             slots, found = self._table.index.find(rows)
             numbers, columns = self._table.index.row_of_slot, self._table.columns
         slots, rows = slots[found].astype(np.intp), rows[found]
-        self._file.write(rows.tobytes())
-        for column in columns.values():
-            # Straight out of the table where it can be: what a writer does meanwhile is found out below.
-            part = column[slots[0] : slots[-1] + 1] if is_run(slots) else column[slots]
-            self._file.write(part.reshape(-1).view(np.uint8).data)
+        parts = [rows.view(np.uint8), *self._copies(list(columns.values()), slots)]
+        for part in parts:
+            self._file.write(part.data)
         self._blocks.append(len(rows))
+        self._checksums.append(checksum([part.data for part in parts], sum(map(len, parts))))
         whole: Array = rows[numbers[slots] == rows]
         return whole
+
+    def _copies(self, columns: List[Array], slots: Array) -> List[Array]:
+        """Bytes of these slots, which no writer changes between their checksum and the file."""
+        sizes = [len(slots) * column.itemsize * prod(column.shape[1:]) for column in columns]
+        if len(self._scratch) < sum(sizes):
+            self._scratch = np.empty(sum(sizes), np.uint8)
+        ends = np.cumsum(sizes).tolist()
+        copies = [self._scratch[end - size : end] for end, size in zip(ends, sizes)]
+        for column, copy in zip(columns, copies):
+            # Whether a writer was there meanwhile is found out later.
+            out = copy.view(column.dtype).reshape((len(slots), *column.shape[1:])) if len(copy) else None
+            if out is not None and is_run(slots):
+                out[:] = column[slots[0] : slots[-1] + 1]
+            elif out is not None:
+                column.take(slots, 0, out, 'clip')
+        return copies
 
     def _write_rest(self, kept: Contents) -> None:
         self._file.write(kept.rows.tobytes())
         start = self._file.tell()
-        pickle.dump((kept.metas, kept.objects), self._file, protocol=4)
+        extras = _Summed(self._file)
+        pickle.dump((kept.metas, kept.objects), extras, protocol=4)
         index = {
             'blocks': self._blocks,
             'num_rows': len(kept.rows),
             'next_row': kept.next_row,
             'num_extra_bytes': self._file.tell() - start,
+            'checksums': {
+                'header': self._header_checksum,
+                'blocks': self._checksums,
+                'rows': zlib.crc32(kept.rows.tobytes()),
+                'extras': extras.checksum,
+            },
         }
         encoded = json.dumps(index).encode()
         self._file.write(
@@ -156,41 +184,83 @@ class SaveWriter:
         )
 
 
+class _Summed:
+    """A file that is written, with the crc32 of it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self.checksum = file, 0
+
+    def write(self, data: Any) -> int:
+        self.checksum = zlib.crc32(data, self.checksum)
+        return self._file.write(data)
+
+
 class Save:
     """
     Overview:
-        A file of ``SaveWriter``, behind its header.
+        A file of ``SaveWriter``, behind its header. Nothing of it is believed before ``verify``.
+    Arguments:
+        - header (:obj:`bytes`): As it was read.
     Raises:
         - CorruptPayload: It is truncated, or damaged.
     """
 
-    def __init__(self, file: IO[bytes], fields: Dict[str, Any], file_name: str) -> None:
-        self._file, self._start = file, file.tell()
+    def __init__(self, file: IO[bytes], header: bytes, file_name: str) -> None:
+        self._file, self._start, self._name = file, file.tell(), file_name
+        index = self._read_index()
+        #: None of an earlier version, which had none.
+        self._checksums: Optional[Dict[str, Any]] = index.get('checksums')
+        self._demand('header', zlib.crc32(header))
+        fields = json.loads(header)
         self.schema = fields['schema']
-        self._specs: Dict[str, ColumnSpec] = {
+        self.specs: Dict[str, ColumnSpec] = {
             name: (np.dtype(dtype), tuple(shape)) for name, dtype, shape in fields['columns']
         }
         #: Columns that are kept as bytes, see ``narrowing``.
-        self.narrow: List[str] = fields['narrow']
-        self._widths = {name: dtype.itemsize * prod(shape) for name, (dtype, shape) in self._specs.items()}
-        index = self._read_index(file_name)
+        self.narrow: Optional[List[str]] = fields['narrow']
+        self._widths = {name: dtype.itemsize * prod(shape) for name, (dtype, shape) in self.specs.items()}
         self.next_row = index['next_row']
         self._num_extra_bytes = index['num_extra_bytes']
         self._lengths = np.array(index['blocks'], np.int64)
         block_bytes = self._lengths * (8 + sum(self._widths.values()))
         self._offsets = self._start + np.concatenate([[0], np.cumsum(block_bytes)]).astype(np.int64)
-        file.seek(self._offsets[-1])
-        self.rows = np.frombuffer(file.read(8 * index['num_rows']), np.int64)
-        self._extras = file.tell()
+        self._extras = int(self._offsets[-1]) + 8 * index['num_rows']
         if self._extras + self._num_extra_bytes != self._index_start:
             raise CorruptPayload(f'{file_name!r} is damaged: its parts are not as long as its index says')
+        file.seek(self._offsets[-1])
+        rows = file.read(8 * index['num_rows'])
+        self._demand('rows', zlib.crc32(rows))
+        self.rows = np.frombuffer(rows, np.int64)
+
+    def verify(self) -> None:
+        """
+        Overview:
+            Read all of it once, and compare the checksums.
+        Raises:
+            - CorruptPayload: One is wrong.
+        """
+        if self._checksums is not None:
+            self._file.seek(self._extras)
+            self._demand('extras', self._checksum_of_extras())
+            block_bytes = np.diff(self._offsets)
+            scratch = np.empty(int(block_bytes.max(initial=0)), np.uint8).data
+            self._file.seek(self._start)
+            for number, num_bytes in enumerate(block_bytes.tolist()):
+                found = self._file.readinto(scratch[:num_bytes])  # type: ignore[attr-defined]
+                if checksum([scratch[:found]], num_bytes) != self._checksums['blocks'][number]:
+                    raise CorruptPayload(f'{self._name!r} is damaged: the checksum of its block {number} is wrong')
+        places = self._places()
+        if (np.diff(self.rows) <= 0).any() or (len(self.rows) and not 0 <= self.rows[-1] < self.next_row):
+            raise CorruptPayload(f'{self._name!r} is damaged: its row numbers do not grow')
+        if self.specs and len(places) != len(self.rows):
+            raise CorruptPayload(f'{self._name!r} is damaged: rows are missing in its blocks')
 
     def extras(self) -> Any:
         self._file.seek(self._extras)
         return pickle.load(self._file)  # noqa: S301  our own file, trusted like DequeBuffer's hickle
 
     def read(self, skipped: int, chunk_bytes: int) -> Iterator[Dict[str, Array]]:
-        """Columns of the rows behind the first ``skipped``, some at a time."""
+        """Columns of the rows behind the first ``skipped``, some at a time, as they are kept."""
         step = max(1, chunk_bytes // max(1, sum(self._widths.values())))
         places = self._places()[skipped:]
         # Runs of rows that are one after the other in one block.
@@ -211,23 +281,32 @@ class Save:
             parts.append(np.frombuffer(self._file.read(8 * length), np.int64))
         written = np.concatenate([*parts, np.empty(0, np.int64)])
         rows, places = np.unique(written[::-1], return_index=True)
-        found: Array = len(written) - 1 - places[np.searchsorted(rows, self.rows)]
+        found: Array = len(written) - 1 - places[np.isin(rows, self.rows, assume_unique=True)]
         return found
 
     def _read_part(self, block: int, first: int, count: int) -> Dict[str, Array]:
         length = int(self._lengths[block])
         place = int(self._offsets[block]) + 8 * length
         columns = {}
-        for name, (dtype, shape) in self._specs.items():
+        for name, (dtype, shape) in self.specs.items():
             self._file.seek(place + first * self._widths[name])
             data = self._file.read(count * self._widths[name])
             columns[name] = np.frombuffer(data, dtype).reshape((count, *shape))
-            if name in self.narrow:
-                columns[name] = widened(columns[name])
             place += length * self._widths[name]
         return columns
 
-    def _read_index(self, file_name: str) -> Dict[str, Any]:
+    def _checksum_of_extras(self) -> int:
+        crc, left = 0, self._num_extra_bytes
+        while left > 0:
+            data = self._file.read(min(left, BLOCK_BYTES))
+            crc, left = zlib.crc32(data, crc), left - (len(data) or left)
+        return crc
+
+    def _demand(self, part: str, found: int) -> None:
+        if self._checksums is not None and found != self._checksums[part]:
+            raise CorruptPayload(f'{self._name!r} is damaged: the checksum of its {part} is wrong')
+
+    def _read_index(self) -> Dict[str, Any]:
         size = os.fstat(self._file.fileno()).st_size
         tail = 12 + len(_END)
         self._file.seek(max(self._start, size - tail))
@@ -235,10 +314,10 @@ class Save:
         length = int.from_bytes(data[:8], 'little')
         self._index_start = size - tail - length
         if data[12:] != _END or self._index_start < self._start:
-            raise CorruptPayload(f'{file_name!r} is truncated: it does not end as it should')
+            raise CorruptPayload(f'{self._name!r} is truncated: it does not end as it should')
         self._file.seek(self._index_start)
         encoded = self._file.read(length)
         if zlib.crc32(encoded).to_bytes(4, 'little') != data[8:12]:
-            raise CorruptPayload(f'{file_name!r} is damaged: the checksum of its index is wrong')
+            raise CorruptPayload(f'{self._name!r} is damaged: the checksum of its index is wrong')
         index: Dict[str, Any] = json.loads(encoded)
         return index

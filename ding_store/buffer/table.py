@@ -145,18 +145,6 @@ class Table(TableReads, TableShape):
             with self.write_lock:
                 self._watchers = [each for each in self._watchers if each is not changed]
 
-    def relabel(self, rows: Array, next_row: int) -> None:
-        """Give all rows other numbers, which must grow with their age; for contents that come from a file."""
-        with self.write_lock, self.index.lock:
-            self._check_open()
-            self.index.next_row = max(next_row, self.index.next_row)
-            # First: a row counts only if its number is below what is on record.
-            self._commit(None, None)
-            if self.home is not None:
-                self.home.forget_values()
-            self.index.relabel(rows, next_row)
-            self._sync_numbers()
-
     def delete(self, rows: Array) -> Array:
         """
         Overview:

@@ -186,10 +186,7 @@ class TableBase:
             self.home.describe(self._stored_columns(), info)
 
     def _stored_columns(self) -> List[StoredColumn]:
-        columns = self._regions.stored()
-        for column in columns:
-            column.encoding = ENCODING if column.name in self._narrow else None
-        return columns
+        return stored_columns(self._regions, self._narrow)
 
     def _dtype_of(self, name: str, column: Array) -> np.dtype[Any]:
         """What a column's values are to everybody else."""
@@ -238,6 +235,14 @@ def checked_capacity(capacity: Any) -> int:
     if isinstance(capacity, bool) or not isinstance(capacity, (int, np.integer)) or capacity < 1:
         raise ConfigError(f'capacity ({capacity!r}) must be an integer >= 1')
     return int(capacity)
+
+
+def stored_columns(regions: Regions, narrow: FrozenSet[str]) -> List[StoredColumn]:
+    """As a directory's header has them."""
+    columns = regions.stored()
+    for column in columns:
+        column.encoding = ENCODING if column.name in narrow else None
+    return columns
 
 
 def checked_specs(columns: Mapping[str, ColumnSpec]) -> Dict[str, ColumnSpec]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Iterable, Mapping, Optional, Tuple
+from typing import Any, Callable, FrozenSet, Iterable, Mapping, Optional, Tuple
 
 import numpy as np
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.narrowing import narrow, stored_specs, widen
-from ding_store.buffer.regions import ColumnSpec
+from ding_store.buffer.regions import ColumnSpec, Regions
 from ding_store.buffer.rows import EMPTY
-from ding_store.buffer.table_base import Columns, TableBase, checked_capacity, checked_specs
+from ding_store.buffer.table_base import Columns, TableBase, checked_capacity, checked_specs, stored_columns
 from ding_store.errors import ConfigError
 
 logger = logging.getLogger(__name__)
+
+_NO_ROWS = np.empty(0, np.int64)
 
 
 class TableShape(TableBase):
@@ -74,17 +76,67 @@ class TableShape(TableBase):
             Take all rows out, and have these columns from now on instead, some of them kept as bytes for as long as
             that is exact. Row numbers go on growing.
         """
-        specs = checked_specs(columns)
+        names = frozenset(narrow_columns)
         with self.write_lock:
-            self.clear()
+            regions = self.new_regions()
+            regions.add(stored_specs(checked_specs(columns), names))
+            self.replace(regions, info, names)
+
+    def new_regions(self) -> Regions:
+        """Columns beside these, for ``replace``. The caller has the lock of the writers until then."""
+        self._check_open()
+        return Regions(self.capacity, self.home)
+
+    def replace(
+        self,
+        regions: Regions,
+        info: Any,
+        narrow_columns: Iterable[str],
+        rows: Array = _NO_ROWS,
+        next_row: int = 0,
+        cleared: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        Overview:
+            Take all rows out, and have these columns from now on instead, with the rows that are in their first slots.
+            What can fail does before anything changes. A kill leaves the table as it was, or some of the new rows.
+        Arguments:
+            - rows (:obj:`np.ndarray`): Their row numbers, oldest first; they may have been those of others.
+            - next_row (:obj:`int`): The row number that the next row has at least.
+            - cleared (:obj:`Callable`): Called when the old rows are gone, before any of the new ones is there.
+        Raises:
+            - NotEnoughSpace: The disk is full; nothing changed, and ``regions`` are discarded.
+        """
+        narrow_columns = frozenset(narrow_columns)
+        try:
+            self._check_open()
+            if self.home is not None and self.home.fsync:
+                regions.sync()
+            commit_header = self._prepared_header(regions, narrow_columns, info)
+        except BaseException:
+            regions.discard()
+            raise
+        with self.write_lock, self.index.lock:
+            self.index.clear()
+            self._sync_numbers()
+            cleared()
+            # Readers that are copying do it again.
             self._num_updates += 1
-            self._regions.clear()
-            self._narrow = frozenset()
-            self._describe(None)
-            self._num_used = 0
-            self._regions.add(stored_specs(specs, narrow_columns))
-            self._narrow = frozenset(narrow_columns)
-            self._describe(info)
+            former, self._regions, self._narrow = self._regions, regions, narrow_columns
+            former.close()
+            commit_header()
+            self._num_used = len(rows)
+            if next_row:
+                self._load(rows, next_row)
+
+    def _load(self, rows: Array, next_row: int) -> None:
+        self.index.next_row = max(next_row, self.index.next_row)
+        # First: a row counts only if its number is below what is on record.
+        self._commit(None, None)
+        if self.home is not None:
+            self.home.forget_values()
+        self.index.load(rows)
+        self._sync_numbers()
 
     def resize(self, capacity: int) -> Tuple[Array, Array]:
         """
@@ -113,6 +165,11 @@ class TableShape(TableBase):
             self._regions.resize(capacity, self._num_used)
             self.index.resize(self._resized_numbers(capacity, source, target), source, target)
         return source, target
+
+    def _prepared_header(self, regions: Regions, narrow_columns: FrozenSet[str], info: Any) -> Callable[[], None]:
+        if self.home is None:
+            return lambda: None
+        return self.home.prepare(stored_columns(regions, narrow_columns), info)
 
     def _widen(self, name: str) -> None:
         logger.warning(

@@ -12,6 +12,7 @@ from typing import Any, ContextManager, Dict, Iterator, List
 import numpy as np
 import torch
 
+from ding_store import private
 from ding_store.buffer.durable import sync_directory
 from ding_store.errors import CorruptPayload
 
@@ -34,6 +35,7 @@ def write_state(path: str, state: Dict[str, Any]) -> None:
     """
     temporary = path + '.new'
     try:
+        private.touch(temporary)
         _write(temporary, state)
         # What the name stands for must be on the disk before the name is.
         _sync_file(temporary)

@@ -21,6 +21,7 @@ import re
 import uuid
 from typing import Any, Dict, List, Optional, Tuple
 
+from ding_store import private
 from ding_store.buffer.durable import sync_directory
 from ding_store.checkpoint.archive import EXTRA, read_state, write_state
 from ding_store.errors import CorruptPayload
@@ -62,7 +63,7 @@ class CheckpointDir:
         Returns:
             - resumed (:obj:`bool`): There is a run that did not end in order, with a checkpoint or without.
         """
-        os.makedirs(self.path, exist_ok=True)
+        os.makedirs(self.path, mode=0o700, exist_ok=True)
         for name in os.listdir(self.path):
             if name.startswith('iteration_') and name.endswith('.new'):  # of a learner that was killed
                 os.unlink(self.file(name))
@@ -130,7 +131,7 @@ class CheckpointDir:
         left += [BEST] if os.path.exists(self.file(BEST)) else []
         if not left:
             return
-        os.makedirs(previous, exist_ok=True)
+        os.makedirs(previous, mode=0o700, exist_ok=True)
         for name in os.listdir(previous):
             if name not in left and (_NAME.fullmatch(name) or name == BEST):
                 os.unlink(os.path.join(previous, name))
@@ -149,7 +150,7 @@ class CheckpointDir:
 
     def _replace(self, run: str, finished: Optional[str]) -> None:
         path = self.file('run.json')
-        with open(path + '.new', 'w') as file:
+        with open(path + '.new', 'w', opener=private.opener) as file:
             json.dump({'run': run, 'finished': finished}, file)
             file.flush()
             os.fsync(file.fileno())

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import List
 
+from ding_store import private
 from ding_store.launch.script import Script, exit_process
 
 _PR_SET_PDEATHSIG = 1
@@ -64,7 +65,7 @@ class Role:
     def spawn(self, log: Path) -> int:
         """Start a new interpreter with this role, its output at the end of ``log``; returns its pid."""
         command = [sys.executable, '-u', '-m', 'ding_store.launch.role', json.dumps(asdict(self))]
-        with open(log, 'ab') as out:
+        with open(log, 'ab', opener=private.opener) as out:
             # It shall have the code that its launcher has, wherever that comes from.
             path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get('PYTHONPATH')]))
             child = subprocess.Popen(

@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import IO, Any, Dict, Iterator, Optional, Tuple
 
+from .. import private
 from ..errors import ConfigError, StoreError, StoreUnavailable
 from .embedded_binary import PathLike, find_server, server_version
 from .embedded_client import ask, explain, run_files, start_supervisor, translate_errors
@@ -179,10 +180,14 @@ def _make_directory(files: RunFiles) -> None:
 
 @contextlib.contextmanager
 def _locked(files: RunFiles) -> Iterator[None]:
-    with open(files.start_lock, 'a') as start_lock, open(files.lock, 'a') as lock:
+    with _lock_file(files.start_lock) as start_lock, _lock_file(files.lock) as lock:
         if not (_try_lock(start_lock) and _try_lock(lock)):
             raise StoreError(f'{files.directory} is in use again: its server was started once more')
         yield
+
+
+def _lock_file(path: str) -> IO[str]:
+    return open(path, 'a', opener=private.opener)
 
 
 def _try_lock(lock: IO[Any]) -> bool:

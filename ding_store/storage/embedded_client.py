@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import IO, Any, Dict, Iterator, List, Optional
 
+from .. import private
 from ..errors import StoreError, StoreUnavailable
 from .embedded_binary import PathLike, find_server, server_version
 from .supervisor.files import RunFiles, connect_control
@@ -116,7 +117,7 @@ def _open_log(files: RunFiles) -> IO[bytes]:
     with contextlib.suppress(FileNotFoundError):
         if os.path.getsize(files.log) > _MAX_LOG_BYTES:
             os.replace(files.log, files.log + '.1')
-    return open(files.log, 'ab')
+    return open(files.log, 'ab', opener=private.opener)
 
 
 def _read_line(descriptor: int, until: float) -> bytes:

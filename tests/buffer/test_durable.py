@@ -174,6 +174,7 @@ def overwrite(name: str, data: bytes) -> Callable[[Path], None]:
         (cut('commit'), CorruptPayload, 'commit'),
         (overwrite('commit', bytes(1 << 20)), CorruptPayload, 'no whole commit record'),
         (lambda path: os.unlink(path / 'lock'), ConfigError, 'not the directory of a table'),
+        (lambda path: os.unlink(path / 'header'), CorruptPayload, 'header.* is missing'),
     ],
 )
 def test_what_is_no_sound_table_is_refused_and_not_changed(
@@ -269,6 +270,7 @@ RARE = {
     'clear': start_again,
     'extend': extend,
     'update': lambda buffer: buffer.update('8', transition(80), {'i': 80}),
+    'load': lambda buffer: buffer.load_data(str(Path(buffer.table.home.path).parent / 'save')),
     'metas': lambda buffer: buffer._elements.metas._journal.rewrite(buffer._elements.metas._records()),
 }
 
@@ -282,6 +284,10 @@ def test_killed_at_any_line(name: str, tmp_path: Path) -> None:
     model = StoreBuffer(10, path=str(tmp_path / 'model'))
     before = contents(model)
     model.close()
+    save = StoreBuffer(10)
+    for i in range(6, 12):
+        save.push(transition(i), {'loaded': i})
+    save.save_data(str(tmp_path / 'save'))
     num_lines = run_until(tmp_path, name, None)
     assert num_lines > 20
     for line in range(1, num_lines, STEP):
@@ -324,6 +330,10 @@ def reopened(path: Path) -> StoreBuffer:
 def check_rare(name: str, buffer: StoreBuffer, before: List[tuple]) -> None:
     if 'other' in buffer.table.columns:
         assert [(item.index, item.data['other'].tolist()) for item in buffer] in ([], [('14', [1.0, 1.0, 1.0])])
+        return
+    if name == 'load':
+        loaded = [(str(i), i + 6, {'loaded': i + 6}) for i in range(6)]
+        assert contents(buffer) in [before, *(loaded[:count] for count in range(7))]
         return
     found = {item.index: item for item in buffer}
     new = [index for index in found if int(index) >= 14]

@@ -3,9 +3,10 @@
 import json
 import pickle
 import threading
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List
 
 import numpy as np
 import pytest
@@ -49,15 +50,34 @@ def save_old(buffer: StoreBuffer, path: Path) -> None:
     path.write_bytes(b''.join(parts + [column.tobytes() for column in columns.values()] + [extra]))
 
 
+def save_unchecked(buffer: StoreBuffer, path: Path) -> None:
+    """As version 2 of the format was written."""
+    buffer.save_data(str(path))
+    data = path.read_bytes()[len(MAGIC) :]
+    length = int.from_bytes(data[:8], 'little')
+    header = json.dumps({**json.loads(data[8 : 8 + length]), 'version': 2}).encode()
+    tail = len(saves._END) + 12
+    start = len(data) - tail - int.from_bytes(data[-tail:][:8], 'little')
+    index = json.loads(data[start:-tail])
+    del index['checksums']
+    encoded = json.dumps(index).encode()
+    parts = [MAGIC, len(header).to_bytes(8, 'little'), header, data[8 + length : start], encoded]
+    ends = [len(encoded).to_bytes(8, 'little'), zlib.crc32(encoded).to_bytes(4, 'little'), saves._END]
+    path.write_bytes(b''.join(parts + ends))
+
+
+def save(buffer: StoreBuffer, path: Path) -> None:
+    buffer.save_data(str(path))
+
+
 @pytest.mark.parametrize('size', [4, 10, 30])
-@pytest.mark.parametrize('old', [False, True])
-def test_both_formats_are_read(tmp_path: Path, old: bool, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize('write', [save_old, save_unchecked, save])
+def test_all_formats_are_read(
+    tmp_path: Path, write: Callable[[StoreBuffer, Path], None], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(saves, 'BLOCK_BYTES', 200)
     buffer, name = filled(), tmp_path / 'save'
-    if old:
-        save_old(buffer, name)
-    else:
-        buffer.save_data(str(name))
+    write(buffer, name)
     loaded = StoreBuffer(size, path=str(tmp_path / 'table'))
     loaded.push(transition(99))
     loaded.load_data(str(name))
@@ -73,9 +93,9 @@ def test_both_formats_are_read(tmp_path: Path, old: bool, size: int, monkeypatch
 
 def test_of_a_later_version(tmp_path: Path) -> None:
     buffer, name = filled(), tmp_path / 'save'
-    header = json.dumps({'version': 3}).encode()
+    header = json.dumps({'version': 4}).encode()
     name.write_bytes(MAGIC + len(header).to_bytes(8, 'little') + header)
-    with pytest.raises(FormatMismatch, match='format 3'):
+    with pytest.raises(FormatMismatch, match='format 4'):
         buffer.load_data(str(name))
     assert len(buffer) == 9
 

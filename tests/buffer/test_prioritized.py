@@ -329,7 +329,10 @@ def test_state(kind: Any) -> None:
     # The same rows in other slots.
     twin_table = table_of(0, 60)
     push(twin_table, 47)
-    twin_table.index.relabel(table.rows_by_age(), table.next_row)
+    rows = table.rows_by_age()
+    twin_table.index.clear()
+    twin_table.index.load(rows)
+    twin_table.index.next_row = table.next_row
     twin = attached(twin_table, kind, seed=1, **({'sort_every': 20} if kind is RankPrioritized else {}))
     twin.load_state(state)
     again = twin.state()

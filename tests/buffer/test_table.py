@@ -1,9 +1,7 @@
 """Table: rows, slots, eviction, the schema, and a full disk."""
 
-import os
-import subprocess
 from pathlib import Path
-from typing import Dict, Iterator
+from typing import Dict
 
 import numpy as np
 import pytest
@@ -189,22 +187,6 @@ def test_private_files_where_memory_is_short(tmp_path: Path, monkeypatch: pytest
     assert contents(table) == list(range(500, 1500))
     assert list(tmp_path.iterdir()) == []  # Unlinked: gone with the process, however it ends.
     table.close()
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real tmpfs of 4 MiB."""
-    directory = tmp_path / 'small'
-    directory.mkdir()
-    command = ['mount', '-t', 'tmpfs', '-o', 'size=4m', 'tmpfs', str(directory)]
-    mounted = subprocess.run(command, capture_output=True, text=True)
-    if mounted.returncode != 0:
-        message = f'cannot mount a tmpfs (root is needed): {mounted.stderr.strip()}'
-        if os.environ.get('CI') == 'true':
-            pytest.fail(message)
-        pytest.skip(message)
-    yield directory
-    subprocess.run(['umount', '-l', str(directory)], check=True)
 
 
 def fill(table: Table, block: Dict[str, np.ndarray]) -> None:

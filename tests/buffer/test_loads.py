@@ -1,0 +1,177 @@
+"""Loads that fail: whatever is wrong has a name, and the buffer is as it was, also when it is opened again."""
+
+from pathlib import Path
+from typing import Any, List
+
+import numpy as np
+import pytest
+import torch
+from ding.data import DequeBuffer
+from elements import number, transition
+from test_files import contents, filled, save_old, save_unchecked
+
+from ding_store.buffer import StoreBuffer, files
+from ding_store.errors import CorruptPayload, FormatMismatch, NotEnoughSpace, SchemaMismatch, StoreError
+
+
+def numbered(size: int = 40, **options: Any) -> StoreBuffer:
+    buffer = StoreBuffer(size, **options)
+    for i in range(30):
+        buffer.push(transition(i), {'i': i, 'half': i / 2})
+    return buffer
+
+
+def test_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
+    large, name = StoreBuffer(300), str(tmp_path / 'large')
+    large.extend({'block': np.ones((300, 1 << 15), np.uint8)})
+    large.save_data(name)
+    buffer = filled_in(small_disk / 'table')
+    expected = contents(buffer)
+    with pytest.raises(NotEnoughSpace, match='MiB more are needed'):
+        buffer.load_data(name)
+    assert contents(buffer) == expected
+    assert buffer.check() == []
+    assert len(list((small_disk / 'table').glob('*.column'))) == len(buffer.table.columns)
+    buffer.close()
+    buffer = StoreBuffer(300, path=str(small_disk / 'table'))
+    assert contents(buffer) == expected
+    # What fits is loaded after it.
+    small = numbered()
+    small.save_data(name)
+    buffer.load_data(name)
+    assert contents(buffer) == contents(small)
+    buffer.close()
+
+
+def filled_in(path: Path) -> StoreBuffer:
+    buffer = StoreBuffer(300, path=str(path))
+    for i in range(10):
+        buffer.push(transition(i), {'i': i})
+    return buffer
+
+
+def test_metas_for_which_there_is_no_room(tmp_path: Path, small_disk: Path) -> None:
+    large, name = StoreBuffer(60), str(tmp_path / 'large')
+    for i in range(60):
+        large.push(transition(i), {'text': str(i) * 100_000})
+    large.save_data(name)
+    buffer = filled_in(small_disk / 'table')
+    expected = contents(buffer)
+    with pytest.raises(NotEnoughSpace):
+        buffer.load_data(name)
+    buffer.close()
+    buffer = StoreBuffer(300, path=str(small_disk / 'table'))
+    assert contents(buffer) == expected
+    buffer.push(transition(1), {'i': 1})
+    assert buffer.check() == []
+    buffer.close()
+
+
+def flipped(data: bytes, random: np.random.Generator) -> bytes:
+    damaged = bytearray(data)
+    damaged[random.integers(len(data))] ^= 1 << random.integers(8)
+    return bytes(damaged)
+
+
+def test_no_flipped_bit_goes_unnoticed(tmp_path: Path) -> None:
+    name, random = tmp_path / 'save', np.random.default_rng(0)
+    numbered().save_data(str(name))
+    data = name.read_bytes()
+    buffer = StoreBuffer(40, path=str(tmp_path / 'table'))
+    buffer.push(transition(77), {'a': 1})
+    for _ in range(300):
+        name.write_bytes(flipped(data, random))
+        with pytest.raises((CorruptPayload, FormatMismatch)):
+            buffer.load_data(str(name))
+    assert contents(buffer) == [('0', 77, {'a': 1})]
+    name.write_bytes(data)
+    buffer.load_data(str(name))
+    assert [number(item.data) for item in buffer] == list(range(30))
+    buffer.close()
+
+
+@pytest.mark.parametrize('write', [save_old, save_unchecked])
+def test_damage_of_earlier_formats_has_a_name(tmp_path: Path, write: Any) -> None:
+    """There are no checksums in them: some of it is read as it is."""
+    name, random = tmp_path / 'save', np.random.default_rng(0)
+    write(numbered(), name)
+    data = name.read_bytes()
+    for _ in range(200):
+        buffer = StoreBuffer(40)
+        buffer.push(transition(77), {'a': 1})
+        name.write_bytes(flipped(data, random))
+        try:
+            buffer.load_data(str(name))
+        except StoreError:
+            assert contents(buffer) == [('0', 77, {'a': 1})]
+
+
+def stock_file(path: Path, shapes: List[int]) -> bytes:
+    stock = DequeBuffer(10)
+    for shape in shapes:
+        stock.push({'x': torch.zeros(shape)})
+    stock.save_data(str(path))
+    return path.read_bytes()
+
+
+def test_a_truncated_file_of_the_stock_buffer(tmp_path: Path) -> None:
+    name = tmp_path / 'stock.hkl'
+    data = stock_file(name, [3] * 5)
+    buffer = filled()
+    expected = contents(buffer)
+    for keep in (10, len(data) // 2, len(data) - 10):
+        name.write_bytes(data[:keep])
+        with pytest.raises(CorruptPayload, match='stock.hkl'):
+            buffer.load_data(str(name))
+    assert contents(buffer) == expected
+
+
+def test_stock_elements_of_several_kinds(tmp_path: Path) -> None:
+    name = tmp_path / 'stock.hkl'
+    stock_file(name, [3, 3, 3, 4])
+    buffer = filled()
+    expected = contents(buffer)
+    with pytest.raises(SchemaMismatch, match='x'):
+        buffer.load_data(str(name))
+    assert contents(buffer) == expected
+
+
+def test_objects_and_metas_that_a_path_cannot_hold(tmp_path: Path) -> None:
+    objects, name = StoreBuffer(5), str(tmp_path / 'objects')
+    objects.push('text')
+    objects.save_data(name)
+    buffer = filled_in(tmp_path / 'table')
+    expected = contents(buffer)
+    with pytest.raises(SchemaMismatch, match='Python objects'):
+        buffer.load_data(name)
+    strange = StoreBuffer(5)
+    strange.push(transition(1), {'what': {1, 2}})
+    strange.save_data(name)
+    with pytest.raises(SchemaMismatch, match='set'):
+        buffer.load_data(name)
+    assert contents(buffer) == expected
+    assert buffer.check() == []
+    buffer.close()
+    memory = StoreBuffer(5)
+    memory.load_data(name)
+    assert [item.meta for item in memory] == [{'what': {1, 2}}]
+
+
+def test_an_error_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = str(tmp_path / 'save')
+    numbered().save_data(name)
+    buffer = filled_in(tmp_path / 'table')
+    expected, read = contents(buffer), files.saves.Save._read_part
+    monkeypatch.setattr(files, 'BLOCK_BYTES', 400)
+
+    def failing(self: Any, block: int, first: int, count: int) -> Any:
+        if first > 10:
+            raise OSError(5, 'the disk is gone')
+        return read(self, block, first, count)
+
+    monkeypatch.setattr(files.saves.Save, '_read_part', failing)
+    with pytest.raises(OSError, match='gone'):
+        buffer.load_data(name)
+    assert contents(buffer) == expected
+    assert buffer.check() == []
+    buffer.close()
