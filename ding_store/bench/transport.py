@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Type
 import numpy as np
 
 from ding_store.bench.compression import measure_compression, needs, render_compression
+from ding_store.bench.machine import QUIET_CORES, busy_cores
 from ding_store.bench.output import say, show
 from ding_store.bench.paths import PATHS, Element, OursOnWire, Outputs, Path, Timeout, is_installed
 from ding_store.bench.scratch import memory_directory, scratch
@@ -79,6 +80,7 @@ def main(names: Optional[str], paths: Optional[str], seconds: float, json_file: 
 
 def measure(element: Element, ways: List[Type[Path]], seconds: float) -> Dict[str, Any]:
     """All figures of one element: memcpy's, and a record per way."""
+    busy = busy_cores()
     limit, cached = memcpy_limit(element, seconds, _MEMORY_BYTES), memcpy_limit(element, seconds, 0)
     result: Dict[str, Any] = {'element': element.name, 'row_bytes': element.row_bytes, 'chunk': element.chunk}
     result.update(batch=element.batch, memcpy_elements_per_s=limit, cached_elements_per_s=cached, paths={})
@@ -89,6 +91,7 @@ def measure(element: Element, ways: List[Type[Path]], seconds: float) -> Dict[st
         record['fraction_of_memcpy'] = record['elements_per_s'] / limit
         record['latency'] = latency(path, element, seconds)
         record['burst'] = burst(path, element)
+    result['others_cores'] = max(busy, busy_cores())
     return result
 
 
@@ -298,4 +301,6 @@ def render(result: Dict[str, Any]) -> str:
             f'  {title:<16} {record["elements_per_s"]:>10,.0f} {record["gb_per_s"]:>7.2f} '
             f'{record["fraction_of_memcpy"]:>8.2f} {record["lost"]:>8,} {times}   {burst_text}'
         )
+    if result['others_cores'] > QUIET_CORES:
+        lines.append(f'  others used {result["others_cores"]:.1f} cores meanwhile: these are no figures of a quiet machine')
     return '\n'.join(lines)

@@ -28,9 +28,9 @@ from .compression import compressed, decompressed, is_compressed
 Part = Tuple[bytes, memoryview]
 T = TypeVar('T')
 
-#: Larger payloads go in parts: Redis takes an argument of SET from the socket to where it stays, but only if it has
-#: 32 KiB or more; one that goes through a script into a stream is copied four times.
-INLINE_BYTES = 32 << 10
+#: Larger payloads go in parts: Redis takes an argument of SET from the socket to where it stays, but one that goes
+#: through a script into a stream is copied four times. Up to here that is sooner done than to look the parts up.
+INLINE_BYTES = 128 << 10
 #: Huge ones are slow again: no two steps of their way overlap.
 PART_BYTES = 1 << 20
 #: A limit of ours, not of Redis: what one entry or value may have.

@@ -9,6 +9,7 @@ import pytest
 from jobs import ding_store, environment
 
 from ding_store.bench.compression import GAMES, needs
+from ding_store.bench.machine import busy_cores
 from ding_store.bench.transport import ELEMENTS, burst, choose, columns_of, installed, next_number, stamp, throughput
 from ding_store.errors import ConfigError
 
@@ -21,6 +22,7 @@ def test_every_figure_is_there(tmp_path):
     result = json.loads((tmp_path / 'out.json').read_text())
     for element in result['elements']:
         assert element['memcpy_elements_per_s'] > 0
+        assert element['others_cores'] >= 0
         assert set(element['paths']) == {'ding_store', 'ding_store (wire)', 'bare ring'}
         for figures in element['paths'].values():
             assert figures['elements_per_s'] > 0
@@ -71,6 +73,15 @@ def test_elements_have_the_sizes_of_the_goals():
     assert sizes['cartpole'] == 60
     assert abs(sizes['dqn-atari'] / 113e3 - 1) < 0.05
     assert abs(sizes['impala-atari'] / 3e6 - 1) < 0.05
+
+
+def test_what_others_use_of_the_machine_is_seen():
+    busy = subprocess.Popen(['sh', '-c', 'while :; do :; done'])
+    try:
+        assert busy_cores(0.5) > 0.3
+    finally:
+        busy.kill()
+        busy.wait()
 
 
 def test_unknown_names_list_the_known():
