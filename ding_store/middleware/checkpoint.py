@@ -18,6 +18,7 @@ from ding_store.checkpoint import EXTRA, CheckpointDir, Interval, Saver, read_st
 from ding_store.checkpoint.snapshot import optimizers_of, schedules_of
 from ding_store.config import CheckpointConfig
 from ding_store.errors import ConfigError
+from ding_store.middleware.policy_state import left_out, set_left_out
 from ding_store.middleware.session import CHECKPOINTS, Session
 
 if TYPE_CHECKING:
@@ -76,7 +77,9 @@ class BestCheckpoint:
     def __call__(self, ctx: OnlineRLContext) -> None:
         if ctx.eval_value is not None and ctx.eval_value > self._best:
             self._best = float(ctx.eval_value)
-            state = {**self._policy.learn_mode.state_dict(), EXTRA: {'train_iter': ctx.train_iter}}
+            state = self._policy.learn_mode.state_dict()
+            extra = dict(train_iter=ctx.train_iter, policy=left_out(self._policy, state))
+            state = {**state, EXTRA: extra}
             try:
                 self._directory.save_best(state, self._best)
             except OSError as e:
@@ -162,15 +165,17 @@ class LearnerCheckpoints:
 
     def _state(self, ctx: OnlineRLContext) -> Dict[str, Any]:
         counters = {name: getattr(ctx, name) for name in COUNTERS if getattr(ctx, name, None) is not None}
+        state = self._policy.learn_mode.state_dict()
         extra = dict(
             version=VERSION,
+            policy=left_out(self._policy, state),
             run=self._directory.run,
             counters={name: float(x) if name == 'last_eval_value' else int(x) for name, x in counters.items()},
             schedules={name: schedule.state_dict() for name, schedule in schedules_of(self._policy).items()},
             random=random_states(),
             samplers=[_numpy_state(each.get_state(legacy=True)) for each in self._generators()],
         )
-        return {**self._policy.learn_mode.state_dict(), EXTRA: extra}
+        return {**state, EXTRA: extra}
 
     def _resume(self, config: CheckpointConfig) -> int:
         """Returns the train iteration that is on the disk; -1 for none."""
@@ -202,6 +207,8 @@ class LearnerCheckpoints:
     def _load(self, path: str, state: Dict[str, Any]) -> None:
         try:
             self._policy.learn_mode.load_state_dict({key: value for key, value in state.items() if key != EXTRA})
+            if 'policy' in state.get(EXTRA, {}):  # not in stock files, nor in ours of old
+                set_left_out(self._policy, state[EXTRA]['policy'])
         except (KeyError, RuntimeError, ValueError) as e:
             raise ConfigError(
                 f'{path} does not fit the policy: {e}; was the model changed? To begin afresh, name '

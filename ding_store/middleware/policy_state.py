@@ -1,0 +1,96 @@
+"""What a policy of DI-engine learns, and leaves out of its ``state_dict``: temperatures, statistics, counters."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, Mapping, Set, Tuple
+
+import numpy as np
+import torch
+from ding.model.wrapper.model_wrappers import IModelWrapper, TargetNetworkWrapper
+from ding.utils import RunningMeanStd
+
+from ding_store.checkpoint.archive import leaves
+
+#: What policies count by themselves. Not all integers: the others are settings, which a resumed script may change.
+COUNTERS = ('_forward_learn_cnt', '_train_iteration', 'train_cnt', 'cont_train_cnt', 'disc_train_cnt', 'gradient_steps')
+_STATISTICS = ('_mean', '_var', '_count')
+
+
+def left_out(policy: Any, state: Mapping[str, Any]) -> Dict[str, Any]:
+    """
+    Overview:
+        What a policy needs to go on beside the state that it saves itself: tensors that are attributes (SAC's
+        ``_log_alpha``), RunningMeanStd (PPO's value normalization), since when target networks were not assigned,
+        counters of ``COUNTERS``, and modules and optimizers with a tensor that ``state`` does not hold.
+    Arguments:
+        - state (:obj:`Mapping`): As of the policy's ``learn_mode.state_dict()``.
+    """
+    saved = _addresses(state)
+    return dict(
+        tensors={name: each.detach() for name, each in _attributes(policy, torch.Tensor)},
+        statistics={name: [_plain(getattr(each, key)) for key in _STATISTICS] for name, each in _statistics(policy)},
+        target_updates={name: each._update_count for name, each in _targets(policy)},
+        counters={name: each for name, each in _attributes(policy, int) if name in COUNTERS},
+        modules={name: each for name, each in _modules(policy) if not saved.issuperset(_addresses(each))},
+    )
+
+
+def set_left_out(policy: Any, state: Mapping[str, Any]) -> None:
+    """
+    Overview:
+        Let the policy go on from what ``left_out`` returned; attributes that it does not have are passed over.
+    Raises:
+        - ValueError, RuntimeError: A tensor or module has another shape.
+    """
+    for name, each in _attributes(policy, torch.Tensor):
+        if name in state['tensors']:
+            _set_tensor(name, each, state['tensors'][name])
+    for name, each in _statistics(policy):
+        for key, value in zip(_STATISTICS, state['statistics'].get(name, ())):
+            setattr(each, key, value.numpy()[()] if isinstance(value, torch.Tensor) else value)
+    for name, each in _targets(policy):
+        each._update_count = state['target_updates'].get(name, each._update_count)
+    for name, _ in _attributes(policy, int):
+        if name in state['counters']:
+            setattr(policy, name, state['counters'][name])
+    for name, value in state['modules'].items():
+        if hasattr(policy, name):
+            getattr(policy, name).load_state_dict(value)
+
+
+def _attributes(policy: Any, kind: Any) -> Iterator[Tuple[str, Any]]:
+    return ((name, value) for name, value in list(vars(policy).items()) if isinstance(value, kind))
+
+
+def _statistics(policy: Any) -> Iterator[Tuple[str, RunningMeanStd]]:
+    return _attributes(policy, RunningMeanStd)
+
+
+def _targets(policy: Any) -> Iterator[Tuple[str, TargetNetworkWrapper]]:
+    for name, wrapper in _attributes(policy, IModelWrapper):
+        while isinstance(wrapper, IModelWrapper):
+            if isinstance(wrapper, TargetNetworkWrapper):
+                yield name, wrapper
+            wrapper = wrapper._model
+
+
+def _modules(policy: Any) -> Iterator[Tuple[str, Dict[str, Any]]]:
+    for name, each in _attributes(policy, (torch.nn.Module, IModelWrapper, torch.optim.Optimizer)):
+        yield name, each.state_dict()
+
+
+def _addresses(state: Mapping[str, Any]) -> Set[int]:
+    return {each.data_ptr() for each in leaves(state) if isinstance(each, torch.Tensor) and each.numel()}
+
+
+def _plain(value: Any) -> Any:
+    """numpy's numbers and arrays as tensors, of their type, which is what a checkpoint may hold."""
+    return torch.from_numpy(np.array(value)) if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def _set_tensor(name: str, own: torch.Tensor, value: torch.Tensor) -> None:
+    """In place: an optimizer may hold it."""
+    if own.shape != value.shape:
+        raise ValueError(f'{name!r}: expected shape {tuple(own.shape)}, got {tuple(value.shape)}')
+    with torch.no_grad():
+        own.copy_(value)
