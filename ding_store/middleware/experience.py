@@ -276,7 +276,7 @@ class LearnerSide(Side):
             taken = self._position.cursor
         if taken is not None and taken.number:
             # It is not taken again, and collectors may be waiting for word of it.
-            self._publish(ctx, taken)
+            self._advance(ctx, taken)
 
     def _end(self, reason: str) -> None:
         super()._end(reason)
@@ -292,6 +292,8 @@ class LearnerSide(Side):
         return taken is not None
 
     def _take(self, max_entries: int, timeout_s: float) -> Optional[List[Entry]]:
+        if len(self._feed) == 0:
+            self._session.store.settle()  # Those who make experience may be waiting for word of the last chunk.
         if self._paced is not None:
             return self._paced.take(timeout_s)
         return self._feed.take(max_entries, timeout_s) or None
@@ -354,14 +356,13 @@ class LearnerSide(Side):
         # Rows are in the replay: what held their place in the stream may go, and the collectors may go on.
         self._position.commit()
         if self._taken:
-            last = self._taken[-1]
-            self._reader.ack(last.id, wait=False)
-            self._publish(ctx, last.id)
+            self._advance(ctx, self._taken[-1].id)
             self._taken = []
 
-    def _publish(self, ctx: OnlineRLContext, ingested: EntryId) -> None:
+    def _advance(self, ctx: OnlineRLContext, ingested: EntryId) -> None:
+        """Not waited for: the news wakes every collector, and on few cores they would go first."""
         counts = dict(train_iter=ctx.train_iter, env_step=ctx.env_step, env_episode=ctx.env_episode)
-        self._session.store.put(PROGRESS, {'ingested': list(ingested), **counts}, {})
+        self._reader.advance(ingested, PROGRESS, {'ingested': list(ingested), **counts})
         self._session.figures(
             rows=self._position.num_rows,
             chunks=self._position.num_chunks,
@@ -387,6 +388,7 @@ class LearnerSide(Side):
                 self._plan.push_through(ctx)
             self._taken = [entry]
         self._send(ctx)
+        self._session.store.settle()
 
     def _rest(self) -> List[Entry]:
         if self._paced is None:

@@ -32,6 +32,10 @@ class Feed:
         self._thread = threading.Thread(target=self._run, name='ding_store-feed', daemon=True)
         self._thread.start()
 
+    def __len__(self) -> int:
+        """How many there are to be taken without waiting."""
+        return len(self._entries)
+
     def take(self, max_entries: int, timeout_s: float) -> List[Entry]:
         """Up to ``max_entries`` in order; waits for the first; empty when none came in time, or after ``wake``."""
         with self._news:

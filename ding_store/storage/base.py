@@ -169,6 +169,25 @@ class Store(ABC):
               raises the errors. Until then the stream may not show it.
         """
 
+    def advance(self, stream: str, reader: str, entry_id: EntryId, name: str, header: Header) -> None:
+        """
+        Overview:
+            ``ack`` and then ``put(name, header, {})``, for a reader that tells others after each entry how far it has
+            come. May return before that is done; others see it as soon as it is.
+        Raises:
+            - StoreError: What this one, or the one before it, met with; see ``settle``.
+        """
+        self.ack(stream, reader, entry_id)
+        self.put(name, header, {})
+
+    def settle(self) -> None:  # noqa: B027 - nothing is left to do where ``advance`` is not overridden
+        """
+        Overview:
+            Return when all that ``advance`` was told is done. To be called before waiting for those who wait for it.
+        Raises:
+            - StoreError: As ``ack`` and ``put``.
+        """
+
     @abstractmethod
     def forget(self, stream: str, reader: str) -> bool:
         """Drop a reader for good, so that nothing waits for it. Returns whether it was known."""

@@ -110,6 +110,14 @@ class HostCache(Store):
         self._enter()
         self.store.ack(stream, reader, entry_id, wait)
 
+    def advance(self, stream: str, reader: str, entry_id: EntryId, name: str, header: Header) -> None:
+        self._enter()
+        self.store.advance(stream, reader, entry_id, name, header)
+
+    def settle(self) -> None:
+        self._enter()
+        self.store.settle()
+
     def forget(self, stream: str, reader: str) -> bool:
         self._enter()
         with self._lock:

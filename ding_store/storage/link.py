@@ -24,6 +24,7 @@ from typing import (
     NamedTuple,
     Optional,
     Sequence,
+    Set,
     Tuple,
     TypeVar,
     Union,
@@ -83,6 +84,14 @@ class Script(NamedTuple):
     sha: str
 
 
+class Command(NamedTuple):
+    """A script with its keys and arguments."""
+
+    script: str
+    keys: Sequence[str]
+    arguments: Tuple[Argument, ...]
+
+
 def load_scripts() -> Dict[str, Script]:
     common = (_LUA / 'stream.lua').read_bytes()
     texts = {name: common + (_LUA / f'{name}.lua').read_bytes() for name in _STREAM_SCRIPTS}
@@ -101,14 +110,18 @@ class Session:
     life: Life
     # Ready for scripts and parts; in use as far as the pool knows, whose own bookkeeping costs a third of an append.
     spare: Deque[Any] = field(default_factory=deque)
+    known: Set[str] = field(default_factory=set)  # scripts that the server has
+
+    def _borrow(self) -> Any:
+        try:
+            return self.spare.pop()
+        except IndexError:
+            return self.client.connection_pool.get_connection(*_GET_CONNECTION)
 
     @contextmanager
     def borrowed(self) -> Iterator[Any]:
         """A connection for commands that redis-py's client would spend much time on."""
-        try:
-            connection = self.spare.pop()
-        except IndexError:
-            connection = self.client.connection_pool.get_connection(*_GET_CONNECTION)
+        connection = self._borrow()
         try:
             yield connection
         except BaseException:
@@ -137,46 +150,58 @@ class Session:
                 raise reply
         return replies
 
-    def run(self, script: str, keys: Sequence[str], *arguments: Argument, before: Optional[Before] = None) -> Any:
-        return next(self.send(script, keys, *arguments, before=before))
+    @staticmethod
+    def _evalsha(sha: str, keys: Sequence[str], arguments: Tuple[Argument, ...]) -> Tuple[Argument, ...]:
+        return ('EVALSHA', sha, len(keys), *keys, *arguments)
 
-    def send(
-        self, script: str, keys: Sequence[str], *arguments: Argument, before: Optional[Before] = None
-    ) -> Iterator[Any]:
+    def run(self, script: str, keys: Sequence[str], *arguments: Argument, before: Optional[Before] = None) -> Any:
         """
-        Overview:
-            Run a script; its reply is what the iterator waits for. One that is thrown away takes its connection along.
         Arguments:
             - before (:obj:`Optional[Callable]`): Sends other commands on the same connection, first, and returns how
               many replies to them are still to be read, and what is still to be sent. Arguments that are functions are
               called after it.
         """
-        steps = self._steps(script, keys, arguments, before)
-        next(steps)
-        return steps
-
-    def _steps(
-        self, script: str, keys: Sequence[str], arguments: Tuple[Argument, ...], before: Optional[Before]
-    ) -> Iterator[Any]:
         text, sha = self.scripts[script]
         with self.borrowed() as connection:
             num_replies, rest = 0, b''
             if before is not None:
                 num_replies, rest = before(connection)
                 arguments = tuple(one() if callable(one) else one for one in arguments)
-            packed = _pack(('EVALSHA', sha, len(keys), *keys, *arguments))
+            packed = _pack(self._evalsha(sha, keys, arguments))
             connection.send_packed_command([rest + packed], check_health=False)
-            yield None
             for _ in range(num_replies):
                 connection.read_response()
             try:
-                reply = connection.read_response()
+                return connection.read_response()
             except redis.exceptions.NoScriptError:
                 connection.send_command('SCRIPT', 'LOAD', text)
                 connection.read_response()
                 connection.send_command('EVALSHA', sha, len(keys), *keys, *arguments)
-                reply = connection.read_response()
-        yield reply
+                return connection.read_response()
+
+    def send(self, commands: Sequence[Command]) -> Callable[[], List[Any]]:
+        """Run scripts, one after another; returns what waits for their replies and has to be called once."""
+        unknown = [one.script for one in commands if one.script not in self.known]
+        packed = [_pack(('SCRIPT', 'LOAD', self.scripts[script].text)) for script in unknown]
+        packed += [_pack(self._evalsha(self.scripts[one.script].sha, one.keys, one.arguments)) for one in commands]
+        connection = self._borrow()
+
+        def replies() -> List[Any]:
+            try:
+                found = [connection.read_response() for _ in packed]
+            except BaseException:
+                self._give_back(connection)
+                raise
+            self.spare.append(connection)
+            self.known.update(unknown)
+            return found[len(unknown) :]
+
+        try:
+            connection.send_packed_command([b''.join(packed)], check_health=False)
+        except BaseException:
+            self._give_back(connection)
+            raise
+        return replies
 
 
 class Link:

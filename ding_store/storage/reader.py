@@ -8,7 +8,7 @@ from typing import Dict, List, Mapping, Optional
 
 from ding_store.errors import ConfigError, CorruptPayload, StoreError
 
-from .base import Entry, EntryId, Store
+from .base import Entry, EntryId, Header, Store
 from .losses import Losses
 
 logger = logging.getLogger(__name__)
@@ -115,11 +115,18 @@ class Reader:
         Arguments:
             - wait (:obj:`bool`): False for who acks often: see ``Store.ack``.
         """
+        self.store.ack(self.stream, self.name, self._done_with(entry_id), wait)
+
+    def advance(self, entry_id: EntryId, name: str, header: Header) -> None:
+        """The same, and tell others by a value; may return before that is done: see ``Store.advance``."""
+        self.store.advance(self.stream, self.name, self._done_with(entry_id), name, header)
+
+    def _done_with(self, entry_id: Optional[EntryId]) -> EntryId:
         with self._lock:
             if entry_id is None or entry_id == self._outstanding:
                 # With the last one returned, the duplicates behind it are done, too: those of a new epoch included.
                 self._outstanding, entry_id = None, self._cursor
-        self.store.ack(self.stream, self.name, entry_id, wait)
+        return entry_id
 
     def lag(self) -> int:
         """How many entries of the stream were not yet looked at."""

@@ -17,19 +17,19 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Seque
 from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed
 
 from .base import OLDEST, START, Arrays, Buffer, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
-from .link import Before, Link, Session
+from .link import Before, Command, Link, Session
 from .options import ALL_OPTIONS, check_name, redis_options, refuse_rest, stream_options
 from .outbox import FULL, STALE, WIRE, Announcement, Fill, Payload, Verdict
 from .parts import Parts, is_large, place_of, publish_in_parts
 from .planes import FILLED, GONE, WAITING, PlanedStore, Record, Resolver, Version, fate
-from .redis_acks import RedisAcks
 from .redis_entries import RedisEntries
 from .redis_info import read_counters, read_stream, read_streams, read_values
 from .redis_values import VALUE_PARTS, RedisValues
+from .unanswered import Unanswered
 from .urls import check_url, directory_of, scheme_of
 from .value_parts import ValuePart
 from .values import ValueResolver
-from .wire import MAX_BYTES, Pieces, encode_pieces
+from .wire import INLINE_BYTES, MAX_BYTES, Pieces, encode_pieces
 from .writer import Writer, writer_id
 
 MAX_PAYLOAD_BYTES = MAX_BYTES
@@ -84,9 +84,9 @@ class RedisStore(PlanedStore):
         self._parts = Parts(self._call)
         wait = self._link.wait
         self._entries = RedisEntries(self._call, wait, self._key, self._parts, self.fate_of)
-        self._acks = RedisAcks(self._call)
         self._values = RedisValues(self._call, wait, self._key)
         self._value_resolver = ValueResolver(self)
+        self._unanswered = Unanswered(self._call)
         self._indexed: Set[str] = set()
         self._stream_keys: Dict[str, List[str]] = {}
         self._num_sessions = 0
@@ -110,7 +110,8 @@ class RedisStore(PlanedStore):
     def read_records(self, stream: str, after: EntryId, max_entries: int, timeout_s: float) -> List[Record]:
         check_name('stream', stream)
         deadline = time.monotonic() + timeout_s
-        self._acks.settle()
+        self._enter()
+        self._unanswered.settle()
         while True:
             self._enter()
             left = deadline - time.monotonic()
@@ -140,7 +141,40 @@ class RedisStore(PlanedStore):
             return
         check_name('stream', stream)
         self._enter()
-        self._acks.send(lambda session: session.send('ack', *self._place(session, stream), *arguments))
+        self._unanswered.send(
+            f'ack {stream!r}',
+            lambda session: [self._command(session, 'ack', stream, arguments)],
+            lambda replies: None,
+            lambda: self.ack(stream, reader, entry_id),
+        )
+
+    def advance(self, stream: str, reader: str, entry_id: EntryId, name: str, header: Header) -> None:
+        check_name('stream', stream)
+        check_name('value', name)
+        payload = encode_pieces(header, {})
+        if payload.num_bytes > INLINE_BYTES:
+            super().advance(stream, reader, entry_id, name, header)
+            return
+        self._enter()
+        self._index('value', name)
+
+        def commands(session: Session) -> List[Command]:
+            ack = self._command(session, 'ack', stream, (entry_id.epoch, reader, entry_id.number))
+            return [ack, self._values.put_command(name, payload.sealed())]
+
+        def note(replies: List[Any]) -> None:
+            if self._values.note(name, replies[1]):
+                self._index('value', name, again=True)  # The server may have forgotten that, too.
+
+        def again() -> None:
+            self.ack(stream, reader, entry_id)
+            self.put(name, header, {})
+
+        self._unanswered.send(f'advance {reader!r} in {stream!r}', commands, note, again)
+
+    def settle(self) -> None:
+        self._enter()
+        self._unanswered.settle()
 
     def forget(self, stream: str, reader: str) -> bool:
         return bool(self._run('forget', stream, reader))
@@ -257,7 +291,7 @@ class RedisStore(PlanedStore):
         was_closed, self._closed = self._closed, True
         if not was_closed and self._pid == os.getpid():
             self._writer.close()
-            self._acks.close()
+            self._unanswered.close()
             self._link.close()
 
     def __reduce__(self) -> Tuple[Callable[..., RedisStore], Tuple[Any, ...]]:
@@ -309,20 +343,21 @@ class RedisStore(PlanedStore):
     def _run(self, script: str, stream: str, *arguments: Any) -> Any:
         check_name('stream', stream)
         self._enter()
-        self._acks.settle()
+        self._unanswered.settle()
         return self._call(f'{script} {stream!r}', lambda session: self._script(session, script, stream, arguments))
 
     def _script(
         self, session: Session, script: str, stream: str, arguments: Tuple[Any, ...], before: Optional[Before] = None
     ) -> Any:
-        return session.run(script, *self._place(session, stream), *arguments, before=before)
+        command = self._command(session, script, stream, arguments)
+        return session.run(script, command.keys, *command.arguments, before=before)
 
-    def _place(self, session: Session, stream: str) -> Tuple[List[str], str]:
-        """What scripts on a stream begin with: its keys, and which life of the server this is."""
+    def _command(self, session: Session, script: str, stream: str, arguments: Tuple[Any, ...]) -> Command:
+        token = f'{session.life.run_id}{self._tokens}{next(self._num_tokens):x}'
         keys = self._stream_keys.get(stream)
         if keys is None:
             keys = self._stream_keys[stream] = self._keys(stream, *_STREAM_PARTS)
-        return keys, f'{session.life.run_id}{self._tokens}{next(self._num_tokens):x}'
+        return Command(script, keys, (token, *arguments))
 
     def _index(self, kind: str, name: str, again: bool = False) -> None:
         member = f'{kind}:{name}'

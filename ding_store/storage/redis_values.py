@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ding_store.errors import CorruptPayload, StoreError, VersionConflict
 
-from .link import Argument, Before, Session
+from .link import Argument, Before, Command, Session
 from .parts import MAX_TRIES, VANISHED, read_parts, write_parts
 from .planes import Version
 from .value_parts import SentParts, ValuePart, is_good
@@ -54,6 +54,16 @@ class RedisValues:
             raise VersionConflict(f'value {name!r} is at version {version}, not at {expected}')
         self._versions[name] = int(version)
         return int(version), before == 0
+
+    def put_command(self, name: str, payload: bytes) -> Command:
+        """What puts a payload that is not in parts, whatever the version is."""
+        return Command('put', self._keys(name), (uuid.uuid4().hex, self._versions.get(name, 0), -1, payload, '', ''))
+
+    def note(self, name: str, reply: Any) -> bool:
+        """The reply to ``put_command``; returns whether it was the first version as far as the server knows."""
+        _, version, before = reply
+        self._versions[name] = int(version)
+        return int(before) == 0
 
     def newest(self, name: str, newer_than: int, or_filled: bool) -> Optional[Version]:
         """The newest version if it is news; it is not sent in vain."""

@@ -46,6 +46,12 @@ def number_of(entry: Entry) -> int:
     return int(x[0])
 
 
+def found_in(store: Store) -> Optional[Tuple[Header, int]]:
+    """Header and version of the value 'news'."""
+    value = store.get('news')
+    return None if value is None else (value.header, value.version)
+
+
 def eventually(true: Callable[[], bool], what: str) -> None:
     """Wait for something that no event tells of."""
     deadline = time.monotonic() + WAIT_S
@@ -271,6 +277,40 @@ class StoreTests(ABC):
         assert store.append('s', {}, {}).number == 2
         assert len(store.read('s', store.register('s', 'a'))) == 1
 
+    def test_a_reader_that_advances_acks_and_tells(self, store: Store) -> None:
+        place = store.register('s', 'r')
+        for i in range(3):
+            place = store.append('s', {}, chunk(i))
+            store.advance('s', 'r', place, 'news', {'at': i})
+        store.settle()
+        assert store.read('s') == []
+        with self.another(store) as other:
+            assert found_in(other) == ({'at': 2}, 3)
+        assert store.put('news', {}, {}) == 4
+        assert set(store.info().values) == {'news'}
+
+    def test_who_waits_hears_of_an_advance_that_nobody_settles(self, store: Store) -> None:
+        with self.another(store) as other, ThreadPoolExecutor() as pool:
+            waiting = pool.submit(other.get, 'news', 0, WAIT_S)
+            store.advance('s', 'r', OLDEST, 'news', {'at': 1})
+            assert waiting.result(WAIT_S) is not None
+        assert found_in(store) == ({'at': 1}, 1)
+
+    def test_advances_go_on_when_the_server_lost_its_memory(self, store: Store) -> None:
+        store.register('s', 'r')
+        place = store.append('s', {}, chunk(0))
+        for i in range(3):
+            store.advance('s', 'r', place, 'news', {'at': i})
+            self.lose_memory(store)
+        store.advance('s', 'r', place, 'news', {'at': 3})
+        store.settle()
+        assert found_in(store) == ({'at': 3}, 4)
+
+    def test_news_of_any_size_advance(self, store: Store) -> None:
+        store.advance('s', 'r', OLDEST, 'news', {'long': 'x' * 100_000})
+        store.settle()
+        assert found_in(store) == ({'long': 'x' * 100_000}, 1)
+
     def test_start_now_sees_only_what_comes(self, store: Store) -> None:
         place = store.append('s', {}, chunk(1))
         assert store.register('s', 'late', start='now') == place
@@ -483,6 +523,8 @@ class StoreTests(ABC):
                 call('x')
         with pytest.raises(StoreClosed):
             store.append('x', {}, {})
+        with pytest.raises(StoreClosed):
+            store.advance('x', 'r', OLDEST, 'news', {})
 
     def test_unknown_options_are_refused_with_the_nearest(self) -> None:
         with pytest.raises(ConfigError, match="did you mean 'overflow'"):
