@@ -302,5 +302,5 @@ def render(result: Dict[str, Any]) -> str:
             f'{record["fraction_of_memcpy"]:>8.2f} {record["lost"]:>8,} {times}   {burst_text}'
         )
     if result['others_cores'] > QUIET_CORES:
-        lines.append(f'  others used {result["others_cores"]:.1f} cores meanwhile: these are no figures of a quiet machine')
+        lines.append(f'  others used {result["others_cores"]:.1f} cores meanwhile: no figures of a quiet machine')
     return '\n'.join(lines)
