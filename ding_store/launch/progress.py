@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import Any, List, Optional, Sequence, Tuple
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ding_store.middleware.members import Member, Members
 from ding_store.storage.base import Store
@@ -25,7 +25,9 @@ class Figures:
     entries_corrupt: int = 0
     replay_rows: int = 0
     policy_version: int = 0
-    policy_lag: int = 0
+    policy_lag: int = 0  # the largest
+    policy_versions: Dict[str, int] = field(default_factory=dict)  # of the learner, by name
+    policy_lags: Dict[str, int] = field(default_factory=dict)
     eval_value: Optional[float] = None
     eval_iter: Optional[int] = None
     began_s: Optional[float] = None
@@ -62,21 +64,37 @@ class Figures:
         self.replay_rows = learner.get('replay_rows', 0)
         self.policy_version = learner.get('policy_version', 0)
         self.ended_s = learner.get('ended_s')
-        held = [c['policy_version'] for c in collectors if 'policy_version' in c]
-        self.policy_lag = max(0, self.policy_version - min(held)) if held else 0
+        self.policy_versions = learner.get('policy_versions', {})
+        self.policy_lags = {name: _lag(name, version, collectors) for name, version in self.policy_versions.items()}
+        self.policy_lag = max(self.policy_lags.values(), default=0)
 
     @property
     def loop_s(self) -> float:
         """From the first env step to the last iteration of the learner."""
         return max(self.ended_s - self.began_s, 1e-9) if self.began_s and self.ended_s else float('nan')
 
+    def policies(self) -> str:
+        """Versions and lags; with names where there are several."""
+        several = len(self.policy_versions) > 1
+        texts = [
+            f'{name + " " if several else ""}v{version} (lag {self.policy_lags.get(name, 0)})'
+            for name, version in self.policy_versions.items()
+        ]
+        return ', '.join(texts) or 'v0 (lag 0)'
+
     def line(self) -> str:
         evaluated = '-' if self.eval_value is None else f'{self.eval_value:.1f} @ iter {self.eval_iter}'
         corrupt = f'  {self.entries_corrupt} corrupt entries skipped' if self.entries_corrupt else ''
         return (
             f'env steps {self.env_step}  train iters {self.train_iter}  replay {self.replay_rows} rows  '
-            f'policy v{self.policy_version} (lag {self.policy_lag})  eval return {evaluated}{corrupt}'
+            f'policy {self.policies()}  eval return {evaluated}{corrupt}'
         )
+
+
+def _lag(name: str, version: int, collectors: Sequence[dict]) -> int:
+    """The learner's version less the oldest that a collector uses of this policy."""
+    held = [c['policy_versions'][name] for c in collectors if name in c.get('policy_versions', {})]
+    return max(0, version - min(held)) if held else 0
 
 
 def _newest(members: List[Member]) -> Optional[Member]:

@@ -184,6 +184,7 @@ class CollectorSide(Side):
             end_idx=[int(i) for i in ctx.trajectory_end_idx or []],
             train_iter=ctx.train_iter,
             policy_version=self._member.figures.get('policy_version', 0),
+            policy_versions=self._session.policy_versions,
         )
         elements = ctx.trajectories or []
         if ctx.trajectories is None and ctx.episodes is not None:

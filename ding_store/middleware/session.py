@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, TypeVar
 from ditk import logging
 
 from ding_store.config import StoreConfig
-from ding_store.errors import StoreError, StoreTimeout, VersionConflict
+from ding_store.errors import ConfigError, StoreError, StoreTimeout, VersionConflict
 from ding_store.middleware.members import STREAM_OPTIONS, Member, Members, parent_process
 from ding_store.storage import open_store
 from ding_store.storage.base import Store
@@ -67,6 +67,9 @@ class Session:
         self.replays: List[StoreBuffer] = []  # that it made, in this order
         self._lost = False  # the store: this end is no orderly one
         self.member: Optional[Member] = None
+        self.policy_versions: Dict[str, int] = {}  # in use here, or published last, by name
+        self.acting_policy: Optional[str] = None  # whose version rows have
+        self._acts_by_order = True
 
     @property
     def store(self) -> Store:
@@ -113,6 +116,26 @@ class Session:
         if self.member is not None:
             # A new dict, since the session's thread may be going through the old one for a report.
             self.member.figures = {**self.member.figures, **figures}
+
+    def add_policy(self, name: str, acting: Optional[bool] = None) -> None:
+        """
+        Overview:
+            A policy whose weights this process publishes or loads. The acting one is who says so, else the first that
+            does not say the contrary.
+        Raises:
+            - ConfigError: Two say so.
+        """
+        if acting and not self._acts_by_order and self.acting_policy != name:
+            raise ConfigError(f'acting=True of {name!r}: policy {self.acting_policy!r} acts in this process already')
+        if acting or (acting is None and self.acting_policy is None):
+            self.acting_policy, self._acts_by_order = name, not acting
+        self.policy_versions.setdefault(name, 0)
+
+    def set_policy_version(self, name: str, version: int, **figures: Any) -> None:
+        """It is this process's figure under its name; with those given also without one, if the policy acts."""
+        self.policy_versions = {**self.policy_versions, name: version}
+        own = dict(figures, policy_version=version) if name == self.acting_policy else {}
+        self.figures(policy_versions=self.policy_versions, **own)
 
     # The run's end
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Iterator, Mapping, MutableMapping, Optional, Tuple, Union
+from typing import Any, Container, Dict, Iterator, Mapping, MutableMapping, Optional, Tuple, Union
 
 import numpy as np
 import torch
@@ -17,7 +17,10 @@ _EXTRA = '_extra_state'  # What torch calls a module's entry that is no tensor.
 
 
 def state_to_arrays(
-    state: Mapping[str, Any], dtype: Optional[str] = None, pinned: Optional[Dict[str, torch.Tensor]] = None
+    state: Mapping[str, Any],
+    dtype: Optional[str] = None,
+    pinned: Optional[Dict[str, torch.Tensor]] = None,
+    exact: Container[str] = (),
 ) -> Tuple[Dict[str, Any], Dict[str, np.ndarray]]:
     """
     Overview:
@@ -25,14 +28,16 @@ def state_to_arrays(
         tensors become names with ``/``, tensors that are the same memory one array, other entries a part of the
         header. bfloat16 has no numpy dtype: its bits travel as int16.
     Arguments:
-        - dtype (:obj:`Optional[str]`): 'float16' or 'bfloat16': what floats are rounded to; None: to nothing.
+        - dtype (:obj:`Optional[str]`): 'float16' or 'bfloat16': what floats are rounded to; None: to nothing. A tensor
+          with a value out of the range of the type keeps its own, and is named in ``header['not_rounded']``.
         - pinned (:obj:`Optional[Dict]`): Where tensors of a GPU are copied to; kept between calls.
+        - exact (:obj:`Container`): Names of tensors that ``dtype`` is not for.
     Raises:
         - SchemaMismatch: Names an entry that is neither a tensor nor JSON-able, or a key that is no part of a name.
     """
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f'weights dtype {dtype!r} must be one of {", ".join(DTYPES)}')
-    header: Dict[str, Any] = {'bfloat16': [], 'shared': {}, 'others': {}}
+    header: Dict[str, Any] = {'bfloat16': [], 'shared': {}, 'others': {}, 'not_rounded': []}
     tensors: Dict[str, torch.Tensor] = {}
     firsts: Dict[Any, str] = {}
     for name, entry in _leaves(state):
@@ -47,8 +52,11 @@ def state_to_arrays(
     _to_cpu(tensors, pinned if pinned is not None else {})
     arrays = {}
     for name, tensor in tensors.items():
-        if dtype is not None and tensor.dtype.is_floating_point:
-            tensor = tensor.to(DTYPES[dtype])
+        if dtype is not None and tensor.dtype.is_floating_point and name not in exact:
+            if _fits(tensor, DTYPES[dtype]):
+                tensor = tensor.to(DTYPES[dtype])
+            else:
+                header['not_rounded'].append(name)
         if tensor.dtype == torch.bfloat16:
             header['bfloat16'].append(name)
             tensor = tensor.contiguous().view(torch.int16)
@@ -122,8 +130,18 @@ def _checked(name: str, entry: Any) -> Any:
     return entry
 
 
+def _fits(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether no value of it is infinite in the type."""
+    limit = torch.finfo(dtype).max
+    if tensor.numel() == 0 or torch.finfo(tensor.dtype).max <= limit:
+        return True
+    low, high = tensor.aminmax()
+    return -limit <= float(low) and float(high) <= limit
+
+
 def _to_cpu(tensors: Dict[str, torch.Tensor], pinned: Dict[str, torch.Tensor]) -> None:
     """Copies of all tensors are on their way at once, through pinned memory."""
+    devices = {tensor.device for tensor in tensors.values() if tensor.device.type == 'cuda'}
     for name, tensor in tensors.items():
         if tensor.device.type == 'cuda':
             if name not in pinned or pinned[name].shape != tensor.shape or pinned[name].dtype != tensor.dtype:
@@ -131,8 +149,8 @@ def _to_cpu(tensors: Dict[str, torch.Tensor], pinned: Dict[str, torch.Tensor]) -
             tensors[name] = pinned[name].copy_(tensor, non_blocking=True)
         elif tensor.device.type != 'cpu':
             tensors[name] = tensor.cpu()
-    if pinned:
-        torch.cuda.synchronize()
+    for device in devices:
+        torch.cuda.synchronize(device)  # Without an argument: the current one alone.
 
 
 def _misfit(name: str, own: Any, array: np.ndarray, is_bfloat16: bool) -> Optional[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Dict, Generator, Optional
+from typing import TYPE_CHECKING, Any, Dict, Generator, List, Optional
 
 import torch
 from ding.framework import task
@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 MAX_WAIT_S = 60.0
 
 
-def model_exchanger(session: Session, model: torch.nn.Module, model_loader: Any = None, name: str = 'main') -> Any:
+def model_exchanger(
+    session: Session,
+    model: torch.nn.Module,
+    model_loader: Any = None,
+    name: str = 'main',
+    acting: Optional[bool] = None,
+) -> Any:
     """
     Overview:
         Exchange weights through the store; ModelExchanger's place, with the difference that a collector loads the
@@ -28,12 +34,16 @@ def model_exchanger(session: Session, model: torch.nn.Module, model_loader: Any 
     Arguments:
         - model_loader: Accepted for compatibility and not needed.
         - name (:obj:`str`): Which policy, for runs with several.
+        - acting (:obj:`Optional[bool]`): Whether its version is the one of this process's rows; None: if it is the
+          process's first.
+    Raises:
+        - ConfigError: Another policy of this process acts already.
     """
     if not _is_parallel('model exchanger'):
         return task.void()
     if task.has_role(task.role.LEARNER):
-        return WeightsSender(session, model, name)
-    return WeightsReceiver(session, model, name)
+        return WeightsSender(session, model, name, acting=acting)
+    return WeightsReceiver(session, model, name, acting=acting)
 
 
 def periodical_model_exchanger(
@@ -45,6 +55,7 @@ def periodical_model_exchanger(
     stale_toleration: Optional[int] = None,
     event_name: str = 'main',
     model_loader: Any = None,
+    acting: Optional[bool] = None,
 ) -> Any:
     """
     Overview:
@@ -53,13 +64,16 @@ def periodical_model_exchanger(
     Arguments:
         - mode (:obj:`str`): 'send' or 'receive'.
         - period (:obj:`int`): Weights are sent before the first iteration, and after the first and every ``period``-th
-          that follows.
-        - delay_toleration (:obj:`Optional[float]`): For how many seconds weights may be used once they are received.
+          that follows. A receiver takes the newest once it, or one before it that was not taken, is of such an
+          iteration: as rarely as DI-engine's, and never older ones.
+        - delay_toleration (:obj:`Optional[float]`): For how many seconds weights may be used after they were sent, by
+          the clocks of both hosts.
         - stale_toleration (:obj:`Optional[int]`): For how many iterations they may be used.
         - event_name (:obj:`str`): Which policy, for runs with several.
         - model_loader: Accepted for compatibility and not needed.
+        - acting (:obj:`Optional[bool]`): As ``model_exchanger``'s.
     Raises:
-        - ConfigError: A bad mode, period or toleration.
+        - ConfigError: A bad mode, period or toleration; another policy of this process acts already.
     """
     if mode not in ('send', 'receive'):
         raise ConfigError(f"mode ({mode!r}) must be 'send' or 'receive'")
@@ -72,8 +86,8 @@ def periodical_model_exchanger(
     if not _is_parallel('periodical model exchanger'):
         return task.void()
     if mode == 'send':
-        return WeightsSender(session, model, event_name, period)
-    return WeightsReceiver(session, model, event_name, stale_toleration, delay_toleration)
+        return WeightsSender(session, model, event_name, period, acting)
+    return WeightsReceiver(session, model, event_name, stale_toleration, delay_toleration, period, acting)
 
 
 def _is_parallel(what: str) -> bool:
@@ -85,53 +99,83 @@ def _is_parallel(what: str) -> bool:
     return True
 
 
-class WeightsSender:
+class _Exchanger:
+    """What the two sides share: the name of the policy, and that its version is known in this process."""
+
+    __ding_store_harmless__ = True
+
+    def __init__(self, session: Session, model: torch.nn.Module, name: str, acting: Optional[bool]) -> None:
+        self._session, self._model, self._name, self._value = session, model, name, f'weights/{name}'
+        session.add_policy(name, acting)
+        self.version = 0
+
+    def _tell(self, ctx: Context) -> None:
+        """Every iteration's ctx is a new one."""
+        ctx.policy_versions = dict(self._session.policy_versions)
+        if self._session.acting_policy == self._name:
+            ctx.policy_version = self.version
+
+
+class WeightsSender(_Exchanger):
     """
     Overview:
         Publish the model once before training, and after every ``period``-th iteration if it trained.
     Output of ctx:
-        - policy_version (:obj:`int`): Of the weights that were published last.
+        - policy_version (:obj:`int`): Of the acting policy's weights that were published last.
+        - policy_versions (:obj:`Dict[str, int]`): The same of all policies of this process, by name.
     """
 
-    __ding_store_harmless__ = True
-
-    def __init__(self, session: Session, model: torch.nn.Module, name: str, period: int = 1) -> None:
-        self._session, self._model, self._value = session, model, f'weights/{name}'
+    def __init__(
+        self, session: Session, model: torch.nn.Module, name: str, period: int = 1, acting: Optional[bool] = None
+    ) -> None:
+        super().__init__(session, model, name, acting)
         self._period = period
         self._num_iterations = 0
         self._published_iter: Optional[int] = None
         self._pinned: Dict[str, torch.Tensor] = {}
-        self.version = 0
+        # Statistics are no weights: a running variance may be out of the range of half precision, or vanish in it.
+        self._buffers = {buffer_name for buffer_name, _ in model.named_buffers(remove_duplicate=False)}
+        self._not_rounded: List[str] = []
 
     def __call__(self, ctx: Context) -> Generator:
         if self._published_iter is None:
             self._publish(ctx)
-        ctx.policy_version = self.version
+        self._tell(ctx)
         yield
         self._num_iterations += 1
         if ctx.train_iter != self._published_iter and (self._num_iterations - 1) % self._period == 0:
             self._publish(ctx)
 
     def _publish(self, ctx: Context) -> None:
-        header, arrays = state_to_arrays(self._model.state_dict(), self._session.config.weights_dtype, self._pinned)
-        header['train_iter'] = ctx.train_iter
+        dtype = self._session.config.weights_dtype
+        header, arrays = state_to_arrays(self._model.state_dict(), dtype, self._pinned, self._buffers)
+        header.update(train_iter=ctx.train_iter, iteration=max(0, self._num_iterations - 1), sent_at=time.time())
+        self._warn_of(header['not_rounded'])
         self.version = self._session.store.put(self._value, header, arrays)
         self._published_iter = ctx.train_iter
-        self._session.figures(policy_version=self.version)
+        self._session.set_policy_version(self._name, self.version)
+
+    def _warn_of(self, not_rounded: List[str]) -> None:
+        if not_rounded and not self._not_rounded:
+            logging.warning(
+                f'ding_store: values of {self._value!r} are out of the range of {self._session.config.weights_dtype}; '
+                f'these keep their type: {", ".join(not_rounded)}'
+            )
+        self._not_rounded = not_rounded
 
 
-class WeightsReceiver:
+class WeightsReceiver(_Exchanger):
     """
     Overview:
         Load the newest published version, if it is newer than the one at hand.
     Output of ctx:
-        - policy_version (:obj:`int`): Of the weights that this iteration works with; 0: its own.
+        - policy_version (:obj:`int`): Of the acting policy's weights that this iteration works with; 0: its own.
+        - policy_versions (:obj:`Dict[str, int]`): The same of all policies of this process, by name.
     Arguments:
         - max_iterations (:obj:`Optional[int]`): After as many with the same weights newer ones are waited for.
-        - max_age_s (:obj:`Optional[float]`): The same, after so many seconds.
+        - max_age_s (:obj:`Optional[float]`): The same, so many seconds after they were sent.
+        - period (:obj:`int`): Newer weights are taken once so many iterations of the sender.
     """
-
-    __ding_store_harmless__ = True
 
     def __init__(
         self,
@@ -140,38 +184,47 @@ class WeightsReceiver:
         name: str,
         max_iterations: Optional[int] = None,
         max_age_s: Optional[float] = None,
+        period: int = 1,
+        acting: Optional[bool] = None,
     ) -> None:
-        self._session, self._model, self._value = session, model, f'weights/{name}'
-        self._max_iterations, self._max_age_s = max_iterations, max_age_s
+        super().__init__(session, model, name, acting)
+        self._max_iterations, self._max_age_s, self._period = max_iterations, max_age_s, period
         self._num_iterations = 0  # with the weights at hand
-        self._loaded_at = time.monotonic()
+        self._sent_at = time.time()
+        self._sent_iteration = -1
+        self._seen = 0  # the newest version, loaded or left for the period's sake
         self._lost = ''
-        self.version = 0
 
     def __call__(self, ctx: Context) -> None:
-        if not self._load(0.0) and ctx.total_step > 0 and self._is_too_old():
+        self._load(0.0)
+        if ctx.total_step > 0 and self._is_too_old():
             self._wait()
         self._num_iterations += 1
-        ctx.policy_version = self.version
+        self._tell(ctx)
 
     def _is_too_old(self) -> bool:
+        age_s = time.time() - self._sent_at  # by the clocks of both hosts, as in DI-engine
         is_stale = self._max_iterations is not None and self._num_iterations >= self._max_iterations
-        return is_stale or (self._max_age_s is not None and time.monotonic() - self._loaded_at >= self._max_age_s)
+        return is_stale or (self._max_age_s is not None and age_s >= self._max_age_s)
 
     def _wait(self) -> None:
         deadline = time.monotonic() + MAX_WAIT_S
 
         def attempt(timeout_s: float) -> Optional[bool]:
-            return True if self._load(timeout_s) or time.monotonic() >= deadline else None
+            is_fresh = self._load(timeout_s) and not self._is_too_old()
+            return True if is_fresh or time.monotonic() >= deadline else None
 
         before = self.version
         done = self._session.wait_for(f'weights newer than version {before}', attempt, 'learner')
-        if done and self.version == before:
-            logging.warning(f'ding_store: no newer weights within {MAX_WAIT_S:.0f} s, going on with version {before}')
+        if done and self._is_too_old():
+            logging.warning(
+                f'ding_store: no weights that are new enough within {MAX_WAIT_S:.0f} s, going on with version '
+                f'{self.version} of {self._value!r}'
+            )
 
     def _load(self, timeout_s: float) -> bool:
         try:
-            value = self._session.store.get(self._value, self.version, timeout_s)
+            value = self._session.store.get(self._value, self._seen, timeout_s)
         except PayloadLost as error:
             if str(error) != self._lost:
                 self._lost = str(error)
@@ -179,8 +232,16 @@ class WeightsReceiver:
             return False
         if value is None:
             return False
+        self._seen = value.version
+        if not self._is_of_period(value.header['iteration']):
+            return False
         load_arrays(self._model, value, self._session.config.weights_in_place)
-        self.version = value.version
-        self._num_iterations, self._loaded_at = 0, time.monotonic()
-        self._session.figures(policy_version=value.version, policy_iter=value.header['train_iter'])
+        self.version, self._num_iterations = value.version, 0
+        self._sent_iteration, self._sent_at = value.header['iteration'], value.header['sent_at']
+        self._session.set_policy_version(self._name, value.version, policy_iter=value.header['train_iter'])
         return True
+
+    def _is_of_period(self, iteration: int) -> bool:
+        """Whether a multiple of the period was sent since; a sender that was started again counts from 0 again."""
+        is_next = iteration // self._period > self._sent_iteration // self._period
+        return self.version == 0 or is_next or iteration <= self._sent_iteration

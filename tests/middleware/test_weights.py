@@ -6,12 +6,15 @@ import itertools
 import signal
 import types
 from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
 
 import numpy as np
 import pytest
 
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, SchemaMismatch
+from ding_store.launch.progress import Figures
+from ding_store.middleware.members import Member, Members
 from ding_store.middleware.session import Session
 from ding_store.storage import open_store
 from ding_store.storage.base import Value
@@ -22,7 +25,7 @@ pytest.importorskip('ding')
 from ding.framework import task  # noqa: E402
 
 from ding_store.middleware import weights as exchangers  # noqa: E402
-from ding_store.middleware.state import load_arrays, state_to_arrays  # noqa: E402
+from ding_store.middleware.state import _to_cpu, load_arrays, state_to_arrays  # noqa: E402
 
 _RUNS = (f'weights{number}' for number in itertools.count())
 NAME = 'weights/main'
@@ -136,6 +139,54 @@ def test_half_precision_halves_floats_and_nothing_else(dtype, in_place):
         state_to_arrays({}, 'float8')
 
 
+def test_what_does_not_fit_into_half_precision_keeps_its_type():
+    state = {'fits': torch.tensor([65504.0, -1.0]), 'large': torch.tensor([1e6]), 'low': torch.tensor([-1e6])}
+    state.update(infinite=torch.tensor([float('inf')]), none=torch.zeros(0), given=torch.tensor([2.0]))
+    state.update(brain=torch.tensor([1e30], dtype=torch.bfloat16))
+    value = value_of(state, dtype='float16', exact={'given'})
+    assert value.header['not_rounded'] == ['large', 'low', 'infinite', 'brain']
+    target = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    load_arrays(target, value)
+    assert all(torch.equal(target[name], state[name]) for name in state)
+    assert [value.arrays[name].itemsize for name in ('fits', 'large', 'given')] == [2, 4, 4]
+    assert value_of(state, dtype='bfloat16').header['not_rounded'] == ['infinite']
+
+
+CURRENT = torch.device('cuda', 0)
+
+
+class OnGPU:
+    """As much of a tensor on a GPU as is looked at; what is copied from it is there once its device is waited for."""
+
+    shape, dtype = (2,), torch.float32
+
+    def __init__(self, index):
+        self.device, self.pending = torch.device('cuda', index), []
+
+    def synchronize(self):
+        for target in self.pending:
+            target.fill_(self.device.index + 1)
+
+
+class Pinned(torch.Tensor):
+    def copy_(self, source, non_blocking=False):
+        assert non_blocking
+        source.pending.append(self)
+        return self
+
+
+def test_each_gpu_is_waited_for(monkeypatch):
+    # With fakes: whether a real one behaves so is not tested here.
+    gpus = {0: OnGPU(0), 1: OnGPU(1)}
+    monkeypatch.setattr(
+        torch, 'empty', lambda shape, dtype, pin_memory: torch.zeros(shape, dtype=dtype).as_subclass(Pinned)
+    )
+    monkeypatch.setattr(torch.cuda, 'synchronize', lambda device=CURRENT: gpus[device.index].synchronize())
+    tensors = {'a': gpus[0], 'b': gpus[1], 'c': torch.full((2,), 3.0)}
+    _to_cpu(tensors, {})
+    assert [tensor.tolist() for tensor in tensors.values()] == [[1, 1], [2, 2], [3, 3]]
+
+
 @pytest.fixture
 def opened(redis_server, tmp_path):
     run, stores = next(_RUNS), []
@@ -204,6 +255,25 @@ def test_a_collector_has_the_newest_weights_and_their_version(exchanger):
     assert_same(model, late)
 
 
+def test_what_is_published_has_the_type_asked_for_but_statistics(exchanger, caplog):
+    model, copy = Tied(1 / 3), Tied()
+    model.body[1].running_var[:2] = torch.tensor([1e6, 1e-9])
+    sender = exchanger(exchangers.model_exchanger, model, role='learner', weights_dtype='float16')
+    learner = Learner(sender)
+    learner.iterate()
+    arrays = sender._session.store.get(NAME).arrays
+    assert arrays['head.weight'].dtype == np.float16
+    exchanger(exchangers.model_exchanger, copy)(context())
+    assert torch.equal(copy.body[1].running_var, model.body[1].running_var)
+    assert number_of(copy) == float(np.float16(1 / 3))
+    with torch.no_grad():
+        model.head.bias.fill_(1e6)
+    for _ in range(2):
+        learner.iterate()
+    (said,) = [record.message for record in caplog.records if 'out of the range' in record.message]
+    assert said.endswith('these keep their type: head.bias')
+
+
 def test_several_policies_by_name(exchanger):
     for number, name in enumerate(['red', 'blue'], 1):
         Learner(exchanger(exchangers.model_exchanger, Tied(number), role='learner', name=name)).iterate()
@@ -211,6 +281,40 @@ def test_several_policies_by_name(exchanger):
         copy = Tied()
         exchanger(exchangers.model_exchanger, copy, name=name)(context())
         assert number_of(copy) == number
+
+
+def test_versions_of_several_policies_are_told_apart(exchanger):
+    def in_process_of(other, role, name, **settings):
+        """A receiver in the same process, whose policy must not be taken for the other's."""
+        task._roles = {getattr(task.role, role.upper())}
+        return exchangers.model_exchanger(other._session, Tied(), name=name, **settings)
+
+    red = exchanger(exchangers.model_exchanger, Tied(), role='learner', name='red')
+    blue = in_process_of(red, 'learner', 'blue')
+    learner = Learner(red)
+    red._session.member = Member('l', 'learner', 0)
+    for _ in range(4):
+        learner.iterate()
+    next(blue(context()))
+    other = exchanger(exchangers.model_exchanger, Tied(), name='blue', acting=False)
+    session = other._session
+    session.member = Member('c', 'collector', 1)
+    acts = in_process_of(other, 'collector', 'red')
+    for order in ((other, acts), (acts, other)):
+        ctx = context()
+        for each in order:
+            each(ctx)
+        assert (ctx.policy_version, ctx.policy_versions) == (5, {'red': 5, 'blue': 1})
+        figures = session.member.figures
+        assert (figures['policy_version'], figures['policy_versions']) == (5, {'red': 5, 'blue': 1})
+    for _ in range(2):
+        learner.iterate()
+    for each in (red, other):
+        each._session.member.report(session.store)
+    assert 'policy red v7 (lag 2), blue v1 (lag 0) ' in Figures.of(Members(session.store).refresh()).line()
+    in_process_of(other, 'collector', 'blue', acting=True)
+    with pytest.raises(ConfigError, match="'green'.*'blue'"):
+        in_process_of(other, 'collector', 'green', acting=True)
 
 
 def test_a_period_is_kept(exchanger):
@@ -223,8 +327,24 @@ def test_a_period_is_kept(exchanger):
     assert versions == [2, 2, 2, 3, 3, 3, 4]
 
 
-@pytest.mark.parametrize('toleration', [{'stale_toleration': 2}, {'delay_toleration': 1e-9}])
-def test_weights_that_are_too_old_are_waited_for(exchanger, toleration):
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def time(self):
+        return self.now
+
+    monotonic = staticmethod(monotonic)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    monkeypatch.setattr(exchangers, 'time', Clock())
+    return exchangers.time
+
+
+@pytest.mark.parametrize('toleration', [{'stale_toleration': 2}, {'delay_toleration': 5.0}])
+def test_weights_that_are_too_old_are_waited_for(exchanger, clock, toleration):
     model, copy = Tied(1), Tied()
     learner = Learner(exchanger(exchangers.periodical_model_exchanger, model, 'send'))
     receiver = exchanger(exchangers.periodical_model_exchanger, copy, 'receive', **toleration)
@@ -233,12 +353,50 @@ def test_weights_that_are_too_old_are_waited_for(exchanger, toleration):
         for _ in range(toleration.get('stale_toleration', 1)):
             receiver(context())
         assert receiver.version == 2
+        clock.now += 6
         waiting = pool.submit(receiver, context())
         with torch.no_grad():
             model.head.weight.fill_(9)
         learner.iterate()
         waiting.result(WAIT_S)
     assert (receiver.version, number_of(copy)) == (3, 9.0)
+
+
+def test_delay_counts_from_when_weights_were_sent(exchanger, clock, monkeypatch, caplog):
+    learner = Learner(exchanger(exchangers.periodical_model_exchanger, Tied(1), 'send'))
+    learner.iterate()
+    clock.now += 6
+    receiver = exchanger(exchangers.periodical_model_exchanger, Tied(), 'receive', delay_toleration=5.0)
+    receiver(context(0))
+    assert receiver.version == 2  # new here, and old: in the first iteration nothing is waited for
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(receiver, context())
+        learner.iterate()
+        waiting.result(WAIT_S)
+    assert receiver.version == 3
+    clock.now += 6
+    monkeypatch.setattr(exchangers, 'MAX_WAIT_S', 0.0)
+    receiver(context())
+    assert 'no weights that are new enough' in caplog.text
+
+
+def test_a_receiver_has_a_period_of_its_own(exchanger):
+    learner = Learner(exchanger(exchangers.periodical_model_exchanger, Tied(), 'send'))
+    receiver = exchanger(exchangers.periodical_model_exchanger, Tied(), 'receive', period=3)
+    slow = exchanger(exchangers.periodical_model_exchanger, Tied(), 'receive', period=3)
+    versions = []
+    for number in range(9):
+        learner.iterate()  # iteration i, counted from 0, publishes version i + 2
+        receiver(context())
+        versions.append(receiver.version)
+        if number % 4 == 1:  # never sees a multiple of 3 as the newest but for the first
+            slow(context())
+            versions.append(-slow.version)
+    assert versions == [2, 2, -3, 2, 5, 5, 5, -7, 8, 8, 8]
+    # A sender that was started again counts from 0.
+    Learner(exchanger(exchangers.periodical_model_exchanger, Tied(), 'send')).iterate()
+    receiver(context())
+    assert receiver.version == 12
 
 
 def test_a_wait_for_weights_ends_with_the_run_and_with_its_limit(exchanger, monkeypatch, caplog):
