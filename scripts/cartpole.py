@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MAIN = ROOT / 'dizoo_configs' / 'cartpole' / 'cartpole_dqn_main.py'
 ROLES = 'learner=1,evaluator=1,collector=2'
 TIMEOUT_S = 600
+LOG = 'cartpole.log'
 TITLES = {'store': 'ding_store', 'serial': 'stock serial', 'parallel': 'stock ditask'}
 
 
@@ -71,11 +72,11 @@ class Busy:
             process.wait()
 
 
-def run_store(seed: int, directory: Path) -> dict:
+def run_store(seed: int, directory: Path, quiet: bool = False) -> dict:
     with tempfile.NamedTemporaryFile(suffix='.json') as out:
         command = [sys.executable, '-m', 'ding_store.cli', 'run', '--run', f'cartpole-{seed}-{os.getpid()}']
         command += ['--roles', ROLES, '--json', out.name, '--', 'python', str(MAIN), '--seed', str(seed)]
-        wall_s, code = timed(command, directory, {}, quiet=False)
+        wall_s, code = timed(command, directory, {}, quiet)
         record = json.loads(Path(out.name).read_text() or '{}')
     return figures(code, wall_s, record)
 
@@ -105,9 +106,9 @@ RUN = {'store': run_store, 'serial': run_serial, 'parallel': run_parallel}
 
 
 def timed(command: list, directory: Path, environment: dict, quiet: bool) -> tuple:
-    """Wall time and exit code of a command; a stock job's output is long, and goes to a file in ``directory``."""
+    """Wall time and exit code of a command; a stock job's output is long: ``quiet`` has it in ``directory/LOG``."""
     environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'PYTHONWARNINGS': 'ignore', **environment}
-    log = directory / 'stock.log'
+    log = directory / LOG
     begin = time.monotonic()
     with open(log, 'wb') as out:
         streams = {'stdout': out, 'stderr': out} if quiet else {}

@@ -178,6 +178,15 @@ install_all() {
     list="$(IFS=,; echo "${EXTRAS[*]}")"
     install "3/3 ding_store[$list]" -e "$ROOT[$list]"
     install_without_dependencies
+    find_the_pipelines
+}
+
+# dizoo_configs is no part of the package: `python dizoo_configs/...` finds it in the checkout.
+find_the_pipelines() {
+    local site
+    for site in "$VENV"/lib/python3*/site-packages; do
+        printf '%s\n' "$ROOT" >"$site/ding_store_checkout.pth"
+    done
 }
 
 # Packages whose own requirements contradict DI-engine's: what they really need is in the extra, they come by themselves.

@@ -20,7 +20,7 @@ case "$*" in
     *'import ensurepip'*) exit "${FAKE_NO_VENV:-0}" ;;
     *--version) echo 'Python 3.11.0' ;;
     *'-m venv '*)
-        mkdir -p "${@: -1}/bin"
+        mkdir -p "${@: -1}/bin" "${@: -1}/lib/python3.11/site-packages"
         cp "$0" "${@: -1}/bin/python"
         echo 'version = 3.11.0' >"${@: -1}/pyvenv.cfg"
         ;;
@@ -101,6 +101,9 @@ def test_fresh(checkout):
     assert third.endswith(f'-e {checkout.root}[fast]')
     assert 'Downloading torch' in output
     assert 'ready' in output
+    # What is in the checkout and in no package: dizoo_configs.
+    (found,) = checkout.venv.glob('lib/*/site-packages/*.pth')
+    assert found.read_text() == f'{checkout.root}\n'
 
 
 def test_second_time_starts_no_python_at_all(checkout):

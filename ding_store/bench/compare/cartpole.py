@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import statistics
 import tempfile
@@ -30,14 +31,16 @@ def cartpole(seeds: List[int], say: Callable[[str], None]) -> Dict[str, Any]:
     assert spec.loader is not None
     script: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    runs: Dict[str, List[Dict[str, Any]]] = {kind: [] for kind in script.RUN}
+    run_by_kind = {**script.RUN, 'store': functools.partial(script.run_store, quiet=True)}
+    runs: Dict[str, List[Dict[str, Any]]] = {kind: [] for kind in run_by_kind}
     with tempfile.TemporaryDirectory(prefix='compare') as directory:
         for seed in seeds:
-            for kind, run in script.RUN.items():
+            for kind, run in run_by_kind.items():
                 say(f'{script.TITLES[kind]}, seed {seed}')
                 runs[kind].append(run(seed, Path(directory)))
                 if runs[kind][-1]['code']:
-                    raise WorkerFailed(f'CartPole, {script.TITLES[kind]}: exit code {runs[kind][-1]["code"]}')
+                    said = Path(directory, script.LOG).read_text(errors='replace')[-1500:]
+                    raise WorkerFailed(f'{script.TITLES[kind]}: exit code {runs[kind][-1]["code"]}\n{said}')
     return {
         kind: {'title': script.TITLES[kind], **{name: statistics.median(one[name] for one in each) for name in KEPT}}
         for kind, each in runs.items()

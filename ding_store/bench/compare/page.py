@@ -80,7 +80,7 @@ def _legend() -> str:
     return (
         '<div class="legend"><span><i class="stock"></i>DI-engine</span><span><i class="store"></i>ding_store</span>'
         '<span><i class="line bound"></i>bound: what memory copies could do</span>'
-        '<span><i class="line required"></i>required</span></div>'
+        '<span><i class="line required"></i>required</span><span>bars and curves: logarithmic scales</span></div>'
     )
 
 
@@ -156,7 +156,8 @@ def _training(rows: Sequence[Dict[str, Any]]) -> str:
         'The real loop',
         'DI-engine’s own policy of each job with a small model, on one thread: push, fetch, train, update '
         'priorities. The '
-        'larger the model, the smaller the difference. MASAC is missing: DI-engine 0.5.3 cannot train it.',
+        'larger the model, the smaller the difference. MASAC has a model that its policy can call, on both sides: '
+        'DI-engine 0.5.3’s own fails.',
         _figure('<strong>Learner iterations per second</strong>', svg.bars(lines, number, {})),
     )
 
@@ -216,7 +217,7 @@ def _latency(rows: Sequence[Dict[str, Any]]) -> str:
     return _section(
         'How long a sample takes',
         'One batch, collated, with the update of its priorities where the job has such, of elements of real size.',
-        _figure('<strong>Median, P90 and P99</strong> of a sample', svg.ranges(lines, seconds)),
+        _figure('<strong>Median, P90 and P99</strong> of a sample; the figure is P99', svg.ranges(lines, seconds)),
     )
 
 
@@ -232,16 +233,16 @@ def _disk(rows: Sequence[Dict[str, Any]]) -> str:
         found = row.get('disk')
         if found:
             values = {'store': found['samples_per_s']}
-            lines.append(svg.Bar(row['name'], f'{size_text(found["table_bytes"])} table', values, found['disk_per_s']))
+            note, required = f'{size_text(found["table_bytes"])} table', row['required']['samples_per_s']
+            lines.append(svg.Bar(row['name'], note, values, found['disk_per_s'], required))
             limit = f'{size_text(found["limit_bytes"])} of memory' if found['limit_bytes'] else found['reason']
-            said.append(f'{row["name"]}: {limit}, required {number(row["required"]["samples_per_s"])} samples/s')
+            said.append(f'{row["name"]}: {limit}')
     if not lines:
         return ''
     return _section(
         'Larger than memory',
-        f'A table on disk, sampled by a process that may keep less than it ({"; ".join(said)}). The mark is what the '
-        f'disk '
-        'gives for random reads of that size past the page cache, measured in turn.',
+        f'A table on disk, sampled by a process that may keep less than it ({"; ".join(said)}). The dark mark is what '
+        'the disk gives for random reads of that size past the page cache, measured in turn; the red one is required.',
         _figure('<strong>Samples per second</strong>', svg.bars(lines, number, {})),
     )
 

@@ -7,7 +7,8 @@ import operator
 from typing import Any, Callable, Dict, List
 
 import torch
-from ding.policy import DQNPolicy, IMPALAPolicy, PPOOffPolicy, QMIXPolicy, R2D2Policy, SACPolicy
+from ding.model import DiscreteMAQAC
+from ding.policy import DiscreteSACPolicy, DQNPolicy, IMPALAPolicy, PPOOffPolicy, QMIXPolicy, R2D2Policy, SACPolicy
 from easydict import EasyDict
 from torch import nn
 
@@ -35,18 +36,23 @@ class TeamModel(nn.Module):
         return {'logit': self._net(torch.cat(seen, -1)).mean(1)}
 
 
+class AgentsModel(DiscreteMAQAC):
+    """With the bare observation, as DI-engine's policy calls it: its own model looks for ``inputs['obs']``."""
+
+    def forward(self, inputs: Dict[str, Any], mode: str) -> Dict[str, Any]:
+        return super().forward({'obs': inputs}, mode)
+
+
 def policy_of(row: Row) -> Any:
     """
     Overview:
         The policy, made for learning, and its whole config (``policy`` and what middleware asks for).
     Returns:
-        - policy (:obj:`Policy`), or None where stock DI-engine 0.5.3 cannot train it: MASAC.
+        - policy (:obj:`Policy`): Of MASAC with a model that it can call, on both sides: DI-engine 0.5.3's own fails at
+          its first forward (``KeyError: 'obs'``).
     """
-    make = POLICIES.get(row.name)
-    if make is None:
-        return None
     torch.manual_seed(0)
-    return make(row)
+    return POLICIES[row.name](row)
 
 
 def _config(kind: Any, row: Row, **changes: Any) -> EasyDict:
@@ -131,6 +137,20 @@ def _qmix(row: Row) -> Any:
     return QMIXPolicy(_config(QMIXPolicy, row, model=model), enable_field=['learn'])
 
 
+def _masac(row: Row) -> Any:
+    agents, actions = _shape(row, 'obs/action_mask')
+    model = dict(
+        agent_obs_shape=_shape(row, 'obs/agent_state')[1],
+        global_obs_shape=_shape(row, 'obs/global_state')[1],
+        action_shape=actions,
+        twin_critic=True,
+        actor_head_hidden_size=64,
+        critic_head_hidden_size=64,
+    )
+    cfg = _config(DiscreteSACPolicy, row, model=model, multi_agent=True, **_prioritized(row))
+    return DiscreteSACPolicy(cfg, model=AgentsModel(**model), enable_field=['learn'])
+
+
 POLICIES: Dict[str, Callable[[Row], Any]] = {
     'dqn': _dqn,
     'ppo': _ppo,
@@ -138,5 +158,6 @@ POLICIES: Dict[str, Callable[[Row], Any]] = {
     'impala': _impala,
     'sac': _sac,
     'qmix': _qmix,
+    'masac': _masac,
     'gobigger': _gobigger,
 }

@@ -189,7 +189,7 @@ ROWS: List[Row] = [
     ),
     Row(
         'masac', 'MASAC, SMAC 3s5z', 1_000_000, 'uniform', '29 KB', 116, 63, 64,
-        _transition(_MASAC_OBS, _AGENTS),
+        _transition(_MASAC_OBS, _AGENTS, logit=(np.float32, (8, 14))),
     ),
     Row(
         'gobigger', 'DQN, GoBigger', 100_000, 'prioritized', '400 KB', 30, 83, 32,

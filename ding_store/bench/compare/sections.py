@@ -69,9 +69,10 @@ def _across(row: Row, num_collectors: int, settings: Settings, say: Say) -> Dict
 
 def disk(row: Row, settings: Settings, say: Say) -> Dict[str, Any]:
     """A table on disk, larger than what its process may use in all."""
-    table = max(2e9 * settings['memory_gb'], 4.0 * row.batch * row.element_bytes)
     # A few batches are warm at once; the rest is what may be kept of the table.
-    limit = OWN_BYTES + 4.0 * row.batch * row.element_bytes + table / 8
+    own = OWN_BYTES + 4.0 * row.batch * row.element_bytes
+    table = max(2e9 * settings['memory_gb'], 2 * own)
+    limit = own + table / 8
     return on_disk(row, table, limit, settings['repeats'], 2 * settings['seconds'], tempfile.gettempdir(), say)
 
 

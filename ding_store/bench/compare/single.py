@@ -14,6 +14,8 @@ from ding_store.bench.compare.sides import SIDES, Side
 PAGE_BYTES = 4096
 #: Elements from which the store's pushes and both bounds are taken: more than caches hold.
 SOURCE_BYTES = 256 << 20
+#: Of the elements that a side is tried with.
+SMALL_BYTES = 1000
 
 
 class Measured:
@@ -26,6 +28,7 @@ class Measured:
         count = int(max(4, min(length, SOURCE_BYTES // row.element_bytes)))
         self._source = row.columns(count, seed=2)
         self._row = row
+        _load(row.smaller(SMALL_BYTES), title)
         gc.collect()
         before = memory_bytes()
         self._side: Side = SIDES[title](row, length)
@@ -87,6 +90,14 @@ class Measured:
         adds.append(middle - begin)
         del batch
         return count
+
+
+def _load(row: Row, title: str) -> None:
+    """What a side imports and compiles at its first use is no memory of its elements."""
+    side: Side = SIDES[title](row, 2 * row.batch)
+    side.fill(row.columns(row.batch))
+    side.push(side.elements(1))
+    side.sample()
 
 
 class Bounds:

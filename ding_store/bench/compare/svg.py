@@ -15,12 +15,19 @@ _BAR, _GAP = 11, 3
 
 
 class Bar(NamedTuple):
-    """One line of a bar chart: its name, a word about it, a value per series, and the bound, if there is one."""
+    """One line of a bar chart: its name, a word about it, a value per series, the bound, and what is required."""
 
     name: str
     note: str
     values: Dict[str, Optional[float]]
     bound: Optional[float] = None
+    required: Optional[float] = None
+
+    @property
+    def marks(self) -> Dict[str, float]:
+        """Class -> value, of marks that are this line's own."""
+        marks = {'bound': self.bound, 'required': self.required}
+        return {kind: value for kind, value in marks.items() if value}
 
 
 class Log:
@@ -46,45 +53,53 @@ class Log:
 def bars(lines: Sequence[Bar], form: Format, marks: Dict[str, float]) -> str:
     """
     Overview:
-        Horizontal bars, a group per line; a thin mark at each line's bound.
+        Horizontal bars, a group per line; a thin mark at each line's bound, and at what it requires.
     Arguments:
         - marks (:obj:`dict`): Label -> value, drawn as a line through all: what is required.
     """
     names = list(lines[0].values)
     group = len(names) * (_BAR + _GAP) + 15
-    height = 34 + group * len(lines) + 22
-    known = [value for line in lines for value in [*line.values.values(), line.bound] if value]
+    head = 30 if marks else 4
+    height = head + 4 + group * len(lines) + 22
+    known = [value for line in lines for value in [*line.values.values(), *line.marks.values()] if value]
     scale = Log([*known, *marks.values()], _LEFT, _WIDTH - _RIGHT)
-    drawn = [_grid(scale, 30, height - 22, form)]
+    drawn = [_grid(scale, head, height - 22, form)]
     drawn += [_mark(scale(value), label, height) for label, value in marks.items()]
     for i, line in enumerate(lines):
-        top = 36 + i * group
+        top = head + 6 + i * group
         middle = top + len(names) * (_BAR + _GAP) / 2
         drawn.append(_text(_LEFT - 12, middle - 1, line.name, 'name', 'end'))
         drawn.append(_text(_LEFT - 12, middle + 11, line.note, 'note', 'end'))
+        own = [scale(value) for value in line.marks.values()]
         for k, (series, value) in enumerate(line.values.items()):
-            drawn.append(_bar(scale, top + k * (_BAR + _GAP), series, value, form, line.name))
-        if line.bound:
-            at, bottom = scale(line.bound), top + len(names) * (_BAR + _GAP)
-            title = f'<title>{escape(line.name)}, bound: {form(line.bound)}</title>'
-            drawn.append(f'<path class="bound" d="M{at} {top - 2}V{bottom}">{title}</path>')
+            drawn.append(_bar(scale, top + k * (_BAR + _GAP), series, value, form, line.name, own))
+        for at, (kind, value) in zip(own, line.marks.items()):
+            title = f'<title>{escape(line.name)}, {kind}: {form(value)}</title>'
+            bottom = top + len(names) * (_BAR + _GAP)
+            drawn.append(f'<path class="{kind} own" d="M{at} {top - 2}V{bottom}">{title}</path>')
     return _svg(_WIDTH, height, drawn)
 
 
-def _bar(scale: Log, top: float, series: str, value: Optional[float], form: Format, name: str) -> str:
+def _bar(
+    scale: Log, top: float, series: str, value: Optional[float], form: Format, name: str, marks: Sequence[float]
+) -> str:
     if value is None or not math.isfinite(value):
         return _text(_LEFT + 6, top + _BAR - 1.5, 'not possible', 'none', 'start')
     end = scale(value)
     title = f'<title>{escape(name)}, {series}: {form(value)}</title>'
     box = f'<rect class="{series}" x="{_LEFT}" y="{top}" width="{max(2, end - _LEFT):.1f}" height="{_BAR}" rx="2">'
-    return f'{box}{title}</rect>' + _text(end + 6, top + _BAR - 1.5, form(value), 'value', 'start')
+    text, place = form(value), end + 6
+    for mark in sorted(marks):
+        if place - 6 <= mark <= place + 7 * len(text) + 4:  # it would stand on the mark: behind it
+            place = mark + 6
+    return f'{box}{title}</rect>' + _text(place, top + _BAR - 1.5, text, 'value', 'start')
 
 
 def curves(
     series: Dict[str, Sequence[Tuple[float, float]]], xform: Format, yform: Format, mark: Optional[float] = None
 ) -> str:
     """One curve per series through its points, both scales logarithmic; ``mark``: a horizontal line, labelled."""
-    width, height, left, right, top, bottom = 300, 220, 46, 14, 12, 28
+    width, height, left, right, top, bottom = 300, 220, 46, 20, 12, 28
     points = [point for each in series.values() for point in each]
     x = Log([x for x, _ in points], left, width - right)
     # Few and near each other: from the first to the last.
@@ -99,13 +114,16 @@ def curves(
     ]
     if mark:
         drawn.append(f'<path class="required" d="M{left} {y(mark)}H{width - right}"/>')
-        drawn.append(_text(width - right, y(mark) - 5, f'required {yform(mark)}', 'mark', 'end'))
     for name, each in series.items():
         path = 'M' + 'L'.join(f'{x(a)} {y(b)}' for a, b in each)
         drawn.append(f'<path class="curve {name}" d="{path}"/>')
         for a, b in each:
             title = f'<title>{name}: {yform(b)} at {xform(a)}</title>'
             drawn.append(f'<circle class="{name}" cx="{x(a)}" cy="{y(b)}" r="4">{title}</circle>')
+    if mark:
+        # Where the curves are not: they begin at the left, above it or below.
+        below = any(abs(y(mark) - 10 - y(each[0][1])) < 12 for each in series.values())
+        drawn.append(_text(left + 4, y(mark) + (13 if below else -5), f'required {yform(mark)}', 'mark', 'start'))
     return _svg(width, height, drawn)
 
 
@@ -113,11 +131,11 @@ def ranges(lines: Sequence[Tuple[str, Dict[str, Sequence[float]]]], form: Format
     """Percentiles: a line from the first to the last of each series, a dot at each of them, the first one filled."""
     names = list(lines[0][1])
     group = len(names) * 13 + 12
-    height = 34 + group * len(lines) + 22
+    height = 12 + group * len(lines) + 22
     scale = Log([value for _, each in lines for values in each.values() for value in values], _LEFT, _WIDTH - _RIGHT)
-    drawn = [_grid(scale, 30, height - 22, form)]
+    drawn = [_grid(scale, 4, height - 22, form)]
     for i, (name, each) in enumerate(lines):
-        top = 40 + i * group
+        top = 10 + i * group
         drawn.append(_text(_LEFT - 12, top + len(names) * 6.5, name, 'name', 'end'))
         for k, (series, values) in enumerate(each.items()):
             y = top + 4 + k * 13

@@ -14,7 +14,7 @@ _WIDTH = 24
 
 
 class Progress:
-    """A bar that renews itself on a terminal, a line per step elsewhere."""
+    """A bar that renews itself on a terminal, a line per step elsewhere; what is left goes by the steps so far."""
 
     def __init__(self, num_steps: int, out: Any = None) -> None:
         self._out = out or sys.stderr
@@ -25,8 +25,9 @@ class Progress:
     def say(self, text: str) -> None:
         filled = _WIDTH * self._done // self._num_steps
         bar = '█' * filled + '░' * (_WIDTH - filled)
-        minutes, seconds = divmod(int(time.monotonic() - self._begin), 60)
-        line = f'{bar} {self._done}/{self._num_steps} {minutes}:{seconds:02d}  {text}'
+        passed = time.monotonic() - self._begin
+        left = f', about {_clock(passed / self._done * (self._num_steps - self._done))} left' if self._done else ''
+        line = f'{bar} {self._done}/{self._num_steps} {_clock(passed)}{left}  {text}'
         self._out.write(f'\r\x1b[K{line[:118]}' if self._is_terminal else line + '\n')
         self._out.flush()
 
@@ -36,6 +37,10 @@ class Progress:
     def end(self) -> None:
         if self._is_terminal:
             self._out.write('\r\x1b[K')
+
+
+def _clock(seconds: float) -> str:
+    return f'{int(seconds) // 60}:{int(seconds) % 60:02d}'
 
 
 def number(value: Any, digits: int = 3) -> str:
@@ -83,7 +88,7 @@ NOTES = (
 
 SINGLE_HEAD = (
     'one process', 'elements of', 'bytes', 'length', 'need add/s', 'stock', 'store', 'need sample/s', 'stock', 'store',
-    'limit', 'headroom stock', 'store', 'limit', 'memory/element stock', 'store',
+    'limit', 'headroom stock', 'store', 'limit', 'memory per element stock', 'store',
 )  # fmt: skip
 
 

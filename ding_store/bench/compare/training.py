@@ -14,6 +14,9 @@ from easydict import EasyDict
 from ding_store.bench.compare.policies import policy_of
 from ding_store.bench.compare.sides import Side, Store
 
+#: Iterations that take so long, together, are enough to tell how long one takes.
+LONG_S = 1.0
+
 
 class Training:
     """
@@ -28,28 +31,25 @@ class Training:
         self._policy = policy_of(side.row)
         self._train_s: List[float] = []
         self._due = 0.0
-        if self._policy is None:
-            return
         if side.row.steps:
             self._iterate = self._iterate_config
         else:
             self._start_task()
             self._iterate = self._iterate_task
         for _ in range(2):
-            self._iterate()
+            if self._iterate() > LONG_S:
+                break
 
     def window(self, seconds: float) -> Dict[str, float]:
         """
         Returns:
             - figures (:obj:`dict`): ``iters_per_s``, and ``train_s``: of an iteration, what the policy took, which in
-              stock includes collating. Empty where DI-engine cannot train this row.
+              stock includes collating.
         """
-        if self._policy is None:
-            return {}
         self._train_s = []
         spent: List[float] = []
         deadline = time.perf_counter() + seconds
-        while len(spent) < 3 or time.perf_counter() < deadline:
+        while (len(spent) < 3 and sum(spent) < LONG_S) or time.perf_counter() < deadline:
             spent.append(self._iterate())
         return {'iters_per_s': 1 / float(np.median(spent)), 'train_s': float(np.median(self._train_s))}
 
