@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 import os
-from dataclasses import asdict, dataclass, field, fields, replace
+import re
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Dict, Mapping, Optional, Union
-from urllib.parse import parse_qs, urlsplit
 
 from ding_store.errors import ConfigError
 
@@ -206,11 +206,13 @@ class StoreConfig:
         for key in block:
             if key not in known:
                 raise ConfigError(unknown_key('store', str(key), known))
-        parts = urlsplit(str(block.get('url', '')))
-        if parts.password is not None or 'password' in parse_qs(parts.query):
+        if _holds_password(str(block.get('url', ''))):
             raise ConfigError(
                 f'store.url holds a password, and configs are saved with the experiment: put the URL into {ENV_URL}'
             )
+        for name in block.get('store_options') or {}:
+            if 'password' in str(name).lower():
+                raise ConfigError(f'store.store_options has {name!r}, and configs are saved: put it into {ENV_URL}')
         settings = {'enable': True, **block}
         settings['url'] = os.environ.get(ENV_URL) or settings.get('url', DEFAULT_URL)
         settings['run'] = os.environ.get(ENV_RUN) or settings.get('run') or default_run
@@ -226,9 +228,6 @@ class StoreConfig:
             reconnect_timeout_s=self.reconnect_timeout_s,
             **self.store_options,
         )
-
-    def to_block(self) -> Dict[str, Any]:
-        return asdict(self)
 
 
 def enable(main_config: Any, create_config: Any) -> bool:
@@ -272,6 +271,15 @@ def as_store(cfg: Mapping[str, Any], policy: Optional[str] = None) -> Dict[str, 
     if policy in TIME_MAJOR_POLICIES:
         made.setdefault('time_major', True)
     return made
+
+
+def _holds_password(url: str) -> bool:
+    # Of one whose password is not quoted, too: it cannot be taken apart, but it would be saved.
+    rest = url.partition('://')[2]
+    user, at, _ = rest.rpartition('@')
+    # The server's, or a key's: redis-py knows password and ssl_password.
+    is_in_query = re.search(r'[?&;][^=&;]*password[^=&;]*=', rest, re.IGNORECASE)
+    return bool(is_in_query or (at and ':' in user and not rest.startswith('/')))
 
 
 def unknown_key(where: str, key: str, known: list) -> str:

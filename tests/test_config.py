@@ -62,11 +62,6 @@ def test_environment_wins(monkeypatch):
     assert (config.url, config.run) == ('redis://h:1', 'mine')
 
 
-def test_block_round_trips():
-    config = StoreConfig.from_block({'max_lead': 5})
-    assert StoreConfig.from_block(config.to_block()) == config
-
-
 @pytest.mark.parametrize('block', [None, {'enable': False}])
 def test_flag_off_leaves_the_config_alone(block):
     main, create = {'store': block}, {'replay_buffer': {'type': 'deque'}}

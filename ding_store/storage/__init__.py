@@ -84,7 +84,7 @@ def _on_this_host(backend: Any, url: str, run: str, options: Dict[str, Any]) -> 
     store: PlanedStore = backend(url, run, **options)
     if wanted.host_plane == 'off':
         return store
-    return HostCache(store, wanted.host_cache_dir, wanted.host_cache_bytes)
+    return HostCache(store, wanted.host_cache_dir, wanted.host_cache_bytes, checked=wanted.host_checksum)
 
 
 def _unknown_scheme(url: str, scheme: str) -> str:

@@ -41,6 +41,7 @@ class HostCache(Store):
         - directory (:obj:`Optional[str]`): Where the host cache is: by default chosen by free space.
         - max_bytes (:obj:`Optional[int]`): What it may take: by default half of what is free, 8 GiB at most.
         - patience_s (:obj:`float`): How long the writer of a payload on another host is waited for.
+        - checked (:obj:`bool`): Whether entries that this process writes to a ring carry a checksum.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class HostCache(Store):
         directory: Optional[str] = None,
         max_bytes: Optional[int] = None,
         patience_s: float = 30.0,
+        checked: bool = False,
     ) -> None:
         if max_bytes is not None and max_bytes < 1:
             raise ConfigError(f'host_cache_bytes ({max_bytes}) must be >= 1')
@@ -57,6 +59,7 @@ class HostCache(Store):
         self._directory = None if directory is None else os.path.abspath(directory)
         self._max_bytes = max_bytes
         self._patience_s = patience_s
+        self._checked = checked
         self._is_over = False
         self._fork_lock = threading.Lock()
         self._begin()
@@ -191,7 +194,7 @@ class HostCache(Store):
         return len(done)
 
     def __reduce__(self) -> Tuple[Callable[..., HostCache], Tuple[Any, ...]]:
-        return HostCache, (self.store, self._directory, self._max_bytes, self._patience_s)
+        return HostCache, (self.store, self._directory, self._max_bytes, self._patience_s, self._checked)
 
     def _enter(self) -> None:
         if self._pid != os.getpid():
@@ -223,7 +226,12 @@ class HostCache(Store):
                 note = {'run': self.run, 'stream': stream, 'writer': self.writer}
                 # A region may waste nearly its own length at the end of the ring.
                 self._rings[stream] = Rings(
-                    cache, note, limit + limit // 4, lambda wait_s: writer.learn(stream, wait_s), options.compression
+                    cache,
+                    note,
+                    limit + limit // 4,
+                    lambda wait_s: writer.learn(stream, wait_s),
+                    options.compression,
+                    self._checked,
                 )
             return self._rings[stream]
 

@@ -143,11 +143,14 @@ class HostOptions:
           /dev/shm if there is room, else the temporary directory with the most free space.
         - host_cache_bytes (:obj:`Optional[int]`): What they may take together; by default half of what is free there,
           8 GiB at most.
+        - host_checksum (:obj:`bool`): Whether a writer's entries carry a checksum there, too, which readers verify:
+          a pass over the bytes on either side, against memory that others write to or that fails.
     """
 
     host_plane: str = 'auto'
     host_cache_dir: Optional[str] = None
     host_cache_bytes: Optional[int] = None
+    host_checksum: bool = False
 
     def __post_init__(self) -> None:
         if self.host_plane not in ('auto', 'off'):
@@ -155,6 +158,8 @@ class HostOptions:
         size = self.host_cache_bytes
         if size is not None and (not isinstance(size, int) or size < 1):
             raise ConfigError(f'host_cache_bytes ({size!r}) must be an int >= 1')
+        if not isinstance(self.host_checksum, bool):
+            raise ConfigError(f'host_checksum ({self.host_checksum!r}) must be True or False')
 
 
 REDIS_OPTIONS = tuple(f.name for f in fields(RedisOptions))

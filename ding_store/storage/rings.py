@@ -63,6 +63,7 @@ class Rings:
         - learn (:obj:`Callable`): Look which entries are acked, waiting so many seconds for news: it calls ``release``
           for them.
         - compression (:obj:`Optional[str]`): Of what has to go over the wire after all.
+        - checked (:obj:`bool`): Whether payloads carry a checksum here, too.
     """
 
     def __init__(
@@ -72,10 +73,12 @@ class Rings:
         max_bytes: int,
         learn: Callable[[float], None],
         compression: Optional[str] = None,
+        checked: bool = False,
     ) -> None:
         self.host = cache.host
         self.host_crc = crc_of(cache.host)
         self.compression = compression
+        self._checked = checked
         self._cache = cache
         self._note = note
         self._max_bytes = max_bytes
@@ -86,7 +89,7 @@ class Rings:
 
     def pack(self, header: Header, arrays: Arrays) -> Optional[HostPayload]:
         """An entry, written to a ring; None where there is no room, and it has to go over the wire."""
-        parts = encode_parts(header, arrays, checked=False)
+        parts = encode_parts(header, arrays, checked=self._checked)
         length = length_of(parts)
         head = bytes(parts[0]) + bytes(parts[1])
         if length <= _JOINED_BYTES:

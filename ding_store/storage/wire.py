@@ -164,12 +164,16 @@ def decode_entry(
     payload: Buffer,
     guard: Optional[Callable[[], bool]] = None,
 ) -> Entry:
-    """With a ``guard`` the payload is in memory that it watches over: no checksum."""
+    """With a ``guard`` the payload is in memory that it watches over: a checksum only if its writer made one."""
     try:
-        header, arrays = decode(payload, verify=guard is None)
+        header, arrays = decode(payload, verify=guard is None or _has_checksum(payload))
     except CorruptPayload as e:
         raise corrupt_entry(stream, entry_id, str(e), writer, sequence) from e
     return Entry(stream, entry_id, writer, sequence, header, arrays, guard)
+
+
+def _has_checksum(payload: Buffer) -> bool:
+    return len(payload) >= _PREFIX.size and _PREFIX.unpack_from(payload)[1] != 0
 
 
 def corrupt_entry(stream: str, entry_id: EntryId, reason: str, writer: str = '', sequence: int = 0) -> CorruptPayload:

@@ -489,8 +489,26 @@ def test_damage_on_the_host_plane_is_named(opened):
         near.read('s', reader.cursor._replace(number=1))
 
 
+@pytest.mark.parametrize('checked', [False, True])
+def test_overwritten_arrays_are_found_where_there_is_a_checksum(opened, tmp_path, checked):
+    writer, near = opened(host_checksum=checked), opened()
+    reader = Reader(near, 's', 'near')
+    for _ in range(2):
+        writer.append('s', {}, {'x': np.full(20_000, 201, np.uint8)})
+    (path,) = (tmp_path / 'a').rglob('*.ring')
+    with open(path, 'r+b') as file:
+        file.seek(file.read().find(b'\xc9' * 5000) + 100)
+        file.write(b'\xff' * 1000)
+    assert (reader.read(max_entries=1)[0].arrays['x'] == 201).all()
+    if checked:
+        with pytest.raises(CorruptPayload, match="entry 2 of 's'.*checksum"):
+            reader.read()
+    else:
+        assert (reader.read()[0].arrays['x'] == 255).any()
+
+
 def test_options(opened):
-    for options in ({'host_plane': 'on'}, {'host_cache_bytes': 0}, {'host_cache_byte': 1}):
+    for options in ({'host_plane': 'on'}, {'host_cache_bytes': 0}, {'host_cache_byte': 1}, {'host_checksum': 1}):
         with pytest.raises(ConfigError, match=next(iter(options))):
             opened(**options)
     assert isinstance(opened(host_plane='off'), RedisStore)

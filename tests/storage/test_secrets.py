@@ -129,10 +129,22 @@ def test_whatever_shows_a_store(server):
 
 def test_configs_are_saved_so_passwords_are_refused(monkeypatch):
     monkeypatch.delenv('DING_STORE_URL', raising=False)
-    for url in (f'redis://:{QUOTED}@host', f'unix://user:{QUOTED}@/tmp/x.sock', f'redis://host?password={QUOTED}'):
+    for url in (
+        f'redis://:{QUOTED}@host',
+        f'redis://:{SECRET}@host',
+        f'unix://user:{QUOTED}@/tmp/x.sock',
+        f'redis://host?password={QUOTED}',
+        f'rediss://host?ssl_password={QUOTED}',
+        f'rediss://host?db=1&SSL_Password={QUOTED}',
+    ):
         with pytest.raises(errors.ConfigError, match='DING_STORE_URL') as caught:
             StoreConfig.from_block({'url': url})
         check(str(caught.value))
+    with pytest.raises(errors.ConfigError, match='DING_STORE_URL') as caught:
+        StoreConfig.from_block({'store_options': {'ssl_password': SECRET}})
+    check(str(caught.value))
+    for url in ('unix:///tmp/a:b@c.sock', 'redis://host:6379/0', 'rediss://host?ssl_certfile=x.pem', 'embedded://a:b'):
+        assert StoreConfig.from_block({'url': url}).url == url
     monkeypatch.setenv('DING_STORE_URL', f'redis://:{QUOTED}@host')
     config = StoreConfig.from_block({'url': 'embedded://'})
     assert QUOTED in config.url
