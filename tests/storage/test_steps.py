@@ -1,0 +1,201 @@
+"""
+Readers join and leave while a writer is stopped at a step of its protocol: at every step, thousands of times, in one
+process, so that each interleaving is the one that the seed says.
+"""
+
+import random
+from collections import Counter
+
+import pytest
+from test_host import CarelessMemory, Quiet
+
+from ding_store.storage import rings
+from ding_store.storage.mapped import PAGE
+from ding_store.storage.memory import Memory, MemoryStore
+from ding_store.storage.reader import Reader
+from ding_store.storage.ring import RingWriter
+from ding_store.storage.testing import chunk, number_of
+
+STREAM = 'experience'
+STEPS = ('reserved', 'written', 'committed', 'announcing', 'announced', 'filling', 'filled')
+
+
+class Far:
+    """A durable reader of another host, or without files."""
+
+    def __init__(self, store, start):
+        self.store, self.start = store, start
+        self.reader = Reader(store, STREAM, 'far', start=start)
+        self.seen = []
+
+    def read(self, count=64):
+        self.seen += [number_of(entry) for entry in self.reader.read(count)]
+        self.reader.ack()
+
+    def leave(self):
+        self.reader.forget()
+        self.store.close()
+
+
+class Interleaved:
+    """Two writers and a learner on one host; whatever a writer does, others act between its steps."""
+
+    def __init__(self, tmp_path, seed, monkeypatch, memory):
+        self.random = random.Random(seed)
+        self.memory, self.directories = memory, (str(tmp_path / 'a'), str(tmp_path / 'b'))
+        self.stopped = None  # the step at which a writer is
+        self.stops, self.joins = Counter(), 0
+        self.count, self.learned, self.far = 0, [], None
+        self.appended_by = {}
+        self._stop_in_rings(monkeypatch)
+        self.writers = [self.writer(), self.writer()]
+        self.learners_store = Quiet(self.plain(), self.directories[0])
+        self.learner = Reader(self.learners_store, STREAM, 'learner')
+
+    def plain(self):
+        return MemoryStore(memory=self.memory)
+
+    def writer(self):
+        store = self.plain()
+        announce, fill = store._writer._announce, store._writer._fill
+
+        def announced(said):
+            self.at('announcing')
+            verdict = announce(said)
+            self.at('announced')
+            return verdict
+
+        def filled(said):
+            self.at('filling')
+            fill(said)
+            self.at('filled')
+
+        store._writer._announce, store._writer._fill = announced, filled
+        return Quiet(store, self.directories[0])
+
+    def _stop_in_rings(self, monkeypatch):
+        announce_reserved, commit = RingWriter._announce_reserved, RingWriter.commit
+
+        def reserved(ring, end):
+            announce_reserved(ring, end)
+            self.at('reserved')
+
+        def committed(ring, region):
+            self.at('written')
+            commit(ring, region)
+            self.at('committed')
+
+        monkeypatch.setattr(RingWriter, '_announce_reserved', reserved)
+        monkeypatch.setattr(RingWriter, 'commit', committed)
+
+    def at(self, step):
+        """A writer is stopped here: others act, and are not stopped themselves."""
+        if self.stopped is not None:
+            return
+        self.stopped = step
+        self.stops[step] += 1
+        for _ in range(self.random.randint(1, 3)):
+            self.random.choice((self.join, self.leave, self.join, self.leave, self.learn, self.look))()
+        self.stopped = None
+
+    def join(self):
+        if self.far is None:
+            store = Quiet(self.plain(), self.directories[1]) if self.random.random() < 0.1 else self.plain()
+            self.far = Far(store, self.random.choice(('oldest', 'now')))
+            self.joins += 1
+
+    def leave(self):
+        if self.far is not None:
+            self.far.read(self.random.randint(1, 5))
+            far, self.far = self.far, None
+            far.leave()
+            self.check(far)
+
+    def look(self):
+        if self.far is not None:
+            self.far.read(self.random.randint(1, 5))
+
+    def learn(self):
+        self.learned += [number_of(entry) for entry in self.learner.read(self.random.randint(1, 8))]
+        self.learner.ack()
+
+    def append(self, writer):
+        number, self.count = self.count, self.count + 1
+        self.appended_by[number] = writer
+        self.writers[writer].append(STREAM, {}, chunk(number, self.random.randint(1, 60)), timeout_s=0)
+
+    def help(self):
+        """What the writers' own threads do."""
+        for store in self.writers:
+            store._writer.check_stream(STREAM)
+
+    def catch_up(self):
+        """All that was appended reaches all readers, with the writers' help."""
+        while len(self.learned) < self.count or (self.far is not None and self.far.reader.lag()):
+            before = len(self.learned), self.far and len(self.far.seen)
+            self.help()
+            self.learn()
+            if self.far is not None:
+                self.far.read()
+            stuck = before == (len(self.learned), self.far and len(self.far.seen))
+            assert not stuck or self.far is None or not self.far.reader.lag(), (self.learned, self.far.seen)
+        assert sorted(self.learned) == list(range(self.count))
+        if self.far is not None:
+            self.check(self.far)
+            held = self.learned[-len(self.far.seen) :] if self.far.seen else []
+            assert self.far.seen == held, 'it has seen all since it came'
+
+    def check(self, far):
+        """Each saw a stretch of the one order in which entries were appended, without a gap or a repetition."""
+        assert (far.reader.num_lost, far.reader.num_duplicates) == (0, 0)
+        assert len(set(far.seen)) == len(far.seen)
+        order = self.learned + [number for number in far.seen if number not in set(self.learned)]
+        if far.seen:
+            first = order.index(far.seen[0])
+            assert far.seen == order[first : first + len(far.seen)]
+
+    def close(self):
+        self.catch_up()
+        assert (self.learner.num_lost, self.learner.num_duplicates) == (0, 0)
+        for writer in (0, 1):
+            mine = [number for number in self.learned if self.appended_by[number] == writer]
+            assert mine == sorted(mine)
+        if self.far is not None:
+            self.far.leave()
+        self.stopped = 'over'
+        for store in (*self.writers, self.learners_store):
+            store.close()
+
+
+@pytest.fixture(autouse=True)
+def _small_rings(monkeypatch):
+    monkeypatch.setattr(rings, 'FIRST_BYTES', PAGE)
+    monkeypatch.setattr(rings, 'PATIENCE_S', 0.0)
+
+
+def run(tmp_path, monkeypatch, num_runs, num_appends=60, memory=Memory):
+    stops, joins = Counter(), 0
+    for seed in range(num_runs):
+        with monkeypatch.context() as patches:
+            one = Interleaved(tmp_path / str(seed), seed, patches, memory())
+            for number in range(num_appends):
+                one.append(one.random.randint(0, 1))
+                if number % 10 == 9:
+                    one.catch_up()
+            one.close()
+            stops += one.stops
+            joins += one.joins
+    return stops, joins
+
+
+def test_readers_come_and_go_at_every_step_of_a_writer(tmp_path, monkeypatch):
+    stops, joins = run(tmp_path, monkeypatch, num_runs=60)
+    assert set(stops) == set(STEPS)
+    assert min(stops.values()) > 300, stops
+    assert joins > 3000
+
+
+def test_the_interleavings_notice_stale_references(tmp_path, monkeypatch):
+    monkeypatch.setattr(MemoryStore, 'want', lambda self, stream: None)  # who complains would be helped all the same
+    with pytest.raises(AssertionError):
+        run(tmp_path, monkeypatch, num_runs=60, memory=CarelessMemory)
