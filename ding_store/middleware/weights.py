@@ -102,8 +102,6 @@ def _is_parallel(what: str) -> bool:
 class _Exchanger:
     """What the two sides share: the name of the policy, and that its version is known in this process."""
 
-    __ding_store_harmless__ = True
-
     def __init__(self, session: Session, model: torch.nn.Module, name: str, acting: Optional[bool]) -> None:
         self._session, self._model, self._name, self._value = session, model, name, f'weights/{name}'
         session.add_policy(name, acting)
@@ -124,6 +122,8 @@ class WeightsSender(_Exchanger):
         - policy_version (:obj:`int`): Of the acting policy's weights that were published last.
         - policy_versions (:obj:`Dict[str, int]`): The same of all policies of this process, by name.
     """
+
+    __ding_store_harmless__ = True  # Of each class itself: a task copies what is its own.
 
     def __init__(
         self, session: Session, model: torch.nn.Module, name: str, period: int = 1, acting: Optional[bool] = None
@@ -176,6 +176,8 @@ class WeightsReceiver(_Exchanger):
         - max_age_s (:obj:`Optional[float]`): The same, so many seconds after they were sent.
         - period (:obj:`int`): Newer weights are taken once so many iterations of the sender.
     """
+
+    __ding_store_harmless__ = True
 
     def __init__(
         self,

@@ -23,8 +23,10 @@ torch = pytest.importorskip('torch')
 pytest.importorskip('ding')
 
 from ding.framework import task  # noqa: E402
+from ding.framework.task import Task  # noqa: E402
 
 from ding_store.middleware import weights as exchangers  # noqa: E402
+from ding_store.middleware.plan import HARMLESS  # noqa: E402
 from ding_store.middleware.state import _to_cpu, load_arrays, state_to_arrays  # noqa: E402
 
 _RUNS = (f'weights{number}' for number in itertools.count())
@@ -272,6 +274,14 @@ def test_what_is_published_has_the_type_asked_for_but_statistics(exchanger, capl
         learner.iterate()
     (said,) = [record.message for record in caplog.records if 'out of the range' in record.message]
     assert said.endswith('these keep their type: head.bias')
+
+
+@pytest.mark.parametrize('role', ['learner', 'collector'])
+def test_experience_may_pass_them_by(exchanger, role):
+    made = exchanger(exchangers.model_exchanger, Tied(), role=role)
+    pipeline = Task()
+    pipeline.use(made)  # which keeps of the object what its class has itself
+    assert getattr(pipeline._middleware[-1], HARMLESS)
 
 
 def test_several_policies_by_name(exchanger):
