@@ -125,6 +125,7 @@ class Job:
     left_after_s: float = 0.0
     addresses: List[str] = field(default_factory=list)
     num_restarts: int = 0
+    is_hurrying: bool = False  # who is still there is told to leave
 
     def run(self, out: Any) -> Result:
         """
@@ -262,6 +263,9 @@ class Job:
         how = f'was killed by {signal.Signals(-code).name}' if code < 0 else f'failed with exit code {code}'
         if code == 0:
             how = 'ended before the run did (does its script use the exchangers?)'
+        if code < 0 and process.role == 'evaluator' and self._was_told_to_leave(session):
+            self.say(f'{process.title} was not done {LEAVE_S:g} s after the end of the run, and was ended')
+            return None
         self.say(f'{process.title} {how}; its log is {process.log}')
         if code > 0:
             self.say(_tail(process.log))
@@ -276,6 +280,11 @@ class Job:
             return self._restart(process, session)
         self._give_up(process, how, session)
         return None
+
+    def _was_told_to_leave(self, session: Session) -> bool:
+        """Whether it was ended by us, of a run that ended in order: an evaluation may take longer than we wait."""
+        end = session.store.get(FINISH)
+        return self.is_hurrying and end is not None and not end.header['failed']
 
     def _may_restart(self, session: Session) -> bool:
         checkpoints = session.store.get(CHECKPOINTS)
@@ -321,10 +330,10 @@ class Job:
             )
 
     def _hurry(self, since_end_s: float) -> None:
-        if since_end_s > LEAVE_S + TERM_S:
-            self._signal(signal.SIGKILL)
-        elif since_end_s > LEAVE_S:
-            self._signal(signal.SIGTERM)
+        if since_end_s <= LEAVE_S:
+            return
+        self.is_hurrying = True
+        self._signal(signal.SIGKILL if since_end_s > LEAVE_S + TERM_S else signal.SIGTERM)
 
     def _signal(self, number: signal.Signals) -> None:
         for process in self.processes:

@@ -34,9 +34,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f'what to measure: {" ".join(SECTIONS)}; default: all (quick: {" ".join(QUICK_SECTIONS)})',
     )
     parser.add_argument('--quick', action='store_true', help='about 2 minutes: small replays, short windows')
-    parser.add_argument('--memory', type=float, metavar='GB', help='payload of one replay (default: 4; quick: 0.5)')
+    parser.add_argument('--memory', type=float, metavar='GB', help='payload of one replay (default: 4; quick: 0.35)')
     parser.add_argument(
-        '--length', type=int, metavar='N', help='elements of a replay at most (default: all; quick: 20000)'
+        '--length', type=int, metavar='N', help='elements of a replay at most (default: all; quick: 10000)'
     )
     parser.add_argument(
         '--elements',
@@ -84,8 +84,8 @@ def _checked(options: argparse.Namespace) -> Tuple[List[Row], List[str], Dict[st
     settings = {
         'quick': quick,
         'elements': options.elements or ('synthetic' if quick else 'real'),
-        'length': options.length or (20_000 if quick else None),
-        'memory_gb': options.memory or (0.5 if quick else 4.0),
+        'length': options.length or (10_000 if quick else None),
+        'memory_gb': options.memory or (0.35 if quick else 4.0),
         'repeats': options.repeats or (2 if quick else 5),
         'seconds': options.seconds or (0.2 if quick else 1.0),
     }

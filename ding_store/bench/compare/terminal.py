@@ -20,19 +20,26 @@ class Progress:
         self._out = out or sys.stderr
         self._is_terminal = self._out.isatty()
         self._num_steps, self._done = max(1, num_steps), 0
-        self._begin = time.monotonic()
+        self._begin = self._stepped = time.monotonic()
 
     def say(self, text: str) -> None:
         filled = _WIDTH * self._done // self._num_steps
         bar = '█' * filled + '░' * (_WIDTH - filled)
-        passed = time.monotonic() - self._begin
-        left = f', about {_clock(passed / self._done * (self._num_steps - self._done))} left' if self._done else ''
-        line = f'{bar} {self._done}/{self._num_steps} {_clock(passed)}{left}  {text}'
+        now = time.monotonic()
+        line = f'{bar} {self._done}/{self._num_steps} {_clock(now - self._begin)}{self._left(now)}  {text}'
         self._out.write(f'\r\x1b[K{line[:118]}' if self._is_terminal else line + '\n')
         self._out.flush()
 
     def step(self) -> None:
         self._done += 1
+        self._stepped = time.monotonic()
+
+    def _left(self, now: float) -> str:
+        if not self._done:
+            return ''
+        each = (self._stepped - self._begin) / self._done
+        left = each * (self._num_steps - self._done) - min(each, now - self._stepped)
+        return f', about {_clock(left)} left'
 
     def end(self) -> None:
         if self._is_terminal:

@@ -1,0 +1,30 @@
+"""How a launcher takes the end of its processes."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip('ding')
+from ding_store.config import StoreConfig  # noqa: E402
+from ding_store.launch.job import LEAVE_S, Job, Process  # noqa: E402
+from ding_store.middleware.session import FINISH  # noqa: E402
+from ding_store.storage import open_store  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    ('role', 'run_failed', 'fails'),
+    [('evaluator', False, False), ('evaluator', True, True), ('learner', False, True)],
+)
+def test_an_evaluator_in_its_last_evaluation_does_not_fail_the_run(tmp_path, role, run_failed, fails):
+    pid = os.posix_spawn('/bin/sleep', ['sleep', '60'], os.environ)
+    process = Process(role, 1, pid, os.pidfd_open(pid), tmp_path / 'log', '')
+    said = []
+    with open_store('memory://', run='r') as store:
+        store.put(FINISH, {'reason': 'the learner finished', 'failed': run_failed, 'parent': 0}, {})
+        session = SimpleNamespace(store=store, finished=True, finish=lambda *args, **kwargs: None)
+        job = Job(None, {}, StoreConfig(), tmp_path, say=said.append, processes=[process])
+        job._hurry(LEAVE_S + 1)
+        assert job._reap(process, session) is None
+    assert (job.failed is not None) == fails
+    assert ('was not done 10 s after the end' in said[0]) == (not fails)
