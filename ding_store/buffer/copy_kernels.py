@@ -58,7 +58,7 @@ _copy_many: Any = intrinsic(_copy_bytes)
 #: Of rows this large, the first lines are asked for while those before them are copied: a fifth less time at 1.4 KB, a
 #: fortieth at 56 KB; nothing at 81 bytes, where the processor looks far enough ahead by itself.
 _PREFETCHED_BYTES = 256
-_ROWS_AHEAD, _NUM_LINES, _LINE = 4, 8, 64
+_ROWS_AHEAD, _NUM_LINES, LINE = 4, 8, 64
 
 
 def _fetch_line(context: Any, address: Any) -> Any:
@@ -76,7 +76,7 @@ def _fetch_line(context: Any, address: Any) -> Any:
     return types.void(address), generate
 
 
-_prefetch: Any = intrinsic(_fetch_line)
+prefetch: Any = intrinsic(_fetch_line)
 
 
 def gather(sources: Array, sizes: Array, targets: Array, slots: Array, capacity: int) -> None:
@@ -108,12 +108,12 @@ def gather(sources: Array, sizes: Array, targets: Array, slots: Array, capacity:
             for i in range(num_rows):
                 _copy_32(target + i * 32, source + slots[i] * 32)
         else:
-            lines = min(size // _LINE, _NUM_LINES) if size >= _PREFETCHED_BYTES else 0
+            lines = min(size // LINE, _NUM_LINES) if size >= _PREFETCHED_BYTES else 0
             for i in range(num_rows):
                 if i + _ROWS_AHEAD < num_rows:
                     ahead = source + slots[i + _ROWS_AHEAD] * size
                     for line in range(lines):
-                        _prefetch(ahead + line * _LINE)
+                        prefetch(ahead + line * LINE)
                 _copy_many(target + i * size, source + slots[i] * size, size)
 
 

@@ -7,7 +7,7 @@ import logging
 import os
 from typing import Any, Callable, NamedTuple, Optional
 
-from ding_store.buffer import draw_kernels, sum_tree_kernels
+from ding_store.buffer import draw_kernels
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def _compiled() -> Optional[Kernels]:
 
 
 def _compile(numba: Any, cache: bool) -> Kernels:
-    from ding_store.buffer import copy_kernels, row_kernels
+    from ding_store.buffer import copy_kernels, row_kernels, sum_tree_kernels
 
     def compiled(signature: Any, function: Callable[..., Any], nogil: bool = False) -> Callable[..., Any]:
         # Signatures compile at once, so that whatever goes wrong does so here and not in the middle of training.

@@ -6,7 +6,10 @@ import numpy as np
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.kernels import load_kernels
-from ding_store.buffer.sum_tree_kernels import FAN_OUT, SHIFT
+
+#: Children per node: a block of them is two cache lines, and 400k rows are five levels.
+FAN_OUT = 16
+SHIFT = 4
 
 
 class SumTree:

@@ -1,14 +1,12 @@
-"""The loops of SumTree. Plain Python here: see ``kernels``."""
+"""The loops of SumTree. Imported, and compiled, only where numba is: see ``kernels``."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from ding_store.buffer.arrays import Array
-
-#: Children per node: a block of them is two cache lines, and 400k rows are five levels.
-FAN_OUT = 16
-SHIFT = 4
+from ding_store.buffer.copy_kernels import LINE, prefetch
+from ding_store.buffer.sum_tree import FAN_OUT, SHIFT
 
 _FLOATS, _INTS = 'float64[::1]', 'int64[::1]'
 SET = f'void({_FLOATS}, {_FLOATS}, {_FLOATS}, {_FLOATS}, {_INTS}, {_INTS}, {_FLOATS})'
@@ -51,11 +49,13 @@ def set_many(
 
 
 def find_many(masses: Array, prefixes: Array, starts: Array, targets: Array, slots: Array) -> None:
-    """The slot of each target; level by level, so that the memory of many draws is fetched at once."""
-    num_targets = targets.shape[0]
+    """The slot of each target; level by level, so that the memory of many draws is on its way at once."""
+    num_targets, block_bytes = targets.shape[0], FAN_OUT * 8
+    prefix_address, mass_address = np.int64(prefixes.ctypes.data), np.int64(masses.ctypes.data)
     for i in range(num_targets):
         slots[i] = 0
     for level in range(starts.shape[0] - 2, -1, -1):
+        below = prefix_address + starts[level - 1] * 8 if level > 0 else mass_address
         for i in range(num_targets):
             first, target = starts[level] + (slots[i] << SHIFT), targets[i]
             limit = prefixes[first + FAN_OUT - 1]
@@ -69,6 +69,9 @@ def find_many(masses: Array, prefixes: Array, starts: Array, targets: Array, slo
                 target -= prefixes[first + child - 1]
             targets[i] = target
             slots[i] = (slots[i] << SHIFT) + child
+            # What is looked at next, once all others have been here.
+            prefetch(below + slots[i] * block_bytes)
+            prefetch(below + slots[i] * block_bytes + LINE)
     for i in range(num_targets):
         first, target = slots[i] << SHIFT, targets[i]
         total, child = 0.0, 0
