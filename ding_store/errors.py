@@ -15,7 +15,8 @@ StoreError
 ├── FormatMismatch                         files of another version of this package
 ├── TableLocked                            a table's directory is open in a process that lives
 ├── SchemaMismatch         (TypeError)     an element differs from the schema of its stream or table
-├── PriorityError          (TypeError)     priorities that no sampler can use: NaN, negative, infinite, not one per row
+├── PriorityError          (TypeError)     priorities that no sampler can use: NaN, negative, infinite, not one per row;
+│                                          or a sampler that has none
 ├── NotEnoughSpace         (OSError)       no room on the disk, in /dev/shm or in memory for what was asked
 ├── RowGone                (KeyError)      a row left the table, or never existed
 └── NotEnoughData          (ValueError)    fewer rows than a sample needs; DI-engine reads ValueError as just that

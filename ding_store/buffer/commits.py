@@ -8,7 +8,7 @@ import struct
 import zlib
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional
 
-from ding_store.errors import ConfigError, CorruptPayload
+from ding_store.errors import CorruptPayload, SchemaMismatch
 
 #: sequence, next row, bytes and checksum of the note; then the checksum of these.
 _RECORD = struct.Struct('<QqQI')
@@ -102,14 +102,14 @@ class Record:
 def encode_note(note: Mapping[str, Any]) -> bytes:
     """
     Raises:
-        - ConfigError: It is no JSON, or too large.
+        - SchemaMismatch: It is no JSON, or too large.
     """
     try:
         encoded = json.dumps(note).encode()
     except (TypeError, ValueError) as e:
-        raise ConfigError(f'commit ({note!r:.80}) must be a dict that JSON can hold: {e}') from e
+        raise SchemaMismatch(f'commit ({note!r:.80}) must be a dict that JSON can hold: {e}') from e
     if len(encoded) > NOTE_BYTES or not isinstance(note, Mapping):
-        raise ConfigError(
+        raise SchemaMismatch(
             f'commit must be a dict of at most {NOTE_BYTES} bytes as JSON, not {len(encoded)}: {note!r:.80}'
         )
     return encoded

@@ -80,6 +80,12 @@ class Fifo:
         chosen: Array = np.concatenate(found)[:size].astype(np.intp)
         return chosen
 
+    def num_left(self) -> int:
+        """How many rows it could give now."""
+        assert self._index is not None
+        with self._index.lock:
+            return self._index.num_from((self._ahead or self._place).next)
+
     def weigh(self, slots: Array) -> Optional[Array]:
         return None
 

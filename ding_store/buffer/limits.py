@@ -263,6 +263,11 @@ class LimitedPriorities(Limited):
 
     sampler: PrioritySampler
 
+    @property
+    def num_stale_updates(self) -> int:
+        """How many updates were for rows that are gone."""
+        return self.sampler.num_stale_updates
+
     def update(self, rows: Array, priority: Any) -> None:
         self.sampler.update(rows, priority)
 

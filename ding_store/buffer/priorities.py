@@ -13,7 +13,7 @@ from ding_store.buffer.limits import Limited
 from ding_store.buffer.rate_limiter import RateLimiter
 from ding_store.buffer.samplers import PrioritySampler, Sampler
 from ding_store.buffer.table import Keep
-from ding_store.errors import ConfigError
+from ding_store.errors import PriorityError
 
 
 class Priorities:
@@ -37,8 +37,7 @@ class Priorities:
             - rows (:obj:`np.ndarray`): ``Batch.rows``, shape ``(B,)``.
             - priority: ``(B,)``, finite numbers >= 0.
         Raises:
-            - PriorityError: They are not; nothing changed.
-            - ConfigError: The buffer's sampler has no priorities.
+            - PriorityError: They are not, or the buffer's sampler has no priorities; nothing changed.
         """
         self._with_priorities().update(rows, priority)
 
@@ -70,7 +69,7 @@ class Priorities:
 
     def _with_priorities(self) -> Union[PrioritySampler, KeptPriorities]:
         if self._priorities is None:
-            raise ConfigError(
+            raise PriorityError(
                 f'the sampler {type(self._sampler).__name__} has no priorities; make the buffer with '
                 'StoreBuffer(size, sampler=Prioritized())'
             )

@@ -247,7 +247,7 @@ class Prioritized:
 
     def _attached(self) -> RowIndex:
         if self._index is None:
-            raise ConfigError('the sampler has no table yet: give it to a StoreBuffer first')
+            raise PriorityError('the sampler has no table yet: give it to a StoreBuffer first')
         return self._index
 
     def _limit(self) -> float:

@@ -9,7 +9,12 @@ from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, Mapping, Optional
 
 from ding_store.buffer.commits import Record
+from ding_store.buffer.fifo import Fifo
+from ding_store.buffer.samplers import Sampler
 from ding_store.errors import ConfigError, StoreTimeout
+
+#: Of ratios such as 0.1: rounded the one way and the other, both sides could wait at the same point.
+_ROUNDING = 1e-9
 
 
 class RateLimiter:
@@ -51,27 +56,57 @@ class RateLimiter:
         self.min_size_to_sample, self.samples_per_insert = min_size_to_sample, samples_per_insert
         self.error_buffer, self.timeout_s = float(error_buffer), timeout_s
         self.max_insert, self.max_sample = max_insert, max_sample
+        if not error_buffer >= 0:
+            raise ConfigError(f'error_buffer ({error_buffer!r}) must be a number >= 0')
         self._check_deadlock()
         self.num_inserts = self.num_samples = 0
         self._changed = threading.Condition()
         self._size: Callable[[], int] = lambda: self.num_inserts
+        self._available: Callable[[], int] = lambda: self._size()
         self._record: Optional[Record] = None
         self._next_row: Callable[[], int] = lambda: 0
         self._first_row = 0
 
-    def attach(self, size: Callable[[], int], capacity: int) -> None:
+    def attach(self, size: Callable[[], int], capacity: int, sampler: Optional[Sampler] = None) -> None:
         """
         Overview:
             Count the rows of a table: rows that were deleted do not count for the minimal size.
+        Arguments:
+            - sampler (:obj:`Optional[Sampler]`): What chooses rows; it may give each of them so many times only.
         Raises:
-            - ConfigError: The table can never hold as many as that.
+            - ConfigError: The table can never hold as many as that, or as a batch has; or the sampler cannot keep up
+              the ratio.
         """
-        if self.min_size_to_sample > capacity:
-            raise ConfigError(
-                f'min_size_to_sample ({self.min_size_to_sample}) must be at most the size of the buffer ({capacity}): '
-                'samples would wait for ever'
-            )
+        problem = self.problem_of_capacity(capacity)
+        if problem is not None:
+            raise ConfigError(problem)
+        if sampler is not None:
+            self.check_sampler(sampler)
         self._size = size
+        queue = getattr(sampler, 'sampler', sampler)
+        self._available = queue.num_left if isinstance(queue, Fifo) else size
+
+    def problem_of_capacity(self, capacity: int) -> Optional[str]:
+        """Why samples would wait for ever on a table of this size; None: they would not."""
+        for name in ('min_size_to_sample', 'max_sample'):
+            if getattr(self, name) > capacity:
+                return (
+                    f'{name} ({getattr(self, name)}) must be at most the size of the buffer ({capacity}): samples '
+                    f'would wait for ever. Make it smaller, or the buffer larger'
+                )
+        return None
+
+    def check_sampler(self, sampler: Sampler) -> None:
+        """
+        Raises:
+            - ConfigError: It gives a row less often than ``samples_per_insert`` asks for.
+        """
+        times = max_times(sampler)
+        if self.samples_per_insert is not None and times is not None and self.samples_per_insert > times:
+            raise ConfigError(
+                f'samples_per_insert ({self.samples_per_insert:g}) must be at most {times}: the sampler gives each row '
+                f'{times} times at most, so inserts would wait for samples, and samples for rows, for ever'
+            )
 
     def keep(self, record: Record, next_row: Callable[[], int]) -> None:
         """
@@ -156,7 +191,7 @@ class RateLimiter:
         counts = {name: state.get(name) for name in ('num_inserts', 'num_samples')}
         for name, value in counts.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ConfigError(f'{name} ({value!r}) must be an integer >= 0')
+                raise TypeError(f'{name} ({value!r}) must be an integer >= 0')
         with self._changed:
             self.num_inserts, self.num_samples = int(state['num_inserts']), int(state['num_samples'])
             self._begin_counting()
@@ -179,13 +214,22 @@ class RateLimiter:
     def _check_deadlock(self) -> None:
         if self.samples_per_insert is None:
             return
-        # Both wait if the difference is above max - max_insert * ratio and below min + max_sample, where max - min is
-        # twice the tolerance: impossible if neither step is larger than it. (Reverb asks the same of steps of one.)
-        needed = max(self.max_insert * self.samples_per_insert, float(self.max_sample))
-        if not self.error_buffer >= needed:
+        # Inserts of the most rows wait while the difference is above the one, samples while it is below the other: in
+        # between both do. (Reverb asks more, of steps of one.) Where the ratio is whole, so is the difference.
+        above = self.error_buffer - self.max_insert * self.samples_per_insert
+        below = self.max_sample - self.error_buffer
+        is_whole = float(self.samples_per_insert).is_integer() and math.isfinite(above)
+        both_wait = math.floor(above) + 1 < below if is_whole else above + _ROUNDING < below
+        # The first insert that waits must find the rows of a batch.
+        num_missing = self.max_sample - self.min_size_to_sample
+        rows = (num_missing + self.max_insert - 1) * self.samples_per_insert if num_missing > 0 else 0.0
+        if both_wait or self.error_buffer + _ROUNDING < rows:
+            least = max((self.max_insert * self.samples_per_insert + self.max_sample) / 2, rows)
+            larger = '' if both_wait else f', or min_size_to_sample at least {self.max_sample}'
             raise ConfigError(
-                f'error_buffer ({self.error_buffer:g}) must be at least {needed:g} with samples_per_insert='
-                f'{self.samples_per_insert:g}, max_insert={self.max_insert} and max_sample={self.max_sample}: '
+                f'error_buffer ({self.error_buffer:g}) must be at least {least:g}{larger} with '
+                f'samples_per_insert={self.samples_per_insert:g}, min_size_to_sample={self.min_size_to_sample}, '
+                f'max_insert={self.max_insert} and max_sample={self.max_sample}: '
                 'inserts and samples could wait for each other for ever'
             )
 
@@ -196,14 +240,15 @@ class RateLimiter:
     def _can_insert(self, num_rows: int) -> bool:
         if self.samples_per_insert is None or self.num_inserts + num_rows <= self.min_size_to_sample:
             return True
-        if self._size() < self.min_size_to_sample:
-            return True  # Rows were deleted: no sample can come before others are there.
-        return self._difference() + num_rows * self.samples_per_insert <= self.error_buffer
+        if self._difference() + num_rows * self.samples_per_insert <= self.error_buffer + _ROUNDING:
+            return True
+        # Rows left, by limits, deletes, or without being sampled: no batch can come before others are there.
+        return self._size() < self.min_size_to_sample or self._available() < self.max_sample
 
     def _can_sample(self, num_rows: int) -> bool:
         if self._size() < self.min_size_to_sample:
             return False
-        return self.samples_per_insert is None or self._difference() - num_rows >= -self.error_buffer
+        return self.samples_per_insert is None or self._difference() - num_rows >= -self.error_buffer - _ROUNDING
 
     def _wait(self, is_allowed: Callable[[], bool], what: str, timeout_s: Optional[float]) -> None:
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
@@ -235,6 +280,14 @@ class RateLimiter:
             f'RateLimiter({self._size()} rows of at least {self.min_size_to_sample}, {self.num_inserts} inserts, '
             f'{self.num_samples} samples, {self.samples_per_insert} per insert, tolerance {self.error_buffer:g})'
         )
+
+
+def max_times(sampler: Any) -> Optional[int]:
+    """How often a sampler, or one that it limits, gives a row at most; None: any number of times."""
+    times = [getattr(sampler, name, None) for name in ('max_times_sampled', 'times')]
+    inner = getattr(sampler, 'sampler', None)
+    times.append(None if inner is None else max_times(inner))
+    return min((each for each in times if each is not None), default=None)
 
 
 def _check_count(name: str, value: Any) -> None:

@@ -236,6 +236,11 @@ class RowIndex:
             self._pack_log()
         return self._log_slots[self._head : self._tail]
 
+    def num_from(self, row: int) -> int:
+        """How many live rows have this number or a larger one. O(log(count)) without deletes."""
+        rows = self._log_rows[self._head : self._head + len(self.slots_by_age())]
+        return len(rows) - int(np.searchsorted(rows, row))
+
     def _listening(self) -> List[RowListener]:
         if not self._listeners:
             return []

@@ -42,6 +42,10 @@ class PrioritySampler(Sampler, Protocol):
         A sampler with priorities, which outlive neither their rows nor, unless ``state`` is saved, their process.
     """
 
+    @property
+    def num_stale_updates(self) -> int:
+        """How many updates were for rows that are gone."""
+
     def update(self, rows: Array, priority: Any) -> None:
         """
         Overview:

@@ -269,8 +269,14 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         Overview:
             Hold more or fewer elements from now on: where there are more than ``size``, the oldest leave. O(size).
         Raises:
-            - ConfigError: ``size`` is no positive integer. Nothing changed.
+            - TypeError: ``size`` is no positive integer, or less than the buffer's limiter wants. Nothing changed.
         """
+        # No ConfigError, which is a ValueError: DI-engine's fetcher takes those for a shortage.
+        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+            raise TypeError(f'size ({size!r}) must be an integer >= 1')
+        problem = None if self.limiter is None else self.limiter.problem_of_capacity(int(size))
+        if problem is not None:
+            raise TypeError(problem)
         self._elements.resize(size)
 
     @property
@@ -307,7 +313,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         Raises:
             - ConfigError: The buffer is too small for it.
         """
-        limiter.attach(self.count, int(self.size))
+        limiter.attach(self.count, int(self.size), self._sampler)
         self.limiter = limiter
         self._keep_counts()
 
@@ -389,6 +395,8 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             self._elements.take_name(checked_view_name(name), sampler)
         view = copy.copy(self)
         if sampler is not None:
+            if self.limiter is not None:
+                self.limiter.check_sampler(sampler)
             self._attach(sampler)
             view._sampler, view._priorities = sampler, self._kept(sampler, name)
         return view
@@ -412,7 +420,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             twin._attach(twin._sampler)
             twin._prefetch = self._prefetch and Prefetch(self._prefetch.depth, twin.table)
             if twin.limiter is not None:
-                twin.limiter.attach(twin.count, int(twin.size))
+                twin.limiter.attach(twin.count, int(twin.size), twin._sampler)
             if self._priorities is not None and twin._priorities is not None:
                 twin._priorities.load_state(self._priorities.state())
         return twin

@@ -119,7 +119,7 @@ class TableBase:
         Overview:
             Set ``committed`` without new rows.
         Raises:
-            - ConfigError: JSON cannot hold it.
+            - SchemaMismatch: JSON cannot hold it.
         """
         encoded = encode_note(note)
         with self.write_lock:

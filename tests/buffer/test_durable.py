@@ -134,7 +134,7 @@ def test_objects_are_refused(tmp_path: Path) -> None:
 def test_notes_that_cannot_be_committed(tmp_path: Path, note: Any) -> None:
     buffer = filled(tmp_path)
     expected = contents(buffer)
-    with pytest.raises(ConfigError, match='commit'):
+    with pytest.raises(SchemaMismatch, match='commit'):
         buffer.extend(buffer.schema.encode([transition(14)]), commit=note)
     assert contents(buffer) == expected
     assert buffer.committed is None

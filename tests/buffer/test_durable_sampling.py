@@ -72,15 +72,15 @@ def test_a_queue_goes_on(tmp_path: Path) -> None:
 
 def test_the_limiter_counts_on(tmp_path: Path) -> None:
     def opened() -> StoreBuffer:
-        limiter = RateLimiter(2, samples_per_insert=2, error_buffer=30, max_insert=9, max_sample=8, timeout_s=0)
+        limiter = RateLimiter(2, samples_per_insert=2, error_buffer=30, max_insert=9, max_sample=6, timeout_s=0)
         return StoreBuffer(6, path=str(tmp_path / 'kept'), limiter=limiter)
 
     buffer = opened()
     buffer.extend(columns(9))
     buffer.sample_batch(5)
-    with pytest.raises(ValueError, match='less than 8'):
-        buffer.sample_batch(8)
     buffer.delete(['5'])
+    with pytest.raises(ValueError, match='less than 6'):
+        buffer.sample_batch(6)
     counts = buffer.limiter.state()
     assert counts == {'num_inserts': 9, 'num_samples': 5}
     buffer.close()
@@ -167,7 +167,7 @@ def test_rows_of_a_file_inherit_nothing(tmp_path: Path) -> None:
 def test_a_forked_child_and_a_closed_buffer_put_nothing_on_record(tmp_path: Path) -> None:
     def opened() -> StoreBuffer:
         sampler = limited(Prioritized(epsilon=0.0), max_times_sampled=9)
-        return StoreBuffer(6, path=str(tmp_path), sampler=sampler, limiter=RateLimiter(1, max_sample=9, max_insert=9))
+        return StoreBuffer(6, path=str(tmp_path), sampler=sampler, limiter=RateLimiter(1, max_sample=6, max_insert=9))
 
     buffer = opened()
     rows = buffer.extend(columns(6), priority=np.full(6, 2.0))

@@ -106,3 +106,11 @@ def test_limits_belong_to_one_table() -> None:
     buffer = filled(limited(Uniform(), max_times_sampled=1))
     with pytest.raises(ConfigError, match='one table'):
         StoreBuffer(3, sampler=buffer.sampler)
+
+
+def test_updates_of_rows_that_are_gone_are_counted() -> None:
+    buffer = StoreBuffer(10, sampler=limited(Prioritized(seed=0), max_times_sampled=1))
+    buffer.extend({'x': np.arange(10)})
+    batch = buffer.sample_batch(4)
+    buffer.update_priorities(batch.rows, [1.0] * 4)
+    assert buffer.sampler.num_stale_updates == 4

@@ -242,7 +242,7 @@ def test_bad_settings() -> None:
     sampler = attached(table_of(3))
     with pytest.raises(ConfigError, match='one table'):
         sampler.attach(table_of(3).index)
-    with pytest.raises(ConfigError, match='no table'):
+    with pytest.raises(PriorityError, match='no table'):
         Prioritized().update(np.array([1]), [1.0])
 
 

@@ -85,7 +85,7 @@ def test_a_sampler_without_priorities() -> None:
     rows = buffer.extend(columns(3))
     assert buffer.sample_batch(2).weights is None
     for call in (lambda: buffer.update_priorities(rows, [1.0] * 3), lambda: buffer.extend(columns(1), priority=[1.0])):
-        with pytest.raises(ConfigError, match=r'sampler=Prioritized\(\)'):
+        with pytest.raises(PriorityError, match=r'sampler=Prioritized\(\)'):
             call()
     assert buffer.count() == 3
 
