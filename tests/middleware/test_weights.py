@@ -279,9 +279,9 @@ def test_what_is_published_has_the_type_asked_for_but_statistics(exchanger, capl
 @pytest.mark.parametrize('role', ['learner', 'collector'])
 def test_experience_may_pass_them_by(exchanger, role):
     made = exchanger(exchangers.model_exchanger, Tied(), role=role)
-    pipeline = Task()
-    pipeline.use(made)  # which keeps of the object what its class has itself
-    assert getattr(pipeline._middleware[-1], HARMLESS)
+    with Task().start(async_mode=False) as pipeline:
+        pipeline.use(made)  # which keeps of the object what its class has itself
+        assert getattr(pipeline._middleware[-1], HARMLESS)
 
 
 def test_several_policies_by_name(exchanger):
