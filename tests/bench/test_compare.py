@@ -1,9 +1,11 @@
 """``ding-store compare`` measures every row on both sides; how fast they are is tested nowhere."""
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from xml.etree import ElementTree
 
 import numpy as np
@@ -13,8 +15,13 @@ from jobs import ROOT, ding_store, environment
 from needs import need_extra
 
 from ding_store.bench.compare.across import across
+from ding_store.bench.compare.main import _facts
+from ding_store.bench.compare.page import page
 from ding_store.bench.compare.plan import parts
+from ding_store.bench.compare.results import machine
 from ding_store.bench.compare.rows import ROWS
+from ding_store.bench.compare.terminal import render
+from ding_store.bench.compare.worker import WorkerFailed
 
 pytest.importorskip('ding')
 
@@ -79,6 +86,32 @@ def test_across_processes(side):
     assert figures['samples_per_s'] / figures['adds_per_s'] == pytest.approx(63 / 116, rel=0.5)
 
 
+def test_a_stock_job_that_gives_no_figures_is_a_result(monkeypatch):
+    def run(row, title, num_collectors, seconds):
+        if title == 'stock':
+            raise WorkerFailed('stuck')
+        return {'adds_per_s': 100.0, 'samples_per_s': 50.0, 'sample_share': 0.5}
+
+    monkeypatch.setattr('ding_store.bench.compare.across._run', run)
+    sides = across(row('masac'), 2, ['stock', 'store'], 3, 0.1, lambda text: None)
+    assert math.isnan(sides['stock']['headroom'])
+    assert sides['store']['headroom'] == pytest.approx(50 / 63)
+    record = {'masac': {**_facts(row('masac')), 'across': {'sides': sides, 'num_collectors': 2}}}
+    point = {'num_collectors': 2, 'sides': sides}
+    settings = {'repeats': 1, 'seconds': 0.1}
+    result = {'rows': record, 'collectors': [point, {**point, 'num_collectors': 4}], 'settings': settings}
+    text = page({**result, 'machine': machine()})
+    assert 'no figures' in text
+    assert 'nan' not in text + render(result)
+    monkeypatch.setattr('ding_store.bench.compare.across._run', partial(run_fails, run))
+    with pytest.raises(WorkerFailed):
+        across(row('masac'), 2, ['store'], 1, 0.1, lambda text: None)
+
+
+def run_fails(run, row, title, *arguments):
+    return run(row, 'stock', *arguments)
+
+
 @pytest.mark.parametrize(
     ('arguments', 'says'),
     [
@@ -87,7 +120,7 @@ def test_across_processes(side):
         (['--memory', '0.1', '--rows', 'r2d2'], 'holds 10 elements of r2d2: give it at least 0.32'),
         (['--repeats', '0'], '--repeats (0) must be above 0'),
         (['--json', '/nowhere/out.json'], 'there is no such directory'),
-        (['--resume'], '--resume goes with --json FILE'),
+        (['--resume', '--rows', 'sac', '--length', '100'], '--resume goes with --json FILE'),
     ],
 )
 def test_wrong_arguments(arguments, says):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -19,6 +20,8 @@ from ding_store.bench.compare.worker import ONE_THREAD, WorkerFailed
 
 #: For processes to start, too, which takes a busy machine long.
 DEADLINE_S = 90.0
+#: What a job writes down.
+FIGURES = ('adds_per_s', 'samples_per_s', 'sample_share')
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -30,22 +33,40 @@ def across(
         Collectors that send as fast as the learner lets them, and a learner that samples at the job's ratio.
     Returns:
         - sides (:obj:`dict`): Title -> adds/s and samples/s that reached the learner, and ``headroom`` over the
-          required ones. Medians over repeats.
+          required ones. Medians over repeats; NaN of a stock job that gave no figures at all.
+    Raises:
+        - WorkerFailed: The store's job gave no figures.
     """
     found: Dict[str, List[Dict[str, float]]] = {title: [] for title in titles}
     for number in range(repeats):
         for title in titles:
             say(f'{title}: {num_collectors} collectors, run {number + 1} of {repeats}')
-            try:
-                figures = _run(row, title, num_collectors, seconds)
-            except WorkerFailed:  # stock jobs do not always get off the ground: once more
-                figures = _run(row, title, num_collectors, seconds)
-            found[title].append(figures)
+            found[title].append(_run_twice(row, title, num_collectors, seconds, say))
     return {title: _medians(row, each) for title, each in found.items()}
 
 
+def _run_twice(
+    row: Row, title: str, num_collectors: int, seconds: float, say: Callable[[str], None]
+) -> Dict[str, float]:
+    """Stock jobs do not always get off the ground, which is a result, too."""
+    try:
+        return _run(row, title, num_collectors, seconds)
+    except WorkerFailed:
+        say(f'{title}: no figures; once more')
+    try:
+        return _run(row, title, num_collectors, seconds)
+    except WorkerFailed:
+        if title == 'store':
+            raise
+        say(f'{title}: no figures again')
+        return dict.fromkeys(FIGURES, math.nan)
+
+
 def _medians(row: Row, found: List[Dict[str, float]]) -> Dict[str, float]:
-    figures = {name: float(np.median([one[name] for one in found])) for name in found[0]}
+    figures: Dict[str, float] = {}
+    for name in FIGURES:
+        values = [one[name] for one in found if not math.isnan(one[name])]
+        figures[name] = float(np.median(values)) if values else math.nan
     figures['headroom'] = min(figures['adds_per_s'] / row.adds_per_s, figures['samples_per_s'] / row.samples_per_s)
     figures['add_bytes_per_s'] = figures['adds_per_s'] * row.element_bytes
     return figures

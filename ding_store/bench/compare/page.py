@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 from importlib import resources
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -163,10 +164,12 @@ def _training(rows: Sequence[Dict[str, Any]]) -> str:
 
 
 def _points(result: Dict[str, Any], section: str, key: str, figure: str) -> Dict[str, Sequence[Tuple[float, float]]]:
-    return {
-        side: [(point[key], point['sides'][side][figure]) for point in result.get(section, [])]
-        for side in ('stock', 'store')
-    }
+    """Those that there are: a stock job may have given none."""
+    found: Dict[str, Sequence[Tuple[float, float]]] = {}
+    for side in ('stock', 'store'):
+        values = [(point[key], point['sides'][side][figure]) for point in result.get(section, [])]
+        found[side] = [(x, y) for x, y in values if math.isfinite(y)]
+    return {side: points for side, points in found.items() if points}
 
 
 def _scaling(result: Dict[str, Any]) -> str:

@@ -84,7 +84,7 @@ def _bar(
     scale: Log, top: float, series: str, value: Optional[float], form: Format, name: str, marks: Sequence[float]
 ) -> str:
     if value is None or not math.isfinite(value):
-        return _text(_LEFT + 6, top + _BAR - 1.5, 'not possible', 'none', 'start')
+        return _text(_LEFT + 6, top + _BAR - 1.5, 'no figures', 'none', 'start')
     end = scale(value)
     title = f'<title>{escape(name)}, {series}: {form(value)}</title>'
     box = f'<rect class="{series}" x="{_LEFT}" y="{top}" width="{max(2, end - _LEFT):.1f}" height="{_BAR}" rx="2">'

@@ -152,7 +152,7 @@ def across_table(result: Dict[str, Any]) -> Table:
                     row['name'],
                     *(number(row['required'][name]) for name in ('adds_per_s', 'samples_per_s')),
                     *(number(side[name]) for name in ('adds_per_s', 'samples_per_s') for side in (stock, store)),
-                    *(size_text(side['add_bytes_per_s']) + '/s' for side in (stock, store)),
+                    *(_rate(side['add_bytes_per_s']) for side in (stock, store)),
                     *(times(side['headroom']) for side in (stock, store)),
                 ]
             )
@@ -161,6 +161,10 @@ def across_table(result: Dict[str, Any]) -> Table:
         'store', 'headroom stock', 'store',
     )  # fmt: skip
     return head, lines
+
+
+def _rate(bytes_per_s: float) -> str:
+    return '-' if math.isnan(bytes_per_s) else size_text(bytes_per_s) + '/s'
 
 
 def disk_table(result: Dict[str, Any]) -> Table:
