@@ -220,12 +220,12 @@ class RateLimiter:
         below = self.max_sample - self.error_buffer
         is_whole = float(self.samples_per_insert).is_integer() and math.isfinite(above)
         both_wait = math.floor(above) + 1 < below if is_whole else above + _ROUNDING < below
-        # The first insert that waits must find the rows of a batch.
-        num_missing = self.max_sample - self.min_size_to_sample
-        rows = (num_missing + self.max_insert - 1) * self.samples_per_insert if num_missing > 0 else 0.0
+        # The first insert that waits must find the minimal size, and the rows of a batch.
+        num_missing = max(0, self.max_sample - self.min_size_to_sample)
+        rows = (num_missing + self.max_insert - 1) * self.samples_per_insert
         if both_wait or self.error_buffer + _ROUNDING < rows:
             least = max((self.max_insert * self.samples_per_insert + self.max_sample) / 2, rows)
-            larger = '' if both_wait else f', or min_size_to_sample at least {self.max_sample}'
+            larger = '' if both_wait or not num_missing else f', or min_size_to_sample at least {self.max_sample}'
             raise ConfigError(
                 f'error_buffer ({self.error_buffer:g}) must be at least {least:g}{larger} with '
                 f'samples_per_insert={self.samples_per_insert:g}, min_size_to_sample={self.min_size_to_sample}, '
