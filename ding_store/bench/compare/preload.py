@@ -8,7 +8,9 @@ with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
     warnings.simplefilter('ignore')
     import torch
 
-    import ding_store.bench.compare.single
-    import ding_store.buffer  # noqa: F401
+    import ding_store.bench.compare.training  # noqa: F401
+    from ding_store.buffer.kernels import load_kernels
+
+    load_kernels()
 
 torch.set_num_threads(1)
