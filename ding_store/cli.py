@@ -270,18 +270,14 @@ def _run(options: argparse.Namespace, command: List[str]) -> int:
     if not command:
         raise ConfigError('no command given: put it after --, e.g. ding-store run -- python -u main.py')
     from ding_store.hook.install import SITE
+    from ding_store.launch.command import run_command
 
     _config(options)
     os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, [SITE, os.environ.get('PYTHONPATH')]))
     os.environ[ENV_HOOK] = '1'
     if options.explain:
         _explain()
-    try:
-        os.execvp(command[0], command)
-    except FileNotFoundError as error:
-        raise ConfigError(f'{command[0]!r} is no command on PATH') from error
-    except OSError as error:
-        raise ConfigError(f'{command[0]!r} cannot be run: {error.strerror}') from error
+    return run_command(command)
 
 
 def _run_roles(options: argparse.Namespace, command: List[str]) -> int:

@@ -20,16 +20,9 @@ from ding_store.launch.progress import Display, Figures, summary, table
 from ding_store.launch.role import Role
 from ding_store.launch.router import FIRST_IDS, ROLES, new_addresses, remove_address
 from ding_store.launch.script import Script, exit_process, preload
-from ding_store.middleware.members import Members
-from ding_store.middleware.session import (
-    CHECKPOINTS,
-    ENV_LAUNCHED,
-    FINISH,
-    Session,
-    clear_ended_run,
-    retire,
-    silence_s,
-)
+from ding_store.middleware.claim import claim_run
+from ding_store.middleware.members import ENV_LAUNCHED, Members, launch
+from ding_store.middleware.session import CHECKPOINTS, FINISH, Session, clear_ended_run, retire, silence_s
 from ding_store.storage.base import Store
 
 #: How long processes may take to leave after the run has ended, before they are told to, and then made to.
@@ -134,22 +127,14 @@ class Job:
         """
         with Session(self.config).store as store:
             clear_ended_run(store, self.config)
-            self._refuse_running(store)
+            # Two jobs in one run would take each other's experience. One that was killed is no more: it is resumed.
+            claim_run(store, None, FIRST_IDS['learner'], silence_s(self.config.heartbeat_s))
         with _sigterm_as_interrupt():
             try:
                 self.start()
                 return self._accompany(out)
             finally:
                 self._end_rest()
-
-    def _refuse_running(self, store: Store) -> None:
-        """Two jobs in one run would take each other's experience. One that was killed is no more: it is resumed."""
-        other = Members(store).reporting(None, silence_s(self.config.heartbeat_s))
-        if other is not None:
-            raise ConfigError(
-                f'run {store.run!r} is running already, with {other.title}: name this one with --run, or add to that '
-                'one with `ding-store join`'
-            )
 
     def _accompany(self, out: Any) -> Result:
         session = Session(self.config)
@@ -186,7 +171,7 @@ class Job:
 
     def _prepare_environment(self) -> None:
         os.environ[ENV_URL], os.environ[ENV_RUN] = self.config.url, self.config.run or 'default'
-        os.environ[ENV_LAUNCHED] = '1'
+        os.environ[ENV_LAUNCHED] = launch()
         # Each role computes in one thread unless told otherwise: several processes with a thread per core each slow
         # one another down far below one thread each.
         os.environ.setdefault('OMP_NUM_THREADS', '1')

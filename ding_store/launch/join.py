@@ -12,7 +12,8 @@ from ding_store.hook import install
 from ding_store.launch.router import activate, claim_node_id, deactivate, new_addresses, peer_addresses, remove_address
 from ding_store.launch.script import Script
 from ding_store.launch.status import check_running
-from ding_store.middleware.session import ENV_LAUNCHED, FINISH, Session, silence_s
+from ding_store.middleware.members import ENV_LAUNCHED, launch
+from ding_store.middleware.session import FINISH, Session, silence_s
 
 
 def join(config: StoreConfig, role: str, node_id: Optional[int], script: Script) -> int:
@@ -32,7 +33,7 @@ def join(config: StoreConfig, role: str, node_id: Optional[int], script: Script)
             node_id = claim_node_id(store, role, silence_s(config.heartbeat_s))
         peers = peer_addresses(store)
     sys.stderr.write(f'joining run {config.run!r} as {role}, node {node_id}\n')
-    os.environ[ENV_LAUNCHED] = '1'  # the run is somebody else's to clear and to retire
+    os.environ[ENV_LAUNCHED] = launch()  # the run is somebody else's to clear and to retire
     install()
     (address,) = new_addresses(1)
     activate(node_id, address, peers, num_workers=len(peers) + 1)

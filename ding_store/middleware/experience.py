@@ -73,9 +73,9 @@ class Side:
         self._session = session
         self._skip_n_iter = skip_n_iter
         self._plan: Optional[Plan] = None
-        self._member = session.join(
-            self.role, task.router.node_id, getattr(getattr(task.router, '_mq', None), 'listen_to', None)
-        )
+        router = task.router
+        address = getattr(getattr(router, '_mq', None), 'listen_to', None)
+        self._member = session.join(self.role, router.node_id, address, router.node_id - (router.local_id or 0))
         self._concluded = False
         task.on('finish', lambda value: session.finish('another member of the mesh finished'))
         task.stop = self._stop

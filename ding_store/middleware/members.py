@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
 import os
+import signal
 import socket
+import threading
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from ding_store.storage.base import OLDEST, EntryId, Store
 
 STREAM = 'members'
 #: The newest reports are what matters: old ones make room.
 STREAM_OPTIONS = {STREAM: {'max_pending_bytes': 1 << 20, 'overflow': 'drop_oldest'}}
+
+#: Set for processes of ``ding-store run --roles`` and ``join``, to their launch. Launchers retire the run, after they
+#: have read the last figures.
+ENV_LAUNCHED = 'DING_STORE_LAUNCHED'
 
 
 def pid_space() -> str:
@@ -27,6 +34,30 @@ def parent_process() -> Optional[str]:
     """The one process that started this and its sibling workers, where one did: DI-engine's ``Parallel`` does."""
     parent = multiprocessing.parent_process()
     return None if parent is None else f'{pid_space()} {parent.pid}'
+
+
+def launch() -> str:
+    """What was started together with this process: the process that started all of it, itself where none did."""
+    return os.environ.get(ENV_LAUNCHED) or parent_process() or f'{pid_space()} {os.getpid()}'
+
+
+def die_with_parent() -> None:
+    """
+    Overview:
+        Have this process killed as soon as the one that spawned it as a worker is gone: workers of ``ditask`` ignore
+        the signals that end it, and would collect for ever. The kernel's own way (PR_SET_PDEATHSIG) is about the thread
+        that started a process, which may end long before its process does.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    sentinel = parent.sentinel
+
+    def watch() -> None:
+        multiprocessing.connection.wait([sentinel])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name='ding_store-parent', daemon=True).start()
 
 
 @dataclass
@@ -44,6 +75,7 @@ class Member:
     host: str = field(default_factory=socket.gethostname)
     pid_space: str = field(default_factory=pid_space)
     parent: Optional[str] = field(default_factory=parent_process)
+    launch: str = field(default_factory=launch)
     address: Optional[str] = None
     state: str = 'alive'
     beat: int = 0
@@ -98,16 +130,22 @@ class Members:
     def alive(self, role: Optional[str] = None) -> List[Member]:
         return [m for m in self.by_id.values() if m.state == 'alive' and role in (None, m.role)]
 
-    def reporting(self, role: Optional[str], timeout_s: float) -> Optional[Member]:
+    def reporting(
+        self, role: Optional[str], timeout_s: float, where: Callable[[Member], bool] = lambda member: True
+    ) -> Optional[Member]:
         """
         Overview:
             One (of a role) that lives: of those who neither left nor failed the first to report within ``timeout_s``.
             None when there is none; who was killed counts as alive by its last report, and does not report any more.
         """
-        beats = {member.id: member.beat for member in self.refresh().alive(role)}
+
+        def alive() -> List[Member]:
+            return [member for member in self.refresh().alive(role) if where(member) and not member.was_killed]
+
+        beats = {member.id: member.beat for member in alive()}
         deadline = time.monotonic() + timeout_s
         while beats:
-            moved = [member for member in self.refresh().alive(role) if member.beat != beats.get(member.id)]
+            moved = [member for member in alive() if member.beat != beats.get(member.id)]
             left_s = deadline - time.monotonic()
             if moved or left_s <= 0:
                 return moved[0] if moved else None

@@ -13,7 +13,8 @@ from ditk import logging
 
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, StoreError, StoreTimeout, VersionConflict
-from ding_store.middleware.members import STREAM_OPTIONS, Member, Members, parent_process
+from ding_store.middleware.claim import claim_run
+from ding_store.middleware.members import ENV_LAUNCHED, STREAM_OPTIONS, Member, Members, die_with_parent, parent_process
 from ding_store.storage import open_store
 from ding_store.storage.base import Store
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 FINISH, RETIRE = 'finish', 'retire'
 #: A value while the learner makes checkpoints: who died may be started again.
 CHECKPOINTS = 'checkpoints'
-#: Set for processes of ``ding-store run --roles``: the launcher retires the run, after it has read the last figures.
-ENV_LAUNCHED = 'DING_STORE_LAUNCHED'
 T = TypeVar('T')
 #: Waits look at the task's own finish flag this often; news from the store wakes them at once.
 SLICE_S = 0.5
@@ -83,17 +82,24 @@ class Session:
                 )
             return self._store
 
-    def join(self, role: str, node_id: int, address: Optional[str] = None) -> Member:
+    def join(self, role: str, node_id: int, address: Optional[str] = None, first_node: Optional[int] = None) -> Member:
         """
         Overview:
             Become a member of the run, once; from now on this process reports itself and hears of the run's end.
+        Arguments:
+            - first_node (:obj:`Optional[int]`): Node id of the first of the workers that were started with this one.
+        Raises:
+            - ConfigError: Another job that lives has this run.
         """
         if self.member is None:
             if ENV_LAUNCHED not in os.environ and not self._hear_of_own_end():
                 clear_ended_run(self.store, self.config)
+                first = node_id if first_node is None else first_node
+                claim_run(self.store, role, first, silence_s(self.config.heartbeat_s))
             name = f'{role}-{node_id}-{os.getpid()}-{uuid.uuid4().hex[:6]}'
             self.member = Member(id=name, role=role, node_id=node_id, address=address)
             self.member.report(self.store)
+            die_with_parent()
             self.watch()
             atexit.register(self.close)
         return self.member

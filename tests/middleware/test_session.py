@@ -1,5 +1,7 @@
 """A run's members, its end, and what the next run of its name finds; on the reference store, in threads."""
 
+import contextlib
+import os
 import subprocess
 import threading
 import time
@@ -7,9 +9,10 @@ import time
 import pytest
 
 from ding_store.config import StoreConfig
-from ding_store.errors import StoreTimeout
+from ding_store.errors import ConfigError, StoreTimeout
 from ding_store.launch.status import read_status
-from ding_store.middleware.members import STREAM_OPTIONS, Member, Members
+from ding_store.middleware.claim import _claim
+from ding_store.middleware.members import STREAM_OPTIONS, Member, Members, pid_space
 from ding_store.middleware.session import FINISH, RETIRE, Session, clear_ended_run
 from ding_store.storage import open_store
 
@@ -29,9 +32,9 @@ def member(store):
     """``member('learner')``: a session that has joined the run."""
     sessions = []
 
-    def make(role, node_id=0, **kwargs):
+    def make(role, node_id=0, first_node=None, **kwargs):
         sessions.append(Session(CONFIG, store=store.another(stream_options=STREAM_OPTIONS), **kwargs))
-        sessions[-1].join(role, node_id)
+        sessions[-1].join(role, node_id, first_node=first_node)
         return sessions[-1]
 
     yield make
@@ -221,3 +224,52 @@ def test_many_members_of_the_next_run_clear_it_once(store):
         thread.join(10)
     assert not [thread for thread in threads if thread.is_alive()]
     assert store.info().streams == {}
+
+
+def elsewhere(role, node_id, pid, **kwargs):
+    """A member as another process reports it; ``pid`` tells whether that lives."""
+    return Member(f'{role}-{pid}', role, node_id, pid=pid, launch=f'{pid_space()} {pid}', **kwargs)
+
+
+@contextlib.contextmanager
+def reporting(store, other):
+    """``other`` reports itself until the block ends."""
+    stop = threading.Event()
+
+    def report():
+        while not stop.wait(0.02):
+            other.report(store)
+
+    other.report(store)
+    thread = threading.Thread(target=report)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(5)
+
+
+def test_a_second_living_learner_of_another_launch_is_refused(store, member):
+    with subprocess.Popen(['sleep', '60']) as process:
+        with reporting(store, elsewhere('learner', 7, process.pid)):
+            with pytest.raises(ConfigError, match=rf'pid {process.pid} on .*--run NAME.*ding-store status'):
+                member('learner')
+            member('collector', 2)  # may come from anywhere
+        process.kill()
+    member('learner')  # what is left of the other is a report that says alive
+
+
+def test_workers_of_another_job_of_the_same_nodes_are_refused_before_its_learner_has_come(store, member):
+    with subprocess.Popen(['sleep', '60']) as process:
+        store.put('launch/0', _claim(f'{pid_space()} {process.pid}'), {})
+        with pytest.raises(ConfigError, match=f'starts there .pid {process.pid}'):
+            member('collector', 2, first_node=0)
+        member('collector', 9, first_node=9)  # workers of further nodes of that job
+        process.kill()
+    member('collector', 2, first_node=0)
+
+
+def test_two_learners_of_one_parent_may_be(store, member):
+    with reporting(store, Member('other', 'learner', 1, pid=os.getppid())):
+        member('learner', 0)

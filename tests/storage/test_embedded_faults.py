@@ -385,7 +385,7 @@ class TestMembersWithoutPidfd:
 
     def test_id_used_again_is_another_process(self, members, monkeypatch):
         members.join(os.getpid())
-        monkeypatch.setattr(members_module, '_birth', lambda pid: 'later')
+        monkeypatch.setattr(members_module, 'birth_of', lambda pid: 'later')
         members.look()
         assert self.gone == [os.getpid()]
 

@@ -39,7 +39,7 @@ class Members:
         self.leave(pid)  # an equal id may be a dead member's, whose end was not handled yet
         pidfd = _open_pidfd(pid)
         if pidfd is None:
-            self._births[pid] = _birth(pid)
+            self._births[pid] = birth_of(pid)
             return
         self._pidfds[pid] = pidfd
         self._selector.register(pidfd, selectors.EVENT_READ, lambda _: self._died(pid))
@@ -58,7 +58,7 @@ class Members:
 
     def look(self) -> None:
         for pid, birth in list(self._births.items()):
-            if _is_gone(pid, birth):
+            if is_gone(pid, birth):
                 self._died(pid)
 
     def _died(self, pid: int) -> None:
@@ -77,7 +77,8 @@ def _open_pidfd(pid: int) -> Optional[int]:
         return None
 
 
-def _birth(pid: int) -> str:
+def birth_of(pid: int) -> str:
+    """When a process began: its pid may be another's by now. Raises ProcessLookupError if it has ended."""
     try:
         with open(f'/proc/{pid}/stat') as file:
             # The name in parentheses may hold spaces; state is the 1st and start time the 20th field after it.
@@ -89,8 +90,8 @@ def _birth(pid: int) -> str:
     return fields[19]
 
 
-def _is_gone(pid: int, birth: str) -> bool:
+def is_gone(pid: int, birth: str) -> bool:
     try:
-        return _birth(pid) != birth
+        return birth_of(pid) != birth
     except ProcessLookupError:
         return True

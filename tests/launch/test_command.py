@@ -1,0 +1,103 @@
+"""Commands that start their own workers under ``ding-store run``: one job per run, and one end for all of it."""
+
+import os
+import signal
+import sys
+import time
+import uuid
+
+import pytest
+from jobs import PIPELINES, ding_store, job
+
+from ding_store.config import StoreConfig
+from ding_store.middleware.members import Members
+from ding_store.middleware.session import Session
+from ding_store.storage import open_store
+
+pytest.importorskip('mpire')
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def run(redis_server):
+    """The store's URL and the name of a run of its own."""
+    return redis_server.url, f'r{uuid.uuid4().hex[:8]}'
+
+
+def workers(run, *nodes):
+    url, name = run
+    command = [sys.executable, PIPELINES / 'workers.py', *nodes]
+    return ding_store('run', '--store', url, '--run', name, '--', *command)
+
+
+def alive(run):
+    with open_store(run[0], run=run[1]) as store:
+        return [m for m in Members(store).refresh().alive() if not m.was_killed]
+
+
+def finish(run):
+    session = Session(StoreConfig(enable=True, url=run[0], run=run[1]))
+    session.finish('enough')
+    session.close()
+
+
+def gone(pids, timeout_s=20.0):
+    deadline = time.monotonic() + timeout_s
+    while any(os.path.exists(f'/proc/{pid}') for pid in pids):
+        assert time.monotonic() < deadline, pids
+        time.sleep(0.02)  # they are no children of ours: nobody tells us
+
+
+def test_two_jobs_that_start_together_do_not_meet(run, tmp_path):
+    with job(workers(run, 0, 2), tmp_path, name='a') as a, job(workers(run, 0, 2), tmp_path, name='b') as b:
+        a.wait_for(lambda: (a.text + b.text).count('refused') == 2, 'a job of which both are refused')
+        one, other = (b, a) if 'refused' in a.text else (a, b)
+        assert other.wait() == 0
+        assert f'run {run[1]!r} is running already, with ' in other.text
+        assert '--run NAME' in other.text
+        one.wait_for(lambda: one.text.count('joined') == 2, 'the other one')
+        assert len({m.launch for m in alive(run)}) == 1
+        finish(run)
+        assert one.wait() == 0
+
+
+def test_ctrl_c_ends_the_command_and_all_of_its_workers(run, tmp_path):
+    with job(workers(run, 0, 2), tmp_path) as started:
+        started.wait_for(lambda: len(alive(run)) == 2, 'two members')
+        pids = [member.pid for member in alive(run)]
+        os.killpg(started.process.pid, signal.SIGINT)  # as a terminal does
+        assert started.wait(40) != 0
+        gone(pids)
+    assert 'interrupted' in started.text
+
+
+def test_workers_die_with_their_parent(run, tmp_path):
+    with job(workers(run, 0, 2), tmp_path) as started:
+        started.wait_for(lambda: len(alive(run)) == 2, 'two members')
+        members = alive(run)
+        os.kill(int(members[0].launch.rpartition(' ')[2]), signal.SIGKILL)
+        gone([member.pid for member in members])
+        assert started.wait(20) == 137
+
+
+def test_what_ignores_every_signal_is_killed_after_a_while(tmp_path):
+    code = (
+        'import signal, subprocess, sys, time\n'
+        'for number in (signal.SIGINT, signal.SIGTERM):\n    signal.signal(number, signal.SIG_IGN)\n'
+        "child = subprocess.Popen(['sleep', '600'])\n"
+        "open('pid', 'w').write(str(child.pid))\n"
+        'time.sleep(600)\n'
+    )
+    pid = tmp_path / 'pid'
+    with job(ding_store('run', '--', sys.executable, '-c', code), tmp_path) as started:
+        started.wait_for(lambda: pid.exists() and pid.read_text(), 'its child')
+        for _ in range(2):  # the second time means now
+            os.kill(started.process.pid, signal.SIGTERM)
+            started.wait_for(lambda: 'interrupted' in started.text, 'word of it')
+        assert started.wait(30) == 137
+        gone([int(pid.read_text())])
+
+
+def test_the_exit_code_is_the_commands(tmp_path):
+    with job(ding_store('run', '--', sys.executable, '-c', 'raise SystemExit(3)'), tmp_path) as started:
+        assert started.wait() == 3
