@@ -46,9 +46,10 @@ setup(
     package_data={'ding_store': ['py.typed', 'storage/lua/*.lua', 'hook/site/*.py', 'bench/compare/*.css']},
     zip_safe=False,
     python_requires='>=3.9',
-    # numpy is already there wherever DI-engine is: these are its own bounds, so nothing is upgraded.
+    # numpy is already there wherever DI-engine is. Without an upper bound, so that none is replaced: that DI-engine
+    # needs one below 2 is for `ding-store doctor` to say.
     # Newer redis-py silently ignores a hiredis before 3.2.
-    install_requires=['numpy>=1.18,<2', 'redis>=4.5', 'hiredis>=3.2'],
+    install_requires=['numpy>=1.18', 'redis>=4.5', 'hiredis>=3.2'],
     extras_require=EXTRAS,
     entry_points={'console_scripts': ['ding-store = ding_store.cli:main']},
     classifiers=[

@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import List, Optional, Sequence, Tuple
 
 from ding_store import __version__
-from ding_store.config import DEFAULT_URL, ENV_CHECKPOINT, ENV_RUN, ENV_URL, StoreConfig
+from ding_store.config import (
+    DEFAULT_URL,
+    ENV_CHECKPOINT,
+    ENV_RUN,
+    ENV_SETTINGS,
+    ENV_URL,
+    StoreConfig,
+    parse_settings,
+)
 from ding_store.errors import ConfigError, StoreError
 from ding_store.hook import ENV_EXPLAIN, ENV_HOOK
 
@@ -77,6 +85,27 @@ def _add_store_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        '--set',
+        metavar='KEY=VALUE',
+        dest='settings',
+        action='append',
+        default=[],
+        help="a key of the flag's block, e.g. max_lead=4; again for more; it wins over the config's",
+    )
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 < seconds < 1e6:
+        raise argparse.ArgumentTypeError(f'{text!r} should be a number of seconds above 0')
+    return seconds
+
+
 def _add_run(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         'run',
@@ -86,6 +115,7 @@ def _add_run(commands: argparse._SubParsersAction) -> None:
         'one process per role and watch them; the script takes its role from its node id as under ditask.',
     )
     _add_store_options(parser)
+    _add_settings(parser)
     parser.add_argument('--roles', metavar='ROLE=N,...', help='e.g. learner=1,collector=2,evaluator=1')
     parser.add_argument('--explain', action='store_true', help='list what was replaced in DI-engine, and what was not')
     parser.add_argument('--json', metavar='FILE', help='write the figures of a run with --roles there')
@@ -111,7 +141,9 @@ def _add_join(commands: argparse._SubParsersAction) -> None:
         description='Run a script as one more process of a job: with an active router, a free node id, and its store.',
     )
     _add_store_options(parser)
+    _add_settings(parser)
     parser.add_argument('--role', required=True, choices=('collector', 'evaluator', 'learner'))
+    parser.add_argument('--wait', action='store_true', help='be there before all others, too')
     parser.add_argument('--node-id', type=int, help="default: a free one that gives the role in DI-engine's examples")
     parser.add_argument('--explain', action='store_true', help='list what was replaced in DI-engine, and what was not')
     parser.set_defaults(call=_join)
@@ -121,7 +153,7 @@ def _add_status(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser('status', help="show a run's members, streams, lengths, rates, lag and versions")
     _add_store_options(parser)
     parser.add_argument('--json', action='store_true', help='for machines')
-    parser.add_argument('--watch', metavar='SECONDS', type=float, help='again and again')
+    parser.add_argument('--watch', metavar='SECONDS', type=_seconds, help='again and again')
     parser.set_defaults(call=_status)
 
 
@@ -246,8 +278,13 @@ def _gc(options: argparse.Namespace, command: List[str]) -> int:
     return 0
 
 
-def _config(options: argparse.Namespace) -> StoreConfig:
+def _config(options: argparse.Namespace, shared: bool = True) -> StoreConfig:
+    if shared and options.store.startswith('memory:'):
+        raise ConfigError(f'--store {options.store!r} is for one process only: for several use embedded:// or redis://')
     os.environ[ENV_URL], os.environ[ENV_RUN] = _absolute(options.store), options.run
+    settings = parse_settings(getattr(options, 'settings', ()))
+    if settings:
+        os.environ[ENV_SETTINGS] = repr(settings)
     checkpoint = getattr(options, 'checkpoint', None)
     if checkpoint:
         os.environ[ENV_CHECKPOINT] = checkpoint if checkpoint == '1' else os.path.abspath(checkpoint)
@@ -272,7 +309,7 @@ def _run(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.hook.install import SITE
     from ding_store.launch.command import run_command
 
-    _config(options)
+    _config(options, shared=False)
     os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, [SITE, os.environ.get('PYTHONPATH')]))
     os.environ[ENV_HOOK] = '1'
     if options.explain:
@@ -307,7 +344,7 @@ def _join(options: argparse.Namespace, command: List[str]) -> int:
 
     if options.explain:
         _explain()
-    return join(_config(options), options.role, options.node_id, Script.parse(command))
+    return join(_config(options), options.role, options.node_id, Script.parse(command), options.wait)
 
 
 def _explain() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
+import functools
+import math
+import numbers
 import os
 import re
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Dict, Mapping, Optional, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union, get_args, get_origin, get_type_hints
 
 from ding_store.errors import ConfigError
 
@@ -15,6 +19,54 @@ DEFAULT_URL = 'embedded://'
 ENV_URL, ENV_RUN = 'DING_STORE_URL', 'DING_STORE_RUN'
 #: Checkpoints are on: the directory, or '1' for the config's.
 ENV_CHECKPOINT = 'DING_STORE_CHECKPOINT'
+#: What ``--set KEY=VALUE`` said: a dict as Python writes it.
+ENV_SETTINGS = 'DING_STORE_SETTINGS'
+
+
+def _setting(default: Any, least: Optional[float] = None, below: Optional[float] = None, choices: tuple = ()) -> Any:
+    """A field of settings with the range that it may be in."""
+    return field(default=default, metadata=dict(least=least, below=below, choices=choices))
+
+
+#: What a setting of a type is, in words, and whether a value is one.
+_KINDS: Dict[Any, Tuple[str, Callable[[Any], bool]]] = {
+    bool: ('True or False', lambda value: isinstance(value, bool)),
+    int: ('a whole number', lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool)),
+    float: (
+        'a finite number',
+        lambda value: isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value),
+    ),
+    str: ('a string', lambda value: isinstance(value, str)),
+    os.PathLike: ('a path', lambda value: isinstance(value, os.PathLike)),
+    dict: ('a dict', lambda value: isinstance(value, Mapping)),
+    type(None): ('None', lambda value: value is None),
+}
+
+
+def _check_settings(settings: Any, where: str) -> None:
+    """Each value by its field: the annotation is its type, the rest is from ``_setting``."""
+    types = get_type_hints(type(settings))
+    for each in fields(settings):
+        value, limits = getattr(settings, each.name), each.metadata
+        name = f'{where}.{each.name} ({value!r})' if each.repr else f'{where}.{each.name}'
+        if limits.get('choices'):
+            if not any(type(value) is type(choice) and value == choice for choice in limits['choices']):
+                raise ConfigError(f'{name} must be one of {", ".join(map(repr, limits["choices"]))}')
+            continue
+        hint = types[each.name]
+        kinds = [get_origin(kind) or kind for kind in (get_args(hint) if get_origin(hint) is Union else (hint,))]
+        known = [_KINDS.get(kind, (kind.__name__, functools.partial(_is_a, kind))) for kind in kinds]
+        if not any(is_one(value) for _, is_one in known):
+            raise ConfigError(f'{name} must be {" or ".join(words for words, _ in known)}')
+        least, below = limits.get('least'), limits.get('below')
+        if value is not None and least is not None and value < least:
+            raise ConfigError(f'{name} must be >= {least:g}')
+        if value is not None and below is not None and value >= below:
+            raise ConfigError(f'{name} must be < {below:g}')
+
+
+def _is_a(kind: type, value: Any) -> bool:
+    return isinstance(value, kind)
 
 
 @dataclass(frozen=True)
@@ -32,29 +84,14 @@ class CheckpointConfig:
     """
 
     path: str = ''
-    max_overhead: float = 0.035
-    interval_s: Optional[float] = None
-    keep: int = 3
-    max_restarts: int = 5
+    max_overhead: float = _setting(0.035, least=1e-4, below=1)
+    interval_s: Optional[float] = _setting(None, least=1e-3)
+    keep: int = _setting(3, least=1)
+    max_restarts: int = _setting(5, least=0)
     load: Optional[str] = None
 
     def __post_init__(self) -> None:
-        for name in ('path', 'load'):
-            value = getattr(self, name)
-            if not isinstance(value, str) and not (name == 'load' and value is None):
-                raise ConfigError(f'store.checkpoint.{name} ({value!r}) must be a path')
-        _check_at_least('checkpoint.max_overhead', self.max_overhead, 1e-4)
-        if self.max_overhead >= 1:
-            raise ConfigError(
-                f'store.checkpoint.max_overhead ({self.max_overhead!r}) is a fraction of the time, such as 0.035'
-            )
-        if self.interval_s is not None:
-            _check_at_least('checkpoint.interval_s', self.interval_s, 1e-3)
-        for name, least in (('keep', 1), ('max_restarts', 0)):
-            value = getattr(self, name)
-            _check_at_least(f'checkpoint.{name}', value, least)
-            if not isinstance(value, int):
-                raise ConfigError(f'store.checkpoint.{name} ({value!r}) must be a whole number')
+        _check_settings(self, 'store.checkpoint')
         if self.load is not None and not os.path.isfile(self.load):
             raise ConfigError(f'store.checkpoint.load ({self.load!r}) is no file')
 
@@ -95,7 +132,7 @@ class StoreConfig:
     Overview:
         Settings of one job. Durations are seconds, sizes bytes.
     Arguments:
-        - enable (:obj:`bool`): Off means stock DI-engine, and nothing of redis is imported.
+        - enable (:obj:`bool`): Off, or no block at all, means stock DI-engine, and nothing of redis is imported.
         - url (:obj:`str`): Where the run's data is: ``embedded://[dir]``, ``redis://host:port/db``, ...
         - run (:obj:`Optional[str]`): Name of the run; every key and file is under it. Default: the config's exp_name.
         - train_ratio (:obj:`str`): 'keep': the learner runs one iteration of its loop per collected chunk, so that
@@ -129,66 +166,48 @@ class StoreConfig:
             per host. They are read-only: for inference, writing to them ends the process.
     """
 
-    enable: bool = False
+    enable: bool = True
     url: str = field(default=DEFAULT_URL, repr=False)  # It may hold a password.
     run: Optional[str] = None
-    train_ratio: str = 'keep'
-    max_lead: int = 2
-    samples_per_insert: Optional[float] = None
+    train_ratio: str = _setting('keep', choices=('keep', 'free'))
+    max_lead: int = _setting(2, least=1)
+    samples_per_insert: Optional[float] = _setting(None, least=1e-6)
     error_buffer: Optional[float] = None
-    min_size_to_sample: int = 1
+    min_size_to_sample: int = _setting(1, least=1)
     direct_ingest: bool = True
-    collate: str = 'auto'
-    max_pending_bytes: int = 256 << 20
-    overflow: str = 'block'
-    on_corrupt: str = 'stop'
-    compression: Optional[str] = None
-    reconnect_timeout_s: float = 60.0
-    wait_warn_s: float = 20.0
-    peer_timeout_s: float = 60.0
-    heartbeat_s: float = 1.0
-    buffer_path: Optional[str] = None
-    prefetch: int = 0
+    collate: str = _setting('auto', choices=('auto', 'batch', 'list'))
+    max_pending_bytes: int = _setting(256 << 20, least=1)
+    overflow: str = _setting('block', choices=('block', 'drop_oldest', 'error'))
+    on_corrupt: str = _setting('stop', choices=('stop', 'skip'))
+    compression: Optional[str] = _setting(None, choices=(None, 'lz4', 'zstd'))
+    reconnect_timeout_s: float = _setting(60.0, least=1e-3)
+    wait_warn_s: float = _setting(20.0, least=1e-3)
+    peer_timeout_s: float = _setting(60.0, least=1e-3)
+    heartbeat_s: float = _setting(1.0, least=1e-3)
+    buffer_path: Union[str, os.PathLike, None] = None
+    prefetch: int = _setting(0, least=0)
     checkpoint: Optional[CheckpointConfig] = None
-    weights_dtype: Optional[str] = None
+    weights_dtype: Optional[str] = _setting(None, choices=(None, 'float16', 'bfloat16'))
     weights_in_place: bool = False
     store_options: Dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_choice('train_ratio', self.train_ratio, ('keep', 'free'))
-        _check_choice('collate', self.collate, ('auto', 'batch', 'list'))
-        _check_choice('overflow', self.overflow, ('block', 'drop_oldest', 'error'))
-        _check_choice('on_corrupt', self.on_corrupt, ('stop', 'skip'))
-        _check_choice('compression', self.compression, (None, 'lz4', 'zstd'))
-        _check_choice('weights_dtype', self.weights_dtype, (None, 'float16', 'bfloat16'))
-        _check_choice('weights_in_place', self.weights_in_place, (True, False))
+        _check_settings(self, 'store')
         self._check_ratio()
-        for name in ('max_lead', 'max_pending_bytes', 'min_size_to_sample'):
-            _check_at_least(name, getattr(self, name), 1)
-        for name in ('reconnect_timeout_s', 'wait_warn_s', 'peer_timeout_s', 'heartbeat_s'):
-            _check_at_least(name, getattr(self, name), 1e-3)
-        if isinstance(self.prefetch, bool) or not isinstance(self.prefetch, int) or self.prefetch < 0:
-            raise ConfigError(f'store.prefetch ({self.prefetch!r}) must be an integer >= 0')
-        if not isinstance(self.enable, bool):
-            raise ConfigError(f'store.enable ({self.enable!r}) must be True or False')
-        if self.run is not None and not isinstance(self.run, str):
-            raise ConfigError(f'store.run ({self.run!r}) must be a string')
 
     def _check_ratio(self) -> None:
-        if not isinstance(self.min_size_to_sample, int):
-            raise ConfigError(f'store.min_size_to_sample ({self.min_size_to_sample!r}) must be a whole number')
         ratio, tolerance = self.samples_per_insert, self.error_buffer
         if ratio is None:
             if tolerance is not None:
                 raise ConfigError(f'store.error_buffer ({tolerance!r}) is the tolerance of store.samples_per_insert')
             return
-        _check_at_least('samples_per_insert', ratio, 1e-6)
         if tolerance is None:
             raise ConfigError(
                 f'store.samples_per_insert ({ratio!r}) needs store.error_buffer, its tolerance in sampled elements: at '
                 'least a batch, and samples_per_insert times the elements of a chunk'
             )
-        _check_at_least('error_buffer', tolerance, ratio)
+        if tolerance < ratio:
+            raise ConfigError(f'store.error_buffer ({tolerance!r}) must be at least samples_per_insert ({ratio!r})')
 
     @classmethod
     def from_block(cls, block: Optional[Mapping[str, Any]], default_run: str = 'default') -> StoreConfig:
@@ -202,18 +221,19 @@ class StoreConfig:
             return cls(enable=False, run=default_run)
         if not isinstance(block, Mapping):
             raise ConfigError(f'store ({block!r}) must be a dict such as dict(enable=True)')
+        settings = {**block, **ast.literal_eval(os.environ.get(ENV_SETTINGS) or '{}')}
         known = [f.name for f in fields(cls)]
-        for key in block:
+        for key in settings:
             if key not in known:
                 raise ConfigError(unknown_key('store', str(key), known))
         if _holds_password(str(block.get('url', ''))):
             raise ConfigError(
                 f'store.url holds a password, and configs are saved with the experiment: put the URL into {ENV_URL}'
             )
-        for name in block.get('store_options') or {}:
+        options = block.get('store_options')
+        for name in options if isinstance(options, Mapping) else ():
             if 'password' in str(name).lower():
                 raise ConfigError(f'store.store_options has {name!r}, and configs are saved: put it into {ENV_URL}')
-        settings = {'enable': True, **block}
         settings['url'] = os.environ.get(ENV_URL) or settings.get('url', DEFAULT_URL)
         settings['run'] = os.environ.get(ENV_RUN) or settings.get('run') or default_run
         settings['checkpoint'] = CheckpointConfig.from_block(settings.get('checkpoint'), settings['run'])
@@ -228,6 +248,35 @@ class StoreConfig:
             reconnect_timeout_s=self.reconnect_timeout_s,
             **self.store_options,
         )
+
+
+def parse_settings(words: Sequence[str]) -> Dict[str, Any]:
+    """
+    Overview:
+        KEY=VALUE words as a dict. Values are Python's literals, and strings where they are none: ``max_lead=4``,
+        ``overflow=drop_oldest``, ``checkpoint={'keep': 5}``.
+    Raises:
+        - ConfigError: Not of that form, or a key that has an option of its own.
+    """
+    settings = {}
+    for word in words:
+        key, equals, value = word.partition('=')
+        if not equals:
+            raise ConfigError(f'--set {word!r} should read like max_lead=4')
+        if key in _HAVE_OPTIONS:
+            raise ConfigError(f'--set {word!r}: {_HAVE_OPTIONS[key]}')
+        try:
+            settings[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            settings[key] = value
+    return settings
+
+
+_HAVE_OPTIONS = {
+    'url': f'say --store, or put the URL into {ENV_URL}',
+    'run': 'say --run',
+    'enable': 'under this command the store is on',
+}
 
 
 def enable(main_config: Any, create_config: Any) -> bool:
@@ -287,13 +336,3 @@ def unknown_key(where: str, key: str, known: list) -> str:
     nearest = difflib.get_close_matches(key, known, n=1)
     hint = f'; did you mean {nearest[0]!r}?' if nearest else ''
     return f'{where}: unknown key {key!r}{hint} (valid keys: {", ".join(sorted(known))})'
-
-
-def _check_choice(name: str, value: Any, choices: tuple) -> None:
-    if value not in choices:
-        raise ConfigError(f'store.{name} ({value!r}) must be one of {", ".join(map(repr, choices))}')
-
-
-def _check_at_least(name: str, value: Any, least: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < least:
-        raise ConfigError(f'store.{name} ({value!r}) must be a number >= {least}')

@@ -2,7 +2,7 @@
 CartPole DQN through the store, beside stock DI-engine: the job that scripts/run.sh runs, and the comparison over seeds.
 
     scripts/run.sh                                    one seed, progress, and the table
-    python scripts/cartpole.py --seeds 0 1 2 3 4      interleaved over seeds, medians
+    python scripts/cartpole.py --seeds 0 1 2 3 4      interleaved over seeds: each, medians, maxima
     python scripts/cartpole.py --seeds 0 --busy       the same with both cores kept busy by something else
 """
 
@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Callable
 
 ROOT = Path(__file__).resolve().parent.parent
 MAIN = ROOT / 'dizoo_configs' / 'cartpole' / 'cartpole_dqn_main.py'
@@ -48,7 +49,7 @@ def main() -> int:
                 results[kind].append(RUN[kind](seed, Path(options.dir)))
                 if options.json:
                     Path(options.json).write_text(json.dumps(results, indent=1))
-    show(results)
+    show(options.seeds, results)
     return 0 if all(r['code'] == 0 for runs in results.values() for r in runs) else 1
 
 
@@ -126,6 +127,7 @@ def figures(code: int, wall_s: float, record: dict) -> dict:
     steps, iterations = record.get('env_step', 0), record.get('train_iter', 0)
     result = {'code': code, 'wall_s': wall_s, 'loop_s': loop_s, 'env_step': steps, 'train_iter': iterations}
     result.update(steps_per_s=steps / loop_s, iters_per_s=iterations / loop_s, ratio=iterations / max(steps, 1))
+    result['failed'] = int(code != 0)
     result['eval_value'] = record.get('eval_value')
     for name in ('rows_appended', 'rows_ingested', 'rows_lost'):
         result[name] = record.get(name)
@@ -144,24 +146,34 @@ ROWS = {
     'rows_appended': ('rows appended', '{:.0f}'),
     'rows_ingested': ('rows ingested', '{:.0f}'),
     'rows_lost': ('rows lost', '{:.0f}'),
+    'failed': ('failed', '{:.0f}'),
 }
 
 
-def show(results: dict) -> None:
+def show(seeds: list, results: dict) -> None:
     from ding_store.launch.progress import table
 
-    columns = []
-    for kind, runs in results.items():
-        cells = {}
-        for name, (title, form) in ROWS.items():
-            known = [run[name] for run in runs if run[name] is not None and run[name] == run[name]]
-            cells[title] = form.format(statistics.median(known)) if known else '-'
-        columns.append((TITLES[kind], cells))
     count = len(next(iter(results.values())))
     print()
     if count > 1:
-        print(f'medians over {count} seeds')
-    print(table(columns))
+        for kind, runs in results.items():
+            print(f'{TITLES[kind]}, seed by seed')
+            print(table([(str(seed), cells([run], statistics.median)) for seed, run in zip(seeds, runs)]) + '\n')
+        print(f'medians over {count} seeds; rows lost and exit codes other than 0 are sums')
+    print(table([(TITLES[kind], cells(runs, statistics.median)) for kind, runs in results.items()]))
+    if count > 1:
+        print(f'\nmaxima over {count} seeds')
+        print(table([(TITLES[kind], cells(runs, max)) for kind, runs in results.items()]))
+
+
+def cells(runs: list, over: Callable) -> dict:
+    """A column of the table: ``over`` all runs, but nothing that is lost or fails may hide behind a median."""
+    made = {}
+    for name, (title, form) in ROWS.items():
+        known = [run[name] for run in runs if run[name] is not None and run[name] == run[name]]
+        how = sum if name in ('rows_lost', 'failed') else over
+        made[title] = form.format(how(known)) if known else '-'
+    return made
 
 
 if __name__ == '__main__':

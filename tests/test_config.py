@@ -1,5 +1,6 @@
 """The flag's block: defaults, validation, and what the environment of ``ding-store run`` changes."""
 
+import numpy as np
 import pytest
 
 from ding_store import enable
@@ -42,12 +43,41 @@ def test_unknown_key_lists_valid_ones_and_suggests_the_nearest():
         ('heartbeat_s', True),
         ('enable', 'yes'),
         ('run', 7),
+        ('direct_ingest', 'no'),
+        ('store_options', 3),
+        ('buffer_path', 3),
+        ('heartbeat_s', float('nan')),
+        ('peer_timeout_s', float('inf')),
+        ('max_lead', 1.5),
+        ('weights_in_place', 1),
+        ('weights_dtype', 'int8'),
+        ('checkpoint', 'here'),
     ],
 )
 def test_bad_value_is_named(key, value):
     with pytest.raises(ConfigError, match=f'store.{key}') as error:
         StoreConfig.from_block({key: value})
     assert repr(value) in str(error.value)
+
+
+def test_url_that_is_no_string():
+    with pytest.raises(ConfigError, match='store.url must be a string'):
+        StoreConfig.from_block({'url': 5})
+
+
+@pytest.mark.parametrize(
+    ('key', 'value'),
+    [('keep', 2.5), ('keep', 0), ('max_overhead', 1), ('interval_s', float('nan')), ('path', 3), ('load', True)],
+)
+def test_bad_value_of_checkpoints_is_named(key, value):
+    with pytest.raises(ConfigError, match=f'store.checkpoint.{key}') as error:
+        StoreConfig.from_block({'checkpoint': {key: value}})
+    assert repr(value) in str(error.value)
+
+
+def test_numbers_of_numpy_and_paths_are_taken(tmp_path):
+    config = StoreConfig.from_block({'max_lead': np.int64(3), 'heartbeat_s': np.float32(2), 'buffer_path': tmp_path})
+    assert (config.max_lead, config.heartbeat_s, config.buffer_path) == (3, 2, tmp_path)
 
 
 def test_block_that_is_no_dict():

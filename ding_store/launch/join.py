@@ -12,23 +12,31 @@ from ding_store.hook import install
 from ding_store.launch.router import activate, claim_node_id, deactivate, new_addresses, peer_addresses, remove_address
 from ding_store.launch.script import Script
 from ding_store.launch.status import check_running
-from ding_store.middleware.members import ENV_LAUNCHED, launch
+from ding_store.middleware.members import ENV_LAUNCHED, Members, launch
 from ding_store.middleware.session import FINISH, Session, silence_s
 
 
-def join(config: StoreConfig, role: str, node_id: Optional[int], script: Script) -> int:
+def join(config: StoreConfig, role: str, node_id: Optional[int], script: Script, wait: bool = False) -> int:
     """
     Overview:
         Run a script as a member of a run, in this process. Its router is active before its first line runs, so that
         its own branches on ``task.router`` give it the role.
+    Arguments:
+        - wait (:obj:`bool`): Also join a run that has no living member, and wait for others.
     Returns:
         - code (:obj:`int`): The script's exit code.
     """
-    check_running(config)
+    if not wait:
+        check_running(config)
     with Session(config).store as store:
         end = store.get(FINISH)
         if end is not None:
             raise ConfigError(f'run {config.run!r} has ended: {end.header["reason"]}')
+        if not wait and Members(store).reporting(None, silence_s(config.heartbeat_s)) is None:
+            raise ConfigError(
+                f'run {config.run!r} has no living process at {store.info().address}: is it --run or --store that is '
+                'another? To be there before the others, say --wait'
+            )
         if node_id is None:
             node_id = claim_node_id(store, role, silence_s(config.heartbeat_s))
         peers = peer_addresses(store)

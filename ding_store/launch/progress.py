@@ -105,23 +105,26 @@ def _newest(members: List[Member]) -> Optional[Member]:
 class Display:
     """
     Overview:
-        One line that renews itself on a terminal, a line now and then elsewhere.
+        One line that renews itself on a terminal, a line now and then elsewhere, the first one soon.
     """
 
-    def __init__(self, store: Store, out: Any, every_s: float = 1.0, file_every_s: float = 10.0) -> None:
+    def __init__(
+        self, store: Store, out: Any, every_s: float = 1.0, file_every_s: float = 5.0, first_s: float = 1.0
+    ) -> None:
         self._members = Members(store)
         self._out = out
         self._tty = out.isatty()
         self._every_s = every_s if self._tty else file_every_s
-        self._shown_at = self._begin = time.monotonic()
+        self._begin = time.monotonic()
+        self._next = self._begin + first_s
 
     def figures(self) -> Figures:
         return Figures.of(self._members.refresh())
 
     def tick(self) -> None:
         now = time.monotonic()
-        if now - self._shown_at >= self._every_s:
-            self._shown_at = now
+        if now >= self._next:
+            self._next = now + self._every_s
             text = f'[{now - self._begin:5.0f} s] {self.figures().line()}'
             self._out.write(f'\r{text}\x1b[K' if self._tty else f'{text}\n')
             self._out.flush()

@@ -23,6 +23,9 @@ RATE_S = 1.0
 def show_status(config: StoreConfig, as_json: bool, every_s: Optional[float]) -> int:
     check_running(config)
     with Session(config).store as store:
+        info = store.info()
+        if not (info.streams or info.values) and not config.url.startswith('embedded:'):
+            raise ConfigError(f'there is no run {config.run!r} at {info.address} (choose with --run)')
         while True:
             status = read_status(store, RATE_S)
             sys.stdout.write((json.dumps(status) if as_json else render(status)) + '\n')

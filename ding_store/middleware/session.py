@@ -166,9 +166,10 @@ class Session:
     @property
     def replay_path(self) -> Optional[str]:
         """Where the learner's replay is kept; None: nowhere."""
+        path = None if self.config.buffer_path is None else os.fspath(self.config.buffer_path)
         if self.config.checkpoint is None:
-            return self.config.buffer_path
-        return self.config.buffer_path or os.path.join(self.config.checkpoint.path, 'replay')
+            return path
+        return path or os.path.join(self.config.checkpoint.path, 'replay')
 
     @property
     def finished(self) -> bool:

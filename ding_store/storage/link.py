@@ -35,7 +35,7 @@ import redis
 from ding_store.errors import NotEnoughSpace, StoreClosed, StoreDenied, StoreError, StoreUnavailable
 
 from .options import RedisOptions
-from .server import Life, is_tls_error, make_client, wake
+from .server import Life, is_tls_error, make_client, speaks_plainly, wake
 from .urls import address_of
 
 logger = logging.getLogger(__name__)
@@ -245,7 +245,10 @@ class Link:
                 self._check_open()
                 return command(session)
             except _DENIED as e:
-                raise StoreDenied(f'{what}: {self.address} refuses us: {e}; check user and password') from e
+                raise StoreDenied(
+                    f'{what}: {self.address} refuses us: {e}; check user and password in '
+                    'its URL: --store, or DING_STORE_URL in the environment'
+                ) from e
             except _LOST as e:
                 self._drop(session, e)
                 deadline = deadline or time.monotonic() + patience_s
@@ -312,6 +315,8 @@ class Link:
     def _unavailable(self, what: str, error: Exception) -> StoreUnavailable:
         if is_tls_error(error):
             return StoreDenied(f'{what}: {self.address}: TLS failed: {error}')
+        if self._url.startswith('rediss:') and speaks_plainly(self._url):
+            return StoreDenied(f'{what}: {self.address} does not speak TLS: say redis://, or give it a tls-port')
         fix = 'start a redis-server there, or use embedded://'
         if self._directory is not None:
             fix = f'look for the reason in {self._directory}'

@@ -7,6 +7,7 @@ import socket
 import ssl
 import threading
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -118,6 +119,17 @@ def examine(facts: Mapping[str, str], address: str) -> str:
     if facts.get('role') == 'slave':
         raise redis.ConnectionError('is a read-only replica')
     return f'{"valkey" if "valkey_version" in facts else "redis"} {facts.get("valkey_version", version)}'
+
+
+def speaks_plainly(url: str, timeout_s: float = 2.0) -> bool:
+    """Whether a Redis answers there without TLS: it closes a connection that begins with it without a word."""
+    parts = urlsplit(url)
+    try:
+        with socket.create_connection((parts.hostname or 'localhost', parts.port or 6379), timeout_s) as plain:
+            plain.sendall(b'PING\r\n')
+            return plain.recv(16).startswith((b'+PONG', b'-NOAUTH', b'-DENIED'))
+    except OSError:
+        return False
 
 
 def is_tls_error(error: Optional[BaseException]) -> bool:

@@ -107,6 +107,7 @@ def test_the_password_is_asked_for(redis_binary):
             with pytest.raises(errors.StoreDenied, match='refuses us') as caught:
                 open_store(url)
             assert 'wrong' not in str(caught.value)
+            assert 'DING_STORE_URL' in str(caught.value)
         with open_store(f'unix://:secret@{server.socket}') as store:
             assert store.add('n', 1) == 1
             assert 'secret' not in store.info().address

@@ -1,0 +1,100 @@
+"""What ``ding-store``'s options accept, and what it says where they are wrong; on a server of the test's own."""
+
+import io
+import sys
+
+import pytest
+from jobs import PIPELINES, ding_store, job
+
+from ding_store.config import parse_settings
+from ding_store.errors import ConfigError
+from ding_store.launch.progress import Display
+from ding_store.middleware.members import STREAM_OPTIONS
+from ding_store.storage import open_store
+
+ROLES = ['run', '--roles', 'learner=1,collector=1']
+JOIN = ['join', '--role', 'collector']
+pytestmark = pytest.mark.timeout(120)
+
+
+def said(cwd, *arguments, code=2):
+    """What a command says that ends with ``code``."""
+    with job(ding_store(*arguments), cwd) as run:
+        assert run.wait(60) == code, run.text
+        assert 'Traceback' not in run.text
+        return run.text
+
+
+def test_settings_are_literals_or_strings():
+    words = ['max_lead=4', 'overflow=drop_oldest', 'checkpoint={"keep": 5}', 'weights_dtype=None', 'buffer_path=/a=b']
+    assert parse_settings(words) == {
+        'max_lead': 4,
+        'overflow': 'drop_oldest',
+        'checkpoint': {'keep': 5},
+        'weights_dtype': None,
+        'buffer_path': '/a=b',
+    }
+
+
+@pytest.mark.parametrize(
+    ('word', 'fix'),
+    [('max_lead', 'should read like'), ('run=x', '--run'), ('url=redis://h', '--store'), ('enable=1', 'on')],
+)
+def test_settings_that_cannot_be_set_so(word, fix):
+    with pytest.raises(ConfigError, match=fix):
+        parse_settings([word])
+
+
+def test_settings_reach_the_processes_and_win(tmp_path):
+    code = (
+        'from ding_store.config import StoreConfig\n'
+        "config = StoreConfig.from_block({'max_lead': 7, 'prefetch': 1})\n"
+        "assert (config.max_lead, config.overflow, config.prefetch) == (5, 'error', 1), config\n"
+    )
+    settings = ['--set', 'max_lead=5', '--set', 'overflow=error']
+    said(tmp_path, 'run', *settings, '--', sys.executable, '-c', code, code=0)
+
+
+@pytest.mark.parametrize('command', [['run'], ROLES, JOIN])
+def test_settings_are_judged_before_anything_starts(tmp_path, command):
+    ran = tmp_path / 'ran'
+    script = tmp_path / 'main.py'
+    script.write_text(f"open({str(ran)!r}, 'w')\n")
+    assert 'max_lead' in said(tmp_path, *command, '--set', 'max_leed=5', '--', 'python', script)
+    assert 'store.max_lead (0)' in said(tmp_path, *command, '--set', 'max_lead=0', '--', 'python', script)
+    assert not ran.exists()
+
+
+def test_a_run_that_nobody_is_in_is_not_joined(tmp_path, redis_server):
+    pytest.importorskip('ding')
+    script = tmp_path / 'main.py'
+    script.write_text("open('ran', 'w')\n")
+    where = ['--store', redis_server.url, '--run', 'typo', '--role', 'collector']
+    assert "run 'typo' has no living process" in said(tmp_path, 'join', *where, '--', 'python', script)
+    assert not (tmp_path / 'ran').exists()
+    said(tmp_path, 'join', *where, '--wait', '--', 'python', script, code=0)
+    assert (tmp_path / 'ran').exists()
+
+
+def test_status_of_a_run_that_is_not_on_the_server(tmp_path, redis_server):
+    assert "there is no run 'nobody' at " in said(tmp_path, 'status', '--store', redis_server.url, '--run', 'nobody')
+
+
+@pytest.mark.parametrize('seconds', ['-1', '0', 'nan', 'often'])
+def test_a_watch_needs_seconds(tmp_path, seconds):
+    assert 'number of seconds above 0' in said(tmp_path, 'status', f'--watch={seconds}')
+
+
+@pytest.mark.parametrize('command', [ROLES, JOIN, ['status']])
+def test_memory_is_for_one_process(tmp_path, command):
+    script = [] if command == ['status'] else ['--', 'python', PIPELINES / 'tiny_dqn.py']
+    assert 'one process only' in said(tmp_path, *command, '--store', 'memory://', *script)
+
+
+def test_a_file_gets_its_first_line_of_progress_soon():
+    out = io.StringIO()
+    with open_store('memory://', stream_options=STREAM_OPTIONS) as store:
+        display = Display(store, out, file_every_s=3600.0, first_s=0.0)
+        for _ in range(3):
+            display.tick()
+    assert out.getvalue().count('env steps 0') == 1
