@@ -268,9 +268,6 @@ class LearnerSide(Side):
             marks=self._position.marks or None,
             on_corrupt=self._session.config.on_corrupt,
         )
-        self._feed = Feed(self._reader)
-        limiter = getattr(plan.replay.buffer, 'limiter', None) if plan.replay is not None else None
-        self._paced = PacedFeed(self._feed, limiter) if isinstance(limiter, Pace) else None
         taken: Optional[EntryId] = self._reader.cursor
         if self._position.is_resumed:
             ctx.env_step, ctx.env_episode = self._position.env_step, self._position.env_episode
@@ -278,6 +275,9 @@ class LearnerSide(Side):
         if taken is not None and taken.number:
             # It is not taken again, and collectors may be waiting for word of it.
             self._advance(ctx, taken)
+        self._feed = Feed(self._reader)  # It reads from now on: behind what was just acked.
+        limiter = getattr(plan.replay.buffer, 'limiter', None) if plan.replay is not None else None
+        self._paced = PacedFeed(self._feed, limiter) if isinstance(limiter, Pace) else None
 
     def _end(self, reason: str) -> None:
         super()._end(reason)

@@ -126,6 +126,8 @@ class Reader:
             if entry_id is None or entry_id == self._outstanding:
                 # With the last one returned, the duplicates behind it are done, too: those of a new epoch included.
                 self._outstanding, entry_id = None, self._cursor
+            elif entry_id.epoch == self._cursor.epoch and entry_id.number > self._cursor.number:
+                self._cursor = entry_id  # Taken by a former life of ours: what the store drops now is no loss.
         return entry_id
 
     def lag(self) -> int:

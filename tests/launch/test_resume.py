@@ -4,23 +4,26 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs import ROLES, ROOT, TINY, ding_store, job, status, table
+from jobs import ROLES, ROOT, TINY, ding_store, job, records, status, table
 
 from ding_store.storage.embedded import running
 
 pytest.importorskip('ding')
 pytest.importorskip('gym')
-from ding_store.buffer import StoreBuffer  # noqa: E402
+from ding_store.buffer import Prioritized, StoreBuffer  # noqa: E402
 from ding_store.middleware.experience import ENV_ID_BITS  # noqa: E402
 
 pytestmark = pytest.mark.timeout(400)
-MAIN = str(ROOT / 'dizoo_configs' / 'cartpole' / 'cartpole_dqn_main.py')
+PER_MAIN = str(ROOT / 'tests' / 'launch' / 'cartpole_priorities.py')
+#: Of each kill, after a checkpoint or after the kill before it.
+KILL_WITHIN_S = 3.0
 
 
 def log_of(cwd, role='learner-0'):
@@ -71,16 +74,48 @@ def assert_each_row_once(path, size):
         buffer.close()
 
 
+def stop(pid):
+    """Let it stand still, and all its threads with it: what it has mapped is then what a kill leaves."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 10
+    while any(status_of(task) != 'T' for task in Path(f'/proc/{pid}/task').iterdir()):
+        assert time.monotonic() < deadline, f'{pid} does not stop'
+
+
+def status_of(task):
+    return task.joinpath('stat').read_text().rpartition(')')[2].split()[0]
+
+
+def priorities_in(path, copy):
+    """As a learner finds them there that opens the table now."""
+    if not path.exists():
+        return {'rows': 0}
+    shutil.copytree(path, copy)
+    buffer = StoreBuffer(20000, path=str(copy), sampler=Prioritized(alpha=0.6, beta=0.4))
+    try:
+        return {'rows': buffer.count(), 'state': {n: array.tolist() for n, array in buffer.sampler.state().items()}}
+    finally:
+        buffer.close()
+
+
 def test_cartpole_converges_though_its_learner_is_killed_three_times(tmp_path):
-    rng = random.Random()
-    command = ding_store('run', '--run', 'r', '--roles', ROLES, '--', 'python', MAIN, '--checkpoint')
-    with job(command, tmp_path) as run:
-        for _ in range(3):
+    seed = int(os.environ.get('DING_STORE_TEST_SEED', random.SystemRandom().randrange(10**6)))
+    rng = random.Random(seed)
+    delays = [rng.uniform(0, KILL_WITHIN_S) for _ in range(3)]
+    print(f'DING_STORE_TEST_SEED={seed}: killed after {delays} s')  # noqa: T201 shown with a failure
+    begun, left = tmp_path / 'begun', []
+    main = ['python', PER_MAIN, begun, '--config', 'cartpole_dqn_per', '--checkpoint']
+    with job(ding_store('run', '--run', 'r', '--roles', ROLES, '--', *main), tmp_path) as run:
+        for number, delay in enumerate(delays):
             seen = num_checkpoints(tmp_path)
-            run.wait_for(lambda seen=seen: num_checkpoints(tmp_path) > seen, 'a checkpoint')
-            # Not to wait for something: to kill it just anywhere.
-            time.sleep(rng.uniform(0, 0.3))
+            if number != 1:  # which may come while it starts
+                run.wait_for(lambda seen=seen: num_checkpoints(tmp_path) > seen, 'a checkpoint')
+            time.sleep(delay)  # not to wait for something: to kill it just anywhere
+            pid = pid_of(tmp_path, run.text, 'learner')
+            stop(pid)
+            left.append(priorities_in(tmp_path / 'checkpoints/r/replay', tmp_path / f'copy{number}'))
             kill(run, tmp_path, 'learner')
+        last = pid_of(tmp_path, run.text, 'learner')
         assert run.wait() == 0, run.text
     rows = table(run.text)
     assert rows['last evaluation return'] >= 195
@@ -88,7 +123,15 @@ def test_cartpole_converges_though_its_learner_is_killed_three_times(tmp_path):
     assert rows['rows lost'] == 0
     assert run.text.count('was killed by SIGKILL') == 3
     assert 'restart 3 of 5' in run.text
-    assert log_of(tmp_path).count('resuming from') == 3
+    assert 2 <= log_of(tmp_path).count('resuming from') <= 3
+    lives = [int(pid) for pid in re.findall(r'started again as learner \(node \d, pid (\d+)\)', run.text)]
+    assert lives[-1] == last
+    found = {each.pop('pid'): each for each in records(begun)}
+    assert found[last]['rows'] > 0
+    for before, pid in zip(left, lives):
+        if pid in found:  # else it was killed before it had opened the table
+            assert found[pid] == before
+    assert len(np.unique(found[last]['state']['mass'])) > 1
     note = assert_each_row_once(tmp_path / 'checkpoints/r/replay', 20000)
     assert note['rows'] == rows['rows ingested']
     assert note['env_step'] == rows['env steps']

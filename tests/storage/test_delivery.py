@@ -249,6 +249,19 @@ def test_a_restarted_server_begins_a_new_epoch():
         reuse_numbers(MistakenDelivery())
 
 
+def test_what_a_former_life_had_taken_is_not_lost_when_it_is_acked_at_last():
+    """A learner was killed between the commit of its rows and the ack: its next life acks, and then reads."""
+    store = MemoryStore()
+    Reader(store, STREAM, 'learner')
+    entries = [store.append(STREAM, {}, chunk(number)) for number in range(3)]
+    marks = {entry.writer: entry.sequence for entry in Reader(store, STREAM, 'another').read(2)}
+    learner = Reader(store, STREAM, 'learner', marks=marks)
+    store.forget(STREAM, 'another')
+    learner.ack(entries[1])
+    assert [number_of(entry) for entry in learner.read()] == [2]
+    assert (learner.num_lost, learner.num_duplicates) == (0, 0)
+
+
 def test_what_was_acked_before_a_crash_is_not_lost_after_it():
     """The restored server remembers our ack, and lets go of the entry while we read the new epoch from its oldest."""
     memory = Memory()
