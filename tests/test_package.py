@@ -59,7 +59,7 @@ EXCEPTIONS: Dict[Tuple[str, str], str] = {
 PICKLE_ALLOWED: Dict[Tuple[str, str], str] = {
     ('buffer/saves.py', 'pickle'): "save_data(): metas, and elements that are Python objects, in the user's own file",
     ('buffer/old_saves.py', 'pickle'): 'load_data(): the same in files of the first format',
-    ('bench/paths.py', 'pickle'): "DI-engine's own way, measured beside ours, between two processes of the benchmark",
+    ('bench/peers.py', 'pickle'): "DI-engine's own way, measured beside ours, between two processes of the benchmark",
     ('bench/weights.py', 'pickle'): "DI-engine's own way, measured beside ours, between processes of the benchmark",
     ('bench/weights.py', 'torch.save'): 'the same, of files that the benchmark wrote itself',
     ('bench/weights.py', 'torch.load'): 'the same, of files that the benchmark wrote itself',

@@ -1,4 +1,4 @@
-"""The ways from a producer's process to a collated batch in the consumer's: ours, its limits, and the peers.
+"""The ways from a producer's process to a collated batch in the consumer's: ours, and its limits.
 
 A *chunk* is what the producer sends at once: columns of some rows, numbered through. Both sides of a way are made from
 the same address, each in its own process.
@@ -6,14 +6,12 @@ the same address, each in its own process.
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import pickle
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Deque, Dict, List, Mapping, Optional, Type
+from typing import Any, Deque, Dict, List, Mapping
 
 import numpy as np
 
@@ -247,133 +245,6 @@ class BareRing(Path):
                 raise Timeout
             os.sched_yield()
         return self._slots[taken % len(self._slots)]
-
-
-class Nng(Path):
-    """DI-engine's own: a pickled list of elements, sent over its message queue, unpickled and collated as it does."""
-
-    title = 'DI-engine nng'
-    needs = 'ding'
-
-    def consume(self) -> None:
-        import torch
-
-        torch.set_num_threads(1)
-        self._queue = self._open('a', 'b')
-        self._elements: List[Any] = []
-
-    def produce(self) -> None:
-        import torch
-
-        torch.set_num_threads(1)
-        self._queue = self._open('b', 'a')
-
-    def send(self, columns: Columns) -> None:
-        import torch
-
-        tensors = {name: torch.as_tensor(column) for name, column in columns.items()}
-        # Elements are views of one array in the collector, too; pickled as such each would carry all of it.
-        elements = [{name: leaf[i].clone() for name, leaf in tensors.items()} for i in range(self.element.chunk)]
-        self._queue.publish('e', pickle.dumps(elements, protocol=pickle.HIGHEST_PROTOCOL))
-
-    def batch(self, timeout_s: float) -> Columns:
-        from ding.utils.data import default_collate
-
-        while len(self._elements) < self.element.batch:
-            self._elements += self._received(timeout_s)
-        chosen, self._elements = self._elements[: self.element.batch], self._elements[self.element.batch :]
-        return {name: leaf.numpy() for name, leaf in default_collate(chosen).items()}
-
-    def close(self) -> None:
-        self._queue.stop()
-
-    def _open(self, ours: str, theirs: str) -> Any:
-        from ding.framework.message_queue.nng import NNGMQ
-
-        queue = NNGMQ(f'ipc://{self.address}/{ours}', [f'ipc://{self.address}/{theirs}'] if ours == 'b' else [])
-        queue.listen()
-        return queue
-
-    def _received(self, timeout_s: float) -> List[Any]:
-        import pynng
-
-        # NNGMQ.recv waits without end: the same on its socket, with a deadline.
-        self._queue._sock.recv_timeout = int(timeout_s * 1000)
-        try:
-            message = self._queue._sock.recv()
-        except pynng.Timeout:
-            raise Timeout from None
-        return list(pickle.loads(message.split(b'::', maxsplit=1)[1]))  # noqa: S301 our own process sent it
-
-
-class Ray(Path):
-    """Chunks put into Ray's object store, and references through its queue; mapped, and copied once, as ours."""
-
-    title = 'Ray'
-    needs = 'ray'
-    is_queue = False  # One without a limit would spill to the disk.
-    store_bytes, queued = 1 << 30, 8
-
-    def consume(self) -> None:
-        import ray
-        from ray.util.queue import Queue
-
-        self._init(_temp_dir=self.address, object_store_memory=self.store_bytes, num_cpus=2, include_dashboard=False)
-        with open(os.path.join(self.address, 'gcs'), 'w') as file:
-            file.write(ray.get_runtime_context().gcs_address)
-        self._queue = Queue(self.queued, actor_options={'name': 'bench'}).actor
-        ray.get(self._queue.qsize.remote())
-        self._outputs = Outputs(self.element)
-        self._columns: Optional[Columns] = None
-        self._start = 0
-
-    def produce(self) -> None:
-        import ray
-
-        with open(os.path.join(self.address, 'gcs')) as file:
-            self._init(address=file.read())
-        self._queue = ray.get_actor('bench')
-
-    def send(self, columns: Columns) -> None:
-        import ray
-
-        ray.get(self._queue.put.remote([ray.put(dict(columns))]))
-
-    def batch(self, timeout_s: float) -> Columns:
-        while not self._outputs.is_full:
-            if self._columns is None:
-                self._columns, self._start = self.chunk(timeout_s), 0
-            self._start += self._outputs.add(self._columns, self._start)
-            if self._start == self.element.chunk:
-                self._columns = None
-        return self._outputs.take()
-
-    def chunk(self, timeout_s: float) -> Columns:
-        import ray
-        from ray.util.queue import Empty
-
-        try:
-            (reference,) = ray.get(self._queue.get.remote(timeout_s))
-        except Empty:
-            raise Timeout from None
-        return dict(ray.get(reference))
-
-    def close(self) -> None:
-        import ray
-
-        ray.shutdown()
-
-    def _init(self, **options: Any) -> None:
-        import ray
-
-        ray.init(namespace='bench', logging_level='ERROR', log_to_driver=False, _node_ip_address='127.0.0.1', **options)
-
-
-PATHS: Dict[str, Type[Path]] = {path.title: path for path in (Ours, OursOnWire, BareRing, Nng, Ray)}
-
-
-def is_installed(path: Type[Path]) -> bool:
-    return not path.needs or importlib.util.find_spec(path.needs) is not None
 
 
 def _bytes(leaf: Any) -> int:

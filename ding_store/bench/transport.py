@@ -16,7 +16,8 @@ import numpy as np
 from ding_store.bench.compression import measure_compression, needs, render_compression
 from ding_store.bench.machine import QUIET_CORES, busy_cores
 from ding_store.bench.output import say, show
-from ding_store.bench.paths import PATHS, Element, OursOnWire, Outputs, Path, Timeout, is_installed
+from ding_store.bench.paths import Element, OursOnWire, Outputs, Path, Timeout
+from ding_store.bench.peers import PATHS, is_installed
 from ding_store.bench.scratch import memory_directory, scratch
 from ding_store.bench.wire import measure_wire, render_wire
 from ding_store.bench.workloads import WORKLOADS, Leaves, size_text

@@ -47,9 +47,10 @@ def test_the_stock_way_loses_a_burst():
     assert 0 < found['received'] < 800
 
 
-def test_ray_carries_the_rows():
-    pytest.importorskip('ray')
-    found = throughput(*installed('Ray'), ELEMENTS['cartpole'], 0.1)
+@pytest.mark.parametrize(('title', 'module'), [('Ray', 'ray'), ('Reverb', 'reverb')])
+def test_peers_carry_the_rows(title, module):
+    pytest.importorskip(module)
+    found = throughput(*installed(title), ELEMENTS['cartpole'], 0.1)
     assert found['elements_per_s'] > 0
     assert found['lost'] == 0
 
