@@ -151,6 +151,9 @@ class StoreConfig:
         - overflow (:obj:`str`): What an append does when it would hold more: 'block', 'drop_oldest' or 'error'.
         - on_corrupt (:obj:`str`): What the learner does with an entry that is not what a collector wrote: 'stop', at
             every start again, or 'skip': it is counted, logged and left out.
+        - allow_pickle (:obj:`bool`): Let chunks of elements that hold Python objects travel pickled; without, they are
+            refused. Whoever may write to the store can then run code in the learner, so it is refused for servers on
+            the network that know nobody.
         - compression (:obj:`Optional[str]`): 'lz4' or 'zstd': of experience between hosts; the same in all processes.
         - reconnect_timeout_s (:obj:`float`): How long a lost server is waited for.
         - wait_warn_s (:obj:`float`): A wait for another role says what it waits for, every so often.
@@ -179,6 +182,7 @@ class StoreConfig:
     max_pending_bytes: int = _setting(256 << 20, least=1)
     overflow: str = _setting('block', choices=('block', 'drop_oldest', 'error'))
     on_corrupt: str = _setting('stop', choices=('stop', 'skip'))
+    allow_pickle: bool = False
     compression: Optional[str] = _setting(None, choices=(None, 'lz4', 'zstd'))
     reconnect_timeout_s: float = _setting(60.0, least=1e-3)
     wait_warn_s: float = _setting(20.0, least=1e-3)
@@ -193,6 +197,12 @@ class StoreConfig:
 
     def __post_init__(self) -> None:
         _check_settings(self, 'store')
+        if self.allow_pickle and not _knows_its_users(self.url):
+            raise ConfigError(
+                'store.allow_pickle lets whoever reaches the server run code in the learner, and this one asks nobody '
+                f'who he is: give it a password and put redis://:password@host into {ENV_URL}, use rediss:// with a '
+                'client certificate (ssl_certfile), or leave store.allow_pickle out'
+            )
         self._check_ratio()
 
     def _check_ratio(self) -> None:
@@ -329,6 +339,15 @@ def _holds_password(url: str) -> bool:
     # The server's, or a key's: redis-py knows password and ssl_password.
     is_in_query = re.search(r'[?&;][^=&;]*password[^=&;]*=', rest, re.IGNORECASE)
     return bool(is_in_query or (at and ':' in user and not rest.startswith('/')))
+
+
+def _knows_its_users(url: str) -> bool:
+    """Whether who reaches the server had to prove something: a password, a certificate, or that he is on this host."""
+    scheme, _, rest = url.partition('://')
+    if scheme.lower() not in ('redis', 'rediss'):
+        return True
+    has_certificate = scheme.lower() == 'rediss' and re.search(r'[?&]ssl_certfile=[^&]', rest)
+    return bool(has_certificate or re.search(r'^[^/?#]*:[^@]+@|[?&]password=[^&]', rest))
 
 
 def unknown_key(where: str, key: str, known: list) -> str:

@@ -7,8 +7,9 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 
-from ding_store.columns import Schema
+from ding_store.columns import NotColumnar, Schema
 from ding_store.errors import ConfigError, SchemaMismatch, VersionConflict
+from ding_store.middleware.pickled import is_pickled, pickled, unpickled, what_is_wrong
 from ding_store.storage.base import Entry, EntryId, Store
 from ding_store.storage.wire import corrupt_entry
 
@@ -25,10 +26,13 @@ class ChunkWriter:
     Overview:
         Appends lists of elements to a stream. The schema is agreed through the store: a second writer whose elements
         differ is refused before anything is sent.
+    Arguments:
+        - allow_pickle (:obj:`bool`): Let a chunk of elements that no columns can hold travel pickled.
     """
 
-    def __init__(self, store: Store, stream: str) -> None:
+    def __init__(self, store: Store, stream: str, allow_pickle: bool = False) -> None:
         self._store = store
+        self._allow_pickle = allow_pickle
         self._stream = stream
         self._schema: Optional[Schema] = None
         self._text = ''
@@ -50,7 +54,13 @@ class ChunkWriter:
             - SchemaMismatch: Naming the leaf, what was expected and what came.
             - ConfigError: The elements hold something that is no tensor, array or number.
         """
-        columns = self._encode(elements) if elements else {}
+        try:
+            columns = self._encode(elements) if elements else {}
+        except NotColumnar:
+            if not self._allow_pickle:
+                raise
+            marks, columns = pickled(elements, fixups or {})
+            return self._store.append(self._stream, {**header, 'rows': len(elements), **marks}, columns, timeout_s)
         for name, offset in (fixups or {}).items():
             if name in columns:
                 columns[name] = columns[name] + columns[name].dtype.type(offset)
@@ -89,9 +99,15 @@ class ChunkWriter:
 
 
 class ChunkDecoder:
-    """Entries back to schemas, columns and elements; parses each distinct schema once."""
+    """
+    Overview:
+        Entries back to schemas, columns and elements; parses each distinct schema once.
+    Arguments:
+        - allow_pickle (:obj:`bool`): Whether chunks may be pickled. Reading one runs what its writer put into it.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, allow_pickle: bool = False) -> None:
+        self._allow_pickle = allow_pickle
         self._schemas: Dict[str, Schema] = {}
 
     def check(self, entry: Entry) -> None:
@@ -103,7 +119,9 @@ class ChunkDecoder:
         """
         reason = _wrong_header(entry.header)
         try:
-            if not reason and entry.header['rows']:
+            if not reason and is_pickled(entry):
+                reason = what_is_wrong(entry, self._allow_pickle)
+            elif not reason and entry.header['rows']:
                 self.schema(entry).check(entry.arrays, entry.header['rows'])
         except SchemaMismatch as e:
             reason = str(e)
@@ -125,6 +143,8 @@ class ChunkDecoder:
         """
         if not entry.header['rows']:
             return []
+        if is_pickled(entry):
+            return unpickled(entry, self._allow_pickle)
         return self.schema(entry).decode({name: array.copy() for name, array in entry.arrays.items()})
 
 

@@ -17,6 +17,7 @@ from ding_store.middleware.feed import Feed
 from ding_store.middleware.lead import PROGRESS, Lead
 from ding_store.middleware.members import Members
 from ding_store.middleware.pace import Pace, PacedFeed
+from ding_store.middleware.pickled import is_pickled
 from ding_store.middleware.plan import Plan
 from ding_store.middleware.position import ENV_ID, Position
 from ding_store.middleware.session import CHECKPOINTS, SLICE_S, Session
@@ -154,7 +155,7 @@ class CollectorSide(Side):
 
     def __init__(self, session: Session, skip_n_iter: int) -> None:
         super().__init__(session, skip_n_iter)
-        self._chunks = ChunkWriter(session.store, STREAM)
+        self._chunks = ChunkWriter(session.store, STREAM, session.config.allow_pickle)
         self._ordinal = session.store.add('collectors', 1) - 1
         self._lead = Lead(session.store, session.config.max_lead)
         self._first_step = self._sent_steps = self._sent_episodes = self._num_rows = self._num_chunks = 0
@@ -245,7 +246,7 @@ class LearnerSide(Side):
 
     def __init__(self, session: Session, skip_n_iter: int) -> None:
         super().__init__(session, skip_n_iter)
-        self._decoder = ChunkDecoder()
+        self._decoder = ChunkDecoder(session.config.allow_pickle)
         self._position = Position()
         self._taken: List[Entry] = []
 
@@ -305,8 +306,8 @@ class LearnerSide(Side):
             self._session.figures(began_s=time.monotonic())
         assert self._plan is not None
         entries = self._chunks_of(entries)
-        # Rows of an episode are one element, which columns know nothing of.
-        is_direct = all(entry.header['kind'] == 'trajectories' for entry in entries)
+        # Rows of an episode are one element, which columns know nothing of; and pickled ones are no columns.
+        is_direct = all(entry.header['kind'] == 'trajectories' and not is_pickled(entry) for entry in entries)
         push_direct = self._plan.push_direct if is_direct else None
         for i, taken in enumerate(entries):
             ctx.env_step += taken.header['env_step']

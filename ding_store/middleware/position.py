@@ -9,6 +9,7 @@ import numpy as np
 from ditk import logging
 
 from ding_store.buffer.store_buffer import StoreBuffer
+from ding_store.middleware.pickled import OFFSETS, is_pickled
 from ding_store.storage.base import Entry, EntryId
 
 if TYPE_CHECKING:
@@ -119,10 +120,14 @@ class Position:
 
 
 def _of_run(entry: Entry, run: int) -> Entry:
-    ids = entry.arrays.get(ENV_ID)
+    ids, offset = entry.arrays.get(ENV_ID), run % _MAX_RUNS << _RUN_BITS
+    if run and is_pickled(entry):
+        offsets = entry.header[OFFSETS]
+        offsets = {**offsets, ENV_ID: offsets.get(ENV_ID, 0) + offset}
+        return replace(entry, header={**entry.header, OFFSETS: offsets})
     if not run or ids is None or ids.dtype != np.int64:
         return entry
-    return replace(entry, arrays={**entry.arrays, ENV_ID: ids + np.int64(run % _MAX_RUNS << _RUN_BITS)})
+    return replace(entry, arrays={**entry.arrays, ENV_ID: ids + np.int64(offset)})
 
 
 def is_of_run(buffer_: StoreBuffer, run: Optional[str]) -> bool:

@@ -74,6 +74,10 @@ class Session:
     def store(self) -> Store:
         with self._lock:
             if self._store is None:
+                if self.config.allow_pickle:
+                    logging.warning(
+                        'ding_store: store.allow_pickle is on: who may write to this run can run code in its learner'
+                    )
                 self._store = open_store(
                     self.config.url,
                     run=self.config.run or 'default',

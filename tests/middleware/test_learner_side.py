@@ -17,7 +17,7 @@ from ding.framework.context import OnlineRLContext  # noqa: E402
 from easydict import EasyDict  # noqa: E402
 
 from ding_store.buffer import StoreBuffer  # noqa: E402
-from ding_store.errors import ConfigError, CorruptPayload  # noqa: E402
+from ding_store.errors import ConfigError, CorruptPayload, SchemaMismatch  # noqa: E402
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter  # noqa: E402
 from ding_store.middleware.experience import STREAM, LearnerSide  # noqa: E402
 from ding_store.middleware.plan import PUSH_COLUMNS, REPLAY  # noqa: E402
@@ -45,14 +45,14 @@ def step(number, env=0, **more):
 class Learner(LearnerSide):
     """The learner's side in front of a pusher, without a task around it."""
 
-    def __init__(self, store, buffer_, direct=True, position=None, **options):
+    def __init__(self, store, buffer_, direct=True, position=None, allow_pickle=False, **options):
         pusher = data_pusher(CONFIG, buffer_)
         self._push = pusher
         self._member = SimpleNamespace(figures={'began_s': 1.0})
         self._plan = SimpleNamespace(
             push_direct=getattr(pusher, PUSH_COLUMNS)() if direct else None, replay=getattr(pusher, REPLAY)
         )
-        self._decoder = ChunkDecoder()
+        self._decoder = ChunkDecoder(allow_pickle)
         self._position = position or Position()
         self._reader = Reader(store, STREAM, 'learner', marks=self._position.marks or None, **options)
 
@@ -166,6 +166,72 @@ def test_an_entry_that_is_no_chunk_stops_the_learner_or_is_skipped(store, direct
     assert (learner._reader.num_corrupt, learner._reader.lag()) == (1, 0)
 
 
+class Fancy:
+    """What no column can hold."""
+
+    def __init__(self, number):
+        self.number = number
+
+
+def fancy(number, env=0):
+    return {'time': torch.tensor([number]), 'env_data_id': torch.tensor([env]), 'note': Fancy(number)}
+
+
+def test_python_objects_are_refused_and_pickled_where_that_is_allowed(store):
+    with pytest.raises(SchemaMismatch, match="leaf 'note': columns cannot hold"):
+        ChunkWriter(store, STREAM).write([fancy(0)], HEADER)
+    writer = ChunkWriter(store, STREAM, allow_pickle=True)
+    element = fancy(0)
+    for _ in range(2):  # as one that found no room at first
+        writer.write([element, fancy(1)], HEADER, fixups={'env_data_id': 5 << 32})
+    assert int(element['env_data_id']) == 0, "the caller's"
+    for _ in range(2):
+        with pytest.raises(CorruptPayload, match='allow_pickle'):
+            Learner(store.another(), StoreBuffer(20)).take()
+    buffer_ = StoreBuffer(20)
+    learner = Learner(store.another(), buffer_, allow_pickle=True)
+    learner.take()
+    assert [item.data['note'].number for item in buffer_] == [0, 1, 0, 1]
+    assert {int(item.data['env_data_id']) for item in buffer_} == {5 << 32}
+    store.ack(STREAM, 'learner', writer.write([fancy(2)], HEADER))  # it is gone: nobody has read it
+    writer.write([fancy(3)], HEADER)
+    learner.take()
+    assert [item.data['note'].number for item in buffer_][4:] == [3]
+    assert int(buffer_[-1].data['env_data_id']) not in (0, 5 << 32), 'behind a loss it is another run'
+
+
+@pytest.mark.parametrize(
+    ('url', 'is_good'),
+    [
+        ('embedded://', True),
+        ('memory://', True),
+        ('unix:///run/redis.sock', True),
+        ('redis://host:6379', False),
+        ('redis://127.0.0.1', False),
+        ('redis://user@host', False),
+        ('redis://user:@host', False),
+        ('redis://host?password=', False),
+        ('rediss://host', False),
+        ('rediss://host?ssl_ca_certs=ca.pem', False),
+        ('redis://:pw@host', True),
+        ('redis://host?password=pw', True),
+        ('rediss://user:pw@host', True),
+        ('rediss://host?ssl_keyfile=k.pem&ssl_certfile=c.pem', True),
+        ('redis://host?ssl_certfile=c.pem', False),
+    ],
+)
+def test_servers_that_know_nobody_get_no_pickles(monkeypatch, url, is_good):
+    from ding_store.config import ENV_URL, StoreConfig
+
+    monkeypatch.setenv(ENV_URL, url)
+    if is_good:
+        assert StoreConfig.from_block(dict(allow_pickle=True)).allow_pickle
+        return
+    with pytest.raises(ConfigError, match=ENV_URL):
+        StoreConfig.from_block(dict(allow_pickle=True))
+    assert not StoreConfig.from_block({}).allow_pickle
+
+
 def write_all(writers, times):
     for time in times:
         for env, writer in enumerate(writers):
@@ -238,3 +304,12 @@ def test_the_option_is_a_key_of_the_flag():
     assert StoreConfig.from_block(dict(on_corrupt='skip')).on_corrupt == 'skip'
     with pytest.raises(ConfigError, match='on_corrupt'):
         StoreConfig.from_block(dict(on_corrupt='ignore'))
+
+
+def test_what_was_skipped_is_shown():
+    from ding_store.launch.progress import Figures, summary
+
+    assert '3 corrupt entries skipped' in Figures(entries_corrupt=3).line()
+    assert 'corrupt' not in Figures().line()
+    assert summary(Figures(entries_corrupt=3), 1.0)['corrupt entries skipped'] == 3
+    assert 'corrupt entries skipped' not in summary(Figures(), 1.0)
