@@ -59,9 +59,10 @@ def pace_of(config: StoreConfig, cfg: Any) -> Optional[Pace]:
     Raises:
         - ConfigError: The tolerance is smaller than one batch, or one row's samples.
     """
-    ratio, batch_size = config.samples_per_insert, cfg.policy.learn.batch_size
+    ratio = config.samples_per_insert
     if ratio is None and config.min_size_to_sample == 1:
-        return None
+        return None  # without a look at the policy: a pusher needs no learner's settings
+    batch_size = cfg.policy.learn.batch_size
     if ratio is not None and config.error_buffer is not None and config.error_buffer < batch_size:
         raise ConfigError(
             f'store.error_buffer ({config.error_buffer:g}) must be at least policy.learn.batch_size ({batch_size}): '

@@ -51,6 +51,10 @@ def test_nothing_said_is_no_limit():
     assert pace() is None
 
 
+def test_a_pusher_alone_needs_no_learners_settings():
+    assert pace_of(StoreConfig.from_block({}), EasyDict(policy=dict(cuda=False))) is None
+
+
 def test_what_may_not_be_sampled_is_a_shortage():
     limiter = pace(min_size_to_sample=50)
     limiter.await_can_insert(49)
