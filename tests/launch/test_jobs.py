@@ -1,11 +1,13 @@
 """Whole jobs in real processes, started as users start them."""
 
+import itertools
 import os
 import re
 import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from jobs import ROLES, ROOT, TINY, ding_store, job, records, status, table
@@ -80,7 +82,8 @@ def test_collector_that_fails_after_the_end_does_not_fail_the_run(tmp_path):
 
 def test_collector_joins_a_running_job_and_leaves_with_it(tmp_path):
     arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
-    with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 100_000)), tmp_path) as run:
+    trace = tmp_path / 'trace'
+    with job(ding_store(*arguments, *tiny(trace, '--max-train-iter', 100_000, '--watch')), tmp_path) as run:
         run.wait_for(lambda: 'replay' in run.text and members(tmp_path, 'collector'), 'a collector')
         join = ding_store('join', '--role', 'collector', '--run', 'r', *tiny(tmp_path / 'trace'))
         with job(join, tmp_path, name='join') as joined:
@@ -90,6 +93,11 @@ def test_collector_joins_a_running_job_and_leaves_with_it(tmp_path):
                 return len(rows) == 2 and rows.get(100, 0) > 0
 
             joined.wait_for(contributed, 'rows of the joined collector')
+            # Its first chunk came soon after it began: the learner had taken few of the other's in between.
+            (begun,) = [r['env_step'] for r in records(trace) if r['event'] == 'begin' and r['node'] == 100]
+            chunks = [r for r in records(trace) if r['event'] == 'watch']
+            of_the_first = itertools.takewhile(lambda r: max(r['env_ids']) < 1 << 32, chunks)
+            assert sum(r['rows'] for r in of_the_first) - begun < 8 * 300
             os.killpg(run.process.pid, signal.SIGINT)  # as Ctrl-C in a terminal: the whole group
             begin = time.monotonic()
             assert run.wait(30) == 1
@@ -127,6 +135,27 @@ def test_killed_collector_costs_only_its_unfinished_chunk(tmp_path):
     # What the dead one appended after its last report is in the replay, though no report of it counts it.
     assert rows['rows ingested'] >= rows['rows appended']
     assert rows['rows ingested'] % 8 == 0
+    assert rows['rows lost'] == 0
+
+
+def test_a_job_whose_collector_was_killed_converges_with_a_new_one(tmp_path):
+    with job(ding_store('run', '--run', 'r', '--roles', ROLES, '--', 'python', MAIN), tmp_path) as run:
+        run.wait_for(lambda: len(members(tmp_path, 'collector')) == 2, 'collectors')
+        killed, stopped = (member['pid'] for member in members(tmp_path, 'collector'))
+        os.kill(stopped, signal.SIGSTOP)  # so that it is the new one on whom the job depends
+        os.kill(killed, signal.SIGKILL)
+        join = ding_store('join', '--role', 'collector', '--run', 'r', '--', 'python', MAIN)
+        with job(join, tmp_path, name='join') as joined:
+            joined.wait_for(
+                lambda: any(m['node_id'] == 100 and m['figures'].get('rows') for m in members(tmp_path, 'collector')),
+                'rows of the joined collector',
+            )
+            os.kill(stopped, signal.SIGCONT)
+            assert run.wait() == 0, run.text
+            assert joined.wait(30) == 0, joined.text
+    rows = table(run.text)
+    assert rows['last evaluation return'] >= 195
+    assert rows['rows ingested'] >= rows['rows appended']  # what the dead one had not reported is there, too
     assert rows['rows lost'] == 0
 
 
@@ -222,15 +251,33 @@ def test_middleware_of_the_learner_sees_each_chunk_once(tmp_path, watch):
         assert not seen
 
 
-def test_nstep_is_applied_as_often_as_in_stock_parallel_mode(tmp_path):
-    # DI-engine 0.5.3 runs the enhancer on collectors and on the learner, and so 3 steps become 9 there, too.
+def rewards_in_stock_parallel_mode(monkeypatch, num_steps):
+    """Shape of a reward after DI-engine's own enhancer of a collector, and then of the learner it was sent to."""
+    import torch
+    import treetensor.torch as ttorch
+    from ding.framework import task
+    from ding.framework.middleware.functional.enhancer import nstep_reward_enhancer
+    from easydict import EasyDict
+
+    cfg = EasyDict(policy=dict(nstep=num_steps, discount_factor=0.97))
+    step = dict(obs=torch.zeros(4), next_obs=torch.zeros(4), reward=torch.ones(1), done=torch.tensor([False]))
+    ctx = SimpleNamespace(trajectories=[ttorch.as_tensor(step) for _ in range(20)], trajectory_end_idx=[19])
+    monkeypatch.setattr(task.router, 'is_active', True)
+    for role in (task.role.COLLECTOR, task.role.LEARNER):
+        monkeypatch.setattr(task, '_roles', {role}, raising=False)
+        nstep_reward_enhancer(cfg)(ctx)
+    return list(ctx.trajectories[0].reward.shape)
+
+
+def test_nstep_is_applied_as_often_as_in_stock_parallel_mode(tmp_path, monkeypatch):
+    stock = rewards_in_stock_parallel_mode(monkeypatch, 3)
     arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
     flags = ['--nstep', 3, '--watch']
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace', *flags)), tmp_path) as run:
         seen = run.wait_for(
             lambda: [r for r in records(tmp_path / 'trace') if r['event'] == 'watch'], 'a chunk in the middleware'
         )
-    assert seen[0]['reward'] == [9]
+    assert seen[0]['reward'] == stock
 
 
 def test_second_collector_whose_elements_differ_is_refused(tmp_path):

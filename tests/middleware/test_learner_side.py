@@ -17,13 +17,17 @@ from ding.framework.context import OnlineRLContext  # noqa: E402
 from easydict import EasyDict  # noqa: E402
 
 from ding_store.buffer import StoreBuffer  # noqa: E402
+from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError, CorruptPayload, SchemaMismatch  # noqa: E402
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter  # noqa: E402
-from ding_store.middleware.experience import STREAM, LearnerSide  # noqa: E402
+from ding_store.middleware.experience import STREAM, CollectorSide, LearnerSide  # noqa: E402
+from ding_store.middleware.feed import Feed  # noqa: E402
+from ding_store.middleware.lead import Lead  # noqa: E402
 from ding_store.middleware.plan import PUSH_COLUMNS, REPLAY  # noqa: E402
 from ding_store.middleware.position import Position  # noqa: E402
 from ding_store.middleware.replay import data_pusher  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
+from ding_store.storage.base import EntryId  # noqa: E402
 from ding_store.storage.reader import Reader  # noqa: E402
 
 HEADER = dict(kind='trajectories', env_step=1, env_episode=0, end_idx=[], train_iter=0, policy_version=0)
@@ -313,3 +317,43 @@ def test_what_was_skipped_is_shown():
     assert 'corrupt' not in Figures().line()
     assert summary(Figures(entries_corrupt=3), 1.0)['corrupt entries skipped'] == 3
     assert 'corrupt entries skipped' not in summary(Figures(), 1.0)
+
+
+def test_ends_of_trajectories_shift_by_the_chunks_before(store):
+    learner, writer = Learner(store, StoreBuffer(100), direct=False), ChunkWriter(store, STREAM)
+    for num_rows, ends in ((4, [1, 3]), (0, []), (3, [0, 2])):
+        writer.write([step(number) for number in range(num_rows)], {**HEADER, 'end_idx': ends})
+    ctx = OnlineRLContext()
+    assert learner._merge(ctx, learner._reader.read(64))
+    assert [int(each.time) for each in ctx.trajectories] == [0, 1, 2, 3, 0, 1, 2]
+    assert ctx.trajectory_end_idx == [1, 3, 4, 6]
+
+
+@pytest.mark.parametrize(('ratio', 'num_taken'), [('keep', 1), ('free', 3)])
+def test_a_free_learner_takes_all_there_is(store, ratio, num_taken):
+    learner, writer = Learner(store, StoreBuffer(100)), ChunkWriter(store, STREAM)
+    for number in range(3):
+        writer.write([step(number)], HEADER)
+    learner._session = SimpleNamespace(
+        config=StoreConfig(train_ratio=ratio), store=store, wait_for=lambda what, attempt, role: attempt(20.0)
+    )
+    learner._feed, learner._paced = Feed(learner._reader), None
+    ctx = OnlineRLContext()
+    assert learner._receive(ctx)
+    assert (len(learner._taken), ctx.env_step) == (num_taken, num_taken)
+    learner._feed.wake()
+
+
+@pytest.mark.parametrize(('ratio', 'waits'), [('keep', [None]), ('free', [])])
+def test_a_free_collector_waits_for_no_learner(store, ratio, waits):
+    asked = []
+    session = SimpleNamespace(
+        config=StoreConfig(train_ratio=ratio),
+        finished=False,
+        wait_for=lambda what, attempt, role: asked.append(attempt(0.0)),
+    )
+    lead = Lead(store, max_lead=2)
+    lead.appended(EntryId('a', 9))  # nothing of it was taken
+    side = SimpleNamespace(_session=session, _lead=lead, _num_chunks=1, _skip_n_iter=1)
+    assert CollectorSide._receive(side, OnlineRLContext(total_step=5))
+    assert asked == waits
