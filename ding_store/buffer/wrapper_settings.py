@@ -17,7 +17,8 @@ ALIASES = {
     'beta': 'IS_weight_power_factor',
     'anneal_step': 'IS_weight_anneal_train_iter',
 }
-#: Keys that are accepted and change nothing: where a buffer is made, copies (ours always are), how monitors average.
+#: Keys that are accepted and change nothing: where a buffer is made, copies (ours always are), how monitors average,
+#: and the blocks of PPG's two buffers, which are made of each alone.
 WITHOUT_EFFECT = (
     'type',
     'cfg_type',
@@ -28,6 +29,8 @@ WITHOUT_EFFECT = (
     'monitor',
     'periodic_thruput_seconds',
     'multi_buffer',
+    'policy',
+    'value',
 )
 SAMPLERS = ('auto', 'uniform', 'prioritized', 'rank', 'fifo')
 

@@ -40,6 +40,11 @@ def replay_buffer(session: Session, size: int, **kwargs: Any) -> StoreBuffer:
         The pipeline's buffer; DequeBuffer's place. Where processes have roles all of them make it, and the learner's
         is kept in its path as soon as the pipeline runs; a process alone keeps its first one from the beginning.
     """
+    if task.router.is_active and 'path' in kwargs:
+        raise ConfigError(
+            f'replay_buffer.path ({kwargs["path"]!r}) is for a process alone, as every role would open it: use '
+            '--checkpoint or store.checkpoint, which keeps the learner\'s replay, too'
+        )
     kwargs = {'prefetch': session.config.prefetch, **kwargs}
     path = None if task.router.is_active or 'path' in kwargs else session.replay_path
     if path is None or session.has_replay:

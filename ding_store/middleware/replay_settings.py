@@ -3,66 +3,67 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
+from ding_store.buffer.wrapper_settings import INFINITY, WrapperSettings
 from ding_store.errors import ConfigError
+
+#: The number in every element that says how old it is; DI-engine's collectors put it there.
+AGE = 'collect_train_iter'
 
 
 @dataclass(frozen=True)
 class ReplaySettings:
     """
     Overview:
-        From a config: ``policy.priority`` and ``policy.priority_IS_weight``, and of ``policy.other.replay_buffer``:
+        From a config: ``policy.priority`` and ``policy.priority_IS_weight``, and ``policy.other.replay_buffer`` with
+        the keys of the config pipeline's buffer.
     Arguments:
-        - size (:obj:`int`): ``replay_buffer_size``.
-        - priority (:obj:`bool`): Whether elements are sampled by priority; ``alpha`` and ``beta`` say how much.
+        - buffer (:obj:`WrapperSettings`): What means something here: ``replay_buffer_size``, ``max_use``,
+          ``max_staleness`` (elements leave whose ``collect_train_iter`` is so far behind the newest),
+          ``priority_power_factor``, ``IS_weight_power_factor``, ``IS_weight_anneal_train_iter``, ``sampler``,
+          ``sliced``, ``prefetch`` and ``path``. The store's alone are all but size, uses and priorities.
+        - priority (:obj:`bool`): Whether elements are sampled by priority.
         - is_weight (:obj:`bool`): Whether batches have importance weights.
-        - max_use (:obj:`Optional[int]`): How often an element may be sampled.
-        - sampler (:obj:`str`): 'auto', or 'fifo': each element in its turn, oldest first, ``max_use`` times (by
-          default once); the store's alone.
     Raises:
-        - ConfigError: ``sampler`` is something else, or contradicts ``priority``.
+        - ConfigError: A key is unknown, a value out of range, or ``sampler`` contradicts ``policy.priority``.
     """
 
-    size: int
+    buffer: WrapperSettings
     priority: bool = False
     is_weight: bool = False
-    alpha: float = 0.6
-    beta: float = 0.4
-    max_use: Optional[int] = None
-    sampler: str = 'auto'
-
-    def __post_init__(self) -> None:
-        if self.sampler not in ('auto', 'fifo'):
-            raise ConfigError(f"policy.other.replay_buffer.sampler ({self.sampler!r}) must be 'auto' or 'fifo'")
-        if self.sampler == 'fifo' and self.priority:
-            raise ConfigError("policy.other.replay_buffer.sampler='fifo' leaves no choice: turn policy.priority off")
 
     @classmethod
     def of(cls, cfg: Any) -> ReplaySettings:
-        policy, replay = cfg.policy, cfg.policy.other.replay_buffer
-        # DI-engine's defaults say "without limit" by infinity.
-        max_use = replay.get('max_use')
-        return cls(
-            size=replay.replay_buffer_size,
-            priority=bool(policy.get('priority', False)),
-            is_weight=bool(policy.get('priority_IS_weight', False)),
-            alpha=replay.get('alpha', 0.6),
-            beta=replay.get('beta', 0.4),
-            max_use=None if max_use in (None, float('inf')) else max_use,
-            sampler=replay.get('sampler', 'auto'),
-        )
+        policy = cfg.policy
+        priority = bool(policy.get('priority', False))
+        if priority and policy.other.replay_buffer.get('sampler') in ('fifo', 'uniform'):
+            raise ConfigError('policy.other.replay_buffer.sampler leaves no choice: turn policy.priority off')
+        settings = WrapperSettings.from_config({**policy.other.replay_buffer, 'priority': priority})
+        if settings.max_staleness != INFINITY and settings.max_staleness != int(settings.max_staleness):
+            raise ConfigError(f'replay_buffer.max_staleness ({settings.max_staleness!r}) must be an integer')
+        return cls(settings, settings.is_prioritized, bool(policy.get('priority_IS_weight', False)))
+
+    @property
+    def max_use(self) -> Optional[int]:
+        """None: any number of times. DI-engine's defaults say that by infinity."""
+        return None if self.buffer.max_use == INFINITY else int(self.buffer.max_use)
 
     def stock(self) -> Any:
-        """DequeBuffer with DI-engine's middleware. It knows no queues: 'fifo' is sampled at random there."""
+        """DequeBuffer with DI-engine's middleware. It knows no queues and ranks: it samples as if not asked for."""
         from ding.data import DequeBuffer
         from ding.data.buffer.middleware import PriorityExperienceReplay, use_time_check
 
-        buffer_ = DequeBuffer(size=self.size)
+        buffer_ = DequeBuffer(size=int(self.buffer.replay_buffer_size), sliced=self.buffer.sliced)
         if self.is_weight:
             buffer_.use(_name_weights)  # the first that is used is the last to see a sample
         if self.priority:
-            settings = dict(priority_power_factor=self.alpha, IS_weight_power_factor=self.beta)
+            settings: Dict[str, Any] = dict(
+                priority_power_factor=self.buffer.priority_power_factor,
+                IS_weight_power_factor=self.buffer.IS_weight_power_factor,
+                # Its steps are divided by: 0, which is no annealing, by infinity.
+                IS_weight_anneal_train_iter=self.buffer.IS_weight_anneal_train_iter or INFINITY,
+            )
             buffer_.use(PriorityExperienceReplay(buffer_, IS_weight=self.is_weight, **settings))
         if self.max_use is not None:
             buffer_.use(use_time_check(buffer_, max_use=self.max_use))
@@ -70,20 +71,32 @@ class ReplaySettings:
 
     def store(self, make: Callable) -> Any:
         """``make(size, sampler=...)``: StoreBuffer."""
-        from ding_store.buffer import Fifo, Prioritized, Sampler, Uniform, limited
+        options: Dict[str, Any] = {'sliced': True} if self.buffer.sliced else {}
+        # Only what was said: the flag's block has a prefetch and a path of its own.
+        if self.buffer.prefetch:
+            options['prefetch'] = int(self.buffer.prefetch)
+        if self.buffer.path is not None:
+            options['path'] = self.buffer.path
+        return make(int(self.buffer.replay_buffer_size), sampler=self._sampler(), **options)
 
-        sampler: Optional[Sampler] = None
+    def _sampler(self) -> Any:
+        from ding_store.buffer import Fifo, Prioritized, RankPrioritized, Sampler, Uniform, limited
+
         max_use = self.max_use
-        if self.sampler == 'fifo':
+        sampler: Optional[Sampler] = None
+        if self.buffer.sampler == 'fifo':
             max_use = max_use or 1
             sampler = Fifo(max_use)
         elif self.priority:
-            # Without importance weights nothing of the bias is corrected.
-            beta = self.beta if self.is_weight else 0.0
-            sampler = Prioritized(alpha=self.alpha, beta=beta, beta_end=1.0 if self.is_weight else 0.0)
-        if max_use is not None:
-            sampler = limited(sampler or Uniform(), max_times_sampled=max_use)
-        return make(self.size, sampler=sampler)
+            settings = self.buffer.priority_settings()
+            if not self.is_weight:
+                # Without importance weights nothing of the bias is corrected.
+                settings.update(beta=0.0, beta_end=0.0)
+            sampler = (RankPrioritized if self.buffer.sampler == 'rank' else Prioritized)(**settings)
+        max_age = None if self.buffer.max_staleness == INFINITY else int(self.buffer.max_staleness)
+        if max_use is None and max_age is None:
+            return sampler
+        return limited(sampler or Uniform(), max_times_sampled=max_use, max_age=max_age, version=AGE)
 
 
 def _name_weights(action: str, chain: Callable, *args: Any, **kwargs: Any) -> Any:

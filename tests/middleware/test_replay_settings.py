@@ -12,7 +12,7 @@ from ding_store.errors import ConfigError, NotEnoughData
 
 pytest.importorskip('ding')
 
-from ding_store.buffer import Prioritized, StoreBuffer, Uniform  # noqa: E402
+from ding_store.buffer import Prioritized, RankPrioritized, StoreBuffer, Uniform  # noqa: E402
 from ding_store.middleware.plan import PUSH_COLUMNS  # noqa: E402
 from ding_store.middleware.replay import data_pusher  # noqa: E402
 from ding_store.middleware.replay_settings import ReplaySettings  # noqa: E402
@@ -20,7 +20,7 @@ from ding_store.middleware.trajectories import Unroller, collector_epsilon, firs
 
 
 def config(policy=None, **replay):
-    return EasyDict(policy=dict(policy or {}, other=dict(replay_buffer=dict(replay_buffer_size=100, **replay))))
+    return EasyDict(policy=dict(policy or {}, other=dict(replay_buffer={'replay_buffer_size': 100, **replay})))
 
 
 def buffer_of(cfg):
@@ -69,13 +69,56 @@ def test_limited_use(kind):
 @pytest.mark.parametrize(
     ('policy', 'replay', 'text'),
     [
-        ({}, dict(sampler='lifo'), r"sampler \('lifo'\) must be 'auto' or 'fifo'"),
+        ({}, dict(sampler='lifo'), r"sampler \('lifo'\) must be one of auto"),
+        ({}, dict(alhpa=0.1), r"unknown key 'alhpa'; did you mean 'alpha'"),
+        ({}, dict(max_staleness=2.5), r'max_staleness \(2.5\) must be an integer'),
+        ({}, dict(max_use=0), r'max_use \(0\) must be an integer >= 1'),
         (dict(priority=True), dict(sampler='fifo'), 'turn policy.priority off'),
     ],
 )
 def test_what_contradicts_itself_is_refused(policy, replay, text):
     with pytest.raises(ConfigError, match=text):
         ReplaySettings.of(config(policy, **replay))
+
+
+def test_every_key_has_its_effect(tmp_path):
+    policy = dict(priority=True, priority_IS_weight=True)
+    keys = dict(priority_power_factor=0.9, IS_weight_power_factor=0.1, anneal_step=5, max_staleness=3, prefetch=2)
+    buffer_ = buffer_of(config(policy, path=str(tmp_path / 'replay'), sampler='rank', sliced=True, max_use=7, **keys))
+    limits, sampler = buffer_.sampler, buffer_.sampler.sampler
+    assert isinstance(sampler, RankPrioritized)
+    assert (limits.max_times_sampled, limits.max_age) == (7, 3)
+    assert buffer_.table.home.path == str(tmp_path / 'replay')
+    assert buffer_._prefetch.depth == 2
+    assert buffer_.sliced
+    for i in range(10):
+        buffer_.push(step(i, collect_train_iter=torch.tensor([i])))
+    weights = []
+    for _ in range(7):
+        batch = buffer_.sample_batch(4)
+        assert batch.data.obs.min() >= 6, 'older ones have left'
+        weights.append(sampler.beta)
+        if buffer_.count() < 4:
+            break
+    assert weights[0] == pytest.approx(0.1, abs=0.6)
+    assert float(sampler.state()['alpha']) == 0.9
+    buffer_.close()
+    assert isinstance(buffer_of(config(policy, sampler='rank')).sampler, RankPrioritized)
+    assert ReplaySettings.of(config(policy, beta=0.3, anneal_step=0)).stock()._middleware[1].delta_anneal == 0
+
+
+def test_the_keys_of_every_policy_are_accepted():
+    import ding.policy  # noqa: F401
+    from ding.utils import POLICY_REGISTRY
+
+    accepted = 0
+    for policy in POLICY_REGISTRY.values():
+        defaults = policy.default_config() if hasattr(policy, 'default_config') else {}
+        replay = (defaults.get('other') or {}).get('replay_buffer')
+        if replay:
+            ReplaySettings.of(config(**{**replay, 'replay_buffer_size': 10}))
+            accepted += 1
+    assert accepted > 20
 
 
 def test_first_priorities_are_those_of_the_collector():
