@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 from ding.data.buffer import Buffer, BufferedData, apply_middleware
@@ -27,6 +27,7 @@ from ding_store.buffer.priorities import Priorities, keeping
 from ding_store.buffer.rate_limiter import RateLimiter
 from ding_store.buffer.samplers import Sampler, Uniform
 from ding_store.buffer.sequence_sampling import SequenceSampling
+from ding_store.buffer.served import ServedPriorities, ServedUses, served
 from ding_store.buffer.table import Keep, Table
 from ding_store.buffer.table_base import Columns
 from ding_store.columns import Schema
@@ -317,6 +318,15 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         self.limiter = limiter
         self._keep_counts()
 
+    def use(self, func: Callable) -> StoreBuffer:
+        """
+        Overview:
+            Middleware between the calls and the buffer, the first one outermost. Of DI-engine's, those that keep
+            tables of their own are served by the buffer's samplers, which know of every row that leaves.
+        """
+        self._middleware.append(served(func, self))
+        return self
+
     def check(self) -> List[str]:
         """What is wrong with the buffer's memory and files, one sentence each; nothing, unless they were damaged."""
         return self.table.check()
@@ -344,6 +354,9 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             - NotEnoughSpace, SchemaMismatch: The elements do not fit. Whatever is raised, the buffer is unchanged.
         """
         files.load(file_name, self._elements)
+        for middleware in self._middleware:
+            if isinstance(middleware, (ServedPriorities, ServedUses)):
+                middleware.loaded()
         if self.limiter is not None:
             # Row numbers are the file's from here on, and the counts stay what they are.
             self.limiter.load_state(self.limiter.state())

@@ -1,0 +1,138 @@
+"""DI-engine's buffer middleware that keeps tables of its own, served by what sees every change of the buffer."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional
+
+import numpy as np
+import torch
+from ding.data.buffer import BufferedData
+from ding.data.buffer.middleware import PriorityExperienceReplay
+
+from ding_store.buffer.prioritized import Prioritized
+from ding_store.errors import NotEnoughData
+
+#: What DI-engine's middleware adds to updated priorities.
+_EPSILON = 1e-5
+_USE_TIME_CHECK = 'ding.data.buffer.middleware.use_time_check', 'use_time_check.<locals>._use_time_check'
+
+
+def served(middleware: Callable, buffer_: Any) -> Callable:
+    """What does the same as this middleware, also where rows leave without it, or come twice; else itself."""
+    if type(middleware) is PriorityExperienceReplay:
+        return ServedPriorities(middleware, buffer_)
+    if (middleware.__module__, getattr(middleware, '__qualname__', '')) == _USE_TIME_CHECK:
+        need_delete = _inside(middleware, 'sample', '_check_use_count', '_need_delete')
+        return ServedUses(_inside(need_delete, 'max_use'), buffer_)
+    return middleware
+
+
+class ServedPriorities(PriorityExperienceReplay):
+    """PriorityExperienceReplay: its settings and calls, the masses of ``Prioritized``."""
+
+    def __init__(self, settings: PriorityExperienceReplay, buffer_: Any) -> None:
+        self.buffer, self.IS_weight, self.max_priority = buffer_, settings.IS_weight, settings.max_priority
+        self.sampler = Prioritized(
+            alpha=settings.priority_power_factor,
+            beta=settings.IS_weight_power_factor,
+            beta_anneal_steps=settings.IS_weight_anneal_train_iter,
+            epsilon=0.0,
+        )
+        self.sampler.attach(buffer_.table.index)
+        self.loaded()
+
+    def push(self, chain: Callable, data: Any, meta: Optional[dict] = None, *args: Any, **kwargs: Any) -> BufferedData:
+        if meta is None:
+            meta = {'priority': data.pop('priority')} if 'priority' in data else {}
+        meta.setdefault('priority', self.max_priority)
+        values = self.sampler.check([float(meta['priority'])], 1)
+        buffered = chain(data, *args, meta=meta, **kwargs)
+        self.sampler.insert(np.array([int(buffered.index)]), values)
+        return buffered
+
+    def sample(self, chain: Callable, size: int, *args: Any, **kwargs: Any) -> List[BufferedData]:
+        if args or kwargs.get('groupby') or kwargs.get('indices') or kwargs.get('unroll_len'):
+            raise TypeError(
+                'PriorityExperienceReplay draws elements by their priorities: no groupby, indices or unroll_len with '
+                'it; sample_sequences() of a view without middleware draws groups'
+            )
+        kwargs.pop('replace', None)
+        index, ignore = self.buffer.table.index, kwargs.pop('ignore_insufficient', False)
+        try:
+            with index.lock:
+                slots = self.sampler.choose(index, size, True, kwargs.pop('sample_range', None))
+                weights = self.sampler.weigh(slots) if self.IS_weight else None
+                rows = index.row_of_slot[slots]
+        except NotEnoughData:
+            if ignore:
+                return []
+            raise
+        items: List[BufferedData] = chain(indices=[str(row) for row in rows.tolist()], **kwargs)
+        for item, weight in zip(items, [] if weights is None else weights.tolist()):
+            # Of this sample alone: written past the row's own meta, which would keep it.
+            dict.__setitem__(item.meta, 'priority_IS', weight)
+            item.data['priority_IS'] = torch.tensor([weight], dtype=torch.float32)
+        return items
+
+    def update(
+        self, chain: Callable, index: str, data: Any = None, meta: Any = None, *args: Any, **kwargs: Any
+    ) -> bool:
+        values = None
+        if meta is not None and 'priority' in meta:
+            values = self.sampler.check([float(meta['priority'])], 1) + _EPSILON
+        found: bool = chain(index, data, meta, *args, **kwargs)
+        if values is not None:
+            self.sampler.update(np.array([int(index)]), values)
+            self.max_priority = max(self.max_priority, float(values[0])) if found else self.max_priority
+        return found
+
+    def delete(self, chain: Callable, index: str, *args: Any, **kwargs: Any) -> None:
+        chain(index, *args, **kwargs)
+
+    def clear(self, chain: Callable) -> None:
+        self.max_priority = 1.0
+        chain()
+
+    def loaded(self) -> None:
+        """The buffer has other rows, or has some already: their metas say their priorities."""
+        known = [(int(item.index), float(item.meta['priority'])) for item in self.buffer if 'priority' in item.meta]
+        if known:
+            rows, values = zip(*known)
+            self.sampler.insert(np.array(rows), np.array(values))
+            self.max_priority = max(self.max_priority, *values)
+
+
+class ServedUses:
+    """use_time_check: rows leave that were sampled so often; twice in one batch counts twice."""
+
+    def __init__(self, max_use: float, buffer_: Any) -> None:
+        self._max_use, self._buffer = max_use, buffer_
+        self._counts: Dict[str, int] = {}
+        self.loaded()
+
+    def __call__(self, action: str, chain: Callable, *args: Any, **kwargs: Any) -> Any:
+        result = chain(*args, **kwargs)
+        if action == 'sample':
+            self._count([item for each in result for item in (each if isinstance(each, list) else [each])])
+        return result
+
+    def _count(self, items: List[BufferedData]) -> None:
+        for item in items:
+            self._counts[item.index] = item.meta['use_count'] = self._counts.get(item.index, 0) + 1
+        used_up = {item.index for item in items if self._counts[item.index] >= self._max_use}
+        self._buffer.delete(sorted(used_up, key=int))
+        if used_up or len(self._counts) > 2 * self._buffer.count():
+            self._counts = {index: uses for index, uses in self._counts.items() if self._buffer.indices.has(index)}
+
+    def loaded(self) -> None:
+        """The buffer has other rows: their metas say their uses."""
+        self._counts = {item.index: item.meta['use_count'] for item in self._buffer if 'use_count' in item.meta}
+
+
+def _inside(function: Callable, *names: str) -> Any:
+    """What a function's closure has under this name, and that one's under the next."""
+    found: Any = function
+    for name in names:
+        cells = zip(found.__code__.co_freevars, found.__closure__)
+        found = {key: cell.cell_contents for key, cell in cells}[name]
+    return found

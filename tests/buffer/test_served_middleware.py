@@ -1,0 +1,117 @@
+"""DI-engine's middleware on real buffers, alone and in pairs, and when rows leave without it."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, Callable, Dict
+
+import numpy as np
+import pytest
+from ding.data import DequeBuffer
+from ding.data.buffer.middleware import (
+    PriorityExperienceReplay,
+    clone_object,
+    sample_range_view,
+    staleness_check,
+    use_time_check,
+)
+from elements import number, transition
+
+from ding_store.buffer import StoreBuffer
+from ding_store.errors import PriorityError
+
+
+def made(*makers: Callable, count: int = 40, size: int = 40, kind: type = StoreBuffer) -> Any:
+    buffer = kind(size)
+    for make in makers:
+        buffer.use(make(buffer))
+    for i in range(count):
+        buffer.push(transition(i), meta={'i': i, 'train_iter_data_collected': i, 'priority': 1.0 + i % 4})
+    return buffer
+
+
+def per(buffer: Any) -> Any:
+    return PriorityExperienceReplay(buffer, IS_weight=True)
+
+
+#: In this order, the outermost first.
+MIDDLEWARE: Dict[str, Callable] = {
+    'clone': lambda buffer: clone_object(),
+    'stale': lambda buffer: staleness_check(buffer, max_staleness=30),
+    'range': lambda buffer: sample_range_view(buffer, start=-20),
+    'per': per,
+    'use': lambda buffer: use_time_check(buffer, max_use=3),
+}
+PAIRS = [(a, b) for i, a in enumerate(MIDDLEWARE) for b in list(MIDDLEWARE)[i:]]
+#: The view drops the arguments that the other needs.
+PAIRS.remove(('stale', 'range'))
+
+
+@pytest.mark.parametrize('names', PAIRS, ids=lambda names: '-'.join(names))
+def test_pairs_against_a_model(names: tuple) -> None:
+    np.random.seed(0)
+    buffer, uses = made(*[MIDDLEWARE[name] for name in sorted(set(names), key=list(MIDDLEWARE).index)]), Counter()
+    alive = set(range(40))
+    for _ in range(6):
+        options: Dict[str, Any] = {}
+        if 'stale' in names:
+            options['train_iter_sample_data'] = 45
+            alive &= set(range(15, 40))
+        if 'range' in names:
+            newest = set(sorted(alive)[20:]) if len(alive) > 20 else set()
+        if ('range' in names and len(newest) < 8) or len(alive) < 8:
+            break
+        # staleness_check takes its number in the first place, sample_range_view only what comes in its place.
+        items = buffer.sample(size=8, **options) if 'stale' in names else buffer.sample(8)
+        got = [number(item.data) for item in items]
+        assert set(got) <= (newest if 'range' in names else alive)
+        uses.update(got)
+        if 'use' in names:
+            assert all(item.meta['use_count'] <= uses[number(item.data)] for item in items)
+            alive -= {i for i in got if uses[i] >= 3}
+        if 'per' in names:
+            for item in items:
+                item.meta['priority'] = 0.5
+                buffer.update(item.index, data=None, meta=item.meta)
+        assert {number(item.data) for item in buffer} == alive
+
+
+def test_draws_and_weights_are_those_of_the_stock_buffer() -> None:
+    found = []
+    for kind in (StoreBuffer, DequeBuffer):
+        np.random.seed(1)
+        buffer, drawn = made(per, kind=kind), []
+        for step in range(5):
+            items = buffer.sample(8)
+            drawn += [(item.meta['i'], item.data['priority_IS'].item()) for item in items]
+            for item in items:
+                item.meta['priority'] = item.meta['i'] / 10 + step
+                buffer.update(item.index, data=None, meta=item.meta)
+        found.append(drawn)
+    ours, stock = found
+    assert [i for i, _ in ours] == [i for i, _ in stock]
+    np.testing.assert_allclose([w for _, w in ours], [w for _, w in stock], rtol=1e-4)
+
+
+def test_rows_that_leave_without_the_middleware(tmp_path: Path) -> None:
+    buffer = made(per)
+    buffer.resize(20)
+    view = buffer.view()
+    view.delete([view[i].index for i in range(0, 20, 2)])
+    for _ in range(20):
+        assert {number(item.data) for item in buffer.sample(8)} <= set(range(21, 40, 2))
+    buffer.update(buffer[0].index, meta={'priority': 50.0})
+    buffer.save_data(str(tmp_path / 'save'))
+    loaded = made(per, count=3)
+    loaded.load_data(str(tmp_path / 'save'))
+    counts = Counter(number(item.data) for _ in range(50) for item in loaded.sample(8))
+    assert set(counts) <= set(range(21, 40, 2))
+    assert counts.most_common(1)[0][0] == 21
+
+
+def test_what_is_refused() -> None:
+    buffer = made(per)
+    with pytest.raises(TypeError, match='no groupby'):
+        buffer.sample(2, groupby='i')
+    for bad in (-1.0, float('nan')):
+        with pytest.raises(PriorityError):
+            buffer.update('3', meta={'priority': bad})
