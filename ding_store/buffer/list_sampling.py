@@ -83,7 +83,7 @@ class ListSampling:
         else:
             choose = Sampled(self._sampler, size, replace, sample_range)
         try:
-            items = self._deliver(choose)
+            items = self._deliver(choose, size)
         except NotEnoughData as e:
             return self._short(e, ignore_insufficient)
         self._is_short = False
@@ -109,9 +109,13 @@ class ListSampling:
         """
         return self._read(by_indices([index]), warm=False)[0]
 
-    def _deliver(self, choose: Choose) -> List[BufferedData]:
+    def _deliver(self, choose: Choose, size: int) -> List[BufferedData]:
         if isinstance(choose, Sampled):
             return choose.deliver(self._read, self._elements.delete, self.limiter)
+        if self.limiter is not None and isinstance(choose, (GroupChoice, IndexedGroupChoice)):
+            # A group counts as one sample, as sequences do.
+            with self.limiter.sampling(size):
+                return self._read(choose)
         return self._read(choose)
 
     def _read(self, choose: Choose, warm: bool = True) -> List[BufferedData]:

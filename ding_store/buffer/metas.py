@@ -211,6 +211,25 @@ class MetaStore:
         """As ``get``, to be read only."""
         return self.get(slot, -1)
 
+    def values_of(self, key: Any) -> Tuple[Array, List[Any]]:
+        """
+        Overview:
+            What is under a key of the metas that have it; takes the locks itself, and reads no element.
+        Returns:
+            - rows (:obj:`np.ndarray`): Row numbers ``(n,)``, the oldest first.
+            - values (:obj:`List[Any]`): One for each.
+        """
+        with self._lock, self._index.lock:
+            slots = self._index.slots_by_age()
+            slots = slots[slots < len(self._held)].astype(np.intp)
+            found = [
+                (row, meta[key])
+                for slot, row in zip(slots.tolist(), self._row_of_slot[slots].tolist())
+                for meta in ([] if self._held[slot] is None else [self.peek(slot)])
+                if key in meta
+            ]
+        return np.array([row for row, _ in found], np.int64), [value for _, value in found]
+
     def adopt(self, slot: int, row: int, meta: RowMeta) -> None:
         """A meta was written to: it is the row's own from now on, if the row is still there."""
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
@@ -14,6 +15,8 @@ from ding_store.errors import NotEnoughData
 
 #: What DI-engine's middleware adds to updated priorities.
 _EPSILON = 1e-5
+#: Counts of rows that are gone, which nobody minds.
+_FEW = 64
 _USE_TIME_CHECK = 'ding.data.buffer.middleware.use_time_check', 'use_time_check.<locals>._use_time_check'
 
 
@@ -38,7 +41,6 @@ class ServedPriorities(PriorityExperienceReplay):
             beta_anneal_steps=settings.IS_weight_anneal_train_iter,
             epsilon=0.0,
         )
-        self.sampler.attach(buffer_.table.index)
         self.loaded()
 
     def push(self, chain: Callable, data: Any, meta: Optional[dict] = None, *args: Any, **kwargs: Any) -> BufferedData:
@@ -59,15 +61,16 @@ class ServedPriorities(PriorityExperienceReplay):
         kwargs.pop('replace', None)
         index, ignore = self.buffer.table.index, kwargs.pop('ignore_insufficient', False)
         try:
-            with index.lock:
-                slots = self.sampler.choose(index, size, True, kwargs.pop('sample_range', None))
-                weights = self.sampler.weigh(slots) if self.IS_weight else None
-                rows = index.row_of_slot[slots]
+            with self.buffer._sampling(size):
+                with index.lock:
+                    slots = self.sampler.choose(index, size, True, kwargs.pop('sample_range', None))
+                    weights = self.sampler.weigh(slots) if self.IS_weight else None
+                    rows = index.row_of_slot[slots]
+                items: List[BufferedData] = chain(indices=[str(row) for row in rows.tolist()], **kwargs)
         except NotEnoughData:
             if ignore:
                 return []
             raise
-        items: List[BufferedData] = chain(indices=[str(row) for row in rows.tolist()], **kwargs)
         for item, weight in zip(items, [] if weights is None else weights.tolist()):
             # Of this sample alone: written past the row's own meta, which would keep it.
             dict.__setitem__(item.meta, 'priority_IS', weight)
@@ -94,12 +97,14 @@ class ServedPriorities(PriorityExperienceReplay):
         chain()
 
     def loaded(self) -> None:
-        """The buffer has other rows, or has some already: their metas say their priorities."""
-        known = [(int(item.index), float(item.meta['priority'])) for item in self.buffer if 'priority' in item.meta]
-        if known:
-            rows, values = zip(*known)
-            self.sampler.insert(np.array(rows), np.array(values))
-            self.max_priority = max(self.max_priority, *values)
+        """The buffer has other rows, or another table, or has some already: their metas say their priorities."""
+        # A sampler has one table for good, but its copy, which has none, goes on where it is.
+        self.sampler = copy.deepcopy(self.sampler)
+        self.sampler.attach(self.buffer.table.index)
+        rows, found = self.buffer._elements.metas.values_of('priority')
+        values = np.array([float(value) for value in found])
+        self.sampler.insert(rows, values)
+        self.max_priority = max(self.max_priority, float(values.max(initial=0.0)))
 
 
 class ServedUses:
@@ -118,15 +123,26 @@ class ServedUses:
 
     def _count(self, items: List[BufferedData]) -> None:
         for item in items:
-            self._counts[item.index] = item.meta['use_count'] = self._counts.get(item.index, 0) + 1
+            self._counts[item.index] = self._counts.get(item.index, 0) + 1
+        for item in items:
+            # Of several of one row only the first has the row's own meta.
+            item.meta['use_count'] = self._counts[item.index]
         used_up = {item.index for item in items if self._counts[item.index] >= self._max_use}
         self._buffer.delete(sorted(used_up, key=int))
-        if used_up or len(self._counts) > 2 * self._buffer.count():
-            self._counts = {index: uses for index, uses in self._counts.items() if self._buffer.indices.has(index)}
+        for index in used_up:
+            self._counts.pop(index, None)
+        if len(self._counts) > 2 * self._buffer.count() + _FEW:
+            self._forget_gone()
+
+    def _forget_gone(self) -> None:
+        """Rows left that were not used up. O(rows), so not before they are as many as those that are there."""
+        there = self._buffer.table.contains(np.array([int(index) for index in self._counts], np.int64))
+        self._counts = {index: uses for (index, uses), is_there in zip(self._counts.items(), there) if is_there}
 
     def loaded(self) -> None:
-        """The buffer has other rows: their metas say their uses."""
-        self._counts = {item.index: item.meta['use_count'] for item in self._buffer if 'use_count' in item.meta}
+        """The buffer has other rows, or another table: their metas say their uses."""
+        rows, uses = self._buffer._elements.metas.values_of('use_count')
+        self._counts = {str(row): count for row, count in zip(rows.tolist(), uses)}
 
 
 def _inside(function: Callable, *names: str) -> Any:

@@ -305,7 +305,9 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             self._prefetch.close()
             self._prefetch = Prefetch(self._prefetch.depth, self.table)
         self._sample_with(self._uniform if self._sampler is self._uniform else copy.deepcopy(self._sampler))
-        self._keep_counts()
+        if self.limiter is not None:
+            self.limit_with(self.limiter)
+        self._tell_served()
 
     def limit_with(self, limiter: RateLimiter) -> None:
         """
@@ -326,6 +328,11 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         """
         self._middleware.append(served(func, self))
         return self
+
+    def _tell_served(self) -> None:
+        for middleware in self._middleware:
+            if isinstance(middleware, (ServedPriorities, ServedUses)):
+                middleware.loaded()
 
     def check(self) -> List[str]:
         """What is wrong with the buffer's memory and files, one sentence each; nothing, unless they were damaged."""
@@ -354,9 +361,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             - NotEnoughSpace, SchemaMismatch: The elements do not fit. Whatever is raised, the buffer is unchanged.
         """
         files.load(file_name, self._elements)
-        for middleware in self._middleware:
-            if isinstance(middleware, (ServedPriorities, ServedUses)):
-                middleware.loaded()
+        self._tell_served()
         if self.limiter is not None:
             # Row numbers are the file's from here on, and the counts stay what they are.
             self.limiter.load_state(self.limiter.state())
@@ -436,6 +441,10 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
                 twin.limiter.attach(twin.count, int(twin.size), twin._sampler)
             if self._priorities is not None and twin._priorities is not None:
                 twin._priorities.load_state(self._priorities.state())
+            for own, copied in zip(self._middleware, twin._middleware):
+                if isinstance(own, ServedPriorities):
+                    copied.loaded()
+                    copied.sampler.load_state(own.sampler.state())
         return twin
 
 

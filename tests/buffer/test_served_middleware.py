@@ -1,5 +1,6 @@
 """DI-engine's middleware on real buffers, alone and in pairs, and when rows leave without it."""
 
+import copy
 from collections import Counter
 from pathlib import Path
 from typing import Any, Callable, Dict
@@ -16,8 +17,8 @@ from ding.data.buffer.middleware import (
 )
 from elements import number, transition
 
-from ding_store.buffer import StoreBuffer
-from ding_store.errors import PriorityError
+from ding_store.buffer import Fifo, RateLimiter, StoreBuffer
+from ding_store.errors import PriorityError, StoreTimeout
 
 
 def made(*makers: Callable, count: int = 40, size: int = 40, kind: type = StoreBuffer) -> Any:
@@ -115,3 +116,88 @@ def test_what_is_refused() -> None:
     for bad in (-1.0, float('nan')):
         with pytest.raises(PriorityError):
             buffer.update('3', meta={'priority': bad})
+
+
+def test_a_buffer_that_is_kept_in_a_path_later_goes_on_with_its_middleware(tmp_path: Path) -> None:
+    for life in range(2):
+        buffer = made(per, lambda buffer: use_time_check(buffer, max_use=3), count=0)
+        buffer.keep_in(str(tmp_path))
+        for i in range(8 if life == 0 else 0):
+            buffer.push(transition(i), meta={'priority': 0.0 if i else 1.0})
+        # The one row that has a priority comes twice in this life, and for the last time in the next one.
+        for count in (8, 8) if life == 0 else (7,):
+            assert number(buffer.sample(1)[0].data) == 0
+            assert buffer.count() == count
+        buffer.close()
+
+
+def test_a_copy_has_priorities_and_uses_of_its_own() -> None:
+    buffer = made(per, lambda buffer: use_time_check(buffer, max_use=3), count=8)
+    for item in list(buffer):
+        buffer.update(item.index, meta={'priority': 0.0 if number(item.data) else 1.0})
+    buffer.sample(1)
+    twin = copy.deepcopy(buffer)
+    np.testing.assert_array_equal(
+        twin._middleware[0].sampler.state()['mass'], buffer._middleware[0].sampler.state()['mass']
+    )
+    twin.push(transition(8), meta={'priority': 1e6})
+    assert {number(item.data) for item in twin.sample(3)} == {8}
+    assert twin.count() == 8, 'three uses at once'
+    assert buffer.count() == 8
+    assert {number(buffer.sample(1)[0].data) for _ in range(2)} == {0}
+    assert buffer.count() == 7
+
+
+def test_uses_are_looked_up_in_bulk_and_forgotten_with_their_rows() -> None:
+    buffer, looked_up = made(lambda buffer: use_time_check(buffer, max_use=2), count=400, size=400), []
+    contains = buffer.table.contains
+    buffer.table.contains = lambda rows: looked_up.append(len(rows)) or contains(rows)
+    used = buffer._middleware[0]
+    for i in range(400, 1600):
+        buffer.push(transition(i))
+        buffer.sample(1, sample_range=slice(-40, None))
+        assert len(used._counts) <= 2 * buffer.count() + 64
+    assert sum(looked_up) < 3 * 1200, 'each a few times, and not all of them for each that is used up'
+    assert used._counts
+    assert all(used._counts[item.index] == item.meta['use_count'] for item in buffer if 'use_count' in item.meta)
+
+
+def test_what_metas_say_is_found_without_a_look_at_the_elements() -> None:
+    buffer = StoreBuffer(10)
+    for i in range(14):
+        buffer.push(transition(i), meta=[{'priority': i / 2}, {'priority': i}, None, {'x': 1}][i % 4])
+    buffer.delete(['8'])
+    buffer.table.read = buffer.table.gather = None
+    buffer.use(per(buffer))
+    rows, values = buffer._elements.metas.values_of('priority')
+    assert list(zip(rows.tolist(), values)) == [(4, 2.0), (5, 5), (9, 9), (12, 6.0), (13, 13)]
+    assert buffer._middleware[0].max_priority == 13
+
+
+@pytest.mark.parametrize('how', [{}, {'groupby': 'i'}, {'groupby': 'half', 'unroll_len': 2}])
+def test_the_limiter_counts_what_is_sampled(how: dict) -> None:
+    buffer = StoreBuffer(40, limiter=RateLimiter(8, 1, 8, max_sample=8, timeout_s=0))
+    if not how:
+        buffer.use(per(buffer))
+    for i in range(16):
+        buffer.push(transition(i), meta={'i': i, 'half': i // 2})
+    with pytest.raises(StoreTimeout):
+        buffer.push(transition(16), meta={})
+    for _ in range(2):
+        assert len(buffer.sample(8, **how)) == 8
+    with pytest.raises(StoreTimeout):
+        buffer.sample(8, **how)
+    assert buffer.limiter.state() == {'num_inserts': 16, 'num_samples': 16}
+    if how:
+        assert buffer.sample(indices=['3'])[0].index == '3', 'reads are no samples'
+
+
+def test_a_queue_and_its_limiter_move_to_a_path_together(tmp_path: Path) -> None:
+    buffer = StoreBuffer(40, sampler=Fifo(), limiter=RateLimiter(2, 1, 2, timeout_s=0))
+    buffer.keep_in(str(tmp_path))
+    for i in range(4):
+        buffer.push(transition(i))
+    with pytest.raises(StoreTimeout):
+        buffer.push(transition(4))
+    buffer.sample(1)
+    buffer.push(transition(4))
