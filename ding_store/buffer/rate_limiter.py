@@ -22,7 +22,8 @@ class RateLimiter:
     Overview:
         Keeps ``num_inserts * samples_per_insert - num_samples`` within ``error_buffer`` of what it is when sampling
         begins, ``min_size_to_sample * samples_per_insert``: inserts wait above it, samples below it (Cassirer et al.
-        2021, Reverb, section 3.3). Inserts up to the minimal size never wait.
+        2021, Reverb, section 3.3). Inserts never wait before there are the minimal size and the rows of a batch, so
+        that a minimal size below ``max_sample`` begins above the tolerance; inserts then wait until samples caught up.
 
         Nobody polls: who waits is woken by whoever changes what it waits for.
     Arguments:
@@ -219,15 +220,11 @@ class RateLimiter:
         above = self.error_buffer - self.max_insert * self.samples_per_insert
         below = self.max_sample - self.error_buffer
         is_whole = float(self.samples_per_insert).is_integer() and math.isfinite(above)
-        both_wait = math.floor(above) + 1 < below if is_whole else above + _ROUNDING < below
-        # The first insert that waits must find the minimal size, and the rows of a batch.
-        num_missing = max(0, self.max_sample - self.min_size_to_sample)
-        rows = (num_missing + self.max_insert - 1) * self.samples_per_insert
-        if both_wait or self.error_buffer + _ROUNDING < rows:
-            least = max((self.max_insert * self.samples_per_insert + self.max_sample) / 2, rows)
-            larger = '' if both_wait or not num_missing else f', or min_size_to_sample at least {self.max_sample}'
+        # Before there are the minimal size and the rows of a batch, no insert waits.
+        if math.floor(above) + 1 < below if is_whole else above + _ROUNDING < below:
+            least = (self.max_insert * self.samples_per_insert + self.max_sample) / 2
             raise ConfigError(
-                f'error_buffer ({self.error_buffer:g}) must be at least {least:g}{larger} with '
+                f'error_buffer ({self.error_buffer:g}) must be at least {least:g} with '
                 f'samples_per_insert={self.samples_per_insert:g}, min_size_to_sample={self.min_size_to_sample}, '
                 f'max_insert={self.max_insert} and max_sample={self.max_sample}: '
                 'inserts and samples could wait for each other for ever'
