@@ -56,9 +56,9 @@ def load(file_name: str, elements: Elements) -> None:
     Overview:
         Replace what is in the buffer. Files hold pickles (DequeBuffer's, too): load only what you trust.
     Raises:
-        - CorruptPayload: Truncated, damaged, or no such file. FormatMismatch: Of a later version. SchemaMismatch: Its
-          elements are not all of one kind, or a path cannot hold them. NotEnoughSpace: There is no room for both what
-          is there and what is loaded. Nothing changed.
+        - CorruptPayload: Truncated, damaged, or no such file. FormatMismatch: Of a later version, or it holds objects
+          of a class that cannot be imported. SchemaMismatch: Its elements are not all of one kind, or a path cannot
+          hold them. NotEnoughSpace: There is no room for both what is there and what is loaded. Nothing changed.
     """
     with open(file_name, 'rb') as file:
         start = file.read(len(MAGIC))
@@ -110,7 +110,7 @@ def _saved(file: IO[bytes], file_name: str, capacity: int) -> Loaded:
         schema = None if saved.schema is None else Schema.from_json(saved.schema)
         if schema is not None and stored_specs(schema.columns(), saved.narrow or ()) != saved.specs:
             raise CorruptPayload(f'{file_name!r} is damaged: its columns are not those of its schema')
-    except (StoreError, OSError):
+    except (StoreError, OSError, MemoryError):
         raise
     except Exception as e:
         # Whatever json, pickle and numpy make of what is no save.

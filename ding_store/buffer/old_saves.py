@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from dataclasses import dataclass
 from math import prod
 from typing import IO, Any, Dict, Iterator, List, Optional, Tuple
@@ -13,6 +12,7 @@ import numpy as np
 from ding_store.buffer import space
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.regions import ColumnSpec
+from ding_store.buffer.saves import load_extras
 from ding_store.errors import CorruptPayload
 
 VERSION = 1
@@ -43,7 +43,7 @@ class OldSave:
     """A file of the first format, behind its magic; see ``saves.Save``."""
 
     def __init__(self, file: IO[bytes], fields: Dict[str, Any], file_name: str) -> None:
-        self._file = file
+        self._file, self._name = file, file_name
         try:
             self._header = Header(**fields)
         except TypeError as e:
@@ -70,7 +70,7 @@ class OldSave:
 
     def extras(self) -> Any:
         self._file.seek(-self._header.num_extra_bytes, os.SEEK_END)
-        return pickle.load(self._file)  # noqa: S301  our own file, trusted like DequeBuffer's hickle
+        return load_extras(self._file, self._name)
 
     def read(self, skipped: int, chunk_bytes: int) -> Iterator[Dict[str, Array]]:
         """Columns of the rows behind the first ``skipped``, some at a time."""

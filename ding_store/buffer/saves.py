@@ -26,7 +26,7 @@ from ding_store.buffer.arrays import Array
 from ding_store.buffer.elements import Elements
 from ding_store.buffer.regions import ColumnSpec
 from ding_store.buffer.table import is_run
-from ding_store.errors import CorruptPayload
+from ding_store.errors import CorruptPayload, FormatMismatch
 from ding_store.storage.checksum import checksum
 
 VERSION = 3
@@ -184,6 +184,30 @@ class SaveWriter:
         )
 
 
+class _Extras(pickle.Unpickler):
+    """Tells a class that is missing here from a damaged file."""
+
+    def __init__(self, file: IO[bytes], file_name: str) -> None:
+        super().__init__(file)
+        self._name = file_name
+
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return super().find_class(module, name)
+        except (ImportError, AttributeError) as e:
+            raise FormatMismatch(f'{self._name!r} holds a {module}.{name}, which cannot be imported here: {e}') from e
+
+
+def load_extras(file: IO[bytes], file_name: str) -> Any:
+    """
+    Overview:
+        What was pickled here: our own file, trusted like DequeBuffer's hickle.
+    Raises:
+        - FormatMismatch: A class of it cannot be imported.
+    """
+    return _Extras(file, file_name).load()
+
+
 class _Summed:
     """A file that is written, with the crc32 of it."""
 
@@ -257,7 +281,7 @@ class Save:
 
     def extras(self) -> Any:
         self._file.seek(self._extras)
-        return pickle.load(self._file)  # noqa: S301  our own file, trusted like DequeBuffer's hickle
+        return load_extras(self._file, self._name)
 
     def read(self, skipped: int, chunk_bytes: int) -> Iterator[Dict[str, Array]]:
         """Columns of the rows behind the first ``skipped``, some at a time, as they are kept."""

@@ -22,7 +22,7 @@ _USE_TIME_CHECK = 'ding.data.buffer.middleware.use_time_check', 'use_time_check.
 
 def served(middleware: Callable, buffer_: Any) -> Callable:
     """What does the same as this middleware, also where rows leave without it, or come twice; else itself."""
-    if type(middleware) is PriorityExperienceReplay:
+    if type(middleware) is PriorityExperienceReplay and _is_possible(middleware):
         return ServedPriorities(middleware, buffer_)
     if (middleware.__module__, getattr(middleware, '__qualname__', '')) == _USE_TIME_CHECK:
         need_delete = _inside(middleware, 'sample', '_check_use_count', '_need_delete')
@@ -143,6 +143,11 @@ class ServedUses:
         """The buffer has other rows, or another table: their metas say their uses."""
         rows, uses = self._buffer._elements.metas.values_of('use_count')
         self._counts = {str(row): count for row, count in zip(rows.tolist(), uses)}
+
+
+def _is_possible(settings: PriorityExperienceReplay) -> bool:
+    """Whether ``Prioritized`` takes these settings."""
+    return all(0 <= power <= 1 for power in (settings.priority_power_factor, settings.IS_weight_power_factor))
 
 
 def _inside(function: Callable, *names: str) -> Any:

@@ -357,7 +357,8 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             Replace the contents by those of a file of ``save_data``, or of DequeBuffer's (``.hkl``). The buffer keeps
             its size: of a longer file the newest are loaded. Needs room for both until it is done.
         Raises:
-            - CorruptPayload: The file is truncated, damaged, or something else. FormatMismatch: Of a later version.
+            - CorruptPayload: The file is truncated, damaged, or something else. FormatMismatch: Of a later version, or
+              it holds objects of a class that cannot be imported.
             - NotEnoughSpace, SchemaMismatch: The elements do not fit. Whatever is raised, the buffer is unchanged.
         """
         files.load(file_name, self._elements)

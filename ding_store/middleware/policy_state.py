@@ -20,14 +20,15 @@ def left_out(policy: Any, state: Mapping[str, Any]) -> Dict[str, Any]:
     """
     Overview:
         What a policy needs to go on beside the state that it saves itself: tensors that are attributes (SAC's
-        ``_log_alpha``), RunningMeanStd (PPO's value normalization), since when target networks were not assigned,
-        counters of ``COUNTERS``, and modules and optimizers with a tensor that ``state`` does not hold.
+        ``_log_alpha``, but no temperature that is not learned), RunningMeanStd (PPO's value normalization), since when
+        target networks were not assigned, counters of ``COUNTERS``, and modules and optimizers with a tensor that
+        ``state`` does not hold.
     Arguments:
         - state (:obj:`Mapping`): As of the policy's ``learn_mode.state_dict()``.
     """
     saved = _addresses(state)
     return dict(
-        tensors={name: each.detach() for name, each in _attributes(policy, torch.Tensor)},
+        tensors={name: each.detach() for name, each in _tensors(policy)},
         statistics={name: [_plain(getattr(each, key)) for key in _STATISTICS] for name, each in _statistics(policy)},
         target_updates={name: each._update_count for name, each in _targets(policy)},
         counters={name: each for name, each in _attributes(policy, int) if name in COUNTERS},
@@ -42,9 +43,9 @@ def set_left_out(policy: Any, state: Mapping[str, Any]) -> None:
     Raises:
         - ValueError, RuntimeError: A tensor or module has another shape.
     """
-    for name, each in _attributes(policy, torch.Tensor):
+    for name, tensor in _tensors(policy):
         if name in state['tensors']:
-            _set_tensor(name, each, state['tensors'][name])
+            _set_tensor(name, tensor, state['tensors'][name])
     for name, each in _statistics(policy):
         for key, value in zip(_STATISTICS, state['statistics'].get(name, ())):
             setattr(each, key, value.numpy()[()] if isinstance(value, torch.Tensor) else value)
@@ -60,6 +61,12 @@ def set_left_out(policy: Any, state: Mapping[str, Any]) -> None:
 
 def _attributes(policy: Any, kind: Any) -> Iterator[Tuple[str, Any]]:
     return ((name, value) for name, value in list(vars(policy).items()) if isinstance(value, kind))
+
+
+def _tensors(policy: Any) -> Iterator[Tuple[str, torch.Tensor]]:
+    # A temperature that is not learned is a setting, which a resumed script may change.
+    setting = None if getattr(policy, '_auto_alpha', True) else '_alpha'
+    return ((name, each) for name, each in _attributes(policy, torch.Tensor) if name != setting)
 
 
 def _statistics(policy: Any) -> Iterator[Tuple[str, RunningMeanStd]]:

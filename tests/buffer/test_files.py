@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import sys
 import threading
 import zlib
 from pathlib import Path
@@ -216,3 +217,33 @@ def test_a_stock_buffer_keeps_its_metas(tmp_path: Path) -> None:
     loaded.load_data(name)
     assert [(value, meta) for _, value, meta in contents(loaded)] == [(i, {'i': i}) for i in range(3, 7)]
     loaded.close()
+
+
+class TooLarge:
+    """What there is no memory for when it is loaded."""
+
+    def __reduce__(self) -> Any:
+        return bytearray, (1 << 62,)
+
+
+@pytest.mark.parametrize('write', [save_old, save])
+def test_what_cannot_be_loaded_here_is_not_called_damaged(
+    tmp_path: Path, write: Callable[[StoreBuffer, Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / 'of_a_project.py').write_text('class Note:\n    pass\n')
+    with monkeypatch.context() as there:
+        there.syspath_prepend(str(tmp_path))
+        import of_a_project
+
+        buffers = [StoreBuffer(4), StoreBuffer(4)]
+        for buffer, note in zip(buffers, (of_a_project.Note(), TooLarge())):
+            buffer.push(transition(1), {'note': note})
+            write(buffer, tmp_path / f'save{buffers.index(buffer)}')
+    monkeypatch.delitem(sys.modules, 'of_a_project')
+    loaded = filled()
+    expected = contents(loaded)
+    with pytest.raises(FormatMismatch, match=r'save0.* of_a_project\.Note'):
+        loaded.load_data(str(tmp_path / 'save0'))
+    with pytest.raises(MemoryError):
+        loaded.load_data(str(tmp_path / 'save1'))
+    assert contents(loaded) == expected

@@ -30,8 +30,8 @@ def made(*makers: Callable, count: int = 40, size: int = 40, kind: type = StoreB
     return buffer
 
 
-def per(buffer: Any) -> Any:
-    return PriorityExperienceReplay(buffer, IS_weight=True)
+def per(buffer: Any, power: float = 0.6) -> Any:
+    return PriorityExperienceReplay(buffer, IS_weight=True, priority_power_factor=power)
 
 
 #: In this order, the outermost first.
@@ -76,11 +76,12 @@ def test_pairs_against_a_model(names: tuple) -> None:
         assert {number(item.data) for item in buffer} == alive
 
 
-def test_draws_and_weights_are_those_of_the_stock_buffer() -> None:
+@pytest.mark.parametrize('power', [0.6, 1.5])
+def test_draws_and_weights_are_those_of_the_stock_buffer(power: float) -> None:
     found = []
     for kind in (StoreBuffer, DequeBuffer):
         np.random.seed(1)
-        buffer, drawn = made(per, kind=kind), []
+        buffer, drawn = made(lambda buffer: per(buffer, power), kind=kind), []
         for step in range(5):
             items = buffer.sample(8)
             drawn += [(item.meta['i'], item.data['priority_IS'].item()) for item in items]

@@ -22,8 +22,9 @@ from ding_store.middleware.session import Session  # noqa: E402
 BATCH = 8
 
 
-def sac():
-    return of(SACPolicy, ContinuousQAC(4, 2, 'reparameterization', twin_critic=True), model=dict(action_shape=2))
+def sac(learn=None):
+    model = ContinuousQAC(4, 2, 'reparameterization', twin_critic=True)
+    return of(SACPolicy, model, learn=learn, model=dict(action_shape=2))
 
 
 def masac():
@@ -153,3 +154,14 @@ def test_a_misfit_is_named(tmp_path):
     other._log_alpha = torch.zeros(3, requires_grad=True)
     with pytest.raises(ConfigError, match="'_log_alpha': expected shape"):
         checkpointer(session(tmp_path), other)
+
+
+@pytest.mark.parametrize('is_learned', [False, True])
+def test_a_temperature_that_is_not_learned_is_a_setting(tmp_path, is_learned):
+    def made(alpha):
+        return sac(dict(auto_alpha=is_learned, alpha=alpha))
+
+    policy, other = made(0.2), made(0.1)
+    write_state(str(tmp_path / 'state'), left_out(policy, policy.learn_mode.state_dict()))
+    set_left_out(other, read_state(str(tmp_path / 'state')))
+    assert other._alpha.item() == pytest.approx(0.2 if is_learned else 0.1)
