@@ -102,6 +102,7 @@ def _gathered(table: Table, rows: Array) -> Iterator[Dict[str, Array]]:
 
 
 def _saved(file: IO[bytes], file_name: str, capacity: int) -> Loaded:
+    saved: Optional[Union[OldSave, Save]] = None
     try:
         saved = _opened(file, file_name)
         saved.verify()
@@ -110,9 +111,11 @@ def _saved(file: IO[bytes], file_name: str, capacity: int) -> Loaded:
         schema = None if saved.schema is None else Schema.from_json(saved.schema)
         if schema is not None and stored_specs(schema.columns(), saved.narrow or ()) != saved.specs:
             raise CorruptPayload(f'{file_name!r} is damaged: its columns are not those of its schema')
-    except (StoreError, OSError, MemoryError):
+    except (StoreError, OSError):
         raise
     except Exception as e:
+        if isinstance(e, MemoryError) and saved is not None and saved.has_checksums:
+            raise  # Elsewhere a damaged length asks for more than there can be.
         # Whatever json, pickle and numpy make of what is no save.
         raise CorruptPayload(f'{file_name!r} cannot be read: it is damaged, or of another program ({e!r})') from e
     skipped = max(0, len(saved.rows) - capacity)

@@ -59,6 +59,7 @@ class OldSave:
         self.next_row, self.schema, self.specs = self._header.next_row, self._header.schema, self._header.specs
         #: None is known to be kept as bytes; the first rows say which can be.
         self.narrow: Optional[List[str]] = None
+        self.has_checksums = False
 
     def verify(self) -> None:
         """

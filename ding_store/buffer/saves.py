@@ -256,6 +256,11 @@ class Save:
         self._demand('rows', zlib.crc32(rows))
         self.rows = np.frombuffer(rows, np.int64)
 
+    @property
+    def has_checksums(self) -> bool:
+        """Whether ``verify`` finds any damage."""
+        return self._checksums is not None
+
     def verify(self) -> None:
         """
         Overview:
