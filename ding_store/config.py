@@ -347,7 +347,7 @@ def _knows_its_users(url: str) -> bool:
     if scheme.lower() not in ('redis', 'rediss'):
         return True
     has_certificate = scheme.lower() == 'rediss' and re.search(r'[?&]ssl_certfile=[^&]', rest)
-    return bool(has_certificate or re.search(r'^[^/?#]*:[^@]+@|[?&]password=[^&]', rest))
+    return bool(has_certificate or re.search(r'^[^/?#]*:[^/?#@]+@|[?&]password=[^&]', rest))
 
 
 def unknown_key(where: str, key: str, known: list) -> str:

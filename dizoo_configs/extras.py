@@ -23,11 +23,12 @@ def need(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
+        missing = module if str(error.name).startswith(module.split('.')[0]) else f'{error.name}, for {module},'
         install = f"pip install 'numpy<2' '.[{extra}]'"
         if (NO_DEPS / f'{extra}.txt').exists():
             install += f' && pip install --no-deps -r requirements/no-deps/{extra}.txt'
         raise ModuleNotFoundError(
-            f"{module} is missing, which the environments of '{extra}' need. In a clone of ding_store: "
+            f"{missing} is missing, which the environments of '{extra}' need. In a clone of ding_store: "
             f'scripts/setup.sh --extra {extra}, or in an environment of yours: {install}',
             name=error.name,
         ) from error

@@ -27,11 +27,12 @@ LAYERS: Dict[str, Set[str]] = {
     'errors': set(),
     'private': set(),
     'config': {'errors'},
+    'replay_keys': {'errors', 'config'},
     'columns': {'errors'},
     'storage': {'errors', 'private', 'config'},
-    'buffer': {'errors', 'private', 'config', 'columns', 'storage'},
+    'buffer': {'errors', 'private', 'config', 'replay_keys', 'columns', 'storage'},
     'checkpoint': {'errors', 'private', 'buffer'},
-    'middleware': {'errors', 'private', 'config', 'columns', 'storage', 'buffer', 'checkpoint'},
+    'middleware': {'errors', 'private', 'config', 'replay_keys', 'columns', 'storage', 'buffer', 'checkpoint'},
     'doctor': {'errors', 'config', 'storage'},
 }
 
@@ -41,6 +42,7 @@ FORBIDDEN: Dict[str, Set[str]] = {
     'private': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'errors': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'config': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
+    'replay_keys': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'columns': {'redis', 'ding', 'dizoo'},
     'storage': {'torch', 'ding', 'dizoo', 'gym', *TREES},
     'buffer': {'redis', 'treevalue', 'dizoo'},

@@ -258,7 +258,7 @@ def test_every_setting_is_documented_with_its_default():
 
 
 def test_every_key_of_the_replay_is_documented_with_its_default():
-    from ding_store.buffer.wrapper_settings import WrapperSettings
+    from ding_store.replay_keys import WrapperSettings
 
     documented = {key.strip('`'): value.strip('`') for key, value in rows('docs/replay.md', 'Keys').items()}
     defaults = {

@@ -20,9 +20,9 @@ from ding_store.buffer.rank_prioritized import RankPrioritized
 from ding_store.buffer.samplers import Sampler, Uniform, not_enough
 from ding_store.buffer.store_buffer import Batch, StoreBuffer
 from ding_store.buffer.throughput import Throughput
-from ding_store.buffer.wrapper_settings import INFINITY, WrapperSettings
 from ding_store.columns import nodes
 from ding_store.errors import NotEnoughData
+from ding_store.replay_keys import INFINITY, WrapperSettings
 
 logger = logging.getLogger(__name__)
 

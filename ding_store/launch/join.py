@@ -12,6 +12,7 @@ from ding_store.hook import install
 from ding_store.launch.router import activate, claim_node_id, deactivate, new_addresses, peer_addresses, remove_address
 from ding_store.launch.script import Script
 from ding_store.launch.status import check_running
+from ding_store.middleware.claim import claim_role
 from ding_store.middleware.members import ENV_LAUNCHED, Members, launch
 from ding_store.middleware.session import FINISH, Session, silence_s
 
@@ -37,8 +38,9 @@ def join(config: StoreConfig, role: str, node_id: Optional[int], script: Script,
                 f'run {config.run!r} has no living process at {store.info().address}: is it --run or --store that is '
                 'another? To be there before the others, say --wait'
             )
+        claim_role(store, role, silence_s(config.heartbeat_s))
         if node_id is None:
-            node_id = claim_node_id(store, role, silence_s(config.heartbeat_s))
+            node_id = claim_node_id(store, role)
         peers = peer_addresses(store)
     sys.stderr.write(f'joining run {config.run!r} as {role}, node {node_id}\n')
     os.environ[ENV_LAUNCHED] = launch()  # the run is somebody else's to clear and to retire

@@ -7,7 +7,8 @@ import tempfile
 import uuid
 from typing import List, Sequence
 
-from ding_store.errors import ConfigError, VersionConflict
+from ding_store.errors import VersionConflict
+from ding_store.middleware.claim import SINGLE_ROLES
 from ding_store.middleware.members import Members
 from ding_store.storage.base import Store
 
@@ -55,22 +56,15 @@ def remove_address(address: str) -> None:
         os.remove(path)
 
 
-def claim_node_id(store: Store, role: str, silent_s: float) -> int:
+def claim_node_id(store: Store, role: str) -> int:
     """
     Overview:
         A node id that no process of the run has, had or claims at this moment, fit for the role: DI-engine's examples
         take node 0 for the learner, 1 for the evaluator, and all others for collectors.
-    Arguments:
-        - silent_s (:obj:`float`): Who does not report for so long was killed, and its place is free.
-    Raises:
-        - ConfigError: The role can have one process only, and it is alive.
     """
-    members = Members(store).refresh()
-    if role in ('learner', 'evaluator'):
-        alive = members.reporting(role, silent_s)
-        if alive is not None:
-            raise ConfigError(f'run {store.run!r} has a {role} already: {alive.title}')
+    if role in SINGLE_ROLES:
         return FIRST_IDS[role]
+    members = Members(store).refresh()
     node_id = max([FIRST_JOINED_ID - 1, *(member.node_id for member in members.by_id.values())]) + 1
     while True:
         try:

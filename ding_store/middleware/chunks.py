@@ -9,7 +9,7 @@ import numpy as np
 
 from ding_store.columns import NotColumnar, Schema
 from ding_store.errors import ConfigError, SchemaMismatch, VersionConflict
-from ding_store.middleware.pickled import is_pickled, pickled, unpickled, what_is_wrong
+from ding_store.middleware.pickled import add_offsets, is_pickled, pickled, unpickled, what_is_wrong
 from ding_store.storage.base import Entry, EntryId, Store
 from ding_store.storage.wire import corrupt_entry
 
@@ -109,6 +109,7 @@ class ChunkDecoder:
     def __init__(self, allow_pickle: bool = False) -> None:
         self._allow_pickle = allow_pickle
         self._schemas: Dict[str, Schema] = {}
+        self._unpickled: Dict[EntryId, List[Any]] = {}  # what was checked, until its elements are asked for
 
     def check(self, entry: Entry) -> None:
         """
@@ -121,6 +122,8 @@ class ChunkDecoder:
         try:
             if not reason and is_pickled(entry):
                 reason = what_is_wrong(entry, self._allow_pickle)
+                if not reason:
+                    self._unpickled[entry.id] = unpickled(entry)
             elif not reason and entry.header['rows']:
                 self.schema(entry).check(entry.arrays, entry.header['rows'])
         except SchemaMismatch as e:
@@ -139,12 +142,13 @@ class ChunkDecoder:
     def elements(self, entry: Entry) -> List[Any]:
         """
         Overview:
-            The elements of a chunk, whose leaves are their own memory: they outlive the entry, and may be written to.
+            The elements of a chunk that was checked, once; their leaves are their own memory: they outlive the entry,
+            and may be written to.
         """
         if not entry.header['rows']:
             return []
         if is_pickled(entry):
-            return unpickled(entry, self._allow_pickle)
+            return add_offsets(self._unpickled.pop(entry.id), entry)
         return self.schema(entry).decode({name: array.copy() for name, array in entry.arrays.items()})
 
 
@@ -159,7 +163,8 @@ def _wrong_header(header: Mapping[str, Any]) -> str:
     if 'policy_version' in header and not _is_count(header['policy_version']):
         return f'policy_version ({header["policy_version"]!r}) is no count'
     indices, lengths = header.get('end_idx'), header.get('lengths', [])
-    if not isinstance(indices, list) or not all(map(_is_count, indices)):
+    # DI-engine's is -1 where the first envs made no step.
+    if not isinstance(indices, list) or not all(index == -1 or _is_count(index) for index in indices):
         return 'end_idx is no list of indices'
     if header['kind'] == 'episodes' and not (_are_lengths(lengths) and sum(lengths) == header['rows']):
         return f'lengths are not those of episodes of {header["rows"]} steps'

@@ -28,8 +28,10 @@ def claim_run(store: Store, role: Optional[str], first_node: int, silent_s: floa
         - ConfigError: A job that lives has them, or has a member of this role.
     """
     mine, members = launch(), Members(store)
-    if role is None or role in SINGLE_ROLES:
-        _refuse(store, members.reporting(role, silent_s, lambda member: member.launch != mine))
+    # Collectors of others are no second job: they joined, before its learner came or since that died.
+    single = SINGLE_ROLES if role is None else tuple(each for each in SINGLE_ROLES if each == role)
+    if single:
+        _refuse(store, members.reporting(None, silent_s, lambda m: m.launch != mine and m.role in single))
     while True:
         held = store.get(f'launch/{first_node}')
         if held is not None and held.header['launch'] == mine:
@@ -41,6 +43,33 @@ def claim_run(store: Store, role: Optional[str], first_node: int, silent_s: floa
             return
         except VersionConflict:
             continue  # another launch was quicker: its claim is judged next
+
+
+def claim_role(store: Store, role: str, silent_s: float) -> None:
+    """
+    Overview:
+        Take a role that a run has once for this process, which joins it alone; of two that come together one is
+        refused. Other roles are anybody's.
+    Raises:
+        - ConfigError: A process that lives has it.
+    """
+    if role not in SINGLE_ROLES:
+        return
+    alive = Members(store).reporting(role, silent_s)
+    if alive is not None:
+        raise ConfigError(f'run {store.run!r} has a {role} already: {alive.title}')
+    while True:
+        held = store.get(f'joined/{role}')
+        claim = held.header if held is not None else None
+        if claim and claim['pid_space'] == pid_space() and not is_gone(claim['pid'], claim['birth']):
+            raise ConfigError(
+                f'run {store.run!r} has a {role} already: one that starts (pid {claim["pid"]} on {claim["host"]})'
+            )
+        try:
+            store.put(f'joined/{role}', _claim(launch()), {}, held.version if held is not None else 0)
+            return
+        except VersionConflict:
+            continue  # another one was quicker
 
 
 def _claim(mine: str) -> Dict[str, Any]:

@@ -278,7 +278,10 @@ class LearnerSide(Side):
             self._advance(ctx, taken)
         self._feed = Feed(self._reader)  # It reads from now on: behind what was just acked.
         limiter = getattr(plan.replay.buffer, 'limiter', None) if plan.replay is not None else None
-        self._paced = PacedFeed(self._feed, limiter) if isinstance(limiter, Pace) else None
+        # Without a ratio of its own the loop keeps the pipeline's: one chunk per iteration, waited for.
+        self._paced: Optional[PacedFeed] = None
+        if isinstance(limiter, Pace) and limiter.samples_per_insert is not None:
+            self._paced = PacedFeed(self._feed, limiter)
 
     def _end(self, reason: str) -> None:
         super()._end(reason)

@@ -88,7 +88,6 @@ class PacedFeed:
         self._held: Optional[Entry] = None
         self._train_iter = -1
         self._may_train = False
-        self._may_train = False
         self._num_idle = 0
 
     def begin(self, train_iter: int) -> None:
@@ -138,6 +137,9 @@ class PacedFeed:
 
 
 def num_elements(entry: Entry) -> int:
-    """What a chunk is in the buffer: of episodes each is one."""
+    """What a chunk is in the buffer: of episodes each is one. 0: this is no chunk, which who takes it will find."""
     header = entry.header
-    return len(header['lengths']) if header.get('kind') == 'episodes' else int(header['rows'])
+    lengths, rows = header.get('lengths'), header.get('rows')
+    if header.get('kind') == 'episodes':
+        return len(lengths) if isinstance(lengths, list) else 0
+    return rows if isinstance(rows, int) else 0

@@ -8,7 +8,6 @@ from typing import Any, Dict, List, Sequence, Tuple
 import numpy as np
 import treetensor.torch as ttorch
 
-from ding_store.errors import ConfigError
 from ding_store.storage.base import Array, Entry
 from ding_store.storage.wire import corrupt_entry
 
@@ -45,16 +44,13 @@ def what_is_wrong(entry: Entry, is_allowed: bool) -> str:
     return '' if is_bytes and entry.header['rows'] else 'it has no pickled elements'
 
 
-def unpickled(entry: Entry, is_allowed: bool) -> List[Any]:
+def unpickled(entry: Entry) -> List[Any]:
     """
     Overview:
-        The elements of a pickled entry. This runs whatever its writer put into it.
+        What was pickled into an entry. This runs whatever its writer put into it: ask ``what_is_wrong`` first.
     Raises:
-        - ConfigError: That is not allowed.
         - CorruptPayload: It cannot be unpickled here, or is something else.
     """
-    if not is_allowed:
-        raise ConfigError(_REFUSED)
     try:
         elements = pickle.loads(entry.arrays[PICKLED].tobytes())  # noqa: S301 the user allowed it
     except Exception as e:  # noqa: BLE001 - whatever a class's own code does there
@@ -63,6 +59,11 @@ def unpickled(entry: Entry, is_allowed: bool) -> List[Any]:
     if not isinstance(elements, list) or len(elements) != entry.header['rows']:
         reason = 'what was pickled is no list of its elements'
         raise corrupt_entry(entry.stream, entry.id, reason, entry.writer, entry.sequence)
+    return elements
+
+
+def add_offsets(elements: List[Any], entry: Entry) -> List[Any]:
+    """To what was unpickled, in place: what the entry's header says is to be added."""
     for element in elements:
         for name, offset in entry.header[OFFSETS].items():
             if isinstance(element, (dict, ttorch.Tensor)) and name in element:

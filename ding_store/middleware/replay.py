@@ -116,12 +116,16 @@ def data_pusher(
 
 def _keep_pace(config: StoreConfig, cfg: Any, buffer_: Buffer) -> None:
     pace = pace_of(config, cfg)
-    if pace is None or not isinstance(buffer_, StoreBuffer) or buffer_.limiter is not None:
+    if pace is None:
         return
-    if task.router.is_active:
-        buffer_.limit_with(pace)
+    if not isinstance(buffer_, StoreBuffer) or buffer_.limiter is not None:
+        reason = 'the buffer has a limiter of its own' if isinstance(buffer_, StoreBuffer) else 'this is no StoreBuffer'
+    elif not task.router.is_active:
+        reason = 'they are for runs with roles'
     else:
-        logging.warning('ding_store: store.samples_per_insert and min_size_to_sample are for runs with roles: ignored')
+        buffer_.limit_with(pace)
+        return
+    logging.warning(f'ding_store: store.samples_per_insert and min_size_to_sample are ignored: {reason}')
 
 
 def _push_whole(

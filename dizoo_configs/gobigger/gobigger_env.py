@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
-from typing import Any, Dict, List
+import sys
+from types import ModuleType
+from typing import Any, Dict, Iterator, List
 
 import gym
 import numpy as np
@@ -26,6 +29,25 @@ BALLS = {'food': (224, 4), 'thorns': (16, 6), 'spore': (32, 6), 'other': (32, 7)
 CLONES = (16, 6)
 #: From each own clone to each of the balls: position, and how much larger the clone is.
 RELATION = 3
+
+
+@contextlib.contextmanager
+def without_windows() -> Iterator[None]:
+    """The game imports its player of recordings, and that tkinter, which not every Python has (Debian's has not)."""
+    try:
+        import tkinter.filedialog  # noqa: F401
+    except ModuleNotFoundError:
+        names = ('tkinter', 'tkinter.filedialog')
+        before = {name: sys.modules[name] for name in names if name in sys.modules}
+        sys.modules.update({name: ModuleType(name) for name in names})
+        try:
+            yield
+        finally:
+            for name in names:
+                del sys.modules[name]
+            sys.modules.update(before)
+    else:
+        yield
 
 
 def num_scalars(num_teams: int) -> int:
@@ -118,8 +140,9 @@ class GoBiggerEnv(BaseEnv):
 
     def _new_match(self) -> Any:
         os.environ.setdefault('SDL_VIDEODRIVER', 'dummy')
-        Server = need('gobigger.server', 'gobigger').Server
-        BotAgent = need('gobigger.agents', 'gobigger').BotAgent
+        with without_windows():
+            Server = need('gobigger.server', 'gobigger').Server
+            BotAgent = need('gobigger.agents', 'gobigger').BotAgent
         cfg = self._cfg
         seed = int(self._random.randint(2**31)) if self._dynamic else self._seed
         # A server's parts share the generator that they are made with: another seed takes another server (12 ms).

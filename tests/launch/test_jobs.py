@@ -140,6 +140,9 @@ def test_killed_collector_costs_only_its_unfinished_chunk(tmp_path):
 
 def test_a_job_whose_collector_was_killed_converges_with_a_new_one(tmp_path):
     with job(ding_store('run', '--run', 'r', '--roles', ROLES, '--', 'python', MAIN), tmp_path) as run:
+        run.wait_for(lambda: members(tmp_path, 'evaluator'), 'the evaluator')
+        (evaluator,) = (member['pid'] for member in members(tmp_path, 'evaluator'))
+        os.kill(evaluator, signal.SIGSTOP)  # so that the job does not converge before
         run.wait_for(lambda: len(members(tmp_path, 'collector')) == 2, 'collectors')
         killed, stopped = (member['pid'] for member in members(tmp_path, 'collector'))
         os.kill(stopped, signal.SIGSTOP)  # so that it is the new one on whom the job depends
@@ -150,6 +153,7 @@ def test_a_job_whose_collector_was_killed_converges_with_a_new_one(tmp_path):
                 lambda: any(m['node_id'] == 100 and m['figures'].get('rows') for m in members(tmp_path, 'collector')),
                 'rows of the joined collector',
             )
+            os.kill(evaluator, signal.SIGCONT)
             os.kill(stopped, signal.SIGCONT)
             assert run.wait() == 0, run.text
             assert joined.wait(30) == 0, joined.text
@@ -363,9 +367,22 @@ def test_joining_a_second_learner_is_refused(tmp_path):
     arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace')), tmp_path) as run:
         run.wait_for(lambda: members(tmp_path, 'learner'), 'the learner')
-        with job(ding_store('join', '--role', 'learner', '--run', 'r', *tiny(tmp_path / 't')), tmp_path, name='j') as j:
-            assert j.wait() == 2
-        assert 'has a learner already' in j.text
+        for node_id in ([], ['--node-id', '7']):
+            join = ding_store('join', '--role', 'learner', '--run', 'r', *node_id, *tiny(tmp_path / 't'))
+            with job(join, tmp_path, name='j') as j:
+                assert j.wait() == 2
+            assert 'has a learner already' in j.text
+
+
+def test_a_job_begins_beside_a_collector_that_waits_for_it(tmp_path):
+    join = ding_store('join', '--wait', '--role', 'collector', '--run', 'r', *tiny(tmp_path / 't'))
+    with job(join, tmp_path, name='join') as joined:
+        joined.wait_for(lambda: members(tmp_path, 'collector'), 'the collector that waits')
+        arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
+        with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 200)), tmp_path) as run:
+            assert run.wait() == 0, run.text
+            balanced(run.text)
+        assert joined.wait() == 0, joined.text
 
 
 def test_joining_a_run_that_is_not_there_starts_nothing(tmp_path):

@@ -87,6 +87,13 @@ def test_episodes_are_pushed_whole(store, direct):
     assert [[int(each.time) for each in item.data] for item in buffer_] == [[0, 1, 2], [3, 4, 5, 6, 7]]
 
 
+def test_the_end_of_envs_that_made_no_step_is_no_damage(store):
+    learner = Learner(store, StoreBuffer(20), direct=False)
+    ChunkWriter(store, STREAM).write([step(0)], {**HEADER, 'end_idx': [-1, 0]})
+    assert learner.take() == 1
+    assert learner._position.num_rows == 1
+
+
 HOSTILE = [None, -1, 2**70, 'x', [], {}, 'object', '<U9999999', 1.5, True, [[]], '__class__', 10**9]
 
 
@@ -204,6 +211,19 @@ def test_python_objects_are_refused_and_pickled_where_that_is_allowed(store):
     assert int(buffer_[-1].data['env_data_id']) not in (0, 5 << 32), 'behind a loss it is another run'
 
 
+def test_what_cannot_be_unpickled_here_is_skipped(store, monkeypatch):
+    writer, buffer_ = ChunkWriter(store, STREAM, allow_pickle=True), StoreBuffer(20)
+    writer.write([fancy(0)], HEADER)
+    learner = Learner(store.another(), buffer_, allow_pickle=True, on_corrupt='skip')
+    monkeypatch.delitem(globals(), 'Fancy')  # a class that is not on the learner's host
+    learner.take()
+    monkeypatch.undo()
+    writer.write([fancy(1)], HEADER)
+    learner.take()
+    assert [item.data['note'].number for item in buffer_] == [1]
+    assert learner._reader.num_corrupt == 1
+
+
 @pytest.mark.parametrize(
     ('url', 'is_good'),
     [
@@ -213,6 +233,7 @@ def test_python_objects_are_refused_and_pickled_where_that_is_allowed(store):
         ('redis://host:6379', False),
         ('redis://127.0.0.1', False),
         ('redis://user@host', False),
+        ('redis://host:6379/0?client_name=a@b', False),
         ('redis://user:@host', False),
         ('redis://host?password=', False),
         ('rediss://host', False),

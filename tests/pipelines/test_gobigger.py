@@ -1,5 +1,7 @@
 """GoBigger: observations and seeds of the real game, and stock and store given the same."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -39,6 +41,16 @@ def test_match():
     assert info['eval_episode_return'] == pytest.approx(total, rel=1e-4)
     assert (obs['count']['food'] > 0).all()
     env.close()
+
+
+def test_a_python_without_tkinter_plays(monkeypatch):
+    for name in [name for name in sys.modules if name.split('.')[0] == 'gobigger']:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, 'tkinter', None)
+    env = make_env(match_frames=60)
+    assert env.observation_space.contains(env.reset())
+    env.close()
+    assert sys.modules['tkinter'] is None
 
 
 def test_balls_come_nearest_first_and_padded():

@@ -18,7 +18,8 @@ SMALL = {
 
 
 def run_at(tmp_path, ratio, max_train_iter, **store):
-    settings = {**SMALL, 'store.samples_per_insert': ratio, **{f'store.{key}': value for key, value in store.items()}}
+    store = {**store, **({} if ratio is None else {'samples_per_insert': ratio})}
+    settings = {**SMALL, **{f'store.{key}': value for key, value in store.items()}}
     sets = [word for key, value in settings.items() for word in ('--set', f'{key}={value}')]
     command = ['run', '--run', 'r', '--roles', 'learner=1,collector=2', '--', 'python', PIPELINES / 'watched_pace.py']
     ends = ['--max-train-iter', max_train_iter]
@@ -48,3 +49,12 @@ def test_inserts_and_samples_keep_within_the_tolerance(tmp_path, ratio, collecto
     assert figures['rows ingested'] - max(each['num_inserts'] for each in learner) <= 8 * 6
     waits = sum(max(each['waits'] for each in seen if each['node'] == node and 'waits' in each) for node in (2, 3))
     assert not collectors_wait or waits > 0
+
+
+def test_a_minimal_size_alone_keeps_the_ratio_of_the_pipeline(tmp_path):
+    """Two iterations per chunk of 8 rows, from the minimal size on: 40 of them need 19 chunks more."""
+    least = 40
+    _, seen = run_at(tmp_path, None, 40, min_size_to_sample=least)
+    last = [each for each in seen if 'num_samples' in each][-1]
+    assert last['train_iter'] >= 40
+    assert last['num_inserts'] >= least + 19 * 8
