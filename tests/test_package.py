@@ -59,9 +59,11 @@ EXCEPTIONS: Dict[Tuple[str, str], str] = {
 
 #: (file, module) -> why this one may read or write pickles. Nothing of it ever reaches the wire.
 PICKLE_ALLOWED: Dict[Tuple[str, str], str] = {
-    ('buffer/saves.py', 'pickle'): "save_data(): metas, and elements that are Python objects, in the user's own file",
+    (
+        'buffer/saves.py',
+        'pickle',
+    ): "save_data(), load_data(): metas, and elements that are Python objects, in the user's own file",
     ('middleware/pickled.py', 'pickle'): 'elements with Python objects, only with store.allow_pickle, which warns',
-    ('buffer/old_saves.py', 'pickle'): 'load_data(): the same in files of the first format',
     ('bench/peers.py', 'pickle'): "DI-engine's own way, measured beside ours, between two processes of the benchmark",
     ('bench/weights.py', 'pickle'): "DI-engine's own way, measured beside ours, between processes of the benchmark",
     ('bench/weights.py', 'torch.save'): 'the same, of files that the benchmark wrote itself',
