@@ -15,6 +15,7 @@ deviations.
 """
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -221,12 +222,13 @@ def plot(directory: Path) -> None:
         axis.axhline(mean, color='grey', linestyle=':', label='random policy, mean and 3 sigma')
         axis.axhspan(2 * mean - bound, bound, color='grey', alpha=0.15)
         curves = {kind: curves_of(directory, task, kind) for kind in ('store', 'stock')}
-        last = min((curve[-1]['env_step'] for kind in curves for curve in curves[kind]), default=0)
+        last = min((curve[-1]['env_step'] for kind in curves for curve in curves[kind].values()), default=0)
         for kind, color in (('store', 'tab:blue'), ('stock', 'tab:orange')):
-            for i, curve in enumerate(curves[kind]):
+            for (seed, curve), style in zip(curves[kind].items(), itertools.cycle(('-', '--', ':', '-.'))):
                 steps, values = zip(*((point['env_step'], point['mean_return']) for point in curve))
-                axis.plot(steps, values, color=color, linestyle='-' if i == 0 else '--', label=f'{kind}, run {i}')
-            ends = [point['mean_return'] for curve in curves[kind] for point in curve if point['env_step'] == last]
+                axis.plot(steps, values, color=color, linestyle=style, label=f'{kind}, seed {seed}')
+            points = itertools.chain.from_iterable(curves[kind].values())
+            ends = [point['mean_return'] for point in points if point['env_step'] == last]
             if ends:
                 said = ', '.join(f'{value:.1f}' for value in ends)
                 print(f'{task:<9} {kind}: {said} at {last:,} env steps; random + 3 sigma is {bound:.1f}')
@@ -237,9 +239,10 @@ def plot(directory: Path) -> None:
     print(f'curves in {directory / "learning.svg"}')
 
 
-def curves_of(directory: Path, task: str, kind: str) -> list:
-    """The curves of all seeds; the runs of one task are evaluated at the same env steps."""
-    return [curve for own in sorted(directory.glob(f'{task}-{kind}-s*')) if (curve := read_curve(own))]
+def curves_of(directory: Path, task: str, kind: str) -> dict:
+    """Seed -> curve; the runs of one task are evaluated at the same env steps."""
+    runs = sorted(directory.glob(f'{task}-{kind}-s*'))
+    return {own.name.rpartition('-s')[2]: curve for own in runs if (curve := read_curve(own))}
 
 
 def main() -> None:
