@@ -139,10 +139,8 @@ def test_killed_collector_costs_only_its_unfinished_chunk(tmp_path):
 
 
 def test_a_job_whose_collector_was_killed_converges_with_a_new_one(tmp_path):
-    with job(ding_store('run', '--run', 'r', '--roles', ROLES, '--', 'python', MAIN), tmp_path) as run:
-        run.wait_for(lambda: members(tmp_path, 'evaluator'), 'the evaluator')
-        (evaluator,) = (member['pid'] for member in members(tmp_path, 'evaluator'))
-        os.kill(evaluator, signal.SIGSTOP)  # so that the job does not converge before
+    roles = 'learner=1,collector=2'  # the evaluator comes last, so that the job does not end before
+    with job(ding_store('run', '--run', 'r', '--roles', roles, '--', 'python', MAIN), tmp_path) as run:
         run.wait_for(lambda: len(members(tmp_path, 'collector')) == 2, 'collectors')
         killed, stopped = (member['pid'] for member in members(tmp_path, 'collector'))
         os.kill(stopped, signal.SIGSTOP)  # so that it is the new one on whom the job depends
@@ -153,10 +151,12 @@ def test_a_job_whose_collector_was_killed_converges_with_a_new_one(tmp_path):
                 lambda: any(m['node_id'] == 100 and m['figures'].get('rows') for m in members(tmp_path, 'collector')),
                 'rows of the joined collector',
             )
-            os.kill(evaluator, signal.SIGCONT)
             os.kill(stopped, signal.SIGCONT)
-            assert run.wait() == 0, run.text
-            assert joined.wait(30) == 0, joined.text
+            join = ding_store('join', '--role', 'evaluator', '--run', 'r', '--', 'python', MAIN)
+            with job(join, tmp_path, name='evaluator') as evaluator:
+                assert run.wait() == 0, run.text
+                assert joined.wait(30) == 0, joined.text
+                assert evaluator.wait(30) == 0, evaluator.text
     rows = table(run.text)
     assert rows['last evaluation return'] >= 195
     assert rows['rows ingested'] >= rows['rows appended']  # what the dead one had not reported is there, too

@@ -105,11 +105,9 @@ def test_cartpole_converges_though_its_learner_is_killed_three_times(tmp_path):
     print(f'DING_STORE_TEST_SEED={seed}: killed after {delays} s')  # noqa: T201 shown with a failure
     begun, left = tmp_path / 'begun', []
     main = ['python', PER_MAIN, begun, '--config', 'cartpole_dqn_per', '--checkpoint']
-    with job(ding_store('run', '--run', 'r', '--roles', ROLES, '--', *main), tmp_path) as run:
-        run.wait_for(lambda: running(tmp_path / '.ding_store' / 'r'), 'the server')
-        run.wait_for(lambda: 'evaluator' in [m['role'] for m in status(tmp_path, '--run', 'r')['members']], 'roles')
-        evaluator = pid_of(tmp_path, run.text, 'evaluator')
-        os.kill(evaluator, signal.SIGSTOP)  # so that the job does not converge before the last kill
+    # The evaluator, which ends it, comes after the last kill.
+    command = ['run', '--run', 'r', '--roles', 'learner=1,collector=2', '--', *main]
+    with job(ding_store(*command), tmp_path) as run:
         for number, delay in enumerate(delays):
             seen = num_checkpoints(tmp_path)
             if number != 1:  # which may come while it starts
@@ -120,8 +118,10 @@ def test_cartpole_converges_though_its_learner_is_killed_three_times(tmp_path):
             left.append(priorities_in(tmp_path / 'checkpoints/r/replay', tmp_path / f'copy{number}'))
             kill(run, tmp_path, 'learner')
         last = pid_of(tmp_path, run.text, 'learner')
-        os.kill(evaluator, signal.SIGCONT)
-        assert run.wait() == 0, run.text
+        join = ding_store('join', '--role', 'evaluator', '--run', 'r', '--', *main)
+        with job(join, tmp_path, name='join') as joined:
+            assert run.wait() == 0, run.text
+            assert joined.wait() == 0, joined.text
     rows = table(run.text)
     assert rows['last evaluation return'] >= 195
     assert rows['rows appended'] == rows['rows ingested'] > 0, run.text
