@@ -77,7 +77,11 @@ def parts() -> Any:
     from ding_store.config import StoreConfig
     from ding_store.middleware.pipeline import Pipeline
 
-    return _pipelines[-1] if _pipelines else Pipeline(StoreConfig.from_block({}, default_run='default'))
+    if not _pipelines:
+        made = Pipeline(StoreConfig.from_block({}, default_run='default'))
+        if not _pipelines:  # it was made before it could be patched to say so
+            _pipelines.append(made)
+    return _pipelines[-1]
 
 
 def _patch_pipeline(kind: Any) -> None:
