@@ -249,6 +249,7 @@ class LearnerSide(Side):
         self._decoder = ChunkDecoder(session.config.allow_pickle)
         self._position = Position()
         self._taken: List[Entry] = []
+        self._num_skipped = 0  # corrupt entries that others have heard of
 
     def _begin(self, ctx: OnlineRLContext, plan: Plan) -> None:
         path, checkpoints = self._session.replay_path, self._session.checkpoints
@@ -299,9 +300,20 @@ class LearnerSide(Side):
     def _take(self, max_entries: int, timeout_s: float) -> Optional[List[Entry]]:
         if len(self._feed) == 0:
             self._session.store.settle()  # Those who make experience may be waiting for word of the last chunk.
+            self._pass_over_skipped()
         if self._paced is not None:
             return self._paced.take(timeout_s)
         return self._feed.take(max_entries, timeout_s) or None
+
+    def _pass_over_skipped(self) -> None:
+        """Entries that the reader skipped are never taken, and who appended them waits for word of them, too."""
+        skipped = self._reader.num_corrupt
+        if skipped == self._num_skipped or self._taken:
+            return
+        passed = self._feed.passed()
+        if passed is not None and (self._paced is None or not self._paced.is_holding):
+            self._num_skipped = skipped
+            self._advance(task.ctx, passed)
 
     def _merge(self, ctx: OnlineRLContext, entries: List[Entry]) -> bool:
         """Returns whether there are elements in ctx, for the middleware that follows."""

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Deque, List, Optional
 
 from ding_store.errors import StoreClosed
-from ding_store.storage.base import Entry
+from ding_store.storage.base import Entry, EntryId
 from ding_store.storage.reader import Reader
 
 #: A read returns as soon as there is an entry; this only bounds how long a thread sleeps in one call.
@@ -26,6 +26,7 @@ class Feed:
         self._reader = reader
         self._max_entries = max_entries
         self._entries: Deque[Entry] = deque()
+        self._looked_at: Optional[EntryId] = None
         self._news = threading.Condition()
         self._error: Optional[Exception] = None
         self._closed = False
@@ -35,6 +36,11 @@ class Feed:
     def __len__(self) -> int:
         """How many there are to be taken without waiting."""
         return len(self._entries)
+
+    def passed(self) -> Optional[EntryId]:
+        """The last entry that was looked at; None while some of those that came are not taken."""
+        with self._news:
+            return None if self._entries else self._looked_at
 
     def take(self, max_entries: int, timeout_s: float) -> List[Entry]:
         """Up to ``max_entries`` in order; waits for the first; empty when none came in time, or after ``wake``."""
@@ -66,6 +72,7 @@ class Feed:
                 entries = self._reader.read(max_entries=self._max_entries, timeout_s=READ_S)
                 with self._news:
                     self._entries.extend(entries)
+                    self._looked_at = self._reader.cursor
                     self._news.notify_all()
                     self._news.wait_for(lambda: len(self._entries) < self._max_entries or self._closed)
         except StoreClosed:

@@ -90,6 +90,11 @@ class PacedFeed:
         self._may_train = False
         self._num_idle = 0
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether a chunk was taken from the feed, and not let in yet."""
+        return self._held is not None
+
     def begin(self, train_iter: int) -> None:
         """An iteration begins: what is waited for in it depends on whether the last one trained."""
         self._may_train = self._train_iter not in (-1, train_iter) and self.pace.may_sample()

@@ -13,6 +13,8 @@ WAIT_S = 20.0
 class Broken:
     """A reader that gives one entry, and then fails."""
 
+    cursor = None
+
     def __init__(self, error):
         self._error = error
         self._entries = ['entry']

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import random
+from time import monotonic
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +14,7 @@ import treetensor.torch as ttorch
 
 pytest.importorskip('ding')
 
+from ding.framework import task  # noqa: E402
 from ding.framework.context import OnlineRLContext  # noqa: E402
 from easydict import EasyDict  # noqa: E402
 
@@ -378,3 +380,31 @@ def test_a_free_collector_waits_for_no_learner(store, ratio, waits):
     side = SimpleNamespace(_session=session, _lead=lead, _num_chunks=1, _skip_n_iter=1)
     assert CollectorSide._receive(side, OnlineRLContext(total_step=5))
     assert asked == waits
+
+
+def test_who_appended_what_is_skipped_hears_of_it(redis_server):
+    """Else, with nothing but corrupt entries behind the last good one, learner and collectors wait for each other."""
+    log = f'ding:{{skips/{STREAM}/0}}:log'
+    with open_store(redis_server.url, run='skips') as store, redis_server.client() as client:
+        learner = LearnerSide.__new__(LearnerSide)
+        learner._session = SimpleNamespace(store=store, figures=lambda **_: None, finished=True)
+        learner._position, learner._plan, learner._paced = Position(), None, None
+        learner._taken, learner._num_skipped = [], 0
+        learner._reader = Reader(store, STREAM, 'learner', on_corrupt='skip')
+        writer, lead = ChunkWriter(store, STREAM), Lead(store, max_lead=2)
+        for number in range(3):
+            lead.appended(writer.write([step(number)], HEADER))
+        rows = client.xrange(log)
+        client.delete(log)
+        for redis_id, fields in rows:
+            client.xadd(log, {**fields, b'p': b''}, id=redis_id)
+        assert lead.caught_up(0.0) is None
+        learner._feed = Feed(learner._reader)
+        with task.start(async_mode=False, ctx=OnlineRLContext()):
+            deadline = monotonic() + 20
+            while lead.caught_up(0.0) is None and monotonic() < deadline:
+                assert not learner._take(1, 0.1)
+        assert lead.caught_up(0.0)
+        assert learner._reader.num_corrupt == 3
+        learner._feed.wake()
+        learner._feed.rest()
