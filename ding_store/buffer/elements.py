@@ -327,11 +327,7 @@ class Elements:
             self.objects.put(slots, elements)
             return
         assert self.schema is not None
-        if is_run(slots):
-            self.schema.encode_into(self.table.columns, int(slots[0]), elements)
-            return
-        for name, values in self.schema.encode(elements).items():
-            self.table.columns[name][slots] = values
+        self.schema.encode_into(self.table.columns, int(slots[0]) if is_run(slots) else slots, elements)
 
     def _decide(self, elements: Sequence[Any]) -> None:
         try:

@@ -146,24 +146,30 @@ def make_columns(blocks: Sequence[Block], num_rows: int) -> Dict[str, np.ndarray
     return columns
 
 
-def write(block: Block, place: np.ndarray) -> None:
-    """Write to a column's rows, one for each element."""
+def write(block: Block, place: np.ndarray, slots: Optional[np.ndarray] = None) -> None:
+    """Write to a column's rows, one for each element: to all of them, or to these."""
     column, values, rows = block
     if rows is None and isinstance(values, np.ndarray):
-        place[...] = values.reshape(place.shape)
+        if slots is None:
+            place[...] = values.reshape(place.shape)
+        else:
+            place[slots] = values.reshape((len(slots), *place.shape[1:]))
     elif rows is None and not column.num_time_axes:
-        for i, value in enumerate(values):
-            place[i] = value
+        for slot, value in zip(range(len(place)) if slots is None else slots.tolist(), values):
+            place[slot] = value
     else:
-        _scatter(values, rows, place, place.shape[: 1 + column.num_time_axes])
+        num_rows = len(place) if slots is None else len(slots)
+        _scatter(values, rows, place, (num_rows, *place.shape[1 : 1 + column.num_time_axes]), slots)
 
 
-def _scatter(values: Values, rows: Rows, place: np.ndarray, steps: Shape) -> None:
+def _scatter(values: Values, rows: Rows, place: np.ndarray, steps: Shape, slots: Optional[np.ndarray]) -> None:
     if rows is None:
         rows = np.arange(len(values))
     else:
-        place[...] = 0
+        place[... if slots is None else slots] = 0
     where = np.unravel_index(rows, steps)
+    if slots is not None:
+        where = (slots[where[0]], *where[1:])
     if isinstance(values, np.ndarray):
         place[where] = values
         return

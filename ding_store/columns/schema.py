@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reprlib import repr as short
-from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple, Union
 from typing import Mapping as MappingType
 
 import numpy as np
@@ -96,11 +96,15 @@ class Schema:
             return {column.name: np.empty((0,) + column.shape, column.dtype) for column in self._columns}
         return make_columns(self._blocks(elements), len(elements))
 
-    def encode_into(self, columns: MappingType[str, np.ndarray], start: int, elements: Sequence[Any]) -> None:
+    def encode_into(
+        self, columns: MappingType[str, np.ndarray], where: Union[int, np.ndarray], elements: Sequence[Any]
+    ) -> None:
         """
         Overview:
-            Write elements to rows ``start, start + 1, ...`` of allocated columns, of which they must not be views.
-            All or nothing: everything is checked before the first byte is written. What is None is written as zeros.
+            Write elements to rows of allocated columns, of which they must not be views. All or nothing: everything is
+            checked before the first byte is written. What is None is written as zeros.
+        Arguments:
+            - where: The first of consecutive rows, or the row of each element (:obj:`np.ndarray`, int).
         Raises:
             - SchemaMismatch: An element does not fit, or a column is missing, too short, or has another dtype or shape.
         """
@@ -108,9 +112,11 @@ class Schema:
         if not n:
             return
         blocks = self._blocks(elements)
-        places = [_place_in(columns, block[0], start, n) for block in blocks]
+        slots = where if isinstance(where, np.ndarray) else None
+        first, last = (where, where + n - 1) if slots is None else (int(slots.min()), int(slots.max()))
+        places = [_column_in(columns, block[0], first, last) for block in blocks]
         for block, place in zip(blocks, places):
-            write(block, place)
+            write(block, place[first : last + 1] if slots is None else place, slots)
 
     def check(self, columns: Columns, num_rows: int) -> None:
         """
@@ -214,12 +220,12 @@ def _root_of(element: Any) -> Node:
         raise refusal(element, '', 'it is nested too deeply, or contains itself') from e
 
 
-def _place_in(columns: Columns, column: Column, start: int, num_rows: int) -> np.ndarray:
+def _column_in(columns: Columns, column: Column, first: int, last: int) -> np.ndarray:
     """Where to write rows of a column; that they are there is checked."""
     found = columns.get(column.name)
     if found is None or found.dtype != column.dtype or found.shape[1:] != column.shape:
         what = 'no such column' if found is None else f'{found.dtype} {found.shape[1:]}'
         raise SchemaMismatch(f'column {column.name!r}: expected {column.dtype} {column.shape} per row, got {what}')
-    if not 0 <= start <= len(found) - num_rows:
-        raise SchemaMismatch(f'column {column.name!r}: rows {start} to {start + num_rows} of {len(found)} do not exist')
-    return found[start : start + num_rows]
+    if not 0 <= first <= last < len(found):
+        raise SchemaMismatch(f'column {column.name!r}: rows {first} to {last + 1} of {len(found)} do not exist')
+    return found

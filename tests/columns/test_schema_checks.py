@@ -165,6 +165,16 @@ def test_encode_into_writes_those_rows_and_no_others(kind, n):
     schema.encode_into(columns, 3, [])
 
 
+@pytest.mark.parametrize('kind', ALL)
+def test_encode_into_rows_that_are_not_consecutive(kind):
+    elements = [ALL[kind](i) for i in range(4)]
+    schema = Schema.infer(elements)
+    columns, rows = allocate(schema, 10, fill=1), np.array([7, 0, 3, 9])
+    schema.encode_into(columns, rows, elements)
+    assert all(map(same, schema.decode({name: column[rows] for name, column in columns.items()}), elements))
+    assert all((column[[1, 2, 4, 5, 6, 8]] == 1).all() for column in columns.values())
+
+
 def test_encode_into_is_all_or_nothing():
     good = {'a': torch.ones(3), 'large': torch.ones(3000, 2), 'n': 1, 'z': np.ones(2)}
     schema = Schema.infer([good])
@@ -173,6 +183,8 @@ def test_encode_into_is_all_or_nothing():
         for elements in ([{**good, key: bad}], [good, {**good, key: bad}]):
             with pytest.raises(SchemaMismatch):
                 schema.encode_into(columns, 0, elements)
+            with pytest.raises(SchemaMismatch):
+                schema.encode_into(columns, np.arange(3, 3 - len(elements), -1), elements)
             assert not any(column.any() for column in columns.values())
 
 
@@ -193,6 +205,9 @@ def test_encode_into_checks_the_columns_first():
         assert not any(column.any() for column in columns.values())
     with pytest.raises(SchemaMismatch, match='do not exist'):
         schema.encode_into(allocate(schema, 4), -1, [dqn(0)])
+    for rows in ([0, 4], [2, -1]):
+        with pytest.raises(SchemaMismatch, match='do not exist'):
+            schema.encode_into(allocate(schema, 4), np.array(rows), [dqn(0), dqn(1)])
 
 
 def test_encode_into_columns_of_any_strides():
