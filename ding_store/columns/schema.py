@@ -112,8 +112,11 @@ class Schema:
         if not n:
             return
         blocks = self._blocks(elements)
-        slots = where if isinstance(where, np.ndarray) else None
-        first, last = (where, where + n - 1) if slots is None else (int(slots.min()), int(slots.max()))
+        slots: Optional[np.ndarray] = None
+        if isinstance(where, np.ndarray):
+            slots, first, last = where, int(where.min()), int(where.max())
+        else:
+            first, last = where, where + n - 1
         places = [_column_in(columns, block[0], first, last) for block in blocks]
         for block, place in zip(blocks, places):
             write(block, place[first : last + 1] if slots is None else place, slots)
