@@ -18,7 +18,7 @@ from ding_store.storage.embedded import running
 pytest.importorskip('ding')
 pytest.importorskip('gym')
 from ding_store.buffer import Prioritized, StoreBuffer  # noqa: E402
-from ding_store.middleware.experience import ENV_ID_BITS  # noqa: E402
+from ding_store.middleware.collector_side import ENV_ID_BITS  # noqa: E402
 
 pytestmark = pytest.mark.timeout(400)
 PER_MAIN = str(ROOT / 'tests' / 'launch' / 'cartpole_priorities.py')

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from ding_store.middleware.chunks import ChunkWriter
-from ding_store.middleware.experience import STREAM, UNSETTLED, CollectorSide
+from ding_store.middleware.collector_side import UNSETTLED, CollectorSide
+from ding_store.middleware.side import STREAM
 from ding_store.storage import open_store
 from ding_store.storage.reader import Reader
 

@@ -22,12 +22,14 @@ from ding_store.buffer import StoreBuffer  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError, CorruptPayload, SchemaMismatch  # noqa: E402
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter  # noqa: E402
-from ding_store.middleware.experience import STREAM, CollectorSide, LearnerSide  # noqa: E402
+from ding_store.middleware.collector_side import CollectorSide  # noqa: E402
 from ding_store.middleware.feed import Feed  # noqa: E402
 from ding_store.middleware.lead import Lead  # noqa: E402
+from ding_store.middleware.learner_side import LearnerSide  # noqa: E402
 from ding_store.middleware.plan import PUSH_COLUMNS, REPLAY  # noqa: E402
 from ding_store.middleware.position import Position  # noqa: E402
 from ding_store.middleware.replay import data_pusher  # noqa: E402
+from ding_store.middleware.side import STREAM  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 from ding_store.storage.base import EntryId  # noqa: E402
 from ding_store.storage.reader import Reader  # noqa: E402

@@ -1,0 +1,224 @@
+"""The learner's side of the exchange: chunks go into its replay, each exactly once, and progress back."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
+
+import numpy as np
+from ding.framework import task
+
+from ding_store.errors import ConfigError, CorruptPayload
+from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter
+from ding_store.middleware.feed import Feed
+from ding_store.middleware.lead import PROGRESS
+from ding_store.middleware.members import Members
+from ding_store.middleware.pace import Pace, PacedFeed
+from ding_store.middleware.pickled import is_pickled
+from ding_store.middleware.plan import Plan
+from ding_store.middleware.position import Position
+from ding_store.middleware.session import CHECKPOINTS, SLICE_S, Session
+from ding_store.middleware.side import STREAM, Side
+from ding_store.storage.base import Entry, EntryId
+from ding_store.storage.reader import Reader
+
+if TYPE_CHECKING:
+    from ding.framework import OnlineRLContext
+
+LEARNER_READER = 'learner'
+#: How long the learner waits, at the run's end, for collectors in the middle of their last chunk.
+LAST_CHUNKS_S = 3.0
+
+
+class LearnerSide(Side):
+    """
+    Overview:
+        Take chunks in order, each exactly once: with ``train_ratio='keep'`` one per iteration of the learner's loop.
+        Where only a pusher follows, columns of trajectories go into its buffer as they are; else they become
+        ``ctx.trajectories``, episodes ``ctx.episodes``, and pass the pipeline's own middleware.
+    """
+
+    role = 'learner'
+
+    def __init__(self, session: Session, skip_n_iter: int) -> None:
+        super().__init__(session, skip_n_iter)
+        self._decoder = ChunkDecoder(session.config.allow_pickle)
+        self._position = Position()
+        self._taken: List[Entry] = []
+        self._num_skipped = 0  # corrupt entries that others have heard of
+
+    def _begin(self, ctx: OnlineRLContext, plan: Plan) -> None:
+        path, checkpoints = self._session.replay_path, self._session.checkpoints
+        if self._session.config.checkpoint is not None and checkpoints is None:
+            raise ConfigError(
+                'store.checkpoint is on, but the pipeline saves none: add task.use(parts.Checkpointer(policy)) as its '
+                'last middleware, or leave store.checkpoint out'
+            )
+        if path is not None and plan.replay is not None:
+            self._position.keep_in(plan.replay, path, checkpoints.run if checkpoints is not None else None)
+        if checkpoints is None:
+            self._session.store.delete(CHECKPOINTS)  # of a learner before this one
+        self._reader = Reader(
+            self._session.store,
+            STREAM,
+            LEARNER_READER,
+            durable=True,
+            marks=self._position.marks or None,
+            on_corrupt=self._session.config.on_corrupt,
+        )
+        taken: Optional[EntryId] = self._reader.cursor
+        if self._position.is_resumed:
+            ctx.env_step, ctx.env_episode = self._position.env_step, self._position.env_episode
+            taken = self._position.cursor
+        if taken is not None and taken.number:
+            # It is not taken again, and collectors may be waiting for word of it.
+            self._advance(ctx, taken)
+        self._feed = Feed(self._reader)  # It reads from now on: behind what was just acked.
+        limiter = getattr(plan.replay.buffer, 'limiter', None) if plan.replay is not None else None
+        # Without a ratio of its own the loop keeps the pipeline's: one chunk per iteration, waited for.
+        self._paced: Optional[PacedFeed] = None
+        if isinstance(limiter, Pace) and limiter.samples_per_insert is not None:
+            self._paced = PacedFeed(self._feed, limiter)
+
+    def _end(self, reason: str) -> None:
+        super()._end(reason)
+        self._feed.wake()
+
+    def _receive(self, ctx: OnlineRLContext) -> bool:
+        limit = 1 if self._session.config.train_ratio == 'keep' else 64
+        if self._paced is not None:
+            self._paced.begin(ctx.train_iter)
+        taken = self._session.wait_for('experience', lambda timeout_s: self._take(limit, timeout_s), 'collector')
+        self._taken = taken or []
+        self._merge(ctx, self._taken)
+        return taken is not None
+
+    def _take(self, max_entries: int, timeout_s: float) -> Optional[List[Entry]]:
+        if len(self._feed) == 0:
+            self._session.store.settle()  # Those who make experience may be waiting for word of the last chunk.
+            self._pass_over_skipped()
+        if self._paced is not None:
+            return self._paced.take(timeout_s)
+        return self._feed.take(max_entries, timeout_s) or None
+
+    def _pass_over_skipped(self) -> None:
+        """Entries that the reader skipped are never taken, and who appended them waits for word of them, too."""
+        skipped = self._reader.num_corrupt
+        if skipped == self._num_skipped or self._taken:
+            return
+        passed = self._feed.passed()
+        if passed is not None and (self._paced is None or not self._paced.is_holding):
+            self._num_skipped = skipped
+            self._advance(task.ctx, passed)
+
+    def _merge(self, ctx: OnlineRLContext, entries: List[Entry]) -> bool:
+        """Returns whether there are elements in ctx, for the middleware that follows."""
+        if 'began_s' not in self._member.figures and entries:
+            self._session.figures(began_s=time.monotonic())
+        assert self._plan is not None
+        entries = self._chunks_of(entries)
+        # Rows of an episode are one element, which columns know nothing of; and pickled ones are no columns.
+        is_direct = all(entry.header['kind'] == 'trajectories' and not is_pickled(entry) for entry in entries)
+        push_direct = self._plan.push_direct if is_direct else None
+        for i, taken in enumerate(entries):
+            ctx.env_step += taken.header['env_step']
+            ctx.env_episode += taken.header['env_episode']
+            entry = entries[i] = self._position.take(taken)
+            if entry.header['rows'] and push_direct is not None:
+                push_direct(self._decoder.schema(entry), entry.arrays, self._position.note(), _meta([entry]))
+        self._position.leave_note(push_direct is None or not (entries and entries[-1].header['rows']))
+        filled = [entry for entry in entries if entry.header['rows']]
+        if filled and self._plan.replay is not None:
+            self._plan.replay.meta = _meta(filled)
+        if filled and push_direct is None:
+            self._materialise(ctx, filled)
+            return True
+        ctx.trajectories = []
+        ctx.episodes = None
+        return False
+
+    def _chunks_of(self, entries: List[Entry]) -> List[Entry]:
+        chunks = []
+        for entry in entries:
+            try:
+                self._decoder.check(entry)
+                chunks.append(entry)
+            except CorruptPayload as error:
+                self._reader.pass_over(error)
+                self._position.skip(entry)
+        return chunks
+
+    def _materialise(self, ctx: OnlineRLContext, entries: List[Entry]) -> None:
+        trajectories: List[Any] = []
+        episodes: List[Any] = []
+        end_idx: List[int] = []
+        for entry in entries:
+            elements = self._decoder.elements(entry)
+            if entry.header['kind'] == 'episodes':
+                ends = np.cumsum(entry.header['lengths'])
+                episodes += [elements[end - length : end] for end, length in zip(ends, entry.header['lengths'])]
+            else:
+                # Indices count within their chunk; after others they shift by what stands before them.
+                end_idx += [index + len(trajectories) for index in entry.header['end_idx']]
+                trajectories += elements
+        ctx.trajectories = trajectories if trajectories or not episodes else None
+        ctx.episodes = episodes or None
+        ctx.trajectory_end_idx = end_idx
+
+    def _send(self, ctx: OnlineRLContext) -> None:
+        # Rows are in the replay: what held their place in the stream may go, and the collectors may go on.
+        self._position.commit()
+        if self._taken:
+            self._advance(ctx, self._taken[-1].id)
+            self._taken = []
+
+    def _advance(self, ctx: OnlineRLContext, ingested: EntryId) -> None:
+        """Not waited for: the news wakes every collector, and on few cores they would go first."""
+        counts = dict(train_iter=ctx.train_iter, env_step=ctx.env_step, env_episode=ctx.env_episode)
+        self._reader.advance(ingested, PROGRESS, {'ingested': list(ingested), **counts})
+        self._session.figures(
+            rows=self._position.num_rows,
+            chunks=self._position.num_chunks,
+            is_resumed=self._position.is_resumed,
+            replay_rows=self._plan.count() if self._plan else 0,
+            lost=self._reader.num_lost,
+            corrupt=self._reader.num_corrupt,
+            **counts,
+        )
+        if not self._session.finished:
+            self._session.figures(ended_s=time.monotonic())
+
+    def _leave(self, ctx: OnlineRLContext) -> None:
+        """What collectors had appended when the run ended still goes into the replay: the books balance."""
+        self._feed.wake()
+        Members(self._session.store).wait_until_left('collector', LAST_CHUNKS_S)
+        self._end_of_stream()
+        assert self._plan is not None
+        for entry in self._rest():
+            if not self._plan.can_push and entry.header['rows']:
+                break  # without a pusher nobody takes it: it stays unread, and is not counted
+            if self._merge(ctx, [entry]):
+                self._plan.push_through(ctx)
+            self._taken = [entry]
+        self._send(ctx)
+        self._session.store.settle()
+
+    def _rest(self) -> List[Entry]:
+        if self._paced is None:
+            return self._feed.rest()
+        self._paced.pace.end()
+        return self._paced.rest() + self._feed.rest()
+
+    def _end_of_stream(self) -> None:
+        # The feed's thread sleeps until there is an entry: one without rows wakes it, so that it is not waited for.
+        header = dict(kind='trajectories', env_step=0, env_episode=0, end_idx=[])
+        try:
+            ChunkWriter(self._session.store, STREAM).write([], header, timeout_s=SLICE_S)
+        except TimeoutError:
+            pass  # the stream is full, so there are entries enough
+
+
+def _meta(entries: List[Entry]) -> Optional[Dict[str, Any]]:
+    """What rows of these chunks are to know: the version of the policy that collected them, of several the oldest."""
+    versions = [entry.header['policy_version'] for entry in entries if 'policy_version' in entry.header]
+    return {'policy_version': min(versions)} if versions else None
