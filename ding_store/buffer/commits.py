@@ -79,21 +79,25 @@ class Record:
         - region (:obj:`mmap.mmap`): ``FILE_BYTES`` of a file; one that holds nothing whole yet is begun.
         - path (:obj:`str`): For errors.
         - is_ours (:obj:`Callable`): Whether the directory is still this process's: otherwise nothing is written.
+        - generation (:obj:`Callable`): That of the rows: what was put for another one counts for nothing.
     """
 
-    def __init__(self, region: mmap.mmap, path: str, is_ours: Callable[[], bool]) -> None:
+    def __init__(
+        self, region: mmap.mmap, path: str, is_ours: Callable[[], bool], generation: Callable[[], int] = lambda: 0
+    ) -> None:
         if _read(region, 0) is None and _read(region, 1) is None:
             CommitFile.begin(region)
-        self._commits, self._is_ours = CommitFile(region, path), is_ours
+        self._commits, self._is_ours, self._generation = CommitFile(region, path), is_ours, generation
 
     @property
     def value(self) -> Optional[Dict[str, Any]]:
         """None until there was one."""
-        return self._commits.note
+        note = self._commits.note
+        return None if note is None or note.pop('generation', 0) != self._generation() else note
 
     def put(self, value: Mapping[str, Any]) -> None:
         if self._is_ours():
-            self._commits.commit(0, encode_note(value))
+            self._commits.commit(0, encode_note({**value, 'generation': self._generation()}))
 
     def sync(self) -> None:
         self._commits.flush()

@@ -11,6 +11,9 @@ A table's directory, and how it survives its process.
     NAME.values  a number per row, each with the row number; mapped, see ``slot_values``: priorities, uses
     NAME.record  a dict that is replaced as a whole, as the note of a commit is: a queue's place, a limiter's counts
 
+Whatever goes by row number belongs to a generation, which the header names: when all rows are replaced at once by
+others of any numbers, ``rows``, ``metas`` and ``NAME.values`` of the next one, 1, are ``rows.1`` and so on.
+
 What a slot goes through; the arrow is what is stored, in this order by one thread:
 
     FREE      --- payload ---> FREE      nothing says yet that there is anything
@@ -27,9 +30,10 @@ LIVE; later ones, uses and a queue's place before the call returns that changes 
 nobody got, but a row never comes more often than it may, and a queue never gives one twice. How many rows the limiter
 let in follows from the commit itself: it keeps only what its count began at.
 
-Other columns, or another capacity: new files are complete before the header names them, old ones go after it stopped
-to. So a kill finds at most files that no header names (removed), files longer than the header's capacity (cut), a row
-in two slots that were copied from one to the other (the second is freed), and rows beyond the next row (freed).
+All rows at once (``load_data``), other columns, or another capacity: new files are complete before the header names
+them, old ones go after it stopped to. So a kill finds at most files that no header names (removed), files longer than
+the header's capacity (cut), a row in two slots that were copied from one to the other (the second is freed), and rows
+beyond the next row (freed).
 Rows that had to leave for a push that was killed are gone: the oldest, and as many as were pushed.
 
 A kill loses nothing that was stored, as the pages are the kernel's. A power cut may, and in any order; with
@@ -38,54 +42,28 @@ A kill loses nothing that was stored, as the pages are the kernel's. A power cut
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import re
-import zlib
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional
+from dataclasses import replace
+from typing import Any, Callable, Dict, Iterable, List, Optional
 
 import numpy as np
 
 from ding_store import private
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.commits import FILE_BYTES, CommitFile, Record
-from ding_store.buffer.journal import Journal, explained, reserve
+from ding_store.buffer.header import Header, StoredColumn, prepare_header, read_header, write_header
+from ding_store.buffer.journal import Journal, reserve
 from ding_store.buffer.rows import EMPTY
 from ding_store.buffer.slot_values import SlotValues
-from ding_store.errors import ConfigError, CorruptPayload, FormatMismatch, StoreClosed, TableLocked
+from ding_store.errors import ConfigError, CorruptPayload, StoreClosed, TableLocked
 from ding_store.storage.mapped import Claim, claim
 
-VERSION = 1
-#: How a column may be kept other than as it is: see ``narrowing``.
-ENCODING = 'k/255'
-
 _OURS = ('rows', 'commit', 'metas', 'redo')
-_TEMPORARY = ('header.new', 'metas.new')
+_TEMPORARY = re.compile(r'(header|metas)(\.\d+)?\.new')
+_OF_GENERATION = re.compile(r'(?:rows|metas|[\w-]+\.values)(?:\.(\d+))?')
 _COLUMN = re.compile(r'\d{3,}\.column')
-
-
-@dataclass
-class StoredColumn:
-    """A column as the header has it; ``encoding`` is how it is kept, None: as it is."""
-
-    name: str
-    dtype: str
-    shape: List[int]
-    file: str
-    encoding: Optional[str] = None
-
-
-@dataclass
-class Header:
-    """What a directory holds. ``info`` is for the owner of the table: its schema."""
-
-    capacity: int
-    columns: List[StoredColumn] = field(default_factory=list)
-    info: Any = None
-    version: int = VERSION
 
 
 class Home:
@@ -118,18 +96,28 @@ class Home:
                 header = self._begin(capacity)
             self.header = header
             self._check(capacity)
-            self._numbers_region = _map(self.file('rows'), 8 * capacity)
+            self._numbers_region = _map(self._current('rows'), 8 * capacity)
             self._commits = CommitFile(_map(self.file('commit'), FILE_BYTES), self.file('commit'))
         except BaseException:
             self._claim.close()
             raise
         self.numbers: Array = np.frombuffer(self._numbers_region, np.int64)[:capacity]
-        self.metas, self.redo = (Journal(self.file(name), fsync) for name in ('metas', 'redo'))
+        self.metas, self.redo = Journal(self._current('metas'), fsync), Journal(self.file('redo'), fsync)
         self._recover()
 
     @property
     def next_row(self) -> int:
-        return self._commits.next_row
+        return max(self._commits.next_row, self.header.next_row)
+
+    @property
+    def generation(self) -> int:
+        """How often all rows were replaced at once."""
+        return self.header.generation
+
+    @property
+    def num_skipped(self) -> int:
+        """How many row numbers no row was inserted with, but passed over when all were replaced."""
+        return self.header.num_skipped
 
     @property
     def note(self) -> Optional[Dict[str, Any]]:
@@ -165,21 +153,17 @@ class Home:
     def values(self, name: str) -> SlotValues:
         """Numbers by row, of this name."""
         if name not in self._values:
-            self._values[name] = SlotValues(self.file(f'{name}.values'), self.header.capacity, self.is_open)
+            self._values[name] = SlotValues(self._current(f'{name}.values'), self.header.capacity, self.is_open)
         return self._values[name]
 
-    def record(self, name: str) -> Record:
-        """The dict of this name."""
+    def record(self, name: str, of_rows: bool = True) -> Record:
+        """The dict of this name; it counts for nothing when the rows it is of were replaced (``of_rows``)."""
         if name not in self._records:
             path = self.file(f'{name}.record')
             _grow(path, FILE_BYTES)
-            self._records[name] = Record(_map(path, FILE_BYTES), path, self.is_open)
+            generation = (lambda: self.generation) if of_rows else (lambda: 0)
+            self._records[name] = Record(_map(path, FILE_BYTES), path, self.is_open, generation)
         return self._records[name]
-
-    def forget_values(self) -> None:
-        """No row has any: row numbers are about to be given to others."""
-        for name in self._value_files():
-            self.values(name).forget()
 
     def sync_kept(self) -> None:
         """What samplers keep is on the disk."""
@@ -203,7 +187,7 @@ class Home:
         Raises:
             - NotEnoughSpace: The disk is full; nothing changed.
         """
-        header = Header(self.header.capacity, columns, info)
+        header = replace(self.header, columns=columns, info=info)
         commit = prepare_header(self.file('header'), header, self.fsync)
 
         def describe() -> None:
@@ -212,6 +196,51 @@ class Home:
             self._remove_orphans()
 
         return describe
+
+    def replacing(
+        self, columns: List[StoredColumn], info: Any, rows: Array, next_row: int, metas: Iterable[bytes]
+    ) -> Callable[[], None]:
+        """
+        Overview:
+            As ``prepare``, and have these rows instead of all others: a kill leaves the ones or the others.
+        Arguments:
+            - rows (:obj:`np.ndarray`): Row numbers in the first slots; they may have been those of others.
+            - next_row (:obj:`int`): The row number that the next row has at least.
+            - metas (:obj:`Iterable[bytes]`): Their records.
+        Raises:
+            - NotEnoughSpace: The disk is full; nothing changed.
+        """
+        next_row = max(next_row, self.next_row)
+        num_skipped = self.header.num_skipped + next_row - self.next_row
+        generation, capacity = self.generation + 1, self.header.capacity
+        header = Header(capacity, columns, info, generation, next_row, num_skipped)
+        try:
+            numbers = _new_numbers(self._current('rows', generation), capacity)
+            np.frombuffer(numbers, np.int64)[: len(rows)] = rows
+            journal = self.metas.prepare(metas, self._current('metas', generation))
+            values = {
+                name: self.values(name).successor(self._current(f'{name}.values', generation))
+                for name in self._value_files()
+            }
+            if self.fsync:
+                numbers.flush()
+                for each in values.values():
+                    each.sync()
+            commit = prepare_header(self.file('header'), header, self.fsync)
+        except BaseException:
+            self._remove_other_generations()
+            raise
+
+        def replace_all() -> None:
+            commit()
+            self.header = header
+            self._numbers_region, self.numbers = numbers, np.frombuffer(numbers, np.int64)[:capacity]
+            self.metas.move_to(journal)
+            for name, each in values.items():
+                self._values[name].become(each)
+            self._remove_orphans()
+
+        return replace_all
 
     def resize(self, capacity: int, source: Array, target: Array) -> Array:
         """
@@ -225,11 +254,11 @@ class Home:
             self.values(name).resize(max(old, capacity), source, target)
         region = self._numbers_region
         if capacity > old:
-            _grow(self.file('rows'), 8 * capacity)
-            region = _map(self.file('rows'), 8 * capacity)
+            _grow(self._current('rows'), 8 * capacity)
+            region = _map(self._current('rows'), 8 * capacity)
         numbers: Array = np.frombuffer(region, np.int64)[:capacity]
         numbers[old:] = EMPTY
-        self._replace(Header(capacity, self.header.columns, self.header.info))
+        self._replace(replace(self.header, capacity=capacity))
         self._numbers_region, self.numbers = region, numbers
         return numbers
 
@@ -240,7 +269,7 @@ class Home:
         checks = {
             'the header is not that of the table': header == self.header,
             'the columns of the header are not those of the table': self.header.columns == columns,
-            'the commit record is behind or ahead': commits.next_row == next_row,
+            'the commit record is behind or ahead': max(commits.next_row, self.header.next_row) == next_row,
             'row numbers are kept elsewhere': numbers is self.numbers or not self.is_open(),
             'an update was not finished': not list(self.redo.read()),
         }
@@ -267,15 +296,13 @@ class Home:
         for name in os.listdir(self.path):
             if name in _OURS or name.endswith(('.values', '.record')):
                 os.unlink(self.file(name))
-        for name, num_bytes in (('rows', 8 * capacity), ('commit', FILE_BYTES)):
-            _grow(self.file(name), num_bytes)
-            region = _map(self.file(name), num_bytes)
-            if name == 'rows':
-                np.frombuffer(region, np.int64)[:] = EMPTY
-            else:
-                CommitFile.begin(region)
-            if self.fsync:
-                region.flush()
+        numbers = _new_numbers(self.file('rows'), capacity)
+        _grow(self.file('commit'), FILE_BYTES)
+        commits = _map(self.file('commit'), FILE_BYTES)
+        CommitFile.begin(commits)
+        if self.fsync:
+            numbers.flush()
+            commits.flush()
         self._replace(self.header)
         return self.header
 
@@ -286,7 +313,7 @@ class Home:
                 f'{self.path!r} holds a table of capacity {self.header.capacity}, not {capacity}: open it with that '
                 'size, and resize() it then, or name another directory'
             )
-        needed = {'rows': 8 * capacity, 'commit': FILE_BYTES}
+        needed = {os.path.basename(self._current('rows')): 8 * capacity, 'commit': FILE_BYTES}
         for column in self.header.columns:
             row_bytes = np.dtype(column.dtype).itemsize * int(np.prod(column.shape))
             needed.update({column.file: row_bytes * capacity} if row_bytes else {})
@@ -306,81 +333,27 @@ class Home:
         first = np.unique(numbers[live], return_index=True)[1]
         numbers[np.delete(live, first)] = EMPTY
 
+    def _current(self, name: str, generation: Optional[int] = None) -> str:
+        """The path of a file that goes by row number, of which each generation has its own."""
+        generation = self.generation if generation is None else generation
+        return self.file(f'{name}.{generation}' if generation else name)
+
     def _value_files(self) -> List[str]:
-        return [name[: -len('.values')] for name in os.listdir(self.path) if name.endswith('.values')]
+        end = os.path.basename(self._current('.values'))
+        return [name[: -len(end)] for name in os.listdir(self.path) if name.endswith(end)]
 
     def _remove_orphans(self) -> None:
         named = {column.file for column in self.header.columns}
         for name in os.listdir(self.path):
-            if name in _TEMPORARY or (_COLUMN.fullmatch(name) and name not in named):
+            if _TEMPORARY.fullmatch(name) or (_COLUMN.fullmatch(name) and name not in named):
                 os.unlink(self.file(name))
+        self._remove_other_generations()
 
-
-def read_header(path: str) -> Optional[Header]:
-    """
-    Overview:
-        None where there is no such file, and so no table.
-    Raises:
-        - FormatMismatch, CorruptPayload: It is of another version, or no header.
-    """
-    try:
-        with open(path, 'rb') as file:
-            checksum, text = file.read().split(b'\n', 1)
-        if int(checksum, 16) != zlib.crc32(text):
-            raise ValueError('its checksum is wrong')
-        fields = json.loads(text)
-        version = fields['version']
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError) as e:
-        raise CorruptPayload(f'{path!r} is no header of a table, or was damaged: {e}') from e
-    if version != VERSION:
-        raise FormatMismatch(f'{path!r} is of version {version}, this version of ding_store reads {VERSION}')
-    columns = [StoredColumn(**column) for column in fields['columns']]
-    unknown = {column.encoding for column in columns} - {None, ENCODING}
-    if unknown:
-        raise FormatMismatch(f'{path!r} has columns of encodings {unknown}, which this version of ding_store has not')
-    return Header(fields['capacity'], columns, fields['info'], version)
-
-
-def write_header(path: str, header: Header, fsync: bool = False) -> None:
-    """
-    Raises:
-        - NotEnoughSpace: The disk is full; the old one is still there.
-    """
-    prepare_header(path, header, fsync)()
-
-
-def prepare_header(path: str, header: Header, fsync: bool = False) -> Callable[[], None]:
-    """As ``write_header``, up to what is returned: that puts it in the old one's place."""
-    columns = [vars(column) for column in header.columns]
-    text = json.dumps({**vars(header), 'columns': columns}).encode()
-    temporary = path + '.new'
-    try:
-        with open(temporary, 'wb', opener=private.opener) as file:
-            file.write(b'%08x\n' % zlib.crc32(text) + text)
-            file.flush()
-            if fsync:
-                os.fsync(file.fileno())
-    except OSError as e:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise explained(e, path, len(text)) from e
-
-    def commit() -> None:
-        os.replace(temporary, path)
-        if fsync:
-            sync_directory(os.path.dirname(path))
-
-    return commit
-
-
-def sync_directory(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    def _remove_other_generations(self) -> None:
+        for name in os.listdir(self.path):
+            found = _OF_GENERATION.fullmatch(name)
+            if found is not None and int(found[1] or 0) != self.generation:
+                os.unlink(self.file(name))
 
 
 def _refuse_foreign(directory: str) -> None:
@@ -407,6 +380,14 @@ def _claim(directory: str) -> Claim:
     if held is None:
         raise TableLocked(f'the table in {directory!r} is open already, in this process or another; close() it there')
     return held
+
+
+def _new_numbers(path: str, capacity: int) -> mmap.mmap:
+    """Row numbers of slots that are all free."""
+    _grow(path, 8 * capacity)
+    region = _map(path, 8 * capacity)
+    np.frombuffer(region, np.int64)[:] = EMPTY
+    return region
 
 
 def _map(path: str, num_bytes: int) -> mmap.mmap:

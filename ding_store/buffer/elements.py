@@ -248,17 +248,12 @@ class Elements:
             - SchemaMismatch: A meta holds what cannot be on record. NotEnoughSpace: The disk is full. Nothing changed.
         """
         try:
-            record = self.metas.prepare(rows, metas)
+            records = self.metas.records_of(rows, metas)
         except BaseException:
             regions.discard()
             raise
-        try:
-            info = None if schema is None else schema.to_json()
-            self.table.replace(regions, info, narrow, rows, next_row, lambda: self.metas.clear(record))
-        except BaseException:
-            if record is not None:
-                record.discard()
-            raise
+        info = None if schema is None else schema.to_json()
+        self.table.replace(regions, info, narrow, rows, next_row, records, lambda: self.metas.clear(record=False))
         slots = np.arange(len(rows))
         with self.table.index.lock:
             self._schema, self.objects = schema, None if objects is None else ObjectColumn()

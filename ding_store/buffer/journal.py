@@ -6,7 +6,7 @@ import errno
 import os
 import struct
 import zlib
-from typing import Iterable, Iterator
+from typing import Iterable, Iterator, Optional
 
 from ding_store.buffer import space
 from ding_store.errors import NotEnoughSpace
@@ -75,14 +75,14 @@ class Journal:
         """Have these records instead, at once."""
         self.take(self.prepare(records))
 
-    def prepare(self, records: Iterable[bytes]) -> Journal:
+    def prepare(self, records: Iterable[bytes], path: Optional[str] = None) -> Journal:
         """
         Overview:
-            A journal of these records beside this one, for ``take``.
+            A journal of these records beside this one, for ``take``, or at a path of its own, for ``move_to``.
         Raises:
             - NotEnoughSpace: The disk is full; nothing changed.
         """
-        temporary = self._path + '.new'
+        temporary = path or self._path + '.new'
         if os.path.exists(temporary):
             os.unlink(temporary)
         other = Journal(temporary, self._fsync)
@@ -99,7 +99,13 @@ class Journal:
     def take(self, other: Journal) -> None:
         """Have the records of one that was prepared instead, at once."""
         os.replace(other._path, self._path)
+        other._path = self._path
+        self.move_to(other)
+
+    def move_to(self, other: Journal) -> None:
+        """Be the journal that was prepared elsewhere."""
         self.close()
+        self._path = other._path
         self._descriptor, self._room = other._descriptor, other._room
         self._end = self._end_compact = other._end
 

@@ -260,17 +260,17 @@ class MetaStore:
     def forget_groups(self) -> None:
         self._groups = {}
 
-    def prepare(self, rows: Array, metas: Sequence[Optional[Mapping[Any, Any]]]) -> Optional[Journal]:
-        """A record of these rows alone, for ``clear``; raises what ``encode`` does."""
-        return None if self._journal is None else self._journal.prepare(self._encoded(rows, metas))
+    def records_of(self, rows: Array, metas: Sequence[Optional[Mapping[Any, Any]]]) -> List[bytes]:
+        """Records of rows that are to replace all others; raises what ``encode`` does."""
+        return [] if self._journal is None else self._encoded(rows, metas)
 
-    def clear(self, prepared: Optional[Journal] = None) -> None:
-        """Forget all metas; on record are those that were prepared from now on, or none."""
+    def clear(self, record: bool = True) -> None:
+        """Forget all metas, also those on record."""
         self._held, self._shared = [], {}
         for groups in self._groups.values():
             groups.clear()
-        if self._journal is not None:
-            self._journal.take(self._journal.prepare([]) if prepared is None else prepared)
+        if record and self._journal is not None:
+            self._journal.rewrite([])
 
     def close(self) -> None:
         """Forget all metas, and leave their record as it is."""

@@ -60,7 +60,8 @@ class Priorities:
     def _keep_counts(self) -> None:
         home, table = self._elements.table.home, self._elements.table
         if home is not None and self.limiter is not None:
-            self.limiter.keep(home.record('limiter'), lambda: table.next_row)
+            record = home.record('limiter', of_rows=False)
+            self.limiter.keep(record, lambda: table.next_row - home.num_skipped)
 
     def _attach(self, sampler: Sampler) -> None:
         sampler.attach(self._elements.table.index)

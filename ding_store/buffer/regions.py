@@ -16,7 +16,8 @@ import numpy as np
 
 from ding_store.buffer import space
 from ding_store.buffer.arrays import Array
-from ding_store.buffer.durable import Home, StoredColumn
+from ding_store.buffer.durable import Home
+from ding_store.buffer.header import StoredColumn
 from ding_store.errors import NotEnoughSpace
 
 logger = logging.getLogger(__name__)

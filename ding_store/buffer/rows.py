@@ -209,10 +209,16 @@ class RowIndex:
         }
         return [what for what, holds in checks.items() if not holds]
 
-    def load(self, rows: Array) -> None:
-        """After ``clear``, these rows live in the first slots; they are below ``next_row`` and in the order of age."""
-        self.row_of_slot[: len(rows)] = rows
-        self._build(self.row_of_slot)
+    def load(self, rows: Array, row_of_slot: Optional[Array] = None) -> None:
+        """
+        Overview:
+            After ``forget``, these rows live in the first slots; they are below ``next_row`` and in the order of age.
+        Arguments:
+            - row_of_slot (:obj:`Optional[np.ndarray]`): Where row numbers are kept from now on, with theirs in it.
+        """
+        if row_of_slot is None:
+            self.row_of_slot[: len(rows)] = rows
+        self._build(self.row_of_slot if row_of_slot is None else row_of_slot)
         for listener in self._listening():
             listener.published(np.arange(len(rows)))
 

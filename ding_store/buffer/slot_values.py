@@ -65,9 +65,15 @@ class SlotValues:
         # A file that was damaged must not keep anybody from sampling.
         return values, (self._follows[slots] == rows + 1) & np.isfinite(values) & (values >= 0)
 
-    def forget(self) -> None:
-        """No row has a value: numbers that were others' come back, with the rows of a file."""
-        self._follows[:] = 0
+    def successor(self, path: str) -> SlotValues:
+        """A new file in which no row has a value: numbers that were others' come back, with the rows of a file."""
+        made = SlotValues(path, len(self._follows), self._is_ours)
+        made._follows[:] = 0
+        made.step, made.largest = self.step, self.largest
+        return made
+
+    def become(self, successor: SlotValues) -> None:
+        self.__dict__.update(vars(successor))
 
     def resize(self, capacity: int, source: Array, target: Array) -> None:
         """Rows move from slots to other slots, of which there are so many from now on."""

@@ -11,7 +11,8 @@ from ding_store.buffer import redo
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.choices import as_rows
 from ding_store.buffer.commits import encode_note
-from ding_store.buffer.durable import ENCODING, Home, StoredColumn
+from ding_store.buffer.durable import Home
+from ding_store.buffer.header import ENCODING, StoredColumn
 from ding_store.buffer.regions import ColumnSpec, Regions
 from ding_store.buffer.rows import RowIndex
 from ding_store.errors import ConfigError, SchemaMismatch

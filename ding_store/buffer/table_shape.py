@@ -94,15 +94,17 @@ class TableShape(TableBase):
         narrow_columns: Iterable[str],
         rows: Array = _NO_ROWS,
         next_row: int = 0,
+        metas: Iterable[bytes] = (),
         cleared: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Overview:
             Take all rows out, and have these columns from now on instead, with the rows that are in their first slots.
-            What can fail does before anything changes. A kill leaves the table as it was, or some of the new rows.
+            What can fail does before anything changes. A kill leaves the table as it was, or as it will be.
         Arguments:
             - rows (:obj:`np.ndarray`): Their row numbers, oldest first; they may have been those of others.
             - next_row (:obj:`int`): The row number that the next row has at least.
+            - metas (:obj:`Iterable[bytes]`): Records of their metas.
             - cleared (:obj:`Callable`): Called when the old rows are gone, before any of the new ones is there.
         Raises:
             - NotEnoughSpace: The disk is full; nothing changed, and ``regions`` are discarded.
@@ -112,31 +114,21 @@ class TableShape(TableBase):
             self._check_open()
             if self.home is not None and self.home.fsync:
                 regions.sync()
-            commit_header = self._prepared_header(regions, narrow_columns, info)
+            commit = self._prepared(regions, narrow_columns, info, rows, next_row, metas)
         except BaseException:
             regions.discard()
             raise
         with self.write_lock, self.index.lock:
-            self.index.clear()
-            self._sync_numbers()
-            cleared()
+            commit()
             # Readers that are copying do it again.
             self._num_updates += 1
+            self.index.forget()
+            cleared()
             former, self._regions, self._narrow = self._regions, regions, narrow_columns
             former.close()
-            commit_header()
             self._num_used = len(rows)
-            if next_row:
-                self._load(rows, next_row)
-
-    def _load(self, rows: Array, next_row: int) -> None:
-        self.index.next_row = max(next_row, self.index.next_row)
-        # First: a row counts only if its number is below what is on record.
-        self._commit(None, None)
-        if self.home is not None:
-            self.home.forget_values()
-        self.index.load(rows)
-        self._sync_numbers()
+            self.index.next_row = max(next_row, self.index.next_row)
+            self.index.load(rows, None if self.home is None else self.home.numbers)
 
     def resize(self, capacity: int) -> Tuple[Array, Array]:
         """
@@ -166,10 +158,22 @@ class TableShape(TableBase):
             self.index.resize(self._resized_numbers(capacity, source, target), source, target)
         return source, target
 
-    def _prepared_header(self, regions: Regions, narrow_columns: FrozenSet[str], info: Any) -> Callable[[], None]:
+    def _prepared(
+        self,
+        regions: Regions,
+        narrow_columns: FrozenSet[str],
+        info: Any,
+        rows: Array,
+        next_row: int,
+        metas: Iterable[bytes],
+    ) -> Callable[[], None]:
+        """What makes a replacement count."""
         if self.home is None:
             return lambda: None
-        return self.home.prepare(stored_columns(regions, narrow_columns), info)
+        columns = stored_columns(regions, narrow_columns)
+        if not len(rows) and not self.index.count and next_row <= self.index.next_row:
+            return self.home.prepare(columns, info)
+        return self.home.replacing(columns, info, rows, next_row, metas)
 
     def _widen(self, name: str) -> None:
         logger.warning(
