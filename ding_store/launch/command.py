@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -15,6 +16,8 @@ from ding_store.errors import ConfigError
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 #: How long a command may take to end after it was told to, before all of its processes are made to.
 LEAVE_S = 10.0
+#: How long processes that were killed may take to be gone.
+KILL_S = 10.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -45,7 +48,10 @@ def run_command(command: Sequence[str], leave_s: float = LEAVE_S) -> int:
                     child.send_signal(told.si_signo)
             deadline = time.monotonic() + (leave_s if deadline is None else 0.0)
         if deadline is not None and time.monotonic() >= deadline:
-            _kill_all()
+            left = _kill_all()
+            if left:
+                sys.stderr.write(f'ding-store: cannot be killed, and left alone: processes {left}\n')
+                return 128 + signal.SIGKILL
             child.wait()
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
@@ -98,15 +104,14 @@ def _session_of(pid: int) -> int:
         return -1
 
 
-def _kill_all() -> None:
-    """Again and again, since what is about to die may have started more."""
-    while True:
-        pids: List[int] = list(_descendants())
-        if not pids:
-            return
+def _kill_all() -> List[int]:
+    """Again and again, since what is about to die may have started more; those that do not die in time."""
+    deadline = time.monotonic() + KILL_S
+    while pids := list(_descendants()):
+        if time.monotonic() >= deadline:
+            return pids
         for pid in pids:
-            try:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         time.sleep(0.01)
+    return []

@@ -98,6 +98,21 @@ def test_what_ignores_every_signal_is_killed_after_a_while(tmp_path):
         gone([int(pid.read_text())])
 
 
+def test_what_cannot_be_killed_is_named_and_left_alone(tmp_path):
+    code = (
+        'import os, sys\n'
+        'from ding_store.launch import command\n'
+        'command.KILL_S, command.os.kill = 0.5, lambda *args: None\n'  # as if it waited for a disk
+        "sys.exit(command.run_command(['sh', '-c', 'trap : TERM; echo $$ > pid; while :; do sleep 1; done'], 0.2))\n"
+    )
+    pid = tmp_path / 'pid'
+    with job([sys.executable, '-c', code], tmp_path) as started:
+        started.wait_for(lambda: pid.exists() and pid.read_text(), 'the command')
+        started.process.send_signal(signal.SIGTERM)
+        assert started.wait(30) == 137
+        assert f'cannot be killed, and left alone: processes [{int(pid.read_text())}' in started.text
+
+
 def test_the_exit_code_is_the_commands(tmp_path):
     with job(ding_store('run', '--', sys.executable, '-c', 'raise SystemExit(3)'), tmp_path) as started:
         assert started.wait() == 3

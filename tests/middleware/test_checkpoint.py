@@ -15,7 +15,7 @@ from ding.model import DQN  # noqa: E402
 from ding.policy import DQNPolicy  # noqa: E402
 
 from ding_store.buffer import Prioritized, StoreBuffer, Uniform, limited  # noqa: E402
-from ding_store.config import ENV_CHECKPOINT, StoreConfig  # noqa: E402
+from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError  # noqa: E402
 from ding_store.middleware.checkpoint import checkpointer, random_states, set_random_states  # noqa: E402
 from ding_store.middleware.plan import Replay  # noqa: E402
@@ -23,6 +23,8 @@ from ding_store.middleware.position import Position  # noqa: E402
 from ding_store.middleware.replay import replay_buffer  # noqa: E402
 from ding_store.middleware.session import Session  # noqa: E402
 from ding_store.storage.base import Entry, EntryId  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures('serial_task')
 
 
 def policy_of(hidden=16):
@@ -52,14 +54,6 @@ def same(one, other):
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
     return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
-
-
-@pytest.fixture(autouse=True)
-def _task(monkeypatch):
-    monkeypatch.delenv(ENV_CHECKPOINT, raising=False)
-    monkeypatch.delenv('DING_STORE_RUN', raising=False)
-    with task.start(async_mode=False, ctx=OnlineRLContext()):
-        yield
 
 
 def run(path, policy, num_iterations=3, finish=False, **settings):

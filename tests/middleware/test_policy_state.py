@@ -5,7 +5,6 @@ import torch
 
 pytest.importorskip('ding')
 from ding.framework import task  # noqa: E402
-from ding.framework.context import OnlineRLContext  # noqa: E402
 from ding.model import DQN, VAC, ContinuousQAC, DiscreteQAC  # noqa: E402
 from ding.policy import DQNPolicy, PPOPolicy, SACPolicy, TD3Policy  # noqa: E402
 from ding.policy.sac import DiscreteSACPolicy  # noqa: E402
@@ -13,11 +12,13 @@ from ding.utils import deep_merge_dicts  # noqa: E402
 from easydict import EasyDict  # noqa: E402
 
 from ding_store.checkpoint import read_state, write_state  # noqa: E402
-from ding_store.config import ENV_CHECKPOINT, StoreConfig  # noqa: E402
+from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError  # noqa: E402
 from ding_store.middleware.checkpoint import checkpointer  # noqa: E402
 from ding_store.middleware.policy_state import left_out, set_left_out  # noqa: E402
 from ding_store.middleware.session import Session  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures('serial_task')
 
 BATCH = 8
 
@@ -78,14 +79,6 @@ def train(policy, numbers):
 def session(path):
     block = {'checkpoint': dict(path=str(path), interval_s=0.001)}
     return Session(StoreConfig.from_block(block), lambda: task.finish)
-
-
-@pytest.fixture(autouse=True)
-def _task(monkeypatch):
-    monkeypatch.delenv(ENV_CHECKPOINT, raising=False)
-    monkeypatch.delenv('DING_STORE_RUN', raising=False)
-    with task.start(async_mode=False, ctx=OnlineRLContext()):
-        yield
 
 
 @pytest.mark.parametrize('make', MAKERS)
