@@ -186,7 +186,9 @@ def _add_bench(commands: argparse._SubParsersAction) -> None:
     checkpoint.set_defaults(call=_bench_checkpoint)
     weights = kinds.add_parser('weights', help='from publishing weights until all readers of this host have them')
     weights.add_argument('--sizes', metavar='MB,...', default='50,500', help='default: %(default)s')
-    weights.add_argument('--ways', metavar='NAME,...', help='of bare, ding_store, in_place, torch, nng; default: all')
+    weights.add_argument(
+        '--ways', metavar='NAME,...', help='of bare, ding_store, in_place, torch, nng, ray; default: all'
+    )
     weights.add_argument('--readers', type=int, default=4, help='processes that load (default: %(default)s)')
     weights.add_argument('--rounds', type=int, default=15, help='default: %(default)s')
     weights.add_argument('--json', metavar='FILE', help='write all figures there')

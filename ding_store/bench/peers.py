@@ -9,6 +9,7 @@ from abc import abstractmethod
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from typing import Any, Dict, List, Optional, Type
 
+from ding_store.bench import ray_cluster
 from ding_store.bench.paths import BareRing, Columns, Element, Ours, OursOnWire, Outputs, Path, Timeout
 
 
@@ -103,17 +104,14 @@ class Ray(InChunks):
         import ray
         from ray.util.queue import Queue
 
-        self._init(_temp_dir=self.address, object_store_memory=self.store_bytes, num_cpus=2, include_dashboard=False)
-        with open(os.path.join(self.address, 'gcs'), 'w') as file:
-            file.write(ray.get_runtime_context().gcs_address)
+        ray_cluster.start(self.address, self.store_bytes, num_cpus=2)
         self._queue = Queue(self.queued, actor_options={'name': 'bench'}).actor
         ray.get(self._queue.qsize.remote())
 
     def produce(self) -> None:
         import ray
 
-        with open(os.path.join(self.address, 'gcs')) as file:
-            self._init(address=file.read())
+        ray_cluster.join(self.address)
         self._queue = ray.get_actor('bench')
 
     def send(self, columns: Columns) -> None:
@@ -132,14 +130,7 @@ class Ray(InChunks):
         return dict(ray.get(reference))
 
     def close(self) -> None:
-        import ray
-
-        ray.shutdown()
-
-    def _init(self, **options: Any) -> None:
-        import ray
-
-        ray.init(namespace='bench', logging_level='ERROR', log_to_driver=False, _node_ip_address='127.0.0.1', **options)
+        ray_cluster.leave()
 
 
 class Reverb(InChunks):

@@ -14,15 +14,8 @@ import redis
 import torch
 
 from ding_store.bench.output import say, show
-from ding_store.bench.weights import (
-    LIMIT_S,
-    NUM_TENSORS,
-    Ours,
-    Way,
-    measure,
-    sizes_of,
-    write_json,
-)
+from ding_store.bench.weights import measure, sizes_of, write_json
+from ding_store.bench.weights_ways import LIMIT_S, NUM_TENSORS, Ours, Way
 from ding_store.errors import ConfigError, StoreError
 from ding_store.storage import open_store
 from ding_store.storage.embedded_binary import find_server

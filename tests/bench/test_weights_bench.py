@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from importlib.util import find_spec
 
 import pytest
 from jobs import ding_store, environment
@@ -19,12 +20,16 @@ def test_every_figure_is_there(tmp_path, redis_binary):
     assert done.returncode == 0, done.stderr.decode()[-3000:]
     result, other = json.loads((tmp_path / 'out.json').read_text())
     assert (result['mb'], other['mb']) == (2, 3)
-    assert list(result['ways']) == ['bare', 'ding_store', 'in_place', 'torch', 'nng']
+    ways = ['bare', 'ding_store', 'in_place', 'torch', 'nng', 'ray']
+    assert list(result['ways']) == (ways if find_spec('ray') else ways[:-1])
     for figures in result['ways'].values():
         assert figures['publish_s'] > 0
+        assert figures['cpu_s'] > 0
+        assert figures['ratio_to_bare'] == pytest.approx(figures['loaded_s'] / figures['bare_s'])
         assert 0 < figures['loaded_s'] <= figures['p90_s'] <= figures['max_s']
     assert result['ways']['bare']['ratio_to_bare'] == 1
     assert result['ways']['ding_store']['publish_without_readers_s'] > 0
+    assert result['ways']['ding_store']['cpu_without_readers_s'] > 0
     assert 'copies_of_8_readers_in_place' in result  # of 2 MB it is noise
     assert b'sum of PSS' in done.stdout
 
@@ -48,6 +53,9 @@ def test_bad_settings_are_refused():
 
     with pytest.raises(ConfigError, match='known are bare'):
         choose('pigeon')
+    if find_spec('ray') is None:
+        with pytest.raises(ConfigError, match='pip install ray'):
+            choose('ray')
     assert choose('nng,ding_store') == ['bare', 'ding_store', 'nng']
     for sizes, readers in (('5,x', 1), ('0', 1), ('5', 0)):
         with pytest.raises(ConfigError, match='--'):
