@@ -16,7 +16,7 @@ pytest.importorskip('gym')
 sys.path.insert(0, str(HERE))
 from tiny import PIPELINES, arguments  # noqa: E402
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(960)  # of all pipelines together, on a machine that is busy with others
 
 RUNS = [f'{name}:{kind}' for name in PIPELINES for kind in ('store', 'stock')]
 
@@ -40,7 +40,7 @@ def runs(tmp_path_factory):
         except BaseException:  # noqa: BLE001 - its own test says so
             pass
     command = [sys.executable, '-W', 'ignore', str(HERE / 'in_one_process.py'), *wanted]
-    done = subprocess.run(command, cwd=directory, env=environment(), capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=directory, env=environment(), capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-4000:]
     return directory
 
