@@ -1,8 +1,10 @@
 """
-Where a put of weights spends its time while other processes copy what it publishes, beside a bare program that copies
-into shared memory, tells a process in the server's place, which wakes the same readers, and waits for its answer.
+Where a put of weights spends its time while other processes wait for what it publishes, and read it in place or copy
+it; beside a bare program that copies into shared memory, tells a process in the server's place, which wakes the same
+readers, and waits for its answer. CPU is what the calling thread had of the cores, also in the kernel: work that grows
+with the readers would show there.
 
-    python scripts/publish_time.py [--mb 50] [--readers 0,4] [--rounds 15]
+    python scripts/publish_time.py [--mb 50] [--readers 0,1,4,8] [--rounds 15]
 """
 
 import argparse
@@ -54,38 +56,40 @@ class Bare:
     def publish(self, arrays):
         """Returns how long the copy took."""
         began = time.monotonic()
-        for target, array in zip(self.shared, arrays):
-            np.copyto(target, array)
+        copy(self.shared, arrays)
         copied = time.monotonic()
         os.write(self.told[1], b'x')
         os.read(self.answered[0], 1)
         return copied - began
 
 
-def read(url, bare, number, arrays, begin, num_rounds):
-    own = [array.copy() for array in arrays]
+def copy(targets, arrays):
+    for target, array in zip(targets, arrays):
+        np.copyto(target, array)
+
+
+def read(url, bare, number, arrays, begin, num_rounds, copies):
+    own = [array.copy() for array in arrays] if copies else []
     with open_store(url, 'publish') as store:
         for version in range(num_rounds):
             begin.wait(WAIT_S)
             value = store.get('weights', version, WAIT_S)
-            for target, array in zip(own, value.arrays.values()):
-                np.copyto(target, array)
-            del value, array
+            copy(own, value.arrays.values())
+            del value
             begin.wait(WAIT_S)
             begin.wait(WAIT_S)
             os.read(bare.wakes[number][0], 1)
-            for target, array in zip(own, bare.shared):
-                np.copyto(target, array)
+            copy(own, bare.shared)
             begin.wait(WAIT_S)
 
 
-def measure(num_bytes, num_readers, num_rounds):
-    """Seconds per round: put, its copy, the bare program, its copy."""
+def measure(num_bytes, num_readers, copies, num_rounds):
+    """Seconds per round: put, its CPU time, its copy, the bare program, its CPU time, its copy."""
     arrays = [np.zeros(num_bytes // NUM_ARRAYS // 4, np.float32) for _ in range(NUM_ARRAYS)]
     bare, begin = Bare(arrays, num_readers), _fork.Barrier(num_readers + 1)
     with tempfile.TemporaryDirectory(prefix='ding') as directory:
         url = f'embedded://{directory}'
-        readers = [(url, bare, number, arrays, begin, num_rounds) for number in range(num_readers)]
+        readers = [(url, bare, number, arrays, begin, num_rounds, copies) for number in range(num_readers)]
         processes = [_fork.Process(target=read, args=one, daemon=True) for one in readers]
         processes.append(_fork.Process(target=bare.serve, daemon=True))
         for process in processes:
@@ -100,14 +104,18 @@ def measure(num_bytes, num_readers, num_rounds):
 
 
 def _round(store, bare, arrays, begin):
+    def put():
+        store.put('weights', {}, {str(i): array for i, array in enumerate(arrays)})
+        return TimedSlots.copy_s
+
     times = []
-    for publish in (lambda: store.put('weights', {}, {str(i): array for i, array in enumerate(arrays)}), None):
+    for publish in (put, lambda: bare.publish(arrays)):
         for array in arrays:
             array += 1
         begin.wait(WAIT_S)
-        began = time.monotonic()
-        copy_s = bare.publish(arrays) if publish is None else (publish(), TimedSlots.copy_s)[1]
-        times += [time.monotonic() - began, copy_s]
+        began, began_cpu = time.monotonic(), time.thread_time()
+        copy_s = publish()
+        times += [time.monotonic() - began, time.thread_time() - began_cpu, copy_s]
         begin.wait(WAIT_S)
     return times
 
@@ -115,19 +123,23 @@ def _round(store, bare, arrays, begin):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--mb', type=int, default=50)
-    parser.add_argument('--readers', default='0,4')
+    parser.add_argument('--readers', default='0,1,4,8')
     parser.add_argument('--rounds', type=int, default=15)
     options = parser.parse_args()
     import ding_store.storage.cache_dir
 
     ding_store.storage.cache_dir.SlotWriter = TimedSlots
     sys.stdout.write(f'{options.mb} MB in {NUM_ARRAYS} arrays, {os.cpu_count()} cores, ms, medians\n')
-    sys.stdout.write(f'{"readers":>8} {"put":>8} {"copy":>8} {"rest":>8}   {"bare":>8} {"copy":>8} {"rest":>8}\n')
-    for num_readers in map(int, options.readers.split(',')):
-        put, copy, bare, bare_copy = np.median(measure(options.mb * 1_000_000, num_readers, options.rounds), 0) * 1e3
-        figures = (put, copy, put - copy, bare, bare_copy, bare - bare_copy)
-        numbers = [f'{figure:>8.1f}' for figure in figures]
-        sys.stdout.write(f'{num_readers:>8} {" ".join(numbers[:3])}   {" ".join(numbers[3:])}\n')
+    names = ('put', 'CPU', 'copy', 'bare', 'CPU', 'copy')
+    sys.stdout.write(f'{"readers":>8} {"":<9}{" ".join(f"{name:>8}" for name in names)}\n')
+    for copies in (False, True):
+        for num_readers in map(int, options.readers.split(',')):
+            if num_readers or not copies:
+                times = measure(options.mb * 1_000_000, num_readers, copies, options.rounds)
+                figures = ' '.join(f'{figure:>8.1f}' for figure in np.median(times, 0) * 1e3)
+                kind = '' if not num_readers else 'copy' if copies else 'in place'
+                sys.stdout.write(f'{num_readers:>8} {kind:<9}{figures}\n')
+                sys.stdout.flush()
 
 
 if __name__ == '__main__':
