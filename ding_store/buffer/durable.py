@@ -7,6 +7,7 @@ A table's directory, and how it survives its process.
     NNN.column   one column, by slot; mapped
     commit       the next row number, and the owner's note: two records in turn, see ``commits``
     metas        journal of (row numbers, meta), of which the last one of a row counts
+    packed       elements of varying size, whose places are columns: see ``packed``
     redo         the rows that are being overwritten in place, if any
     NAME.values  a number per row, each with the row number; mapped, see ``slot_values``: priorities, uses
     NAME.record  a dict that is replaced as a whole, as the note of a commit is: a queue's place, a limiter's counts
@@ -60,7 +61,7 @@ from ding_store.buffer.slot_values import SlotValues
 from ding_store.errors import ConfigError, CorruptPayload, StoreClosed, TableLocked
 from ding_store.storage.mapped import Claim, claim
 
-_OURS = ('rows', 'commit', 'metas', 'redo')
+_OURS = ('rows', 'commit', 'metas', 'redo', 'packed')
 _TEMPORARY = re.compile(r'(header|metas)(\.\d+)?\.new')
 _OF_GENERATION = re.compile(r'(?:rows|metas|[\w-]+\.values)(?:\.(\d+))?')
 _COLUMN = re.compile(r'\d{3,}\.column')

@@ -1,19 +1,22 @@
-"""Elements and their metas in a table: in columns where they fit, else as Python objects."""
+"""Elements and their metas in a table: in columns where they fit, else as Python objects, or packed in a path."""
 
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from contextlib import contextmanager
+from typing import Any, Callable, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import treetensor.torch as ttorch
 
+from ding_store.buffer import packed
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.flat import complete, fill_values, schema_of
 from ding_store.buffer.metas import Meta, MetaStore
 from ding_store.buffer.narrowing import candidates
 from ding_store.buffer.objects import ObjectColumn
 from ding_store.buffer.outputs import Output, WarmOutputs
+from ding_store.buffer.packed import PackedColumn
 from ding_store.buffer.regions import Regions
 from ding_store.buffer.rows import RowIndex
 from ding_store.buffer.sequences import Sequences
@@ -41,16 +44,18 @@ class Elements:
         move from columns to objects when that is seen.
     Arguments:
         - capacity (:obj:`int`): The number of elements; the oldest leave when there are more.
-        - path (:obj:`Optional[str]`): Directory of a table that survives its process, and refuses elements that
-          columns cannot hold; None for a private table.
+        - path (:obj:`Optional[str]`): Directory of a table that survives its process, where lists of varying length are
+          packed, and Python objects refused; None for a private table.
         - fsync (:obj:`bool`): As of ``Table``.
     """
 
     def __init__(self, capacity: int, path: Optional[str] = None, fsync: bool = False) -> None:
         self.table = Table({}, capacity, path, fsync)
         info, home = self.table.info, self.table.home
-        self._schema: Optional[Schema] = None if info is None else Schema.from_json(info)
-        self.objects: Optional[ObjectColumn] = None
+        self._schema: Optional[Schema] = None if info is None or info == packed.INFO else Schema.from_json(info)
+        self.objects: Union[None, ObjectColumn, PackedColumn] = None
+        if info == packed.INFO and len(self.table):
+            self.objects = PackedColumn(self.table)
         self.metas = MetaStore(self.table.index, self.table.write_lock, None if home is None else home.metas)
         self.metas.restore()
         self._outputs = self._new_outputs(self._schema)
@@ -151,8 +156,8 @@ class Elements:
             Elements and metas of the rows whose slots are chosen. Elements out of columns are views of one gathered
             batch; ``warm`` puts it into memory that was used before and is free now.
         """
-        rows, (data, metas) = self.table.read(choose, lambda slots: (self._take(slots, warm), self._metas_of(slots)))
-        return Read(rows, self._decode(data), metas)
+        rows, (decode, metas) = self.table.read(choose, lambda slots: (self._take(slots, warm), self._metas_of(slots)))
+        return Read(rows, decode(), metas)
 
     def read_columns(self, choose: Choose) -> Tuple[Array, Schema, Columns]:
         """
@@ -199,6 +204,7 @@ class Elements:
             self.table.clear()
             self.metas.clear()
             if self.objects is not None:
+                self.objects.remove()
                 self.objects = None
 
     def close(self) -> None:
@@ -222,13 +228,19 @@ class Elements:
                 narrow = candidates(specs, columns or {})
             self.table.replace_columns(specs, schema.to_json(), narrow)
             self._outputs = self._new_outputs(schema)
+        if self.objects is not None:
+            self.objects.remove()
         self._schema, self.objects = schema, None
 
     def start_objects(self) -> None:
-        """Empty, and for elements that are Python objects."""
-        self.refuse_objects()
-        self.table.replace_columns({})
-        self._schema, self.objects = None, ObjectColumn()
+        """Empty, and for elements that no columns can hold."""
+        if self.table.home is None:
+            self.table.replace_columns({})
+            self._schema, self.objects = None, ObjectColumn()
+        else:
+            self.table.replace_columns(packed.SPECS, packed.INFO)
+            self._schema, self.objects = None, PackedColumn(self.table)
+        self._outputs = self._new_outputs(None)
 
     def replace(
         self,
@@ -247,21 +259,42 @@ class Elements:
         Raises:
             - SchemaMismatch: A meta holds what cannot be on record. NotEnoughSpace: The disk is full. Nothing changed.
         """
+        is_packed = objects is not None and self.table.home is not None
         try:
             records = self.metas.records_of(rows, metas)
+            if is_packed:
+                self._pack(objects or [], regions)
         except BaseException:
             regions.discard()
             raise
-        info = None if schema is None else schema.to_json()
-        self.table.replace(regions, info, narrow, rows, next_row, records, lambda: self.metas.clear(record=False))
+        info = packed.INFO if is_packed else None if schema is None else schema.to_json()
+        try:
+            self.table.replace(regions, info, narrow, rows, next_row, records, lambda: self.metas.clear(record=False))
+        except BaseException:
+            if isinstance(self.objects, PackedColumn):
+                self.objects.give_back()
+            raise
+        if self.objects is not None and not is_packed:
+            self.objects.remove()
         slots = np.arange(len(rows))
         with self.table.index.lock:
-            self._schema, self.objects = schema, None if objects is None else ObjectColumn()
-            if self.objects is not None and objects is not None:
+            self._schema, self.objects = schema, None if objects is None else self._new_objects()
+            if isinstance(self.objects, ObjectColumn) and objects is not None:
                 self.objects.put(slots, objects)
             self._outputs = self._new_outputs(schema)
             for slot, row, meta in zip(slots.tolist(), rows.tolist(), metas):
                 self.metas.put(slot, row, meta, record=False)
+
+    def _pack(self, elements: List[Any], regions: Regions) -> None:
+        """Columns of the places of elements, beside those that are there."""
+        column = self.objects if isinstance(self.objects, PackedColumn) else PackedColumn(self.table)
+        regions.add(packed.SPECS)
+        regions.reserve(len(elements))
+        for name, values in column.store(elements).items():
+            regions.columns[name][: len(elements)] = values
+
+    def _new_objects(self) -> Union[ObjectColumn, PackedColumn]:
+        return ObjectColumn() if self.table.home is None else PackedColumn(self.table)
 
     def _add(
         self,
@@ -276,6 +309,8 @@ class Elements:
             try:
                 return self._put(elements, metas, note, keep)
             except SchemaMismatch:
+                if self.objects is not None and len(self.table):
+                    raise
                 self._make_fit(elements)
             return self._put(elements, metas, note, keep)
 
@@ -293,13 +328,15 @@ class Elements:
         kept_metas = None if metas is None else metas[skipped:]
         records = self.metas.encode(np.arange(first, first + num_rows - skipped), kept_metas)
         stored: Optional[Columns] = None
-        if self.table.narrow and self.schema is not None:
+        if isinstance(self.objects, PackedColumn):
+            stored = self.objects.store(elements[skipped:])
+        elif self.table.narrow and self.schema is not None:
             stored = self.table.as_stored(self.schema.encode(elements[skipped:]))
-        with self.table.writing(num_rows - skipped, skipped, note) as (slots, rows):
-            if stored is None:
-                self._write(slots, elements[skipped:] if skipped else elements)
-            else:
+        with self._storing(), self.table.writing(num_rows - skipped, skipped, note) as (slots, rows):
+            if stored is not None:
                 self.table.store(slots, stored)
+            else:
+                self._write(slots, elements[skipped:] if skipped else elements)
             if kept_metas is not None:
                 self.metas.record(records)
                 for slot, row, meta in zip(slots.tolist(), rows.tolist(), kept_metas):
@@ -310,6 +347,16 @@ class Elements:
                 keep(slots, rows)
         return np.arange(rows[-1] + 1 - num_rows, rows[-1] + 1) if skipped else rows, slots
 
+    @contextmanager
+    def _storing(self) -> Iterator[None]:
+        """What was packed for rows that do not become live is let go of."""
+        try:
+            yield
+        except BaseException:
+            if isinstance(self.objects, PackedColumn):
+                self.objects.give_back()
+            raise
+
     def _writing(self, element: Any) -> Optional[Callable[[int], None]]:
         """What writes this element to a slot; None where the general way has to."""
         if self._schema is None or self.objects is not None or self.table.narrow or self.table.home is not None:
@@ -318,7 +365,7 @@ class Elements:
         return None if writer is None else writer.writing(element)
 
     def _write(self, slots: Array, elements: Sequence[Any]) -> None:
-        if self.objects is not None:
+        if isinstance(self.objects, ObjectColumn):
             self.objects.put(slots, elements)
             return
         assert self.schema is not None
@@ -328,7 +375,9 @@ class Elements:
         try:
             schema = Schema.infer(elements)
         except SchemaMismatch as e:
-            if not isinstance(e, NotColumnar) and not _are_lists(elements):
+            if isinstance(e, NotColumnar):
+                self._refuse_objects(e)
+            elif not _are_lists(elements):
                 raise
             self.start_objects()
         else:
@@ -342,9 +391,11 @@ class Elements:
         assert self.schema is not None
         try:
             self._adapt(Schema.infer(elements))
-        except SchemaMismatch:
+        except SchemaMismatch as e:
             if not _are_lists(elements):
                 raise
+            if isinstance(e, NotColumnar):
+                self._refuse_objects(e)
             self._move_to_objects()
 
     def _adapt(self, schema: Schema) -> None:
@@ -362,6 +413,11 @@ class Elements:
         # Only now: readers look at the schema after they have copied, and an older one reads older rows well.
         self._schema = merged
 
+    def findings(self) -> List[str]:
+        """What is wrong with elements that are in no columns."""
+        with self.table.write_lock, self.table.index.lock:
+            return [] if self.objects is None else self.objects.findings()
+
     def resize(self, capacity: int) -> None:
         """See ``Table.resize``."""
         with self.table.write_lock, self.table.index.lock:
@@ -370,29 +426,28 @@ class Elements:
             if self.objects is not None:
                 self.objects.resize(source, target, self.table.capacity)
 
-    def refuse_objects(self) -> None:
-        """
-        Raises:
-            - SchemaMismatch: The elements are kept in a path, which holds no Python objects.
-        """
+    def _refuse_objects(self, reason: NotColumnar) -> None:
         if self.table.home is not None:
-            raise SchemaMismatch(
-                'elements that are Python objects, or lists of varying length, cannot be kept for the next process in '
-                f'{self.table.home.path!r}: use path=None, or elements that all have the same arrays or tensors'
-            )
+            raise packed.refusal(self.table.home.path, reason) from reason
 
     def _move_to_objects(self) -> None:
-        self.refuse_objects()
         with self.table.index.lock:
             slots = self.table.index.slots_by_age().astype(np.intp)
-        objects = ObjectColumn()
-        objects.put(slots, self._decode(self.table.take(slots)))
-        # Readers that are between copying and decoding have the columns of then, and their schema.
-        self.objects = objects
+        elements, objects = self._decode(self.table.take(slots)), self._new_objects()
+        if isinstance(objects, ObjectColumn):
+            objects.put(slots, elements)
+            # Readers that are between copying and decoding have the columns of then, and their schema.
+            self.objects = objects
+            return
+
+        def converted() -> None:
+            self._schema, self.objects, self._outputs = None, objects, self._new_outputs(None)
+
+        self.table.convert(packed.SPECS, packed.INFO, slots, objects.store(elements), converted)
 
     def _replace(self, rows: Array, slots: Array, element: Any) -> None:
         if self.objects is not None:
-            self.objects.put(slots, [element])
+            self.objects.update(rows, slots, element)
             return
         assert self.schema is not None
         try:
@@ -414,19 +469,23 @@ class Elements:
     def _gather(self, slots: Array) -> Tuple[Columns, Output]:
         return self._outputs.gather(self.table.columns, slots)
 
-    def _take(self, slots: Array, warm: bool) -> Any:
-        if self.objects is not None:
-            return self.objects.take(slots)
-        return self._gather(slots)[0] if warm else self.table.take(slots)
+    def _take(self, slots: Array, warm: bool) -> Callable[[], List[Any]]:
+        """What makes elements of what was copied, when it is known to be whole."""
+        objects = self.objects
+        if objects is not None:
+            taken: Any = objects.take(slots)
+            return lambda: objects.decode(taken)
+        columns = self._gather(slots)[0] if warm else self.table.take(slots)
+        # Not before: an older schema reads newer columns wrongly, a newer one older columns well.
+        schema = self._schema
+        return lambda: schema.decode(columns) if schema is not None and columns else []
 
     def _metas_of(self, slots: Array) -> List[Meta]:
         get, rows = self.metas.get, self.table.index.row_of_slot.take(slots, mode='clip').tolist()
         return [get(slot, row) for slot, row in zip(slots.tolist(), rows)]
 
-    def _decode(self, data: Any) -> List[Any]:
-        if isinstance(data, list):
-            return data
-        return self._schema.decode(data) if self._schema is not None and data else []
+    def _decode(self, columns: Columns) -> List[Any]:
+        return self._schema.decode(columns) if self._schema is not None and columns else []
 
 
 def _are_lists(elements: Sequence[Any]) -> bool:

@@ -41,8 +41,6 @@ def replace(elements: Elements, loaded: Loaded) -> None:
         - NotEnoughSpace: There is none. SchemaMismatch: A path cannot hold them. Whatever ``parts`` raises. Nothing
           changed.
     """
-    if loaded.objects is not None:
-        elements.refuse_objects()
     with elements.table.write_lock:
         regions = elements.table.new_regions()
         try:

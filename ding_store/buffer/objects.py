@@ -40,12 +40,24 @@ class ObjectColumn:
         objects = self._objects
         return [objects[slot] for slot in slots.tolist()]
 
+    def decode(self, objects: List[Any]) -> List[Any]:
+        """What was taken is what was put."""
+        return objects
+
+    def findings(self) -> List[str]:
+        return []
+
+    def update(self, rows: Array, slots: Array, element: Any) -> None:
+        """Another element for one row."""
+        self.put(slots, [element])
+
     def drop(self, slots: Array) -> None:
         """Let go of the objects in slots that became free."""
         for slot in slots.tolist():
             self._objects[slot] = None
 
-    def clear(self) -> None:
+    def remove(self) -> None:
+        """Nothing is left."""
         self._objects = []
 
     def resize(self, source: Array, target: Array, capacity: int) -> None:

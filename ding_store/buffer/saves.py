@@ -58,7 +58,7 @@ def contents(elements: Elements) -> Contents:
     with table.index.lock:
         slots = table.index.slots_by_age().astype(np.intp)
         rows = table.index.row_of_slot[slots]
-    objects = None if elements.objects is None else elements.objects.take(slots)
+    objects = None if elements.objects is None else elements.objects.decode(elements.objects.take(slots))
     if not elements.metas.is_used:
         return Contents(rows, objects, [], table.next_row)
     metas = [(place, dict(elements.metas.peek(slot))) for place, slot in enumerate(slots.tolist())]

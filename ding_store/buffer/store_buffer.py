@@ -45,12 +45,13 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         item is its row number as a string: it only grows, and is never used again.
 
         Elements in columns are copied when pushed and when read, so that what was sampled may be changed at will;
-        ``update`` changes the buffer. Python objects (and episodes of varying length) are kept by reference.
+        ``update`` changes the buffer. Python objects (and, without a path, episodes of varying length) are kept by
+        reference.
     Arguments:
         - size (:obj:`int`): The number of elements; the oldest leave when there are more.
         - sliced (:obj:`bool`): Whether ``unroll_len`` starts at its multiples only, as in DequeBuffer.
         - path (:obj:`Optional[str]`): Directory of a buffer that survives its process, killed or not: made on the same
-          directory again, it goes on. Not for elements that are Python objects. None for memory, or unlinked files
+          directory again, it goes on. Not for elements that hold Python objects. None for memory, or unlinked files
           where it does not suffice.
         - sampler (:obj:`Optional[Sampler]`): Chooses rows; uniformly by default.
         - seed (:obj:`Optional[int]`): Of the default sampler and of groups; None follows numpy's global seed.
@@ -336,7 +337,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
 
     def check(self) -> List[str]:
         """What is wrong with the buffer's memory and files, one sentence each; nothing, unless they were damaged."""
-        return self.table.check()
+        return [*self.table.check(), *self._elements.findings()]
 
     def close(self) -> None:
         """Release memory and files. What is in ``path`` stays there, for another process; the buffer is empty."""

@@ -52,8 +52,13 @@ class TableReads(TableBase):
                 if len(slots) * self._regions.row_bytes <= _QUICK_BYTES:
                     # Whoever changes a row that lives, or takes it away, has this lock.
                     return rows, copy(slots)
-            with self._regions.reading(slots):
-                copied = copy(slots)
+            try:
+                with self._regions.reading(slots):
+                    copied = copy(slots)
+            except KeyError:
+                if num_updates == self._num_updates:
+                    raise
+                continue  # Columns became others in the middle of it.
             # The row number guards against a new row in the slot, the count against new data in the row, and against
             # other columns or slots. Both are changed before the first byte is, and whoever reads them here has the
             # interpreter's lock.

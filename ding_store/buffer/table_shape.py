@@ -130,6 +130,39 @@ class TableShape(TableBase):
             self.index.next_row = max(next_row, self.index.next_row)
             self.index.load(rows, None if self.home is None else self.home.numbers)
 
+    def convert(
+        self, columns: Mapping[str, ColumnSpec], info: Any, slots: Array, values: Columns, converted: Callable[[], None]
+    ) -> None:
+        """
+        Overview:
+            Have these columns instead, and the same rows. A kill leaves the table as it was, or as it will be.
+        Arguments:
+            - slots (:obj:`np.ndarray`): Of all rows that live.
+            - values (:obj:`Mapping`): What the columns have in these slots.
+            - converted (:obj:`Callable`): Called when the columns are others, with the table locked.
+        Raises:
+            - NotEnoughSpace: The disk is full; nothing changed.
+        """
+        with self.write_lock:
+            regions = self.new_regions()
+            try:
+                regions.add(checked_specs(columns))
+                regions.reserve(self._num_used)
+                for name, column in regions.columns.items():
+                    column[slots] = values[name]
+                if self.home is not None and self.home.fsync:
+                    regions.sync()
+                commit = self._prepared(regions, frozenset(), info, are_others=False)
+            except BaseException:
+                regions.discard()
+                raise
+            with self.index.lock:
+                self._num_updates += 1
+                commit()
+                former, self._regions, self._narrow = self._regions, regions, frozenset()
+                former.close()
+                converted()
+
     def resize(self, capacity: int) -> Tuple[Array, Array]:
         """
         Overview:
@@ -163,15 +196,16 @@ class TableShape(TableBase):
         regions: Regions,
         narrow_columns: FrozenSet[str],
         info: Any,
-        rows: Array,
-        next_row: int,
-        metas: Iterable[bytes],
+        rows: Array = _NO_ROWS,
+        next_row: int = 0,
+        metas: Iterable[bytes] = (),
+        are_others: bool = True,
     ) -> Callable[[], None]:
-        """What makes a replacement count."""
+        """What makes other columns count, with other rows or the same."""
         if self.home is None:
             return lambda: None
         columns = stored_columns(regions, narrow_columns)
-        if not len(rows) and not self.index.count and next_row <= self.index.next_row:
+        if not are_others or (not len(rows) and not self.index.count and next_row <= self.index.next_row):
             return self.home.prepare(columns, info)
         return self.home.replacing(columns, info, rows, next_row, metas)
 

@@ -15,6 +15,8 @@ from ding.utils import set_pkg_seed
 class BufferTests:
     """One body of tests; ``element(i)`` makes the element of number i, ``number`` reads it back."""
 
+    another_kind: Any = 'a string'
+
     def make(self, size: int, **options: Any) -> Buffer:
         raise NotImplementedError
 
@@ -91,8 +93,8 @@ class BufferTests:
     def test_another_kind_of_element_after_clear(self) -> None:
         buffer = self.filled(5, 3)
         buffer.clear()
-        buffer.push('a string')
-        assert buffer.sample(1)[0].data == 'a string'
+        buffer.push(self.another_kind)
+        assert buffer.sample(1)[0].data == self.another_kind
         buffer.clear()
         buffer.push(self.element(2))
         assert self.numbers(buffer) == [2]
@@ -289,8 +291,8 @@ class BufferTests:
         assert self.numbers(buffer) == [1, 2, 3, 4, 5]
         view.clear()
         assert buffer.count() == 0
-        view.push('another kind')
-        assert buffer[0].data == 'another kind'
+        view.push(self.another_kind)
+        assert buffer[0].data == self.another_kind
 
     def test_deepcopy(self) -> None:
         buffer = self.filled(5, 8)

@@ -118,15 +118,20 @@ def test_a_wider_schema_and_another_one_are_back(tmp_path: Path) -> None:
 
 def test_objects_are_refused(tmp_path: Path) -> None:
     buffer = StoreBuffer(5, path=str(tmp_path))
-    for element in ('text', [torch.ones(1)] * 2):
-        if element == 'text':
-            with pytest.raises(SchemaMismatch, match=r'Python objects.*path=None'):
-                buffer.push(element)
-        else:
+    for element in ('text', {'x': object()}, [{'x': 'text'}], []):
+        with pytest.raises(SchemaMismatch, match=r'Python objects.*path=None'):
             buffer.push(element)
-            with pytest.raises(SchemaMismatch, match=r'varying length.*path=None'):
-                buffer.push([torch.ones(1)] * 3)
+    buffer.push([torch.ones(1)] * 2)
+    with pytest.raises(SchemaMismatch):
+        buffer.push({'x': torch.ones(1)})
+    with pytest.raises(SchemaMismatch, match=r'Python objects.*path=None.*str'):
+        buffer.push([{'x': 'text'}] * 3)
     assert len(buffer) == 1
+    assert buffer.schema is not None
+    buffer.push([torch.ones(1)] * 3)
+    with pytest.raises(SchemaMismatch, match=r'Python objects.*path=None.*str'):
+        buffer.push(['text'] * 2)
+    assert [len(item.data) for item in buffer] == [2, 3]
     buffer.close()
 
 

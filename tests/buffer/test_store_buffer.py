@@ -2,8 +2,9 @@
 
 import copy
 import logging
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 
 import numpy as np
 import pytest
@@ -70,6 +71,24 @@ class TestEpisodes(TestColumns):
         (i,) = {number(step) for step in data}
         assert len(data) == 2 + i % 3
         return i
+
+
+class TestPackedEpisodes(TestEpisodes):
+    """The same, in a path."""
+
+    another_kind = {'x': 3}
+
+    @pytest.fixture(autouse=True)
+    def _directory(self, tmp_path: Path) -> Iterator[None]:
+        self.paths, self.made = (str(tmp_path / f'kept-{i}') for i in count()), []
+        yield
+        for buffer in self.made:
+            assert buffer.check() == []
+            buffer.close()
+
+    def make(self, size: int, **options: Any) -> StoreBuffer:
+        self.made.append(StoreBuffer(size, path=next(self.paths), **options))
+        return self.made[-1]
 
 
 @pytest.fixture

@@ -1,0 +1,70 @@
+"""Which bytes of a file are free, where what is in it is of all sizes."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from typing import Dict, Iterable, Iterator, List, Tuple
+
+
+class Extents:
+    """
+    Overview:
+        Free stretches between those in use, and behind the last of them all the rest. Next fit: what comes first mostly
+        leaves first, so that what is free goes round the file in one piece, and is found at once.
+    Arguments:
+        - used (:obj:`Iterable`): (start, number of bytes) of what is in use, in any order.
+    """
+
+    def __init__(self, used: Iterable[Tuple[int, int]] = ()) -> None:
+        self._starts: List[int] = []
+        self._end_of: Dict[int, int] = {}
+        self._next = 0
+        #: Nothing is in use from here on.
+        self.end = 0
+        for start, num_bytes in sorted(used):
+            if start > self.end:
+                self._add(self.end, start)
+            self.end = max(self.end, start + num_bytes)
+
+    def allocate(self, num_bytes: int) -> int:
+        """Where so many bytes were free; they are in use now."""
+        for start in self._from_next():
+            if self._end_of[start] - start >= num_bytes:
+                self._shorten(start, start + num_bytes)
+                self._next = start + num_bytes
+                return start
+        start, self._next = self.end, 0
+        self.end += num_bytes
+        return start
+
+    def free(self, start: int, num_bytes: int) -> None:
+        """What was allocated is free again, in one piece with its free neighbours."""
+        end = start + num_bytes
+        place = bisect_left(self._starts, start)
+        if place < len(self._starts) and self._starts[place] == end:
+            end = self._remove(place)
+        if place > 0 and self._end_of[self._starts[place - 1]] == start:
+            start = self._starts[place - 1]
+            self._remove(place - 1)
+        if end == self.end:
+            self.end = start
+        else:
+            self._add(start, end)
+
+    def _from_next(self) -> Iterator[int]:
+        first = bisect_right(self._starts, self._next)
+        first -= first > 0 and self._end_of[self._starts[first - 1]] > self._next
+        yield from self._starts[first:]
+        yield from self._starts[:first]
+
+    def _add(self, start: int, end: int) -> None:
+        insort(self._starts, start)
+        self._end_of[start] = end
+
+    def _remove(self, place: int) -> int:
+        return self._end_of.pop(self._starts.pop(place))
+
+    def _shorten(self, start: int, new_start: int) -> None:
+        end = self._remove(bisect_left(self._starts, start))
+        if new_start < end:
+            self._add(new_start, end)

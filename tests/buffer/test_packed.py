@@ -1,0 +1,156 @@
+"""Lists of varying length in a buffer with a path; what they share with others is in test_store_buffer."""
+
+import random
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
+import pytest
+import torch
+from test_threads import run_all
+
+from ding_store.buffer import Prioritized, StoreBuffer, limited, table_reads
+from ding_store.buffer.extents import Extents
+from ding_store.errors import NotEnoughSpace
+
+
+def episode(i: int, length: int = 0) -> List[Dict[str, Any]]:
+    """Of 2 to 6 steps, which all say ``i``."""
+    length = length or 2 + i % 5
+    return [{'obs': torch.full((400,), i), 'done': t == length - 1} for t in range(length)]
+
+
+def number(steps: List[Dict[str, Any]]) -> int:
+    (i,) = set(torch.cat([step['obs'] for step in steps]).tolist())
+    assert [step['done'] for step in steps] == [False] * (len(steps) - 1) + [True]
+    assert len(steps) == 2 + i % 5
+    return i
+
+
+def numbers(buffer: StoreBuffer) -> List[Tuple[str, int, Any]]:
+    return [(item.index, number(item.data), item.meta) for item in buffer]
+
+
+def test_what_is_known_of_rows_outlives_their_packing(tmp_path: Path) -> None:
+    def opened() -> StoreBuffer:
+        sampler = limited(Prioritized(epsilon=0.0, seed=0), max_times_sampled=9)
+        return StoreBuffer(10, path=str(tmp_path), sampler=sampler)
+
+    buffer = opened()
+    rows = buffer.extend_elements([episode(0), episode(5)], [{'i': 0}, {'i': 5}], priority=[2.0, 3.0])
+    buffer.sample(2, groupby=None)
+    assert buffer.schema is not None
+    buffer.push(episode(1), {'i': 1})
+    assert buffer.schema is None
+    for _ in range(2):
+        assert numbers(buffer) == [('0', 0, {'i': 0}), ('1', 5, {'i': 5}), ('2', 1, {'i': 1})]
+        assert buffer.sampler.sampler.priorities_of(rows).tolist() == [2.0, 3.0]
+        assert buffer.sampler.uses_of(rows).tolist() == [1, 1]
+        assert not list(tmp_path.glob('*.column'))[2:]
+        buffer.close()
+        buffer = opened()
+    buffer.close()
+
+
+def test_saves_go_from_memory_to_a_path_and_back(tmp_path: Path) -> None:
+    memory, name = StoreBuffer(30), str(tmp_path / 'save')
+    for i in range(20):
+        memory.push(episode(i), {'i': i})
+    memory.save_data(name)
+    kept = StoreBuffer(12, path=str(tmp_path / 'kept'))
+    for i in range(3):
+        kept.push(episode(i))
+    for _ in range(3):
+        kept.load_data(name)
+        assert numbers(kept) == numbers(memory)[-12:]
+        assert kept.check() == []
+    kept.save_data(name)
+    size = (tmp_path / 'kept' / 'packed').stat().st_size
+    kept.close()
+    kept = StoreBuffer(12, path=str(tmp_path / 'kept'))
+    assert (tmp_path / 'kept' / 'packed').stat().st_size <= size
+    memory.load_data(name)
+    assert numbers(memory) == numbers(kept)
+    kept.resize(5)
+    kept.push(episode(40))
+    assert [i for _, i, _ in numbers(kept)] == [16, 17, 18, 19, 40]
+    # A load of elements in columns, and back.
+    columns = StoreBuffer(5)
+    columns.push({'x': torch.ones(2)})
+    columns.save_data(name)
+    kept.load_data(name)
+    assert [item.data['x'].tolist() for item in kept] == [[1.0, 1.0]]
+    assert not (tmp_path / 'kept' / 'packed').exists()
+    kept.close()
+
+
+def test_a_full_disk_changes_nothing(small_disk: Path) -> None:
+    buffer = StoreBuffer(2000, path=str(small_disk / 'kept'))
+
+    def fill() -> None:
+        for i in range(2000):
+            buffer.push(episode(i * 5) if i else episode(1))
+
+    with pytest.raises(NotEnoughSpace, match='packed'):
+        fill()
+    pushed = buffer.count()
+    assert 300 < pushed < 2000
+    assert [i for _, i, _ in numbers(buffer)] == [1, *range(5, pushed * 5, 5)]
+    with pytest.raises(NotEnoughSpace):
+        buffer.update('3', [*episode(1), *episode(1)] * 200)
+    assert buffer.check() == []
+    # Where one left there is room for another.
+    buffer.delete([str(i) for i in range(4)])
+    buffer.push(episode(2))
+    assert buffer.count() == pushed - 3
+    assert buffer.check() == []
+    buffer.close()
+
+
+def test_no_torn_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_reads, '_QUICK_BYTES', -1)
+    buffer = StoreBuffer(20, path=str(tmp_path))
+    for i in range(20):
+        buffer.push(episode(i))
+    rng = random.Random(1)
+
+    def write() -> None:
+        for i in range(20, 400):
+            row = int(buffer.push(episode(i)).index)
+            buffer.update(str(row - rng.randint(0, 15)), episode(row + 1000))
+            if i % 9 == 0:
+                buffer.delete(str(row - 5))
+
+    def read() -> None:
+        for _ in range(200):
+            for item in buffer.sample(8, replace=True):
+                number(item.data)
+
+    run_all(write, read, read)
+    assert buffer.check() == []
+    buffer.close()
+
+
+def test_extents_are_those_of_a_bitmap() -> None:
+    rng, extents, used = random.Random(0), Extents(), {}
+    bitmap = np.zeros(1 << 16, bool)
+    for step in range(3000):
+        if used and rng.random() < 0.5:
+            # Mostly the oldest.
+            start = next(iter(used)) if rng.random() < 0.7 else rng.choice(list(used))
+            size = used.pop(start)
+            bitmap[start : start + size] = False
+            extents.free(start, size)
+        else:
+            size = rng.randint(1, 300)
+            start = extents.allocate(size)
+            assert not bitmap[start : start + size].any()
+            bitmap[start : start + size] = True
+            used[start] = size
+        if step % 100 == 0:
+            again = Extents(used.items())
+            assert again.__dict__ == {**extents.__dict__, '_next': 0}
+        assert extents.end == (np.flatnonzero(bitmap).max(initial=-1) + 1)
+    for start, size in used.items():
+        extents.free(start, size)
+    assert extents.end == 0

@@ -1,0 +1,194 @@
+"""Killed at any moment, a buffer of whole episodes with a path is sound; and the test would notice if it were not."""
+
+import os
+import random
+import shutil
+import sys
+import time
+import zlib
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List
+
+import numpy as np
+import pytest
+import torch
+from crashes import Child, crash_repeatedly, is_deleted, is_updated
+from test_durable import KilledAtLine
+
+from ding_store.buffer import StoreBuffer, packed
+from ding_store.buffer.packed import PackedColumn
+
+#: ``scripts/crash.sh`` asks for more.
+KILLS = int(os.environ.get('DING_STORE_KILLS', '120')) // 4
+#: One in so many lines.
+STEP = int(os.environ.get('DING_STORE_LINES', '23'))
+
+CAPACITY, MAX_CHUNK = 40, 5
+PUSHED, DELETED, UPDATED = range(3)
+
+
+def episode(row: int, version: int = 0) -> List[Dict[str, Any]]:
+    """Everything follows from the row number and the version; all but the last step have a next one."""
+    length = 2 + (row * 7 + version * 3) % 23
+    frames = torch.arange(row, row + length * 500).reshape(length, 500) * (version + 1)
+    return [
+        {'frame': frame, 'row': row, 'version': version, 'sum': zlib.crc32(frame.numpy().tobytes())} for frame in frames
+    ]
+
+
+class EpisodeWorker:
+    """Pushes, deletes and updates as fast as it can; starts with what a killed one left undone."""
+
+    def __init__(self, path: str, words: Any, seed: int) -> None:
+        self.buffer = StoreBuffer(CAPACITY, path=path)
+        self.words, self.random = words, random.Random(seed)
+
+    def run(self, tell: Callable[[], None]) -> None:
+        self.finish(self.buffer.table.rows_by_age())
+        tell()
+        while True:
+            first = self.buffer.table.next_row
+            end = first + self.random.randint(1, MAX_CHUNK)
+            rows = range(first, end)
+            self.buffer.extend_elements([episode(row) for row in rows], [{'row': row} for row in rows])
+            self.words[PUSHED] = end
+            self.finish(np.arange(first, end))
+
+    def finish(self, rows: np.ndarray) -> None:
+        """Delete and update what has to be of these rows."""
+        self.buffer.delete([str(row) for row in rows[is_deleted(rows)]])
+        self.words[DELETED] = self.words[PUSHED]
+        for row in rows[is_updated(rows)].tolist():
+            self.buffer.update(str(row), episode(row, 1))
+        self.words[UPDATED] = self.words[PUSHED]
+
+
+def verify(path: str, words: Any) -> List[str]:
+    try:
+        buffer = StoreBuffer(CAPACITY, path=path)
+    except Exception as e:  # noqa: BLE001  whatever it is, it is a finding
+        return [f'it does not open: {e!r}']
+    try:
+        return buffer.check() or list(_findings(buffer, words))
+    finally:
+        words[PUSHED] = buffer.table.next_row
+        buffer.close()
+
+
+def _findings(buffer: StoreBuffer, words: Any) -> Iterator[str]:
+    next_row, rows = buffer.table.next_row, buffer.table.rows_by_age()
+    if not words[PUSHED] <= next_row <= words[PUSHED] + MAX_CHUNK:
+        yield f'next row is {next_row}, pushed were {words[PUSHED]}'
+    wanted = np.arange(next_row)
+    missing = np.setdiff1d(wanted[~is_deleted(wanted)][-(CAPACITY - MAX_CHUNK - 1) :], rows)
+    if len(missing):
+        yield f'rows {missing[:9]} of {len(missing)} are missing'
+    undead = rows[is_deleted(rows) & (rows < words[DELETED])]
+    if len(undead):
+        yield f'rows {undead[:9]} were deleted'
+    for item in buffer:
+        row, version = int(item.index), item.data[0]['version']
+        if not _are_equal(item.data, episode(row, version)) or item.meta != {'row': row}:
+            yield f'row {row} is torn, or its meta: {item.meta}'
+        if version != bool(is_updated(row)) and (version or row < words[UPDATED]):
+            yield f'row {row} is of version {version}'
+
+
+def _are_equal(one: List[Dict[str, Any]], other: List[Dict[str, Any]]) -> bool:
+    return len(one) == len(other) and all(
+        a.keys() == b.keys() and all(torch.equal(torch.as_tensor(a[k]), torch.as_tensor(b[k])) for k in a)
+        for a, b in zip(one, other)
+    )
+
+
+def test_killed_anywhere(tmp_path: Path) -> None:
+    found = crash_repeatedly(tmp_path / 'replay', KILLS, seed=KILLS, worker=EpisodeWorker, verify=verify)
+    assert found == []
+    # Bytes of episodes that left were used again.
+    newest = sum(len(step['frame']) * 8 for row in range(CAPACITY) for step in episode(row))
+    assert (tmp_path / 'replay' / 'packed').stat().st_size < 4 * newest + packed._STEP_BYTES
+
+
+# Killed at every line
+
+
+def steps(i: int, length: int = 2) -> List[Dict[str, Any]]:
+    return [{'x': torch.full((3,), float(i)), 't': t} for t in range(length)]
+
+
+def read(path: Path) -> List[tuple]:
+    buffer = StoreBuffer(6, path=str(path))
+    assert buffer.check() == []
+    found = [(item.index, [(step['t'], step['x'].tolist()) for step in item.data], item.meta) for item in buffer]
+    buffer.close()
+    return found
+
+
+#: What becomes of five elements of one length: packed for the sake of one more; then others from a save.
+CHANGES = {
+    'pack': lambda buffer, directory: buffer.push(steps(5, 3), {'i': 5}),
+    'load': lambda buffer, directory: buffer.load_data(str(directory / 'save')),
+}
+
+
+@pytest.mark.parametrize('name', CHANGES)
+def test_killed_at_any_line(name: str, tmp_path: Path) -> None:
+    save, model = StoreBuffer(6), StoreBuffer(6, path=str(tmp_path / 'model'))
+    for i in range(5):
+        save.push(steps(i + 10, i + 2), {'i': i + 10})
+        model.push(steps(i), {'i': i})
+    save.save_data(str(tmp_path / 'save'))
+    model.close()
+
+    def until(line: Any) -> List[tuple]:
+        shutil.rmtree(tmp_path / 'copy', ignore_errors=True)
+        shutil.copytree(tmp_path / 'model', tmp_path / 'copy')
+
+        def work(tell: Callable[[], None]) -> None:
+            buffer = StoreBuffer(6, path=str(tmp_path / 'copy'))
+            tracer = KilledAtLine(line)
+            sys.settrace(tracer)
+            CHANGES[name](buffer, tmp_path)
+            sys.settrace(None)
+            (tmp_path / 'count').write_text(str(tracer.count))
+
+        assert Child(work).wait() == (0 if line is None else -9)
+        return read(tmp_path / 'copy')
+
+    before, after = read(tmp_path / 'model'), until(None)
+    assert len(after) == (6 if name == 'pack' else 5)
+    for line in range(1, int((tmp_path / 'count').read_text()), 2 * STEP):
+        assert until(line) in (before, after), f'line {line}'
+
+
+class NamesFirst(PackedColumn):
+    """Makes rows live before their packets are there."""
+
+    late: List[Any] = []
+
+    def _write(self, place: int, packet: np.ndarray) -> None:
+        self.late.append((place, packet))
+
+    def published(self, slots: np.ndarray) -> None:
+        time.sleep(0.001)
+        while self.late:
+            super()._write(*self.late.pop())
+
+
+class FreesTooEarly(PackedColumn):
+    """Lets an episode's bytes be written to while it still counts."""
+
+    def update(self, rows: np.ndarray, slots: np.ndarray, element: Any) -> None:
+        self.removed(slots)
+        columns = self.store([element])
+        time.sleep(0.001)
+        self._table.update(rows, columns)
+
+
+@pytest.mark.parametrize('wrong', [NamesFirst, FreesTooEarly])
+def test_a_wrong_order_is_noticed(wrong: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr('ding_store.buffer.elements.PackedColumn', wrong)
+    for attempt in range(20):
+        if crash_repeatedly(tmp_path / str(attempt), 20, attempt, worker=EpisodeWorker, verify=verify):
+            return
+    pytest.fail('no kill was noticed')
