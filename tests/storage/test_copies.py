@@ -246,7 +246,7 @@ def test_random_changes_are_all_seen(hosts, redis_server, monkeypatch):
 
 
 def test_lists_of_parts():
-    pieces = encode_pieces({}, {'a': np.zeros(500_000), 'b': np.zeros(3), 'c': np.zeros(5), 'd': np.zeros(20_000)})
+    pieces = encode_pieces({}, {'a': np.zeros(500_000), 'b': np.zeros(3), 'c': np.zeros(5), 'd': np.zeros(80_000)})
     sent = value_parts.SentParts(lambda token: f'{token}:')
     first, second = (number * 32 for number in 'ab')
     assert len(dict(sent.changed(pieces, first))) == 7  # the head, four of a, b with c, d
