@@ -7,7 +7,9 @@
     <hex>.ring          held by its writer; whose it is stands inside
     <hex>.slots         the same, for a value
     <hex>-<bytes>.copies  a value of another host, in shared slots; nobody's own
-    <hex>.fetch         held by the process that fetches that value
+    <hex>.fetch         held by the process that fetches that value, or of that stream
+    <hex>.readers       who of this host reads a stream
+    <hex>-<mark>-<hex>.payload  what one of them fetched for all; nobody's own
 """
 
 from __future__ import annotations
@@ -16,16 +18,33 @@ import errno
 import hashlib
 import logging
 import os
-import shutil
 import stat
 import tempfile
 import uuid
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, TypeVar
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 from ding_store.errors import ConfigError, NotEnoughSpace
 
-from .mapped import PAGE, Claim, aligned, claim, is_claimed
+from . import host_readers
+from .cache_files import (
+    COPIES,
+    FETCH,
+    PAYLOAD,
+    READERS,
+    all_files,
+    dead_files,
+    files_of,
+    is_alive,
+    remove_if_abandoned,
+    remove_payloads,
+    remove_run,
+    removed,
+    runs_of,
+    size_of,
+    unlink,
+)
+from .mapped import PAGE, Claim, NewFile, aligned, claim, is_claimed
 from .ring import RingWriter, read_note
 from .slots import SharedSlots, SlotWriter, create_slots, value_of
 
@@ -37,10 +56,6 @@ T = TypeVar('T')
 _ENOUGH = 1 << 30
 #: By default the cache takes half of what is free when a store is opened, and no more than this.
 _MAX_BYTES = 8 << 30
-
-
-#: Files that are nobody's own, and hold nothing that is not elsewhere.
-_COPIES, _FETCH = '.copies', '.fetch'
 
 
 class Found(NamedTuple):
@@ -108,14 +123,14 @@ class CacheDir:
 
     def fetch_path_of(self, name: str) -> str:
         """Whoever holds this file fetches the value ``name`` for all processes of this host."""
-        path = os.path.join(self._run, f'{_short(name)}.fetch')
+        path = os.path.join(self._run, f'{_short(name)}{FETCH}')
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
         return path
 
     def copies_path_of(self, name: str, num_bytes: int) -> str:
         """Where this host's copies of a value of another host are; the same for all values of nearly this size."""
         step = max(PAGE, 1 << max(0, num_bytes.bit_length() - 4))
-        return os.path.join(self._run, f'{_short(name)}-{aligned(num_bytes, step)}{_COPIES}')
+        return os.path.join(self._run, f'{_short(name)}-{aligned(num_bytes, step)}{COPIES}')
 
     def open_copies(self, path: str, name: str) -> SharedSlots:
         """
@@ -126,22 +141,71 @@ class CacheDir:
             - NotEnoughSpace, OSError: As ``create_ring``.
         """
         if not os.path.exists(path):
-            slot_bytes = int(path[: -len(_COPIES)].rpartition('-')[2])
+            slot_bytes = int(path[: -len(COPIES)].rpartition('-')[2])
             self.drop_copies(name)
             self._created(2 * slot_bytes, lambda: create_slots(path, slot_bytes, name)).close()
         return SharedSlots(path, self._has_room)
 
     def drop_copies(self, name: str) -> None:
         """Remove what this host fetched of a value."""
-        for path in _files_of(self._run):
-            if os.path.basename(path).startswith(f'{_short(name)}-') and path.endswith(_COPIES):
-                _unlink(path)
+        for path in files_of(self._run):
+            if os.path.basename(path).startswith(f'{_short(name)}-') and path.endswith(COPIES):
+                unlink(path)
+
+    def readers_path_of(self, stream: str) -> str:
+        """Where the processes of this host that read a stream know of each other; made if it is not there."""
+        path = os.path.join(self._run, f'{_short(stream)}{READERS}')
+        with self._locked():
+            if not os.path.exists(path):
+                host_readers.create(path)
+        return path
+
+    def payload_path_of(self, stream: str, mark: int, place: bytes) -> str:
+        """Where the payload of an entry is, when a process of this host has fetched it for all."""
+        name = hashlib.blake2b(place, digest_size=16).hexdigest()
+        return os.path.join(self._run, f'{_short(stream)}-{mark:016x}-{name}{PAYLOAD}')
+
+    def payloads_of(self, stream: str) -> List[Tuple[int, str]]:
+        """The mark and the path of each that is there, in the order of their marks."""
+        found = [os.path.basename(path).split('-') for path in files_of(self._run) if path.endswith(PAYLOAD)]
+        ours = [
+            (int(mark, 16), '-'.join((short, mark, name))) for short, mark, name in found if short == _short(stream)
+        ]
+        return [(mark, os.path.join(self._run, name)) for mark, name in sorted(ours)]
+
+    def create_payloads(self, stream: str, wanted: Sequence[Tuple[int, str, int]], max_bytes: int) -> List[NewFile]:
+        """
+        Overview:
+            Files for payloads that are to be fetched: as many of the first ones as there is room for. To make room,
+            those before them in the stream go.
+        Arguments:
+            - wanted (:obj:`Sequence`): Mark, path and size of each.
+            - max_bytes (:obj:`int`): What the payloads of this stream may take together.
+        """
+        made: List[NewFile] = []
+        with self._locked():
+            there = self.payloads_of(stream)
+            used, ours = self.used_bytes(), sum(size_of(path) for _, path in there)
+            for mark, path, num_bytes in wanted:
+                used, ours = used + num_bytes, ours + num_bytes
+                while (used > self.max_bytes or ours > max_bytes) and there and there[0][0] < mark:
+                    freed = removed(there.pop(0)[1])
+                    used, ours = used - freed, ours - freed
+                if used > self.max_bytes or ours > max_bytes:
+                    break
+                try:
+                    made.append(NewFile(path, num_bytes))
+                except NotEnoughSpace:
+                    break
+        return made
 
     def _created(self, num_bytes: int, make: Callable[[], T]) -> T:
         with self._locked():
             if self.used_bytes() + num_bytes > self.max_bytes:
                 self._remove_abandoned()
             used = self.used_bytes()
+            if used + num_bytes > self.max_bytes:
+                used -= remove_payloads(self.root, used + num_bytes - self.max_bytes)
             if used + num_bytes > self.max_bytes:
                 raise NotEnoughSpace(
                     errno.ENOSPC,
@@ -151,7 +215,7 @@ class CacheDir:
             try:
                 return make()
             except NotEnoughSpace:
-                if not self._remove_abandoned():
+                if not self._remove_abandoned() + remove_payloads(self.root, num_bytes):
                     raise
                 return make()
 
@@ -160,18 +224,23 @@ class CacheDir:
 
     def used_bytes(self) -> int:
         """What the files of all runs take."""
-        return sum(_size(path) for path in _files(self.root))
+        return sum(size_of(path) for path in all_files(self.root))
 
     def orphans(self) -> List[Found]:
         """Files of this run whose writers are gone."""
         with self._locked():
-            paths = [path for path in _files_of(self._run) if path.endswith(('.ring', '.slots'))]
+            paths = [path for path in files_of(self._run) if path.endswith(('.ring', '.slots'))]
             return [Found(path, _note(path)) for path in paths if not is_claimed(path)]
 
-    def remove(self, paths: List[str]) -> None:
+    def dead_files(self) -> List[str]:
+        """What processes of this run made that died before it was published, or was read."""
+        with self._locked():
+            return dead_files(self._run)
+
+    def remove(self, paths: Iterable[str]) -> None:
         with self._locked():
             for path in paths:
-                _unlink(path)
+                unlink(path)
 
     def close(self, is_over: bool = False) -> None:
         """
@@ -185,12 +254,12 @@ class CacheDir:
         try:
             with self._locked():
                 if not is_claimed(os.path.join(self._run, 'members')):
-                    _remove_run(self._run, is_over)
+                    remove_run(self._run, is_over)
         except OSError as e:
             logger.info('the host cache in %r was left as it is: %s', self._run, e)
 
     def _remove_abandoned(self) -> int:
-        return sum(_remove_if_abandoned(run) for run in _runs(self.root))
+        return sum(remove_if_abandoned(run) for run in runs_of(self.root))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -234,12 +303,12 @@ def collect_garbage(directory: Optional[str] = None, dry_run: bool = False) -> L
     for root in map(_root, directories):
         if os.path.isdir(root):
             with _locked(root):
-                for run in _runs(root):
-                    dead = _dead_files(run)
-                    if dead or not _is_alive(run):
-                        found.append(Garbage(run, len(dead), sum(map(_size, dead))))
+                for run in runs_of(root):
+                    dead = dead_files(run)
+                    if dead or not is_alive(run):
+                        found.append(Garbage(run, len(dead), sum(map(size_of, dead))))
                         if not dry_run:
-                            _remove_if_abandoned(run)
+                            remove_if_abandoned(run)
     return found
 
 
@@ -306,61 +375,6 @@ def _identity(marker: str) -> str:
     with open('/proc/sys/kernel/random/boot_id') as file:
         boot = file.read().strip()
     return f'{boot}-{status.st_dev}-{status.st_ino}-{word}'
-
-
-def _runs(root: str) -> List[str]:
-    directory = os.path.join(root, 'runs')
-    return [os.path.join(directory, run) for run in os.listdir(directory)] if os.path.isdir(directory) else []
-
-
-def _files_of(run: str) -> List[str]:
-    names = os.listdir(run) if os.path.isdir(run) else []
-    return [os.path.join(run, name) for name in names if name != 'members']
-
-
-def _files(root: str) -> Iterator[str]:
-    for run in _runs(root):
-        yield from _files_of(run)
-
-
-def _remove_if_abandoned(run: str) -> int:
-    """Bytes freed."""
-    is_alive, dead = _is_alive(run), _dead_files(run)
-    freed = sum(map(_size, dead))
-    for path in dead:
-        _unlink(path)
-    if not is_alive:
-        _remove_run(run, is_over=False)
-    return freed
-
-
-def _is_alive(run: str) -> bool:
-    return is_claimed(os.path.join(run, 'members'))
-
-
-def _dead_files(run: str) -> List[str]:
-    """Of a run without processes all; of others what a process made and had not yet named when it died."""
-    is_alive = _is_alive(run)
-    return [path for path in _files_of(run) if (not is_alive or path.endswith('.new')) and not is_claimed(path)]
-
-
-def _remove_run(run: str, is_over: bool) -> None:
-    if is_over or all(path.endswith((_COPIES, _FETCH)) for path in _files_of(run)):
-        shutil.rmtree(run, ignore_errors=True)
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except FileNotFoundError:
-        return 0
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
 
 
 def _note(path: str) -> Dict[str, Any]:

@@ -144,19 +144,28 @@ def is_compressed(payload: Buffer) -> bool:
     return bytes(payload[:4]) == _MAGIC
 
 
-def decompressed(payload: memoryview) -> bytes:
+def check_compressed(payload: memoryview) -> None:
     """
     Raises:
         - CorruptPayload: These are not bytes that ``compressed`` made, whole and unchanged.
-        - ConfigError: This process lacks the package.
     """
     if len(payload) < _PREFIX.size:
         raise CorruptPayload(f'{len(payload)} bytes are too few for a compressed payload')
-    _, crc, total, num_bytes, number = _PREFIX.unpack_from(payload)
+    _, crc, total, *_ = _PREFIX.unpack_from(payload)
     if total != len(payload):
         raise CorruptPayload(f'{len(payload)} bytes of a compressed payload that had {total}')
     if checksum([payload[_CHECKED_FROM:]], total) != crc:
         raise CorruptPayload('the checksum does not match')
+
+
+def decompressed(payload: memoryview) -> bytes:
+    """
+    Raises:
+        - CorruptPayload: As ``check_compressed``.
+        - ConfigError: This process lacks the package.
+    """
+    check_compressed(payload)
+    *_, num_bytes, number = _PREFIX.unpack_from(payload)
     if number not in _BY_NUMBER or num_bytes > _MAX_BYTES:
         raise CorruptPayload(f'no payload of {num_bytes} bytes is compressed in the way {number}')
     codec = _BY_NUMBER[number]

@@ -14,7 +14,7 @@ from typing import Dict, List, Optional, Tuple
 
 import numpy as np
 
-from ding_store.errors import CorruptPayload
+from ding_store.errors import CorruptPayload, StoreUnavailable
 
 from .base import Buffer
 from .cache_dir import CacheDir
@@ -67,6 +67,8 @@ class HostCopies:
                     held.close()
                 if payload is not None:
                     return payload
+        except StoreUnavailable:  # an OSError, too
+            raise
         except OSError as e:
             self._complain(name, e)
         return fetch_payload(self._store, name, listed)

@@ -11,12 +11,13 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from ding_store.errors import ConfigError, CorruptPayload, StoreClosed, StoreError
 
-from .base import OLDEST, Arrays, Entry, EntryId, Header, Store, StoreInfo, StreamInfo, Value
+from .base import OLDEST, Arrays, Buffer, Entry, EntryId, Header, Store, StoreInfo, StreamInfo, Value
 from .cache_dir import CacheDir, Found, open_cache_dir
 from .outbox import Payload
-from .planes import PlanedStore, Record, Resolver, unpack
+from .planes import Download, PlanedStore, Record, Remote, Resolver, fetch_own, unpack
 from .ring import RingReader
 from .rings import Rings, crc_of
+from .stream_copies import StreamCopies
 from .values import HostValues
 from .wire import corrupt_entry, decode_entry
 
@@ -70,7 +71,8 @@ class HostCache(Store):
         # Runs of one name may live in several servers.
         name = f'{self.run}-{zlib.crc32(self.address.encode()):08x}'
         self._cache = _opened(name, self._directory, self._max_bytes)
-        self._resolver = Resolver(self.store, self._follow, self._complain, self._patience_s)
+        self._copies = StreamCopies(self._cache, self._patience_s, self._limit_of) if self._cache is not None else None
+        self._resolver = Resolver(self.store, self._follow, self._complain, self._patience_s, self._fetch)
         self._values = HostValues(self.store, self._cache, self._patience_s)
         self._lock = threading.Lock()
         self._rings: Dict[str, Rings] = {}
@@ -107,15 +109,19 @@ class HostCache(Store):
         place = self.store.register_at(stream, reader, durable, start, self.host)
         with self._lock:
             self._readers.setdefault(stream, set()).add((reader, durable))
+        if self._copies is not None and self.host:
+            self._copies.join(stream, reader, place)
         return place
 
     def ack(self, stream: str, reader: str, entry_id: EntryId, wait: bool = True) -> None:
         self._enter()
         self.store.ack(stream, reader, entry_id, wait)
+        self._note_ack(stream, reader, entry_id)
 
     def advance(self, stream: str, reader: str, entry_id: EntryId, name: str, header: Header) -> None:
         self._enter()
         self.store.advance(stream, reader, entry_id, name, header)
+        self._note_ack(stream, reader, entry_id)
 
     def settle(self) -> None:
         self._enter()
@@ -125,6 +131,8 @@ class HostCache(Store):
         self._enter()
         with self._lock:
             self._readers[stream] = {one for one in self._readers.get(stream, ()) if one[0] != reader}
+        if self._copies is not None:
+            self._copies.leave(stream, reader)
         return self.store.forget(stream, reader)
 
     def put(self, name: str, header: Header, arrays: Arrays, expected_version: Optional[int] = None) -> int:
@@ -141,6 +149,8 @@ class HostCache(Store):
     def delete(self, name: str) -> bool:
         self._enter()
         self._values.drop(name)
+        if self._copies is not None:
+            self._copies.drop(name)
         return self.store.delete(name)
 
     def info(self) -> StoreInfo:
@@ -169,6 +179,8 @@ class HostCache(Store):
             self._values.close(unlink=are_values_published, join_s=_JOIN_S)
             if self._keeper is not None and self._keeper is not threading.current_thread():
                 self._keeper.join(_JOIN_S)
+            if self._copies is not None:
+                self._copies.close()
             if self._cache is not None:
                 self._cache.close(self._is_over)
         self.store.close()
@@ -177,7 +189,7 @@ class HostCache(Store):
         """
         Overview:
             Remove the files of this run whose processes are gone and of which everything is acked, or was replaced by
-            newer versions.
+            newer versions; and what was fetched and nobody here needs any more.
         Returns:
             - num_removed (:obj:`int`): How many.
         """
@@ -187,6 +199,7 @@ class HostCache(Store):
             orphans = self._cache.orphans()
             streams = self.store.info().streams if orphans else {}
             done = [found.path for found in orphans if self._values.is_done(found) or _is_done(found, streams)]
+            done += self._cache.dead_files() + (self._copies.done() if self._copies is not None else [])
             self._cache.remove(done)
         except (OSError, StoreError) as e:
             logger.info('the host cache could not be tidied: %s', e)
@@ -290,6 +303,17 @@ class HostCache(Store):
             raise corrupt_entry(stream, record.id, f'in {file.path!r}: {e}', record.writer, record.sequence) from e
         return entry if entry.validate() else None
 
+    def _fetch(self, stream: str, wanted: Sequence[Remote], download: Download) -> List[Optional[Buffer]]:
+        fetch = self._copies.fetch if self._copies is not None else fetch_own
+        return fetch(stream, wanted, download)
+
+    def _note_ack(self, stream: str, reader: str, entry_id: EntryId) -> None:
+        if self._copies is not None:
+            self._copies.note_ack(stream, reader, entry_id)
+
+    def _limit_of(self, stream: str) -> int:
+        return self.store.own_writer.options_of(stream).max_pending_bytes
+
     def _file(self, name: str) -> Optional[RingReader]:
         found = self._files.get(name)
         if found is None and self._cache is not None:
@@ -314,6 +338,8 @@ class HostCache(Store):
     def _go_blind(self) -> None:
         """From now on this process is a host of its own, without files."""
         self._is_blind = True
+        if self._copies is not None:
+            self._copies.close()
         with self._lock:
             readers = [(stream, *one) for stream, known in self._readers.items() for one in known]
             self._readers.clear()

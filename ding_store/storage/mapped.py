@@ -21,6 +21,8 @@ from ding_store.errors import CorruptPayload, NotEnoughSpace
 
 PAGE = 4096
 ALIGN = 64
+#: What files that are not published yet end with.
+NEW = '.new'
 
 # x86-64 shows a process's plain stores to all others in program order, and loads in program order, too; string moves
 # and glibc's non-temporal copies end with a fence. Other machines may reorder both, and Python has no fences.
@@ -127,32 +129,62 @@ def is_claimed(path: str) -> bool:
     return False
 
 
+class NewFile:
+    """
+    Overview:
+        A file of ``num_bytes`` zeros, mapped and claimed, that nobody finds until it is published. All its space is
+        taken now: writing to a page that the disk has no room for would be a SIGBUS.
+    Raises:
+        - NotEnoughSpace: There is no room for it.
+    """
+
+    def __init__(self, path: str, num_bytes: int) -> None:
+        self.path = path
+        self._temporary = f'{path}.{uuid.uuid4().hex[:8]}{NEW}'
+        descriptor = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        held: Optional[Claim] = None
+        try:
+            held = claim(self._temporary)
+            allocate(descriptor, 0, num_bytes, path)
+            self.mapping = mmap.mmap(descriptor, num_bytes)
+        except BaseException:
+            os.unlink(self._temporary)
+            if held is not None:
+                held.close()
+            raise
+        finally:
+            os.close(descriptor)
+        assert held is not None
+        self.claim = held
+
+    def publish(self) -> None:
+        """It appears at its path, whole, in the place of what is there."""
+        os.rename(self._temporary, self.path)
+
+    def discard(self) -> None:
+        """It was not published, and will not be; who has it mapped keeps its bytes."""
+        os.unlink(self._temporary)
+        self.close()
+
+    def close(self) -> None:
+        """Give it up: nobody's own from now on."""
+        self.claim.close()
+
+
 @contextmanager
 def created(path: str, num_bytes: int) -> Iterator[tuple[mmap.mmap, Claim]]:
     """
     Overview:
-        Make a file of ``num_bytes`` zeros, mapped and claimed; it appears at ``path`` when the block ends well. All its
-        space is taken now: writing to a page that the disk has no room for would be a SIGBUS.
+        A ``NewFile`` that appears at ``path`` when the block ends well.
     Raises:
         - NotEnoughSpace: There is no room for it.
     """
-    temporary = f'{path}.{uuid.uuid4().hex[:8]}.new'
-    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    held: Optional[Claim] = None
+    new = NewFile(path, num_bytes)
     try:
-        try:
-            held = claim(temporary)
-            allocate(descriptor, 0, num_bytes, path)
-            mapping = mmap.mmap(descriptor, num_bytes)
-        finally:
-            os.close(descriptor)
-        assert held is not None
-        yield mapping, held
-        os.rename(temporary, path)
+        yield new.mapping, new.claim
+        new.publish()
     except BaseException:
-        os.unlink(temporary)
-        if held is not None:
-            held.close()
+        new.discard()
         raise
 
 
@@ -241,3 +273,10 @@ def range_lock(descriptor: int, kind: int, byte: int) -> bool:
             return False
         raise
     return True
+
+
+def range_holder(descriptor: int, first: int, count: int) -> Optional[int]:
+    """One of these bytes that another open file holds exclusively; None if there is none."""
+    asked = struct.pack('hhqqi', fcntl.F_RDLCK, os.SEEK_SET, first, count, 0)
+    kind, _, start, *_ = struct.unpack('hhqqi', fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))
+    return None if kind == fcntl.F_UNLCK else start

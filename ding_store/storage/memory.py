@@ -18,7 +18,7 @@ from .base import OLDEST, START, Arrays, Entry, EntryId, Header, StoreInfo, Valu
 from .memory_log import Log
 from .options import STORE_OPTIONS, check_name, refuse_rest, stream_options
 from .outbox import Announcement, Fill, Payload, Verdict
-from .planes import WAITING, PlanedStore, Resolver, Version, fate
+from .planes import WAITING, Fetch, PlanedStore, Resolver, Version, fate, fetch_own
 from .planes import Record as Found
 from .value_parts import ValuePart
 from .values import ValueResolver
@@ -95,7 +95,9 @@ class MemoryStore(PlanedStore):
     def read(self, stream: str, after: EntryId = OLDEST, max_entries: int = 64, timeout_s: float = 0.0) -> List[Entry]:
         return self._resolver.read(stream, after, max_entries, timeout_s)
 
-    def read_records(self, stream: str, after: EntryId, max_entries: int, timeout_s: float) -> List[Found]:
+    def read_records(
+        self, stream: str, after: EntryId, max_entries: int, timeout_s: float, fetch: Fetch = fetch_own
+    ) -> List[Found]:
         check_name('stream', stream)
         self._wait(lambda: self._has_after(stream, after), timeout_s)
         with self._memory.changed:
@@ -244,7 +246,7 @@ class MemoryStore(PlanedStore):
         with self._change(stream) as log:
             log.set_plane(log.host)
 
-    def wait_for_fill(self, stream: str, record: Found, timeout_s: float) -> Optional[bytes]:
+    def wait_for_fill(self, stream: str, record: Found, timeout_s: float, fetch: Fetch = fetch_own) -> Optional[bytes]:
         self._wait(lambda: self.fate_of(stream, record) != WAITING, timeout_s)
         with self._memory.changed:
             return self._memory.log(stream).filled.get(record.id.number)

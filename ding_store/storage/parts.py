@@ -13,12 +13,12 @@ import zlib
 from collections import deque
 from typing import Any, Callable, Deque, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
-import numpy as np
 import redis
 
 from ding_store.errors import CorruptPayload, StoreError
 
 from .base import Buffer
+from .planes import Fetch, Record, Remote, fetch_own
 from .wire import INLINE_BYTES, MAX_BYTES, PART_BYTES, Part
 
 #: On the way at once. More only fills buffers, where each reply waits for all that is before it.
@@ -57,7 +57,7 @@ class Parted(NamedTuple):
         return _PLACE.pack(_MAGIC, zlib.crc32(key), self.part_bytes, self.num_bytes) + key
 
 
-def unpack(payload: bytes) -> Optional[Parted]:
+def unpack(payload: Buffer) -> Optional[Parted]:
     """
     Returns:
         - where (:obj:`Optional[Parted]`): None if this is the payload itself.
@@ -68,7 +68,7 @@ def unpack(payload: bytes) -> Optional[Parted]:
         return None
     try:
         _, crc, part_bytes, num_bytes = _PLACE.unpack_from(payload)
-        where = Parted(payload[_PLACE.size :].decode(), part_bytes, num_bytes)
+        where = Parted(bytes(payload[_PLACE.size :]).decode(), part_bytes, num_bytes)
     except (struct.error, UnicodeDecodeError) as e:
         raise CorruptPayload('the place of its parts is malformed') from e
     if zlib.crc32(where.key.encode()) != crc or not 0 < part_bytes <= MAX_BYTES or not 0 < num_bytes <= MAX_BYTES:
@@ -132,16 +132,11 @@ def read_parts(connection: Any, parts: Sequence[Part]) -> Iterator[bool]:
         num_ahead -= len(target)
 
 
-def read_payloads(connection: Any, places: Sequence[Parted]) -> List[Optional[Buffer]]:
-    """None for payloads of which a part is missing, or is not as long as it should be."""
-    payloads = [np.empty(where.num_bytes, np.uint8).data for where in places]
+def read_payloads(connection: Any, places: Sequence[Parted], payloads: Sequence[memoryview]) -> List[bool]:
+    """False for payloads of which a part is missing, or is not as long as it should be."""
     parts = [part for where, payload in zip(places, payloads) for part in parts_of(where, payload)]
     are_good = read_parts(connection, parts)
-    found: List[Optional[Buffer]] = []
-    for where, payload in zip(places, payloads):
-        is_whole = False not in [next(are_good) for _ in range(where.num_parts)]
-        found.append(payload.toreadonly() if is_whole else None)
-    return found
+    return [False not in [next(are_good) for _ in range(where.num_parts)] for where in places]
 
 
 Call = Callable[[str, Callable[[Any], Any]], Any]
@@ -159,17 +154,37 @@ class Parts:
     def __init__(self, call: Call) -> None:
         self._call = call
 
-    def fetch(self, what: str, payloads: Sequence[bytes]) -> List[Optional[Buffer]]:
+    def fetch(self, stream: str, records: Sequence[Record], fetch: Fetch = fetch_own) -> List[Optional[Buffer]]:
         """
         Overview:
-            The payloads themselves, of what entries or values hold; None where parts are missing.
+            The payloads themselves, of what records hold; None where parts are missing.
         """
-        places = [unpack(payload) for payload in payloads]
-        wanted = [where for where in places if where is not None]
+        places = [unpack(record.payload) for record in records]
+        wanted = {
+            Remote(record.id, bytes(record.payload), where.num_bytes): where
+            for record, where in zip(records, places)
+            if where is not None
+        }
         if not wanted:
-            return list(payloads)
-        found = iter(self._call(what, lambda session: _borrowing(session, read_payloads, wanted)))
-        return [payload if where is None else next(found) for payload, where in zip(payloads, places)]
+            return [record.payload for record in records]
+
+        def download(remotes: Sequence[Remote], payloads: Sequence[memoryview]) -> List[bool]:
+            parted = [wanted[one] for one in remotes]
+            found: List[bool] = self._call(
+                f'read {stream!r}', lambda session: _borrowing(session, read_payloads, parted, payloads)
+            )
+            return found
+
+        found = iter(fetch(stream, list(wanted), download))
+        return [record.payload if where is None else next(found) for record, where in zip(records, places)]
+
+    def are_there(self, stream: str, payload: Buffer) -> bool:
+        """Whether what is in parts, if it is, could be fetched now."""
+        where = unpack(payload)
+        if where is None:
+            return True
+        count: int = self._call(f'read {stream!r}', lambda session: session.client.exists(*where.keys))
+        return count == where.num_parts
 
 
 def publish_in_parts(

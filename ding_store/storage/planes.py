@@ -14,6 +14,8 @@ import zlib
 from abc import abstractmethod
 from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+import numpy as np
+
 from ding_store.errors import CorruptPayload
 
 from .base import Buffer, Entry, EntryId, Store
@@ -34,7 +36,28 @@ class Record(NamedTuple):
     id: EntryId
     writer: str
     sequence: int
-    payload: bytes
+    payload: Buffer
+
+
+class Remote(NamedTuple):
+    """The payload of an entry whose record only says where in the server it is; ``place`` is no other payload's."""
+
+    id: EntryId
+    place: bytes
+    num_bytes: int
+
+
+#: Gets some payloads, each to where it belongs; False for one of which a part is missing.
+Download = Callable[[Sequence[Remote], Sequence[memoryview]], List[bool]]
+#: The payloads of some entries of a stream, which a download gets; None where parts are missing.
+Fetch = Callable[[str, Sequence[Remote], Download], List[Optional[Buffer]]]
+
+
+def fetch_own(stream: str, wanted: Sequence[Remote], download: Download) -> List[Optional[Buffer]]:
+    """Payloads of this process's own."""
+    payloads = [np.empty(one.num_bytes, np.uint8).data for one in wanted]
+    are_whole = download(wanted, payloads)
+    return [payload.toreadonly() if is_whole else None for payload, is_whole in zip(payloads, are_whole)]
 
 
 class Reference(NamedTuple):
@@ -92,8 +115,10 @@ class PlanedStore(Store):
         """As ``append``, of what is encoded already; releases the payload when nobody needs it any more."""
 
     @abstractmethod
-    def read_records(self, stream: str, after: EntryId, max_entries: int, timeout_s: float) -> List[Record]:
-        """As ``read``."""
+    def read_records(
+        self, stream: str, after: EntryId, max_entries: int, timeout_s: float, fetch: Fetch = fetch_own
+    ) -> List[Record]:
+        """As ``read``; payloads that are elsewhere are ``fetch``'s business."""
 
     @abstractmethod
     def register_at(
@@ -106,7 +131,9 @@ class PlanedStore(Store):
         """Ask all writers to fill what they appended as references until now."""
 
     @abstractmethod
-    def wait_for_fill(self, stream: str, record: Record, timeout_s: float) -> Optional[bytes]:
+    def wait_for_fill(
+        self, stream: str, record: Record, timeout_s: float, fetch: Fetch = fetch_own
+    ) -> Optional[Buffer]:
         """The payload that an entry was filled with, waiting for it up to ``timeout_s`` while it may come."""
 
     @abstractmethod
@@ -177,6 +204,7 @@ class Resolver:
         - follow (:obj:`Optional[Callable]`): The entry of a reference, if this process can map its file.
         - complain (:obj:`Optional[Callable]`): Called with a stream and a record whose reference cannot be followed.
         - patience_s (:obj:`float`): How long a writer may take to fill an entry before it counts as lost.
+        - fetch (:obj:`Callable`): Gets what is in the server, but not in the records.
     """
 
     def __init__(
@@ -185,8 +213,10 @@ class Resolver:
         follow: Optional[Follow] = None,
         complain: Optional[Callable[[str, Record], None]] = None,
         patience_s: float = 30.0,
+        fetch: Fetch = fetch_own,
     ) -> None:
         self._store = store
+        self._fetch = fetch
         self._follow = follow
         self._complain = complain or (lambda stream, record: store.want(stream))
         self._patience_s = patience_s
@@ -196,7 +226,7 @@ class Resolver:
         deadline = time.monotonic() + timeout_s
         while True:
             left = max(0.0, deadline - time.monotonic())
-            records = self._store.read_records(stream, after, max_entries, left)
+            records = self._store.read_records(stream, after, max_entries, left, self._fetch)
             entries = self._entries(stream, records, deadline)
             if entries or time.monotonic() >= deadline:
                 return entries
@@ -229,7 +259,7 @@ class Resolver:
         if is_new and self._store.fate_of(stream, record) == WAITING:
             self._complain(stream, record)
         until = min(deadline, since + self._patience_s)
-        payload = self._store.wait_for_fill(stream, record, max(0.0, until - time.monotonic()))
+        payload = self._store.wait_for_fill(stream, record, max(0.0, until - time.monotonic()), self._fetch)
         if payload is not None:
             self._missed.pop(key)
             return decode_entry(stream, *record._replace(payload=payload))

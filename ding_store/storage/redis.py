@@ -21,7 +21,7 @@ from .link import Before, Command, Link, Session
 from .options import ALL_OPTIONS, check_name, redis_options, refuse_rest, stream_options
 from .outbox import FULL, STALE, WIRE, Announcement, Fill, Payload, Verdict
 from .parts import Parts, is_large, place_of, publish_in_parts
-from .planes import FILLED, GONE, WAITING, PlanedStore, Record, Resolver, Version, fate
+from .planes import FILLED, GONE, WAITING, Fetch, PlanedStore, Record, Resolver, Version, fate, fetch_own
 from .redis_entries import RedisEntries
 from .redis_info import read_counters, read_stream, read_streams, read_values
 from .redis_values import VALUE_PARTS, RedisValues
@@ -107,7 +107,9 @@ class RedisStore(PlanedStore):
     def read(self, stream: str, after: EntryId = OLDEST, max_entries: int = 64, timeout_s: float = 0.0) -> List[Entry]:
         return self._resolver.read(stream, after, max_entries, timeout_s)
 
-    def read_records(self, stream: str, after: EntryId, max_entries: int, timeout_s: float) -> List[Record]:
+    def read_records(
+        self, stream: str, after: EntryId, max_entries: int, timeout_s: float, fetch: Fetch = fetch_own
+    ) -> List[Record]:
         check_name('stream', stream)
         deadline = time.monotonic() + timeout_s
         self._enter()
@@ -115,7 +117,8 @@ class RedisStore(PlanedStore):
         while True:
             self._enter()
             left = deadline - time.monotonic()
-            records = self._entries.read(stream, after, max_entries, self._slice_ms(left) if left > 0 else 0)
+            block_ms = self._slice_ms(left) if left > 0 else 0
+            records = self._entries.read(stream, after, max_entries, block_ms, fetch)
             if records or time.monotonic() >= deadline:
                 return records
 
@@ -268,11 +271,13 @@ class RedisStore(PlanedStore):
     def want(self, stream: str) -> None:
         self._run('want', stream)
 
-    def wait_for_fill(self, stream: str, record: Record, timeout_s: float) -> Optional[bytes]:
+    def wait_for_fill(
+        self, stream: str, record: Record, timeout_s: float, fetch: Fetch = fetch_own
+    ) -> Optional[Buffer]:
         deadline = time.monotonic() + timeout_s
         while True:
             self._enter()
-            payload, how, room = self._state_of_fill(stream, record)
+            payload, how, room = self._state_of_fill(stream, record, fetch)
             if how != WAITING or time.monotonic() >= deadline:
                 return payload
             self._wait_for_room(stream, room, deadline - time.monotonic())
@@ -366,7 +371,9 @@ class RedisStore(PlanedStore):
             self._call('index', lambda session: session.client.sadd(key, member))
             self._indexed.add(member)
 
-    def _state_of_fill(self, stream: str, record: Record) -> Tuple[Optional[bytes], str, int]:
+    def _state_of_fill(
+        self, stream: str, record: Record, fetch: Optional[Fetch] = None
+    ) -> Tuple[Optional[Buffer], str, int]:
         meta, filled = self._keys(stream, 'meta', 'filled')
 
         def command(session: Session) -> Any:
@@ -377,10 +384,12 @@ class RedisStore(PlanedStore):
         payload, (epoch, floor, room, base) = self._call(f'read {stream!r}', command)
         is_held = epoch == record.id.epoch.encode() and record.id.number > int(floor or 0)
         how = fate(is_held, payload is not None, record.sequence, int(base or 0))
-        if how == FILLED and payload is not None:
-            (payload,) = self._parts.fetch(f'read {stream!r}', [payload])
+        if how != FILLED:
+            return None, how, int(room or 0)
+        if fetch is not None:
+            (payload,) = self._parts.fetch(stream, [record._replace(payload=payload)], fetch)
             return payload, how if payload is not None else GONE, int(room or 0)
-        return None, how, int(room or 0)
+        return None, how if self._parts.are_there(stream, payload) else GONE, int(room or 0)
 
     def _fill(self, said: Fill) -> None:
         known = (said.epoch, self.writer, said.sequence, said.number)

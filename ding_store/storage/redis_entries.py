@@ -10,7 +10,7 @@ from ding_store.errors import CorruptPayload
 from .base import EntryId
 from .link import Session
 from .parts import Parts, unpack
-from .planes import GONE, Record
+from .planes import GONE, Fetch, Record, fetch_own
 from .wire import corrupt_entry, up_to_corrupt
 
 #: How much payload in parts one read fetches, and at least one.
@@ -47,10 +47,12 @@ class RedisEntries:
         self._fate = fate
         self._known: Dict[str, Tuple[str, str]] = {}  # stream -> its epoch, in this life of the server
 
-    def read(self, stream: str, after: EntryId, max_entries: int, block_ms: int) -> List[Record]:
+    def read(
+        self, stream: str, after: EntryId, max_entries: int, block_ms: int, fetch: Fetch = fetch_own
+    ) -> List[Record]:
         """As ``Store.read``, with a wait that may be shorter or longer; empty when nothing came."""
         epoch, raw = self._next(stream, after, max_entries, min(block_ms, _TRUST_MS))
-        return up_to_corrupt(self._whole(stream, (_record(stream, epoch, one) for one in raw)))
+        return up_to_corrupt(self._whole(stream, (_record(stream, epoch, one) for one in raw), fetch))
 
     def wait(self, stream: str, part: str, number: int, count: int, block_ms: int) -> List[Raw]:
         """What comes behind ``number`` in the Redis stream ``part``; 0 ms: what is there."""
@@ -109,10 +111,10 @@ class RedisEntries:
             epoch, raw = held_after(number)
         return epoch, number, raw
 
-    def _whole(self, stream: str, records: Iterator[Record]) -> Iterator[Record]:
+    def _whole(self, stream: str, records: Iterator[Record], fetch: Fetch) -> Iterator[Record]:
         """With payloads that are in parts put together, up to ``MAX_READ_BYTES``."""
         held, corrupt = _up_to(records, stream, MAX_READ_BYTES)
-        payloads = self._parts.fetch(f'read {stream!r}', [record.payload for record in held])
+        payloads = self._parts.fetch(stream, held, fetch)
         for record, payload in zip(held, payloads):
             if payload is not None:
                 yield record._replace(payload=payload)

@@ -75,9 +75,9 @@ class Rings:
         compression: Optional[str] = None,
         checked: bool = False,
     ) -> None:
-        self.host = cache.host
-        self.host_crc = crc_of(cache.host)
-        self.compression = compression
+        self.host: str = cache.host
+        self.host_crc: int = crc_of(cache.host)
+        self.compression: Optional[str] = compression
         self._checked = checked
         self._cache = cache
         self._note = note

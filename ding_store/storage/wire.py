@@ -22,7 +22,7 @@ from ding_store.errors import CorruptPayload
 
 from .base import Array, Arrays, Buffer, Entry, EntryId, Header, Value
 from .checksum import checksum
-from .compression import compressed, decompressed, is_compressed
+from .compression import check_compressed, compressed, decompressed, is_compressed
 
 #: A key, and the bytes that are there, or where they belong.
 Part = Tuple[bytes, memoryview]
@@ -130,6 +130,15 @@ def payload_bytes(buffer: Buffer) -> int:
     if len(buffer) < _PREFIX.size:
         raise CorruptPayload(f'{len(buffer)} bytes are too few for a payload')
     return int(_PREFIX.unpack_from(buffer)[2])
+
+
+def is_whole(payload: memoryview) -> bool:
+    """Whether these are all bytes of a payload, as they were sent."""
+    try:
+        check_compressed(payload) if is_compressed(payload) else _check_prefix(payload, verify=True)
+    except CorruptPayload:
+        return False
+    return True
 
 
 def decode(buffer: Buffer, verify: bool = True) -> Tuple[Dict[str, Any], Dict[str, Array]]:

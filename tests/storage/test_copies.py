@@ -1,7 +1,6 @@
 """Values between hosts: fetched once per host, only what changed, and never half, whoever is killed meanwhile."""
 
 import contextlib
-import itertools
 import os
 import signal
 import threading
@@ -10,15 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from processes import child
-from proxy import DOWN, UP, Proxy
+from proxy import DOWN, UP
+from two_hosts import Host, is_mapped, two_hosts
 
 from ding_store.errors import CorruptPayload
-from ding_store.storage import copies, open_store, redis_values, value_parts
+from ding_store.storage import copies, redis_values, value_parts
 from ding_store.storage.mapped import claim, claim_within
 from ding_store.storage.testing import WAIT_S, eventually
 from ding_store.storage.wire import encode_pieces
 
-_RUNS = (f'copies{number}' for number in itertools.count())
 NAME = 'weights/main'
 FROZEN, TRAINED = 1_000_000, 300_000  # floats
 #: Of one version: the whole, and what changes.
@@ -40,32 +39,10 @@ def number_of(value):
     return number
 
 
-class Host:
-    """A host of its own, as far as its processes can tell: another directory, and a cable of its own."""
-
-    def __init__(self, proxy, run, directory):
-        self.proxy, self.run, self.directory = proxy, run, str(directory)
-
-    def open(self, **options):
-        return open_store(self.proxy.url(), self.run, host_cache_dir=self.directory, **options)
-
-    @contextlib.contextmanager
-    def counted(self, direction=DOWN):
-        """How many bytes it received, or sent, within the block."""
-        before, found = self.proxy.num_bytes[direction], []
-        yield found
-        found.append(self.proxy.num_bytes[direction] - before)
-
-
 @pytest.fixture
 def hosts(redis_server, tmp_path):
-    run = next(_RUNS)
-    with contextlib.ExitStack() as stack:
-
-        def one(name):
-            return Host(stack.enter_context(Proxy(redis_server.socket)), run, tmp_path / name)
-
-        yield one('a'), one('b')
+    with two_hosts(redis_server, tmp_path) as both:
+        yield both
 
 
 def follow(host, versions):
@@ -82,13 +59,7 @@ def follow(host, versions):
 
 def is_in_place(value):
     """Whether these are the bytes of a file."""
-    address = value.arrays['trained'].__array_interface__['data'][0]
-    with open('/proc/self/maps') as maps:
-        for line in maps:
-            begin, end = (int(word, 16) for word in line.split()[0].split('-'))
-            if begin <= address < end:
-                return '.copies' in line
-    return False
+    return is_mapped(value.arrays['trained'], '.copies')
 
 
 def test_four_processes_of_a_host_cause_one_download_per_version(hosts):

@@ -6,7 +6,8 @@ from processes import child
 from redis_server import RedisServer
 
 from ding_store.errors import CorruptPayload, StoreError, StoreTimeout, VersionConflict
-from ding_store.storage import parts, redis_values
+from ding_store.storage import EntryId, parts, redis_values
+from ding_store.storage.planes import Record
 from ding_store.storage.reader import Reader
 from ding_store.storage.redis import RedisStore
 from ding_store.storage.testing import chunk, eventually, number_of
@@ -29,6 +30,10 @@ def store(forgetful_server):
 
 
 WRITE = parts.write_parts
+
+
+def fetch(store, *payloads):
+    return store._parts.fetch('s', [Record(EntryId('e', i), 'w', i, one) for i, one in enumerate(payloads, 1)])
 
 
 def written(connection, *what):
@@ -62,14 +67,14 @@ def test_sizes_around_whole_parts(store, client, count, extra, monkeypatch):
     place = parts.place_of('ding:{x}:part:', payload)
     assert place.num_parts == -(-len(payload) // 1000)
     store._link.call('write', lambda session: parts._borrowing(session, written, parts.parts_of(place, payload), 0))
-    (fetched,) = store._parts.fetch('read', [place.pack()])
+    (fetched,) = fetch(store, place.pack())
     assert bytes(fetched) == payload
-    assert [len(one) for one in store._parts.fetch('read', [b'x', *[place.pack()] * 3])] == [1, *[len(payload)] * 3]
+    assert [len(one) for one in fetch(store, b'x', *[place.pack()] * 3)] == [1, *[len(payload)] * 3]
     assert client.pttl('ding:{x}:part:0') > 60_000
     client.delete(place.keys[-1])
-    assert store._parts.fetch('read', [place.pack(), b'x']) == [None, b'x']
+    assert fetch(store, place.pack(), b'x') == [None, b'x']
     client.set(place.keys[-1], 'too short or too long')
-    assert store._parts.fetch('read', [place.pack(), b'x']) == [None, b'x']
+    assert fetch(store, place.pack(), b'x') == [None, b'x']
     # The connection is still good for other commands.
     assert store.add('n', 1) == 1
 
