@@ -162,6 +162,9 @@ def _wrong_header(header: Mapping[str, Any]) -> str:
         return 'it names no schema'
     if 'policy_version' in header and not _is_count(header['policy_version']):
         return f'policy_version ({header["policy_version"]!r}) is no count'
+    versions = header.get('policy_versions', {})
+    if not isinstance(versions, dict) or not all(map(_is_count, versions.values())):
+        return 'policy_versions are no counts'
     indices, lengths = header.get('end_idx'), header.get('lengths', [])
     # DI-engine's is -1 where the first envs made no step.
     if not isinstance(indices, list) or not all(index == -1 or _is_count(index) for index in indices):

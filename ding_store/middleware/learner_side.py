@@ -218,7 +218,17 @@ class LearnerSide(Side):
             pass  # the stream is full, so there are entries enough
 
 
-def _meta(entries: List[Entry]) -> Optional[Dict[str, Any]]:
-    """What rows of these chunks are to know: the version of the policy that collected them, of several the oldest."""
-    versions = [entry.header['policy_version'] for entry in entries if 'policy_version' in entry.header]
-    return {'policy_version': min(versions)} if versions else None
+def _meta(entries: List[Entry]) -> Optional[Dict[str, int]]:
+    """
+    What rows of these chunks are to know: the version of the policy that collected them, of several the oldest. Where a
+    process has several policies, of any of which a row may be, those of all: ``policy_version/NAME``.
+    """
+    found: Dict[str, int] = {}
+    for header in (entry.header for entry in entries):
+        versions = {'policy_version': header['policy_version']} if 'policy_version' in header else {}
+        several = header.get('policy_versions', {})
+        if len(several) > 1:
+            versions.update({f'policy_version/{name}': version for name, version in several.items()})
+        for key, version in versions.items():
+            found[key] = min(version, found.get(key, version))
+    return found or None

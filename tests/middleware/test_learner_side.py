@@ -18,7 +18,7 @@ from ding.framework import task  # noqa: E402
 from ding.framework.context import OnlineRLContext  # noqa: E402
 from easydict import EasyDict  # noqa: E402
 
-from ding_store.buffer import StoreBuffer  # noqa: E402
+from ding_store.buffer import StoreBuffer, Uniform, limited  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError, CorruptPayload, SchemaMismatch  # noqa: E402
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter  # noqa: E402
@@ -98,6 +98,21 @@ def test_the_end_of_envs_that_made_no_step_is_no_damage(store):
     assert learner._position.num_rows == 1
 
 
+@pytest.mark.parametrize('direct', [True, False])
+def test_rows_know_the_version_of_each_policy_of_their_collector(store, direct):
+    buffer_, writer = StoreBuffer(20), ChunkWriter(store, STREAM)
+    learner, young = Learner(store, buffer_, direct), limited(Uniform(), max_age=1, version='policy_version/blue')
+    for number, blue in ((1, 7), (2, 9)):
+        writer.write([step(number)], {**HEADER, 'policy_version': 5, 'policy_versions': {'red': 5, 'blue': blue}})
+        learner.take()
+    both = [{'policy_version': 5, 'policy_version/red': 5, 'policy_version/blue': blue} for blue in (7, 9)]
+    assert [item.meta for item in buffer_] == both
+    assert int(buffer_.view(young).sample(1)[0].data.time) == 2
+    writer.write([step(3)], {**HEADER, 'policy_version': 4, 'policy_versions': {'red': 4}})
+    learner.take()
+    assert [item.meta for item in buffer_] == [both[1], {'policy_version': 4}]
+
+
 HOSTILE = [None, -1, 2**70, 'x', [], {}, 'object', '<U9999999', 1.5, True, [[]], '__class__', 10**9]
 
 
@@ -128,7 +143,7 @@ def test_any_chunk_is_pushed_or_named(store):
         {'obs': torch.zeros(4), 'extra': {'a': torch.zeros(2)}, 'maybe': torch.ones(3) if number == 3 else None}
         for number in range(6)
     ]
-    ChunkWriter(store, STREAM).write(elements, HEADER)
+    ChunkWriter(store, STREAM).write(elements, {**HEADER, 'policy_versions': {'red': 0, 'blue': 3}})
     (entry,) = store.read(STREAM)
     schema = json.loads(entry.header['schema'])
     for _ in range(4000):
