@@ -53,19 +53,19 @@ class Figures:
         figures.rows_lost = int(members.total('learner', 'lost'))
         figures.entries_corrupt = int(members.total('learner', 'corrupt'))
         if learner is not None:
-            figures._add_learner(learner.figures, [m.figures for m in collectors if m.state == 'alive'])
+            figures._add_learner(learner.figures, members)
         if evaluator is not None:
             figures.eval_value = evaluator.figures.get('eval_value')
             figures.eval_iter = evaluator.figures.get('eval_iter')
         return figures
 
-    def _add_learner(self, learner: dict, collectors: Sequence[dict]) -> None:
+    def _add_learner(self, learner: dict, members: Members) -> None:
         self.train_iter = learner.get('train_iter', 0)
         self.replay_rows = learner.get('replay_rows', 0)
         self.policy_version = learner.get('policy_version', 0)
         self.ended_s = learner.get('ended_s')
         self.policy_versions = learner.get('policy_versions', {})
-        self.policy_lags = {name: _lag(name, version, collectors) for name, version in self.policy_versions.items()}
+        self.policy_lags = {name: members.policy_lag(name, version) for name, version in self.policy_versions.items()}
         self.policy_lag = max(self.policy_lags.values(), default=0)
 
     @property
@@ -89,12 +89,6 @@ class Figures:
             f'env steps {self.env_step}  train iters {self.train_iter}  replay {self.replay_rows} rows  '
             f'policy {self.policies()}  eval return {evaluated}{corrupt}'
         )
-
-
-def _lag(name: str, version: int, collectors: Sequence[dict]) -> int:
-    """The learner's version less the oldest that a collector uses of this policy."""
-    held = [c['policy_versions'][name] for c in collectors if name in c.get('policy_versions', {})]
-    return max(0, version - min(held)) if held else 0
 
 
 def _newest(members: List[Member]) -> Optional[Member]:

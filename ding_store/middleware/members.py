@@ -182,6 +182,11 @@ class Members:
                 return
             self._store.read(STREAM, self.after, max_entries=1, timeout_s=0.5)  # returns as soon as somebody reports
 
+    def policy_lag(self, name: str, version: int) -> int:
+        """This version of a policy less the oldest that a living collector uses of it."""
+        held = [m.figures.get('policy_versions', {}).get(name, version) for m in self.alive('collector')]
+        return max(0, version - min(held, default=version))
+
     def total(self, role: str, figure: str) -> float:
         """Sum of one figure over all members that ever had this role, the dead included."""
         return sum(m.figures.get(figure, 0) for m in self.of(role))

@@ -10,6 +10,7 @@ from ding.framework import task
 from ditk import logging
 
 from ding_store.errors import ConfigError, PayloadLost
+from ding_store.middleware.members import Members
 from ding_store.middleware.session import Session
 from ding_store.middleware.state import load_arrays, state_to_arrays
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 #: How long a receiver that must not use old weights waits for new ones before it goes on with them, as in DI-engine.
 MAX_WAIT_S = 60.0
+#: The log tells versions and lag so often: the line of figures does only where there is a launcher.
+SAY_EVERY_S = 10.0
 
 
 def model_exchanger(
@@ -136,6 +139,8 @@ class WeightsSender(_Exchanger):
         # Statistics are no weights: a running variance may be out of the range of half precision, or vanish in it.
         self._buffers = {buffer_name for buffer_name, _ in model.named_buffers(remove_duplicate=False)}
         self._not_rounded: List[str] = []
+        self._say_at = 0.0
+        self._members: Optional[Members] = None
 
     def __call__(self, ctx: Context) -> Generator:
         if self._published_iter is None:
@@ -154,6 +159,14 @@ class WeightsSender(_Exchanger):
         self.version = self._session.store.put(self._value, header, arrays)
         self._published_iter = ctx.train_iter
         self._session.set_policy_version(self._name, self.version)
+        if time.monotonic() >= self._say_at:
+            self._say(ctx)
+
+    def _say(self, ctx: Context) -> None:
+        self._say_at = time.monotonic() + SAY_EVERY_S
+        self._members = self._members or Members(self._session.store)
+        lag = self._members.refresh().policy_lag(self._name, self.version)
+        logging.info(f'ding_store: policy {self._name} v{self.version} (lag {lag}) at train iteration {ctx.train_iter}')
 
     def _warn_of(self, not_rounded: List[str]) -> None:
         if not_rounded and not self._not_rounded:

@@ -316,6 +316,7 @@ def test_unmodified_example_under_ditask(tmp_path):
     assert 'columns go into the replay directly' in run.text
     assert run.text.count('for ding.framework.middleware.ContextExchanger') == 4
     assert 'leaves alone' in run.text
+    assert re.search(r'ding_store: policy main v1 \(lag 0\) at train iteration 0', run.text)
     assert 'Timeout when waiting' not in run.text
 
 

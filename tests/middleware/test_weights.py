@@ -327,6 +327,26 @@ def test_versions_of_several_policies_are_told_apart(exchanger):
         in_process_of(other, 'collector', 'green', acting=True)
 
 
+def test_the_log_tells_versions_and_lag_now_and_then(exchanger, monkeypatch, caplog):
+    caplog.set_level('INFO')
+    learner = Learner(exchanger(exchangers.model_exchanger, Tied(), role='learner'))
+    receiver = exchanger(exchangers.model_exchanger, Tied())
+    receiver._session.member = Member('c', 'collector', 1)
+
+    def said():
+        return [r.message.partition('policy ')[2] for r in caplog.records if 'ding_store: policy' in r.message]
+
+    learner.iterate()
+    receiver(context())
+    receiver._session.member.report(receiver._session.store)
+    learner.iterate()
+    assert said() == ['main v1 (lag 0) at train iteration 0']
+    monkeypatch.setattr(exchangers, 'SAY_EVERY_S', 0.0)
+    learner.sender._say_at = 0.0
+    learner.iterate()
+    assert said()[1:] == ['main v4 (lag 2) at train iteration 3']
+
+
 def test_a_period_is_kept(exchanger):
     sender = exchanger(exchangers.periodical_model_exchanger, Tied(1), 'send', period=3)
     learner = Learner(sender)
