@@ -14,9 +14,10 @@ from ding_store.checkpoint.snapshot import Snapshot, optimizers_of
 class Training:
     """A model with statistics, a target and an optimizer with state."""
 
-    def __init__(self):
+    def __init__(self, device='cpu'):
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 1))
+        self.device = device
+        self.model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 1)).to(device)
         self.target = copy.deepcopy(self.model)
         self.optimizer = torch.optim.Adam(self.model.parameters())
         self.step()
@@ -30,7 +31,7 @@ class Training:
 
     def step(self):
         self.optimizer.zero_grad()
-        self.model(torch.randn(8, 64)).pow(2).mean().backward()
+        self.model(torch.randn(8, 64, device=self.device)).pow(2).mean().backward()
         self.optimizer.step()
         self.target.load_state_dict(self.model.state_dict())
 
@@ -38,7 +39,7 @@ class Training:
 def equal(one, other):
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+    return torch.equal(one.cpu(), other.cpu()) if isinstance(one, torch.Tensor) else one == other
 
 
 def test_optimizer_steps_wait_for_the_copy_and_for_no_more(monkeypatch):
@@ -69,8 +70,12 @@ def test_optimizer_steps_wait_for_the_copy_and_for_no_more(monkeypatch):
     assert not equal(training.state(), before)
 
 
-def test_snapshots_while_training_are_of_one_moment():
-    training, pairs = Training(), []
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU: torch.cuda.is_available() is False')
+
+
+@pytest.mark.parametrize('device', ['cpu', pytest.param('cuda', marks=NO_GPU)])
+def test_snapshots_while_training_are_of_one_moment(device):
+    training, pairs = Training(device), []
     saver = Saver([training.optimizer])
     for _ in range(40):
         expected = copy.deepcopy(training.state())

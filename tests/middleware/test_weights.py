@@ -6,6 +6,7 @@ import itertools
 import signal
 import types
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from time import monotonic
 
 import numpy as np
@@ -187,6 +188,48 @@ def test_each_gpu_is_waited_for(monkeypatch):
     tensors = {'a': gpus[0], 'b': gpus[1], 'c': torch.full((2,), 3.0)}
     _to_cpu(tensors, {})
     assert [tensor.tolist() for tensor in tensors.values()] == [[1, 1], [2, 2], [3, 3]]
+
+
+def test_pinned_memory_is_used_again_while_it_fits(monkeypatch):
+    gpu, pinned, made = OnGPU(0), {}, []
+
+    def empty(shape, dtype, pin_memory):
+        assert pin_memory
+        made.append((shape, dtype))
+        return torch.zeros(shape, dtype=dtype).as_subclass(Pinned)
+
+    monkeypatch.setattr(torch, 'empty', empty)
+    monkeypatch.setattr(torch.cuda, 'synchronize', lambda device: gpu.synchronize())
+    for shape, dtype in (((2,), torch.float32), ((2,), torch.float32), ((3,), torch.float32), ((3,), torch.float16)):
+        gpu.shape, gpu.dtype, tensors = shape, dtype, {'a': gpu}
+        _to_cpu(tensors, pinned)
+        assert tensors['a'] is pinned['a']
+        assert tensors['a'].tolist() == [1] * shape[0]
+    assert made == [((2,), torch.float32), ((3,), torch.float32), ((3,), torch.float16)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU: torch.cuda.is_available() is False')
+def test_weights_of_a_gpu_go_through_pinned_memory(exchanger):
+    model, copies = Tied(1).cuda(), [Tied(), Tied().cuda()]
+    learner = Learner(exchanger(exchangers.model_exchanger, model, role='learner'))
+    receivers = [exchanger(exchangers.model_exchanger, each) for each in copies]
+    busy, addresses = torch.ones(4096, 4096, device='cuda'), []
+    for _ in range(3):
+        for _ in range(20):
+            busy = busy @ busy * 2.0**-12
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(busy[0, 0])  # is 1 when all before it has run: it must be waited for
+        learner.iterate()
+        for receiver in receivers:
+            receiver(context())
+        for each in copies:
+            assert_same(deepcopy(model).cpu(), deepcopy(each).cpu())
+        held = learner.sender._pinned
+        assert all(tensor.is_pinned() for tensor in held.values())
+        addresses.append({name: tensor.data_ptr() for name, tensor in held.items()})
+    assert number_of(model) == 4
+    assert addresses[0] == addresses[1] == addresses[2] != {}
 
 
 @pytest.fixture
