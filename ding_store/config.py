@@ -293,7 +293,8 @@ def enable(main_config: Any, create_config: Any) -> bool:
     """
     Overview:
         Apply the flag to a config for ``ding -m serial`` and its like: with ``main_config.store`` on, the replay buffer
-        becomes the store's, with the settings that the config has for it; with it off, or left out, nothing changes.
+        becomes the store's, with the settings that the config has for it; with it off, or left out, nothing changes,
+        but for a config that is made of one with the flag on, and turns it off: that gets DI-engine's default buffer.
         An imagination buffer of a world model stays what it is.
     Arguments:
         - main_config, create_config (:obj:`EasyDict`): DI-engine's pair; ``create_config`` is changed in place.
@@ -314,6 +315,8 @@ def enable(main_config: Any, create_config: Any) -> bool:
         if config.prefetch:
             settings.setdefault('prefetch', config.prefetch)
         create_config.replay_buffer = type(create_config)(settings)
+    elif main_config.get('store') and create_config.get('replay_buffer', {}).get('type') == 'store':
+        create_config.pop('replay_buffer')  # del would leave the item of an EasyDict
     return config.enable
 
 

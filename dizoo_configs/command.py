@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import argparse
 import copy
+import difflib
 import importlib
 import inspect
+import os
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Callable, Dict, Sequence, Tuple
+from typing import Any, Callable, Dict, Sequence, Set, Tuple
 
 import yaml
 from ding.envs import BaseEnvManagerV2, SubprocessEnvManagerV2, get_vec_env_setting
 from ding.framework import task
 from ding.framework.middleware import online_logger, termination_checker
 from ding.framework.task import VoidMiddleware
+from ding.utils import POLICY_REGISTRY
 
+from ding_store.config import ENV_RUN, ENV_URL, StoreConfig
 from ding_store.errors import ConfigError
 
 ENV_MANAGERS = {'base': BaseEnvManagerV2, 'subprocess': SubprocessEnvManagerV2}
@@ -51,21 +55,33 @@ class Options:
         Returns:
             - main_config, create_config (:obj:`EasyDict`): Copies, with these options applied.
         Raises:
-            - ConfigError: A setting's key is not in the config.
+            - ConfigError: A setting's key is not one of the config, or options contradict each other.
         """
         module = importlib.import_module(self.config or default)
         main_config, create_config = copy.deepcopy((module.main_config, module.create_config))
+        for key, value in self.settings:
+            _check_spelling(main_config, create_config, key)
+            _set(main_config, key, value)
         if self.stock:
             main_config.store.enable = False
+        self._check(main_config)
         if not main_config.store.enable and create_config.get('replay_buffer', {}).get('type') == 'store':
             create_config.pop('replay_buffer')  # del would leave the item of an EasyDict
         if self.checkpoint:
             main_config.store.checkpoint = main_config.store.get('checkpoint') or True
         if self.env_manager:
             create_config.env_manager.type = self.env_manager
-        for key, value in self.settings:
-            _set(main_config, key, value)
         return main_config, create_config
+
+    def _check(self, main_config: Any) -> None:
+        if StoreConfig.from_block(main_config.store).enable:
+            return
+        if self.checkpoint:
+            raise ConfigError('--checkpoint is of the store, and the flag is off: leave one of them out')
+        if ENV_URL in os.environ and ENV_RUN in os.environ:
+            raise ConfigError(
+                'the flag is off, but `ding-store run` puts what it starts on the store: start this without it'
+            )
 
 
 #: What a main does that nobody said anything to.
@@ -79,6 +95,26 @@ def _set(config: Any, key: str, value: Any) -> None:
             raise ConfigError(f'--set {key}: the config has no {name!r} there; it has {", ".join(sorted(config))}')
         config = config[name]
     config[last] = value
+
+
+def _check_spelling(main_config: Any, create_config: Any, key: str) -> None:
+    """
+    DI-engine takes any key and looks at those it knows, so one that is almost a known one would do nothing. Keys of
+    models and environments only these know, and those of replays are checked when one is made.
+    """
+    *path, last = key.split('.')
+    if path[:1] != ['policy'] or path[:2] == ['policy', 'model'] or path[1:] == ['other', 'replay_buffer']:
+        return
+    for name in create_config.policy.get('import_names', ()):
+        importlib.import_module(name)
+    known: Set[str] = set()
+    for level in (main_config.policy, POLICY_REGISTRY.get(create_config.policy.type).default_config()):
+        for name in path[1:]:
+            level = level.get(name, {})
+        known.update(level)
+    nearest = difflib.get_close_matches(last, known, n=1, cutoff=0.8)
+    if last not in known and nearest:
+        raise ConfigError(f'--set {key}: the config has no {last!r} there; did you mean {nearest[0]!r}?')
 
 
 def options(main: Callable, configs: Sequence[str] = (), can_checkpoint: bool = False) -> Options:
@@ -108,16 +144,26 @@ def options(main: Callable, configs: Sequence[str] = (), can_checkpoint: bool = 
     if can_checkpoint:
         parser.add_argument('--checkpoint', action='store_true', help='survive the death of any process')
     given = parser.parse_args()
-    return Options(
+    try:
+        settings = tuple(_setting(text) for text in given.set)
+    except ConfigError as error:
+        parser.error(str(error))
+    made = Options(
         config=names[given.config] if names else '',
         seed=given.seed,
         stock=given.stock,
         max_env_step=given.max_env_step,
         max_train_iter=given.max_train_iter,
         env_manager=given.env_manager,
-        settings=tuple(_setting(text) for text in given.set),
+        settings=settings,
         checkpoint=can_checkpoint and given.checkpoint,
     )
+    if names:
+        try:
+            made.configs(made.config)
+        except ConfigError as error:
+            parser.error(str(error))
+    return made
 
 
 def _setting(text: str) -> Tuple[str, Any]:

@@ -99,6 +99,19 @@ def test_flag_off_leaves_the_config_alone(block):
     assert create == {'replay_buffer': {'type': 'deque'}}
 
 
+def test_flag_off_again_is_di_engines_default_buffer():
+    easydict = pytest.importorskip('easydict')
+    main, create = easydict.EasyDict(store={}), easydict.EasyDict(replay_buffer={'type': 'deque'})
+    enable(main, create)
+    main.store.enable = False
+    assert enable(main, create) is False
+    assert 'replay_buffer' not in create
+    # The two keys alone, without a flag, stay what they are.
+    create = {'replay_buffer': {'type': 'store'}}
+    assert enable({}, create) is False
+    assert create == {'replay_buffer': {'type': 'store'}}
+
+
 def test_flag_on_sets_the_two_keys():
     easydict = pytest.importorskip('easydict')
     main, create = easydict.EasyDict(store={}), easydict.EasyDict(replay_buffer={'type': 'deque'})

@@ -2,6 +2,8 @@
 
 import copy
 
+from easydict import EasyDict
+
 from ding_store import enable
 from dizoo_configs.cartpole import cartpole_dqn_config as uniform
 
@@ -9,4 +11,6 @@ main_config, create_config = copy.deepcopy((uniform.main_config, uniform.create_
 main_config.exp_name = 'cartpole_dqn_per_seed0'
 main_config.policy.update(priority=True, priority_IS_weight=True)
 main_config.policy.other.replay_buffer.update(alpha=0.6, beta=0.4)
+# With the flag off: DI-engine's 'deque' has priorities of its own, which the policy's are not told to.
+create_config.replay_buffer = EasyDict(type='advanced')
 enable(main_config, create_config)

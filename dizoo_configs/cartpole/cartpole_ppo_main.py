@@ -27,7 +27,7 @@ The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stoc
 
 import gym
 from ding.config import compile_config
-from ding.envs import BaseEnvManagerV2, DingEnvWrapper
+from ding.envs import DingEnvWrapper
 from ding.framework import ding_init, task
 from ding.framework.context import OnlineRLContext
 from ding.framework.middleware import (
@@ -44,7 +44,7 @@ from ding.utils import set_pkg_seed
 from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
-from dizoo_configs.command import DEFAULTS, Options, options, take_role, use_end
+from dizoo_configs.command import DEFAULTS, ENV_MANAGERS, Options, options, take_role, use_end
 
 CONFIGS = ['dizoo_configs.cartpole.cartpole_ppo_config']
 
@@ -57,11 +57,12 @@ def main(given: Options = DEFAULTS) -> None:
     cfg = compile_config(main_config, seed=given.seed, create_cfg=create_config, auto=True, save_cfg=is_first)
     ding_init(cfg)
     with task.start(async_mode=False, ctx=OnlineRLContext()):
-        collector_env = BaseEnvManagerV2(
+        manager = ENV_MANAGERS[create_config.env_manager.type]
+        collector_env = manager(
             env_fn=[lambda: DingEnvWrapper(gym.make('CartPole-v0')) for _ in range(cfg.env.collector_env_num)],
             cfg=cfg.env.manager,
         )
-        evaluator_env = BaseEnvManagerV2(
+        evaluator_env = manager(
             env_fn=[lambda: DingEnvWrapper(gym.make('CartPole-v0')) for _ in range(cfg.env.evaluator_env_num)],
             cfg=cfg.env.manager,
         )
