@@ -272,10 +272,10 @@ class SlotReader:
         if len(mapping) < PAGE + 2 * self.slot_bytes:
             raise CorruptPayload(f'{path!r} has slots of {self.slot_bytes} bytes in a file of {len(mapping)}')
         self._words = Words(mapping, path)
-        # Leases also end where the garbage collector runs, so maybe in a thread that is in here.
+        # Leases also end where the garbage collector runs, so maybe in a thread that is in here, between any two steps.
         self._lock = threading.RLock()
         self._slots: Dict[int, memoryview] = {}
-        self._num_leases: Dict[int, int] = {}
+        self._leased: List[int] = []  # slots, as often as they are
 
     def lease(self, slot: int, stamp: int) -> Optional[memoryview]:
         """
@@ -291,7 +291,7 @@ class SlotReader:
         length = self._words[_STAMP[slot] + 1]
         with self._lock:
             payload = _Leased(length, np.uint8, self._mapped(slot)[:length])
-            self._num_leases[slot] = self._num_leases.get(slot, 0) + 1
+            self._leased.append(slot)
         weakref.finalize(payload, self._end_lease, slot, held).atexit = False
         return payload.data
 
@@ -313,18 +313,19 @@ class SlotReader:
     def _end_lease(self, slot: int, held: Claim) -> None:
         held.close()
         with self._lock:
-            self._num_leases[slot] -= 1
-            if self._num_leases[slot] == 0 and any(self._num_leases.values()):
+            self._leased.remove(slot)
+            if self._leased and slot not in self._leased:
                 # Who holds a newer version in place goes on from slot to slot, and needs no memory for old ones. Who
                 # copies has none now, and will want this slot again.
                 self._slots.pop(slot, None)
 
     def _mapped(self, slot: int) -> memoryview:
-        if slot not in self._slots:
+        found = self._slots.get(slot)
+        if found is None:
             offset = PAGE + slot * self.slot_bytes
-            mapping = mmap.mmap(self._file.descriptor, self.slot_bytes, prot=mmap.PROT_READ, offset=offset)
-            self._slots[slot] = memoryview(mapping)
-        return self._slots[slot]
+            found = memoryview(mmap.mmap(self._file.descriptor, self.slot_bytes, prot=mmap.PROT_READ, offset=offset))
+            self._slots[slot] = found
+        return found
 
 
 def value_of(path: str) -> str:

@@ -1,5 +1,6 @@
 """Rotating slots: a reader gets a whole version or none, and a lease keeps its slot as long as its process lives."""
 
+import contextlib
 import gc
 import os
 import random
@@ -371,3 +372,38 @@ def test_readers_in_threads(tmp_path):
     for thread in threads:
         thread.join(WAIT_S)
     assert torn == []
+
+
+class Interrupted(dict):
+    """Slots, with the garbage collector at work wherever it may be: from Python 3.12 on, between any two steps."""
+
+    def __contains__(self, slot):
+        found = super().__contains__(slot)
+        gc.collect()
+        return found
+
+    def get(self, slot, default=None):
+        found = super().get(slot, default)
+        gc.collect()
+        return found
+
+
+def test_leases_that_the_garbage_collector_ends_in_the_midst_of_another(tmp_path):
+    with contextlib.closing(SlotWriter(str(tmp_path / 'v'), PAGE, max_slots=4)) as writer:
+        reader, slots = SlotReader(writer.path), []
+        reader._slots = Interrupted()
+        for version in (1, 2):
+            slots.append(put(writer, version, PAGE))
+        newer = reader.lease(slots[1].number, slots[1].stamp)
+        for _ in range(3):
+            cycle = [reader.lease(slots[0].number, slots[0].stamp)]
+            cycle.append(cycle)
+            del cycle  # It is garbage now, and will be met when the next one is made.
+            assert number_in(reader.lease(slots[0].number, slots[0].stamp)) == 1
+        gc.collect()
+        assert reader._slots.keys() == {slots[1].number}
+        assert number_in(newer) == 2
+        del newer
+        gc.collect()
+        assert reader._slots.keys() == {slots[1].number}
+        assert (writer.write([b'x']).number, writer.write([b'x']).number) == (0, 2)
