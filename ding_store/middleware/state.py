@@ -33,7 +33,8 @@ def state_to_arrays(
         - pinned (:obj:`Optional[Dict]`): Where tensors of a GPU are copied to; kept between calls.
         - exact (:obj:`Container`): Names of tensors that ``dtype`` is not for.
     Raises:
-        - SchemaMismatch: Names an entry that is neither a tensor nor JSON-able, or a key that is no part of a name.
+        - SchemaMismatch: Names an entry that is neither a dense tensor of numbers nor JSON-able, or a key that is no
+          part of a name.
     """
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f'weights dtype {dtype!r} must be one of {", ".join(DTYPES)}')
@@ -44,6 +45,10 @@ def state_to_arrays(
         if not isinstance(entry, torch.Tensor):
             header['others'][name] = _checked(name, entry)
             continue
+        if entry.layout != torch.strided or entry.is_meta:
+            raise SchemaMismatch(
+                f'weight {name!r}: expected a dense tensor, got one of {entry.layout} on {entry.device}'
+            )
         first = firsts.setdefault(_memory(entry) if entry.numel() else name, name)
         if first != name:
             header['shared'][name] = first
@@ -60,7 +65,7 @@ def state_to_arrays(
         if tensor.dtype == torch.bfloat16:
             header['bfloat16'].append(name)
             tensor = tensor.contiguous().view(torch.int16)
-        arrays[name] = tensor.numpy()
+        arrays[name] = _array_of(name, tensor)
     return header, arrays
 
 
@@ -117,7 +122,8 @@ def _has_tensors(entry: Any) -> bool:
 
 
 def _memory(tensor: torch.Tensor) -> Any:
-    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+    marks = tensor.is_conj(), tensor.is_neg()  # of what is in memory the values are made when they are read
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), marks
 
 
 def _checked(name: str, entry: Any) -> Any:
@@ -130,6 +136,13 @@ def _checked(name: str, entry: Any) -> Any:
     if not is_same:
         raise SchemaMismatch(f'weight {name!r}: expected a tensor or what JSON can hold, got {type(entry).__name__}')
     return entry
+
+
+def _array_of(name: str, tensor: torch.Tensor) -> np.ndarray:
+    try:
+        return tensor.numpy(force=True)  # which also resolves what is only marked as conjugate or negative
+    except TypeError as e:
+        raise SchemaMismatch(f'weight {name!r}: {tensor.dtype} is no type of numpy') from e
 
 
 def _fits(tensor: torch.Tensor, dtype: torch.dtype) -> bool:

@@ -108,6 +108,27 @@ def test_what_is_neither_tensor_nor_json_is_named(entry):
         state_to_arrays({'a': {'bad': entry}})
 
 
+@pytest.mark.parametrize('kind', ['sparse', 'meta', 'float8_e4m3fn'])
+def test_tensors_that_no_array_can_be_are_named(kind):
+    if kind == 'float8_e4m3fn' and not hasattr(torch, kind):
+        pytest.skip(f'this torch has no {kind}')
+    made = {'sparse': lambda: torch.eye(3).to_sparse(), 'meta': lambda: torch.zeros(3, device='meta')}
+    tensor = made.get(kind, lambda: torch.zeros(3).to(getattr(torch, kind)))()
+    with pytest.raises(SchemaMismatch, match=f"weight 'a/bad': .*{kind}"):
+        state_to_arrays({'a': {'bad': tensor}})
+
+
+def test_views_of_other_values_than_those_in_memory_arrive():
+    source = torch.tensor([1 + 2j, 3 - 4j])
+    state, target = {'plain': source, 'conj': source.conj(), 'neg': source.conj().imag}, {}
+    for name, tensor in state.items():
+        target[name] = torch.zeros_like(tensor)
+    load_arrays(target, value_of(state))
+    assert target['plain'].tolist() == [1 + 2j, 3 - 4j]
+    assert target['conj'].tolist() == [1 - 2j, 3 + 4j]
+    assert target['neg'].tolist() == [-2, 4]
+
+
 @pytest.mark.parametrize('key', [3, 'a/b'])
 def test_keys_that_are_no_names_are_named(key):
     with pytest.raises(SchemaMismatch, match=repr(key)):
