@@ -38,10 +38,27 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         _parser().print_help()
         return 2
     try:
+        _check_outputs(options)
         return options.call(options, command)
     except (StoreError, KeyboardInterrupt) as error:
         sys.stderr.write(f'ding-store: {str(error) or "interrupted"}\n')
         return 2 if isinstance(error, ConfigError) else 1
+
+
+def _check_outputs(options: argparse.Namespace) -> None:
+    """What is written when everything has run: that it cannot be is said before."""
+    given = {name: getattr(options, name, None) for name in ('json', 'html')}
+    paths = {f'--{name}': Path(path) for name, path in given.items() if isinstance(path, str)}
+    for name, path in paths.items():
+        if not path.parent.is_dir():
+            raise ConfigError(f'{name} {str(path)!r}: there is no such directory')
+        if path.is_dir():
+            raise ConfigError(f'{name} {str(path)!r} is a directory: name a file in it')
+        # The directory, too: some replace the file by a new one.
+        if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+            raise ConfigError(f'{name} {str(path)!r} may not be written by this user: name another file')
+    if len(set(paths.values())) < len(paths):
+        raise ConfigError(f'{" and ".join(paths)} name the same file')
 
 
 def _split(words: List[str]) -> Tuple[List[str], List[str]]:
@@ -326,8 +343,6 @@ def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
     begin = time.monotonic()
     script, roles, delays = Script.parse(command), parse_roles(options.roles), parse_delays(options.delay)
     config = _config(options)
-    if options.json and not Path(options.json).parent.is_dir():
-        raise ConfigError(f'--json {options.json!r}: there is no such directory')
     if options.explain:
         _explain()
     logs = Path(options.logs or os.path.join('.ding_store', options.run, 'logs'))

@@ -1,5 +1,6 @@
 """``ding-store compare`` measures every row on both sides; how fast they are is tested nowhere."""
 
+import contextlib
 import json
 import math
 import subprocess
@@ -18,10 +19,11 @@ from ding_store.bench.compare.across import across
 from ding_store.bench.compare.main import _facts
 from ding_store.bench.compare.page import page
 from ding_store.bench.compare.plan import parts
-from ding_store.bench.compare.results import machine
+from ding_store.bench.compare.results import Results, machine
 from ding_store.bench.compare.rows import ROWS
 from ding_store.bench.compare.terminal import render
 from ding_store.bench.compare.worker import WorkerFailed
+from ding_store.errors import ConfigError
 
 pytest.importorskip('ding')
 
@@ -120,11 +122,50 @@ def run_fails(run, row, title, *arguments):
         (['--memory', '0.1', '--rows', 'r2d2'], 'holds 10 elements of r2d2: give it at least 0.32'),
         (['--repeats', '0'], '--repeats (0) must be above 0'),
         (['--json', '/nowhere/out.json'], 'there is no such directory'),
+        (['--html', '/'], "--html '/' is a directory: name a file in it"),
+        (['--html', 'one', '--json', 'one'], '--json and --html name the same file'),
+        (['--seconds', 'nan'], '--seconds (nan) must be above 0, and finite'),
+        (['--memory', 'inf'], '--memory (inf) must be above 0, and finite'),
         (['--resume', '--rows', 'sac', '--length', '100'], '--resume goes with --json FILE'),
     ],
 )
 def test_wrong_arguments(arguments, says):
     assert says in compare(*arguments, code=2).stderr
+
+
+SETTINGS = {'repeats': 1}
+
+
+def test_a_resumed_file_says_of_which_commits_it_is(tmp_path, monkeypatch):
+    file = tmp_path / 'out.json'
+    commits = ['aaaaaaa', 'bbbbbbb', 'aaaaaaa']
+    monkeypatch.setattr('ding_store.bench.compare.results._commit', lambda: commits.pop(0))
+    for _ in range(3):
+        results = Results(file, SETTINGS, resume=True)
+        results.save()
+    assert results.data['machine']['commit'] == 'aaaaaaa, bbbbbbb'
+
+
+@pytest.mark.parametrize(
+    ('change', 'says'),
+    [
+        (
+            {'cpu': 'another', 'torch': '0'},
+            r"measured elsewhere: cpu 'another', here .*, torch '0', here .*; use another",
+        ),
+        ({'memory_bytes': 1}, None),
+        (None, 'holds no figures of this command'),
+    ],
+)
+def test_what_is_not_resumed(tmp_path, change, says):
+    file = tmp_path / 'out.json'
+    results = Results(file, SETTINGS, resume=False)
+    results.data['machine'].update(change or {})
+    results.save()
+    if change is None:
+        file.write_text('[]')
+    with pytest.raises(ConfigError, match=says) if says else contextlib.nullcontext():
+        Results(file, SETTINGS, resume=True)
 
 
 def test_the_script_is_the_command():

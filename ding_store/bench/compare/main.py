@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import datetime
 import functools
+import math
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 from ding_store.bench.compare.page import page
 from ding_store.bench.compare.recorded import recorded
@@ -53,9 +54,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """0: all was measured; 1: something failed, and the tables say what."""
-    html, figures = _writable(options.html), _writable(options.json)
     rows, sections, settings = _checked(options)
-    results = Results(figures, settings, options.resume)
+    results = Results(Path(options.json) if options.json else None, settings, options.resume)
     with tempfile.TemporaryDirectory(prefix='compare-elements') as directory:
         if settings['elements'] == 'real' and set(sections) & set(ROW_SECTIONS):
             rows = recorded(rows, directory, _to_stderr)
@@ -64,8 +64,8 @@ def main(options: argparse.Namespace) -> int:
         failures = _measure(rows, sections, settings, results)
     results.data['date'] = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds')
     results.save()
-    if html is not None:
-        html.write_text(page(results.data), encoding='utf-8')
+    if options.html:
+        Path(options.html).write_text(page(results.data), encoding='utf-8')
     sys.stdout.write(render(results.data) + '\n')
     for failure in failures:
         sys.stderr.write(failure + '\n')
@@ -91,20 +91,12 @@ def _checked(options: argparse.Namespace) -> Tuple[List[Row], List[str], Dict[st
     }
     for name in ('memory', 'length', 'repeats', 'seconds'):
         value = getattr(options, name)
-        if value is not None and value <= 0:
-            raise ConfigError(f'--{name} ({value:g}) must be above 0')
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f'--{name} ({value:g}) must be above 0, and finite')
     rows = [known[name] for name in names]
     for row in rows:
         planned(row, settings)
     return rows, sections, settings
-
-
-def _writable(path: Optional[str]) -> Optional[Path]:
-    if path is None:
-        return None
-    if not Path(path).parent.is_dir():
-        raise ConfigError(f'{path!r}: there is no such directory')
-    return Path(path)
 
 
 def _measure(rows: Sequence[Row], sections: Sequence[str], settings: Dict[str, Any], results: Results) -> List[str]:

@@ -23,7 +23,7 @@ class Results:
         ``data``: 'version', 'settings', 'machine', 'rows' (name -> facts of the row and a record per section) and a
         record for each section that is not about rows.
     Raises:
-        - ConfigError: ``--resume`` of a file that is not there, not ours, or of other settings.
+        - ConfigError: ``--resume`` of a file that is not ours, of other settings, or of another machine.
     """
 
     def __init__(self, path: Optional[Path], settings: Dict[str, Any], resume: bool) -> None:
@@ -41,11 +41,28 @@ class Results:
             data: Dict[str, Any] = json.loads(self._path.read_text())
         except ValueError as e:
             raise ConfigError(f'--resume: {self._path} is no JSON ({e}); remove it to begin anew') from e
+        if not isinstance(data, dict) or not {'rows', 'machine'} <= data.keys():
+            raise ConfigError(f'--resume: {self._path} holds no figures of this command; name another file')
         if data.get('version') != VERSION or data.get('settings') != settings:
             raise ConfigError(
                 f'--resume: {self._path} was made with {data.get("settings")}, this is {settings}; '
                 'use the same settings, or another file'
             )
+        return self._joined(data)
+
+    def _joined(self, data: Dict[str, Any]) -> Dict[str, Any]:
+        """Figures of one machine, and every commit that some are of."""
+        before, now = data['machine'], self.data['machine']
+        # A kernel may leave a little more or less of the memory each time.
+        others = [name for name in now if name not in ('commit', 'memory_bytes') and before.get(name) != now[name]]
+        if others:
+            raise ConfigError(
+                f'--resume: {self._path} was measured elsewhere: '
+                + ', '.join(f'{name} {before.get(name)!r}, here {now[name]!r}' for name in others)
+                + '; use another file'
+            )
+        commits = [*(before['commit'] or '').split(', '), now['commit']]
+        before['commit'] = ', '.join(dict.fromkeys(filter(None, commits))) or None
         return data
 
     def row(self, name: str) -> Dict[str, Any]:
@@ -84,11 +101,15 @@ def _cpu() -> str:
 
 
 def _commit() -> Optional[str]:
+    """Of this file, which may be installed in somebody else's repository: that one's says nothing."""
     try:
-        done = subprocess.run(
-            ['git', '-C', str(Path(__file__).parent), 'rev-parse', '--short', 'HEAD'],
-            capture_output=True, text=True, timeout=10,
-        )  # fmt: skip
+        if _git('ls-files', Path(__file__).name):
+            return _git('describe', '--always', '--dirty', '--exclude=*') or None
     except OSError:
-        return None
-    return done.stdout.strip() or None
+        pass
+    return None
+
+
+def _git(*arguments: str) -> str:
+    command = ['git', '-C', str(Path(__file__).parent), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip()
