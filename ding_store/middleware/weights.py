@@ -247,11 +247,12 @@ class WeightsReceiver(_Exchanger):
             return False
         if value is None:
             return False
-        self._seen = value.version
         if not self._is_of_period(value.header['iteration']):
+            self._seen = value.version
             return False
         load_arrays(self._model, value, self._session.config.weights_in_place)
-        self.version, self._num_iterations = value.version, 0
+        self._seen = self.version = value.version
+        self._num_iterations = 0
         self._sent_iteration, self._sent_at = value.header['iteration'], value.header['sent_at']
         self._session.set_policy_version(self._name, value.version, policy_iter=value.header['train_iter'])
         return True

@@ -321,6 +321,17 @@ def test_a_collector_has_the_newest_weights_and_their_version(exchanger):
     assert_same(model, late)
 
 
+def test_weights_that_do_not_fit_are_an_error_each_time(exchanger):
+    Learner(exchanger(exchangers.model_exchanger, Tied(1), role='learner')).iterate()
+    other = Tied(3, width=64)
+    receiver = exchanger(exchangers.model_exchanger, other)
+    for _ in range(2):
+        with pytest.raises(SchemaMismatch, match="'head.weight'"):
+            receiver(context())
+    assert receiver.version == 0
+    assert_same(other, Tied(3, width=64))
+
+
 def test_what_is_published_has_the_type_asked_for_but_statistics(exchanger, caplog):
     model, copy = Tied(1 / 3), Tied()
     model.body[1].running_var[:2] = torch.tensor([1e6, 1e-9])

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import redis
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -89,6 +90,30 @@ def test_a_waiting_reader_is_woken(opened):
         waiting = pool.submit(reader.get, NAME, 0, WAIT_S)
         writer.put(NAME, {}, weights(1))
         assert number_of(waiting.result(WAIT_S)) == 1
+
+
+def test_a_put_is_one_message_however_many_readers_wait(opened, redis_server):
+    client = redis.Redis.from_url(redis_server.url)
+    writer, readers, sent = opened(), [opened() for _ in range(6)], []
+    writer.put(NAME, {}, weights(1))
+    assert {number_of(reader.get(NAME)) for reader in readers} == {1}
+
+    def figure(section, *names):
+        found = client.info(section)
+        for name in names:
+            found = found[name]
+        return found
+
+    alone = figure('clients', 'blocked_clients')
+    with ThreadPoolExecutor() as pool:
+        for number, those in ((2, readers[:1]), (3, readers)):
+            found = [pool.submit(reader.get, NAME, number - 1, WAIT_S) for reader in those]
+            eventually(lambda those=those: figure('clients', 'blocked_clients') >= alone + len(those), 'readers wait')
+            before = figure('commandstats', 'cmdstat_evalsha', 'calls')
+            writer.put(NAME, {}, weights(number))
+            assert {number_of(each.result(WAIT_S)) for each in found} == {number}
+            sent.append(figure('commandstats', 'cmdstat_evalsha', 'calls') - before)
+    assert sent == [1, 1]
 
 
 def test_versions_that_are_held_do_not_change(opened, tmp_path):
