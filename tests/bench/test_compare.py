@@ -15,6 +15,7 @@ import torch
 from jobs import ROOT, ding_store, environment
 from needs import need_extra
 
+from ding_store.bench.compare import svg
 from ding_store.bench.compare.across import across
 from ding_store.bench.compare.main import _facts
 from ding_store.bench.compare.page import page
@@ -64,8 +65,22 @@ def test_a_row_from_end_to_end_and_resume(tmp_path):
     check_sides(second['rows']['qmix']['single']['parts'][0]['sides'], 'headroom', 'iters_per_s')
     assert 'qmix ' in done.stdout
     check_page(html.read_text())
+    check_lengths(second)
     done = compare('--quick', '--sections', 'single', '--rows', 'sac', '--json', file, '--resume', code=2)
     assert 'was made with' in done.stderr
+
+
+def check_lengths(result):
+    """A replay shorter than the job's is called so."""
+    text = page(result)
+    assert 'KB x 150 of 1M<' in text
+    assert 'in one process, with shorter replays; stock' in text
+    assert 'and 150 elements' in text
+    for row in result['rows'].values():
+        row['length'] = 150
+    text = page(result)
+    assert 'KB x 150<' in text
+    assert 'shorter replays' not in text
 
 
 def check_page(text):
@@ -88,6 +103,13 @@ def test_across_processes(side):
     assert figures['samples_per_s'] / figures['adds_per_s'] == pytest.approx(63 / 116, rel=0.5)
 
 
+def test_a_curve_of_one_point_stands_in_the_middle():
+    drawn = ElementTree.fromstring(svg.curves({'store': [(300, 5.0)], 'stock': [(300, 7.0)]}, str, str, 6.0))
+    circles = [each for each in drawn.iter() if each.tag == 'circle']
+    _, _, width, _ = map(float, drawn.attrib['viewBox'].split())
+    assert [width * 0.4 < float(each.attrib['cx']) < width * 0.6 for each in circles] == [True, True]
+
+
 def test_a_stock_job_that_gives_no_figures_is_a_result(monkeypatch):
     def run(row, title, num_collectors, seconds):
         if title == 'stock':
@@ -100,7 +122,7 @@ def test_a_stock_job_that_gives_no_figures_is_a_result(monkeypatch):
     assert sides['store']['headroom'] == pytest.approx(50 / 63)
     record = {'masac': {**_facts(row('masac')), 'across': {'sides': sides, 'num_collectors': 2}}}
     point = {'num_collectors': 2, 'sides': sides}
-    settings = {'repeats': 1, 'seconds': 0.1}
+    settings = {'repeats': 1, 'seconds': 0.1, 'memory_gb': 0.1, 'length': None}
     result = {'rows': record, 'collectors': [point, {**point, 'num_collectors': 4}], 'settings': settings}
     text = page({**result, 'machine': machine()})
     assert 'no figures' in text

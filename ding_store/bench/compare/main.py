@@ -64,9 +64,9 @@ def main(options: argparse.Namespace) -> int:
         failures = _measure(rows, sections, settings, results)
     results.data['date'] = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds')
     results.save()
+    sys.stdout.write(render(results.data) + '\n')
     if options.html:
         Path(options.html).write_text(page(results.data), encoding='utf-8')
-    sys.stdout.write(render(results.data) + '\n')
     for failure in failures:
         sys.stderr.write(failure + '\n')
     return 1 if failures else 0

@@ -35,8 +35,10 @@ def _head(result: Dict[str, Any]) -> str:
         f'DI-engine {machine["di_engine"]}, torch {machine["torch"]}, numpy {machine["numpy"]} · ding_store '
         f'{machine["commit"] or machine["ding_store"]} · {result.get("date", "")[:10]} · medians of '
         f'{settings["repeats"]} '
-        f'interleaved windows of {settings["seconds"]:g} s'
+        f'interleaved windows of {settings["seconds"]:g} s · replays of up to {settings["memory_gb"]:g} GB'
     )
+    if settings['length']:
+        facts += f' and {settings["length"]:,} elements'
     return (
         '<h1>The same jobs, on two stores</h1><p class="lead">Eight published reinforcement-learning jobs say how many '
         'elements a replay takes in and gives out per second. Here DI-engine’s own buffer and exchanger, and '
@@ -51,6 +53,11 @@ def lowest(row: Dict[str, Any], side: str, figure: str = 'headroom') -> Optional
     return min(values) if values else None
 
 
+def measured_length(row: Dict[str, Any]) -> int:
+    """Of the longest of its parts, which is the job's own but where --length says less."""
+    return max(part['length'] for part in row['single']['parts'])
+
+
 def _cards(result: Dict[str, Any], rows: Sequence[Dict[str, Any]]) -> str:
     measured = [row for row in rows if 'single' in row]
     joined = [row for row in rows if 'across' in row]
@@ -58,7 +65,9 @@ def _cards(result: Dict[str, Any], rows: Sequence[Dict[str, Any]]) -> str:
     if measured:
         met = {side: sum((lowest(row, side) or 0) >= 1 for row in measured) for side in ('stock', 'store')}
         least = min(lowest(row, 'store') or 0 for row in measured)
-        cards.append((f'{met["store"]} of {len(measured)}', f'jobs met at once in one process; stock: {met["stock"]}'))
+        cut = ', with shorter replays' if any(measured_length(row) < row['length'] for row in measured) else ''
+        text = f'jobs met at once in one process{cut}; stock: {met["stock"]}'
+        cards.append((f'{met["store"]} of {len(measured)}', text))
         cards.append((times(least), 'the least headroom of the store over a job, in one process'))
     if joined:
         met = {
@@ -97,7 +106,7 @@ def _one_process(rows: Sequence[Dict[str, Any]]) -> str:
     lines = [
         svg.Bar(
             row['name'],
-            f'{size_text(row["element_bytes"])} x {number(row["length"])}',
+            f'{size_text(row["element_bytes"])} x {_length(row)}',
             {side: lowest(row, side) for side in ('stock', 'store')},
             lowest(row, 'store', 'bound_headroom'),
         )
@@ -117,6 +126,11 @@ def _one_process(rows: Sequence[Dict[str, Any]]) -> str:
             '<strong>Headroom over the job</strong>, both rates at once', svg.bars(lines, times, {'required': 1.0})
         ),
     )
+
+
+def _length(row: Dict[str, Any]) -> str:
+    measured = measured_length(row)
+    return number(measured) + (f' of {number(row["length"])}' if measured < row['length'] else '')
 
 
 def _across(rows: Sequence[Dict[str, Any]]) -> str:

@@ -39,6 +39,8 @@ class Log:
         self._begin, self._end = begin, end
 
     def __call__(self, value: float) -> float:
+        if self.low == self.high:  # one value: in the middle
+            return round((self._begin + self._end) / 2, 1)
         clipped = min(max(value, self.low), self.high)
         share = math.log(clipped / self.low) / math.log(self.high / self.low)
         return round(self._begin + share * (self._end - self._begin), 1)
@@ -99,7 +101,7 @@ def curves(
     series: Dict[str, Sequence[Tuple[float, float]]], xform: Format, yform: Format, mark: Optional[float] = None
 ) -> str:
     """One curve per series through its points, both scales logarithmic; ``mark``: a horizontal line, labelled."""
-    width, height, left, right, top, bottom = 300, 220, 46, 20, 12, 28
+    width, height, left, right, top, bottom = 300, 220, 46, 30, 12, 28
     points = [point for each in series.values() for point in each]
     x = Log([x for x, _ in points], left, width - right)
     # Few and near each other: from the first to the last.
