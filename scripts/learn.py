@@ -3,7 +3,7 @@
 Learning curves: Pong DQN, Hopper SAC and GoBigger DQN, store and stock, several seeds, in one plot.
 
     scripts/setup.sh --extra atari --extra mujoco --extra gobigger
-    python scripts/learn.py pong                      # about an hour per run on two cores
+    python scripts/learn.py gobigger                  # about a quarter of an hour of one core, and 8 GB, per run
     python scripts/learn.py hopper --seeds 0 1 --minutes 30
     python scripts/learn.py --plot                    # only draw what there is
 
@@ -32,15 +32,18 @@ ENVS = {'env.stop_value': 10**9, 'env.evaluator_env_num': 4, 'env.n_evaluator_ep
 TASKS = {
     'pong': dict(
         main='dizoo_configs.atari.atari_dqn_main',
-        max_env_step=400_000,
+        max_env_step=150_000,
         settings={
             **ENVS,
-            'policy.model.encoder_hidden_size_list': [16, 32, 128],
-            'policy.other.replay_buffer.replay_buffer_size': 50_000,
-            'policy.other.eps.decay': 30_000,
-            'policy.learn.update_per_collect': 12,
-            'policy.learn.learning_rate': 0.0003,
-            'policy.eval.evaluator.eval_freq': 5_000,
+            'policy.model.encoder_hidden_size_list': [16, 32, 64],
+            'policy.other.replay_buffer.replay_buffer_size': 100_000,
+            'policy.other.eps.decay': 10_000,
+            'policy.other.eps.end': 0.02,
+            'policy.nstep': 5,
+            'policy.learn.update_per_collect': 32,
+            'policy.learn.target_update_freq': 250,
+            'policy.learn.learning_rate': 0.0002,
+            'policy.eval.evaluator.eval_freq': 10_000,
         },
     ),
     'hopper': dict(
@@ -54,16 +57,24 @@ TASKS = {
             'policy.eval.evaluator.eval_freq': 5_000,
         },
     ),
-    # Matches of a minute; returns are the growth of the logarithm of a player's score.
+    # Matches of a minute, against the bots that eat what is nearest; returns are the growth of the logarithm of a
+    # player's score. The end is that of the fifth evaluation.
     'gobigger': dict(
         main='dizoo_configs.gobigger.gobigger_dqn_main',
-        max_env_step=50_000,
+        max_env_step=17_000,
         settings={
             **ENVS,
             'env.match_frames': 1_200,
+            'env.bot_level': 1,
+            'env.reward_scale': 50.0,
+            'policy.priority': False,
+            'policy.discount_factor': 0.9,
             'policy.learn.update_per_collect': 16,
+            'policy.learn.learning_rate': 0.001,
+            'policy.learn.target_update_freq': 100,
+            'policy.other.eps.decay': 4_000,
             'policy.other.replay_buffer.replay_buffer_size': 20_000,
-            'policy.eval.evaluator.eval_freq': 2_000,
+            'policy.eval.evaluator.eval_freq': 1_000,
         },
     ),
 }

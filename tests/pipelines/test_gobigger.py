@@ -43,6 +43,21 @@ def test_match():
     env.close()
 
 
+def test_rewards_are_scaled_and_returns_are_not():
+    def played(scale):
+        env = make_env(match_frames=40, reward_scale=scale)
+        env.seed(0)
+        env.reset()
+        steps = [env.step(np.arange(3)) for _ in range(4)]
+        env.close()
+        return np.stack([step.reward for step in steps]), steps[-1].info['eval_episode_return']
+
+    (rewards, total), (scaled, same_total) = played(1.0), played(50.0)
+    assert rewards.any()
+    np.testing.assert_allclose(scaled, 50 * rewards, rtol=1e-5)
+    assert total == same_total
+
+
 def test_a_python_without_tkinter_plays(monkeypatch):
     for name in [name for name in sys.modules if name.split('.')[0] == 'gobigger']:
         monkeypatch.delitem(sys.modules, name)
@@ -85,6 +100,8 @@ def test_seeds():
 def test_settings_are_checked():
     with pytest.raises(ValueError, match=r'env.bot_level \(4\) must be 1, 2 or 3'):
         GoBiggerEnv(EasyDict(bot_level=4))
+    with pytest.raises(ValueError, match=r'env.reward_scale \(0\) must be greater than 0'):
+        GoBiggerEnv(EasyDict(reward_scale=0))
 
 
 def test_orders():
