@@ -9,7 +9,7 @@
     <hex>-<bytes>.copies  a value of another host, in shared slots; nobody's own
     <hex>.fetch         held by the process that fetches that value, or of that stream
     <hex>.readers       who of this host reads a stream
-    <hex>-<mark>-<hex>.payload  what one of them fetched for all; nobody's own
+    <hex>-<mark>-<bytes>-<hex>.payload  what one of them fetched for all; nobody's own
 """
 
 from __future__ import annotations
@@ -160,18 +160,16 @@ class CacheDir:
                 host_readers.create(path)
         return path
 
-    def payload_path_of(self, stream: str, mark: int, place: bytes) -> str:
+    def payload_path_of(self, stream: str, mark: int, num_bytes: int, place: bytes) -> str:
         """Where the payload of an entry is, when a process of this host has fetched it for all."""
         name = hashlib.blake2b(place, digest_size=16).hexdigest()
-        return os.path.join(self._run, f'{_short(stream)}-{mark:016x}-{name}{PAYLOAD}')
+        return os.path.join(self._run, f'{_short(stream)}-{mark:016x}-{num_bytes:x}-{name}{PAYLOAD}')
 
     def payloads_of(self, stream: str) -> List[Tuple[int, str]]:
         """The mark and the path of each that is there, in the order of their marks."""
-        found = [os.path.basename(path).split('-') for path in files_of(self._run) if path.endswith(PAYLOAD)]
-        ours = [
-            (int(mark, 16), '-'.join((short, mark, name))) for short, mark, name in found if short == _short(stream)
-        ]
-        return [(mark, os.path.join(self._run, name)) for mark, name in sorted(ours)]
+        begin = f'{_short(stream)}-'
+        ours = [path for path in files_of(self._run) if path.endswith(PAYLOAD) and os.path.basename(path)[:33] == begin]
+        return sorted((int(os.path.basename(path).split('-')[1], 16), path) for path in ours)
 
     def create_payloads(self, stream: str, wanted: Sequence[Tuple[int, str, int]], max_bytes: int) -> List[NewFile]:
         """

@@ -38,15 +38,18 @@ def dead_files(run: str) -> List[str]:
     Of a run without processes all; of others what a process made and had not yet named when it died, and payloads of
     streams that nobody reads any more.
     """
-    lives = is_alive(run)
-    return [path for path in files_of(run) if not (lives and _is_needed(path)) and not is_claimed(path)]
+    found = files_of(run)
+    if is_alive(run):
+        are_read = {path[: -len(READERS)] for path in found if path.endswith(READERS) and host_readers.are_there(path)}
+        found = [
+            path for path in found if path.endswith(NEW) or (path.endswith(PAYLOAD) and _stream(path) not in are_read)
+        ]
+    return [path for path in found if not is_claimed(path)]
 
 
-def _is_needed(path: str) -> bool:
-    if path.endswith(PAYLOAD):
-        stream = os.path.basename(path).partition('-')[0]
-        return host_readers.are_there(os.path.join(os.path.dirname(path), f'{stream}{READERS}'))
-    return not path.endswith(NEW)
+def _stream(path: str) -> str:
+    directory, name = os.path.split(path)
+    return os.path.join(directory, name.partition('-')[0])
 
 
 def remove_if_abandoned(run: str) -> int:
@@ -91,6 +94,8 @@ def removed(path: str) -> int:
 
 
 def size_of(path: str) -> int:
+    if path.endswith(PAYLOAD):  # There may be thousands.
+        return int(os.path.basename(path).split('-')[2], 16)
     try:
         return os.stat(path).st_size
     except FileNotFoundError:

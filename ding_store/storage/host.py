@@ -149,9 +149,10 @@ class HostCache(Store):
     def delete(self, name: str) -> bool:
         self._enter()
         self._values.drop(name)
+        existed = self.store.delete(name)
         if self._copies is not None:
             self._copies.drop(name)
-        return self.store.delete(name)
+        return existed
 
     def info(self) -> StoreInfo:
         return self.store.info()

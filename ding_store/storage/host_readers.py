@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import mmap
 import os
 import zlib
@@ -27,7 +28,12 @@ _NUMBER_BITS = 40
 
 def mark_of(place: EntryId) -> int:
     """An entry's place in one word: of its epoch 24 bits that tell it from others, most likely, and its number."""
-    return (zlib.crc32(place.epoch.encode()) & 0xFFFFFF) << _NUMBER_BITS | place.number
+    return _epoch_bits(place.epoch) | place.number
+
+
+@functools.lru_cache(64)
+def _epoch_bits(epoch: str) -> int:
+    return (zlib.crc32(epoch.encode()) & 0xFFFFFF) << _NUMBER_BITS
 
 
 def is_of_epoch(mark: int, other: int) -> bool:

@@ -52,20 +52,20 @@ class _Sharing:
     def note(self, reader: str, place: EntryId) -> None:
         """It has acked up to there: the others need to know up to where all of ours have."""
         known = self.acked.get(reader)
-        self.acked[reader] = max(place, known) if known is not None and known.epoch == place.epoch else place
-        self.tell()
+        if known is None or known.number <= place.number or known.epoch != place.epoch:
+            self.acked[reader] = place
+            self.tell()
 
     def tell(self) -> None:
-        epochs = {place.epoch for place in self.acked.values()}
-        self.readers.mark = mark_of(min(self.acked.values())) if len(epochs) == 1 else 0
+        places = list(self.acked.values())
+        are_of_one_epoch = len(places) == 1 or len({place.epoch for place in places}) == 1
+        self.readers.mark = mark_of(min(places)) if are_of_one_epoch else 0
 
     def marks(self) -> List[int]:
         return [self.readers.mark, *self.readers.others()]
 
     def remove_used(self) -> None:
         """What we read, and all have acked; and what is of an epoch that is over for us."""
-        if not self.used:
-            return
         marks, done = self.marks(), []
         for path, mark in self.used.items():
             if not is_behind(mark, marks) and is_of_epoch(mark, marks[0]):
@@ -121,7 +121,8 @@ class StreamCopies:
             if sharing is None or reader not in sharing.acked:
                 return
             sharing.note(reader, place)
-            sharing.remove_used()
+            if sharing.used:
+                sharing.remove_used()
 
     def fetch(self, stream: str, wanted: Sequence[Remote], download: Download) -> List[Optional[Buffer]]:
         """As ``fetch_own``, in place where that can be had."""
@@ -176,7 +177,7 @@ class StreamCopies:
         is_shared = sharing.is_shared
         if not is_shared and not self._are_left(stream, sharing):
             return {}
-        paths = {one: self._cache.payload_path_of(stream, mark_of(one.id), one.place) for one in wanted}
+        paths = {one: self._cache.payload_path_of(stream, mark_of(one.id), one.num_bytes, one.place) for one in wanted}
         found = _found(paths)
         if is_shared and len(found) < len(wanted):
             with self._claimed(stream, sharing) as is_ours:

@@ -106,6 +106,18 @@ def test_who_is_alone_on_its_host_makes_no_files(hosts):
         assert not is_mapped(readers[1].read(1, WAIT_S)[0].arrays['x'], '.payload')
 
 
+def test_a_stream_that_is_deleted_leaves_no_files(hosts):
+    here, there = hosts
+    with here.open(host_plane='off') as writer, there.open() as store:
+        readers = [Reader(store, STREAM, f'{number}') for number in range(2)]
+        writer.append(STREAM, {}, chunk(0, LARGE))
+        (entry,) = readers[0].read()
+        assert len(files(there)) == 1
+        assert store.delete(STREAM)
+        assert files(there) == []
+        assert number_of(entry) == 0
+
+
 def test_readers_in_one_process_share(hosts):
     here, there = hosts
     with here.open(host_plane='off') as writer, there.open() as store, ThreadPoolExecutor(3) as pool:
