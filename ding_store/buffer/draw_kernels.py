@@ -35,11 +35,14 @@ def locate(row_of_slot: Array, rows: Array, values: Array, limit: float, slots: 
         - largest (:obj:`float`): The largest value, and ``slots`` are filled; -1 where this is not the common case.
     """
     largest, capacity = 0.0, row_of_slot.shape[0]
+    inverse = 1.0 / capacity
     for i in range(rows.shape[0]):
         row, value = rows[i], values[i]
-        slot = row % capacity
-        # No comparison with NaN holds.
-        if row < 0 or row_of_slot[slot] != row or not 0.0 <= value <= limit:
+        # row % capacity, without a division: what the product is rounded by is at most one capacity.
+        slot = row - np.int64(row * inverse) * capacity
+        slot += capacity * (slot < 0) - capacity * (slot >= capacity)
+        # Otherwise it is no row's number. No comparison with NaN holds.
+        if row < 0 or not 0 <= slot < capacity or row_of_slot[slot] != row or not 0.0 <= value <= limit:
             return -1.0
         slots[i] = slot
         if value > largest:

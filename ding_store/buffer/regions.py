@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Named
 import numpy as np
 
 from ding_store.buffer import space
-from ding_store.buffer.arrays import Array
+from ding_store.buffer.arrays import Array, anonymous
 from ding_store.buffer.durable import Home
 from ding_store.buffer.header import StoredColumn
 from ding_store.errors import NotEnoughSpace
@@ -249,7 +249,7 @@ class Regions:
         if num_bytes == 0:
             return np.zeros((self.capacity, *shape), dtype)
         file = (self._files if files is None else files).get(name)
-        region = _anonymous(num_bytes) if file is None else mmap.mmap(file.fd, num_bytes)
+        region = anonymous(num_bytes) if file is None else mmap.mmap(file.fd, num_bytes)
         return np.frombuffer(region, dtype).reshape((self.capacity, *shape))
 
     def _discard(self, files: Dict[str, ColumnFile]) -> None:
@@ -300,19 +300,6 @@ def _fit(fd: int, num_bytes: int) -> None:
                 region.madvise(mmap.MADV_REMOVE, start)
             except OSError:
                 pass  # A file system without holes: the space stays taken.
-
-
-def _anonymous(num_bytes: int) -> mmap.mmap:
-    # Private: forked environment workers and data loaders see the rows of the moment of the fork.
-    # No reserve: the kernel would refuse a sparse table larger than its memory, though few of its pages be used.
-    region = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)  # MAP_NORESERVE
-    if hasattr(mmap, 'MADV_HUGEPAGE'):
-        try:
-            # Random rows of a large table miss the TLB at every one of its small pages.
-            region.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            pass  # A kernel without huge pages.
-    return region
 
 
 def _private_directory(num_bytes: int) -> Optional[str]:

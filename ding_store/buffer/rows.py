@@ -8,7 +8,7 @@ from typing import List, Optional, Protocol, Tuple
 
 import numpy as np
 
-from ding_store.buffer.arrays import Array
+from ding_store.buffer.arrays import Array, filled
 from ding_store.buffer.kernels import load_kernels
 
 #: In ``row_of_slot``: the slot is free, or its row is being written at this moment.
@@ -61,7 +61,7 @@ class RowIndex:
         self.kernels = load_kernels()
         self.next_row = next_row
         self._listeners: List[weakref.ref[RowListener]] = []
-        self._build(np.full(capacity, EMPTY, np.int64) if row_of_slot is None else row_of_slot)
+        self._build(filled(capacity, EMPTY, np.int64) if row_of_slot is None else row_of_slot)
 
     def _build(self, row_of_slot: Array) -> None:
         """Everything that follows from which row is in which slot."""
@@ -161,7 +161,7 @@ class RowIndex:
 
     def forget(self) -> None:
         """As ``clear``, but what ``row_of_slot`` was stays as it is."""
-        self._build(np.full(self.capacity, EMPTY, np.int64))
+        self._build(filled(self.capacity, EMPTY, np.int64))
         for listener in self._listening():
             listener.cleared()
 

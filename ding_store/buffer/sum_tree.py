@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from ding_store.buffer.arrays import Array
+from ding_store.buffer.arrays import Array, filled
 from ding_store.buffer.kernels import load_kernels
 
-#: Children per node: a block of them is two cache lines, and 400k rows are five levels.
-FAN_OUT = 16
-SHIFT = 4
+#: Children per node: a block of them is a cache line, and 400k rows are seven levels.
+FAN_OUT = 8
+SHIFT = 3
 
 
 class SumTree:
     """
     Overview:
-        A tree of fan-out 16 over one float64 per slot: ``set`` and ``find`` are O(B log(capacity)). Nothing is ever
+        A tree of fan-out 8 over one float64 per slot: ``set`` and ``find`` are O(B log(capacity)). Nothing is ever
         added to a sum: a change makes every node above it anew from its children, in their order, so that the tree is
         a function of its leaves alone and cannot drift, however often they change.
 
@@ -25,7 +25,7 @@ class SumTree:
         * ``_sums``, ``_minima``: of each node above them, the lowest level first, the root last; the minimum is of the
           masses above zero.
         * ``_prefixes``: for each of these nodes, the sum of its block of siblings up to and with it, so that a search
-          is 16 comparisons per level.
+          is a few comparisons per level.
         * ``_starts``: where each level begins in these three.
     Arguments:
         - capacity (:obj:`int`): The number of slots. About 10 bytes each.
@@ -34,15 +34,16 @@ class SumTree:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         starts, size, num_nodes = [0], _num_blocks(capacity), _num_blocks(capacity)
-        self.masses = _aligned(size * FAN_OUT)
+        self.masses = filled(size * FAN_OUT, 0.0, np.float64)
         while num_nodes > 1:
             num_nodes = _num_blocks(num_nodes)
             # A level fills whole blocks, which the one above it counts.
             starts.append(starts[-1] + num_nodes * FAN_OUT)
         self._starts = np.array(starts, np.int64)
         num_inner = starts[-1] + 1
-        self._sums, self._prefixes, self._minima = (_aligned(num_inner) for _ in range(3))
-        self._minima.fill(np.inf)
+        self._sums, self._prefixes, self._minima = (
+            filled(num_inner, value, np.float64) for value in (0.0, 0.0, np.inf)
+        )
         #: None where numba does not run.
         self.kernels = load_kernels()
 
@@ -151,13 +152,6 @@ class SumTree:
 
 def _num_blocks(num_children: int) -> int:
     return -(-num_children // FAN_OUT)
-
-
-def _aligned(num_floats: int) -> Array:
-    """Zeros that begin with a cache line, so that no block is on three."""
-    spare = np.zeros(num_floats + 8)
-    first = -spare.ctypes.data // 8 % 8
-    return spare[first : first + num_floats]
 
 
 def _without_repeats(nodes: Array) -> Array:

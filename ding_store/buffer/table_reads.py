@@ -48,7 +48,7 @@ class TableReads(TableBase):
         for _ in range(_OPTIMISTIC_READS):
             with self.index.lock:
                 slots, numbers = choose(self.index), self.index.row_of_slot
-                rows, num_updates = numbers[slots], self._num_updates
+                rows, num_updates = numbers.take(slots, mode='clip'), self._num_updates
                 if len(slots) * self._regions.row_bytes <= _QUICK_BYTES:
                     # Whoever changes a row that lives, or takes it away, has this lock.
                     return rows, copy(slots)

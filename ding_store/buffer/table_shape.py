@@ -7,7 +7,7 @@ from typing import Any, Callable, FrozenSet, Iterable, Mapping, Optional, Tuple
 
 import numpy as np
 
-from ding_store.buffer.arrays import Array
+from ding_store.buffer.arrays import Array, filled
 from ding_store.buffer.narrowing import narrow, stored_specs, widen
 from ding_store.buffer.regions import ColumnSpec, Regions
 from ding_store.buffer.rows import EMPTY
@@ -224,7 +224,7 @@ class TableShape(TableBase):
     def _resized_numbers(self, capacity: int, source: Array, target: Array) -> Array:
         if self.home is not None:
             return self.home.resize(capacity, source, target)
-        numbers = np.full(capacity, EMPTY, np.int64)
+        numbers = filled(capacity, EMPTY, np.int64)
         kept = min(capacity, self.capacity)
         numbers[:kept] = self.index.row_of_slot[:kept]
         # Whoever is copying slots and looks at the old numbers after that has to see that they are others now.

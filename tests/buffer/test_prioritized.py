@@ -50,6 +50,22 @@ def chi_square(counts: np.ndarray, shares: np.ndarray) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
+@pytest.mark.parametrize('capacity', [1, 7, 1000])
+def test_rows_are_found_by_their_numbers_alone(capacity: int) -> None:
+    table = table_of(capacity, capacity)
+    sampler = attached(table, alpha=1.0, epsilon=0.0)
+    table.index.next_row = 10**15
+    rows = push(table, capacity)
+    assert rows[0] == 10**15
+    nobody = [-1, -capacity, capacity - 1, 2**53 + 1, 2**62, 2**63 - 1, -(2**63), rows[0] - capacity, rows[-1] + 1]
+    for row in nobody:
+        sampler.update(np.array([row]), [5.0])
+    assert sampler.num_stale_updates == len(nobody)
+    priority = 2.0 + np.arange(capacity)
+    sampler.update(rows, priority)
+    assert sampler.priorities_of(rows).tolist() == priority.tolist()
+
+
 @pytest.mark.parametrize('numba', ['0', '1'])
 @pytest.mark.parametrize('alpha', [0.0, 0.6, 1.0])
 def test_rows_come_in_proportion(alpha: float, numba: str, monkeypatch: pytest.MonkeyPatch) -> None:

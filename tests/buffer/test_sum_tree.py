@@ -16,7 +16,7 @@ from ding_store.buffer import kernels
 from ding_store.buffer.sum_tree import SumTree
 
 ROOT = Path(__file__).resolve().parents[2]
-CAPACITIES = [1, 2, 15, 16, 17, 255, 256, 257, 5000]
+CAPACITIES = [1, 2, 7, 8, 9, 63, 64, 65, 255, 257, 5000]
 
 
 def tree_of(capacity: int, compiled: bool) -> SumTree:
@@ -45,7 +45,7 @@ def root_of(masses: np.ndarray) -> float:
     """The sum of all masses in the order of the tree, by plain loops."""
     values = masses.tolist()
     while True:
-        values = [sum_from_left(values[i : i + 16]) for i in range(0, len(values), 16)]
+        values = [sum_from_left(values[i : i + 8]) for i in range(0, len(values), 8)]
         if len(values) == 1:
             return values[0]
 
