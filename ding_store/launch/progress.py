@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -148,11 +149,11 @@ def summary(figures: Figures, wall_s: float) -> dict:
     corrupt = {'corrupt entries skipped': figures.entries_corrupt} if figures.entries_corrupt else {}
     return {
         'wall time, whole command (s)': f'{wall_s:.1f}',
-        'first env step to the end (s)': f'{figures.loop_s:.1f}',
+        'first env step to the end (s)': _if_known(figures.loop_s, '.1f'),
         'env steps': figures.env_step,
         'train iterations': figures.train_iter,
-        'env steps/s': f'{figures.env_step / figures.loop_s:.0f}',
-        'train iterations/s': f'{figures.train_iter / figures.loop_s:.0f}',
+        'env steps/s': _if_known(figures.env_step / figures.loop_s, '.0f'),
+        'train iterations/s': _if_known(figures.train_iter / figures.loop_s, '.0f'),
         'train iterations per env step': f'{figures.train_iter / max(figures.env_step, 1):.3f}',
         'last evaluation return': '-' if figures.eval_value is None else f'{figures.eval_value:.1f}',
         'rows appended': figures.rows_appended,
@@ -160,3 +161,8 @@ def summary(figures: Figures, wall_s: float) -> dict:
         'rows lost': figures.rows_lost,
         **corrupt,
     }
+
+
+def _if_known(value: float, form: str) -> str:
+    """A run that ended before its first env step has no loop."""
+    return '-' if math.isnan(value) else format(value, form)

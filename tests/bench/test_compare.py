@@ -1,6 +1,7 @@
 """``ding-store compare`` measures every row on both sides; how fast they are is tested nowhere."""
 
 import contextlib
+import io
 import json
 import math
 import subprocess
@@ -22,7 +23,7 @@ from ding_store.bench.compare.page import page
 from ding_store.bench.compare.plan import parts
 from ding_store.bench.compare.results import Results, machine
 from ding_store.bench.compare.rows import ROWS
-from ding_store.bench.compare.terminal import render
+from ding_store.bench.compare.terminal import Progress, render
 from ding_store.bench.compare.worker import WorkerFailed
 from ding_store.errors import ConfigError
 
@@ -101,6 +102,27 @@ def test_across_processes(side):
     assert figures['adds_per_s'] > 0
     # The learner samples at the ratio of the job, in whole batches.
     assert figures['samples_per_s'] / figures['adds_per_s'] == pytest.approx(63 / 116, rel=0.5)
+
+
+def test_what_is_left_goes_by_what_was_measured(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr('ding_store.bench.compare.terminal.time.monotonic', lambda: now[0])
+    out = io.StringIO()
+    progress = Progress(4, out)
+
+    def said():
+        out.seek(out.truncate(0))
+        progress.say('on')
+        return out.getvalue()
+
+    progress.skip()  # by --resume
+    assert 'left' not in said()
+    now[0] = 60.0
+    progress.step()
+    assert '2/4 1:00, about 2:00 left' in said()
+    progress.step()
+    now[0] = 200.0
+    assert 'left' not in said(), 'it takes longer than those before'
 
 
 def test_a_curve_of_one_point_stands_in_the_middle():

@@ -104,12 +104,14 @@ def _measure(rows: Sequence[Row], sections: Sequence[str], settings: Dict[str, A
     steps = list(_steps(rows, sections, settings, results))
     progress = Progress(len(steps))
     for record, section, name, measure in steps:
-        if section not in record:
-            try:
-                record[section] = measure(functools.partial(_say, progress, name))
-            except WorkerFailed as error:
-                failures.append(f'{name} {section}: {error}')
-            results.save()
+        if section in record:
+            progress.skip()
+            continue
+        try:
+            record[section] = measure(functools.partial(_say, progress, name))
+        except WorkerFailed as error:
+            failures.append(f'{name} {section}: {error}')
+        results.save()
         progress.step()
     progress.end()
     return failures

@@ -19,7 +19,7 @@ class Progress:
     def __init__(self, num_steps: int, out: Any = None) -> None:
         self._out = out or sys.stderr
         self._is_terminal = self._out.isatty()
-        self._num_steps, self._done = max(1, num_steps), 0
+        self._num_steps, self._done, self._skipped = max(1, num_steps), 0, 0
         self._begin = self._stepped = time.monotonic()
 
     def say(self, text: str) -> None:
@@ -34,12 +34,19 @@ class Progress:
         self._done += 1
         self._stepped = time.monotonic()
 
+    def skip(self) -> None:
+        """A step that was done before, which says nothing of how long the others take."""
+        self._done += 1
+        self._skipped += 1
+
     def _left(self, now: float) -> str:
-        if not self._done:
+        timed = self._done - self._skipped
+        if not timed:
             return ''
-        each = (self._stepped - self._begin) / self._done
+        each = (self._stepped - self._begin) / timed
         left = each * (self._num_steps - self._done) - min(each, now - self._stepped)
-        return f', about {_clock(left)} left'
+        # The last one may take longer than those before it did.
+        return f', about {_clock(left)} left' if left > 0 else ''
 
     def end(self) -> None:
         if self._is_terminal:
