@@ -11,22 +11,40 @@ from ding.data.buffer import BufferedData
 from ding.data.buffer.middleware import PriorityExperienceReplay
 
 from ding_store.buffer.prioritized import Prioritized
-from ding_store.errors import NotEnoughData
+from ding_store.errors import ConfigError, NotEnoughData
 
 #: What DI-engine's middleware adds to updated priorities.
 _EPSILON = 1e-5
 #: Counts of rows that are gone, which nobody minds.
 _FEW = 64
-_USE_TIME_CHECK = 'ding.data.buffer.middleware.use_time_check', 'use_time_check.<locals>._use_time_check'
+#: What DI-engine's PriorityExperienceReplay must not be around, and why.
+_NOT_INSIDE = {
+    'staleness_check': 'would take rows out that are drawn already',
+    'sample_range_view': 'would come after the draw, which it is to restrict',
+}
 
 
 def served(middleware: Callable, buffer_: Any) -> Callable:
-    """What does the same as this middleware, also where rows leave without it, or come twice; else itself."""
+    """
+    Overview:
+        What does the same as this middleware, also where rows leave without it, or come twice, or others are around it;
+        else itself.
+    Raises:
+        - ConfigError: It cannot be inside of a PriorityExperienceReplay that is used already.
+    """
+    name = _name_of(middleware)
+    if name in _NOT_INSIDE and any(isinstance(each, PriorityExperienceReplay) for each in buffer_._middleware):
+        raise ConfigError(
+            f'{name} is used inside of PriorityExperienceReplay, but {_NOT_INSIDE[name]}: '
+            f'use({name}(...)) before use(PriorityExperienceReplay(...))'
+        )
     if type(middleware) is PriorityExperienceReplay and _is_possible(middleware):
         return ServedPriorities(middleware, buffer_)
-    if (middleware.__module__, getattr(middleware, '__qualname__', '')) == _USE_TIME_CHECK:
+    if name == 'use_time_check':
         need_delete = _inside(middleware, 'sample', '_check_use_count', '_need_delete')
         return ServedUses(_inside(need_delete, 'max_use'), buffer_)
+    if name == 'sample_range_view':
+        return ServedRange(_inside(middleware, 'sample_range'))
     return middleware
 
 
@@ -143,6 +161,24 @@ class ServedUses:
         """The buffer has other rows, or another table: their metas say their uses."""
         rows, uses = self._buffer._elements.metas.values_of('use_count')
         self._counts = {str(row): count for row, count in zip(rows.tolist(), uses)}
+
+
+class ServedRange:
+    """sample_range_view: with all other arguments of the sample."""
+
+    def __init__(self, sample_range: slice) -> None:
+        self._range = sample_range
+
+    def __call__(self, action: str, chain: Callable, *args: Any, **kwargs: Any) -> Any:
+        if action == 'sample':
+            kwargs['sample_range'] = self._range
+        return chain(*args, **kwargs)
+
+
+def _name_of(middleware: Callable) -> str:
+    """The function of DI-engine that made it; '' for anything else."""
+    module, name = middleware.__module__ or '', getattr(middleware, '__qualname__', '').partition('.')[0]
+    return name if module == f'ding.data.buffer.middleware.{name}' else ''
 
 
 def _is_possible(settings: PriorityExperienceReplay) -> bool:

@@ -18,7 +18,7 @@ from ding.data.buffer.middleware import (
 from elements import number, transition
 
 from ding_store.buffer import Fifo, RateLimiter, StoreBuffer
-from ding_store.errors import PriorityError, StoreTimeout
+from ding_store.errors import ConfigError, PriorityError, StoreTimeout
 
 
 def made(*makers: Callable, count: int = 40, size: int = 40, kind: type = StoreBuffer) -> Any:
@@ -43,8 +43,6 @@ MIDDLEWARE: Dict[str, Callable] = {
     'use': lambda buffer: use_time_check(buffer, max_use=3),
 }
 PAIRS = [(a, b) for i, a in enumerate(MIDDLEWARE) for b in list(MIDDLEWARE)[i:]]
-#: The view drops the arguments that the other needs.
-PAIRS.remove(('stale', 'range'))
 
 
 @pytest.mark.parametrize('names', PAIRS, ids=lambda names: '-'.join(names))
@@ -61,7 +59,7 @@ def test_pairs_against_a_model(names: tuple) -> None:
             newest = set(sorted(alive)[20:]) if len(alive) > 20 else set()
         if ('range' in names and len(newest) < 8) or len(alive) < 8:
             break
-        # staleness_check takes its number in the first place, sample_range_view only what comes in its place.
+        # staleness_check takes its number in the first place.
         items = buffer.sample(size=8, **options) if 'stale' in names else buffer.sample(8)
         got = [number(item.data) for item in items]
         assert set(got) <= (newest if 'range' in names else alive)
@@ -74,6 +72,22 @@ def test_pairs_against_a_model(names: tuple) -> None:
                 item.meta['priority'] = 0.5
                 buffer.update(item.index, data=None, meta=item.meta)
         assert {number(item.data) for item in buffer} == alive
+
+
+@pytest.mark.parametrize('power', [0.6, 1.5])
+@pytest.mark.parametrize(('name', 'inner'), [('stale', 'staleness_check'), ('range', 'sample_range_view')])
+def test_what_cannot_be_inside_of_priorities(name: str, inner: str, power: float) -> None:
+    buffer = made(lambda buffer: per(buffer, power))
+    with pytest.raises(ConfigError, match=rf'{inner} is used inside of PriorityExperienceReplay.*before'):
+        buffer.use(MIDDLEWARE[name](buffer))
+    assert len(buffer.sample(8)) == 8
+
+
+def test_a_range_takes_all_arguments() -> None:
+    buffer = made(MIDDLEWARE['range'])
+    assert {number(item.data) for item in buffer.sample(size=60, replace=True)} <= set(range(20, 40))
+    groups = buffer.sample(2, groupby='priority', unroll_len=3)
+    assert [len(group) for group in groups] == [3, 3]
 
 
 @pytest.mark.parametrize('power', [0.6, 1.5])
