@@ -18,6 +18,7 @@ from needs import need_extra
 
 from ding_store.bench.compare import svg
 from ding_store.bench.compare.across import across
+from ding_store.bench.compare.disk import on_disk
 from ding_store.bench.compare.main import _facts
 from ding_store.bench.compare.page import page
 from ding_store.bench.compare.plan import parts
@@ -102,6 +103,23 @@ def test_across_processes(side):
     assert figures['adds_per_s'] > 0
     # The learner samples at the ratio of the job, in whole batches.
     assert figures['samples_per_s'] / figures['adds_per_s'] == pytest.approx(63 / 116, rel=0.5)
+
+
+def test_a_table_on_disk_says_how_much_of_it_is_cached(tmp_path):
+    one = row('qmix')
+    found = on_disk(one, 50 * one.element_bytes, 2e9, 1, 0.01, str(tmp_path), lambda text: None)
+    assert found['length'] == 4 * one.batch
+    assert found['samples_per_s'] > 0
+    assert found['fraction'] == found['samples_per_s'] / found['disk_per_s']
+    assert list(tmp_path.iterdir()) == []
+    record = {'qmix': {**_facts(one), 'disk': found}}
+    text = render({'rows': record})
+    if found['limit_bytes'] is None:
+        assert found['reason'] in text
+    else:
+        # It fits: then the disk is not what is measured, and the figures have to say so.
+        assert found['cached'] > 0.9
+        assert f'{100 * found["cached"]:.0f} %' in text
 
 
 def test_what_is_left_goes_by_what_was_measured(monkeypatch):

@@ -39,6 +39,13 @@ class Limit:
         except OSError as error:
             self.reason = f'no memory cgroup can be made here ({error.strerror})'
 
+    def cached_bytes(self) -> Optional[int]:
+        """What its processes keep of files now: reads of these do not go to the disk."""
+        if self.path is None:
+            return None
+        stat = dict(line.split() for line in (self.path / 'memory.stat').read_text().splitlines())
+        return int(stat['cache'])
+
     def close(self) -> None:
         """Its processes must have ended."""
         if self.path is not None:
@@ -105,7 +112,8 @@ def on_disk(
         Fill and sample a table of ``table_bytes`` in a process that may use ``limit_bytes``, all in all.
     Returns:
         - figures (:obj:`dict`): 'samples_per_s', 'disk_per_s' (medians over windows in turn), 'fraction', and how
-          large the table and the limit were ('limit_bytes' is None, and 'reason' there, where none could be set).
+          large the table and the limit were ('limit_bytes' is None, and 'reason' there, where none could be set);
+          'cached' is the share of the table, at most, whose reads need no disk (None, too).
     """
     length = int(max(4 * row.batch, table_bytes // row.element_bytes))
     place = tempfile.mkdtemp(prefix='compare-table-', dir=directory)
@@ -123,6 +131,7 @@ def on_disk(
                 say(f'on disk: window {number + 1} of {repeats}')
                 disk.append(worker.call('disk', seconds))
                 samples.append(worker.call('window', seconds))
+            cached = limit.cached_bytes()
         finally:
             worker.close()
     finally:
@@ -133,6 +142,7 @@ def on_disk(
         **figures,
         'fraction': figures['samples_per_s'] / figures['disk_per_s'],
         'length': length,
+        'cached': None if cached is None else min(1.0, cached / (length * row.element_bytes)),
         'table_bytes': length * row.element_bytes,
         'limit_bytes': None if limit.path is None else limit_bytes,
         'reason': limit.reason,

@@ -253,7 +253,8 @@ def _disk(rows: Sequence[Dict[str, Any]]) -> str:
             note, required = f'{size_text(found["table_bytes"])} table', row['required']['samples_per_s']
             lines.append(svg.Bar(row['name'], note, values, found['disk_per_s'], required))
             limit = f'{size_text(found["limit_bytes"])} of memory' if found['limit_bytes'] else found['reason']
-            said.append(f'{row["name"]}: {limit}')
+            cached = '' if found.get('cached') is None else f', {found["cached"]:.0%} of the table cached'
+            said.append(f'{row["name"]}: {limit}{cached}')
     if not lines:
         return ''
     return _section(

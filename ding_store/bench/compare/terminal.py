@@ -186,13 +186,17 @@ def disk_table(result: Dict[str, Any]) -> Table:
                     f'{found["length"]:,}',
                     size_text(found['table_bytes']),
                     limit,
+                    '-' if found.get('cached') is None else percent(found['cached']),
                     number(row['required']['samples_per_s']),
                     number(found['samples_per_s']),
                     number(found['disk_per_s']),
                     f'{found["fraction"]:.2f}',
                 ]
             )
-    head = ('store on disk', 'length', 'table', 'memory limit', 'need sample/s', 'sample/s', 'disk reads/s', 'fraction')
+    head = (
+        'store on disk', 'length', 'table', 'memory limit', 'cached', 'need sample/s', 'sample/s', 'disk reads/s',
+        'fraction',
+    )  # fmt: skip
     return head, lines
 
 
