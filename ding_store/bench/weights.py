@@ -156,10 +156,17 @@ def _read_in_place(way: OursInPlace, barrier: Any, pss: Any, number: int) -> Non
 
 
 def _pss() -> float:
-    """Of this process's own memory and of memory that is shared by mapping; not of programs and libraries."""
+    """Of this process's own memory and of what it maps to share, wherever that is; not of programs and libraries."""
     with open('/proc/self/smaps_rollup') as file:
-        sizes = {line.partition(':')[0]: line.split()[1] for line in file if line.startswith('Pss')}
-    return 1024.0 * sum(int(sizes[name]) for name in ('Pss_Anon', 'Pss_Shmem'))
+        kilobytes = sum(int(line.split()[1]) for line in file if line.startswith('Pss_Anon:'))
+    is_shared = False
+    with open('/proc/self/smaps') as file:
+        for first, second, *_ in map(str.split, file):
+            if not first.endswith(':'):  # the line that a mapping begins with: addresses, permissions ...
+                is_shared = second.endswith('s')
+            elif first == 'Pss:' and is_shared:
+                kilobytes += int(second)
+    return 1024.0 * kilobytes
 
 
 def main(sizes_mb: str, names: Optional[str], num_readers: int, num_rounds: int, json_file: Optional[str]) -> int:
