@@ -11,6 +11,7 @@ import glob
 import json
 import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -113,13 +114,27 @@ def timed(command: list, directory: Path, environment: dict, quiet: bool) -> tup
     begin = time.monotonic()
     with open(log, 'wb') as out:
         streams = {'stdout': out, 'stderr': out} if quiet else {}
+        # One that is shown hears Ctrl-C from the terminal, as we do; a quiet one from us, and its workers with it.
+        process = subprocess.Popen(command, cwd=directory, env=environment, start_new_session=quiet, **streams)
         try:
-            code = subprocess.run(command, cwd=directory, env=environment, timeout=TIMEOUT_S, **streams).returncode
+            code = process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
             code = 124
+        finally:
+            end(process, signal.SIGINT, quiet)
+            end(process, signal.SIGKILL, quiet)
     if code:
         say(f'exit code {code}' + (f'; see {log}' if quiet else ''))
     return time.monotonic() - begin, code
+
+
+def end(process: subprocess.Popen, number: int, with_group: bool) -> None:
+    """What is left of a command: ditask that is killed alone leaves its workers."""
+    try:
+        os.killpg(process.pid, number) if with_group else process.send_signal(number)
+        process.wait(10)
+    except (ProcessLookupError, subprocess.TimeoutExpired):
+        pass
 
 
 def figures(code: int, wall_s: float, record: dict) -> dict:

@@ -1,13 +1,16 @@
 """``ding-store compare`` measures every row on both sides; how fast they are is tested nowhere."""
 
 import contextlib
+import importlib.util
 import io
 import json
 import math
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -103,6 +106,22 @@ def test_across_processes(side):
     assert figures['adds_per_s'] > 0
     # The learner samples at the ratio of the job, in whole batches.
     assert figures['samples_per_s'] / figures['adds_per_s'] == pytest.approx(63 / 116, rel=0.5)
+
+
+def test_a_stock_job_that_hangs_leaves_no_workers(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location('cartpole_script', ROOT / 'scripts' / 'cartpole.py')
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    monkeypatch.setattr(script, 'TIMEOUT_S', 0.5)
+    (tmp_path / 'job').write_text('sleep 1000 & echo $! > worker; wait')
+    _, code = script.timed(['bash', 'job'], tmp_path, {}, quiet=True)
+    assert code == 124
+    stat = Path('/proc', (tmp_path / 'worker').read_text().strip(), 'stat')
+    deadline = time.monotonic() + 20
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        while stat.read_text().split()[2] != 'Z':
+            assert time.monotonic() < deadline, 'its worker lives on'
+            time.sleep(0.02)
 
 
 def test_a_table_on_disk_says_how_much_of_it_is_cached(tmp_path):
