@@ -21,6 +21,7 @@ from needs import need_extra
 
 from ding_store.bench.compare import svg
 from ding_store.bench.compare.across import across
+from ding_store.bench.compare.cartpole import cartpole
 from ding_store.bench.compare.disk import on_disk
 from ding_store.bench.compare.main import _facts
 from ding_store.bench.compare.page import page
@@ -122,6 +123,28 @@ def test_a_stock_job_that_hangs_leaves_no_workers(tmp_path, monkeypatch):
         while stat.read_text().split()[2] != 'Z':
             assert time.monotonic() < deadline, 'its worker lives on'
             time.sleep(0.02)
+
+
+def test_a_stock_job_that_fails_costs_only_its_own_figures(tmp_path, monkeypatch):
+    script = tmp_path / 'script.py'
+    script.write_text(
+        'def ran(seed, directory, quiet=True):\n'
+        '    return dict(code=0, wall_s=5.0 + seed, loop_s=1.0, env_step=800, train_iter=500, iters_per_s=300.0)\n'
+        'def hung(seed, directory):\n'
+        "    return {**ran(seed, directory), 'code': 124}\n"
+        'run_store = ran\n'
+        "RUN = {'store': ran, 'serial': ran, 'parallel': hung}\n"
+        "TITLES, LOG = {kind: kind for kind in RUN}, 'log'\n"
+    )
+    monkeypatch.setattr('ding_store.bench.compare.cartpole.SCRIPT', script)
+    found = cartpole([0, 2], lambda text: None)
+    assert (found['store']['wall_s'], found['store']['failed']) == (6.0, 0)
+    assert (found['parallel']['wall_s'], found['parallel']['failed']) == (None, 2)
+    table = next(line for line in render({'rows': {}, 'cartpole': found}).splitlines() if 'parallel' in line)
+    assert table.split() == ['parallel', '-', '-', '-', '-', '2']
+    settings = {'repeats': 1, 'seconds': 0.1, 'memory_gb': 0.1, 'length': None}
+    text = page({'rows': {}, 'machine': machine(), 'settings': settings, 'cartpole': found})
+    assert 'stock in parallel: failed, serial: 6 s' in text
 
 
 def test_a_table_on_disk_says_how_much_of_it_is_cached(tmp_path):

@@ -20,9 +20,10 @@ def cartpole(seeds: List[int], say: Callable[[str], None]) -> Dict[str, Any]:
     Overview:
         The job on the store (four processes), in stock serial and in stock ditask, interleaved over seeds.
     Returns:
-        - kinds (:obj:`dict`): 'store', 'serial', 'parallel' -> title, and medians over seeds.
+        - kinds (:obj:`dict`): 'store', 'serial', 'parallel' -> title, medians over the seeds that came to their end
+          (None where none did), and how many failed: stock ditask stands still at times.
     Raises:
-        - WorkerFailed: One of them failed, or this is no checkout.
+        - WorkerFailed: The store failed, or this is no checkout.
     """
     if not SCRIPT.exists():
         raise WorkerFailed('CartPole is compared by scripts/cartpole.py, which only a checkout has')
@@ -37,11 +38,17 @@ def cartpole(seeds: List[int], say: Callable[[str], None]) -> Dict[str, Any]:
         for seed in seeds:
             for kind, run in run_by_kind.items():
                 say(f'{script.TITLES[kind]}, seed {seed}')
-                runs[kind].append(run(seed, Path(directory)))
-                if runs[kind][-1]['code']:
+                made = run(seed, Path(directory))
+                if not made['code']:
+                    runs[kind].append(made)
+                elif kind == 'store':
                     said = Path(directory, script.LOG).read_text(errors='replace')[-1500:]
-                    raise WorkerFailed(f'{script.TITLES[kind]}: exit code {runs[kind][-1]["code"]}\n{said}')
+                    raise WorkerFailed(f'{script.TITLES[kind]}: exit code {made["code"]}\n{said}')
     return {
-        kind: {'title': script.TITLES[kind], **{name: statistics.median(one[name] for one in each) for name in KEPT}}
+        kind: {
+            'title': script.TITLES[kind],
+            'failed': len(seeds) - len(each),
+            **{name: statistics.median(one[name] for one in each) if each else None for name in KEPT},
+        }
         for kind, each in runs.items()
     }

@@ -76,14 +76,18 @@ def _cards(result: Dict[str, Any], rows: Sequence[Dict[str, Any]]) -> str:
         cards.append((f'{met["store"]} of {len(joined)}', f'jobs met across processes; stock: {met["stock"]}'))
     if 'cartpole' in result:
         found = result['cartpole']
-        store, serial, parallel = (found[kind]['wall_s'] for kind in ('store', 'serial', 'parallel'))
-        text = f'CartPole to its stop value, whole command; stock in parallel: {parallel:.0f} s, serial: {serial:.0f} s'
-        cards.append((f'{store:.0f} s', text))
+        store, serial, parallel = (_seconds(found[kind]['wall_s']) for kind in ('store', 'serial', 'parallel'))
+        text = f'CartPole to its stop value, whole command; stock in parallel: {parallel}, serial: {serial}'
+        cards.append((store, text))
     return (
         '<div class="cards">'
         + ''.join(f'<div class="card"><b>{b}</b><span>{t}</span></div>' for b, t in cards)
         + '</div>'
     )
+
+
+def _seconds(value: Optional[float]) -> str:
+    return 'failed' if value is None else f'{value:.0f} s'
 
 
 def _legend() -> str:
@@ -271,7 +275,9 @@ def _cartpole(result: Dict[str, Any]) -> str:
     found = result['cartpole']
     kinds = {'store': 'store', 'serial': 'stock', 'parallel': 'stock'}
     lines = [
-        svg.Bar(found[kind]['title'], 'in the loop', {side: found[kind]['loop_s']}) for kind, side in kinds.items()
+        svg.Bar(found[kind]['title'], 'in the loop', {side: found[kind]['loop_s']})
+        for kind, side in kinds.items()
+        if found[kind]['loop_s'] is not None
     ]
     return _section(
         'Time to converge',

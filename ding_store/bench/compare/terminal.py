@@ -217,9 +217,10 @@ def series_table(section: str, result: Dict[str, Any]) -> Table:
 def cartpole_table(result: Dict[str, Any]) -> Table:
     lines = []
     for found in result.get('cartpole', {}).values():
-        values = [f'{found[name]:.1f}' for name in ('loop_s', 'wall_s')]
-        lines.append([found['title'], *values, *(number(found[name]) for name in ('env_step', 'iters_per_s'))])
-    head = ('CartPole to its stop value', 'in the loop (s)', 'whole command (s)', 'env steps', 'iterations/s')
+        values = ['-' if found[name] is None else f'{found[name]:.1f}' for name in ('loop_s', 'wall_s')]
+        values += [number(found[name]) for name in ('env_step', 'iters_per_s')]
+        lines.append([found['title'], *values, str(found.get('failed', 0))])
+    head = ('CartPole to its stop value', 'in the loop (s)', 'whole command (s)', 'env steps', 'iterations/s', 'failed')
     return head, lines
 
 
