@@ -66,7 +66,8 @@ create_config = EasyDict(
         env=dict(type='gobigger', import_names=['dizoo_configs.gobigger.gobigger_env']),
         env_manager=dict(type='base'),
         policy=dict(type='gobigger_dqn', import_names=['dizoo_configs.gobigger.gobigger_policy']),
-        replay_buffer=dict(type='deque', import_names=['ding.data.buffer.deque_buffer_wrapper']),
+        # With the flag off: DI-engine's 'deque' has priorities of its own, which the policy's are not told to.
+        replay_buffer=dict(type='advanced'),
     )
 )
 enable(main_config, create_config)
