@@ -66,26 +66,38 @@ class GoBiggerEnv(BaseEnv):
         - cfg.match_frames, cfg.frame_skip (:obj:`int`): Frames of a match (20 make a second), and of an action.
         - cfg.reward_scale (:obj:`float`): Rewards are times this. Without, a step has about 0.01: little beside what a
           new network says.
+        - cfg.reward_clip (:obj:`Optional[float]`): Rewards are cut to so much in either direction, as Mnih et al.
+          (2015) do: to be eaten costs a hundred times what a step brings.
         - cfg.bot_level (:obj:`int`): 1 to 3: eats what is nearest; prefers thorns; flees and splits, too.
     Shapes:
         - obs: scalar ``(P, 7 + teams)``, clone ``(P, 16, 6)``, food ``(P, 224, 4)``, thorns ``(P, 16, 6)``, spore
           ``(P, 32, 6)``, other ``(P, 32, 7)``, relation of each of the last four ``(P, 16, N, 3)``, count of these and
           of clone ``(P,)``; all float32.
         - action (:obj:`np.ndarray`): ``(P,)``, int64.
-        - reward (:obj:`np.ndarray`): ``(P, 1)``, growth of the logarithm of a player's score, times the scale;
+        - reward (:obj:`np.ndarray`): ``(P, 1)``, growth of the logarithm of a player's score, scaled and cut;
           ``info['eval_episode_return']`` (1,) is that growth over the match, the mean over the players.
     Raises:
         - ModuleNotFoundError: At the first reset, without the extra, with the line that installs it.
     """
 
-    config = dict(team_num=4, player_num_per_team=3, match_frames=3600, frame_skip=10, bot_level=3, reward_scale=1.0)
+    config = dict(
+        team_num=4,
+        player_num_per_team=3,
+        match_frames=3600,
+        frame_skip=10,
+        bot_level=3,
+        reward_scale=1.0,
+        reward_clip=None,
+    )
 
     def __init__(self, cfg: EasyDict) -> None:
         self._cfg = EasyDict({**self.config, **cfg})
         if self._cfg.bot_level not in (1, 2, 3):
             raise ValueError(f'env.bot_level ({self._cfg.bot_level!r}) must be 1, 2 or 3')
-        if not self._cfg.reward_scale > 0:
-            raise ValueError(f'env.reward_scale ({self._cfg.reward_scale!r}) must be greater than 0')
+        for name in ('reward_scale', 'reward_clip'):
+            value = self._cfg[name]
+            if value is not None and not value > 0:
+                raise ValueError(f'env.{name} ({value!r}) must be greater than 0')
         self._players = range(self._cfg.player_num_per_team)
         self._action_space = gym.spaces.MultiDiscrete([ACTIONS] * len(self._players))
         self._random = np.random.RandomState(0)
@@ -115,6 +127,8 @@ class GoBiggerEnv(BaseEnv):
         if done:
             info['eval_episode_return'] = np.array([(self._score - self._first).mean()], np.float32)
         reward = (self._cfg.reward_scale * (self._score - before)).astype(np.float32)[:, None]
+        if self._cfg.reward_clip is not None:
+            reward = reward.clip(-self._cfg.reward_clip, self._cfg.reward_clip)
         return BaseEnvTimestep(self._observation(), reward, bool(done), info)
 
     def close(self) -> None:

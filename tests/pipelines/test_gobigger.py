@@ -44,8 +44,8 @@ def test_match():
 
 
 def test_rewards_are_scaled_and_returns_are_not():
-    def played(scale):
-        env = make_env(match_frames=40, reward_scale=scale)
+    def played(scale, clip=None):
+        env = make_env(match_frames=40, reward_scale=scale, reward_clip=clip)
         env.seed(0)
         env.reset()
         steps = [env.step(np.arange(3)) for _ in range(4)]
@@ -55,6 +55,10 @@ def test_rewards_are_scaled_and_returns_are_not():
     (rewards, total), (scaled, same_total) = played(1.0), played(50.0)
     assert rewards.any()
     np.testing.assert_allclose(scaled, 50 * rewards, rtol=1e-5)
+    assert total == same_total
+    clipped, same_total = played(50.0, 0.25)
+    np.testing.assert_allclose(clipped, scaled.clip(-0.25, 0.25), rtol=1e-5)
+    assert (clipped != scaled).any()
     assert total == same_total
 
 
@@ -100,8 +104,9 @@ def test_seeds():
 def test_settings_are_checked():
     with pytest.raises(ValueError, match=r'env.bot_level \(4\) must be 1, 2 or 3'):
         GoBiggerEnv(EasyDict(bot_level=4))
-    with pytest.raises(ValueError, match=r'env.reward_scale \(0\) must be greater than 0'):
-        GoBiggerEnv(EasyDict(reward_scale=0))
+    for name in ('reward_scale', 'reward_clip'):
+        with pytest.raises(ValueError, match=rf'env.{name} \(0\) must be greater than 0'):
+            GoBiggerEnv(EasyDict({name: 0}))
 
 
 def test_orders():
