@@ -319,10 +319,7 @@ class Home:
             row_bytes = np.dtype(column.dtype).itemsize * int(np.prod(column.shape))
             needed.update({column.file: row_bytes * capacity} if row_bytes else {})
         for name, num_bytes in needed.items():
-            there = os.path.getsize(self.file(name)) if os.path.exists(self.file(name)) else -1
-            if there < num_bytes:
-                found = 'is missing' if there < 0 else f'has {there} bytes'
-                raise CorruptPayload(f'{self.file(name)!r} {found} where {num_bytes} are needed: it was truncated')
+            check_size(self.file(name), num_bytes)
 
     def _recover(self) -> None:
         """What a kill left undone; may itself be killed at any point."""
@@ -355,6 +352,17 @@ class Home:
             found = _OF_GENERATION.fullmatch(name)
             if found is not None and int(found[1] or 0) != self.generation:
                 os.unlink(self.file(name))
+
+
+def check_size(path: str, num_bytes: int) -> None:
+    """
+    Raises:
+        - CorruptPayload: The file is missing, or shorter.
+    """
+    there = os.path.getsize(path) if os.path.exists(path) else -1
+    if there < num_bytes:
+        found = 'is missing' if there < 0 else f'has {there} bytes'
+        raise CorruptPayload(f'{path!r} {found} where {num_bytes} are needed: it was truncated')
 
 
 def _refuse_foreign(directory: str) -> None:

@@ -55,7 +55,13 @@ class Elements:
         self._schema: Optional[Schema] = None if info is None or info == packed.INFO else Schema.from_json(info)
         self.objects: Union[None, ObjectColumn, PackedColumn] = None
         if info == packed.INFO and len(self.table):
-            self.objects = PackedColumn(self.table)
+            try:
+                self.objects = PackedColumn(self.table)
+            except BaseException:
+                self.table.close()
+                raise
+        elif home is not None:
+            packed.remove_leftover(home)
         self.metas = MetaStore(self.table.index, self.table.write_lock, None if home is None else home.metas)
         self.metas.restore()
         self._outputs = self._new_outputs(self._schema)
@@ -156,7 +162,11 @@ class Elements:
             Elements and metas of the rows whose slots are chosen. Elements out of columns are views of one gathered
             batch; ``warm`` puts it into memory that was used before and is free now.
         """
-        rows, (decode, metas) = self.table.read(choose, lambda slots: (self._take(slots, warm), self._metas_of(slots)))
+        rows, (decode, metas) = self.table.read(
+            choose,
+            lambda slots: (self._take(slots, warm), self._metas_of(slots)),
+            is_all=not isinstance(self.objects, PackedColumn),
+        )
         return Read(rows, decode(), metas)
 
     def read_columns(self, choose: Choose) -> Tuple[Array, Schema, Columns]:
@@ -266,24 +276,29 @@ class Elements:
                 self._pack(objects or [], regions)
         except BaseException:
             regions.discard()
+            self._give_back()
             raise
-        info = packed.INFO if is_packed else None if schema is None else schema.to_json()
-        try:
-            self.table.replace(regions, info, narrow, rows, next_row, records, lambda: self.metas.clear(record=False))
-        except BaseException:
-            if isinstance(self.objects, PackedColumn):
-                self.objects.give_back()
-            raise
-        if self.objects is not None and not is_packed:
-            self.objects.remove()
-        slots = np.arange(len(rows))
-        with self.table.index.lock:
+        former = self.objects
+
+        def replaced() -> None:
+            slots = np.arange(len(rows))
             self._schema, self.objects = schema, None if objects is None else self._new_objects()
             if isinstance(self.objects, ObjectColumn) and objects is not None:
                 self.objects.put(slots, objects)
             self._outputs = self._new_outputs(schema)
             for slot, row, meta in zip(slots.tolist(), rows.tolist(), metas):
                 self.metas.put(slot, row, meta, record=False)
+
+        info = packed.INFO if is_packed else None if schema is None else schema.to_json()
+        try:
+            self.table.replace(
+                regions, info, narrow, rows, next_row, records, lambda: self.metas.clear(record=False), replaced
+            )
+        except BaseException:
+            self._give_back()
+            raise
+        if former is not None and not is_packed:
+            former.remove()
 
     def _pack(self, elements: List[Any], regions: Regions) -> None:
         """Columns of the places of elements, beside those that are there."""
@@ -349,13 +364,18 @@ class Elements:
 
     @contextmanager
     def _storing(self) -> Iterator[None]:
-        """What was packed for rows that do not become live is let go of."""
         try:
             yield
         except BaseException:
-            if isinstance(self.objects, PackedColumn):
-                self.objects.give_back()
+            self._give_back()
             raise
+
+    def _give_back(self) -> None:
+        """What was packed for rows that do not become live is let go of."""
+        if isinstance(self.objects, PackedColumn):
+            self.objects.give_back()
+        elif self.table.home is not None:
+            packed.remove_leftover(self.table.home)
 
     def _writing(self, element: Any) -> Optional[Callable[[int], None]]:
         """What writes this element to a slot; None where the general way has to."""
@@ -443,7 +463,8 @@ class Elements:
         def converted() -> None:
             self._schema, self.objects, self._outputs = None, objects, self._new_outputs(None)
 
-        self.table.convert(packed.SPECS, packed.INFO, slots, objects.store(elements), converted)
+        with self._storing():
+            self.table.convert(packed.SPECS, packed.INFO, slots, objects.store(elements), converted)
 
     def _replace(self, rows: Array, slots: Array, element: Any) -> None:
         if self.objects is not None:

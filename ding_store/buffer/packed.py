@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import weakref
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 
 from ding_store.buffer.arrays import Array
+from ding_store.buffer.durable import Home, check_size
 from ding_store.buffer.extents import Extents
 from ding_store.buffer.header import sync_directory
 from ding_store.buffer.journal import reserve, write_at
@@ -24,6 +26,7 @@ SPECS = {PLACE: (np.dtype(np.int64), ()), BYTES: (np.dtype(np.int64), ())}
 #: What a table of packed elements has instead of a schema.
 INFO = {'packed': 1}
 
+_FILE = 'packed'
 _ALIGNMENT = 64
 #: The file grows by this much, or a quarter.
 _STEP_BYTES = 1 << 20
@@ -38,18 +41,22 @@ class PackedColumn:
         process alone, and found out when the table is opened.
     Arguments:
         - table (:obj:`Table`): A table with a path, of packed elements or about to be.
+    Raises:
+        - CorruptPayload: The file was truncated. It is left as it is.
     """
 
     def __init__(self, table: Table) -> None:
         assert table.home is not None
         self._table, self._home = table, table.home
-        self._path = table.home.file('packed')
+        self._path = table.home.file(_FILE)
+        self._extents = Extents()
+        self._find_free()
+        if self._extents.end:
+            check_size(self._path, self._extents.end)
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         # Not closed before the last reader is done.
         weakref.finalize(self, os.close, self._descriptor)
         self._layouts: Dict[Any, Layout] = {}
-        self._extents = Extents()
-        self._find_free()
         os.ftruncate(self._descriptor, self._extents.end)
         self._num_reserved = self._extents.end
         table.index.listen(self)
@@ -212,6 +219,13 @@ class PackedColumn:
         except SchemaMismatch as e:
             raise refusal(self._home.path, e) from e
         return layout.pack(element)
+
+
+def remove_leftover(home: Home) -> None:
+    """The file, where no row is packed: of what became no rows after all, or of a process killed in ``remove``."""
+    if home.is_open():
+        with suppress(FileNotFoundError):
+            os.unlink(home.file(_FILE))
 
 
 def refusal(path: str, reason: SchemaMismatch) -> SchemaMismatch:

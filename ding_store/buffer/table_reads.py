@@ -33,14 +33,17 @@ class TableReads(TableBase):
         """
         return self.read(by_rows(rows), lambda slots: self.take(slots, out))[1]
 
-    def read(self, choose: Callable[[RowIndex], Array], copy: Callable[[Array], T]) -> Tuple[Array, T]:
+    def read(
+        self, choose: Callable[[RowIndex], Array], copy: Callable[[Array], T], is_all: bool = True
+    ) -> Tuple[Array, T]:
         """
         Overview:
             Copy rows that no writer touched meanwhile.
         Arguments:
             - choose (:obj:`Callable`): RowIndex -> slots of live rows; called with the index locked, and again after
               a race.
-            - copy (:obj:`Callable`): Slots -> what was copied from them; called without any lock.
+            - copy (:obj:`Callable`): Slots -> what was copied from them, without any lock, but for very little.
+            - is_all (:obj:`bool`): Whether it copies no more than the columns have.
         Returns:
             - rows (:obj:`np.ndarray`): Row numbers of the slots.
             - copied: What the last ``copy`` returned.
@@ -49,7 +52,7 @@ class TableReads(TableBase):
             with self.index.lock:
                 slots, numbers = choose(self.index), self.index.row_of_slot
                 rows, num_updates = numbers.take(slots, mode='clip'), self._num_updates
-                if len(slots) * self._regions.row_bytes <= _QUICK_BYTES:
+                if is_all and len(slots) * self._regions.row_bytes <= _QUICK_BYTES:
                     # Whoever changes a row that lives, or takes it away, has this lock.
                     return rows, copy(slots)
             try:

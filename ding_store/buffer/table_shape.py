@@ -96,6 +96,7 @@ class TableShape(TableBase):
         next_row: int = 0,
         metas: Iterable[bytes] = (),
         cleared: Callable[[], None] = lambda: None,
+        replaced: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Overview:
@@ -106,6 +107,7 @@ class TableShape(TableBase):
             - next_row (:obj:`int`): The row number that the next row has at least.
             - metas (:obj:`Iterable[bytes]`): Records of their metas.
             - cleared (:obj:`Callable`): Called when the old rows are gone, before any of the new ones is there.
+            - replaced (:obj:`Callable`): Called when they are, before anybody can read them.
         Raises:
             - NotEnoughSpace: The disk is full; nothing changed, and ``regions`` are discarded.
         """
@@ -129,6 +131,7 @@ class TableShape(TableBase):
             self._num_used = len(rows)
             self.index.next_row = max(next_row, self.index.next_row)
             self.index.load(rows, None if self.home is None else self.home.numbers)
+            replaced()
 
     def convert(
         self, columns: Mapping[str, ColumnSpec], info: Any, slots: Array, values: Columns, converted: Callable[[], None]

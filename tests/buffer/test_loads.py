@@ -9,6 +9,7 @@ import torch
 from ding.data import DequeBuffer
 from elements import number, transition
 from test_files import contents, filled, save_old, save_unchecked
+from test_threads import run_all
 
 from ding_store.buffer import StoreBuffer, files
 from ding_store.errors import CorruptPayload, FormatMismatch, NotEnoughSpace, SchemaMismatch, StoreError
@@ -174,4 +175,41 @@ def test_an_error_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         buffer.load_data(name)
     assert contents(buffer) == expected
     assert buffer.check() == []
+    buffer.close()
+
+
+@pytest.mark.parametrize('has_path', [False, True])
+def test_who_samples_while_others_are_loaded_has_the_ones_or_the_others(has_path, tmp_path, monkeypatch):
+    saves = {
+        'columns': [{'x': torch.full((3,), i)} for i in range(4)],
+        'other columns': [{'y': torch.full((2,), float(i))} for i in range(4)],
+        'lists': [[{'x': torch.full((3,), i)}] * (1 + i) for i in range(4)],
+    }
+    for name, elements in saves.items():
+        save = StoreBuffer(4)
+        for element in elements:
+            save.push(element, {'of': name})
+        save.save_data(str(tmp_path / name))
+    buffer = StoreBuffer(4, path=str(tmp_path / 'kept') if has_path else None)
+    found = []
+
+    def replace_and_sample(*arguments, **named):
+        replace(*arguments, **named)
+
+        # The new rows are there from here on, for all threads but this one, which has the lock for writers.
+        def sample():
+            found.extend(buffer.sample(4, groupby=None))
+
+        run_all(sample)
+
+    replace = buffer.table.replace
+    monkeypatch.setattr(buffer.table, 'replace', replace_and_sample)
+    for name in ('columns', 'lists', 'other columns', 'lists', 'columns', 'other columns'):
+        buffer.load_data(str(tmp_path / name))
+        assert [item.meta for item in found] == [{'of': name}] * 4
+        drawn = sorted(int(item.index) for item in found)
+        assert drawn == [0, 1, 2, 3]
+        for item in found:
+            assert str(item.data) == str(saves[name][int(item.index)])
+        found.clear()
     buffer.close()

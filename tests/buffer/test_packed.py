@@ -10,8 +10,10 @@ import torch
 from test_threads import run_all
 
 from ding_store.buffer import Prioritized, StoreBuffer, limited, table_reads
+from ding_store.buffer.arrays import Array
 from ding_store.buffer.extents import Extents
-from ding_store.errors import NotEnoughSpace
+from ding_store.buffer.packed import PackedColumn
+from ding_store.errors import CorruptPayload, NotEnoughSpace
 
 
 def episode(i: int, length: int = 0) -> List[Dict[str, Any]]:
@@ -154,3 +156,62 @@ def test_extents_are_those_of_a_bitmap() -> None:
     for start, size in used.items():
         extents.free(start, size)
     assert extents.end == 0
+
+
+def test_a_file_of_packets_that_was_truncated_is_refused_and_left_alone(tmp_path: Path) -> None:
+    buffer = StoreBuffer(4, path=str(tmp_path))
+    for i in range(3):
+        buffer.push(episode(i))
+    buffer.close()
+    file, whole = tmp_path / 'packed', (tmp_path / 'packed').read_bytes()
+    file.write_bytes(whole[:3000])
+    with pytest.raises(CorruptPayload, match=r"packed' has 3000 bytes where .* are needed"):
+        StoreBuffer(4, path=str(tmp_path))
+    assert file.stat().st_size == 3000
+    file.unlink()
+    with pytest.raises(CorruptPayload, match=r"packed' is missing"):
+        StoreBuffer(4, path=str(tmp_path))
+    assert not file.exists()
+    file.write_bytes(whole)
+    buffer = StoreBuffer(4, path=str(tmp_path))
+    assert [i for _, i, _ in numbers(buffer)] == [0, 1, 2]
+    buffer.close()
+
+
+def test_nobody_waits_for_who_reads_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = StoreBuffer(8, path=str(tmp_path))
+    for i in range(8):
+        buffer.push(episode(i, 100 + i))
+    take, pushed = PackedColumn.take, []
+
+    def take_slowly(column: PackedColumn, slots: Array) -> List[Array]:
+        if not pushed:
+            pushed.append(1)
+            run_all(lambda: buffer.push(episode(8, 108)))
+        return take(column, slots)
+
+    monkeypatch.setattr(PackedColumn, 'take', take_slowly)
+    # It is read again where what was drawn left meanwhile.
+    assert sorted(len(item.data) for item in buffer.sample(8)) == list(range(101, 109))
+    assert pushed
+    buffer.close()
+
+
+def test_no_packets_are_left_where_no_row_names_them(small_disk: Path) -> None:
+    buffer = StoreBuffer(200, path=str(small_disk / 'kept'))
+    for i in range(200):
+        buffer.push([{'obs': torch.full((2000,), i)}])
+    with pytest.raises(NotEnoughSpace):
+        buffer.push([{'obs': torch.full((2000,), i)} for i in range(2)])
+    assert not (small_disk / 'kept' / 'packed').exists()
+    assert buffer.schema is not None
+    assert buffer.count() == 200
+    # Killed after other columns took the place of its own, and before its file was gone.
+    buffer.clear()
+    buffer.push([{'obs': torch.zeros(2000)}])
+    (small_disk / 'kept' / 'packed').write_bytes(bytes(10_000))
+    buffer.close()
+    buffer = StoreBuffer(200, path=str(small_disk / 'kept'))
+    assert buffer.count() == 1
+    assert not (small_disk / 'kept' / 'packed').exists()
+    buffer.close()
