@@ -91,7 +91,9 @@ DEFAULTS = Options()
 def _set(config: Any, key: str, value: Any) -> None:
     *path, last = key.split('.')
     for name in path:
-        if not isinstance(config.get(name), dict):
+        if not isinstance(config.get(name, {}), dict):
+            raise ConfigError(f'--set {key}: {name!r} is {config[name]!r}, and has no keys')
+        if name not in config:
             raise ConfigError(f'--set {key}: the config has no {name!r} there; it has {", ".join(sorted(config))}')
         config = config[name]
     config[last] = value
@@ -110,7 +112,7 @@ def _check_spelling(main_config: Any, create_config: Any, key: str) -> None:
     known: Set[str] = set()
     for level in (main_config.policy, POLICY_REGISTRY.get(create_config.policy.type).default_config()):
         for name in path[1:]:
-            level = level.get(name, {})
+            level = level[name] if isinstance(level.get(name), dict) else {}
         known.update(level)
     nearest = difflib.get_close_matches(last, known, n=1, cutoff=0.8)
     if last not in known and nearest:

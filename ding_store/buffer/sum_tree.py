@@ -28,7 +28,7 @@ class SumTree:
           is a few comparisons per level.
         * ``_starts``: where each level begins in these three.
     Arguments:
-        - capacity (:obj:`int`): The number of slots. About 10 bytes each.
+        - capacity (:obj:`int`): The number of slots. About 12 bytes each.
     """
 
     def __init__(self, capacity: int) -> None:

@@ -175,7 +175,7 @@ class CacheDir:
         """
         Overview:
             Files for payloads that are to be fetched: as many of the first ones as there is room for. To make room,
-            those before them in the stream go.
+            those of another epoch go, and those before them in the stream.
         Arguments:
             - wanted (:obj:`Sequence`): Mark, path and size of each.
             - max_bytes (:obj:`int`): What the payloads of this stream may take together.
@@ -183,10 +183,11 @@ class CacheDir:
         made: List[NewFile] = []
         with self._locked():
             there = self.payloads_of(stream)
+            there.sort(key=lambda one: host_readers.is_of_epoch(one[0], wanted[0][0]))  # which keeps their order
             used, ours = self.used_bytes(), sum(size_of(path) for _, path in there)
             for mark, path, num_bytes in wanted:
                 used, ours = used + num_bytes, ours + num_bytes
-                while (used > self.max_bytes or ours > max_bytes) and there and there[0][0] < mark:
+                while (used > self.max_bytes or ours > max_bytes) and there and _goes_for(mark, there[0][0]):
                     freed = removed(there.pop(0)[1])
                     used, ours = used - freed, ours - freed
                 if used > self.max_bytes or ours > max_bytes:
@@ -308,6 +309,10 @@ def collect_garbage(directory: Optional[str] = None, dry_run: bool = False) -> L
                         if not dry_run:
                             remove_if_abandoned(run)
     return found
+
+
+def _goes_for(mark: int, other: int) -> bool:
+    return other < mark or not host_readers.is_of_epoch(mark, other)
 
 
 def _short(name: str) -> str:

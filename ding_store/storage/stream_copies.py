@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 #: All pages at once, where the system can: 768 faults of 3 MB take longer than mapping them.
 _POPULATE = getattr(mmap, 'MAP_POPULATE', 0)
 
+#: So many payloads that were read and not acked by all are known by name; the others' files go when it is tidied.
+_MAX_USED = 4096
+
 
 class _Sharing:
     """One stream, as this process reads it."""
@@ -187,6 +190,8 @@ class StreamCopies:
                     found = {**found, **self._filled(stream, sharing.readers, missing, download)}
         with self._lock:
             sharing.used.update({paths[one]: mark_of(one.id) for one in wanted if one in found})
+            while len(sharing.used) > _MAX_USED:
+                del sharing.used[next(iter(sharing.used))]
         return found
 
     def _are_left(self, stream: str, sharing: _Sharing) -> bool:

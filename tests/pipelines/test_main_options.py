@@ -30,6 +30,8 @@ def parsed(monkeypatch, *arguments, main=CARTPOLE):
     [
         (['--set', 'foo'], 'must be KEY=VALUE'),
         (['--set', 'policy.nope.x=1'], "the config has no 'nope' there; it has collect, cuda"),
+        (['--set', 'policy.cuda.device=1'], "policy.cuda.device: 'cuda' is False, and has no keys"),
+        (['--set', 'policy.learn.batch_size.x=1'], "'batch_size' is 64, and has no keys"),
         (['--set', 'policy.learn.batchsize=8'], "no 'batchsize' there; did you mean 'batch_size'?"),
         (['--set', 'policy.learn.target_update_frequency=8'], "did you mean 'target_update_freq'?"),
         (['--set', 'store.enabled=false'], "did you mean 'enable'?"),

@@ -14,7 +14,7 @@ from two_hosts import is_mapped, two_hosts
 
 from ding_store.errors import CorruptPayload, StoreUnavailable
 from ding_store.storage import EntryId, Reader, host_readers, stream_copies
-from ding_store.storage.cache_dir import collect_garbage
+from ding_store.storage.cache_dir import collect_garbage, open_cache_dir
 from ding_store.storage.host_readers import HostReaders, is_behind, mark_of
 from ding_store.storage.mapped import claim
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
@@ -317,6 +317,47 @@ def test_who_does_not_keep_up_costs_no_more_room_than_the_stream_may_have(hosts)
         assert 5 * LARGE_BYTES < received[0] < 5 * 1.05 * LARGE_BYTES
         readers[2].ack()
         assert files(there) == []
+
+
+def test_what_is_known_of_payloads_has_an_end_where_a_reader_never_acks(hosts, monkeypatch):
+    here, there = hosts
+    monkeypatch.setattr(stream_copies, '_MAX_USED', 4)
+    with here.open(host_plane='off') as writer, there.open() as first, there.open() as second:
+        reader, _ = Reader(first, STREAM, 'reader'), Reader(second, STREAM, 'viewer', durable=False)
+        for number in range(10):
+            writer.append(STREAM, {}, chunk(number, LARGE))
+            (entry,) = reader.read(1, WAIT_S)
+            assert is_mapped(entry.arrays['x'], '.payload')
+            reader.ack()
+        assert len(first._copies._streams[STREAM].used) == 4
+        assert len(files(there)) == 10
+        second.ack(STREAM, 'viewer', entry.id)
+        # All of them go, those that are forgotten, too.
+        first.tidy()
+        assert files(there) == []
+
+
+@pytest.mark.parametrize(('former', 'present'), [('a', 'b'), ('b', 'a')])
+def test_what_is_left_of_another_epoch_makes_room(tmp_path, former, present):
+    """Of processes that were killed: marks of several epochs are in no order."""
+    cache = open_cache_dir('run', str(tmp_path))
+
+    def fetched(epoch, numbers):
+        marks = [mark_of(EntryId(epoch, number)) for number in numbers]
+        wanted = [(mark, cache.payload_path_of(STREAM, mark, 1000, b'%d' % mark), 1000) for mark in marks]
+        made = cache.create_payloads(STREAM, wanted, 3500)
+        for file in made:
+            file.publish()
+            file.close()
+        return len(made)
+
+    assert fetched(former, [7, 8, 9]) == 3
+    assert fetched(present, [1]) == 1
+    assert fetched(present, [2, 3, 4]) == 3
+    assert [mark for mark, _ in cache.payloads_of(STREAM)] == [mark_of(EntryId(present, n)) for n in (2, 3, 4)]
+    # Who is behind takes no place of what is in front.
+    assert fetched(present, [1]) == 0
+    cache.close()
 
 
 def test_rings_and_values_come_before_what_can_be_fetched_again(hosts):
