@@ -58,7 +58,7 @@ class TableReads(TableBase):
             try:
                 with self._regions.reading(slots):
                     copied = copy(slots)
-            except KeyError:
+            except (KeyError, TypeError, ValueError):
                 if num_updates == self._num_updates:
                     raise
                 continue  # Columns became others in the middle of it.

@@ -11,7 +11,8 @@ from elements import number, transition
 from test_files import contents, filled, save_old, save_unchecked
 from test_threads import run_all
 
-from ding_store.buffer import StoreBuffer, files
+from ding_store.buffer import StoreBuffer, files, table_reads
+from ding_store.buffer.outputs import WarmOutputs
 from ding_store.errors import CorruptPayload, FormatMismatch, NotEnoughSpace, SchemaMismatch, StoreError
 
 
@@ -213,3 +214,29 @@ def test_who_samples_while_others_are_loaded_has_the_ones_or_the_others(has_path
             assert str(item.data) == str(saves[name][int(item.index)])
         found.clear()
     buffer.close()
+
+
+@pytest.mark.parametrize('other', [torch.zeros(2), torch.zeros(3, dtype=torch.float64), torch.zeros(3, 2)])
+def test_a_sample_that_others_are_loaded_in_is_drawn_again(
+    other: torch.Tensor, tmp_path: Path, monkeypatch: Any
+) -> None:
+    save, buffer = StoreBuffer(2), StoreBuffer(2)
+    for _ in range(2):
+        save.push({'x': other})
+        buffer.push({'x': torch.zeros(3)})
+    save.save_data(str(tmp_path / 'save'))
+    monkeypatch.setattr(table_reads, '_QUICK_BYTES', -1)
+    gather, loaded = WarmOutputs.gather, []
+
+    def gather_of_others(outputs: WarmOutputs, columns: Any, slots: np.ndarray) -> Any:
+        """Other columns come between those two."""
+        if not loaded:
+            loaded.append(True)
+            run_all(lambda: buffer.load_data(str(tmp_path / 'save')))
+            columns = buffer.table.columns
+        return gather(outputs, columns, slots)
+
+    monkeypatch.setattr(WarmOutputs, 'gather', gather_of_others)
+    for item in buffer.sample(2):
+        assert item.data['x'].dtype == other.dtype
+        assert item.data['x'].shape == other.shape
