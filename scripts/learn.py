@@ -230,7 +230,9 @@ def plot(directory: Path) -> None:
     for axis, task in zip(axes[0], tasks):
         returns = json.loads((directory / f'{task}-random.json').read_text())
         mean = sum(returns) / len(returns)
-        bound = mean + 3 * (sum((each - mean) ** 2 for each in returns) / (len(returns) - 1)) ** 0.5
+        sigma = (sum((each - mean) ** 2 for each in returns) / (len(returns) - 1)) ** 0.5
+        bound = mean + 3 * sigma
+        of_mean = mean + 3 * sigma / len(returns) ** 0.5
         axis.axhline(mean, color='grey', linestyle=':', label='random policy, mean and 3 sigma')
         axis.axhspan(2 * mean - bound, bound, color='grey', alpha=0.15)
         curves = {kind: curves_of(directory, task, kind) for kind in ('store', 'stock')}
@@ -242,8 +244,11 @@ def plot(directory: Path) -> None:
             points = itertools.chain.from_iterable(curves[kind].values())
             ends = [point['mean_return'] for point in points if point['env_step'] == last]
             if ends:
-                said = ', '.join(f'{value:.1f}' for value in ends)
-                print(f'{task:<9} {kind}: {said} at {last:,} env steps; random + 3 sigma is {bound:.1f}')
+                said = ', '.join(f'{value:.4g}' for value in ends)
+                print(
+                    f'{task:<9} {kind}: {said} at {last:,} env steps; random {mean:.3g}, + 3 sigma of its mean '
+                    f'{of_mean:.3g}, of an episode {bound:.3g}'
+                )
         axis.set(title=task, xlabel='env steps', ylabel=f'mean return of {EPISODES} episodes')
         axis.legend(fontsize='small')
     figure.tight_layout()
