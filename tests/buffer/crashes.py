@@ -61,8 +61,10 @@ def element_of(row: int, version: int = 0, has_meta: int = 0) -> ttorch.Tensor:
 class Worker:
     """Pushes, deletes and updates as fast as it can; starts with what a killed one left undone."""
 
+    capacity = CAPACITY
+
     def __init__(self, path: str, words: Any, seed: int) -> None:
-        self.buffer = StoreBuffer(CAPACITY, path=path)
+        self.buffer = StoreBuffer(self.capacity, path=path)
         self.words, self.random = words, random.Random(seed)
 
     def run(self, tell: Callable[[], None]) -> None:
@@ -70,14 +72,7 @@ class Worker:
         tell()
         while True:
             first = self.buffer.table.next_row
-            if self.random.random() < 0.3:
-                self.buffer.push(element_of(first, has_meta=1), {'row': first, 'half': first / 2})
-                end = first + 1
-            else:
-                end = first + self.random.randint(1, MAX_CHUNK)
-                cursor = (self.buffer.committed or {'cursor': 0})['cursor'] + 1
-                self.buffer.extend(columns_of(np.arange(first, end)), commit={'cursor': cursor, 'next_row': end})
-                self.words[CURSOR] = cursor
+            end = self.push(first)
             self.words[PUSHED] = end
             self.finish(np.arange(first, end))
 
@@ -85,13 +80,25 @@ class Worker:
         """Delete and update what has to be of these rows."""
         self.buffer.delete([str(row) for row in rows[is_deleted(rows)]])
         self.words[DELETED] = self.words[PUSHED]
-        rows = rows[is_updated(rows)]
+        self.update(rows[is_updated(rows)])
+        self.words[UPDATED] = self.words[PUSHED]
+
+    def push(self, first: int) -> int:
+        """Rows from ``first`` on; the row behind the last."""
+        if self.random.random() < 0.3:
+            self.buffer.push(element_of(first, has_meta=1), {'row': first, 'half': first / 2})
+            return first + 1
+        end = first + self.random.randint(1, MAX_CHUNK)
+        cursor = (self.buffer.committed or {'cursor': 0})['cursor'] + 1
+        self.buffer.extend(columns_of(np.arange(first, end)), commit={'cursor': cursor, 'next_row': end})
+        self.words[CURSOR] = cursor
+        return end
+
+    def update(self, rows: np.ndarray) -> None:
         rows = rows[self.buffer.table.contains(rows)]
         if len(rows):
             has_meta = self.buffer.table.gather(rows)['has_meta']
-            new = columns_of(rows, 1)
-            self.buffer.table.update(rows, {**new, 'has_meta': has_meta})
-        self.words[UPDATED] = self.words[PUSHED]
+            self.buffer.table.update(rows, {**columns_of(rows, 1), 'has_meta': has_meta})
 
 
 def verify(path: str, words: Any) -> List[str]:

@@ -1,7 +1,6 @@
 """Killed at any moment, a buffer of whole episodes with a path is sound; and the test would notice if it were not."""
 
 import os
-import random
 import shutil
 import sys
 import time
@@ -12,7 +11,7 @@ from typing import Any, Callable, Dict, Iterator, List
 import numpy as np
 import pytest
 import torch
-from crashes import Child, crash_repeatedly, is_deleted, is_updated
+from crashes import DELETED, PUSHED, UPDATED, Child, Worker, crash_repeatedly, is_deleted, is_updated
 from test_durable import KilledAtLine
 
 from ding_store.buffer import StoreBuffer, packed
@@ -24,7 +23,6 @@ KILLS = int(os.environ.get('DING_STORE_KILLS', '120')) // 4
 STEP = int(os.environ.get('DING_STORE_LINES', '23'))
 
 CAPACITY, MAX_CHUNK = 40, 5
-PUSHED, DELETED, UPDATED = range(3)
 
 
 def episode(row: int, version: int = 0) -> List[Dict[str, Any]]:
@@ -36,31 +34,19 @@ def episode(row: int, version: int = 0) -> List[Dict[str, Any]]:
     ]
 
 
-class EpisodeWorker:
-    """Pushes, deletes and updates as fast as it can; starts with what a killed one left undone."""
+class EpisodeWorker(Worker):
+    """The same with whole episodes."""
 
-    def __init__(self, path: str, words: Any, seed: int) -> None:
-        self.buffer = StoreBuffer(CAPACITY, path=path)
-        self.words, self.random = words, random.Random(seed)
+    capacity = CAPACITY
 
-    def run(self, tell: Callable[[], None]) -> None:
-        self.finish(self.buffer.table.rows_by_age())
-        tell()
-        while True:
-            first = self.buffer.table.next_row
-            end = first + self.random.randint(1, MAX_CHUNK)
-            rows = range(first, end)
-            self.buffer.extend_elements([episode(row) for row in rows], [{'row': row} for row in rows])
-            self.words[PUSHED] = end
-            self.finish(np.arange(first, end))
+    def push(self, first: int) -> int:
+        rows = range(first, first + self.random.randint(1, MAX_CHUNK))
+        self.buffer.extend_elements([episode(row) for row in rows], [{'row': row} for row in rows])
+        return rows.stop
 
-    def finish(self, rows: np.ndarray) -> None:
-        """Delete and update what has to be of these rows."""
-        self.buffer.delete([str(row) for row in rows[is_deleted(rows)]])
-        self.words[DELETED] = self.words[PUSHED]
-        for row in rows[is_updated(rows)].tolist():
+    def update(self, rows: np.ndarray) -> None:
+        for row in rows.tolist():
             self.buffer.update(str(row), episode(row, 1))
-        self.words[UPDATED] = self.words[PUSHED]
 
 
 def verify(path: str, words: Any) -> List[str]:
