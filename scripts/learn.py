@@ -32,15 +32,17 @@ ENVS = {'env.stop_value': 10**9, 'env.evaluator_env_num': 4, 'env.n_evaluator_ep
 TASKS = {
     'pong': dict(
         main='dizoo_configs.atari.atari_dqn_main',
-        max_env_step=150_000,
+        max_env_step=250_000,
         settings={
             **ENVS,
+            'env.frame_size': 64,
+            'policy.model.obs_shape': [4, 64, 64],
             'policy.model.encoder_hidden_size_list': [16, 32, 64],
-            'policy.other.replay_buffer.replay_buffer_size': 100_000,
+            'policy.other.replay_buffer.replay_buffer_size': 60_000,
             'policy.other.eps.decay': 10_000,
             'policy.other.eps.end': 0.02,
-            'policy.nstep': 5,
-            'policy.learn.update_per_collect': 32,
+            'policy.nstep': 8,
+            'policy.learn.update_per_collect': 48,
             'policy.learn.target_update_freq': 250,
             'policy.learn.learning_rate': 0.0002,
             'policy.eval.evaluator.eval_freq': 10_000,

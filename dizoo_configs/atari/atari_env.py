@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import gym
+from ding.envs import WarpFrameWrapper
 from ding.utils import ENV_REGISTRY
 
 from dizoo_configs.atari.ale_game import register
 from dizoo_configs.extras import need
 
 try:
+    from dizoo.atari.envs import atari_wrappers
     from dizoo.atari.envs.atari_env import AtariEnv as StockAtariEnv
 except ModuleNotFoundError as error:
     if error.name != 'cv2':
@@ -25,7 +29,8 @@ class AtariEnv(StockAtariEnv):
         DI-engine's AtariEnv with all its wrappers; only the game itself is ours. Observations (4, 84, 84) float32 in
         [0, 1], exact multiples of 1/255. While training a lost life ends an episode, and rewards are -1, 0 or 1.
     Arguments:
-        - cfg (:obj:`EasyDict`): ``env_id``, e.g. 'PongNoFrameskip-v4'; ``frame_stack``; ``is_train``.
+        - cfg (:obj:`EasyDict`): ``env_id``, e.g. 'PongNoFrameskip-v4'; ``frame_stack``; ``is_train``; ``frame_size``,
+          the width and height that frames are shrunk to, 84 without it.
     Raises:
         - ModuleNotFoundError: The extra ``atari`` is not installed; with the line that installs it.
     """
@@ -37,4 +42,6 @@ class AtariEnv(StockAtariEnv):
 
     def _make_env(self) -> gym.Env:
         register(self._cfg.env_id)
-        return super()._make_env()
+        size = self._cfg.get('frame_size', 84)  # DI-engine's wrapping has no argument for it
+        with mock.patch.object(atari_wrappers, 'WarpFrameWrapper', partial(WarpFrameWrapper, size=size)):
+            return super()._make_env()

@@ -43,23 +43,20 @@ except ModuleNotFoundError as error:
     assert f"pip install 'numpy<2' '.[{extra}]'" in done.stdout.rpartition('said: ')[2]
 
 
-@pytest.fixture
-def pong():
+@pytest.mark.parametrize(('given', 'size'), [({}, 84), (dict(frame_size=64), 64)])
+def test_atari_frames_are_bytes_over_255(given, size):
     need_extra('ale_py', 'atari')
     need_extra('cv2', 'atari')
     from dizoo_configs.atari.atari_env import AtariEnv
 
-    env = AtariEnv(EasyDict(env_id='PongNoFrameskip-v4', frame_stack=4, is_train=True))
-    yield env
-    env.close()
-
-
-def test_atari_frames_are_bytes_over_255(pong):
+    pong = AtariEnv(EasyDict(env_id='PongNoFrameskip-v4', frame_stack=4, is_train=True, **given))
     pong.seed(0, dynamic_seed=False)
     obs = pong.reset()
     step = pong.step(pong.random_action())
+    pong.close()
+    assert pong.observation_space.shape == (4, size, size)
     for each in (obs, step.obs):
-        assert each.shape == (4, 84, 84)
+        assert each.shape == (4, size, size)
         assert each.dtype == np.float32
         assert np.array_equal(np.rint(each * 255).astype(np.uint8).astype(np.float32) / np.float32(255), each)
     assert pong.action_space.n == 6
