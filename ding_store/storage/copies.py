@@ -18,8 +18,8 @@ from ding_store.errors import CorruptPayload, StoreUnavailable
 
 from .base import Buffer
 from .cache_dir import CacheDir
-from .mapped import claim_within
-from .planes import PlanedStore
+from .fetch_lock import FetchLock
+from .planes import Moved, PlanedStore
 from .slots import SharedSlots, SlotReader
 from .value_parts import PartList, ValuePart, unpack, where_known
 from .wire import payload_bytes
@@ -37,15 +37,13 @@ class HostCopies:
     """
     Overview:
         This host's copies of the values of a run, as one process uses them. Thread-safe.
-    Arguments:
-        - patience_s (:obj:`float`): How long another process may take to fetch a version before we do so, too.
     """
 
-    def __init__(self, store: PlanedStore, cache: CacheDir, patience_s: float) -> None:
+    def __init__(self, store: PlanedStore, cache: CacheDir) -> None:
         self._store = store
         self._cache = cache
-        self._patience_s = patience_s
         self._lock = threading.Lock()
+        self._locks: Dict[str, FetchLock] = {}
         self._readers: Dict[str, SlotReader] = {}  # by value, as are the writers
         self._writers: Dict[str, SharedSlots] = {}
         self._has_complained = False
@@ -57,16 +55,12 @@ class HostCopies:
             payload = self._find(name, path, listed)
             if payload is not None:
                 return payload
-            held = claim_within(self._cache.fetch_path_of(name), self._patience_s)
-            if held is not None:
-                try:
+            with self._lock_of(name).taken() as held:
+                payload = self._find(name, path, listed)
+                if payload is None and held is not None and self._fill(name, path, listed, held.touch):
                     payload = self._find(name, path, listed)
-                    if payload is None and self._fill(name, path, listed):
-                        payload = self._find(name, path, listed)
-                finally:
-                    held.close()
-                if payload is not None:
-                    return payload
+            if payload is not None:
+                return payload
         except StoreUnavailable:  # an OSError, too
             raise
         except OSError as e:
@@ -95,7 +89,11 @@ class HostCopies:
         found = reader.find(listed.stamp)
         return found[: listed.num_bytes] if found is not None else None
 
-    def _fill(self, name: str, path: str, listed: PartList) -> bool:
+    def _lock_of(self, name: str) -> FetchLock:
+        with self._lock:
+            return self._locks.setdefault(name, FetchLock(lambda: self._cache.fetch_path_of(name)))
+
+    def _fill(self, name: str, path: str, listed: PartList, moved: Moved) -> bool:
         slots, trailer = self._slots(name, path), listed.pack()
         contents = slots.contents()
         known = where_known({slot: _listed(content) for slot, content in contents.items()})
@@ -112,7 +110,7 @@ class HostCopies:
                 else:
                     missing.append((part, target))
             content[listed.num_bytes :] = trailer
-            return self._store.fetch_parts(name, missing)
+            return self._store.fetch_parts(name, missing, moved)
 
         return slots.fill(listed.stamp, listed.num_bytes + len(trailer), write)
 

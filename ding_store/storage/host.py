@@ -71,7 +71,7 @@ class HostCache(Store):
         # Runs of one name may live in several servers.
         name = f'{self.run}-{zlib.crc32(self.address.encode()):08x}'
         self._cache = _opened(name, self._directory, self._max_bytes)
-        self._copies = StreamCopies(self._cache, self._patience_s, self._limit_of) if self._cache is not None else None
+        self._copies = StreamCopies(self._cache, self._limit_of) if self._cache is not None else None
         self._resolver = Resolver(self.store, self._follow, self._complain, self._patience_s, self._fetch)
         self._values = HostValues(self.store, self._cache, self._patience_s)
         self._lock = threading.Lock()

@@ -18,7 +18,7 @@ from .base import OLDEST, START, Arrays, Entry, EntryId, Header, StoreInfo, Valu
 from .memory_log import Log
 from .options import STORE_OPTIONS, check_name, refuse_rest, stream_options
 from .outbox import Announcement, Fill, Payload, Verdict
-from .planes import WAITING, Fetch, PlanedStore, Resolver, Version, fate, fetch_own
+from .planes import WAITING, Fetch, Moved, PlanedStore, Resolver, Version, fate, fetch_own, unwatched
 from .planes import Record as Found
 from .value_parts import ValuePart
 from .values import ValueResolver
@@ -165,7 +165,7 @@ class MemoryStore(PlanedStore):
         with self._memory.changed:
             return news()
 
-    def fetch_parts(self, name: str, wanted: Sequence[Tuple[ValuePart, memoryview]]) -> bool:
+    def fetch_parts(self, name: str, wanted: Sequence[Tuple[ValuePart, memoryview]], moved: Moved = unwatched) -> bool:
         return False  # All its payloads are whole.
 
     def fill_version(self, name: str, version: int, payload: Pieces) -> bool:

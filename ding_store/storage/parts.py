@@ -18,7 +18,7 @@ import redis
 from ding_store.errors import CorruptPayload, StoreError
 
 from .base import Buffer
-from .planes import Fetch, Record, Remote, fetch_own
+from .planes import Fetch, Moved, Record, Remote, fetch_own, unwatched
 from .wire import INLINE_BYTES, MAX_BYTES, PART_BYTES, Part
 
 #: On the way at once. More only fills buffers, where each reply waits for all that is before it.
@@ -116,9 +116,9 @@ def write_parts(connection: Any, parts: Iterable[Part], num_bytes: int) -> Tuple
     return len(on_the_way), rest
 
 
-def read_parts(connection: Any, parts: Sequence[Part]) -> Iterator[bool]:
+def read_parts(connection: Any, parts: Sequence[Part], moved: Moved = unwatched) -> Iterator[bool]:
     """For each part, as soon as it is there: False when it is missing, or not as long as it should be."""
-    replies, asked, num_ahead = _Replies(connection), 0, 0
+    replies, asked, num_ahead = _Replies(connection, moved), 0, 0
     for number, (_, target) in enumerate(parts):
         upto = asked
         while upto < len(parts) and (num_ahead <= 0 or num_ahead + len(parts[upto][1]) <= WINDOW_BYTES):
@@ -132,10 +132,12 @@ def read_parts(connection: Any, parts: Sequence[Part]) -> Iterator[bool]:
         num_ahead -= len(target)
 
 
-def read_payloads(connection: Any, places: Sequence[Parted], payloads: Sequence[memoryview]) -> List[bool]:
+def read_payloads(
+    connection: Any, places: Sequence[Parted], payloads: Sequence[memoryview], moved: Moved = unwatched
+) -> List[bool]:
     """False for payloads of which a part is missing, or is not as long as it should be."""
     parts = [part for where, payload in zip(places, payloads) for part in parts_of(where, payload)]
-    are_good = read_parts(connection, parts)
+    are_good = read_parts(connection, parts, moved)
     return [False not in [next(are_good) for _ in range(where.num_parts)] for where in places]
 
 
@@ -168,10 +170,10 @@ class Parts:
         if not wanted:
             return [record.payload for record in records]
 
-        def download(remotes: Sequence[Remote], payloads: Sequence[memoryview]) -> List[bool]:
+        def download(remotes: Sequence[Remote], payloads: Sequence[memoryview], moved: Moved) -> List[bool]:
             parted = [wanted[one] for one in remotes]
             found: List[bool] = self._call(
-                f'read {stream!r}', lambda session: _borrowing(session, read_payloads, parted, payloads)
+                f'read {stream!r}', lambda session: _borrowing(session, read_payloads, parted, payloads, moved)
             )
             return found
 
@@ -228,8 +230,9 @@ def _ask(connection: Any, keys: Sequence[bytes]) -> None:
 class _Replies:
     """The replies to GETs, read from the socket itself; redis-py's parser must hold nothing, and gets nothing back."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, moved: Moved) -> None:
         self._socket = connection._sock
+        self._moved = moved
         self._ahead = b''
 
     def receive(self, into: memoryview) -> bool:
@@ -260,8 +263,7 @@ class _Replies:
         while done < len(into):
             done += self._checked(self._socket.recv_into, into[done:])
 
-    @staticmethod
-    def _checked(receive: Callable[..., T], argument: Any) -> T:
+    def _checked(self, receive: Callable[..., T], argument: Any) -> T:
         try:
             received = receive(argument)
         except socket.timeout as e:
@@ -270,4 +272,5 @@ class _Replies:
             raise redis.ConnectionError(f'Error while reading from socket: {e}') from e
         if not received:
             raise redis.ConnectionError('Connection closed by server.')
+        self._moved()
         return received

@@ -47,16 +47,22 @@ class Remote(NamedTuple):
     num_bytes: int
 
 
+#: Called as often as bytes come, for those who wait for them.
+Moved = Callable[[], None]
 #: Gets some payloads, each to where it belongs; False for one of which a part is missing.
-Download = Callable[[Sequence[Remote], Sequence[memoryview]], List[bool]]
+Download = Callable[[Sequence[Remote], Sequence[memoryview], Moved], List[bool]]
 #: The payloads of some entries of a stream, which a download gets; None where parts are missing.
 Fetch = Callable[[str, Sequence[Remote], Download], List[Optional[Buffer]]]
+
+
+def unwatched() -> None:
+    """Nobody waits for what comes."""
 
 
 def fetch_own(stream: str, wanted: Sequence[Remote], download: Download) -> List[Optional[Buffer]]:
     """Payloads of this process's own."""
     payloads = [np.empty(one.num_bytes, np.uint8).data for one in wanted]
-    are_whole = download(wanted, payloads)
+    are_whole = download(wanted, payloads, unwatched)
     return [payload.toreadonly() if is_whole else None for payload, is_whole in zip(payloads, are_whole)]
 
 
@@ -157,7 +163,7 @@ class PlanedStore(Store):
         """As ``get``; ``or_filled``: version ``newer_than`` is news itself once it has a payload."""
 
     @abstractmethod
-    def fetch_parts(self, name: str, wanted: Sequence[Tuple[ValuePart, memoryview]]) -> bool:
+    def fetch_parts(self, name: str, wanted: Sequence[Tuple[ValuePart, memoryview]], moved: Moved = unwatched) -> bool:
         """Parts of a version, each to where it belongs; False if one is missing. Their checksums are looked at."""
 
     @abstractmethod

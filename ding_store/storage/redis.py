@@ -21,7 +21,20 @@ from .link import Before, Command, Link, Session
 from .options import ALL_OPTIONS, check_name, redis_options, refuse_rest, stream_options
 from .outbox import FULL, STALE, WIRE, Announcement, Fill, Payload, Verdict
 from .parts import Parts, is_large, place_of, publish_in_parts
-from .planes import FILLED, GONE, WAITING, Fetch, PlanedStore, Record, Resolver, Version, fate, fetch_own
+from .planes import (
+    FILLED,
+    GONE,
+    WAITING,
+    Fetch,
+    Moved,
+    PlanedStore,
+    Record,
+    Resolver,
+    Version,
+    fate,
+    fetch_own,
+    unwatched,
+)
 from .redis_entries import RedisEntries
 from .redis_info import read_counters, read_stream, read_streams, read_values
 from .redis_values import VALUE_PARTS, RedisValues
@@ -214,9 +227,9 @@ class RedisStore(PlanedStore):
             if found is not None or time.monotonic() >= deadline:
                 return found
 
-    def fetch_parts(self, name: str, wanted: Sequence[Tuple[ValuePart, memoryview]]) -> bool:
+    def fetch_parts(self, name: str, wanted: Sequence[Tuple[ValuePart, memoryview]], moved: Moved = unwatched) -> bool:
         self._enter()
-        return self._values.fetch(name, wanted)
+        return self._values.fetch(name, wanted, moved)
 
     def fill_version(self, name: str, version: int, payload: Pieces) -> bool:
         _check_size(f'value {name!r}', payload.num_bytes)

@@ -10,7 +10,7 @@ from ding_store.errors import CorruptPayload, StoreError, VersionConflict
 
 from .link import Argument, Before, Command, Session
 from .parts import MAX_TRIES, VANISHED, read_parts, write_parts
-from .planes import Version
+from .planes import Moved, Version
 from .value_parts import SentParts, ValuePart, is_good
 from .wire import INLINE_BYTES, Pieces
 
@@ -84,13 +84,13 @@ class RedisValues:
         found = self._wait(f'get {name!r}', lambda session: session.client.xread(after, count=1, block=block_ms))
         return _version(found[0][1]) if found else None
 
-    def fetch(self, name: str, wanted: Sequence[Tuple[ValuePart, memoryview]]) -> bool:
+    def fetch(self, name: str, wanted: Sequence[Tuple[ValuePart, memoryview]], moved: Moved) -> bool:
         parts = [(f'{self._part_key(name, part.token)}{part.number}'.encode(), target) for part, target in wanted]
 
         def read(session: Session) -> bool:
             with session.borrowed() as connection:
                 is_whole = True
-                for (part, target), is_there in zip(wanted, read_parts(connection, parts)):
+                for (part, target), is_there in zip(wanted, read_parts(connection, parts, moved)):
                     is_whole &= is_there
                     if is_whole and not is_good(part, target):
                         raise CorruptPayload(f'get {name!r}: the checksum of a part does not match')

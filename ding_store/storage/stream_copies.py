@@ -8,31 +8,29 @@ good to be killed in:
     published  renamed when all bytes are there and their checksum is right: who looks for it maps it
     acked      the last process to ack it removes its name; the bytes stay for as long as somebody has them mapped
 
-Who cannot have the lock, a file, or good bytes fetches for itself, and so does a process that is alone.
+Who cannot have the lock (its holder hangs), a file, or good bytes fetches for itself, and so does a process that is
+alone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import mmap
 import os
 import threading
-from typing import Callable, Dict, Iterator, List, Optional, Sequence
+from typing import Callable, Dict, List, Optional, Sequence
 
 from ding_store.errors import StoreUnavailable
 
 from .base import Buffer, EntryId
 from .cache_dir import CacheDir
+from .fetch_lock import FetchLock
 from .host_readers import HostReaders, is_behind, is_of_epoch, mark_of
-from .mapped import NewFile, claim_within
-from .planes import Download, Remote, fetch_own
+from .mapped import NewFile, map_bytes
+from .planes import Download, Moved, Remote, fetch_own
 from .wire import is_whole
 
 logger = logging.getLogger(__name__)
-
-#: All pages at once, where the system can: 768 faults of 3 MB take longer than mapping them.
-_POPULATE = getattr(mmap, 'MAP_POPULATE', 0)
 
 #: So many payloads that were read and not acked by all are known by name; the others' files go when it is tidied.
 _MAX_USED = 4096
@@ -41,12 +39,12 @@ _MAX_USED = 4096
 class _Sharing:
     """One stream, as this process reads it."""
 
-    def __init__(self, readers: HostReaders) -> None:
+    def __init__(self, readers: HostReaders, lock: FetchLock) -> None:
         self.readers = readers
+        self.lock = lock
         self.acked: Dict[str, EntryId] = {}  # by reader
         self.used: Dict[str, int] = {}  # path -> mark of the payloads that we read, in their order
         self.num_gone = 0  # so many were fetched for all when none was left
-        self.has_waited = False  # in vain: who holds the lock hangs
 
     @property
     def is_shared(self) -> bool:
@@ -85,13 +83,11 @@ class StreamCopies:
     Overview:
         This host's copies of the payloads of a run's streams, as one process uses them. Thread-safe.
     Arguments:
-        - patience_s (:obj:`float`): How long another process may take to fetch before we do so, too.
         - limit_of (:obj:`Callable`): What the copies of a stream may take together, in bytes.
     """
 
-    def __init__(self, cache: CacheDir, patience_s: float, limit_of: Callable[[str], int]) -> None:
+    def __init__(self, cache: CacheDir, limit_of: Callable[[str], int]) -> None:
         self._cache = cache
-        self._patience_s = patience_s
         self._limit_of = limit_of
         self._lock = threading.Lock()
         self._streams: Dict[str, _Sharing] = {}
@@ -102,7 +98,8 @@ class StreamCopies:
         try:
             with self._lock:
                 if stream not in self._streams:
-                    self._streams[stream] = _Sharing(HostReaders(self._cache.readers_path_of(stream)))
+                    lock = FetchLock(lambda: self._cache.fetch_path_of(f'stream {stream}'))
+                    self._streams[stream] = _Sharing(HostReaders(self._cache.readers_path_of(stream)), lock)
                 self._streams[stream].note(reader, place)
         except OSError as e:
             self._complain(stream, e)
@@ -161,18 +158,6 @@ class StreamCopies:
                 self._end(stream, sharing)
             self._streams.clear()
 
-    @contextlib.contextmanager
-    def _claimed(self, stream: str, sharing: _Sharing) -> Iterator[bool]:
-        """Whether it is for us to fetch; if not, another took too long."""
-        path = self._cache.fetch_path_of(f'stream {stream}')
-        held = claim_within(path, 0.0 if sharing.has_waited else self._patience_s)
-        sharing.has_waited = held is None
-        try:
-            yield held is not None
-        finally:
-            if held is not None:
-                held.close()
-
     def _share(
         self, stream: str, sharing: _Sharing, wanted: Sequence[Remote], download: Download
     ) -> Dict[Remote, Buffer]:
@@ -183,11 +168,11 @@ class StreamCopies:
         paths = {one: self._cache.payload_path_of(stream, mark_of(one.id), one.num_bytes, one.place) for one in wanted}
         found = _found(paths)
         if is_shared and len(found) < len(wanted):
-            with self._claimed(stream, sharing) as is_ours:
+            with sharing.lock.taken() as held:
                 found = {**found, **_found({one: path for one, path in paths.items() if one not in found})}
-                if is_ours:
+                if held is not None:
                     missing = {one: path for one, path in paths.items() if one not in found}
-                    found = {**found, **self._filled(stream, sharing.readers, missing, download)}
+                    found = {**found, **self._filled(stream, sharing.readers, missing, download, held.touch)}
         with self._lock:
             sharing.used.update({paths[one]: mark_of(one.id) for one in wanted if one in found})
             while len(sharing.used) > _MAX_USED:
@@ -202,7 +187,7 @@ class StreamCopies:
         return num_fetched != sharing.num_gone
 
     def _filled(
-        self, stream: str, readers: HostReaders, paths: Dict[Remote, str], download: Download
+        self, stream: str, readers: HostReaders, paths: Dict[Remote, str], download: Download, moved: Moved
     ) -> Dict[Remote, Buffer]:
         """As many as there is room for, received into files."""
         wanted = [(mark_of(one.id), path, one.num_bytes) for one, path in paths.items()]
@@ -212,7 +197,7 @@ class StreamCopies:
         remotes, payloads = list(paths)[: len(files)], [memoryview(file.mapping) for file in files]
         published: List[NewFile] = []
         try:
-            are_there = download(remotes, payloads)
+            are_there = download(remotes, payloads, moved)
             readers.num_fetched += len(files)
             for file, payload, is_there in zip(files, payloads, are_there):
                 if is_there and is_whole(payload):
@@ -222,7 +207,8 @@ class StreamCopies:
             for file in files:
                 file.close() if file in published else file.discard()
         received = zip(remotes, payloads, are_there)
-        return {one: payload.toreadonly() for one, payload, is_there in received if is_there}
+        own = {one: payload.toreadonly() for one, payload, is_there in received if is_there}
+        return {**own, **_found({one: paths[one] for one, file in zip(remotes, files) if file in published})}
 
     def _end(self, stream: str, sharing: _Sharing) -> None:
         others = sharing.readers.others()
@@ -249,7 +235,6 @@ def _mapped(path: str, num_bytes: int) -> Optional[memoryview]:
     except FileNotFoundError:
         return None
     try:
-        mapping = mmap.mmap(descriptor, num_bytes, mmap.MAP_SHARED | _POPULATE, mmap.PROT_READ)
+        return map_bytes(descriptor, num_bytes)
     finally:
         os.close(descriptor)
-    return memoryview(mapping)

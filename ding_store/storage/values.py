@@ -247,7 +247,7 @@ class HostValues:
     def __init__(self, store: PlanedStore, cache: Optional[CacheDir], patience_s: float) -> None:
         self._store = store
         self._cache = cache
-        self._copies = HostCopies(store, cache, patience_s) if cache is not None else None
+        self._copies = HostCopies(store, cache) if cache is not None else None
         fetch = self._copies.fetch if self._copies is not None else None
         self._resolver = ValueResolver(store, self._follow, patience_s, fetch)
         self._lock = threading.Lock()

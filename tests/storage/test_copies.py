@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -130,12 +131,40 @@ def test_a_process_that_hangs_in_mid_download_is_not_waited_for_long(hosts):
     here, there = hosts
     with here.open(host_plane='off') as writer, there.open() as reader:
         writer.put(NAME, {}, weights(1))
-        reader._values._copies._patience_s = 0.1
+        reader._values._copies._lock_of(NAME).patience_s = 0.1
         held = claim(reader._cache.fetch_path_of(NAME))
         value = reader.get(NAME)
         assert (number_of(value), is_in_place(value)) == (1, False)
         held.close()
         assert is_in_place(reader.get(NAME))
+
+
+def test_a_process_that_is_stopped_in_mid_download_is_not_waited_for_long(hosts):
+    here, there = hosts
+    with here.open(host_plane='off') as writer, there.open() as reader, ThreadPoolExecutor() as pool:
+        writer.put(NAME, {}, weights(1))
+        before, there.proxy.bytes_per_s = there.proxy.num_bytes[DOWN], 20e6
+        with child(lambda pipe: there.open().get(NAME)) as (pid, _):
+            eventually(lambda: there.proxy.num_bytes[DOWN] - before > 100_000, 'it is in mid-download')
+            os.kill(pid, signal.SIGSTOP)
+            there.proxy.bytes_per_s = None
+            value = pool.submit(reader.get, NAME).result(WAIT_S)
+            assert (number_of(value), is_in_place(value)) == (1, False)
+        # It is over with the one that was stopped.
+        eventually(lambda: is_in_place(reader.get(NAME)), 'it is shared again')
+
+
+def test_a_lock_is_waited_for_while_its_holder_gets_on(tmp_path):
+    path, patience_s = str(tmp_path / 'lock'), 1.0
+    open(path, 'w').close()
+    first, until = claim(path), time.monotonic() + 3 * patience_s
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(claim_within, path, patience_s)
+        while time.monotonic() < until:
+            first.touch()
+            assert not waiting.done()
+        assert waiting.result(WAIT_S) is None
+        first.close()
 
 
 def test_a_lock_is_waited_for_and_no_longer(tmp_path):

@@ -221,13 +221,13 @@ def test_a_value_replaced_while_it_is_fetched(store, client, monkeypatch):
     store.put('weights', {}, chunk(1, LARGE))
     read, count = redis_values.read_parts, 0
 
-    def slow(connection, places):
+    def slow(connection, places, moved):
         nonlocal count
         count += 1
         if count < 3:
             for _ in range(2):
                 store.put('weights', {}, chunk(count + 10, LARGE))
-        return read(connection, places)
+        return read(connection, places, moved)
 
     monkeypatch.setattr(redis_values, 'read_parts', slow)
     value = store.get('weights')

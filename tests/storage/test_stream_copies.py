@@ -15,6 +15,7 @@ from two_hosts import is_mapped, two_hosts
 from ding_store.errors import CorruptPayload, StoreUnavailable
 from ding_store.storage import EntryId, Reader, host_readers, stream_copies
 from ding_store.storage.cache_dir import collect_garbage, open_cache_dir
+from ding_store.storage.fetch_lock import STALLED_S
 from ding_store.storage.host_readers import HostReaders, is_behind, mark_of
 from ding_store.storage.mapped import claim
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
@@ -170,6 +171,53 @@ def test_readers_killed_in_mid_download(hosts):
         assert files(there) + files(there, '.new') == []
 
 
+def test_a_reader_stopped_in_mid_download_is_not_waited_for_long(hosts):
+    here, there = hosts
+    with here.open(host_plane='off') as writer, there.open() as store, ThreadPoolExecutor() as pool:
+        reader = Reader(store, STREAM, 'other')
+        for number in range(2):
+            writer.append(STREAM, {}, chunk(number, LARGE))
+        before, there.proxy.bytes_per_s = there.proxy.num_bytes[DOWN], 20e6
+        with child(follow(there, 'stopped', 1)) as (pid, pipe):
+            assert pipe.readline() == 'ready\n'
+            eventually(lambda: there.proxy.num_bytes[DOWN] - before > 100_000, 'it is in mid-download')
+            os.kill(pid, signal.SIGSTOP)
+            there.proxy.bytes_per_s = None
+            for number in range(2):
+                (entry,) = pool.submit(reader.read, 1, WAIT_S).result(WAIT_S)
+                assert (number_of(entry), is_mapped(entry.arrays['x'], '.payload')) == (number, False)
+            os.kill(pid, signal.SIGCONT)
+            assert pipe.readline().split() == ['0', 'True']
+
+
+def test_a_slow_download_is_waited_for(hosts):
+    """For several times as long as one that does not move."""
+    here, there = hosts
+    with here.open(host_plane='off') as writer, contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
+        stores = [stack.enter_context(there.open()) for _ in range(3)]
+        readers = [Reader(store, STREAM, f'{number}') for number, store in enumerate(stores)]
+        writer.append(STREAM, {}, chunk(0, LARGE))
+        there.proxy.bytes_per_s = LARGE_BYTES / (4 * STALLED_S)
+        with there.counted() as received:
+            for (entry,) in pool.map(lambda reader: reader.read(1), readers):
+                assert (number_of(entry), is_mapped(entry.arrays['x'], '.payload')) == (0, True)
+        assert LARGE_BYTES < received[0] < 1.05 * LARGE_BYTES
+
+
+def test_payloads_that_are_held_take_no_descriptors(hosts):
+    here, there = hosts
+    with here.open(host_plane='off') as writer, there.open() as first, there.open() as second:
+        readers = [Reader(store, STREAM, name) for store, name in ((first, 'first'), (second, 'second'))]
+        held, before = [], 0
+        for number in range(8):
+            writer.append(STREAM, {}, chunk(number, LARGE))
+            held += [entry for reader in readers for entry in reader.read(1, WAIT_S)]
+            before = before or len(os.listdir('/proc/self/fd'))
+        assert all(is_mapped(entry.arrays['x'], '.payload') for entry in held)
+        assert [number_of(entry) for entry in held] == [number for number in range(8) for _ in readers]
+        assert len(os.listdir('/proc/self/fd')) == before
+
+
 def test_readers_killed_at_any_moment_see_each_entry_whole_and_in_order(hosts):
     """Four that are killed and come again with what they had acked; in the end nothing is left."""
     here, there = hosts
@@ -269,7 +317,7 @@ def no_directory(store):
 
 
 def a_lock_that_hangs(store):
-    store._copies._patience_s = 0.05
+    store._copies._streams[STREAM].lock.patience_s = 0.05
     store.held = claim(store._cache.fetch_path_of(f'stream {STREAM}'))
 
 
