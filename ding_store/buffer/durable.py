@@ -7,7 +7,7 @@ A table's directory, and how it survives its process.
     NNN.column   one column, by slot; mapped
     commit       the next row number, and the owner's note: two records in turn, see ``commits``
     metas        journal of (row numbers, meta), of which the last one of a row counts
-    packed       elements of varying size, whose places are columns: see ``packed``
+    packed       elements of varying size; columns say where: see ``packed``
     redo         the rows that are being overwritten in place, if any
     NAME.values  a number per row, each with the row number; mapped, see ``slot_values``: priorities, uses
     NAME.record  a dict that is replaced as a whole, as the note of a commit is: a queue's place, a limiter's counts

@@ -51,22 +51,31 @@ class Elements:
 
     def __init__(self, capacity: int, path: Optional[str] = None, fsync: bool = False) -> None:
         self.table = Table({}, capacity, path, fsync)
-        info, home = self.table.info, self.table.home
-        self._schema: Optional[Schema] = None if info is None or info == packed.INFO else Schema.from_json(info)
+        self._schema: Optional[Schema] = None
         self.objects: Union[None, ObjectColumn, PackedColumn] = None
-        if info == packed.INFO and len(self.table):
-            try:
-                self.objects = PackedColumn(self.table)
-            except BaseException:
-                self.table.close()
-                raise
-        elif home is not None:
-            packed.remove_leftover(home)
+        try:
+            self._restore()
+        except BaseException:
+            self.table.close()
+            raise
+        home = self.table.home
         self.metas = MetaStore(self.table.index, self.table.write_lock, None if home is None else home.metas)
         self.metas.restore()
         self._outputs = self._new_outputs(self._schema)
         self.sequences = Sequences(self.table, self.metas)
         self._view_names: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+    def _restore(self) -> None:
+        """Of what kind the elements are that were found."""
+        home, info = self.table.home, self.table.info
+        if home is None:
+            return
+        if not packed.is_packed(home):
+            self._schema = None if info is None else Schema.from_json(info)
+        elif len(self.table):
+            self.objects = PackedColumn(self.table)
+            return
+        packed.remove_leftover(home)
 
     @property
     def schema(self) -> Optional[Schema]:

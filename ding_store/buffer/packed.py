@@ -7,7 +7,7 @@ import os
 import weakref
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -18,13 +18,14 @@ from ding_store.buffer.header import sync_directory
 from ding_store.buffer.journal import reserve, write_at
 from ding_store.buffer.table import Table
 from ding_store.columns import Schema
-from ding_store.errors import NotEnoughSpace, SchemaMismatch
+from ding_store.errors import CorruptPayload, FormatMismatch, NotEnoughSpace, SchemaMismatch
+from ding_store.storage.checksum import checksum
 
 #: Columns that no element has: signs in its names are escaped.
-PLACE, BYTES = '~place', '~bytes'
-SPECS = {PLACE: (np.dtype(np.int64), ()), BYTES: (np.dtype(np.int64), ())}
-#: What a table of packed elements has instead of a schema.
-INFO = {'packed': 1}
+PLACE, BYTES, CHECKSUM = '~place', '~bytes', '~checksum'
+SPECS = {name: (np.dtype(np.int64), ()) for name in (PLACE, BYTES, CHECKSUM)}
+#: What a table of packed elements has instead of a schema. Version 1 had no checksums.
+INFO = {'packed': 2}
 
 _FILE = 'packed'
 _ALIGNMENT = 64
@@ -32,13 +33,26 @@ _ALIGNMENT = 64
 _STEP_BYTES = 1 << 20
 
 
+class Packet(NamedTuple):
+    """What was read of a row's element, and the checksum that it was written with."""
+
+    row: int
+    data: Array
+    checksum: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is what was written."""
+        return _checksum(self.data) == self.checksum
+
+
 class PackedColumn:
     """
     Overview:
-        Each element as a *packet*, its own schema and columns, anywhere in one file; where is in two columns of the
-        table. So the order that makes a table durable is that of its packets, too: they are written to free bytes, rows
-        that name them become live, and bytes are free when no row that lives names them. What is free is known to the
-        process alone, and found out when the table is opened.
+        Each element as a *packet*, its own schema and columns, anywhere in one file; where, and its checksum, is in
+        columns of the table. So the order that makes a table durable is that of its packets, too: they are written to
+        free bytes, rows that name them become live, and bytes are free when no row that lives names them. What is free
+        is known to the process alone, and found out when the table is opened.
     Arguments:
         - table (:obj:`Table`): A table with a path, of packed elements or about to be.
     Raises:
@@ -83,23 +97,25 @@ class PackedColumn:
         except BaseException:
             self.give_back()
             raise
-        return {PLACE: np.array(places, np.int64), BYTES: np.array(list(map(len, packets)), np.int64)}
+        columns = {PLACE: places, BYTES: map(len, packets), CHECKSUM: map(_checksum, packets)}
+        return {name: np.fromiter(values, np.int64) for name, values in columns.items()}
 
     def give_back(self) -> None:
         """What was stored did not become rows."""
         self._find_free()
 
-    def take(self, slots: Array) -> List[Array]:
+    def take(self, slots: Array) -> List[Packet]:
         """Packets of these slots, whatever they hold: to be decoded when it is known that no writer was there."""
-        columns = self._table.columns
-        if PLACE not in columns:
-            return []  # They are becoming others: who reads now reads again.
-        places, sizes = (columns[name].take(slots, mode='clip').tolist() for name in (PLACE, BYTES))
-        return [self._read(place, size) for place, size in zip(places, sizes)]
+        return list(self._packets(slots))
 
-    def decode(self, packets: Sequence[Array]) -> List[Any]:
-        """Elements of packets, which are views of them."""
-        return [_unpack(packet) for packet in packets]
+    def decode(self, packets: Sequence[Packet]) -> List[Any]:
+        """
+        Overview:
+            Elements of packets, which are views of them.
+        Raises:
+            - CorruptPayload: One is damaged.
+        """
+        return [self._unpacked(packet) for packet in packets]
 
     def update(self, rows: Array, slots: Array, element: Any) -> None:
         """Another element for one row."""
@@ -129,18 +145,12 @@ class PackedColumn:
         places, sizes = columns[PLACE][slots], columns[BYTES][slots]
         order = np.argsort(places)
         ends = (places + sizes)[order]
-        found = []
-        if (ends[:-1] > places[order][1:]).any() or (places < 0).any():
-            found.append('packets overlap')
-        if len(ends) and ends[-1] > os.fstat(self._descriptor).st_size:
-            found.append('packets are beyond the end of their file')
-            return found
-        for row, packet in zip(index.row_of_slot[slots].tolist(), self.take(slots)):
-            try:
-                _unpack(packet)
-            except (ValueError, KeyError, TypeError, SchemaMismatch) as e:
-                found.append(f'the packet of row {row} cannot be read: {e}')
-        return found
+        found = ['packets overlap'] if (ends[:-1] > places[order][1:]).any() else []
+        return found + [
+            f'the element of row {packet.row} is damaged: the checksum of its packet is wrong'
+            for packet in self._packets(slots)
+            if not packet.is_whole
+        ]
 
     def published(self, slots: Array) -> None:
         pass
@@ -194,7 +204,25 @@ class PackedColumn:
     def _write(self, place: int, packet: Array) -> None:
         write_at(self._descriptor, packet.data, place)
 
+    def _packets(self, slots: Array) -> Iterator[Packet]:
+        columns, numbers = self._table.columns, self._table.index.row_of_slot
+        if PLACE not in columns:
+            return  # They are becoming others: who reads now reads again.
+        of_slots = [array.take(slots, mode='clip').tolist() for array in (numbers, *map(columns.__getitem__, SPECS))]
+        for row, place, size, written in zip(*of_slots):
+            yield Packet(row, self._read(place, size), written)
+
+    def _unpacked(self, packet: Packet) -> Any:
+        if not packet.is_whole:
+            raise CorruptPayload(
+                f'the element of row {packet.row} in {self._home.path!r} is damaged: the checksum of its packet is '
+                f"wrong. delete('{packet.row}') to go on without it"
+            )
+        return _unpack(packet.data)
+
     def _read(self, place: int, size: int) -> Array:
+        if not 0 <= place <= place + size <= self._num_reserved:
+            return np.empty(0, np.uint8)  # Damaged, which its checksum says.
         packet = np.empty(size, np.uint8)
         done = 0
         while done < size:
@@ -219,6 +247,22 @@ class PackedColumn:
         except SchemaMismatch as e:
             raise refusal(self._home.path, e) from e
         return layout.pack(element)
+
+
+def is_packed(home: Home) -> bool:
+    """
+    Overview:
+        Whether elements there are packed.
+    Raises:
+        - FormatMismatch: They are, by another version.
+    """
+    info = home.header.info
+    if isinstance(info, dict) and info.keys() == INFO.keys() and info != INFO:
+        raise FormatMismatch(
+            f'{home.path!r} holds packed elements of version {info["packed"]}, this version of ding_store reads '
+            f'{INFO["packed"]}'
+        )
+    return bool(info == INFO)
 
 
 def remove_leftover(home: Home) -> None:
@@ -270,6 +314,10 @@ class Layout:
         return {
             name: packet[start:end].view(dtype).reshape((1, *shape)) for name, dtype, shape, start, end in self._columns
         }
+
+
+def _checksum(packet: Array) -> int:
+    return checksum([packet.data], len(packet))
 
 
 def _unpack(packet: Array) -> Any:

@@ -7,13 +7,14 @@ from typing import Any, Dict, List, Tuple
 import numpy as np
 import pytest
 import torch
+from test_durable import header_of
 from test_threads import run_all
 
-from ding_store.buffer import Prioritized, StoreBuffer, limited, table_reads
+from ding_store.buffer import Prioritized, StoreBuffer, limited, packed, table_reads
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.extents import Extents
 from ding_store.buffer.packed import PackedColumn
-from ding_store.errors import CorruptPayload, NotEnoughSpace
+from ding_store.errors import CorruptPayload, FormatMismatch, NotEnoughSpace
 
 
 def episode(i: int, length: int = 0) -> List[Dict[str, Any]]:
@@ -48,7 +49,7 @@ def test_what_is_known_of_rows_outlives_their_packing(tmp_path: Path) -> None:
         assert numbers(buffer) == [('0', 0, {'i': 0}), ('1', 5, {'i': 5}), ('2', 1, {'i': 1})]
         assert buffer.sampler.sampler.priorities_of(rows).tolist() == [2.0, 3.0]
         assert buffer.sampler.uses_of(rows).tolist() == [1, 1]
-        assert not list(tmp_path.glob('*.column'))[2:]
+        assert not list(tmp_path.glob('*.column'))[len(packed.SPECS) :]
         buffer.close()
         buffer = opened()
     buffer.close()
@@ -215,3 +216,62 @@ def test_no_packets_are_left_where_no_row_names_them(small_disk: Path) -> None:
     assert buffer.count() == 1
     assert not (small_disk / 'kept' / 'packed').exists()
     buffer.close()
+
+
+def findings_of(row: int) -> List[str]:
+    return [f'the element of row {row} is damaged: the checksum of its packet is wrong']
+
+
+def check_damage(buffer: StoreBuffer, row: int, others: List[int]) -> None:
+    """It is named, and nobody gets it; all others are what they were."""
+    assert findings_of(row)[0] in buffer.check()
+    with pytest.raises(CorruptPayload, match=rf"row {row} in .* is damaged.* delete\('{row}'\)"):
+        buffer.get_by_index(str(row))
+    with pytest.raises(CorruptPayload, match=f'row {row} in'):
+        buffer.sample(buffer.count())
+    assert [number(buffer.get_by_index(str(each)).data) for each in others] == others
+
+
+def test_no_flipped_bit_of_an_episode_goes_unnoticed(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    buffer = StoreBuffer(8, path=str(tmp_path))
+    for i in range(12):
+        buffer.push(episode(i))
+    columns, file = buffer.table.columns, np.memmap(tmp_path / 'packed', np.uint8)
+    for _ in range(100):
+        row = int(random.integers(4, 12))
+        slot = buffer.table.index.find(np.array([row]))[0][0]
+        place, size = columns[packed.PLACE][slot], columns[packed.BYTES][slot]
+        byte, bit = place + random.integers(size), 1 << random.integers(8)
+        file[byte] ^= bit
+        check_damage(buffer, row, [each for each in range(4, 12) if each != row])
+        assert buffer.check() == findings_of(row)
+        file[byte] ^= bit
+    for name in packed.SPECS:
+        for bit in range(63):
+            columns[name][3] ^= np.int64(1 << bit)
+            row = int(buffer.table.index.row_of_slot[3])
+            check_damage(buffer, row, [each for each in range(4, 12) if each != row])
+            columns[name][3] ^= np.int64(1 << bit)
+    assert buffer.check() == []
+    file[columns[packed.PLACE][0] + 9] ^= 1
+    buffer.close()
+    buffer = StoreBuffer(8, path=str(tmp_path))
+    row = int(buffer.table.index.row_of_slot[0])
+    assert buffer.check() == findings_of(row)
+    buffer.delete(str(row))
+    assert buffer.check() == []
+    assert sorted(number(item.data) for item in buffer.sample(7)) == [i for i in range(4, 12) if i != row]
+    buffer.close()
+
+
+def test_packets_of_another_version_are_refused(tmp_path: Path) -> None:
+    buffer = StoreBuffer(8, path=str(tmp_path))
+    for i in range(2):
+        buffer.push(episode(i))
+    buffer.close()
+    header_of(tmp_path, info={'packed': 1})
+    with pytest.raises(FormatMismatch, match='packed elements of version 1'):
+        StoreBuffer(8, path=str(tmp_path))
+    header_of(tmp_path, info=packed.INFO)
+    assert StoreBuffer(8, path=str(tmp_path)).count() == 2
