@@ -23,11 +23,12 @@ from ding_store.bench.compare import svg
 from ding_store.bench.compare.across import across
 from ding_store.bench.compare.cartpole import cartpole
 from ding_store.bench.compare.disk import on_disk
-from ding_store.bench.compare.main import _facts
+from ding_store.bench.compare.main import _facts, _measure
 from ding_store.bench.compare.page import page
 from ding_store.bench.compare.plan import parts
-from ding_store.bench.compare.results import Results, machine
+from ding_store.bench.compare.results import Results, finite, machine
 from ding_store.bench.compare.rows import ROWS
+from ding_store.bench.compare.sections import ROW_SECTIONS
 from ding_store.bench.compare.terminal import Progress, render
 from ding_store.bench.compare.worker import WorkerFailed
 from ding_store.errors import ConfigError
@@ -206,9 +207,12 @@ def test_a_stock_job_that_gives_no_figures_is_a_result(monkeypatch):
     point = {'num_collectors': 2, 'sides': sides}
     settings = {'repeats': 1, 'seconds': 0.1, 'memory_gb': 0.1, 'length': None}
     result = {'rows': record, 'collectors': [point, {**point, 'num_collectors': 4}], 'settings': settings}
-    text = page({**result, 'machine': machine()})
+    result = finite({**result, 'machine': machine()})
+    assert result['rows']['masac']['across']['sides']['stock']['headroom'] is None
+    text = page(result)
     assert 'no figures' in text
     assert 'nan' not in text + render(result)
+    assert 'None' not in text + render(result)
     monkeypatch.setattr('ding_store.bench.compare.across._run', partial(run_fails, run))
     with pytest.raises(WorkerFailed):
         across(row('masac'), 2, ['store'], 1, 0.1, lambda text: None)
@@ -216,6 +220,24 @@ def test_a_stock_job_that_gives_no_figures_is_a_result(monkeypatch):
 
 def run_fails(run, row, title, *arguments):
     return run(row, 'stock', *arguments)
+
+
+def test_what_is_no_figure_is_null_in_the_file(tmp_path, monkeypatch):
+    file, html = tmp_path / 'out.json', tmp_path / 'out.html'
+    settings = {'quick': False, 'elements': 'synthetic', 'length': 150, 'memory_gb': 0.01, 'repeats': 1}
+    results = Results(file, {**settings, 'seconds': 0.02}, resume=False)
+    figures = dict.fromkeys(['adds_per_s', 'samples_per_s', 'sample_share', 'headroom', 'add_bytes_per_s'], 200.0)
+    sides = {'stock': dict.fromkeys(figures, math.nan), 'store': figures}
+    results.row('sac').update(_facts(row('sac')))
+    monkeypatch.setitem(ROW_SECTIONS, 'across', lambda *_: {'num_collectors': 2, 'sides': sides})
+    assert not _measure([row('sac')], ['across'], settings, results)
+    written = file.read_text()
+    assert json.loads(written, parse_constant=pytest.fail)['rows']['sac']['across']['sides']['stock']['headroom'] is None
+    file.write_text(written.replace('null', 'NaN'))  # as older files have it
+    done = compare(*TINY, '--sections', 'across', '--rows', 'sac', '--json', file, '--resume', '--html', html)
+    assert next(line for line in done.stdout.splitlines() if line.startswith('sac ')).split()[-2:] == ['-', '200x']
+    assert 'no figures' in html.read_text()
+    json.loads(file.read_text(), parse_constant=pytest.fail)
 
 
 @pytest.mark.parametrize(

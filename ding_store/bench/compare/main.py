@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 from ding_store.bench.compare.page import page
 from ding_store.bench.compare.recorded import recorded
-from ding_store.bench.compare.results import Results
+from ding_store.bench.compare.results import Results, finite
 from ding_store.bench.compare.rows import ROWS, Row
 from ding_store.bench.compare.sections import ON_DISK, OTHER_SECTIONS, QUICK_SECTIONS, ROW_SECTIONS, SECTIONS, planned
 from ding_store.bench.compare.terminal import Progress, render
@@ -108,7 +108,7 @@ def _measure(rows: Sequence[Row], sections: Sequence[str], settings: Dict[str, A
             progress.skip()
             continue
         try:
-            record[section] = measure(functools.partial(_say, progress, name))
+            record[section] = finite(measure(functools.partial(_say, progress, name)))
         except WorkerFailed as error:
             failures.append(f'{name} {section}: {error}')
         results.save()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from html import escape
 from importlib import resources
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -50,7 +49,7 @@ def _head(result: Dict[str, Any]) -> str:
 def lowest(row: Dict[str, Any], side: str, figure: str = 'headroom') -> Optional[float]:
     """A row's figure: the lowest of its parts."""
     values = [part['sides'][side][figure] for part in row.get('single', {}).get('parts', [])]
-    return min(values) if values else None
+    return min((value for value in values if value is not None), default=None)
 
 
 def measured_length(row: Dict[str, Any]) -> int:
@@ -71,7 +70,8 @@ def _cards(result: Dict[str, Any], rows: Sequence[Dict[str, Any]]) -> str:
         cards.append((times(least), 'the least headroom of the store over a job, in one process'))
     if joined:
         met = {
-            side: sum(row['across']['sides'][side]['headroom'] >= 1 for row in joined) for side in ('stock', 'store')
+            side: sum((row['across']['sides'][side]['headroom'] or 0) >= 1 for row in joined)
+            for side in ('stock', 'store')
         }
         cards.append((f'{met["store"]} of {len(joined)}', f'jobs met across processes; stock: {met["stock"]}'))
     if 'cartpole' in result:
@@ -186,7 +186,7 @@ def _points(result: Dict[str, Any], section: str, key: str, figure: str) -> Dict
     found: Dict[str, Sequence[Tuple[float, float]]] = {}
     for side in ('stock', 'store'):
         values = [(point[key], point['sides'][side][figure]) for point in result.get(section, [])]
-        found[side] = [(x, y) for x, y in values if math.isfinite(y)]
+        found[side] = [(x, y) for x, y in values if y is not None]
     return {side: points for side, points in found.items() if points}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import subprocess
@@ -38,7 +39,8 @@ class Results:
         if not self._path.exists():
             return self.data
         try:
-            data: Dict[str, Any] = json.loads(self._path.read_text())
+            # Older files have NaN, which is no JSON.
+            data: Dict[str, Any] = json.loads(self._path.read_text(), parse_constant=lambda _: None)
         except ValueError as e:
             raise ConfigError(f'--resume: {self._path} is no JSON ({e}); remove it to begin anew') from e
         if not isinstance(data, dict) or not {'rows', 'machine'} <= data.keys():
@@ -74,8 +76,17 @@ class Results:
         if self._path is None:
             return
         temporary = self._path.with_suffix(self._path.suffix + '.new')
-        temporary.write_text(json.dumps(self.data, indent=1))
+        temporary.write_text(json.dumps(self.data, indent=1, allow_nan=False))
         os.replace(temporary, self._path)
+
+
+def finite(record: Any) -> Any:
+    """A record as results keep it: None where a figure is none, as those of a stock job that never got going."""
+    if isinstance(record, dict):
+        return {name: finite(each) for name, each in record.items()}
+    if isinstance(record, list):
+        return [finite(each) for each in record]
+    return None if isinstance(record, float) and not math.isfinite(record) else record
 
 
 def machine() -> Dict[str, Any]:

@@ -34,7 +34,7 @@ class Log:
     """Values to places, by their logarithm."""
 
     def __init__(self, values: Sequence[float], begin: float, end: float) -> None:
-        good = [value for value in values if value > 0 and math.isfinite(value)] or [1.0]
+        good = [value for value in values if value > 0] or [1.0]
         self.low, self.high = 10 ** math.floor(math.log10(min(good))), 10 ** math.ceil(math.log10(max(good) * 1.01))
         self._begin, self._end = begin, end
 
@@ -85,7 +85,7 @@ def bars(lines: Sequence[Bar], form: Format, marks: Dict[str, float]) -> str:
 def _bar(
     scale: Log, top: float, series: str, value: Optional[float], form: Format, name: str, marks: Sequence[float]
 ) -> str:
-    if value is None or not math.isfinite(value):
+    if value is None:
         return _text(_LEFT + 6, top + _BAR - 1.5, 'no figures', 'none', 'start')
     end = scale(value)
     title = f'<title>{escape(name)}, {series}: {form(value)}</title>'

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import math
 import sys
 import time
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ding_store.bench.workloads import size_text
 
@@ -59,7 +58,7 @@ def _clock(seconds: float) -> str:
 
 def number(value: Any, digits: int = 3) -> str:
     """Three digits that count: 1.06k, 24.5M."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    if value is None:
         return '-'
     for limit, unit in ((1e9, 'G'), (1e6, 'M'), (1e4, 'k')):
         if abs(value) >= limit:
@@ -68,7 +67,7 @@ def number(value: Any, digits: int = 3) -> str:
 
 
 def times(value: Any) -> str:
-    return '-' if value is None or math.isnan(value) else f'{number(value, 2 if value < 100 else 3)}x'
+    return '-' if value is None else f'{number(value, 2 if value < 100 else 3)}x'
 
 
 def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -170,8 +169,8 @@ def across_table(result: Dict[str, Any]) -> Table:
     return head, lines
 
 
-def _rate(bytes_per_s: float) -> str:
-    return '-' if math.isnan(bytes_per_s) else size_text(bytes_per_s) + '/s'
+def _rate(bytes_per_s: Optional[float]) -> str:
+    return '-' if bytes_per_s is None else size_text(bytes_per_s) + '/s'
 
 
 def disk_table(result: Dict[str, Any]) -> Table:
