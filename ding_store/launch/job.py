@@ -12,10 +12,11 @@ import time
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from ding_store.config import ENV_RUN, ENV_URL, StoreConfig, unknown_key
 from ding_store.errors import ConfigError
+from ding_store.launch.interrupt import sigterm_as_interrupt
 from ding_store.launch.progress import Display, Figures, summary, table
 from ding_store.launch.role import Role
 from ding_store.launch.router import FIRST_IDS, ROLES, new_addresses, remove_address
@@ -129,7 +130,7 @@ class Job:
             clear_ended_run(store, self.config)
             # Two jobs in one run would take each other's experience. One that was killed is no more: it is resumed.
             claim_run(store, None, FIRST_IDS['learner'], silence_s(self.config.heartbeat_s))
-        with _sigterm_as_interrupt():
+        with sigterm_as_interrupt():
             try:
                 self.start()
                 return self._accompany(out)
@@ -324,16 +325,6 @@ class Job:
         for process in self.processes:
             if process.code is None:
                 os.kill(process.pid, number)
-
-
-@contextlib.contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """A scheduler that ends the job means what a user's Ctrl-C means."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _redirect(log: Path) -> None:

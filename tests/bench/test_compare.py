@@ -232,7 +232,9 @@ def test_what_is_no_figure_is_null_in_the_file(tmp_path, monkeypatch):
     monkeypatch.setitem(ROW_SECTIONS, 'across', lambda *_: {'num_collectors': 2, 'sides': sides})
     assert not _measure([row('sac')], ['across'], settings, results)
     written = file.read_text()
-    assert json.loads(written, parse_constant=pytest.fail)['rows']['sac']['across']['sides']['stock']['headroom'] is None
+    assert (
+        json.loads(written, parse_constant=pytest.fail)['rows']['sac']['across']['sides']['stock']['headroom'] is None
+    )
     file.write_text(written.replace('null', 'NaN'))  # as older files have it
     done = compare(*TINY, '--sections', 'across', '--rows', 'sac', '--json', file, '--resume', '--html', html)
     assert next(line for line in done.stdout.splitlines() if line.startswith('sac ')).split()[-2:] == ['-', '200x']

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
-from typing import Callable, Dict, List
+from typing import Any, Callable, Dict, List, NoReturn
 
 import numpy as np
 
 from ding_store.bench.compare.rows import Row
 from ding_store.bench.compare.worker import ONE_THREAD, WorkerFailed
+from ding_store.bench.scratch import scratch
 
 #: For processes to start, too, which takes a busy machine long.
 DEADLINE_S = 90.0
+#: For all processes of a job to leave, before they are killed.
+END_S = 20.0
 #: What a job writes down.
 FIGURES = ('adds_per_s', 'samples_per_s', 'sample_share')
 ROOT = Path(__file__).resolve().parents[3]
@@ -73,28 +76,38 @@ def _medians(row: Row, found: List[Dict[str, float]]) -> Dict[str, float]:
 
 
 def _run(row: Row, title: str, num_collectors: int, seconds: float) -> Dict[str, float]:
-    with tempfile.TemporaryDirectory(prefix='compare') as directory:
+    with scratch() as directory:
         out = Path(directory, 'figures.json')
         meetings = [os.path.join(directory, f'meeting{i}') for i in range(num_collectors)]
         for meeting in meetings:
             os.mkfifo(meeting)
         options = dict(row=row.name, elements=row.path, side=title, seconds=seconds, out=str(out), meetings=meetings)
-        script = [sys.executable, '-W', 'ignore', str(Path(__file__).with_name('job.py')), json.dumps(options)]
-        command = script
-        if title == 'store':
-            roles = f'learner=1,collector={num_collectors}'
-            command = [sys.executable, '-m', 'ding_store.cli', 'run', '--roles', roles, '--', 'python', *script[3:]]
         environment = {**os.environ, **ONE_THREAD, 'PYTHONPATH': str(ROOT), 'PYTHONWARNINGS': 'ignore'}
         log = Path(directory, 'log')
         with open(log, 'wb') as stream:
             process = subprocess.Popen(
-                command, cwd=directory, env=environment, stdout=stream, stderr=stream, start_new_session=True
+                _command(options), cwd=directory, env=environment, stdout=stream, stderr=stream, start_new_session=True
             )
         try:
             _wait(process, out, seconds)
-            return dict(json.loads(out.read_text())) if out.exists() else _failed(title, process, directory, log)
+            if not out.exists():
+                _failed(title, process, directory, log)
+            if title == 'store':  # it ends by itself, and its server with it
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(END_S)
+            return dict(json.loads(out.read_text()))
         finally:
             _end(process, title)
+
+
+def _command(options: Dict[str, Any]) -> List[str]:
+    script = [str(Path(__file__).with_name('job.py')), json.dumps(options)]
+    if options['side'] == 'stock':
+        return [sys.executable, '-W', 'ignore', *script]
+    roles = f'learner=1,collector={len(options["meetings"])}'
+    # If it is interrupted, nobody comes to resume it: its server need not wait.
+    ours = ['--roles', roles, '--set', "store_options={'grace_s': 1.0}"]
+    return [sys.executable, '-m', 'ding_store.cli', 'run', *ours, '--', 'python', *script]
 
 
 def _wait(process: subprocess.Popen, out: Path, seconds: float) -> None:
@@ -105,21 +118,26 @@ def _wait(process: subprocess.Popen, out: Path, seconds: float) -> None:
 
 
 def _end(process: subprocess.Popen, title: str) -> None:
-    if title == 'store':  # it ends by itself, and its server with it
-        try:
-            process.wait(20)
-            return
-        except subprocess.TimeoutExpired:
-            pass
-    # Stock collectors go on waiting for a learner that has finished, for a minute.
-    try:
+    """
+    What is left of a job: one that was interrupted, and stock collectors, who go on waiting for a learner that has
+    finished, for a minute. The store's launcher ends the others. Of a stock job the one that ignores SIGTERM unlinks
+    its semaphores, when the others are gone.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        if title == 'store':
+            process.terminate()
+        else:
+            os.killpg(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + END_S
+        while time.monotonic() < deadline:
+            process.poll()
+            os.killpg(process.pid, 0)  # raises when there is nobody left
+            time.sleep(0.02)
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait(10)
 
 
-def _failed(title: str, process: subprocess.Popen, directory: str, log: Path) -> Dict[str, float]:
+def _failed(title: str, process: subprocess.Popen, directory: str, log: Path) -> NoReturn:
     logs = [log, *sorted(Path(directory).glob('.ding_store/*/logs/*'))]
     tails = '\n'.join(f'{path.name}: {path.read_text(errors="replace")[-1500:]}' for path in logs)
     raise WorkerFailed(f'{title} gave no figures (exit code {process.poll()})\n{tails}')

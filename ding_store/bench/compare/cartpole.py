@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import importlib.util
 import statistics
-import tempfile
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
 from ding_store.bench.compare.worker import WorkerFailed
+from ding_store.bench.scratch import scratch
 
 SCRIPT = Path(__file__).resolve().parents[3] / 'scripts' / 'cartpole.py'
 KEPT = ('wall_s', 'loop_s', 'env_step', 'train_iter', 'iters_per_s')
@@ -34,7 +34,7 @@ def cartpole(seeds: List[int], say: Callable[[str], None]) -> Dict[str, Any]:
     spec.loader.exec_module(script)
     run_by_kind = {**script.RUN, 'store': functools.partial(script.run_store, quiet=True)}
     runs: Dict[str, List[Dict[str, Any]]] = {kind: [] for kind in run_by_kind}
-    with tempfile.TemporaryDirectory(prefix='compare') as directory:
+    with scratch() as directory:
         for seed in seeds:
             for kind, run in run_by_kind.items():
                 say(f'{script.TITLES[kind]}, seed {seed}')

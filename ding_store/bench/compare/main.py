@@ -6,8 +6,8 @@ import argparse
 import datetime
 import functools
 import math
+import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
@@ -18,7 +18,9 @@ from ding_store.bench.compare.rows import ROWS, Row
 from ding_store.bench.compare.sections import ON_DISK, OTHER_SECTIONS, QUICK_SECTIONS, ROW_SECTIONS, SECTIONS, planned
 from ding_store.bench.compare.terminal import Progress, render
 from ding_store.bench.compare.worker import WorkerFailed
+from ding_store.bench.scratch import scratch
 from ding_store.errors import ConfigError
+from ding_store.launch.interrupt import sigterm_as_interrupt
 
 DESCRIPTION = (
     'Every row of the published requirements on the stock buffer and on the store, side by side: adds/s, samples/s, '
@@ -56,7 +58,9 @@ def main(options: argparse.Namespace) -> int:
     """0: all was measured; 1: something failed, and the tables say what."""
     rows, sections, settings = _checked(options)
     results = Results(Path(options.json) if options.json else None, settings, options.resume)
-    with tempfile.TemporaryDirectory(prefix='compare-elements') as directory:
+    with sigterm_as_interrupt(), scratch() as directory:
+        # Of all processes that follow: libraries leave some, and those that are killed leave more.
+        os.environ['TMPDIR'] = directory
         if settings['elements'] == 'real' and set(sections) & set(ROW_SECTIONS):
             rows = recorded(rows, directory, _to_stderr)
             for row in rows:
@@ -102,18 +106,17 @@ def _checked(options: argparse.Namespace) -> Tuple[List[Row], List[str], Dict[st
 def _measure(rows: Sequence[Row], sections: Sequence[str], settings: Dict[str, Any], results: Results) -> List[str]:
     failures: List[str] = []
     steps = list(_steps(rows, sections, settings, results))
-    progress = Progress(len(steps))
-    for record, section, name, measure in steps:
-        if section in record:
-            progress.skip()
-            continue
-        try:
-            record[section] = finite(measure(functools.partial(_say, progress, name)))
-        except WorkerFailed as error:
-            failures.append(f'{name} {section}: {error}')
-        results.save()
-        progress.step()
-    progress.end()
+    with Progress(len(steps)) as progress:
+        for record, section, name, measure in steps:
+            if section in record:
+                progress.skip()
+                continue
+            try:
+                record[section] = finite(measure(functools.partial(_say, progress, name)))
+            except WorkerFailed as error:
+                failures.append(f'{name} {section}: {error}')
+            results.save()
+            progress.step()
     return failures
 
 

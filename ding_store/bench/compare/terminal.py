@@ -47,7 +47,10 @@ class Progress:
         # The last one may take longer than those before it did.
         return f', about {_clock(left)} left' if left > 0 else ''
 
-    def end(self) -> None:
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self._is_terminal:
             self._out.write('\r\x1b[K')
 

@@ -6,7 +6,7 @@ import importlib
 import multiprocessing
 import os
 import traceback
-from typing import Any, Tuple
+from typing import Any, Optional, Tuple
 
 #: One thread per process: the machine's other cores are for other processes.
 ONE_THREAD = {name: '1' for name in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'NUMBA_NUM_THREADS')}
@@ -31,17 +31,23 @@ class Worker:
         context = multiprocessing.get_context('forkserver')
         context.set_forkserver_preload(['ding_store.bench.compare.preload'])
         self._pipe, theirs = context.Pipe()
+        self._is_busy = False
         self._process = context.Process(target=_serve, args=(theirs, make, arguments), daemon=True)
         self._process.start()
         theirs.close()
 
     def call(self, name: str, *arguments: Any) -> Any:
-        self._pipe.send((name, arguments))
-        return self._answer()
+        return self._ask(name, arguments)
 
     def get(self, name: str) -> Any:
-        self._pipe.send((name, None))
-        return self._answer()
+        return self._ask(name, None)
+
+    def _ask(self, name: str, arguments: Optional[Tuple[Any, ...]]) -> Any:
+        self._is_busy = True
+        self._pipe.send((name, arguments))
+        answer = self._answer()
+        self._is_busy = False
+        return answer
 
     def _answer(self) -> Any:
         if not self._pipe.poll(DEADLINE_S):
@@ -58,7 +64,8 @@ class Worker:
 
     def close(self) -> None:
         self._pipe.close()
-        self._process.join(5)
+        # Idle, it ends by itself; what it is in the middle of, nobody waits for any more.
+        self._process.join(0 if self._is_busy else 5)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()

@@ -1,0 +1,72 @@
+"""``ding-store compare`` that is told to end leaves nothing: no file, no process of its own or of the jobs it runs."""
+
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+
+import pytest
+from jobs import job
+
+from ding_store.storage.testing import eventually
+
+pytest.importorskip('ding')
+
+#: The command, of one side only.
+COMMAND = """
+import sys
+from ding_store.bench.compare import sections
+sections.TITLES[:] = sys.argv.pop(1).split()
+from ding_store.cli import main
+sys.exit(main())
+"""
+TINY = ['--length', '150', '--memory', '0.2', '--repeats', '1', '--seconds', '60', '--elements', 'synthetic']
+
+
+@pytest.fixture
+def short():
+    """A directory in whose path there is room for sockets."""
+    with tempfile.TemporaryDirectory() as directory:
+        yield directory
+
+
+@pytest.mark.parametrize(
+    ('section', 'side', 'number', 'says', 'num_processes'),
+    [
+        ('single', 'store', signal.SIGTERM, 'store: window 1', 4),
+        ('across', 'stock', signal.SIGINT, 'stock: 2 collectors', 5),
+        ('across', 'store', signal.SIGTERM, 'store: 2 collectors', 5),
+        ('disk', 'store', signal.SIGINT, 'on disk: filling', 4),
+    ],
+)
+def test_it_leaves_nothing(section, side, number, says, num_processes, tmp_path, short):
+    mark = uuid.uuid4().hex
+    row = 'impala' if section == 'disk' else 'sac'
+    command = [sys.executable, '-c', COMMAND, side, 'compare', *TINY, '--sections', section, '--rows', row]
+    try:
+        with job(command, tmp_path, TMPDIR=short, MARK=mark) as compare:
+            compare.wait_for(lambda: says in compare.text, says)
+            compare.wait_for(lambda: len(processes(mark)) >= num_processes, 'all are there')
+            assert os.listdir(short)
+            os.kill(compare.process.pid, number)
+            assert compare.wait() == 1
+            assert compare.text.endswith('ding-store: interrupted\n')
+        eventually(lambda: not processes(mark), 'all have left')
+        assert os.listdir(short) == []
+    finally:
+        for pid in processes(mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def processes(mark):
+    """Those that live and have this word in their environment, by which they are known wherever they are."""
+    found = []
+    for path in Path('/proc').glob('[0-9]*'):
+        with contextlib.suppress(OSError):
+            if mark.encode() in (path / 'environ').read_bytes():
+                found.append(int(path.name))
+    return found
