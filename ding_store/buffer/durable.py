@@ -31,10 +31,11 @@ LIVE; later ones, uses and a queue's place before the call returns that changes 
 nobody got, but a row never comes more often than it may, and a queue never gives one twice. How many rows the limiter
 let in follows from the commit itself: it keeps only what its count began at.
 
+No rows at all (``clear``): the header names the first row that counts, then numbers of others are erased.
 All rows at once (``load_data``), other columns, or another capacity: new files are complete before the header names
 them, old ones go after it stopped to. So a kill finds at most files that no header names (removed), files longer than
 the header's capacity (cut), a row in two slots that were copied from one to the other (the second is freed), and rows
-beyond the next row (freed).
+beyond the next row or before the first that counts (freed).
 Rows that had to leave for a push that was killed are gone: the oldest, and as many as were pushed.
 
 A kill loses nothing that was stored, as the pages are the kernel's. A power cut may, and in any order; with
@@ -276,6 +277,15 @@ class Home:
         }
         return [what for what, holds in checks.items() if not holds]
 
+    def clear(self, next_row: int) -> None:
+        """
+        Overview:
+            Have no rows below this one, from now on: their numbers, which are still there, count for nothing.
+        Raises:
+            - NotEnoughSpace: The disk is full; nothing changed.
+        """
+        self._replace(replace(self.header, first_row=next_row))
+
     def close(self) -> None:
         """Let another process have it."""
         if self.is_open():
@@ -325,7 +335,8 @@ class Home:
         """What a kill left undone; may itself be killed at any point."""
         self._remove_orphans()
         numbers = self.numbers
-        numbers[(numbers < 0) | (numbers >= self.next_row)] = EMPTY
+        # No number that is negative is a row's.
+        numbers[(numbers < self.header.first_row) | (numbers >= self.next_row)] = EMPTY
         live = np.flatnonzero(numbers != EMPTY)
         # Of a row that was copied from one slot to another the first stays, which is the copy.
         first = np.unique(numbers[live], return_index=True)[1]

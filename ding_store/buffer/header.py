@@ -13,9 +13,9 @@ from ding_store import private
 from ding_store.buffer.journal import explained
 from ding_store.errors import CorruptPayload, FormatMismatch
 
-#: Version 1 had no generations.
-VERSION = 2
-_READABLE = (1, 2)
+#: Version 1 had no generations, version 2 no first row.
+VERSION = 3
+_READABLE = (1, 2, 3)
 #: How a column may be kept other than as it is: see ``narrowing``.
 ENCODING = 'k/255'
 
@@ -41,6 +41,7 @@ class Header:
         - generation (:obj:`int`): How often all rows were replaced at once: see ``Home.replacing``.
         - next_row (:obj:`int`): The row number that the next row has at least.
         - num_skipped (:obj:`int`): How many row numbers were passed over when rows were replaced.
+        - first_row (:obj:`int`): Rows below it were taken out, all at once.
     """
 
     capacity: int
@@ -49,6 +50,7 @@ class Header:
     generation: int = 0
     next_row: int = 0
     num_skipped: int = 0
+    first_row: int = 0
     version: int = VERSION
 
 

@@ -42,9 +42,11 @@ class TableShape(TableBase):
         return stored
 
     def clear(self) -> None:
-        """Take all rows out. Row numbers are not used again."""
+        """Take all rows out, or none if it is killed. Row numbers are not used again."""
         with self.write_lock, self.index.lock:
             self._check_open()
+            if self.home is not None:
+                self.home.clear(self.index.next_row)
             self.index.clear()
             self._sync_numbers()
 

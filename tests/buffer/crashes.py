@@ -10,13 +10,15 @@ import time
 import traceback
 import zlib
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Type, TypeVar
 
 import numpy as np
 import torch
 import treetensor.torch as ttorch
 
 from ding_store.buffer import StoreBuffer
+
+T = TypeVar('T', bound='Opened')
 
 CAPACITY = 200
 MAX_CHUNK = 40
@@ -58,13 +60,32 @@ def element_of(row: int, version: int = 0, has_meta: int = 0) -> ttorch.Tensor:
     )
 
 
-class Worker:
-    """Pushes, deletes and updates as fast as it can; starts with what a killed one left undone."""
+class Opened:
+    """A buffer with a path."""
 
     capacity = CAPACITY
 
-    def __init__(self, path: str, words: Any, seed: int) -> None:
+    def __init__(self, path: str) -> None:
         self.buffer = StoreBuffer(self.capacity, path=path)
+
+
+def verified(opened: Type[T], path: str, findings: Callable[[T], Iterable[str]]) -> List[str]:
+    """What is wrong with a buffer whose process was killed; opens it, so that the next one can go on."""
+    try:
+        found = opened(path)
+    except Exception as e:  # noqa: BLE001  whatever it is, it is a finding
+        return [f'it does not open: {e!r}']
+    try:
+        return found.buffer.check() or list(findings(found))
+    finally:
+        found.buffer.close()
+
+
+class Worker(Opened):
+    """Pushes, deletes and updates as fast as it can; starts with what a killed one left undone."""
+
+    def __init__(self, path: str, words: Any, seed: int) -> None:
+        super().__init__(path)
         self.words, self.random = words, random.Random(seed)
 
     def run(self, tell: Callable[[], None]) -> None:
@@ -102,17 +123,8 @@ class Worker:
 
 
 def verify(path: str, words: Any) -> List[str]:
-    """What is wrong with a buffer whose process was killed; opens it, so that the next one can go on."""
-    try:
-        buffer = StoreBuffer(CAPACITY, path=path)
-    except Exception as e:  # noqa: BLE001  whatever it is, it is a finding
-        return [f'it does not open: {e!r}']
-    try:
-        return [*buffer.check(), *_findings(buffer, words)]
-    finally:
-        # What was pushed last without the time to say so is there: so it must be after the next kill.
-        words[PUSHED], words[CURSOR] = buffer.table.next_row, (buffer.committed or {'cursor': 0})['cursor']
-        buffer.close()
+    """As ``verified``, of what a Worker left."""
+    return verified(Opened, path, lambda opened: _findings(opened.buffer, words))
 
 
 def _findings(buffer: StoreBuffer, words: Any) -> Iterator[str]:
@@ -130,6 +142,8 @@ def _findings(buffer: StoreBuffer, words: Any) -> Iterator[str]:
     if len(rows):
         yield from _wrong_payloads(buffer, rows, words)
         yield from _wrong_notes(buffer, rows, words)
+    # What was pushed last without the time to say so is there: so it must be after the next kill.
+    words[PUSHED], words[CURSOR] = next_row, (buffer.committed or {'cursor': 0})['cursor']
 
 
 def _wrong_payloads(buffer: StoreBuffer, rows: np.ndarray, words: Any) -> Iterator[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, List
 
 import numpy as np
-from crashes import crash_repeatedly
+from crashes import Opened, crash_repeatedly, verified
 
 from ding_store.buffer import Fifo, Prioritized, RateLimiter, StoreBuffer, limited
 
@@ -28,7 +28,7 @@ def later_priority(rows: Any, of_view: bool = False) -> Any:
     return (500.0 if of_view else 1000.0) + rows % 89
 
 
-class Opened:
+class Sampled(Opened):
     """A buffer whose sampler has limits and priorities, with a limiter and two views."""
 
     def __init__(self, path: str) -> None:
@@ -40,7 +40,7 @@ class Opened:
         self.queue = self.buffer.view(Fifo(), name='queue')
 
 
-class SamplingWorker(Opened):
+class SamplingWorker(Sampled):
     """Pushes with priorities, samples and updates as fast as it can."""
 
     def __init__(self, path: str, words: Any, seed: int) -> None:
@@ -88,17 +88,10 @@ class SamplingWorker(Opened):
 
 def verify(path: str, words: Any) -> List[str]:
     """What is wrong with a buffer whose process was killed; what it had no time to say is said for it."""
-    try:
-        opened = Opened(path)
-    except Exception as e:  # noqa: BLE001  whatever it is, it is a finding
-        return [f'it does not open: {e!r}']
-    try:
-        return [*opened.buffer.check(), *_wrong_counts(opened, words), *_wrong_rows(opened, words)]
-    finally:
-        opened.buffer.close()
+    return verified(Sampled, path, lambda opened: [*_wrong_counts(opened, words), *_wrong_rows(opened, words)])
 
 
-def _wrong_counts(opened: Opened, words: Any) -> Iterator[str]:
+def _wrong_counts(opened: Sampled, words: Any) -> Iterator[str]:
     counts, next_row = opened.limiter.state(), opened.buffer.table.next_row
     if not words[PUSHED] <= next_row <= words[PUSHED] + MAX_CHUNK:
         yield f'next row is {next_row}, pushed were {words[PUSHED]}'
@@ -109,7 +102,7 @@ def _wrong_counts(opened: Opened, words: Any) -> Iterator[str]:
     words[PUSHED], words[SAMPLED] = next_row, counts['num_samples']
 
 
-def _wrong_rows(opened: Opened, words: Any) -> Iterator[str]:
+def _wrong_rows(opened: Sampled, words: Any) -> Iterator[str]:
     rows = opened.buffer.table.rows_by_age()
     uses, known = opened.limits.uses_of(rows), words[USES + rows]
     if (uses < known).any() or (uses - known).sum() > BATCH:
@@ -135,7 +128,7 @@ def _wrong_priorities(
     is_updated[is_later] = 1
 
 
-def _wrong_queue(opened: Opened, words: Any) -> Iterator[str]:
+def _wrong_queue(opened: Sampled, words: Any) -> Iterator[str]:
     rows = opened.buffer.table.rows_by_age()
     left = rows[rows >= words[QUEUED]]
     if len(left) <= BATCH // 2:

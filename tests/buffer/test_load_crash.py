@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterator, List
 
 import numpy as np
 import pytest
-from crashes import crash_repeatedly
+from crashes import Opened, crash_repeatedly, verified
 from elements import number, transition
 
 from ding_store.buffer import Fifo, Prioritized, RateLimiter, StoreBuffer, elements
@@ -31,7 +31,7 @@ def write_saves(directory: Path) -> None:
         buffer.save_data(str(directory / name))
 
 
-class Opened:
+class Loaded(Opened):
     def __init__(self, path: str) -> None:
         limiter = RateLimiter(1, timeout_s=0, max_insert=1, max_sample=CAPACITY)
         self.sampler = Prioritized(epsilon=0.0, seed=1)
@@ -39,7 +39,7 @@ class Opened:
         self.queue = self.buffer.view(Fifo(), name='queue')
 
 
-class LoadingWorker(Opened):
+class LoadingWorker(Loaded):
     """Loads one save after the other, and pushes, samples and updates a little in between."""
 
     def __init__(self, path: str, words: Any, seed: int) -> None:
@@ -58,17 +58,10 @@ class LoadingWorker(Opened):
 
 
 def verify(path: str, words: Any) -> List[str]:
-    try:
-        opened = Opened(path)
-    except Exception as e:  # noqa: BLE001  whatever it is, it is a finding
-        return [f'it does not open: {e!r}']
-    try:
-        return [*opened.buffer.check(), *_findings(opened, words)]
-    finally:
-        opened.buffer.close()
+    return verified(Loaded, path, lambda opened: _findings(opened, words))
 
 
-def _findings(opened: Opened, words: Any) -> Iterator[str]:
+def _findings(opened: Loaded, words: Any) -> Iterator[str]:
     items = list(opened.buffer)
     found = [(item.meta.get('of'), item.meta.get('i'), number(item.data)) for item in items]
     wholes = {

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, Iterator, List
 import numpy as np
 import pytest
 import torch
-from crashes import DELETED, PUSHED, UPDATED, Child, Worker, crash_repeatedly, is_deleted, is_updated
+from crashes import DELETED, PUSHED, UPDATED, Child, Opened, Worker, crash_repeatedly, is_deleted, is_updated, verified
 from test_durable import KilledAtLine
 
 from ding_store.buffer import StoreBuffer, packed
@@ -34,10 +34,12 @@ def episode(row: int, version: int = 0) -> List[Dict[str, Any]]:
     ]
 
 
-class EpisodeWorker(Worker):
-    """The same with whole episodes."""
-
+class Episodes(Opened):
     capacity = CAPACITY
+
+
+class EpisodeWorker(Episodes, Worker):
+    """The same with whole episodes."""
 
     def push(self, first: int) -> int:
         rows = range(first, first + self.random.randint(1, MAX_CHUNK))
@@ -50,15 +52,7 @@ class EpisodeWorker(Worker):
 
 
 def verify(path: str, words: Any) -> List[str]:
-    try:
-        buffer = StoreBuffer(CAPACITY, path=path)
-    except Exception as e:  # noqa: BLE001  whatever it is, it is a finding
-        return [f'it does not open: {e!r}']
-    try:
-        return buffer.check() or list(_findings(buffer, words))
-    finally:
-        words[PUSHED] = buffer.table.next_row
-        buffer.close()
+    return verified(Episodes, path, lambda opened: _findings(opened.buffer, words))
 
 
 def _findings(buffer: StoreBuffer, words: Any) -> Iterator[str]:
@@ -78,6 +72,7 @@ def _findings(buffer: StoreBuffer, words: Any) -> Iterator[str]:
             yield f'row {row} is torn, or its meta: {item.meta}'
         if version != bool(is_updated(row)) and (version or row < words[UPDATED]):
             yield f'row {row} is of version {version}'
+    words[PUSHED] = next_row
 
 
 def _are_equal(one: List[Dict[str, Any]], other: List[Dict[str, Any]]) -> bool:
@@ -110,19 +105,22 @@ def read(path: Path) -> List[tuple]:
     return found
 
 
-#: What becomes of five elements of one length: packed for the sake of one more; then others from a save.
+#: What becomes of five elements, of which the last has so many steps and the others two: they are packed for the sake of
+#: one more; others from a save; none. And how many there are then.
 CHANGES = {
-    'pack': lambda buffer, directory: buffer.push(steps(5, 3), {'i': 5}),
-    'load': lambda buffer, directory: buffer.load_data(str(directory / 'save')),
+    'pack': (2, lambda buffer, directory: buffer.push(steps(5, 3), {'i': 5}), 6),
+    'load': (2, lambda buffer, directory: buffer.load_data(str(directory / 'save')), 5),
+    'clear': (3, lambda buffer, directory: buffer.clear(), 0),
 }
 
 
 @pytest.mark.parametrize('name', CHANGES)
 def test_killed_at_any_line(name: str, tmp_path: Path) -> None:
+    length, change, count = CHANGES[name]
     save, model = StoreBuffer(6), StoreBuffer(6, path=str(tmp_path / 'model'))
     for i in range(5):
         save.push(steps(i + 10, i + 2), {'i': i + 10})
-        model.push(steps(i), {'i': i})
+        model.push(steps(i, length if i == 4 else 2), {'i': i})
     save.save_data(str(tmp_path / 'save'))
     model.close()
 
@@ -134,7 +132,7 @@ def test_killed_at_any_line(name: str, tmp_path: Path) -> None:
             buffer = StoreBuffer(6, path=str(tmp_path / 'copy'))
             tracer = KilledAtLine(line)
             sys.settrace(tracer)
-            CHANGES[name](buffer, tmp_path)
+            change(buffer, tmp_path)
             sys.settrace(None)
             (tmp_path / 'count').write_text(str(tracer.count))
 
@@ -142,7 +140,7 @@ def test_killed_at_any_line(name: str, tmp_path: Path) -> None:
         return read(tmp_path / 'copy')
 
     before, after = read(tmp_path / 'model'), until(None)
-    assert len(after) == (6 if name == 'pack' else 5)
+    assert len(after) == count
     for line in range(1, int((tmp_path / 'count').read_text()), 2 * STEP):
         assert until(line) in (before, after), f'line {line}'
 
