@@ -13,16 +13,26 @@ from functools import partial
 from typing import Any, Callable, Dict, Sequence, Set, Tuple
 
 import yaml
-from ding.envs import BaseEnvManagerV2, SubprocessEnvManagerV2, get_vec_env_setting
+from ding.envs import BaseEnvManagerV2, SubprocessEnvManagerV2, get_env_cls, get_vec_env_setting
 from ding.framework import task
 from ding.framework.middleware import online_logger, termination_checker
 from ding.framework.task import VoidMiddleware
 from ding.utils import POLICY_REGISTRY
+from easydict import EasyDict
 
 from ding_store.config import ENV_RUN, ENV_URL, StoreConfig
 from ding_store.errors import ConfigError
 
 ENV_MANAGERS = {'base': BaseEnvManagerV2, 'subprocess': SubprocessEnvManagerV2}
+#: What DI-engine itself reads of any environment's config.
+ENV_DEFAULTS = dict(
+    stop_value=int(1e10),
+    n_evaluator_episode=4,
+    collector_env_num=1,
+    evaluator_env_num=1,
+    replay_path=None,
+    manager={key: value for each in ENV_MANAGERS.values() for key, value in each.default_config().items()},
+)
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,7 @@ class Options:
         """
         module = importlib.import_module(self.config or default)
         main_config, create_config = copy.deepcopy((module.main_config, module.create_config))
+        main_config.env.setdefault('manager', EasyDict())
         for key, value in self.settings:
             _check_spelling(main_config, create_config, key)
             _set(main_config, key, value)
@@ -102,21 +113,37 @@ def _set(config: Any, key: str, value: Any) -> None:
 def _check_spelling(main_config: Any, create_config: Any, key: str) -> None:
     """
     DI-engine takes any key and looks at those it knows, so one that is almost a known one would do nothing. Keys of
-    models and environments only these know, and those of replays are checked when one is made.
+    models only these know, and those of replays are checked when one is made. Environments may say what they read, in
+    their ``config``: of these any other key is refused.
     """
     *path, last = key.split('.')
-    if path[:1] != ['policy'] or path[:2] == ['policy', 'model'] or path[1:] == ['other', 'replay_buffer']:
+    if path[:2] == ['policy', 'model'] or path[1:] == ['other', 'replay_buffer']:
         return
-    for name in create_config.policy.get('import_names', ()):
-        importlib.import_module(name)
-    known: Set[str] = set()
-    for level in (main_config.policy, POLICY_REGISTRY.get(create_config.policy.type).default_config()):
-        for name in path[1:]:
-            level = level[name] if isinstance(level.get(name), dict) else {}
-        known.update(level)
+    known = set() if path else set(main_config)
+    says_all = False
+    if path[:1] == ['policy']:
+        for name in create_config.policy.get('import_names', ()):
+            importlib.import_module(name)
+        known = _keys(path[1:], main_config.policy, POLICY_REGISTRY.get(create_config.policy.type).default_config())
+    elif path[:1] == ['env']:
+        env = get_env_cls(create_config.env)
+        own = getattr(env, 'config', {})
+        known = _keys(path[1:], main_config.env, create_config.env, own, ENV_DEFAULTS)
+        says_all = path == ['env'] and bool(own)
     nearest = difflib.get_close_matches(last, known, n=1, cutoff=0.8)
-    if last not in known and nearest:
-        raise ConfigError(f'--set {key}: the config has no {last!r} there; did you mean {nearest[0]!r}?')
+    if last not in known and (nearest or says_all):
+        hint = f'did you mean {nearest[0]!r}?' if nearest else f'it has {", ".join(sorted(known))}'
+        raise ConfigError(f'--set {key}: the config has no {last!r} there; {hint}')
+
+
+def _keys(path: Sequence[str], *configs: Any) -> Set[str]:
+    """What there is in any of them at the end of that path."""
+    found: Set[str] = set()
+    for level in configs:
+        for name in path:
+            level = level[name] if isinstance(level.get(name), dict) else {}
+        found.update(level)
+    return found
 
 
 def options(main: Callable, configs: Sequence[str] = (), can_checkpoint: bool = False) -> Options:

@@ -35,6 +35,8 @@ class AtariEnv(StockAtariEnv):
         - ModuleNotFoundError: The extra ``atari`` is not installed; with the line that installs it.
     """
 
+    config = dict(frame_stack=4, frame_size=84, obs_plus_prev_action_reward=False)
+
     def __new__(cls, *args: Any, **kwargs: Any) -> AtariEnv:
         need('ale_py', 'atari')
         need('cv2', 'atari').setNumThreads(1)  # one frame is too small for threads, and environments are many
@@ -42,6 +44,6 @@ class AtariEnv(StockAtariEnv):
 
     def _make_env(self) -> gym.Env:
         register(self._cfg.env_id)
-        size = self._cfg.get('frame_size', 84)  # DI-engine's wrapping has no argument for it
+        size = self._cfg.get('frame_size', self.config['frame_size'])  # DI-engine's wrapping has no argument for it
         with mock.patch.object(atari_wrappers, 'WarpFrameWrapper', partial(WarpFrameWrapper, size=size)):
             return super()._make_env()

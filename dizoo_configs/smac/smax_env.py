@@ -55,6 +55,8 @@ class SMAXEnv(BaseEnv):
         - ModuleNotFoundError: At the first reset, without the extra `smax`, with the line that installs it.
     """
 
+    config = dict(map_name='3s5z', special_global_state=False)
+
     def __init__(self, cfg: EasyDict) -> None:
         self._map = cfg.map_name
         if self._map not in SIZES:
