@@ -13,17 +13,23 @@ The same, started by DI-engine:
 
 > ditask --package . --main dizoo_configs.cartpole.cartpole_ppo_main.main --parallel-workers 4 --topology mesh
 
-Another collector for a running job, on this host or another (there, with the `redis://` URL of the job's store);
-a job that DI-engine started has the run `cartpole_ppo_seed0`, by its exp_name, and needs `--run cartpole_ppo_seed0`:
+Another collector for a running job on this machine; a job that DI-engine started has the run `cartpole_ppo_seed0`, by its
+exp_name, and needs `--run cartpole_ppo_seed0`:
 
 > ding-store join --role collector -- python3 -u dizoo_configs/cartpole/cartpole_ppo_main.py
+
+Several machines: a Redis that all reach, the first command on the learner's, the second on each of the others (which may
+come before it with `join --wait`):
+
+> ding-store run --store redis://learner-host:6379 --run cartpole_ppo --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/cartpole/cartpole_ppo_main.py
+> ding-store join --store redis://learner-host:6379 --run cartpole_ppo --role collector -- python3 -u dizoo_configs/cartpole/cartpole_ppo_main.py
 
 With `--checkpoint` at the end of these commands a learner that is killed goes on from its last checkpoint, and so does
 the same command after everything was killed. It has no replay to keep: what it was training on when it was killed comes
 once more.
 
 The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine.
-"""
+"""  # noqa: E501
 
 import gym
 from ding.config import compile_config

@@ -9,16 +9,22 @@ One machine, one learner, one evaluator and two collectors as processes of their
 
 > ding-store run --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/gobigger/gobigger_dqn_main.py
 
-Another collector for a running job, on this host or another (there, with the `redis://` URL of the job's store):
+Another collector for a running job on this machine:
 
 > ding-store join --role collector -- python3 -u dizoo_configs/gobigger/gobigger_dqn_main.py
+
+Several machines: a Redis that all reach, the first command on the learner's, the second on each of the others (which may
+come before it with `join --wait`):
+
+> ding-store run --store redis://learner-host:6379 --run gobigger --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/gobigger/gobigger_dqn_main.py
+> ding-store join --store redis://learner-host:6379 --run gobigger --role collector -- python3 -u dizoo_configs/gobigger/gobigger_dqn_main.py
 
 With `--checkpoint` a learner that is killed goes on from its last checkpoint, and so does the same command after
 everything was killed.
 
 The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine, with its own
 prioritized replay.
-"""
+"""  # noqa: E501
 
 from ding.config import compile_config
 from ding.framework import ding_init, task

@@ -134,7 +134,8 @@ def test_the_env_manager_is_the_one_that_is_named(monkeypatch, tmp_path, name, k
     monkeypatch.setattr(manager, '__init__', noting)
     monkeypatch.setattr(task, 'run', lambda: None)
     main = importlib.import_module(f'dizoo_configs.cartpole.{name}').main
-    main(Options(stock=True, env_manager=kind))
+    # Absolute: DI-engine's writer makes it when this test is over, wherever the next one is.
+    main(Options(stock=True, env_manager=kind, settings=(('exp_name', str(tmp_path / 'run')),)))
     assert made == [manager, manager]
 
 
