@@ -47,6 +47,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Callable, Dict, Iterable, List, Optional
 
@@ -91,7 +92,8 @@ class Home:
         os.makedirs(self.path, mode=0o700, exist_ok=True)
         _refuse_foreign(self.path)
         self._claim = _claim(self.path)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._claim.close)
             header = read_header(self.file('header'))
             if header is None:
                 _refuse_columns(self.path)
@@ -100,12 +102,13 @@ class Home:
             self._check(capacity)
             self._numbers_region = _map(self._current('rows'), 8 * capacity)
             self._commits = CommitFile(_map(self.file('commit'), FILE_BYTES), self.file('commit'))
-        except BaseException:
-            self._claim.close()
-            raise
-        self.numbers: Array = np.frombuffer(self._numbers_region, np.int64)[:capacity]
-        self.metas, self.redo = Journal(self._current('metas'), fsync), Journal(self.file('redo'), fsync)
-        self._recover()
+            self.numbers: Array = np.frombuffer(self._numbers_region, np.int64)[:capacity]
+            self.metas = Journal(self._current('metas'), fsync)
+            undo.callback(self.metas.close)
+            self.redo = Journal(self.file('redo'), fsync)
+            undo.callback(self.redo.close)
+            self._recover()
+            undo.pop_all()
 
     @property
     def next_row(self) -> int:
@@ -216,10 +219,12 @@ class Home:
         num_skipped = self.header.num_skipped + next_row - self.next_row
         generation, capacity = self.generation + 1, self.header.capacity
         header = Header(capacity, columns, info, generation, next_row, num_skipped)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._remove_other_generations)
             numbers = _new_numbers(self._current('rows', generation), capacity)
             np.frombuffer(numbers, np.int64)[: len(rows)] = rows
             journal = self.metas.prepare(metas, self._current('metas', generation))
+            undo.callback(journal.close)
             values = {
                 name: self.values(name).successor(self._current(f'{name}.values', generation))
                 for name in self._value_files()
@@ -229,9 +234,7 @@ class Home:
                 for each in values.values():
                     each.sync()
             commit = prepare_header(self.file('header'), header, self.fsync)
-        except BaseException:
-            self._remove_other_generations()
-            raise
+            undo.pop_all()
 
         def replace_all() -> None:
             commit()

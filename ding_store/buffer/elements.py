@@ -53,20 +53,20 @@ class Elements:
         self.table = Table({}, capacity, path, fsync)
         self._schema: Optional[Schema] = None
         self.objects: Union[None, ObjectColumn, PackedColumn] = None
+        home = self.table.home
+        self.metas = MetaStore(self.table.index, self.table.write_lock, None if home is None else home.metas)
         try:
             self._restore()
         except BaseException:
             self.table.close()
             raise
-        home = self.table.home
-        self.metas = MetaStore(self.table.index, self.table.write_lock, None if home is None else home.metas)
-        self.metas.restore()
         self._outputs = self._new_outputs(self._schema)
         self.sequences = Sequences(self.table, self.metas)
         self._view_names: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
     def _restore(self) -> None:
-        """Of what kind the elements are that were found."""
+        """What is known of the elements that were found."""
+        self.metas.restore()
         home, info = self.table.home, self.table.info
         if home is None:
             return

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, List, Optional
 
 from ding_store import private
-from ding_store.buffer.journal import explained
+from ding_store.buffer.journal import explained, sync_directory
 from ding_store.errors import CorruptPayload, FormatMismatch
 
 #: Version 1 had no generations, version 2 no first row.
@@ -111,11 +111,3 @@ def prepare_header(path: str, header: Header, fsync: bool = False) -> Callable[[
             sync_directory(os.path.dirname(path))
 
     return commit
-
-
-def sync_directory(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -23,7 +23,7 @@ class Journal:
         Records of bytes. Behind the last one are zeros, or what a crash left of one more.
     Arguments:
         - path (:obj:`str`): The file; made if there is none.
-        - fsync (:obj:`bool`): Whether ``rewrite`` and ``sync`` wait for the disk.
+        - fsync (:obj:`bool`): Whether ``rewrite``, ``clear`` and ``sync`` wait for the disk.
     """
 
     def __init__(self, path: str, fsync: bool = False) -> None:
@@ -99,6 +99,8 @@ class Journal:
     def take(self, other: Journal) -> None:
         """Have the records of one that was prepared instead, at once."""
         os.replace(other._path, self._path)
+        if self._fsync:
+            sync_directory(os.path.dirname(self._path))
         other._path = self._path
         self.move_to(other)
 
@@ -117,6 +119,8 @@ class Journal:
     def clear(self) -> None:
         """Have no records. What held them is zero then, so that none of them is read after shorter ones."""
         os.ftruncate(self._descriptor, 0)
+        # Else a power cut might bring them back, when what they say of rows no longer holds.
+        self.sync()
         self._end = self._end_compact = self._room = 0
 
     def sync(self) -> None:
@@ -136,6 +140,15 @@ def reserve(descriptor: int, path: str, start: int, num_bytes: int) -> None:
         os.posix_fallocate(descriptor, start, num_bytes)
     except OSError as e:
         raise explained(e, path, num_bytes) from e
+
+
+def sync_directory(path: str) -> None:
+    """What was made, renamed or removed in it is so on the disk, too."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def explained(error: OSError, path: str, num_bytes: int) -> OSError:

@@ -14,8 +14,7 @@ import numpy as np
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.durable import Home, check_size
 from ding_store.buffer.extents import Extents
-from ding_store.buffer.header import sync_directory
-from ding_store.buffer.journal import reserve, write_at
+from ding_store.buffer.journal import reserve, sync_directory, write_at
 from ding_store.buffer.table import Table
 from ding_store.columns import Schema
 from ding_store.errors import CorruptPayload, FormatMismatch, NotEnoughSpace, SchemaMismatch

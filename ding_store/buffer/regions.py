@@ -228,7 +228,7 @@ class Regions:
 
     def close(self) -> None:
         """Close the files. Columns stay readable for as long as somebody holds them."""
-        self.drop(list(self.columns))
+        self.drop([*self.columns, *self._files])
 
     def discard(self) -> None:
         """Be no columns, and no files: of those that nothing names yet."""

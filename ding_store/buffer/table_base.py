@@ -36,10 +36,13 @@ class TableBase:
         self._specs: Optional[Tuple[Dict[str, Array], FrozenSet[str], Dict[str, ColumnSpec]]] = None
         self._watchers: List[List[Array]] = []
         self._note: Optional[Dict[str, Any]] = None
-        self.home = None if path is None else Home(path, checked_capacity(capacity), fsync)
+        capacity = checked_capacity(capacity)
+        self.home = None if path is None else Home(path, capacity, fsync)
+        self._regions = Regions(capacity, self.home)
         try:
-            self._open(specs, checked_capacity(capacity))
+            self._open(specs, capacity)
         except BaseException:
+            self._regions.close()
             if self.home is not None:
                 self.home.close()
             raise
@@ -52,7 +55,6 @@ class TableBase:
             self.index = RowIndex(capacity, home.numbers, home.next_row)
             self._num_used = int(self.index.live_slots.max(initial=-1)) + 1
             self._note = home.note
-        self._regions = Regions(capacity, home)
         if home is None or not home.header.columns:
             self._regions.add(specs)
             self._describe(self.info)

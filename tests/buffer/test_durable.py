@@ -1,5 +1,7 @@
 """A buffer with a path: closed and made again, refused where it should be, and killed at any line of what is rare."""
 
+import errno
+import gc
 import json
 import os
 import shutil
@@ -16,10 +18,14 @@ from elements import number, transition
 
 from ding_store.buffer import Prioritized, StoreBuffer, Table
 from ding_store.buffer import durable as durable_module
+from ding_store.buffer.metas import MetaStore
+from ding_store.buffer.regions import Regions
+from ding_store.buffer.slot_values import SlotValues
 from ding_store.errors import (
     ConfigError,
     CorruptPayload,
     FormatMismatch,
+    NotEnoughSpace,
     SchemaMismatch,
     StoreClosed,
     StoreError,
@@ -229,6 +235,75 @@ def test_a_damaged_table_is_found_out(tmp_path: Path) -> None:
     assert any('two slots' in finding for finding in buffer.check())
     header_of(tmp_path, info=None)
     assert any('header' in finding for finding in buffer.check())
+    buffer.close()
+
+
+def num_descriptors() -> int:
+    gc.collect()  # Those of other tests.
+    return len(os.listdir('/proc/self/fd'))
+
+
+@pytest.mark.parametrize(
+    'place', [(durable_module, 'prepare_header'), (SlotValues, 'successor'), (durable_module.Journal, 'append')]
+)
+def test_a_load_that_fails_leaves_no_file_open(place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, full = str(tmp_path / 'save'), os.strerror(errno.ENOSPC)
+    buffer = filled(tmp_path / 'table', sampler=Prioritized())
+    buffer.save_data(name)
+    before = num_descriptors(), sorted(os.listdir(tmp_path / 'table'))
+
+    def fail(*arguments: Any, **named: Any) -> None:
+        raise NotEnoughSpace(errno.ENOSPC, full)
+
+    monkeypatch.setattr(*place, fail)
+    for _ in range(3):
+        with pytest.raises(NotEnoughSpace, match=full):
+            buffer.load_data(name)
+    assert (num_descriptors(), sorted(os.listdir(tmp_path / 'table'))) == before
+    monkeypatch.undo()
+    buffer.load_data(name)
+    assert (num_descriptors(), buffer.check()) == (before[0], [])
+    buffer.close()
+
+
+@pytest.mark.parametrize(
+    'place', [(durable_module.Home, '_recover'), (Table, '_redo'), (MetaStore, 'restore'), (Regions, '_array')]
+)
+def test_an_opening_that_fails_leaves_no_file_open(place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(tmp_path).close()
+    before = num_descriptors()
+
+    def fail(*arguments: Any, **named: Any) -> None:
+        raise OSError(errno.ENOMEM, 'no memory')
+
+    monkeypatch.setattr(*place, fail)
+    for _ in range(3):
+        with pytest.raises(OSError, match='no memory'):
+            StoreBuffer(10, path=str(tmp_path))
+        assert num_descriptors() == before
+    monkeypatch.undo()
+    StoreBuffer(10, path=str(tmp_path)).close()
+    assert num_descriptors() == before
+
+
+def test_the_record_of_an_update_is_gone_from_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a power cut would bring it back: it is of a row number, which others may have since."""
+    done = []
+    for name in ('ftruncate', 'fsync', 'fdatasync'):
+        call = getattr(os, name)
+        monkeypatch.setattr(
+            os,
+            name,
+            lambda descriptor, *arguments, call=call, name=name: (
+                done.append((name, os.readlink(f'/proc/self/fd/{descriptor}'))),
+                call(descriptor, *arguments),
+            ),
+        )
+    buffer = filled(tmp_path, fsync=True)
+    done.clear()
+    buffer.update('8', transition(80))
+    redo = [name for name, path in done if path == str(tmp_path / 'redo')]
+    assert redo == ['fsync', 'ftruncate', 'fsync']
     buffer.close()
 
 

@@ -105,8 +105,8 @@ def read(path: Path) -> List[tuple]:
     return found
 
 
-#: What becomes of five elements, of which the last has so many steps and the others two: they are packed for the sake of
-#: one more; others from a save; none. And how many there are then.
+#: What becomes of five elements, the last of so many steps and the others of two: they are packed for the sake of one
+#: more; others from a save; none. And how many there are then.
 CHANGES = {
     'pack': (2, lambda buffer, directory: buffer.push(steps(5, 3), {'i': 5}), 6),
     'load': (2, lambda buffer, directory: buffer.load_data(str(directory / 'save')), 5),
