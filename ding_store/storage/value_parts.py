@@ -2,7 +2,8 @@
 
 A payload is cut where its arrays begin. Each part is a key of its own, named by the version that sent it first, and a
 version is the list of its parts. The writer compares bytes with those that it sent last, which is cheaper than a hash
-(an array that changed is found out at its first bytes) and never wrong; readers compare names.
+(an array that changed is found out at its first bytes) and never wrong; readers compare names. Small arrays share
+parts; those that stay as they are share none with those that change.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import numpy as np
 
 from ding_store.errors import CorruptPayload
 
-from .base import Buffer
 from .checksum import checksum
 from .wire import MAX_BYTES, PART_BYTES, Part, Pieces
 
 #: Arrays up to this size share parts with their neighbours: each part costs a command and its keys, so that 5 MB in
 #: parts of 100 KB take a fifth longer than in these.
 SHARED_BYTES = 512 << 10
+#: An array that did not change for so many versions shares parts only with others that did not.
+STILL_AFTER = 3
 
 _HEAD = struct.Struct('<4sIIQ')
 _MAGIC = b'DGL\x01'
@@ -95,6 +97,37 @@ def is_good(part: ValuePart, content: memoryview) -> bool:
     return checksum([content], len(content)) == part.crc
 
 
+class _Unit:
+    """An array, a piece of a large one, or the head: what was sent of it last, and for how many versions it is that."""
+
+    def __init__(self, num_bytes: int, shares: bool) -> None:
+        self.num_bytes = num_bytes
+        self.shares = shares  # a part with its neighbours
+        self.content = bytearray()
+        self.has_changed = False
+        self.age = 0
+
+    @property
+    def is_still(self) -> bool:
+        return self.age >= STILL_AFTER
+
+    def take(self, content: memoryview) -> None:
+        if self.content == content:  # compared by memcmp, with bytearrays alone
+            return
+        self.has_changed = True
+        if self.content:
+            np.copyto(np.frombuffer(self.content, np.uint8), np.frombuffer(content, np.uint8))
+        else:
+            self.content = bytearray(content)
+
+    def settle(self) -> None:
+        self.age = 0 if self.has_changed else self.age + 1
+        self.has_changed = False
+
+
+_Group = Tuple[int, int]  # units that are one part: the first, and the one behind the last
+
+
 class SentParts:
     """
     Overview:
@@ -107,8 +140,10 @@ class SentParts:
     def __init__(self, key: Callable[[str], str]) -> None:
         self.lock = threading.Lock()
         self._key = key
-        self._contents: List[bytearray] = []
-        self._parts: List[Optional[ValuePart]] = []  # None: not known to be in the server
+        self._lengths: List[int] = []
+        self._units: List[_Unit] = []
+        self._groups: List[_Group] = []
+        self._known: Dict[_Group, ValuePart] = {}  # to be in the server
         self._sent: List[ValuePart] = []
 
     def changed(self, pieces: Pieces, token: str) -> Iterator[Part]:
@@ -117,16 +152,22 @@ class SentParts:
             The parts that are to be sent, with their keys; when all were taken, ``parts`` lists what the version is of.
             As often as needed, then ``settle`` says what became of it.
         """
+        if pieces.lengths != self._lengths:
+            self._lengths, self._units, self._known = pieces.lengths, _units_of(pieces.lengths), {}
+            self._groups = _grouped(self._units)
         self._sent = []
-        contents = _cut(pieces)
-        for number, content in enumerate(contents):
-            known = self._remember(number, content)
+        contents = _cut(pieces, [unit.num_bytes for unit in self._units])
+        for number, group in enumerate(self._groups):
+            units = self._units[slice(*group)]
+            for unit in units:
+                unit.take(next(contents))
+            known = None if any(unit.has_changed for unit in units) else self._known.get(group)
             if known is None:
-                held = self._contents[number]
-                known = ValuePart(token, number, len(held), checksum([held], len(held)))
-                yield f'{self._key(token)}{number}'.encode(), memoryview(held)
+                held = [unit.content for unit in units]
+                num_bytes = sum(map(len, held))
+                known = ValuePart(token, number, num_bytes, checksum(held, num_bytes))
+                yield f'{self._key(token)}{number}'.encode(), memoryview(held[0] if len(held) == 1 else b''.join(held))
             self._sent.append(known)
-        del self._contents[len(self._sent) :], self._parts[len(self._sent) :]
 
     @property
     def parts(self) -> PartList:
@@ -138,58 +179,55 @@ class SentParts:
 
     def settle(self, is_published: bool) -> None:
         """Whether the server has all of these parts and keeps them; else it is not known which it has."""
-        self._parts = list(self._sent) if is_published else [None] * len(self._parts)
-
-    def _remember(self, number: int, content: memoryview) -> Optional[ValuePart]:
-        """The part with these bytes, if the server has it; else they are the ones to send."""
-        if number == len(self._parts):
-            self._contents.append(bytearray(content))
-            self._parts.append(None)
-        elif self._contents[number] != content:  # compared by memcmp, with bytearrays alone
-            self._parts[number] = None
-            if len(self._contents[number]) == len(content):
-                np.copyto(np.frombuffer(self._contents[number], np.uint8), np.frombuffer(content, np.uint8))
-            else:
-                self._contents[number] = bytearray(content)
-        return self._parts[number]
+        if not is_published:
+            self._known = {}
+            return
+        sent = dict(zip(self._groups, self._sent))
+        for unit in self._units:
+            unit.settle()
+        self._groups = _grouped(self._units)
+        self._known = {group: sent[group] for group in self._groups if group in sent}
 
 
-def _cut(pieces: Pieces) -> Iterator[memoryview]:
-    """A payload's bytes, part by part; those that lie in one piece are not copied."""
-    ends = iter(_ends(pieces.lengths))
-    begin, end = 0, next(ends)
-    held: List[Buffer] = []
+def _units_of(lengths: Sequence[int]) -> List[_Unit]:
+    """Large arrays in several, each alone; the head is alone, too."""
+    found = [_Unit(lengths[0], shares=False)]
+    for length in lengths[1:]:
+        for at in range(0, length, PART_BYTES):
+            found.append(_Unit(min(PART_BYTES, length - at), shares=length <= SHARED_BYTES))
+    return found
+
+
+def _grouped(units: Sequence[_Unit]) -> List[_Group]:
+    """Neighbours that share a part: small ones, that all change or all do not."""
+    groups: List[_Group] = []
+    begin, num_bytes = 0, 0
+    for number, unit in enumerate(units):
+        first = units[begin]
+        if number > begin and not (unit.shares and first.shares and unit.is_still == first.is_still):
+            groups.append((begin, number))
+            begin, num_bytes = number, 0
+        num_bytes += unit.num_bytes
+        if num_bytes > SHARED_BYTES:
+            groups.append((begin, number + 1))
+            begin, num_bytes = number + 1, 0
+    return groups if begin == len(units) else [*groups, (begin, len(units))]
+
+
+def _cut(pieces: Pieces, sizes: Sequence[int]) -> Iterator[memoryview]:
+    """A payload's bytes, so many at a time; those that lie in one piece are not copied."""
+    left = iter(sizes)
+    missing, held = next(left), []
     for buffer in pieces.buffers:
         view, at = memoryview(buffer).cast('B'), 0
         while at < len(view):
-            taken = view[at : at + end - begin]
+            taken = view[at : at + missing]
             at += len(taken)
-            begin += len(taken)
+            missing -= len(taken)
             held.append(taken)
-            if begin == end:
+            if not missing:
                 yield taken if len(held) == 1 else memoryview(b''.join(held))
-                held = []
-                end = next(ends, end)
-
-
-def _ends(lengths: Sequence[int]) -> List[int]:
-    """
-    Where parts end: behind the head; where a large array begins, every ``PART_BYTES`` of it, and where it ends; small
-    neighbours share parts.
-    """
-    ends, begin, at = [lengths[0]], lengths[0], lengths[0]
-    for length in lengths[1:]:
-        if length > SHARED_BYTES and at > begin:
-            ends.append(at)
-            begin = at
-        at += length
-        while at - begin > PART_BYTES:
-            begin += PART_BYTES
-            ends.append(begin)
-        if at - begin > SHARED_BYTES or (length > SHARED_BYTES and at > begin):
-            ends.append(at)
-            begin = at
-    return ends if begin == at else [*ends, at]
+                missing, held = next(left, 0), []
 
 
 def where_known(lists: Dict[int, PartList]) -> Dict[Tuple[str, int], List[Tuple[int, int]]]:

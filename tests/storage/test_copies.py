@@ -245,6 +245,26 @@ def test_random_changes_are_all_seen(hosts, redis_server, monkeypatch):
         assert client.keys(f'ding:{{{here.run}/{NAME}/*:part:*') == []
 
 
+def test_small_arrays_that_stay_are_not_sent_with_those_that_change(hosts):
+    """Every other one of many that are small enough to share parts; then others."""
+    here, there = hosts
+    count, size = 40, 25_000  # floats: 100 KB
+    versions = [np.zeros(count, int)]
+    with here.open(host_plane='off') as writer, there.open() as reader:
+        for moving in [slice(0, None, 2)] * 8 + [slice(1, None, 2)] * 8:
+            numbers = versions[-1].copy()
+            numbers[moving] += 1
+            versions.append(numbers)
+            with here.counted(UP) as sent, there.counted() as received:
+                writer.put(NAME, {}, {str(i): np.full(size, number, np.float32) for i, number in enumerate(numbers)})
+                value = reader.get(NAME, len(versions) - 2)
+            assert [set(array) for array in value.arrays.values()] == [{number} for number in numbers]
+            assert max(sent[0], received[0]) < 4 * count * size + TALK_BYTES
+            if len(versions) - 1 in (7, 8, 15, 16):
+                assert 2 * count * size < min(sent[0], received[0])
+                assert max(sent[0], received[0]) < 2 * count * size + TALK_BYTES
+
+
 def test_lists_of_parts():
     pieces = encode_pieces({}, {'a': np.zeros(500_000), 'b': np.zeros(3), 'c': np.zeros(5), 'd': np.zeros(80_000)})
     sent = value_parts.SentParts(lambda token: f'{token}:')
