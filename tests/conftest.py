@@ -9,6 +9,9 @@ import pytest
 from needs import lacking
 from redis_server import RedisServer, find_binary
 
+from ding_store.storage.fetch_lock import FetchLock
+from ding_store.storage.testing import WAIT_S
+
 # treevalue, and so DI-engine, imports jax wherever it is installed. jax starts threads, and tests fork this process:
 # battles of SMAX are fought in processes of their own.
 sys.modules.setdefault('jax', None)  # type: ignore[arg-type]
@@ -24,6 +27,18 @@ def _environment() -> Iterator[None]:
     for name in set(os.environ) - set(before):
         del os.environ[name]
     os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
+def _patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a process that fetches for others may be without a core for longer than they have patience."""
+    if 'impatient' not in request.fixturenames:
+        monkeypatch.setattr(FetchLock, 'patience_s', WAIT_S)
+
+
+@pytest.fixture
+def impatient() -> None:
+    """For tests of what comes after that."""
 
 
 @pytest.fixture(scope='session')

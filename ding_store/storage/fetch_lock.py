@@ -12,9 +12,6 @@ from typing import Callable, Iterator, Optional
 
 from .mapped import Claim, claim_within
 
-#: Without a byte for so long, and up to twice as long, a fetch is waited for no more.
-STALLED_S = 1.0
-
 
 class FetchLock:
     """
@@ -22,11 +19,12 @@ class FetchLock:
         Of one stream, or one value, as one process takes it. Thread-safe.
     Arguments:
         - path (:obj:`Callable`): The lock's file; made if it is not there.
-        - patience_s (:obj:`float`): How long who holds it may get nothing before we fetch, too.
     """
 
-    def __init__(self, path: Callable[[], str], patience_s: float = STALLED_S) -> None:
-        self.patience_s = patience_s
+    #: Without a byte for so long, and up to twice as long, it is waited for no more.
+    patience_s = 1.0
+
+    def __init__(self, path: Callable[[], str]) -> None:
         self._path = path
         self._has_waited = False  # in vain: who holds it hangs
 

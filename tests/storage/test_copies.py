@@ -139,7 +139,7 @@ def test_a_process_that_hangs_in_mid_download_is_not_waited_for_long(hosts):
         assert is_in_place(reader.get(NAME))
 
 
-def test_a_process_that_is_stopped_in_mid_download_is_not_waited_for_long(hosts):
+def test_a_process_that_is_stopped_in_mid_download_is_not_waited_for_long(hosts, impatient):
     here, there = hosts
     with here.open(host_plane='off') as writer, there.open() as reader, ThreadPoolExecutor() as pool:
         writer.put(NAME, {}, weights(1))

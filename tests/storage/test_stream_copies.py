@@ -15,7 +15,7 @@ from two_hosts import is_mapped, two_hosts
 from ding_store.errors import CorruptPayload, StoreUnavailable
 from ding_store.storage import EntryId, Reader, host_readers, stream_copies
 from ding_store.storage.cache_dir import collect_garbage, open_cache_dir
-from ding_store.storage.fetch_lock import STALLED_S
+from ding_store.storage.fetch_lock import FetchLock
 from ding_store.storage.host_readers import HostReaders, is_behind, mark_of
 from ding_store.storage.mapped import claim
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
@@ -171,7 +171,7 @@ def test_readers_killed_in_mid_download(hosts):
         assert files(there) + files(there, '.new') == []
 
 
-def test_a_reader_stopped_in_mid_download_is_not_waited_for_long(hosts):
+def test_a_reader_stopped_in_mid_download_is_not_waited_for_long(hosts, impatient):
     here, there = hosts
     with here.open(host_plane='off') as writer, there.open() as store, ThreadPoolExecutor() as pool:
         reader = Reader(store, STREAM, 'other')
@@ -190,14 +190,14 @@ def test_a_reader_stopped_in_mid_download_is_not_waited_for_long(hosts):
             assert pipe.readline().split() == ['0', 'True']
 
 
-def test_a_slow_download_is_waited_for(hosts):
+def test_a_slow_download_is_waited_for(hosts, impatient):
     """For several times as long as one that does not move."""
     here, there = hosts
     with here.open(host_plane='off') as writer, contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
         stores = [stack.enter_context(there.open()) for _ in range(3)]
         readers = [Reader(store, STREAM, f'{number}') for number, store in enumerate(stores)]
         writer.append(STREAM, {}, chunk(0, LARGE))
-        there.proxy.bytes_per_s = LARGE_BYTES / (4 * STALLED_S)
+        there.proxy.bytes_per_s = LARGE_BYTES / (4 * FetchLock.patience_s)
         with there.counted() as received:
             for (entry,) in pool.map(lambda reader: reader.read(1), readers):
                 assert (number_of(entry), is_mapped(entry.arrays['x'], '.payload')) == (0, True)
