@@ -19,22 +19,10 @@ from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed
 from .base import OLDEST, START, Arrays, Buffer, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
 from .link import Before, Command, Link, Session
 from .options import ALL_OPTIONS, check_name, redis_options, refuse_rest, stream_options
-from .outbox import FULL, STALE, WIRE, Announcement, Fill, Payload, Verdict
-from .parts import Parts, is_large, place_of, publish_in_parts
-from .planes import (
-    FILLED,
-    GONE,
-    WAITING,
-    Fetch,
-    Moved,
-    PlanedStore,
-    Record,
-    Resolver,
-    Version,
-    fate,
-    fetch_own,
-    unwatched,
-)
+from .outbox import Payload
+from .parts import Parts
+from .planes import WAITING, Fetch, Moved, PlanedStore, Record, Resolver, Version, fetch_own, unwatched
+from .redis_appends import RedisAppends
 from .redis_entries import RedisEntries
 from .redis_info import read_counters, read_stream, read_streams, read_values
 from .redis_values import VALUE_PARTS, RedisValues
@@ -46,13 +34,6 @@ from .wire import INLINE_BYTES, MAX_BYTES, Pieces, encode_pieces
 from .writer import Writer, writer_id
 
 MAX_PAYLOAD_BYTES = MAX_BYTES
-#: Before this much is sent, the server is asked whether there is room: until then it is there in excess.
-ASK_BYTES = 4 << 20
-
-#: Verdicts on payloads in parts, which no outbox sees.
-ROOM = 'ROOM'  # they may come
-NO_PARTS = 'NO PARTS'  # they did not, or are gone again
-
 _STREAM_PARTS = ('meta', 'log', 'sizes', 'room', 'readers', 'filled', 'planes')
 
 T = TypeVar('T')
@@ -92,11 +73,14 @@ class RedisStore(PlanedStore):
         self._link = Link(self._url, self._directory, server)
         self.address = self._link.address
         self.writer = writer_id()
-        self._writer = Writer(streams, self._announce, self._wait_for_room, self._fill)
+        self._appends = RedisAppends(
+            self._call, self._script, self._key, self.writer, lambda stream: self._index('stream', stream, again=True)
+        )
+        self._writer = Writer(streams, self._appends.announce, self._wait_for_room, self._appends.fill)
         self._resolver = Resolver(self)
         self._parts = Parts(self._call)
         wait = self._link.wait
-        self._entries = RedisEntries(self._call, wait, self._key, self._parts, self.fate_of)
+        self._entries = RedisEntries(self._call, wait, self._key, self._parts)
         self._values = RedisValues(self._call, wait, self._key)
         self._value_resolver = ValueResolver(self)
         self._unanswered = Unanswered(self._call)
@@ -290,14 +274,14 @@ class RedisStore(PlanedStore):
         deadline = time.monotonic() + timeout_s
         while True:
             self._enter()
-            payload, how, room = self._state_of_fill(stream, record, fetch)
+            payload, how, room = self._entries.state_of_fill(stream, record, fetch)
             if how != WAITING or time.monotonic() >= deadline:
                 return payload
             self._wait_for_room(stream, room, deadline - time.monotonic())
 
     def fate_of(self, stream: str, record: Record) -> str:
         self._enter()
-        return self._state_of_fill(stream, record)[1]
+        return self._entries.state_of_fill(stream, record)[1]
 
     def wait_for_planes(self, known: Mapping[str, int], timeout_s: float) -> None:
         self._enter()
@@ -383,82 +367,6 @@ class RedisStore(PlanedStore):
             key = f'ding:{{{self.run}}}:index'
             self._call('index', lambda session: session.client.sadd(key, member))
             self._indexed.add(member)
-
-    def _state_of_fill(
-        self, stream: str, record: Record, fetch: Optional[Fetch] = None
-    ) -> Tuple[Optional[Buffer], str, int]:
-        meta, filled = self._keys(stream, 'meta', 'filled')
-
-        def command(session: Session) -> Any:
-            pipe = session.client.pipeline(transaction=True)
-            return pipe.hget(filled, record.id.number).hmget(meta, *fields).execute()
-
-        fields = ('epoch', 'floor', 'room', f'b:{record.writer}')
-        payload, (epoch, floor, room, base) = self._call(f'read {stream!r}', command)
-        is_held = epoch == record.id.epoch.encode() and record.id.number > int(floor or 0)
-        how = fate(is_held, payload is not None, record.sequence, int(base or 0))
-        if how != FILLED:
-            return None, how, int(room or 0)
-        if fetch is not None:
-            (payload,) = self._parts.fetch(stream, [record._replace(payload=payload)], fetch)
-            return payload, how if payload is not None else GONE, int(room or 0)
-        return None, how if self._parts.are_there(stream, payload) else GONE, int(room or 0)
-
-    def _fill(self, said: Fill) -> None:
-        known = (said.epoch, self.writer, said.sequence, said.number)
-        what, key = f'fill {said.stream!r}', self._part_key(said.stream, said.sequence, said.payload)
-
-        def fill(place: bytes, num_parts: int, key: str, before: Optional[Before]) -> Any:
-            arguments = (*known, place, num_parts, key)
-            return self._call(what, lambda session: self._script(session, 'fill', said.stream, arguments, before))
-
-        publish_in_parts(what, key, said.payload, fill, lambda reply: reply < 0)
-
-    def _announce(self, said: Announcement) -> Verdict:
-        if len(said.payload) >= ASK_BYTES:
-            verdict = self._append(said, b'', -1, '', None)
-            if verdict.status != ROOM:
-                return verdict
-        what, key = f'append to {said.stream!r}', self._part_key(said.stream, said.sequence, said.payload)
-        verdict = publish_in_parts(
-            what, key, said.payload, lambda *place: self._append(said, *place), lambda one: one.status == NO_PARTS
-        )
-        if verdict.status == FULL and key:
-            keys = place_of(key, said.payload).keys  # They would only take more room.
-            self._call(what, lambda session: session.client.unlink(*keys))
-        return verdict
-
-    def _part_key(self, stream: str, sequence: int, payload: bytes) -> str:
-        if not is_large(payload):
-            return ''
-        # With its checksum: a sequence that was taken back may come again with another payload.
-        return self._key(f'{stream}/{self.writer}', f'{sequence}:{payload[4:8].hex()}:part:')
-
-    def _append(
-        self, said: Announcement, payload: Buffer, num_parts: int, key: str, before: Optional[Before]
-    ) -> Verdict:
-        arguments = (
-            said.epoch,
-            self.writer,
-            said.sequence,
-            said.base,
-            said.size,
-            said.max_pending_bytes,
-            int(said.drop_oldest),
-            payload,
-            '' if said.plane == WIRE else said.plane,
-            num_parts,
-            key,
-        )
-        status, epoch, host, *numbers = self._call(
-            f'append to {said.stream!r}',
-            lambda session: self._script(session, 'append', said.stream, arguments, before),
-        )
-        if status == STALE.encode():
-            self._index('stream', said.stream, again=True)  # The server may have forgotten that, too.
-        number, last, floor, room, dropped, plane, wanted = numbers
-        known = (number, last, floor, room, dropped, plane)
-        return Verdict(status.decode(), epoch.decode(), *known, host.decode(), wanted)
 
     def _wait_for_room(self, stream: str, room: int, timeout_s: float) -> None:
         self._enter()

@@ -7,10 +7,10 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from ding_store.errors import CorruptPayload
 
-from .base import EntryId
+from .base import Buffer, EntryId
 from .link import Session
 from .parts import Parts, unpack
-from .planes import GONE, Fetch, Record, fetch_own
+from .planes import FILLED, GONE, Fetch, Record, fate, fetch_own
 from .wire import corrupt_entry, up_to_corrupt
 
 #: How much payload in parts one read fetches, and at least one.
@@ -29,7 +29,6 @@ class RedisEntries:
         - call (:obj:`Callable`): Runs a command with a ``Session``, again and again while the connection is lost.
         - wait (:obj:`Callable`): The same for one that blocks; None when it had to reconnect.
         - key (:obj:`Callable`): ``(stream, part)``: the key of a part.
-        - fate (:obj:`Callable`): What became of a record whose payload is not there.
     """
 
     def __init__(
@@ -38,13 +37,11 @@ class RedisEntries:
         wait: Callable[[str, Callable[[Session], Any]], Any],
         key: Callable[[str, str], str],
         parts: Parts,
-        fate: Callable[[str, Record], str],
     ) -> None:
         self._call = call
         self._wait = wait
         self._key = key
         self._parts = parts
-        self._fate = fate
         self._known: Dict[str, Tuple[str, str]] = {}  # stream -> its epoch, in this life of the server
 
     def read(
@@ -53,6 +50,34 @@ class RedisEntries:
         """As ``Store.read``, with a wait that may be shorter or longer; empty when nothing came."""
         epoch, raw = self._next(stream, after, max_entries, min(block_ms, _TRUST_MS))
         return up_to_corrupt(self._whole(stream, (_record(stream, epoch, one) for one in raw), fetch))
+
+    def state_of_fill(
+        self, stream: str, record: Record, fetch: Optional[Fetch] = None
+    ) -> Tuple[Optional[Buffer], str, int]:
+        """
+        Overview:
+            Of an entry that was a reference, or whose parts are missing.
+        Returns:
+            - payload (:obj:`Optional[Buffer]`): What it was filled with, if that is asked for with ``fetch``.
+            - fate (:obj:`str`): What became of it.
+            - room (:obj:`int`): The stream's counter of what made room, which grows with its next fill.
+        """
+        meta, filled = self._key(stream, 'meta'), self._key(stream, 'filled')
+
+        def command(session: Session) -> Any:
+            pipe = session.client.pipeline(transaction=True)
+            return pipe.hget(filled, record.id.number).hmget(meta, *fields).execute()
+
+        fields = ('epoch', 'floor', 'room', f'b:{record.writer}')
+        payload, (epoch, floor, room, base) = self._call(f'read {stream!r}', command)
+        is_held = epoch == record.id.epoch.encode() and record.id.number > int(floor or 0)
+        how = fate(is_held, payload is not None, record.sequence, int(base or 0))
+        if how != FILLED:
+            return None, how, int(room or 0)
+        if fetch is not None:
+            (payload,) = self._parts.fetch(stream, [record._replace(payload=payload)], fetch)
+            return payload, how if payload is not None else GONE, int(room or 0)
+        return None, how if self._parts.are_there(stream, payload) else GONE, int(room or 0)
 
     def wait(self, stream: str, part: str, number: int, count: int, block_ms: int) -> List[Raw]:
         """What comes behind ``number`` in the Redis stream ``part``; 0 ms: what is there."""
@@ -118,7 +143,7 @@ class RedisEntries:
         for record, payload in zip(held, payloads):
             if payload is not None:
                 yield record._replace(payload=payload)
-            elif self._fate(stream, record) != GONE:
+            elif self.state_of_fill(stream, record)[1] != GONE:
                 raise corrupt_entry(stream, record.id, 'parts of it are missing', record.writer, record.sequence)
         if corrupt is not None:
             raise corrupt
