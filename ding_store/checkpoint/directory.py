@@ -24,7 +24,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from ding_store import private
 from ding_store.buffer.journal import sync_directory
 from ding_store.checkpoint.archive import EXTRA, read_state, write_state
-from ding_store.errors import CorruptPayload
+from ding_store.errors import ConfigError, CorruptPayload
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,7 @@ class CheckpointDir:
             raise ValueError(f'keep ({keep}) must be >= 1')
         self.path = os.path.abspath(path)
         self.keep = keep
+        self._was_read_back = False  # once: the kinds of objects that a policy saves stay the same
 
     def file(self, name: str) -> str:
         return os.path.join(self.path, name)
@@ -62,6 +63,8 @@ class CheckpointDir:
             Go on with the run of this directory, or begin another.
         Returns:
             - resumed (:obj:`bool`): There is a run that did not end in order, with a checkpoint or without.
+        Raises:
+            - ConfigError: There are checkpoints that are not of ours.
         """
         os.makedirs(self.path, mode=0o700, exist_ok=True)
         for name in os.listdir(self.path):
@@ -69,6 +72,11 @@ class CheckpointDir:
                 os.unlink(self.file(name))
         if self.run is not None:
             return True
+        if self._describe() is None and self.paths():
+            raise ConfigError(
+                f'{self.path} holds checkpoints, and no run.json that says of which run they are: name another '
+                'directory (store.checkpoint.path), and the one to begin with (store.checkpoint.load)'
+            )
         self._move_away()
         self._replace(uuid.uuid4().hex, None)
         return False
@@ -83,10 +91,11 @@ class CheckpointDir:
         Overview:
             Write one more checkpoint, then remove those beyond ``keep``. Blocks until it is on the disk.
         Raises:
-            - OSError: It could not be written; all others are still there.
+            - OSError, CorruptPayload: It could not be written, or not be read again; all others are still there.
         """
-        write_state(self.file(f'iteration_{train_iter}.pth.tar'), state)
-        for path in self.paths()[: -self.keep]:
+        self._write(f'iteration_{train_iter}.pth.tar', state)
+        # One of a later iteration is damaged, or it had been resumed: it counts for none.
+        for path in [path for path in self.paths() if _iteration(path) <= train_iter][: -self.keep]:
             os.unlink(path)
 
     def save_best(self, state: Dict[str, Any], value: float) -> bool:
@@ -98,7 +107,7 @@ class CheckpointDir:
         if best is not None and best >= value:
             return False
         extra = {**state.get(EXTRA, {}), 'run': run, 'eval_value': value}
-        write_state(self.file(BEST), {**state, EXTRA: extra})
+        self._write(BEST, {**state, EXTRA: extra})
         return True
 
     def newest(self) -> Optional[Tuple[str, Dict[str, Any]]]:
@@ -113,10 +122,14 @@ class CheckpointDir:
     def paths(self) -> List[str]:
         """All checkpoints, the oldest first."""
         try:
-            matches = list(filter(None, map(_NAME.fullmatch, os.listdir(self.path))))
+            names = filter(_NAME.fullmatch, os.listdir(self.path))
         except FileNotFoundError:
             return []
-        return [self.file(match[0]) for match in sorted(matches, key=lambda match: int(match[1]))]
+        return sorted(map(self.file, names), key=_iteration)
+
+    def _write(self, name: str, state: Dict[str, Any]) -> None:
+        write_state(self.file(name), state, reads_back=not self._was_read_back)
+        self._was_read_back = True
 
     def _best_value(self, run: str) -> Optional[float]:
         try:
@@ -157,3 +170,9 @@ class CheckpointDir:
         os.replace(path + '.new', path)
         with contextlib.suppress(FileNotFoundError):
             sync_directory(self.path)
+
+
+def _iteration(path: str) -> int:
+    match = _NAME.fullmatch(os.path.basename(path))
+    assert match is not None
+    return int(match[1])

@@ -25,6 +25,7 @@ class Saver:
         - copying_s, waiting_s (:obj:`float`): Of the last checkpoint: what ``save`` took, and what optimizer steps have
           waited. Together they are the stall.
         - num_failed (:obj:`int`): Checkpoints that could not be written.
+        - is_saved (:obj:`bool`): Whether the last one was, once ``is_busy`` is False.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -40,6 +41,7 @@ class Saver:
         self._said_failed = False
         self.copying_s = self.waiting_s = 0.0
         self.num_failed = 0
+        self.is_saved = False
 
     @property
     def is_busy(self) -> bool:
@@ -54,6 +56,7 @@ class Saver:
         if self.is_busy:
             return False
         begin = time.perf_counter()
+        self.is_saved = False
         self._copied.clear()
         self._snapshot.begin(state, at_once=not self._trusts_hooks)
         with self._news:
@@ -107,6 +110,7 @@ class Saver:
         self._copied.set()
         if whole:
             write(self._snapshot.state)
+            self.is_saved = True
             return
         self._trusts_hooks = False
         logger.warning(

@@ -17,7 +17,7 @@ from ding_store.buffer.samplers import generators_of
 from ding_store.checkpoint import EXTRA, CheckpointDir, Interval, Saver, read_state
 from ding_store.checkpoint.snapshot import optimizers_of, schedules_of
 from ding_store.config import CheckpointConfig
-from ding_store.errors import ConfigError
+from ding_store.errors import ConfigError, CorruptPayload
 from ding_store.middleware.policy_state import left_out, set_left_out
 from ding_store.middleware.session import CHECKPOINTS, Session
 
@@ -73,17 +73,29 @@ class BestCheckpoint:
         self._directory = CheckpointDir(config.path, config.keep)
         self._policy = policy
         self._best = -np.inf
+        self._has_warned = False
 
     def __call__(self, ctx: OnlineRLContext) -> None:
-        if ctx.eval_value is not None and ctx.eval_value > self._best:
-            self._best = float(ctx.eval_value)
-            state = self._policy.learn_mode.state_dict()
-            extra = dict(train_iter=ctx.train_iter, policy=left_out(self._policy, state))
-            state = {**state, EXTRA: extra}
-            try:
-                self._directory.save_best(state, self._best)
-            except OSError as e:
-                logging.error(f'ding_store: the best policy so far could not be saved: {e}')
+        if ctx.eval_value is None or not ctx.eval_value > self._best:
+            return
+        if self._directory.run is None:
+            self._warn(ctx)
+            return
+        state = self._policy.learn_mode.state_dict()
+        extra = dict(train_iter=ctx.train_iter, policy=left_out(self._policy, state))
+        try:
+            self._directory.save_best({**state, EXTRA: extra}, float(ctx.eval_value))
+            self._best = float(ctx.eval_value)  # Not before: a worse one may be the best that is on the disk.
+        except (OSError, CorruptPayload) as e:
+            logging.error(f'ding_store: the best policy so far could not be saved: {e}')
+
+    def _warn(self, ctx: OnlineRLContext) -> None:
+        if ctx.train_iter > 0 and not self._has_warned:  # else the learner may not have begun
+            self._has_warned = True
+            logging.warning(
+                f'ding_store: the best policy is not kept: there is no run in {self._directory.path} here, which is a '
+                "directory of the learner's host"
+            )
 
 
 class LearnerCheckpoints:
@@ -99,7 +111,7 @@ class LearnerCheckpoints:
         self._interval = Interval(config.max_overhead, config.interval_s)
         self._best = None if task.router.is_active else BestCheckpoint(config, policy)
         self._directory.begin()
-        self._saved_iter = self._resume(config)
+        self._saved_iter = self._saving_iter = self._resume(config)  # on the disk; and on its way there
         self._saver = Saver(optimizers_of(policy))
         self._unreported = False
         self._last_s: Optional[float] = None
@@ -115,7 +127,7 @@ class LearnerCheckpoints:
         if self._last_s is not None and ctx.eval_value is None:  # an evaluation in between is no slower training
             self._interval.iterated(time.perf_counter() - self._last_s, self._saver.is_busy or self._unreported)
         if self._unreported and not self._saver.is_busy:
-            self._report(ctx)
+            self._report()
         if self._best is not None:
             self._best(ctx)
         if task.finish:
@@ -130,11 +142,14 @@ class LearnerCheckpoints:
         train_iter = ctx.train_iter
         self._interval.begin()
         self._saver.save(self._state(ctx), lambda state: self._directory.save(train_iter, state))
-        self._saved_iter, self._unreported = train_iter, True
+        self._saving_iter, self._unreported = train_iter, True
 
-    def _report(self, ctx: OnlineRLContext) -> None:
+    def _report(self) -> None:
         self._unreported = False
         self._interval.end(self._saver.copying_s, self._saver.waiting_s)
+        if not self._saver.is_saved:  # which the saver said
+            return
+        self._saved_iter = self._saving_iter
         stall_ms = 1e3 * (self._saver.copying_s + self._saver.waiting_s)
         logging.info(
             f'ding_store: checkpoint of iteration {self._saved_iter}: stall {stall_ms:.1f} ms, cost '
@@ -156,10 +171,17 @@ class LearnerCheckpoints:
             self._directory.finish(self._session.finish_reason or 'the task finished')
 
     def _save_last(self, ctx: OnlineRLContext) -> None:
-        self._saver.drain()
+        self._complete()
         if ctx.train_iter > self._saved_iter:
             self._save(ctx)
-            self._saver.drain()
+            self._complete()
+        if ctx.train_iter > self._saved_iter:
+            logging.error(f'ding_store: the policy at train iteration {ctx.train_iter} is in no checkpoint')
+
+    def _complete(self) -> None:
+        self._saver.drain()
+        if self._unreported:
+            self._report()
 
     # What is in a checkpoint
 
@@ -179,7 +201,12 @@ class LearnerCheckpoints:
 
     def _resume(self, config: CheckpointConfig) -> int:
         """Returns the train iteration that is on the disk; -1 for none."""
-        newest = self._directory.newest()
+        newest, known = self._directory.newest(), self._directory.paths()
+        if newest is None and known:
+            raise ConfigError(
+                f'none of the {len(known)} checkpoints in {self._directory.path} can be read, for reasons that were '
+                'logged; to begin afresh, name another directory (store.checkpoint.path) or remove this one'
+            )
         if newest is None and config.load is not None:
             logging.info(f'ding_store: beginning with the policy of {config.load}')
             self._load(config.load, read_state(config.load))
@@ -187,6 +214,11 @@ class LearnerCheckpoints:
         if newest is None:
             return -1
         path, state = newest
+        if EXTRA not in state:
+            raise ConfigError(
+                f"{path!r} was not written by this run: is the directory another's, too, such as CkptSaver's? Name one "
+                'of its own (store.checkpoint.path)'
+            )
         self._load(path, state)
         extra = state[EXTRA]
         for name, value in extra['counters'].items():

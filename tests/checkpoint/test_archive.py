@@ -87,6 +87,16 @@ def test_what_is_no_checkpoint_is_refused(tmp_path, monkeypatch):
     assert not (tmp_path / 'evil').exists()
 
 
+@pytest.mark.parametrize('owns_memory', [True, False])
+def test_what_could_not_be_read_again_is_not_written(tmp_path, owns_memory):
+    path, tensor = str(tmp_path / 'a.pth.tar'), torch.arange(6.0)
+    write_state(path, state_of(10))
+    with pytest.raises(CorruptPayload, match='mkdir'):
+        write_state(path, {'model': {'w': tensor if owns_memory else tensor[1:]}, 'other': Evil()})
+    assert same(torch.load(path), state_of(10))
+    assert os.listdir(tmp_path) == ['a.pth.tar']
+
+
 def test_a_full_disk_leaves_the_old_one(tmp_path, monkeypatch):
     path = str(tmp_path / 'a.pth.tar')
     write_state(path, state_of(10))

@@ -76,12 +76,12 @@ def test_killed_anywhere(tmp_path):
     assert kill_repeatedly(str(tmp_path), KILLS, seed=KILLS) is None
 
 
-def write_in_place(path, state):
+def write_in_place(path, state, reads_back):
     """No temporary file: the name stands for what is not there yet."""
     archive._write(path, state)
 
 
-def rename_first(path, state):
+def rename_first(path, state, reads_back):
     """The name before the bytes."""
     torch.save({}, path)
     time.sleep(0.001)

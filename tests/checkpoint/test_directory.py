@@ -1,11 +1,13 @@
 """A run's directory: what is kept, what is resumed, what makes way."""
 
 import os
+import types
 
 import pytest
 import torch
 
 from ding_store.checkpoint import EXTRA, CheckpointDir
+from ding_store.errors import ConfigError, CorruptPayload
 
 
 def state(number):
@@ -34,6 +36,36 @@ def test_a_damaged_one_is_passed_over(tmp_path):
         directory.save(number, state(number))
     (tmp_path / 'iteration_2.pth.tar').write_bytes(b'damaged')
     assert directory.newest()[1][EXTRA]['train_iter'] == 1
+
+
+def test_a_damaged_one_does_not_push_out_others(tmp_path):
+    directory = CheckpointDir(str(tmp_path), keep=1)
+    directory.begin()
+    directory.save(20, state(20))
+    (tmp_path / 'iteration_20.pth.tar').write_bytes(b'damaged')
+    for number in (10, 15):  # of a learner that went on from an older one
+        directory.save(number, state(number))
+        assert directory.newest()[1][EXTRA]['train_iter'] == number
+    directory.save(25, state(25))
+    assert files(tmp_path) == ['iteration_25.pth.tar']
+
+
+def test_checkpoints_of_others_are_left_alone(tmp_path):
+    torch.save(state(3), tmp_path / 'iteration_3.pth.tar')
+    with pytest.raises(ConfigError, match=r'run\.json.*store\.checkpoint\.load'):
+        CheckpointDir(str(tmp_path)).begin()
+    assert os.listdir(tmp_path) == ['iteration_3.pth.tar']
+
+
+def test_a_state_that_nobody_could_read_is_refused_at_once(tmp_path):
+    directory = CheckpointDir(str(tmp_path))
+    directory.begin()
+    for _ in range(2):
+        with pytest.raises(CorruptPayload, match='SimpleNamespace'):
+            directory.save(1, {**state(1), 'settings': types.SimpleNamespace()})
+    with pytest.raises(CorruptPayload, match='SimpleNamespace'):
+        directory.save_best({**state(1), 'settings': types.SimpleNamespace()}, 1.0)
+    assert os.listdir(tmp_path) == ['run.json']
 
 
 def test_a_run_is_resumed_until_it_ends_in_order(tmp_path):

@@ -1,6 +1,8 @@
 """The checkpointer of a task: what it saves is DI-engine's, and what it resumes is what was saved."""
 
 import copy
+import errno
+import os
 import random
 
 import numpy as np
@@ -17,7 +19,12 @@ from ding.policy import DQNPolicy  # noqa: E402
 from ding_store.buffer import Prioritized, StoreBuffer, Uniform, limited  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError  # noqa: E402
-from ding_store.middleware.checkpoint import checkpointer, random_states, set_random_states  # noqa: E402
+from ding_store.middleware.checkpoint import (  # noqa: E402
+    BestCheckpoint,
+    checkpointer,
+    random_states,
+    set_random_states,
+)
 from ding_store.middleware.plan import Replay  # noqa: E402
 from ding_store.middleware.position import Position  # noqa: E402
 from ding_store.middleware.replay import replay_buffer  # noqa: E402
@@ -111,6 +118,54 @@ def test_stock_loads_ours_and_we_load_stock(tmp_path):
     assert task.ctx.train_iter == 0
 
 
+def full(*args):
+    raise OSError(errno.ENOSPC, 'No space left on device')
+
+
+def test_what_could_not_be_written_is_not_called_saved(tmp_path, monkeypatch, caplog):
+    caplog.set_level('INFO')
+    with monkeypatch.context() as patch:
+        patch.setattr(os, 'pwrite', full)
+        policy = policy_of()
+        made = run(tmp_path, policy)
+        made(task.ctx)
+        made._saver.drain()
+    assert 'No space left' in caplog.text
+    assert 'checkpoint of iteration' not in caplog.text
+    # It is tried again, also when there is no more training.
+    task.finish = True
+    made(task.ctx)
+    assert [os.path.basename(path) for path in made._directory.paths()] == ['iteration_3.pth.tar']
+    assert 'checkpoint of iteration 3' in caplog.text
+
+
+def test_a_last_state_that_could_not_be_written_is_named(tmp_path, monkeypatch, caplog):
+    made = run(tmp_path, policy_of())
+    train(made._policy)
+    task.ctx.train_iter, task.finish = 4, True
+    monkeypatch.setattr(os, 'pwrite', full)
+    made(task.ctx)
+    assert 'iteration 4 is in no checkpoint' in caplog.text
+
+
+def test_checkpoints_that_cannot_be_read_are_no_reason_to_begin_afresh(tmp_path):
+    made = run(tmp_path, policy_of())
+    for path in made._directory.paths():
+        with open(path, 'wb') as file:
+            file.write(b'damaged')
+    with pytest.raises(ConfigError, match=r'none of the 3 checkpoints in .* can be read'):
+        run(tmp_path, policy_of())
+
+
+def test_a_file_that_another_wrote_there_is_named(tmp_path):
+    policy = policy_of()
+    run(tmp_path / 'ckpt', policy)
+    task.ctx.train_iter = 100
+    CkptSaver(policy, str(tmp_path), train_freq=100)(task.ctx)
+    with pytest.raises(ConfigError, match=r"iteration_100\.pth\.tar' was not written by this run"):
+        run(tmp_path / 'ckpt', policy_of())
+
+
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     run(tmp_path, policy_of())
     with pytest.raises(ConfigError, match=r'(?s)does not fit the policy.*store\.checkpoint\.path'):
@@ -128,6 +183,29 @@ def test_the_best_policy_is_kept(tmp_path):
     kept = torch.load(tmp_path / 'best.pth.tar')
     assert kept['ding_store']['eval_value'] == 2.0
     assert same({name: kept[name] for name in best}, best)
+
+
+def test_the_best_that_is_on_the_disk_counts(tmp_path, monkeypatch):
+    policy = policy_of()
+    made = run(tmp_path, policy, num_iterations=1)
+    for value, disk in ((1.0, None), (3.0, full), (2.0, None)):
+        task.ctx.eval_value = value
+        with monkeypatch.context() as patch:
+            if disk:
+                patch.setattr(os, 'pwrite', disk)
+            made(task.ctx)
+    assert torch.load(tmp_path / 'best.pth.tar')['ding_store']['eval_value'] == 2.0
+
+
+def test_an_evaluator_of_another_host_says_that_it_keeps_nothing(tmp_path, caplog):
+    best = BestCheckpoint(StoreConfig.from_block({'checkpoint': dict(path=str(tmp_path))}).checkpoint, policy_of())
+    task.ctx.eval_value = 1.0
+    best(task.ctx)  # The learner may be late.
+    assert caplog.text == ''
+    task.ctx.train_iter = 1
+    for _ in range(2):
+        best(task.ctx)
+    assert caplog.text.count(f'no run in {tmp_path}') == 1
 
 
 def test_without_the_setting_it_is_void():
