@@ -13,7 +13,7 @@ from ding_store.storage.base import Value
 
 #: What floats may be published as, beside their own types.
 DTYPES = {'float16': torch.float16, 'bfloat16': torch.bfloat16}
-_EXTRA = '_extra_state'  # What torch calls a module's entry that is no tensor.
+_EXTRA = '_extra_state'  # What torch calls a module's entry that is anything, set by a method of the module's.
 
 
 def state_to_arrays(
@@ -57,7 +57,7 @@ def state_to_arrays(
     _to_cpu(tensors, pinned if pinned is not None else {})
     arrays = {}
     for name, tensor in tensors.items():
-        if dtype is not None and tensor.dtype.is_floating_point and name not in exact:
+        if dtype is not None and tensor.dtype.is_floating_point and name not in exact and not _is_extra(name):
             if _fits(tensor, DTYPES[dtype]):
                 tensor = tensor.to(DTYPES[dtype])
             else:
@@ -81,25 +81,29 @@ def load_arrays(target: Union[torch.nn.Module, MutableMapping[str, Any]], value:
     Raises:
         - SchemaMismatch: Names what is missing, unexpected, of another shape or kind; the model is unchanged.
     """
+    is_module = isinstance(target, torch.nn.Module)
     own = dict(_leaves(target.state_dict() if isinstance(target, torch.nn.Module) else target))
+    # Extra state is set by a method of the module: what that takes is its own matter.
+    fixed = {name: entry for name, entry in own.items() if not (is_module and _is_extra(name))}
     shared, others = value.header.get('shared', {}), value.header.get('others', {})
     arrays = {**value.arrays, **{name: value.arrays[first] for name, first in shared.items()}}
     bfloat16 = {name for name in arrays if shared.get(name, name) in value.header['bfloat16']}
     wrong = [f'missing {name!r}' for name in own if name not in arrays and name not in others]
     wrong += [f'unexpected {name!r}' for name in [*arrays, *others] if name not in own]
-    known = [(name, array) for name, array in arrays.items() if name in own]
-    wrong += filter(None, (_misfit(name, own[name], array, name in bfloat16) for name, array in known))
-    wrong += [f'{name!r}: expected a tensor' for name in others if isinstance(own.get(name), torch.Tensor)]
-    if isinstance(target, torch.nn.Module):
+    known = [(name, array) for name, array in arrays.items() if name in fixed]
+    wrong += filter(None, (_misfit(name, fixed[name], array, name in bfloat16) for name, array in known))
+    wrong += [f'{name!r}: expected a tensor' for name in others if isinstance(fixed.get(name), torch.Tensor)]
+    if is_module:
         wrong += [f"{name!r}: a tensor in a module's extra state cannot be loaded" for name in own if '/' in name]
     if wrong:
         raise SchemaMismatch(f'weights {value.name!r} version {value.version} do not fit the model: {"; ".join(wrong)}')
     done = _point(target, arrays, bfloat16) if in_place and isinstance(target, torch.nn.Module) else set()
     with torch.no_grad():
-        for name, array in arrays.items():
+        for name, array in known:
             if name not in done:
-                _copy_into(own[name].detach(), array, name in bfloat16)
-    for name, entry in others.items():
+                _copy_into(fixed[name].detach(), array, name in bfloat16)
+    extra = {name: _tensor_of(array, name in bfloat16).clone() for name, array in arrays.items() if name not in fixed}
+    for name, entry in {**others, **extra}.items():
         _set_other(target, name, entry)
 
 
@@ -113,6 +117,10 @@ def _leaves(state: Mapping[str, Any], prefix: str = '') -> Iterator[Tuple[str, A
             yield from _leaves(entry, f'{prefix}{key}/')
         else:
             yield prefix + key, entry
+
+
+def _is_extra(name: str) -> bool:
+    return name.rpartition('.')[2] == _EXTRA
 
 
 def _has_tensors(entry: Any) -> bool:

@@ -93,6 +93,33 @@ def test_everything_in_a_state_dict_arrives(in_place):
     )  # may be written to
 
 
+class Extra(torch.nn.Linear):
+    """Its extra state is a tensor, of any shape."""
+
+    def __init__(self, extra):
+        super().__init__(2, 2)
+        self.extra = extra
+
+    def get_extra_state(self):
+        return None if self.extra is None else self.extra.clone()
+
+    def set_extra_state(self, state):
+        self.extra = state
+
+
+@pytest.mark.parametrize('in_place', [False, True])
+@pytest.mark.parametrize('before', [None, torch.zeros(3), torch.zeros(1, dtype=torch.uint8)])
+def test_extra_state_that_is_a_tensor_arrives(in_place, before):
+    source = torch.nn.Sequential(Extra(torch.tensor([1 / 3, 1e9, 0])))
+    target = torch.nn.Sequential(Extra(before))
+    value = value_of(source.state_dict(), dtype='float16')
+    load_arrays(target, value, in_place)
+    assert torch.equal(target[0].extra, source[0].extra)  # no parameter: it is not rounded
+    target[0].extra.fill_(5)
+    load_arrays(target, value_of({**source.state_dict(), '0._extra_state': 'text'}), in_place)
+    assert target[0].extra == 'text'
+
+
 def test_nested_state_dicts():
     source = {'model': {'w': torch.arange(3.0)}, 'opt': {'lr': 0.1, 'empty': {}, 'm': torch.ones(2, dtype=torch.int64)}}
     target = {'model': {'w': torch.zeros(3)}, 'opt': {'lr': 0.0, 'empty': {}, 'm': torch.zeros(2, dtype=torch.int64)}}
