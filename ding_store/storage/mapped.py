@@ -52,6 +52,9 @@ class Claim:
         its copy is closed, which leaves the parent's lock alone.
     """
 
+    #: Its own: modules are empty when the last of what is mapped goes with the interpreter.
+    _close = staticmethod(os.close)
+
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self._touched_at = 0.0
@@ -67,7 +70,7 @@ class Claim:
     def close(self) -> None:
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
-            os.close(descriptor)
+            self._close(descriptor)
 
     def __del__(self) -> None:
         self.close()

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace
+from ding_store.storage import mapped
 from ding_store.storage.mapped import PAGE
 from ding_store.storage.slots import MAX_SLOTS, SlotReader, SlotWriter, value_of
 
@@ -189,10 +190,12 @@ def leases_under_load(path, kind, seconds):
 
 
 def test_leases_under_load_are_whole(tmp_path):
-    for _ in range(8):
+    deadline, num_rounds = time.monotonic() + WAIT_S, 0
+    while num_rounds < 8:  # in which this process came to lease anything, which others may keep it from
         whole, torn = leases_under_load(str(tmp_path / 'v'), SlotWriter, 0.1)
-        assert whole > 0
         assert torn == 0
+        num_rounds += whole > 0
+        assert time.monotonic() < deadline
 
 
 def test_the_load_test_notices_leases_that_are_not_looked_at(tmp_path):
@@ -220,6 +223,17 @@ def test_leases_die_with_their_process(tmp_path):
         os.kill(pid, signal.SIGKILL)
     newest = put(writer, 4, PAGE)
     assert number_in(SlotReader(writer.path).lease(newest.number, newest.stamp)) == 4
+
+
+def test_a_lease_may_end_when_modules_are_empty(tmp_path, monkeypatch):
+    """At the interpreter's end: weights that a model has in place go after all modules."""
+    held = mapped.Claim(os.open(tmp_path, os.O_RDONLY))
+    descriptor = held.descriptor
+    with monkeypatch.context() as patch:
+        patch.setattr(mapped, 'os', None)
+        held.close()
+    with pytest.raises(OSError, match='Bad file descriptor'):
+        os.fstat(descriptor)
 
 
 def test_a_forked_child_keeps_no_lease_up(tmp_path):
