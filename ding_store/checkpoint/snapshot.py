@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Set, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Set, Tuple
 
 import torch
 
@@ -89,21 +89,24 @@ class Snapshot:
 
 def optimizers_of(policy: Any) -> List[torch.optim.Optimizer]:
     """All optimizers that a policy of DI-engine holds, also in lists and dicts."""
-    return _held(policy, lambda each: isinstance(each, torch.optim.Optimizer))
+    found = _held(policy, torch.optim.Optimizer).values()
+    return list({id(each): each for each in found}.values())
 
 
 def schedules_of(policy: Any) -> Dict[str, Any]:
-    """Its schedules of learning rates, by attribute."""
-    kinds = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-    return {name: value for name, value in vars(policy).items() if isinstance(value, kinds)}
+    """Its schedules of learning rates, by attribute; of those in lists and dicts with the place in there."""
+    return _held(policy, (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau))
 
 
-def _held(policy: Any, is_one: Callable[[Any], bool]) -> List[Any]:
-    found: Dict[int, Any] = {}
-    for value in vars(policy).values():
-        several = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
-        found.update({id(each): each for each in several if is_one(each)})
-    return list(found.values())
+def _held(policy: Any, kinds: Any) -> Dict[str, Any]:
+    found: Dict[str, Any] = {}
+    for name, value in vars(policy).items():
+        if isinstance(value, kinds):
+            found[name] = value
+        elif isinstance(value, (dict, list, tuple)):
+            several = value.items() if isinstance(value, dict) else enumerate(value)
+            found.update({f'{name}.{key}': each for key, each in several if isinstance(each, kinds)})
+    return found
 
 
 def _like(tree: Dict[Any, Any], made: Dict[Any, Any]) -> Dict[Any, Any]:

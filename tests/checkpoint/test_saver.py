@@ -6,9 +6,10 @@ import threading
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import StepLR
 
 from ding_store.checkpoint import Interval, Saver
-from ding_store.checkpoint.snapshot import Snapshot, optimizers_of
+from ding_store.checkpoint.snapshot import Snapshot, optimizers_of, schedules_of
 
 
 class Training:
@@ -149,6 +150,18 @@ def test_optimizers_of_a_policy_are_found():
 
     policy = Policy()
     assert optimizers_of(policy) == [policy.one, policy.several['actor']]
+
+
+def test_schedules_of_a_policy_are_found():
+    class Policy:
+        def __init__(self):
+            one, *several = [StepLR(torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1), 1) for _ in range(3)]
+            self.one, self.other = one, 3
+            self.by_name, self.listed = {'actor': several[0]}, [several[1]]
+
+    policy = Policy()
+    found = {'one': policy.one, 'by_name.actor': policy.by_name['actor'], 'listed.0': policy.listed[0]}
+    assert schedules_of(policy) == found
 
 
 class Clock:
