@@ -264,7 +264,7 @@ class Elements:
     def replace(
         self,
         schema: Optional[Schema],
-        objects: Optional[List[Any]],
+        objects: Optional[Iterable[Any]],
         regions: Regions,
         narrow: Iterable[str],
         rows: Array,
@@ -273,16 +273,20 @@ class Elements:
     ) -> None:
         """
         Overview:
-            Have these elements instead, in the columns of ``Table.replace`` or as objects, and metas, one for each row
-            or none at all.
+            Have these elements instead, in the columns of ``Table.replace`` or as objects, or packets of them, and
+            metas, one for each row or none at all.
         Raises:
-            - SchemaMismatch: A meta holds what cannot be on record. NotEnoughSpace: The disk is full. Nothing changed.
+            - SchemaMismatch: A meta holds what cannot be on record. NotEnoughSpace: The disk is full. Whatever
+              ``objects`` raise. Nothing changed.
         """
         is_packed = objects is not None and self.table.home is not None
+        kept: Optional[List[Any]] = None
         try:
             records = self.metas.records_of(rows, metas)
-            if is_packed:
-                self._pack(objects or [], regions)
+            if objects is not None and is_packed:
+                self._pack(objects, len(rows), regions)
+            elif objects is not None:
+                kept = packed.unpacked(objects)
         except BaseException:
             regions.discard()
             self._give_back()
@@ -292,8 +296,8 @@ class Elements:
         def replaced() -> None:
             slots = np.arange(len(rows))
             self._schema, self.objects = schema, None if objects is None else self._new_objects()
-            if isinstance(self.objects, ObjectColumn) and objects is not None:
-                self.objects.put(slots, objects)
+            if isinstance(self.objects, ObjectColumn) and kept is not None:
+                self.objects.put(slots, kept)
             self._outputs = self._new_outputs(schema)
             for slot, row, meta in zip(slots.tolist(), rows.tolist(), metas):
                 self.metas.put(slot, row, meta, record=False)
@@ -309,13 +313,13 @@ class Elements:
         if former is not None and not is_packed:
             former.remove()
 
-    def _pack(self, elements: List[Any], regions: Regions) -> None:
+    def _pack(self, elements: Iterable[Any], num_rows: int, regions: Regions) -> None:
         """Columns of the places of elements, beside those that are there."""
         column = self.objects if isinstance(self.objects, PackedColumn) else PackedColumn(self.table)
         regions.add(packed.SPECS)
-        regions.reserve(len(elements))
+        regions.reserve(num_rows)
         for name, values in column.store(elements).items():
-            regions.columns[name][: len(elements)] = values
+            regions.columns[name][:num_rows] = values
 
     def _new_objects(self) -> Union[ObjectColumn, PackedColumn]:
         return ObjectColumn() if self.table.home is None else PackedColumn(self.table)

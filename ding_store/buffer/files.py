@@ -7,15 +7,18 @@ import errno
 import json
 import os
 import tempfile
-from typing import IO, Any, Dict, Iterator, List, Optional, Union
+from typing import IO, Any, Dict, Iterable, Iterator, List, Optional, Union
 
 from ding_store.buffer import loads, old_saves, saves, space
 from ding_store.buffer.arrays import Array
+from ding_store.buffer.choices import by_rows
 from ding_store.buffer.elements import Elements
 from ding_store.buffer.loads import Loaded
 from ding_store.buffer.narrowing import stored_specs
 from ding_store.buffer.old_saves import OldSave
-from ding_store.buffer.saves import BLOCK_BYTES, Contents, Metas, Save, SaveWriter, contents
+from ding_store.buffer.packed import PackedColumn
+from ding_store.buffer.save_blocks import BLOCK_BYTES
+from ding_store.buffer.saves import Contents, Metas, PackedSave, Save, SaveWriter, contents
 from ding_store.buffer.table import Table
 from ding_store.columns import Schema
 from ding_store.errors import CorruptPayload, FormatMismatch, StoreError
@@ -46,9 +49,14 @@ def save(file_name: str, elements: Elements) -> None:
     except BaseException as e:
         os.unlink(temporary)
         if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
-            num_bytes = len(elements.table) * elements.table.row_bytes
-            raise space.not_enough_space(f'the buffer saved to {file_name!r}', num_bytes, directory) from e
+            raise space.not_enough_space(f'the buffer saved to {file_name!r}', _num_bytes(elements), directory) from e
         raise
+
+
+def _num_bytes(elements: Elements) -> int:
+    if isinstance(elements.objects, PackedColumn):
+        return elements.objects.num_bytes
+    return len(elements.table) * elements.table.row_bytes
 
 
 def load(file_name: str, elements: Elements) -> None:
@@ -85,7 +93,15 @@ def _of(elements: Elements, kept: Contents) -> Loaded:
     """What is in a buffer; the caller has the table's lock."""
     parts, metas = _gathered(elements.table, kept.rows), _by_place(kept.metas, len(kept.rows))
     narrow = list(elements.table.narrow)
-    return Loaded(elements.schema, parts, narrow, kept.rows, kept.objects, metas, kept.next_row)
+    objects: Optional[Iterable[Any]] = kept.objects
+    if isinstance(elements.objects, PackedColumn):
+        objects = _unpacked(elements, kept.rows)
+    return Loaded(elements.schema, parts, narrow, kept.rows, objects, metas, kept.next_row)
+
+
+def _unpacked(elements: Elements, rows: Array) -> Iterator[Any]:
+    for place in range(len(rows)):
+        yield elements.read(by_rows(rows[place : place + 1])).elements[0]
 
 
 def _by_place(metas: Metas, num_rows: int) -> List[Optional[Dict[Any, Any]]]:
@@ -121,8 +137,10 @@ def _saved(file: IO[bytes], file_name: str, capacity: int) -> Loaded:
     skipped = max(0, len(saved.rows) - capacity)
     parts = saved.read(skipped, BLOCK_BYTES) if schema is not None else iter(())
     narrow = None if saved.narrow is None else list(saved.narrow)
-    rows, objects = saved.rows[skipped:], objects and objects[skipped:]
-    return Loaded(schema, parts, narrow, rows, objects, metas[skipped:], saved.next_row)
+    listed: Optional[Iterable[Any]] = objects and objects[skipped:]
+    if isinstance(saved, PackedSave):
+        listed = saved.packets(skipped)
+    return Loaded(schema, parts, narrow, saved.rows[skipped:], listed, metas[skipped:], saved.next_row)
 
 
 def _opened(file: IO[bytes], file_name: str) -> Union[OldSave, Save]:
@@ -131,9 +149,9 @@ def _opened(file: IO[bytes], file_name: str) -> Union[OldSave, Save]:
     version = fields['version']
     if version == old_saves.VERSION:
         return OldSave(file, fields, file_name)
-    if version not in (saves.VERSION, saves.UNCHECKED_VERSION):
+    if version not in saves.READABLE:
         raise FormatMismatch(f'{file_name!r} is of format {version}, this version reads up to {saves.VERSION}')
-    return Save(file, header, file_name)
+    return (PackedSave if fields.get('packed') else Save)(file, header, file_name)
 
 
 def _stock(file_name: str, elements: Elements) -> Loaded:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set
 
 import numpy as np
 
@@ -21,6 +21,7 @@ class Loaded(NamedTuple):
         - schema (:obj:`Optional[Schema]`): None where they are Python objects, or there are none.
         - parts (:obj:`Iterator`): Columns of some rows after the other; narrow ones as bytes, or widened.
         - narrow (:obj:`Optional[List[str]]`): Columns that can be kept as bytes; None: the first part says it.
+        - objects (:obj:`Optional[Iterable]`): Elements that are in no columns, or packets of them, which are whole.
         - metas (:obj:`List`): One for each row, or none at all.
     """
 
@@ -28,7 +29,7 @@ class Loaded(NamedTuple):
     parts: Iterator[Dict[str, Array]]
     narrow: Optional[List[str]]
     rows: Array
-    objects: Optional[List[Any]]
+    objects: Optional[Iterable[Any]]
     metas: List[Optional[Dict[Any, Any]]]
     next_row: int
 

@@ -7,7 +7,7 @@ import os
 import weakref
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -32,6 +32,15 @@ _ALIGNMENT = 64
 _STEP_BYTES = 1 << 20
 
 
+class Place(NamedTuple):
+    """Where the packet of a row is, and its checksum."""
+
+    row: int
+    place: int
+    size: int
+    checksum: int
+
+
 class Packet(NamedTuple):
     """What was read of a row's element, and the checksum that it was written with."""
 
@@ -43,6 +52,16 @@ class Packet(NamedTuple):
     def is_whole(self) -> bool:
         """Whether it is what was written."""
         return _checksum(self.data) == self.checksum
+
+    def damage(self, where: str) -> CorruptPayload:
+        """What to raise if it is not whole."""
+        return CorruptPayload(
+            f'the element of row {self.row} in {where!r} is damaged: the checksum of its packet is wrong'
+        )
+
+    def element(self) -> Any:
+        """What was packed, if it is whole; its arrays are views of the packet."""
+        return _unpack(self.data)
 
 
 class PackedColumn:
@@ -74,30 +93,23 @@ class PackedColumn:
         self._num_reserved = self._extents.end
         table.index.listen(self)
 
-    def store(self, elements: Sequence[Any]) -> Dict[str, Array]:
+    def store(self, elements: Iterable[Any]) -> Dict[str, Array]:
         """
         Overview:
-            Write elements to free bytes; the caller has the table's lock for writers.
+            Write elements, or packets of them, to free bytes; the caller has the table's lock for writers.
         Returns:
             - columns (:obj:`Dict`): Where they are, for the table's rows of them.
         Raises:
             - SchemaMismatch: One holds what is no array or number. NotEnoughSpace: The disk is full. Nothing changed.
         """
         self._home.check_open()
-        packets = [self._pack(element) for element in elements]
-        places: List[int] = []
         try:
-            for packet in packets:
-                places.append(self._extents.allocate(len(packet)))
-            self._reserve(self._extents.end)
-            for place, packet in zip(places, packets):
-                self._write(place, packet)
+            stored = [self._store(element) for element in elements]
             self._sync()
         except BaseException:
             self.give_back()
             raise
-        columns = {PLACE: places, BYTES: map(len, packets), CHECKSUM: map(_checksum, packets)}
-        return {name: np.fromiter(values, np.int64) for name, values in columns.items()}
+        return dict(zip(SPECS, np.array(stored, np.int64).reshape(-1, len(SPECS)).T))
 
     def give_back(self) -> None:
         """What was stored did not become rows."""
@@ -105,7 +117,7 @@ class PackedColumn:
 
     def take(self, slots: Array) -> List[Packet]:
         """Packets of these slots, whatever they hold: to be decoded when it is known that no writer was there."""
-        return list(self._packets(slots))
+        return [self.read(place) for place in self.places(slots)]
 
     def decode(self, packets: Sequence[Packet]) -> List[Any]:
         """
@@ -114,7 +126,40 @@ class PackedColumn:
         Raises:
             - CorruptPayload: One is damaged.
         """
-        return [self._unpacked(packet) for packet in packets]
+        for packet in packets:
+            if not packet.is_whole:
+                raise packet.damage(self._home.path)
+        return [packet.element() for packet in packets]
+
+    def places(self, slots: Array) -> List[Place]:
+        """Where the packets of these slots are; right while the index is locked, or found to be later."""
+        columns, numbers = self._table.columns, self._table.index.row_of_slot
+        if PLACE not in columns:
+            return []  # They are becoming others: who reads now reads again.
+        of_slots = [array.take(slots, mode='clip').tolist() for array in (numbers, *map(columns.__getitem__, SPECS))]
+        return [Place(*each) for each in zip(*of_slots)]
+
+    def read(self, place: Place) -> Packet:
+        return Packet(place.row, self._read(place.place, place.size), place.checksum)
+
+    def check_left(self, place: Place) -> None:
+        """
+        Overview:
+            Make sure that the row of a packet that was not whole has left this place meanwhile.
+        Raises:
+            - CorruptPayload: It is there, and its packet is damaged.
+        """
+        index = self._table.index
+        with index.lock:
+            slots, found = index.find(np.array([place.row], np.int64))
+            if found[0] and self.places(slots) == [place]:
+                raise self.read(place).damage(self._home.path)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all packets."""
+        with self._table.index.lock:
+            return sum(place.size for place in self.places(self._table.index.live_slots))
 
     def update(self, rows: Array, slots: Array, element: Any) -> None:
         """Another element for one row."""
@@ -145,11 +190,11 @@ class PackedColumn:
         order = np.argsort(places)
         ends = (places + sizes)[order]
         found = ['packets overlap'] if (ends[:-1] > places[order][1:]).any() else []
-        return found + [
-            f'the element of row {packet.row} is damaged: the checksum of its packet is wrong'
-            for packet in self._packets(slots)
-            if not packet.is_whole
-        ]
+        for place in self.places(slots):
+            packet = self.read(place)
+            if not packet.is_whole:
+                found.append(str(packet.damage(self._home.path)))
+        return found
 
     def published(self, slots: Array) -> None:
         pass
@@ -203,21 +248,14 @@ class PackedColumn:
     def _write(self, place: int, packet: Array) -> None:
         write_at(self._descriptor, packet.data, place)
 
-    def _packets(self, slots: Array) -> Iterator[Packet]:
-        columns, numbers = self._table.columns, self._table.index.row_of_slot
-        if PLACE not in columns:
-            return  # They are becoming others: who reads now reads again.
-        of_slots = [array.take(slots, mode='clip').tolist() for array in (numbers, *map(columns.__getitem__, SPECS))]
-        for row, place, size, written in zip(*of_slots):
-            yield Packet(row, self._read(place, size), written)
-
-    def _unpacked(self, packet: Packet) -> Any:
-        if not packet.is_whole:
-            raise CorruptPayload(
-                f'the element of row {packet.row} in {self._home.path!r} is damaged: the checksum of its packet is '
-                f"wrong. delete('{packet.row}') to go on without it"
-            )
-        return _unpack(packet.data)
+    def _store(self, element: Any) -> Tuple[int, int, int]:
+        """Place, size and checksum."""
+        packet = element if isinstance(element, Packet) else self._pack(element)
+        data = packet.data
+        place = self._extents.allocate(len(data))
+        self._reserve(self._extents.end)
+        self._write(place, data)
+        return place, len(data), packet.checksum
 
     def _read(self, place: int, size: int) -> Array:
         if not 0 <= place <= place + size <= self._num_reserved:
@@ -232,7 +270,11 @@ class PackedColumn:
             done += num_bytes
         return packet
 
-    def _pack(self, element: Any) -> Array:
+    def _pack(self, element: Any) -> Packet:
+        data = self._packed(element)
+        return Packet(-1, data, _checksum(data))
+
+    def _packed(self, element: Any) -> Array:
         # Most are built as the last one of their length.
         key = len(element) if isinstance(element, list) else None
         layout = self._layouts.get(key)
@@ -269,6 +311,11 @@ def remove_leftover(home: Home) -> None:
     if home.is_open():
         with suppress(FileNotFoundError):
             os.unlink(home.file(_FILE))
+
+
+def unpacked(elements: Iterable[Any]) -> List[Any]:
+    """Elements of packets that are whole, and others as they are."""
+    return [element.element() if isinstance(element, Packet) else element for element in elements]
 
 
 def refusal(path: str, reason: SchemaMismatch) -> SchemaMismatch:

@@ -2,10 +2,10 @@
 A buffer's contents in one file:
 
     magic, length of the header (8 bytes, little endian), header (JSON: version, schema, columns)
-    blocks: the row numbers of some rows (int64), then their columns one after the other
+    blocks: row numbers and contents of some rows, see ``save_blocks``
     the row numbers of all rows that count, oldest first; each is in one block or more, of which the last counts
     pickled extras (metas, and elements that are Python objects)
-    index (JSON: rows of each block, the sizes of the rest, checksums of all), its length and checksum, magic
+    index (JSON: rows and bytes of each block, the sizes of the rest, checksums of all), its length and checksum, magic
 
 It is written while others write to the buffer. First all rows, then those that came or changed meanwhile, until there
 are few; these with the writers waiting. So it holds what was there at one moment, the last.
@@ -24,18 +24,18 @@ import numpy as np
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.elements import Elements
+from ding_store.buffer.objects import ObjectColumn
+from ding_store.buffer.packed import PackedColumn, Packet
 from ding_store.buffer.regions import ColumnSpec
-from ding_store.buffer.table import is_run
+from ding_store.buffer.save_blocks import BLOCK_BYTES, Blocks, ColumnBlocks, PacketBlocks
 from ding_store.errors import CorruptPayload, FormatMismatch
 from ding_store.storage.checksum import checksum
 
-VERSION = 3
-#: Without checksums but that of the index; otherwise the same.
-UNCHECKED_VERSION = 2
+#: Version 2 had no checksums but that of the index, version 3 packed elements among the pickled.
+VERSION = 4
+READABLE = (2, 3, 4)
 _END = b'ding_store end\n\n'
 
-#: Payload bytes of a block.
-BLOCK_BYTES = 16 << 20
 #: Writers may wait for this much to be written, or when there is no end to what they change.
 _FEW_BYTES = 32 << 20
 _ROUNDS = 4
@@ -44,7 +44,7 @@ Metas = List[Tuple[int, Dict[Any, Any]]]
 
 
 class Contents(NamedTuple):
-    """What is no column: row numbers by age, Python objects, and (place, meta) of metas that are not empty."""
+    """What is in no blocks: row numbers by age, Python objects, and (place, meta) of metas that are not empty."""
 
     rows: Array
     objects: Optional[List[Any]]
@@ -58,7 +58,7 @@ def contents(elements: Elements) -> Contents:
     with table.index.lock:
         slots = table.index.slots_by_age().astype(np.intp)
         rows = table.index.row_of_slot[slots]
-    objects = None if elements.objects is None else elements.objects.decode(elements.objects.take(slots))
+    objects = elements.objects.take(slots) if isinstance(elements.objects, ObjectColumn) else None
     if not elements.metas.is_used:
         return Contents(rows, objects, [], table.next_row)
     metas = [(place, dict(elements.metas.peek(slot))) for place, slot in enumerate(slots.tolist())]
@@ -73,46 +73,55 @@ class SaveWriter:
 
     def __init__(self, file: IO[bytes], elements: Elements) -> None:
         self._file, self._elements, self._table = file, elements, elements.table
-        self._blocks: List[int] = []
-        self._checksums: List[int] = []
+        self._blocks: Blocks
         self._header_checksum = 0
         self._saved = np.empty(0, np.int64)
-        self._scratch = np.empty(0, np.uint8)
 
     def write(self) -> None:
-        table = self._table
         start = self._file.tell()
-        with table.watching() as changed:
-            narrow, schema = table.narrow, self._elements.schema
-            self._write_head(start)
+        with self._table.watching() as changed:
+            form = self._form()
+            self._begin(start)
             for _ in range(_ROUNDS):
                 rows = self._unsaved(changed)
-                if len(rows) * table.row_bytes <= _FEW_BYTES:
+                if self._blocks.num_bytes(rows) <= _FEW_BYTES:
                     break
                 self._write_rows(rows)
-            with table.write_lock:
-                if table.narrow != narrow or self._elements.schema is not schema:
-                    # Other columns: from the beginning, once.
-                    self._blocks, self._checksums, self._saved = [], [], np.empty(0, np.int64)
-                    self._write_head(start)
+            with self._table.write_lock:
+                if any(now is not then for now, then in zip(self._form(), form)):
+                    # Other columns, or no columns any more: from the beginning, once.
                     changed.clear()
+                    self._begin(start)
                 self._write_rows(self._unsaved(changed))
                 kept = contents(self._elements)
         self._write_rest(kept)
 
-    def _write_head(self, start: int) -> None:
-        schema = self._elements.schema
+    def _form(self) -> Tuple[Any, ...]:
+        """What is another object as soon as rows are kept in another way, or all of them are others."""
+        return self._table.narrow, self._elements.schema, self._elements.objects
+
+    def _begin(self, start: int) -> None:
+        schema, objects = self._elements.schema, self._elements.objects
+        is_packed = isinstance(objects, PackedColumn)
+        columns = {} if schema is None else self._table.columns
         header = {
             'version': VERSION,
             'schema': None if schema is None else schema.to_json(),
-            'columns': [(name, each.dtype.str, list(each.shape[1:])) for name, each in self._table.columns.items()],
+            'columns': [(name, each.dtype.str, list(each.shape[1:])) for name, each in columns.items()],
             'narrow': sorted(self._table.narrow),
+            'packed': is_packed,
         }
         encoded = json.dumps(header).encode()
         self._header_checksum = zlib.crc32(encoded)
         self._file.seek(start)
         self._file.truncate()
         self._file.write(len(encoded).to_bytes(8, 'little') + encoded)
+        self._saved = np.empty(0, np.int64)
+        self._blocks = (
+            PacketBlocks(self._file, self._elements, objects)
+            if isinstance(objects, PackedColumn)
+            else ColumnBlocks(self._file, self._table)
+        )
 
     def _unsaved(self, changed: List[Array]) -> Array:
         """Rows that live and are not in the file, or were changed after."""
@@ -125,41 +134,8 @@ class SaveWriter:
         return np.setdiff1d(self._table.rows_by_age(), self._saved)
 
     def _write_rows(self, rows: Array) -> None:
-        if not self._table.columns:
-            return
-        step = max(1, BLOCK_BYTES // max(1, self._table.row_bytes))
-        saved = [self._write_block(rows[first : first + step]) for first in range(0, len(rows), step)]
-        self._saved = np.union1d(self._saved, np.concatenate([*saved, np.empty(0, np.int64)]))
-
-    def _write_block(self, rows: Array) -> Array:
-        """Returns the rows that are whole in the file: not those whose slots were taken over meanwhile."""
-        with self._table.index.lock:
-            slots, found = self._table.index.find(rows)
-            numbers, columns = self._table.index.row_of_slot, self._table.columns
-        slots, rows = slots[found].astype(np.intp), rows[found]
-        parts = [rows.view(np.uint8), *self._copies(list(columns.values()), slots)]
-        for part in parts:
-            self._file.write(part.data)
-        self._blocks.append(len(rows))
-        self._checksums.append(checksum([part.data for part in parts], sum(map(len, parts))))
-        whole: Array = rows[numbers[slots] == rows]
-        return whole
-
-    def _copies(self, columns: List[Array], slots: Array) -> List[Array]:
-        """Bytes of these slots, which no writer changes between their checksum and the file."""
-        sizes = [len(slots) * column.itemsize * prod(column.shape[1:]) for column in columns]
-        if len(self._scratch) < sum(sizes):
-            self._scratch = np.empty(sum(sizes), np.uint8)
-        ends = np.cumsum(sizes).tolist()
-        copies = [self._scratch[end - size : end] for end, size in zip(ends, sizes)]
-        for column, copy in zip(columns, copies):
-            # Whether a writer was there meanwhile is found out later.
-            out = copy.view(column.dtype).reshape((len(slots), *column.shape[1:])) if len(copy) else None
-            if out is not None and is_run(slots):
-                out[:] = column[slots[0] : slots[-1] + 1]
-            elif out is not None:
-                column.take(slots, 0, out, 'clip')
-        return copies
+        if not isinstance(self._elements.objects, ObjectColumn):  # Which are among the extras.
+            self._saved = np.union1d(self._saved, self._blocks.write(rows))
 
     def _write_rest(self, kept: Contents) -> None:
         self._file.write(kept.rows.tobytes())
@@ -167,13 +143,14 @@ class SaveWriter:
         extras = _Summed(self._file)
         pickle.dump((kept.metas, kept.objects), extras, protocol=4)
         index = {
-            'blocks': self._blocks,
+            'blocks': self._blocks.lengths,
+            'block_bytes': self._blocks.sizes,
             'num_rows': len(kept.rows),
             'next_row': kept.next_row,
             'num_extra_bytes': self._file.tell() - start,
             'checksums': {
                 'header': self._header_checksum,
-                'blocks': self._checksums,
+                'blocks': self._blocks.checksums,
                 'rows': zlib.crc32(kept.rows.tobytes()),
                 'extras': extras.checksum,
             },
@@ -246,7 +223,7 @@ class Save:
         self.next_row = index['next_row']
         self._num_extra_bytes = index['num_extra_bytes']
         self._lengths = np.array(index['blocks'], np.int64)
-        block_bytes = self._lengths * (8 + sum(self._widths.values()))
+        block_bytes = self._block_bytes(index)
         self._offsets = self._start + np.concatenate([[0], np.cumsum(block_bytes)]).astype(np.int64)
         self._extras = int(self._offsets[-1]) + 8 * index['num_rows']
         if self._extras + self._num_extra_bytes != self._index_start:
@@ -255,6 +232,8 @@ class Save:
         rows = file.read(8 * index['num_rows'])
         self._demand('rows', zlib.crc32(rows))
         self.rows = np.frombuffer(rows, np.int64)
+
+    is_packed = False
 
     @property
     def has_checksums(self) -> bool:
@@ -271,17 +250,11 @@ class Save:
         if self._checksums is not None:
             self._file.seek(self._extras)
             self._demand('extras', self._checksum_of_extras())
-            block_bytes = np.diff(self._offsets)
-            scratch = np.empty(int(block_bytes.max(initial=0)), np.uint8).data
-            self._file.seek(self._start)
-            for number, num_bytes in enumerate(block_bytes.tolist()):
-                found = self._file.readinto(scratch[:num_bytes])  # type: ignore[attr-defined]
-                if checksum([scratch[:found]], num_bytes) != self._checksums['blocks'][number]:
-                    raise CorruptPayload(f'{self._name!r} is damaged: the checksum of its block {number} is wrong')
+            self._verify_blocks(self._checksums['blocks'])
         places = self._places()
         if (np.diff(self.rows) <= 0).any() or (len(self.rows) and not 0 <= self.rows[-1] < self.next_row):
             raise CorruptPayload(f'{self._name!r} is damaged: its row numbers do not grow')
-        if self.specs and len(places) != len(self.rows):
+        if (self.specs or self.is_packed) and len(places) != len(self.rows):
             raise CorruptPayload(f'{self._name!r} is damaged: rows are missing in its blocks')
 
     def extras(self) -> Any:
@@ -301,6 +274,21 @@ class Save:
             for first in range(start, end, step):
                 block = int(blocks[first])
                 yield self._read_part(block, int(places[first] - firsts[block]), min(step, end - first))
+
+    def _block_bytes(self, index: Dict[str, Any]) -> Array:
+        return self._lengths * (8 + sum(self._widths.values()))
+
+    def _verify_blocks(self, checksums: List[int]) -> None:
+        block_bytes = np.diff(self._offsets)
+        scratch = np.empty(int(block_bytes.max(initial=0)), np.uint8).data
+        self._file.seek(self._start)
+        for number, num_bytes in enumerate(block_bytes.tolist()):
+            found = self._file.readinto(scratch[:num_bytes])  # type: ignore[attr-defined]
+            self._demand_block(number, checksum([scratch[:found]], num_bytes), checksums)
+
+    def _demand_block(self, number: int, found: int, checksums: List[int]) -> None:
+        if found != checksums[number]:
+            raise CorruptPayload(f'{self._name!r} is damaged: the checksum of its block {number} is wrong')
 
     def _places(self) -> Array:
         """Where each row that counts is, among the rows of all blocks: the last of its places."""
@@ -350,3 +338,45 @@ class Save:
             raise CorruptPayload(f'{self._name!r} is damaged: the checksum of its index is wrong')
         index: Dict[str, Any] = json.loads(encoded)
         return index
+
+
+class PackedSave(Save):
+    """As ``Save``, of packets instead of columns: see ``PacketBlocks``."""
+
+    is_packed = True
+
+    def packets(self, skipped: int = 0) -> Iterator[Packet]:
+        """
+        Overview:
+            Of the rows behind the first ``skipped``, one after the other.
+        Raises:
+            - CorruptPayload: One is damaged.
+        """
+        heads = [self._head(number) for number in range(len(self._lengths))]
+        starts = [
+            offset + 24 * len(head[1]) + np.cumsum(head[1]) - head[1] for offset, head in zip(self._offsets, heads)
+        ]
+        fields = np.concatenate([np.vstack([*head, start]) for head, start in zip(heads, starts)], axis=1)
+        for row, size, written, start in fields[:, self._places()[skipped:]].T.tolist():
+            data = np.empty(size, np.uint8)
+            self._file.seek(start)
+            self._file.readinto(data.data)  # type: ignore[attr-defined]
+            packet = Packet(row, data, written)
+            if not packet.is_whole:
+                raise packet.damage(self._name)
+            yield packet
+
+    def _block_bytes(self, index: Dict[str, Any]) -> Array:
+        return np.array(index['block_bytes'], np.int64)
+
+    def _verify_blocks(self, checksums: List[int]) -> None:
+        for number in range(len(self._lengths)):
+            self._demand_block(number, zlib.crc32(self._head(number).tobytes()), checksums)
+        for _ in self.packets():
+            pass
+
+    def _head(self, number: int) -> Array:
+        """Row numbers, sizes and checksums, ``(3, n)``."""
+        length = int(self._lengths[number])
+        self._file.seek(self._offsets[number])
+        return np.frombuffer(self._file.read(24 * length), np.int64).reshape(3, length)

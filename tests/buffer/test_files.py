@@ -16,7 +16,7 @@ from ding.data import DequeBuffer
 from ding.framework.middleware import buffer_saver
 from elements import number, transition
 
-from ding_store.buffer import StoreBuffer, saves
+from ding_store.buffer import StoreBuffer, save_blocks, saves
 from ding_store.buffer.files import MAGIC
 from ding_store.errors import CorruptPayload, FormatMismatch
 
@@ -76,7 +76,7 @@ def save(buffer: StoreBuffer, path: Path) -> None:
 def test_all_formats_are_read(
     tmp_path: Path, write: Callable[[StoreBuffer, Path], None], size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saves, 'BLOCK_BYTES', 200)
+    monkeypatch.setattr(save_blocks, 'BLOCK_BYTES', 200)
     buffer, name = filled(), tmp_path / 'save'
     write(buffer, name)
     loaded = StoreBuffer(size, path=str(tmp_path / 'table'))
@@ -94,9 +94,9 @@ def test_all_formats_are_read(
 
 def test_of_a_later_version(tmp_path: Path) -> None:
     buffer, name = filled(), tmp_path / 'save'
-    header = json.dumps({'version': 4}).encode()
+    header = json.dumps({'version': 5}).encode()
     name.write_bytes(MAGIC + len(header).to_bytes(8, 'little') + header)
-    with pytest.raises(FormatMismatch, match='format 4'):
+    with pytest.raises(FormatMismatch, match='format 5'):
         buffer.load_data(str(name))
     assert len(buffer) == 9
 
@@ -155,7 +155,7 @@ class VersionedWriter(threading.Thread):
 def test_a_save_while_others_write_is_of_one_moment(
     tmp_path: Path, few_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saves, 'BLOCK_BYTES', 40_000)
+    monkeypatch.setattr(save_blocks, 'BLOCK_BYTES', 40_000)
     monkeypatch.setattr(saves, '_FEW_BYTES', few_bytes)
     buffer = StoreBuffer(300)
     writer = VersionedWriter(buffer)
