@@ -206,9 +206,13 @@ def make_envs(cfg: Any, create_config: Any) -> Tuple[Any, Any]:
     """
     Returns:
         - collector_env, evaluator_env: Env managers, which start their environments when they are first used.
+    Raises:
+        - FileNotFoundError: The game is missing where this process would play it, with what to do about it.
     """
     settings: Dict[str, Any] = copy.deepcopy(cfg.env)
     env, collector_cfgs, evaluator_cfgs = get_vec_env_setting(settings)
+    if hasattr(env, 'need_game') and not (task.router.is_active and _role() == task.role.LEARNER):
+        env.need_game()
     manager = ENV_MANAGERS[create_config.env_manager.type]
     return (
         manager([partial(env, cfg=each) for each in collector_cfgs], cfg.env.manager),
@@ -217,9 +221,13 @@ def make_envs(cfg: Any, create_config: Any) -> Tuple[Any, Any]:
 
 
 def take_role() -> None:
+    task.add_role(_role())
+
+
+def _role() -> Any:
     """By node id, as DI-engine's examples do: 0 learns, 1 evaluates, others collect."""
     roles = {0: task.role.LEARNER, 1: task.role.EVALUATOR}
-    task.add_role(roles.get(task.router.node_id, task.role.COLLECTOR))
+    return roles.get(task.router.node_id, task.role.COLLECTOR)
 
 
 def use_logger(train_show_freq: int) -> None:

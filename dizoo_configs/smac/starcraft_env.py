@@ -37,6 +37,18 @@ def game_class() -> type:
     return SMACEnv
 
 
+def game_directory() -> str:
+    return os.environ.get('SC2PATH', os.path.expanduser('~/StarCraftII'))
+
+
+def no_game() -> FileNotFoundError:
+    return FileNotFoundError(
+        f"no StarCraft II in {game_directory()}.\nUnpack Blizzard's Linux package (4.10) there, or say in SC2PATH "
+        'where it is.\nWithout the game there is SMAX (scripts/setup.sh --extra smax): the same command with --config '
+        'smax_3s5z_qmix, or smax_3s5z_masac.'
+    )
+
+
 @ENV_REGISTRY.register('smac_starcraft')
 class StarCraftEnv(BaseEnv):
     """
@@ -55,6 +67,19 @@ class StarCraftEnv(BaseEnv):
     def __init__(self, cfg: EasyDict) -> None:
         self._env = game_class()(cfg)
 
+    @staticmethod
+    def need_game() -> None:
+        """
+        Overview:
+            Look for the game before anything is started that needs it: workers would fail one by one, at length.
+        Raises:
+            - ModuleNotFoundError: The extra is not installed, with the line that installs it.
+            - FileNotFoundError: The game is not there, with what to do about it.
+        """
+        game_class()
+        if not os.path.isdir(os.path.join(game_directory(), 'Versions')):
+            raise no_game()
+
     @property
     def game(self) -> Any:
         """dizoo's SMACEnv."""
@@ -68,11 +93,7 @@ class StarCraftEnv(BaseEnv):
         try:
             return as_float32(self._env.reset())
         except FileNotFoundError as error:
-            where = os.environ.get('SC2PATH', os.path.expanduser('~/StarCraftII'))
-            raise FileNotFoundError(
-                f"no StarCraft II in {where}: unpack Blizzard's Linux package (4.10) there, or say in SC2PATH where it "
-                'is. Without the game there is SMAX: --config smax_3s5z_qmix or smax_3s5z_masac'
-            ) from error
+            raise no_game() from error
 
     def step(self, action: np.ndarray) -> BaseEnvTimestep:
         timestep = self._env.step(action)

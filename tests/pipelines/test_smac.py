@@ -2,10 +2,13 @@
 
 import multiprocessing
 import os
+import subprocess
+import sys
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
+from jobs import ROOT, environment
 from needs import need_extra
 
 pytest.importorskip('ding')
@@ -105,9 +108,23 @@ def test_starcraft_without_the_game(algorithm, tmp_path, monkeypatch):
     need_extra('pysc2', 'smac')
     monkeypatch.setenv('SC2PATH', str(tmp_path))
     env = StarCraftEnv(CONFIGS[algorithm].main_config.env)
-    with pytest.raises(FileNotFoundError, match=rf'no StarCraft II in {tmp_path}.*SC2PATH'):
+    with pytest.raises(FileNotFoundError, match=rf'(?s)no StarCraft II in {tmp_path}.*SC2PATH'):
         env.reset()
     env.close()
+
+
+def test_the_last_lines_of_a_main_without_the_game_say_what_to_do(tmp_path):
+    need_extra('pysc2', 'smac')
+    command = [sys.executable, '-u', str(ROOT / 'dizoo_configs' / 'smac' / 'smac_3s5z_qmix_main.py')]
+    done = subprocess.run(
+        command, env=environment(SC2PATH=str(tmp_path)), cwd=tmp_path, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 1
+    what, how, instead = done.stderr.splitlines()[-3:]
+    assert what == f'FileNotFoundError: no StarCraft II in {tmp_path}.'
+    assert 'SC2PATH' in how
+    assert '--config smax_3s5z_qmix' in instead
+    assert 'Env Process Exception' not in done.stdout + done.stderr
 
 
 class Game:
