@@ -19,10 +19,10 @@ import torch
 from jobs import ROOT, ding_store, environment
 from needs import need_extra
 
-from ding_store.bench.compare import svg
+from ding_store.bench.compare import disk, svg
 from ding_store.bench.compare.across import across
 from ding_store.bench.compare.cartpole import cartpole
-from ding_store.bench.compare.disk import on_disk
+from ding_store.bench.compare.disk import Limit, on_disk
 from ding_store.bench.compare.main import _facts, _measure
 from ding_store.bench.compare.page import page
 from ding_store.bench.compare.plan import parts
@@ -163,6 +163,27 @@ def test_a_table_on_disk_says_how_much_of_it_is_cached(tmp_path):
         # It fits: then the disk is not what is measured, and the figures have to say so.
         assert found['cached'] > 0.9
         assert f'{100 * found["cached"]:.0f} %' in text
+
+
+@pytest.mark.parametrize(('own', 'place'), [('user.slice/job', 'user.slice'), ('', '.')])
+def test_a_memory_cgroup_of_version_2(own, place, tmp_path, monkeypatch):
+    """On a tree of files: the group is made where the controller is handed on."""
+    (tmp_path / own).mkdir(parents=True, exist_ok=True)
+    for group in {tmp_path / own, tmp_path}:
+        (group / 'cgroup.subtree_control').write_text('')
+    monkeypatch.setattr(disk, 'CGROUPS', tmp_path)
+    monkeypatch.setattr(disk, '_own_group', lambda controller: own)
+    assert 'no group above hands the memory controller on' in Limit(1e6).reason
+    (tmp_path / place / 'cgroup.subtree_control').write_text('cpu memory pids')
+    limit = Limit(1e6)
+    assert limit.path.parent == tmp_path / place
+    assert (limit.path / 'memory.max').read_text() == '1000000'
+    (limit.path / 'memory.stat').write_text('anon 5\nfile 7\n')
+    assert limit.cached_bytes() == 7
+    for file in limit.path.iterdir():
+        file.unlink()  # as the kernel's, which need not be removed before their directory
+    limit.close()
+    assert not limit.path.exists()
 
 
 def test_what_is_left_goes_by_what_was_measured(monkeypatch):

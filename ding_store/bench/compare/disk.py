@@ -2,39 +2,55 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import shutil
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
 from ding_store.bench.compare.rows import Row
 from ding_store.bench.compare.worker import Worker
 
-CGROUP_V1 = Path('/sys/fs/cgroup/memory')
+CGROUPS = Path('/sys/fs/cgroup')
 #: What the process itself needs, beside what it may keep of the table.
 OWN_BYTES = 0.6e9
 #: Batches that are gathered ahead.
 AHEAD = 2
 
 
+class Version(NamedTuple):
+    """Of cgroups: the file with the limit, and what memory.stat calls the pages of files."""
+
+    limit: str
+    cached: str
+
+
+V1, V2 = Version('memory.limit_in_bytes', 'cache'), Version('memory.max', 'file')
+
+
 class Limit:
     """
     Overview:
-        A memory cgroup (v1) below this process's own, for the files' pages that a process keeps as well as its own.
-        ``reason`` says why there is none; then the table is not larger than memory, and the figures say so.
+        A memory cgroup, for the files' pages that a process keeps as well as its own. ``reason`` says why there is
+        none; then the table is not larger than memory, and the figures say so.
     """
 
     def __init__(self, limit_bytes: float) -> None:
         self.path: Optional[Path] = None
         self.reason = ''
         try:
-            path = Path(tempfile.mkdtemp(prefix='ding_store-', dir=CGROUP_V1 / _own_group()))
-            (path / 'memory.limit_in_bytes').write_text(str(int(limit_bytes)))
+            parent, self._version = _place()
+            path = Path(tempfile.mkdtemp(prefix='ding_store-', dir=parent))
+            try:
+                (path / self._version.limit).write_text(str(int(limit_bytes)))
+            except OSError:
+                path.rmdir()
+                raise
             self.path = path
         except OSError as error:
             self.reason = f'no memory cgroup can be made here ({error.strerror})'
@@ -44,19 +60,37 @@ class Limit:
         if self.path is None:
             return None
         stat = dict(line.split() for line in (self.path / 'memory.stat').read_text().splitlines())
-        return int(stat['cache'])
+        return int(stat[self._version.cached])
 
     def close(self) -> None:
         """Its processes must have ended."""
         if self.path is not None:
-            (self.path / 'memory.force_empty').write_text('1')
+            if self._version is V1:  # in the other, what is left goes to the group above
+                (self.path / 'memory.force_empty').write_text('1')
             self.path.rmdir()
 
 
-def _own_group() -> str:
+def _place() -> Tuple[Path, Version]:
+    """
+    Where a group can be made: below this process's own, or, of version 2, below the nearest one that hands the memory
+    controller on. That is not our own, because one with processes in it may not.
+    """
+    memory = CGROUPS / 'memory'
+    if memory.is_dir():
+        return memory / _own_group('memory'), V1
+    own = CGROUPS / _own_group('')
+    for group in (own, *own.parents):
+        control = group / 'cgroup.subtree_control'
+        if control.exists() and 'memory' in control.read_text().split():
+            return group, V2
+    raise OSError(errno.ENOENT, 'no group above hands the memory controller on')
+
+
+def _own_group(controller: str) -> str:
+    """By a controller of version 1; by none of version 2."""
     for line in Path('/proc/self/cgroup').read_text().splitlines():
         _, controllers, path = line.split(':', 2)
-        if controllers == 'memory':
+        if controller in controllers.split(','):
             return path.lstrip('/')
     return ''
 
