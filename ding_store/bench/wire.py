@@ -15,10 +15,16 @@ from ding_store.storage.embedded import ensure_server
 SIZES = (113_000, 3_000_000, 10_000_000)
 #: redis-py sends the bytes as one string, or in a pipeline of strings of this size: the faster one counts.
 PART_BYTES = 1 << 20
+#: Payloads in a row, of each way in turn: acks are not waited for, so that their work falls to the next payload.
+IN_A_ROW = 8
 
 
 def measure_wire(seconds: float, say: Callable[[str], None]) -> List[Dict[str, float]]:
-    """Seconds of append, of read with its ack, of SET and of GET, per payload size; medians."""
+    """
+    Overview:
+        Per payload size, seconds of append, of read, of sending the ack, of SET, of GET, and of a stream as redis-py
+        has it: XADD, XREAD and XTRIM, without any of our guarantees; medians.
+    """
     import redis
 
     with scratch() as directory:
@@ -35,15 +41,29 @@ def measure_wire(seconds: float, say: Callable[[str], None]) -> List[Dict[str, f
 
 def _measure(reader: Reader, client: Any, size: int, seconds: float) -> Dict[str, float]:
     array = np.random.default_rng(0).integers(0, 256, size, np.uint8)
-    store, payload = reader.store, array.tobytes()
-    parts = [payload[begin : begin + PART_BYTES] for begin in range(0, size, PART_BYTES)]
-    keys = [f'bench:plain:{number}' for number in range(len(parts))]
+    ways = {'ours': _ours(reader, array), **_redis_py(client, array.tobytes())}
+    times: Dict[str, List[List[float]]] = {name: [] for name in ways}
+    deadline = time.perf_counter() + 2 * seconds
+    while len(times['ours']) < 4 * IN_A_ROW or time.perf_counter() < deadline:
+        for name, steps in ways.items():
+            times[name] += [_timed(steps) for _ in range(IN_A_ROW)]
+            reader.store.settle()
+    return _figures(size, {name: np.array(found[IN_A_ROW:]) for name, found in times.items()})
 
+
+def _ours(reader: Reader, array: np.ndarray) -> List[Callable[[], Any]]:
     def read() -> None:
         (entry,) = reader.read(timeout_s=10.0)
-        if entry.arrays['x'].nbytes != size:
+        if entry.arrays['x'].nbytes != array.nbytes:
             raise AssertionError('another entry than the one appended')
-        reader.ack()
+
+    return [lambda: reader.store.append('bench', {}, {'x': array}), read, lambda: reader.ack(wait=False)]
+
+
+def _redis_py(client: Any, payload: bytes) -> Dict[str, List[Callable[[], Any]]]:
+    parts = [payload[begin : begin + PART_BYTES] for begin in range(0, len(payload), PART_BYTES)]
+    keys = [f'bench:plain:{number}' for number in range(len(parts))]
+    stream = 'bench:plain:stream'
 
     def pipelined(command: str, *arguments: Any) -> None:
         pipe = client.pipeline(transaction=False)
@@ -51,35 +71,48 @@ def _measure(reader: Reader, client: Any, size: int, seconds: float) -> Dict[str
             getattr(pipe, command)(*each)
         pipe.execute()
 
-    ways: Dict[str, Callable[[], Any]] = {
-        'append': lambda: store.append('bench', {}, {'x': array}),
-        'read': read,
-        'set': lambda: client.set('bench:plain', payload),
-        'get': lambda: client.get('bench:plain'),
-        'set_parts': lambda: pipelined('set', parts),
-        'get_parts': lambda: pipelined('get'),
+    return {
+        'whole': [lambda: client.set('bench:plain', payload), lambda: client.get('bench:plain')],
+        'parts': [lambda: pipelined('set', parts), lambda: pipelined('get')],
+        'stream': [
+            lambda: client.xadd(stream, {'p': payload}),
+            lambda: client.xread({stream: '0-0'}),
+            lambda: client.xtrim(stream, maxlen=0, approximate=False),
+        ],
     }
-    times: Dict[str, List[float]] = {name: [] for name in ways}
-    deadline = time.perf_counter() + 2 * seconds
-    while len(times['append']) < 12 or time.perf_counter() < deadline:
-        for name, way in ways.items():
-            begin = time.perf_counter()
-            way()
-            times[name].append(time.perf_counter() - begin)
-    medians = {name: float(np.median(calls[2:])) for name, calls in times.items()}
-    for name in ('set', 'get'):
-        medians[name] = min(medians[name], medians.pop(f'{name}_parts'))
-    ours, plain = medians['append'] + medians['read'], medians['set'] + medians['get']
-    return {'bytes': size, **medians, 'fraction_of_redis_py': plain / ours}
+
+
+def _timed(steps: List[Callable[[], Any]]) -> List[float]:
+    """Seconds of each."""
+    marks = [time.perf_counter()]
+    for step in steps:
+        step()
+        marks.append(time.perf_counter())
+    return np.diff(marks).tolist()
+
+
+def _figures(size: int, times: Dict[str, np.ndarray]) -> Dict[str, float]:
+    medians = {name: np.median(found, axis=0) for name, found in times.items()}
+    append_s, read_s, ack_s = medians['ours']
+    set_s, get_s = np.minimum(medians['whole'], medians['parts'])
+    figures = {'append': append_s, 'read': read_s, 'ack': ack_s, 'set': set_s, 'get': get_s}
+    figures['stream'] = medians['stream'].sum()
+    figures['fraction_of_redis_py'] = (set_s + get_s) / medians['ours'].sum()
+    figures['fraction_of_stream'] = figures['stream'] / medians['ours'].sum()
+    return {'bytes': size, **{name: float(figure) for name, figure in figures.items()}}
 
 
 def render_wire(results: List[Dict[str, float]]) -> str:
     lines = [
         '',
-        'wire plane beside redis-py, the same bytes through the same server: seconds of',
-        f'  {"payload":>8} {"append":>10} {"SET":>10} {"read+ack":>10} {"GET":>10} {"of redis-py":>12}',
+        'wire plane beside redis-py, the same bytes through the same server, ms:',
+        f'  {"payload":>8} {"append":>7} {"SET":>7} {"read":>7} {"GET":>7} {"ack":>7}  of SET and GET '
+        ' XADD, XREAD, XTRIM  of those',
     ]
     for one in results:
-        times = ' '.join(f'{one[name] * 1e3:>8.2f}ms' for name in ('append', 'set', 'read', 'get'))
-        lines.append(f'  {size_text(one["bytes"]):>8} {times} {one["fraction_of_redis_py"]:>12.2f}')
+        times = ' '.join(f'{one[name] * 1e3:>7.2f}' for name in ('append', 'set', 'read', 'get', 'ack'))
+        lines.append(
+            f'  {size_text(one["bytes"]):>8} {times} {one["fraction_of_redis_py"]:>15.2f} '
+            f'{one["stream"] * 1e3:>20.2f} {one["fraction_of_stream"]:>9.2f}'
+        )
     return '\n'.join(lines)
