@@ -86,6 +86,13 @@ def leaves(tree: Any) -> Iterator[Any]:
 
 
 def _write(path: str, state: Dict[str, Any]) -> None:
+    try:
+        _save(path, state)
+    except RuntimeError as e:  # torch's, where the disk is full
+        raise OSError(f'{path!r} could not be written: {e}') from e
+
+
+def _save(path: str, state: Dict[str, Any]) -> None:
     tensors = [leaf for leaf in leaves(state) if isinstance(leaf, torch.Tensor)]
     skip_data = getattr(torch.serialization, 'skip_data', None)  # torch 2.5
     if skip_data is not None and all(map(_owns_its_memory, tensors)):

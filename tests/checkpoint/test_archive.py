@@ -2,6 +2,7 @@
 
 import io
 import os
+import resource
 import zipfile
 from collections import OrderedDict
 
@@ -107,6 +108,21 @@ def test_a_full_disk_leaves_the_old_one(tmp_path, monkeypatch):
     monkeypatch.setattr(os, 'pwrite', full)
     with pytest.raises(OSError, match='No space'):
         write_state(path, state_of(20))
+    assert same(torch.load(path), state_of(10))
+    assert os.listdir(tmp_path) == ['a.pth.tar']
+
+
+@pytest.mark.parametrize('owns_memory', [True, False])
+def test_a_file_that_torch_cannot_write_is_an_error_of_the_system(tmp_path, owns_memory):
+    path, tensor = str(tmp_path / 'a.pth.tar'), torch.zeros(100_000)
+    write_state(path, state_of(10))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(OSError, match='could not be written|File too large'):
+            write_state(path, {'w': tensor if owns_memory else tensor[1:]})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert same(torch.load(path), state_of(10))
     assert os.listdir(tmp_path) == ['a.pth.tar']
 
