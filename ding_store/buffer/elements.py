@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from contextlib import contextmanager
-from typing import Any, Callable, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import treetensor.torch as ttorch
 
 from ding_store.buffer import packed
 from ding_store.buffer.arrays import Array
+from ding_store.buffer.beside_columns import BesideColumns
 from ding_store.buffer.flat import complete, fill_values, schema_of
 from ding_store.buffer.metas import Meta, MetaStore
 from ding_store.buffer.narrowing import candidates
@@ -36,7 +36,7 @@ class Read(NamedTuple):
     metas: List[Meta]
 
 
-class Elements:
+class Elements(BesideColumns):
     """
     Overview:
         What a buffer and its views share. The first element decides: its leaves become the columns, or, where it is
@@ -52,7 +52,7 @@ class Elements:
     def __init__(self, capacity: int, path: Optional[str] = None, fsync: bool = False) -> None:
         self.table = Table({}, capacity, path, fsync)
         self._schema: Optional[Schema] = None
-        self.objects: Union[None, ObjectColumn, PackedColumn] = None
+        self.objects = None
         home = self.table.home
         self.metas = MetaStore(self.table.index, self.table.write_lock, None if home is None else home.metas)
         try:
@@ -73,7 +73,7 @@ class Elements:
         if not packed.is_packed(home):
             self._schema = None if info is None else Schema.from_json(info)
         elif len(self.table):
-            self.objects = PackedColumn(self.table)
+            self.objects = self._new_objects()
             return
         packed.remove_leftover(home)
 
@@ -255,10 +255,9 @@ class Elements:
         """Empty, and for elements that no columns can hold."""
         if self.table.home is None:
             self.table.replace_columns({})
-            self._schema, self.objects = None, ObjectColumn()
         else:
             self.table.replace_columns(packed.SPECS, packed.INFO)
-            self._schema, self.objects = None, PackedColumn(self.table)
+        self._schema, self.objects = None, self._new_objects()
         self._outputs = self._new_outputs(None)
 
     def replace(
@@ -313,17 +312,6 @@ class Elements:
         if former is not None and not is_packed:
             former.remove()
 
-    def _pack(self, elements: Iterable[Any], num_rows: int, regions: Regions) -> None:
-        """Columns of the places of elements, beside those that are there."""
-        column = self.objects if isinstance(self.objects, PackedColumn) else PackedColumn(self.table)
-        regions.add(packed.SPECS)
-        regions.reserve(num_rows)
-        for name, values in column.store(elements).items():
-            regions.columns[name][:num_rows] = values
-
-    def _new_objects(self) -> Union[ObjectColumn, PackedColumn]:
-        return ObjectColumn() if self.table.home is None else PackedColumn(self.table)
-
     def _add(
         self,
         elements: Sequence[Any],
@@ -374,21 +362,6 @@ class Elements:
             if keep is not None:
                 keep(slots, rows)
         return np.arange(rows[-1] + 1 - num_rows, rows[-1] + 1) if skipped else rows, slots
-
-    @contextmanager
-    def _storing(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self._give_back()
-            raise
-
-    def _give_back(self) -> None:
-        """What was packed for rows that do not become live is let go of."""
-        if isinstance(self.objects, PackedColumn):
-            self.objects.give_back()
-        elif self.table.home is not None:
-            packed.remove_leftover(self.table.home)
 
     def _writing(self, element: Any) -> Optional[Callable[[int], None]]:
         """What writes this element to a slot; None where the general way has to."""
@@ -458,10 +431,6 @@ class Elements:
             self.metas.resize(source, target)
             if self.objects is not None:
                 self.objects.resize(source, target, self.table.capacity)
-
-    def _refuse_objects(self, reason: NotColumnar) -> None:
-        if self.table.home is not None:
-            raise packed.refusal(self.table.home.path, reason) from reason
 
     def _move_to_objects(self) -> None:
         with self.table.index.lock:

@@ -87,7 +87,9 @@ def test_killed_anywhere(tmp_path: Path) -> None:
     assert found == []
     # Bytes of episodes that left were used again.
     newest = sum(len(step['frame']) * 8 for row in range(CAPACITY) for step in episode(row))
-    assert (tmp_path / 'replay' / 'packed').stat().st_size < 4 * newest + packed._STEP_BYTES
+    file = tmp_path / 'replay' / 'packed'
+    # On a machine that hardly lets them run, all may have been killed before their first push.
+    assert not file.exists() or file.stat().st_size < 4 * newest + packed._STEP_BYTES
 
 
 # Killed at every line
@@ -171,7 +173,7 @@ class FreesTooEarly(PackedColumn):
 
 @pytest.mark.parametrize('wrong', [NamesFirst, FreesTooEarly])
 def test_a_wrong_order_is_noticed(wrong: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr('ding_store.buffer.elements.PackedColumn', wrong)
+    monkeypatch.setattr('ding_store.buffer.beside_columns.PackedColumn', wrong)
     for attempt in range(20):
         if crash_repeatedly(tmp_path / str(attempt), 20, attempt, worker=EpisodeWorker, verify=verify):
             return
