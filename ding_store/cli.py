@@ -283,7 +283,7 @@ def _add_gc(commands: argparse._SubParsersAction) -> None:
 
 
 def _gc(options: argparse.Namespace, command: List[str]) -> int:
-    from ding_store.storage.cache_dir import collect_garbage
+    from ding_store.storage.host.cache_dir import collect_garbage
 
     found = collect_garbage(options.dir, options.dry_run)
     if options.json:

@@ -10,7 +10,7 @@ import time
 import numpy as np
 
 from ding_store.buffer import Prioritized, StoreBuffer
-from ding_store.buffer.sum_tree import SumTree
+from ding_store.buffer.sampling.sum_tree import SumTree
 
 #: Rows per call: as large as a call may be before its fixed costs no longer show.
 CHUNK = 1 << 16

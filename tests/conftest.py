@@ -9,7 +9,7 @@ import pytest
 from needs import lacking
 from redis_server import RedisServer, find_binary
 
-from ding_store.storage.fetch_lock import FetchLock
+from ding_store.storage.host.fetch_lock import FetchLock
 from ding_store.storage.testing import WAIT_S
 
 # treevalue, and so DI-engine, imports jax wherever it is installed. jax starts threads, and tests fork this process:

@@ -17,7 +17,7 @@ WAIT_S = 20.0
 
 
 def find_binary() -> Optional[str]:
-    from ding_store.storage.embedded import find_server
+    from ding_store.storage.embedded.server import find_server
 
     try:
         return str(find_server())

@@ -257,7 +257,7 @@ def test_store_refused(error, word):
 @pytest.fixture
 def redis_server():
     """Starts a real server with these options, on a private socket; hands out its URL."""
-    from ding_store.storage.embedded import find_server
+    from ding_store.storage.embedded.server import find_server
 
     with contextlib.ExitStack() as stack:
 

@@ -53,14 +53,14 @@ FORBIDDEN: Dict[str, Set[str]] = {
 
 #: (file, package) -> why this one may import it all the same
 EXCEPTIONS: Dict[Tuple[str, str], str] = {
-    ('buffer/flat.py', 'treevalue'): 'builds one tree from the names of columns, to infer its schema',
-    ('buffer/sequence_batch.py', 'treevalue'): 'gives a time axis to the leaves of a tree that is a batch',
+    ('buffer/elements/flat.py', 'treevalue'): 'builds one tree from the names of columns, to infer its schema',
+    ('buffer/sequences/sequence_batch.py', 'treevalue'): 'gives a time axis to the leaves of a tree that is a batch',
 }
 
 #: (file, module) -> why this one may read or write pickles. Nothing of it ever reaches the wire.
 PICKLE_ALLOWED: Dict[Tuple[str, str], str] = {
     (
-        'buffer/saves.py',
+        'buffer/saving/saves.py',
         'pickle',
     ): "save_data(), load_data(): metas, and elements that are Python objects, in the user's own file",
     ('middleware/pickled.py', 'pickle'): 'elements with Python objects, only with store.allow_pickle, which warns',
@@ -71,7 +71,7 @@ PICKLE_ALLOWED: Dict[Tuple[str, str], str] = {
     ): "DI-engine's own way, measured beside ours, between its processes",
     ('bench/weights_ways.py', 'torch.save'): 'the same, of files that the benchmark wrote itself',
     ('bench/weights_ways.py', 'torch.load'): 'the same, of files that the benchmark wrote itself',
-    ('buffer/files.py', 'hickle'): 'load_data(): files that DequeBuffer has saved',
+    ('buffer/saving/files.py', 'hickle'): 'load_data(): files that DequeBuffer has saved',
     ('checkpoint/archive.py', 'torch.save'): "DI-engine's own format, in the user's own file",
     ('checkpoint/archive.py', 'torch.load'): 'the same, with weights_only: nothing in it is run',
     ('checkpoint/archive.py', 'pickle'): 'the error of torch.load',
@@ -179,7 +179,7 @@ def test_nothing_imports_a_pickler():
         for file, line, module in ALL_IMPORTS
         if module.split('.')[0] in PICKLERS and (file, module) not in PICKLE_ALLOWED
     ]
-    assert bad == [], 'pickle runs what it reads; use storage/wire.py, or add a reason to PICKLE_ALLOWED'
+    assert bad == [], 'pickle runs what it reads; use storage/wire/encoding.py, or add a reason to PICKLE_ALLOWED'
 
 
 def pickling_calls(tree: ast.AST) -> Iterator[Tuple[int, str]]:

@@ -12,7 +12,7 @@ import numpy as np
 from ding_store.bench.scratch import scratch
 from ding_store.bench.workloads import size_text
 from ding_store.storage import Reader, open_store
-from ding_store.storage.compression import CODECS
+from ding_store.storage.wire.compression import CODECS
 
 #: The sparsest and the busiest of six that were tried.
 GAMES = ('pong', 'ms_pacman')

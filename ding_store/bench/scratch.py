@@ -8,7 +8,7 @@ import tempfile
 from contextlib import contextmanager
 from typing import Iterator, Optional
 
-from ding_store.storage.mapped import claim, is_claimed
+from ding_store.storage.host.mapped import claim, is_claimed
 
 _PREFIX = 'ding-store-bench-'
 

@@ -18,7 +18,7 @@ from ding_store.bench.weights import measure, sizes_of, write_json
 from ding_store.bench.weights_ways import LIMIT_S, NUM_TENSORS, Ours, Way
 from ding_store.errors import ConfigError, StoreError
 from ding_store.storage import open_store
-from ding_store.storage.embedded_binary import find_server
+from ding_store.storage.embedded.binary import find_server
 
 #: Set by ``_server``, for the processes that are forked meanwhile.
 _PORT = 'DING_STORE_BENCH_PORT'

@@ -10,7 +10,7 @@ import numpy as np
 from ding_store.bench.scratch import scratch
 from ding_store.bench.workloads import size_text
 from ding_store.storage import Reader, open_store
-from ding_store.storage.embedded import ensure_server
+from ding_store.storage.embedded.server import ensure_server
 
 SIZES = (113_000, 3_000_000, 10_000_000)
 #: redis-py sends the bytes as one string, or in a pipeline of strings of this size: the faster one counts.

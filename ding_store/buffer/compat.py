@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Iterator
 import numpy as np
 from ding.data.buffer import BufferedData
 
-from ding_store.buffer.choices import to_row
-from ding_store.buffer.table import Table
+from ding_store.buffer.table.choices import to_row
+from ding_store.buffer.table.table import Table
 from ding_store.errors import RowGone
 
 if TYPE_CHECKING:

@@ -14,7 +14,11 @@ from ding.utils.data.collate_fn import ttorch_collate
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.batch import Batch
-from ding_store.buffer.choices import (
+from ding_store.buffer.elements.elements import Choose, Elements
+from ding_store.buffer.sampling.rate_limiter import RateLimiter
+from ding_store.buffer.sampling.samplers import Sampler, Uniform
+from ding_store.buffer.sequences.group_choice import IndexedGroupChoice
+from ding_store.buffer.table.choices import (
     GroupChoice,
     Sampled,
     by_age,
@@ -23,10 +27,6 @@ from ding_store.buffer.choices import (
     check_sample_arguments,
     split,
 )
-from ding_store.buffer.elements import Choose, Elements
-from ding_store.buffer.group_choice import IndexedGroupChoice
-from ding_store.buffer.rate_limiter import RateLimiter
-from ding_store.buffer.samplers import Sampler, Uniform
 from ding_store.errors import NotEnoughData, SchemaMismatch
 
 logger = logging.getLogger(__name__)

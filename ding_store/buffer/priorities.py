@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any, Optional, Union
 
 from ding_store.buffer.arrays import Array
-from ding_store.buffer.elements import Elements
-from ding_store.buffer.fifo import Fifo
-from ding_store.buffer.kept import Kept
-from ding_store.buffer.kept_priorities import KeptPriorities
-from ding_store.buffer.limits import Limited
-from ding_store.buffer.rate_limiter import RateLimiter
-from ding_store.buffer.samplers import PrioritySampler, Sampler
-from ding_store.buffer.table import Keep
+from ding_store.buffer.durability.kept import Kept
+from ding_store.buffer.durability.kept_priorities import KeptPriorities
+from ding_store.buffer.elements.elements import Elements
+from ding_store.buffer.sampling.fifo import Fifo
+from ding_store.buffer.sampling.limits import Limited
+from ding_store.buffer.sampling.rate_limiter import RateLimiter
+from ding_store.buffer.sampling.samplers import PrioritySampler, Sampler
+from ding_store.buffer.table.table import Keep
 from ding_store.errors import PriorityError
 
 

@@ -6,15 +6,15 @@ from contextlib import nullcontext
 from typing import Any, Callable, ContextManager, Optional, TypeVar, Union
 
 from ding_store.buffer.batch import Batch
-from ding_store.buffer.choices import Sampled, check_sample_arguments
-from ding_store.buffer.elements import Choose, Elements
-from ding_store.buffer.group_keys import GroupBy
-from ding_store.buffer.prefetch import Prefetch
-from ding_store.buffer.rate_limiter import RateLimiter
-from ding_store.buffer.samplers import Sampler, Uniform
-from ding_store.buffer.sequence_priorities import PrioritizedSequenceChoice, SequencePrioritized
-from ding_store.buffer.sequence_reads import Episodes, read_episodes, read_sequences, read_unrolled
-from ding_store.buffer.sequences import EpisodeChoice, SequenceChoice
+from ding_store.buffer.elements.elements import Choose, Elements
+from ding_store.buffer.sampling.prefetch import Prefetch
+from ding_store.buffer.sampling.rate_limiter import RateLimiter
+from ding_store.buffer.sampling.samplers import Sampler, Uniform
+from ding_store.buffer.sequences.group_keys import GroupBy
+from ding_store.buffer.sequences.sequence_priorities import PrioritizedSequenceChoice, SequencePrioritized
+from ding_store.buffer.sequences.sequence_reads import Episodes, read_episodes, read_sequences, read_unrolled
+from ding_store.buffer.sequences.sequences import EpisodeChoice, SequenceChoice
+from ding_store.buffer.table.choices import Sampled, check_sample_arguments
 
 T = TypeVar('T')
 

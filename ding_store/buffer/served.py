@@ -10,7 +10,7 @@ import torch
 from ding.data.buffer import BufferedData
 from ding.data.buffer.middleware import PriorityExperienceReplay
 
-from ding_store.buffer.prioritized import Prioritized
+from ding_store.buffer.sampling.prioritized import Prioritized
 from ding_store.errors import ConfigError, NotEnoughData
 
 #: What DI-engine's middleware adds to updated priorities.

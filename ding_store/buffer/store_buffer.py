@@ -9,27 +9,27 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 import numpy as np
 from ding.data.buffer import Buffer, BufferedData, apply_middleware
 
-from ding_store.buffer import files
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.batch import Batch
-from ding_store.buffer.choices import (
+from ding_store.buffer.compat import IndexView, StorageView
+from ding_store.buffer.durability.kept import checked_view_name
+from ding_store.buffer.elements.elements import Elements
+from ding_store.buffer.list_sampling import ListSampling
+from ding_store.buffer.priorities import Priorities, keeping
+from ding_store.buffer.sampling.prefetch import Prefetch
+from ding_store.buffer.sampling.rate_limiter import RateLimiter
+from ding_store.buffer.sampling.samplers import Sampler, Uniform
+from ding_store.buffer.saving import files
+from ding_store.buffer.sequence_sampling import SequenceSampling
+from ding_store.buffer.served import ServedPriorities, ServedUses, served
+from ding_store.buffer.table.base import Columns
+from ding_store.buffer.table.choices import (
     Sampled,
     by_rows,
     check_sample_arguments,
     to_row,
 )
-from ding_store.buffer.compat import IndexView, StorageView
-from ding_store.buffer.elements import Elements
-from ding_store.buffer.kept import checked_view_name
-from ding_store.buffer.list_sampling import ListSampling
-from ding_store.buffer.prefetch import Prefetch
-from ding_store.buffer.priorities import Priorities, keeping
-from ding_store.buffer.rate_limiter import RateLimiter
-from ding_store.buffer.samplers import Sampler, Uniform
-from ding_store.buffer.sequence_sampling import SequenceSampling
-from ding_store.buffer.served import ServedPriorities, ServedUses, served
-from ding_store.buffer.table import Keep, Table
-from ding_store.buffer.table_base import Columns
+from ding_store.buffer.table.table import Keep, Table
 from ding_store.columns import Schema
 from ding_store.errors import ConfigError
 

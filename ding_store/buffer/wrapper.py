@@ -13,11 +13,11 @@ from easydict import EasyDict
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.batches import TrainBatch
-from ding_store.buffer.fifo import Fifo
-from ding_store.buffer.limits import Limited, limited
-from ding_store.buffer.prioritized import Prioritized
-from ding_store.buffer.rank_prioritized import RankPrioritized
-from ding_store.buffer.samplers import Sampler, Uniform, not_enough
+from ding_store.buffer.sampling.fifo import Fifo
+from ding_store.buffer.sampling.limits import Limited, limited
+from ding_store.buffer.sampling.prioritized import Prioritized
+from ding_store.buffer.sampling.rank_prioritized import RankPrioritized
+from ding_store.buffer.sampling.samplers import Sampler, Uniform, not_enough
 from ding_store.buffer.store_buffer import Batch, StoreBuffer
 from ding_store.buffer.throughput import Throughput
 from ding_store.columns import nodes

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ding_store import private
-from ding_store.buffer.journal import sync_directory
+from ding_store.buffer.durability.journal import sync_directory
 from ding_store.errors import CorruptPayload
 
 #: Ours beside a policy's own entries, which is all that DI-engine looks at: counters, schedules, random states.

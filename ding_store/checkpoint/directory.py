@@ -22,7 +22,7 @@ import uuid
 from typing import Any, Dict, List, Optional, Tuple
 
 from ding_store import private
-from ding_store.buffer.journal import sync_directory
+from ding_store.buffer.durability.journal import sync_directory
 from ding_store.checkpoint.archive import EXTRA, read_state, write_state
 from ding_store.errors import ConfigError, CorruptPayload
 

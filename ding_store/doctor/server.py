@@ -30,7 +30,7 @@ def check_servers(url: Optional[str] = None) -> List[Finding]:
 
 
 def find_server() -> Server:
-    from ding_store.storage import embedded
+    from ding_store.storage.embedded import server as embedded
 
     binary = embedded.find_server()
     return str(binary), '.'.join(map(str, embedded.server_version(binary)))
@@ -57,7 +57,7 @@ def opened(url: str) -> Iterator[Any]:
         yield store
         scheme, _, directory = store.info().address.partition('://')
     if scheme == 'embedded':
-        from ding_store.storage import embedded
+        from ding_store.storage.embedded import server as embedded
 
         embedded.remove_run(directory)
 

@@ -78,7 +78,7 @@ def check_tmp(directory: Optional[str] = None, space: Callable[[str], Optional[S
 
 def make_and_remove_socket_directory() -> str:
     """The very function that the embedded store calls, so that its verdict is ours."""
-    from ding_store.storage.supervisor import sockets
+    from ding_store.storage.embedded.supervisor import sockets
 
     directory = sockets.make_socket_directory()
     sockets.remove_socket_directory(os.path.join(directory, sockets.REDIS))

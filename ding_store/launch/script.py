@@ -146,7 +146,7 @@ def _import_all() -> None:
 
         import ding_store.middleware.experience  # noqa: F401
         import ding_store.middleware.replay  # noqa: F401
-        import ding_store.storage.redis  # noqa: F401
+        import ding_store.storage.redis.store  # noqa: F401
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from ding_store.launch.progress import Figures
 from ding_store.middleware.members import Member, Members
 from ding_store.middleware.session import FINISH, Session
 from ding_store.storage.base import Store
-from ding_store.storage.embedded import running
+from ding_store.storage.embedded.server import running
 
 RATE_S = 1.0
 

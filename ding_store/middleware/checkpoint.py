@@ -13,7 +13,7 @@ from ding.framework.middleware.ckpt_handler import CkptSaver
 from ding.framework.task import VoidMiddleware
 from ditk import logging
 
-from ding_store.buffer.samplers import generators_of
+from ding_store.buffer.sampling.samplers import generators_of
 from ding_store.checkpoint import EXTRA, CheckpointDir, Interval, Saver, read_state
 from ding_store.checkpoint.snapshot import optimizers_of, schedules_of
 from ding_store.config import CheckpointConfig

@@ -11,7 +11,7 @@ from ding_store.columns import NotColumnar, Schema
 from ding_store.errors import ConfigError, SchemaMismatch, VersionConflict
 from ding_store.middleware.pickled import add_offsets, is_pickled, pickled, unpickled, what_is_wrong
 from ding_store.storage.base import Entry, EntryId, Store
-from ding_store.storage.wire import corrupt_entry
+from ding_store.storage.wire.encoding import corrupt_entry
 
 #: One schema per stream, agreed by the first append and checked on every other.
 SCHEMA_VALUE = 'schema/{stream}'

@@ -8,7 +8,7 @@ from typing import Any, Dict, Mapping, Optional
 from ding_store.errors import ConfigError, VersionConflict
 from ding_store.middleware.members import Member, Members, launch, pid_space
 from ding_store.storage.base import Store
-from ding_store.storage.supervisor.members import birth_of, is_gone
+from ding_store.storage.embedded.supervisor.members import birth_of, is_gone
 
 #: There is one of these in a run.
 SINGLE_ROLES = ('learner', 'evaluator')

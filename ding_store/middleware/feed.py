@@ -8,7 +8,7 @@ from typing import Deque, List, Optional
 
 from ding_store.errors import StoreClosed
 from ding_store.storage.base import Entry, EntryId
-from ding_store.storage.reader import Reader
+from ding_store.storage.exactly_once.reader import Reader
 
 #: A read returns as soon as there is an entry; this only bounds how long a thread sleeps in one call.
 READ_S = 2.0

@@ -20,7 +20,7 @@ from ding_store.middleware.position import Position
 from ding_store.middleware.session import CHECKPOINTS, SLICE_S, Session
 from ding_store.middleware.side import STREAM, Side
 from ding_store.storage.base import Entry, EntryId
-from ding_store.storage.reader import Reader
+from ding_store.storage.exactly_once.reader import Reader
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext

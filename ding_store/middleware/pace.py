@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, List, Optional
 
-from ding_store.buffer.rate_limiter import RateLimiter
+from ding_store.buffer.sampling.rate_limiter import RateLimiter
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, NotEnoughData, StoreTimeout
 from ding_store.middleware.feed import Feed

@@ -9,7 +9,7 @@ import numpy as np
 import treetensor.torch as ttorch
 
 from ding_store.storage.base import Array, Entry
-from ding_store.storage.wire import corrupt_entry
+from ding_store.storage.wire.encoding import corrupt_entry
 
 #: In the place of a schema, and of its columns.
 PICKLED = 'pickle'

@@ -14,9 +14,9 @@ from ding.framework.middleware.functional.data_processor import data_pusher as s
 from ding.framework.middleware.functional.data_processor import offpolicy_data_fetcher as stock_fetcher
 from ditk import logging
 
-from ding_store.buffer.samplers import PrioritySampler
+from ding_store.buffer.sampling.samplers import PrioritySampler
+from ding_store.buffer.sequences.unrolled import is_sequence
 from ding_store.buffer.store_buffer import Batch, StoreBuffer
-from ding_store.buffer.unrolled import is_sequence
 from ding_store.checkpoint import CheckpointDir
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, NotEnoughData

@@ -10,12 +10,22 @@ import importlib
 from typing import TYPE_CHECKING, Any, Dict
 
 from ding_store.errors import ConfigError
-
-from .base import OLDEST, OVERFLOW, Arrays, Entry, EntryId, Header, Store, StoreInfo, StreamInfo, Value
+from ding_store.storage.base import (
+    OLDEST,
+    OVERFLOW,
+    Arrays,
+    Entry,
+    EntryId,
+    Header,
+    Store,
+    StoreInfo,
+    StreamInfo,
+    Value,
+)
 
 if TYPE_CHECKING:
-    from .planes import PlanedStore
-from .urls import scheme_of as _scheme_of
+    from ding_store.storage.host.planes import PlanedStore
+from ding_store.storage.urls import scheme_of as _scheme_of
 
 __all__ = [
     'OLDEST',
@@ -35,10 +45,10 @@ __all__ = [
 #: scheme -> "module:Class"
 BACKENDS: Dict[str, str] = {
     'memory': 'ding_store.storage.memory:MemoryStore',
-    'embedded': 'ding_store.storage.redis:RedisStore',
-    'redis': 'ding_store.storage.redis:RedisStore',
-    'rediss': 'ding_store.storage.redis:RedisStore',
-    'unix': 'ding_store.storage.redis:RedisStore',
+    'embedded': 'ding_store.storage.redis.store:RedisStore',
+    'redis': 'ding_store.storage.redis.store:RedisStore',
+    'rediss': 'ding_store.storage.redis.store:RedisStore',
+    'unix': 'ding_store.storage.redis.store:RedisStore',
 }
 _PLANNED = ('redis+sentinel', 'redis+cluster')
 
@@ -72,13 +82,13 @@ def open_store(url: str = 'embedded://', run: str = 'default', **options: Any) -
 
 def __getattr__(name: str) -> Any:
     if name == 'Reader':
-        return importlib.import_module('ding_store.storage.reader').Reader
+        return importlib.import_module('ding_store.storage.exactly_once.reader').Reader
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
 
 
 def _on_this_host(backend: Any, url: str, run: str, options: Dict[str, Any]) -> Store:
-    from .host import HostCache
-    from .options import host_options
+    from ding_store.storage.host.host_cache import HostCache
+    from ding_store.storage.options import host_options
 
     wanted = host_options(options)
     store: PlanedStore = backend(url, run, **options)

@@ -13,17 +13,26 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 from ding_store.errors import ConfigError, StoreClosed, VersionConflict
-
-from .base import OLDEST, START, Arrays, Entry, EntryId, Header, StoreInfo, Value
-from .memory_log import Log
-from .options import STORE_OPTIONS, check_name, refuse_rest, stream_options
-from .outbox import Announcement, Fill, Payload, Verdict
-from .planes import WAITING, Fetch, Moved, PlanedStore, Resolver, Version, fate, fetch_own, unwatched
-from .planes import Record as Found
-from .value_parts import ValuePart
-from .values import ValueResolver
-from .wire import Pieces, encode_pieces
-from .writer import Writer, writer_id
+from ding_store.storage.base import OLDEST, START, Arrays, Entry, EntryId, Header, StoreInfo, Value
+from ding_store.storage.exactly_once.outbox import Announcement, Fill, Payload, Verdict
+from ding_store.storage.exactly_once.writer import Writer, writer_id
+from ding_store.storage.host.planes import (
+    WAITING,
+    Fetch,
+    Moved,
+    PlanedStore,
+    Resolver,
+    Version,
+    fate,
+    fetch_own,
+    unwatched,
+)
+from ding_store.storage.host.planes import Record as Found
+from ding_store.storage.host.values import ValueResolver
+from ding_store.storage.memory_log import Log
+from ding_store.storage.options import STORE_OPTIONS, check_name, refuse_rest, stream_options
+from ding_store.storage.wire.encoding import Pieces, encode_pieces
+from ding_store.storage.wire.value_parts import ValuePart
 
 
 @dataclass

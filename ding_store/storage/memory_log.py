@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Dict, Tuple
 
-from . import outbox
-from .base import EntryId, StreamInfo
-from .outbox import WIRE, Announcement, Fill, Verdict
+from ding_store.storage.base import EntryId, StreamInfo
+from ding_store.storage.exactly_once import outbox
+from ding_store.storage.exactly_once.outbox import WIRE, Announcement, Fill, Verdict
 
 
 @dataclass

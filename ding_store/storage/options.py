@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Dict, Mapping, Optional, Sequence
 
 from ding_store.errors import ConfigError
-
-from .base import OVERFLOW
-from .compression import check_compression
+from ding_store.storage.base import OVERFLOW
+from ding_store.storage.wire.compression import check_compression
 
 MAX_NAME = 200
 _PART = re.compile(r'[A-Za-z0-9_.-]+')

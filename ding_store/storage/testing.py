@@ -25,9 +25,8 @@ from ding_store.errors import (
     StreamFull,
     VersionConflict,
 )
-
-from .base import OLDEST, Arrays, Entry, EntryId, Header, Store, StoreInfo, Value
-from .reader import Reader
+from ding_store.storage.base import OLDEST, Arrays, Entry, EntryId, Header, Store, StoreInfo, Value
+from ding_store.storage.exactly_once.reader import Reader
 
 T = TypeVar('T')
 

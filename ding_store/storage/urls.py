@@ -8,8 +8,7 @@ from typing import Optional
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from ding_store.errors import ConfigError
-
-from .options import ALL_OPTIONS
+from ding_store.storage.options import ALL_OPTIONS
 
 _WITH_USERS = ('redis', 'rediss', 'unix')
 

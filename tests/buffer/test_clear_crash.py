@@ -13,9 +13,9 @@ from test_durable_crash import linger
 from test_packed import episode
 from test_packed import number as number_of_episode
 
-from ding_store.buffer import elements
-from ding_store.buffer.rows import EMPTY, RowIndex
-from ding_store.buffer.table import Table
+from ding_store.buffer.elements import elements
+from ding_store.buffer.table.rows import EMPTY, RowIndex
+from ding_store.buffer.table.table import Table
 
 #: ``scripts/crash.sh`` asks for more.
 KILLS = int(os.environ.get('DING_STORE_KILLS', '120')) // 5

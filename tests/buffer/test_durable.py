@@ -17,10 +17,10 @@ from crashes import Child
 from elements import number, transition
 
 from ding_store.buffer import Prioritized, StoreBuffer, Table
-from ding_store.buffer import durable as durable_module
-from ding_store.buffer.metas import MetaStore
-from ding_store.buffer.regions import Regions
-from ding_store.buffer.slot_values import SlotValues
+from ding_store.buffer.durability import durable as durable_module
+from ding_store.buffer.durability.slot_values import SlotValues
+from ding_store.buffer.elements.metas import MetaStore
+from ding_store.buffer.table.regions import Regions
 from ding_store.errors import (
     ConfigError,
     CorruptPayload,

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from crashes import crash_repeatedly
 
-from ding_store.buffer import elements
-from ding_store.buffer.commits import encode_note
-from ding_store.buffer.table import Table
+from ding_store.buffer.durability.commits import encode_note
+from ding_store.buffer.elements import elements
+from ding_store.buffer.table.table import Table
 
 #: ``scripts/crash.sh`` asks for more.
 KILLS = int(os.environ.get('DING_STORE_KILLS', '120'))

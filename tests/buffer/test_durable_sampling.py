@@ -13,11 +13,11 @@ from crashes import Child
 from sampling_crashes import crash
 
 from ding_store.buffer import Fifo, Prioritized, RateLimiter, StoreBuffer, Uniform, limited
-from ding_store.buffer import table as table_module
-from ding_store.buffer.commits import Record
-from ding_store.buffer.limits import Limited
-from ding_store.buffer.rate_limiter import RateLimiter as Limiter
-from ding_store.buffer.slot_values import SlotValues
+from ding_store.buffer.durability.commits import Record
+from ding_store.buffer.durability.slot_values import SlotValues
+from ding_store.buffer.sampling.limits import Limited
+from ding_store.buffer.sampling.rate_limiter import RateLimiter as Limiter
+from ding_store.buffer.table import table as table_module
 from ding_store.errors import ConfigError
 
 #: ``scripts/crash.sh`` asks for more.

@@ -17,7 +17,7 @@ from ding.framework.middleware import buffer_saver
 from elements import number, transition
 
 from ding_store.buffer import StoreBuffer, save_blocks, saves
-from ding_store.buffer.files import MAGIC
+from ding_store.buffer.saving.files import MAGIC
 from ding_store.errors import CorruptPayload, FormatMismatch
 
 

@@ -9,9 +9,9 @@ import treetensor.torch as ttorch
 from ding.utils.data import default_collate
 
 from ding_store.buffer import StoreBuffer
-from ding_store.buffer.kernels import NO_NUMBA, load_kernels
-from ding_store.buffer.outputs import Output, WarmOutputs
-from ding_store.buffer.samplers import Uniform
+from ding_store.buffer.kernels.load import NO_NUMBA, load_kernels
+from ding_store.buffer.sampling.samplers import Uniform
+from ding_store.buffer.table.outputs import Output, WarmOutputs
 
 #: All sizes that are copied in a way of their own, and some that are not.
 SHAPES = [(), (2,), (3,), (4,), (8,), (0,), (5, 7), (40, 40)]

@@ -12,7 +12,7 @@ from crashes import Opened, crash_repeatedly, verified
 from elements import number, transition
 
 from ding_store.buffer import Fifo, Prioritized, RateLimiter, StoreBuffer, elements
-from ding_store.buffer.table import Table
+from ding_store.buffer.table.table import Table
 
 #: ``scripts/crash.sh`` asks for more.
 KILLS = int(os.environ.get('DING_STORE_KILLS', '120')) // 5

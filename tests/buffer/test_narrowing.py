@@ -11,8 +11,8 @@ import treetensor.torch as ttorch
 from needs import lacking
 
 from ding_store.buffer import StoreBuffer
-from ding_store.buffer.kernels import NO_NUMBA, load_kernels
-from ding_store.buffer.narrowing import narrow, widen
+from ding_store.buffer.kernels.load import NO_NUMBA, load_kernels
+from ding_store.buffer.table.narrowing import narrow, widen
 
 LEVELS = np.arange(256, dtype=np.float32) / np.float32(255)
 SHAPE = (4, 40, 40)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from ding_store.buffer.outputs import MAX_WARM, WarmOutputs
+from ding_store.buffer.table.outputs import MAX_WARM, WarmOutputs
 
 SPECS = {'x': (np.dtype(np.float32), (5,)), 'y': (np.dtype(np.int64), ())}
 

@@ -12,8 +12,8 @@ from test_threads import run_all
 
 from ding_store.buffer import Prioritized, StoreBuffer, limited, packed, table_reads
 from ding_store.buffer.arrays import Array
-from ding_store.buffer.extents import Extents
-from ding_store.buffer.packed import PackedColumn
+from ding_store.buffer.elements.extents import Extents
+from ding_store.buffer.elements.packed import PackedColumn
 from ding_store.errors import CorruptPayload, FormatMismatch, NotEnoughSpace
 
 

@@ -15,7 +15,7 @@ from crashes import DELETED, PUSHED, UPDATED, Child, Opened, Worker, crash_repea
 from test_durable import KilledAtLine
 
 from ding_store.buffer import StoreBuffer, packed
-from ding_store.buffer.packed import PackedColumn
+from ding_store.buffer.elements.packed import PackedColumn
 
 #: ``scripts/crash.sh`` asks for more.
 KILLS = int(os.environ.get('DING_STORE_KILLS', '120')) // 4
@@ -173,7 +173,7 @@ class FreesTooEarly(PackedColumn):
 
 @pytest.mark.parametrize('wrong', [NamesFirst, FreesTooEarly])
 def test_a_wrong_order_is_noticed(wrong: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr('ding_store.buffer.beside_columns.PackedColumn', wrong)
+    monkeypatch.setattr('ding_store.buffer.elements.beside_columns.PackedColumn', wrong)
     for attempt in range(20):
         if crash_repeatedly(tmp_path / str(attempt), 20, attempt, worker=EpisodeWorker, verify=verify):
             return

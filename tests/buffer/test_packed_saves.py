@@ -11,7 +11,7 @@ from test_loads import flipped
 from test_packed import episode, number, numbers
 
 from ding_store.buffer import StoreBuffer, packed, saves
-from ding_store.buffer.packed import PackedColumn, Packet, Place
+from ding_store.buffer.elements.packed import PackedColumn, Packet, Place
 from ding_store.errors import CorruptPayload, FormatMismatch
 
 #: Bytes of one episode of ``large``, of which there are so many.

@@ -14,7 +14,7 @@ from ding.utils.default_helper import lists_to_dicts
 from easydict import EasyDict
 
 from ding_store.buffer import StoreBuffer
-from ding_store.buffer.sequence_batch import SequenceBatch
+from ding_store.buffer.sequences.sequence_batch import SequenceBatch
 
 T, B, OBS, ACTIONS, HIDDEN = 8, 4, 5, 3, 16
 

@@ -315,7 +315,7 @@ def test_a_save_that_fails_leaves_the_old_file(
     name = tmp_path / 'data'
     buffer.save_data(str(name))
     before = name.read_bytes()
-    monkeypatch.setattr('ding_store.buffer.saves.contents', lambda elements: 1 / 0)
+    monkeypatch.setattr('ding_store.buffer.saving.saves.contents', lambda elements: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         buffer.save_data(str(name))
     assert name.read_bytes() == before

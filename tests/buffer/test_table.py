@@ -6,8 +6,8 @@ from typing import Dict
 import numpy as np
 import pytest
 
-from ding_store.buffer import regions
-from ding_store.buffer.table import Table
+from ding_store.buffer.table import regions
+from ding_store.buffer.table.table import Table
 from ding_store.errors import ConfigError, NotEnoughSpace, RowGone, SchemaMismatch, TableLocked
 
 SPECS = {'number': (np.dtype(np.int64), ()), 'vector': (np.dtype(np.float32), (3,))}

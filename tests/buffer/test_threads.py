@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from ding_store.buffer import StoreBuffer, table_reads
-from ding_store.buffer.outputs import WarmOutputs
-from ding_store.buffer.samplers import Uniform
-from ding_store.buffer.table import Table
+from ding_store.buffer.sampling.samplers import Uniform
+from ding_store.buffer.table.outputs import WarmOutputs
+from ding_store.buffer.table.table import Table
 from ding_store.errors import RowGone
 
 WIDTH = 4096

@@ -14,7 +14,7 @@ from easydict import EasyDict
 
 import ding_store
 from ding_store.buffer import StoreBufferWrapper
-from ding_store.buffer.sequence_batch import SequenceBatch
+from ding_store.buffer.sequences.sequence_batch import SequenceBatch
 from ding_store.buffer.throughput import Throughput
 from ding_store.config import as_store
 from ding_store.errors import ConfigError

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from jobs import ROLES, ROOT, TINY, ding_store, job, records, status, table
 
-from ding_store.storage.embedded import running
+from ding_store.storage.embedded.server import running
 
 pytest.importorskip('ding')
 pytest.importorskip('gym')

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jobs import ROLES, ROOT, TINY, ding_store, job, records, status, table
 
-from ding_store.storage.embedded import running
+from ding_store.storage.embedded.server import running
 
 pytest.importorskip('ding')
 pytest.importorskip('gym')

@@ -10,7 +10,7 @@ from ding_store.middleware.chunks import ChunkWriter
 from ding_store.middleware.collector_side import UNSETTLED, CollectorSide
 from ding_store.middleware.side import STREAM
 from ding_store.storage import open_store
-from ding_store.storage.reader import Reader
+from ding_store.storage.exactly_once.reader import Reader
 
 pytest.importorskip('ding')
 

@@ -32,7 +32,7 @@ from ding_store.middleware.replay import data_pusher  # noqa: E402
 from ding_store.middleware.side import STREAM  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 from ding_store.storage.base import EntryId  # noqa: E402
-from ding_store.storage.reader import Reader  # noqa: E402
+from ding_store.storage.exactly_once.reader import Reader  # noqa: E402
 
 HEADER = dict(kind='trajectories', env_step=1, env_episode=0, end_idx=[], train_iter=0, policy_version=0)
 CONFIG = EasyDict(policy=dict(collect=dict(unroll_len=1)))

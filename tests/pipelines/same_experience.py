@@ -16,7 +16,7 @@ from ding.utils import set_pkg_seed
 from easydict import EasyDict
 
 from ding_store.buffer import StoreBuffer
-from ding_store.buffer.sequence_batch import SequenceBatch
+from ding_store.buffer.sequences.sequence_batch import SequenceBatch
 
 
 def compiled(config: Any, batch_size: int) -> EasyDict:

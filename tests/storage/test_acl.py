@@ -9,7 +9,7 @@ from redis_server import RedisServer
 from test_contract import TestRedisStore as RedisContract
 
 from ding_store import errors
-from ding_store.storage.redis import RedisStore
+from ding_store.storage.redis.store import RedisStore
 
 DEPLOY = Path(__file__).parents[2] / 'docs' / 'deploy.md'
 

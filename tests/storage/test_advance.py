@@ -3,7 +3,7 @@
 import pytest
 
 from ding_store.errors import NotEnoughSpace, StoreUnavailable
-from ding_store.storage.redis import RedisStore
+from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk
 
 

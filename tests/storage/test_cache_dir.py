@@ -12,10 +12,10 @@ from forks import child
 from jobs import ding_store, environment
 
 from ding_store.errors import ConfigError, NotEnoughSpace
-from ding_store.storage import cache_dir
-from ding_store.storage.cache_dir import collect_garbage, open_cache_dir
-from ding_store.storage.mapped import PAGE, is_claimed
-from ding_store.storage.ring import RingReader
+from ding_store.storage.host import cache_dir
+from ding_store.storage.host.cache_dir import collect_garbage, open_cache_dir
+from ding_store.storage.host.mapped import PAGE, is_claimed
+from ding_store.storage.host.ring import RingReader
 
 WAIT_S = 20.0
 
@@ -64,7 +64,7 @@ def test_everything_is_private(tmp_path, opened):
 
 
 def test_all_processes_of_a_host_agree(tmp_path, opened):
-    code = 'import sys\nfrom ding_store.storage.cache_dir import open_cache_dir\n'
+    code = 'import sys\nfrom ding_store.storage.host.cache_dir import open_cache_dir\n'
     code += 'print(open_cache_dir("run", sys.argv[1]).host)'
     host = subprocess.check_output([sys.executable, '-c', code, str(tmp_path)], text=True).strip()
     assert host == opened().host
@@ -181,7 +181,7 @@ def test_nowhere_to_go(monkeypatch):
 
 _HOLDER = """
 import sys, time
-from ding_store.storage.cache_dir import open_cache_dir
+from ding_store.storage.host.cache_dir import open_cache_dir
 cache = open_cache_dir(sys.argv[2], sys.argv[1])
 ring = cache.create_ring(1 << 20, {})
 print(ring.path, flush=True)

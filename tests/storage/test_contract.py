@@ -8,7 +8,7 @@ from redis_server import RedisServer
 
 from ding_store.storage import open_store
 from ding_store.storage.memory import MemoryStore
-from ding_store.storage.redis import RedisStore
+from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import StoreTests
 
 _RUNS = (f'run{number}' for number in itertools.count())

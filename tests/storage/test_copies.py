@@ -14,10 +14,12 @@ from proxy import DOWN, UP
 from two_hosts import Host, is_mapped, two_hosts
 
 from ding_store.errors import CorruptPayload
-from ding_store.storage import copies, redis_values, value_parts
-from ding_store.storage.mapped import claim, claim_within
+from ding_store.storage.host import value_copies as copies
+from ding_store.storage.host.mapped import claim, claim_within
+from ding_store.storage.redis import values as redis_values
 from ding_store.storage.testing import WAIT_S, eventually
-from ding_store.storage.wire import encode_pieces
+from ding_store.storage.wire import value_parts
+from ding_store.storage.wire.encoding import encode_pieces
 
 NAME = 'weights/main'
 FROZEN, TRAINED = 1_000_000, 300_000  # floats

@@ -10,8 +10,8 @@ import pytest
 from processes import child
 
 from ding_store.errors import StoreClosed, StoreUnavailable
-from ding_store.storage.reader import Reader
-from ding_store.storage.redis import RedisStore
+from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 
 STREAM = 'experience'

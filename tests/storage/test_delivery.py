@@ -14,9 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from redis_server import RedisServer
 
 from ding_store.errors import StoreTimeout, StoreUnavailable, StreamFull
+from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.memory import Memory, MemoryStore
-from ding_store.storage.reader import Reader
-from ding_store.storage.redis import RedisStore
+from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import chunk, number_of
 
 STREAM = 'experience'

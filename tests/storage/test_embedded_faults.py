@@ -13,7 +13,7 @@ import pytest
 from embedded_helpers import Member, connect, count, kill, wait_for_end
 
 from ding_store.errors import StoreUnavailable
-from ding_store.storage.embedded import (
+from ding_store.storage.embedded.server import (
     ensure_server,
     find_server,
     leave_server,
@@ -23,9 +23,9 @@ from ding_store.storage.embedded import (
     server_version,
     stop_server,
 )
-from ding_store.storage.supervisor import members as members_module
-from ding_store.storage.supervisor.members import Members
-from ding_store.storage.supervisor.sockets import make_socket_directory, remove_socket_directory
+from ding_store.storage.embedded.supervisor import members as members_module
+from ding_store.storage.embedded.supervisor.members import Members
+from ding_store.storage.embedded.supervisor.sockets import make_socket_directory, remove_socket_directory
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -284,7 +284,8 @@ class TestSocketDirectory:
             parent.chmod(0o755)
         code = (
             'import os, sys, socket; sys.path.insert(0, sys.argv[2]); '
-            'from ding_store.storage.supervisor import sockets; left, right = socket.socketpair(); os.setuid(12345)\n'
+            'from ding_store.storage.embedded.supervisor import sockets; '
+            'left, right = socket.socketpair(); os.setuid(12345)\n'
             'try: sockets.check_peer(left, sys.argv[1])\nexcept PermissionError as e: print(e)'
         )
         output = subprocess.check_output([sys.executable, '-c', code, str(directory), os.getcwd()], text=True)

@@ -16,12 +16,12 @@ import pytest
 from processes import child
 
 from ding_store.errors import ConfigError, CorruptPayload, StoreTimeout, StreamFull
-from ding_store.storage import wire
-from ding_store.storage.compression import CODECS
+from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.memory import MemoryStore
-from ding_store.storage.reader import Reader
-from ding_store.storage.redis import RedisStore
+from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
+from ding_store.storage.wire import encoding as wire
+from ding_store.storage.wire.compression import CODECS
 
 STREAM = 'experience'
 LOG = 'ding:{run/experience/0}:log'

@@ -22,16 +22,17 @@ from test_contract import damaged
 from test_delivery import STREAM, MemoryDelivery
 
 from ding_store.errors import ConfigError, CorruptPayload, StoreUnavailable
-from ding_store.storage import open_store, rings, values
-from ding_store.storage.host import HostCache
-from ding_store.storage.mapped import PAGE
+from ding_store.storage import open_store
+from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.host import rings, values
+from ding_store.storage.host.host_cache import HostCache
+from ding_store.storage.host.mapped import PAGE
+from ding_store.storage.host.planes import is_reference, unpack
 from ding_store.storage.memory import Memory, MemoryStore
 from ding_store.storage.memory_log import Log
-from ding_store.storage.planes import is_reference, unpack
-from ding_store.storage.reader import Reader
-from ding_store.storage.redis import RedisStore
+from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, StoreTests, chunk, eventually, number_of
-from ding_store.storage.wire import seal
+from ding_store.storage.wire.encoding import seal
 
 _RUNS = (f'run{number}' for number in itertools.count())
 

@@ -13,7 +13,7 @@ import pytest
 from needs import lacking
 
 from ding_store.storage import open_store
-from ding_store.storage.reader import Reader
+from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.testing import WAIT_S, chunk, number_of
 
 _RUNS = (f'machine{number}' for number in itertools.count())

@@ -9,8 +9,8 @@ import redis
 from netns import Network, why_not
 from processes import child
 
-from ding_store.storage.reader import Reader
-from ding_store.storage.redis import RedisStore
+from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, number_of
 
 # Where `ip` is missing nothing can be tried, in CI neither; where it is there, a failure to use it is a failure.

@@ -9,8 +9,8 @@ import pytest
 from proxy import DOWN, UP, Proxy
 
 from ding_store.errors import StoreTimeout, StoreUnavailable
-from ding_store.storage.reader import Reader
-from ding_store.storage.redis import RedisStore
+from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 
 STREAM = 'experience'

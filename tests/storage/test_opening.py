@@ -13,11 +13,12 @@ from redis_server import RedisServer
 
 import ding_store.storage
 from ding_store import errors
-from ding_store.storage import link, open_store
+from ding_store.storage import open_store
+from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.memory import MemoryStore
-from ding_store.storage.reader import Reader
-from ding_store.storage.redis import RedisStore
-from ding_store.storage.server import examine
+from ding_store.storage.redis import link
+from ding_store.storage.redis.server import examine
+from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, FaultyStore, chunk, number_of
 from ding_store.storage.urls import address_of
 
@@ -28,7 +29,7 @@ def copied(store):
 
 def test_importing_storage_imports_no_backend():
     code = (
-        'import sys, ding_store.storage, ding_store.storage.memory, ding_store.storage.reader\n'
+        'import sys, ding_store.storage, ding_store.storage.memory, ding_store.storage.exactly_once.reader\n'
         'print([m for m in ("redis", "torch", "ding", "treetensor", "hypothesis", "pytest") if m in sys.modules])'
     )
     assert subprocess.check_output([sys.executable, '-c', code], text=True).strip() == '[]'
@@ -95,8 +96,8 @@ def test_nobody_there():
 
 def test_a_missing_package_names_the_install(monkeypatch):
     monkeypatch.setitem(sys.modules, 'redis', None)
-    monkeypatch.delitem(sys.modules, 'ding_store.storage.redis')
-    monkeypatch.delitem(sys.modules, 'ding_store.storage.link')
+    monkeypatch.delitem(sys.modules, 'ding_store.storage.redis.store')
+    monkeypatch.delitem(sys.modules, 'ding_store.storage.redis.link')
     with pytest.raises(errors.ConfigError, match='pip install'):
         open_store('redis://localhost')
 
@@ -159,7 +160,7 @@ def test_at_maxmemory_acks_still_make_room(forgetful_server):
 
 
 def test_a_payload_too_large_for_redis_is_refused(redis_server, monkeypatch):
-    monkeypatch.setattr('ding_store.storage.redis.MAX_PAYLOAD_BYTES', 1000)
+    monkeypatch.setattr('ding_store.storage.redis.store.MAX_PAYLOAD_BYTES', 1000)
     with open_store(redis_server.url, 'large') as store:
         for call in (store.append, store.put):
             with pytest.raises(errors.NotEnoughSpace, match='1000'):
@@ -229,7 +230,7 @@ def test_memory_is_refused_in_another_process():
 
 
 def test_an_embedded_store_starts_its_server(tmp_path, monkeypatch, redis_binary):
-    from ding_store.storage.embedded import stop_server
+    from ding_store.storage.embedded.server import stop_server
 
     monkeypatch.chdir(tmp_path)
     with open_store('embedded://', run='pong') as store:

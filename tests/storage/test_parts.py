@@ -7,9 +7,9 @@ from redis_server import RedisServer
 
 from ding_store.errors import CorruptPayload, StoreError, StoreTimeout, VersionConflict
 from ding_store.storage import EntryId, parts, redis_values
-from ding_store.storage.planes import Record
-from ding_store.storage.reader import Reader
-from ding_store.storage.redis import RedisStore
+from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.host.planes import Record
+from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import chunk, eventually, number_of
 
 STREAM = 'experience'
@@ -111,7 +111,7 @@ def test_drops_and_refusals_leave_no_parts(forgetful_server, client):
 
 
 def test_a_read_is_bounded_in_bytes(store, monkeypatch):
-    monkeypatch.setattr('ding_store.storage.redis_entries.MAX_READ_BYTES', 5_000_000)
+    monkeypatch.setattr('ding_store.storage.redis.entries.MAX_READ_BYTES', 5_000_000)
     reader = Reader(store, STREAM, 'learner')
     for i in range(5):
         store.append(STREAM, {}, chunk(i, LARGE))

@@ -13,8 +13,8 @@ from redis_server import RedisServer
 from ding_store import errors
 from ding_store.config import StoreConfig
 from ding_store.storage import open_store
-from ding_store.storage.reader import Reader
-from ding_store.storage.redis import RedisStore
+from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import chunk
 from ding_store.storage.urls import address_of
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace
-from ding_store.storage import mapped
-from ding_store.storage.mapped import PAGE
-from ding_store.storage.slots import MAX_SLOTS, SlotReader, SlotWriter, value_of
+from ding_store.storage.host import mapped
+from ding_store.storage.host.mapped import PAGE
+from ding_store.storage.host.slots import MAX_SLOTS, SlotReader, SlotWriter, value_of
 
 WAIT_S = 20.0
 BIG = 1 << 20

@@ -9,11 +9,11 @@ from collections import Counter
 import pytest
 from test_host import CarelessMemory, Quiet
 
-from ding_store.storage import rings
-from ding_store.storage.mapped import PAGE
+from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.host import rings
+from ding_store.storage.host.mapped import PAGE
+from ding_store.storage.host.ring import RingWriter
 from ding_store.storage.memory import Memory, MemoryStore
-from ding_store.storage.reader import Reader
-from ding_store.storage.ring import RingWriter
 from ding_store.storage.testing import chunk, number_of
 
 STREAM = 'experience'

@@ -14,10 +14,10 @@ from two_hosts import is_mapped, two_hosts
 
 from ding_store.errors import CorruptPayload, StoreUnavailable
 from ding_store.storage import EntryId, Reader, host_readers, stream_copies
-from ding_store.storage.cache_dir import collect_garbage, open_cache_dir
-from ding_store.storage.fetch_lock import FetchLock
-from ding_store.storage.host_readers import HostReaders, is_behind, mark_of
-from ding_store.storage.mapped import claim
+from ding_store.storage.host.cache_dir import collect_garbage, open_cache_dir
+from ding_store.storage.host.fetch_lock import FetchLock
+from ding_store.storage.host.mapped import claim
+from ding_store.storage.host.readers import HostReaders, is_behind, mark_of
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 
 STREAM = 'experience'

@@ -9,8 +9,9 @@ import struct
 import numpy as np
 import pytest
 
-from ding_store.storage import open_store, values
-from ding_store.storage.reader import Reader
+from ding_store.storage import open_store
+from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.host import values
 from ding_store.storage.testing import WAIT_S, chunk, number_of
 
 _RUNS = (f'unreadable{number}' for number in itertools.count())

@@ -18,10 +18,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from processes import child
 
 from ding_store.errors import CorruptPayload, PayloadLost, VersionConflict
-from ding_store.storage import open_store, slots, values
-from ding_store.storage.host import HostCache
+from ding_store.storage import open_store
+from ding_store.storage.host import slots, values
+from ding_store.storage.host.host_cache import HostCache
+from ding_store.storage.host.slots import SlotWriter
 from ding_store.storage.memory import MemoryStore
-from ding_store.storage.slots import SlotWriter
 from ding_store.storage.testing import WAIT_S, eventually
 
 _RUNS = (f'values{number}' for number in itertools.count())

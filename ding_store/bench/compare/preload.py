@@ -9,7 +9,7 @@ with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
     import torch
 
     import ding_store.bench.compare.training  # noqa: F401
-    from ding_store.buffer.kernels import load_kernels
+    from ding_store.buffer.kernels.load import load_kernels
 
     load_kernels()
 

@@ -1,0 +1,88 @@
+"""Priorities that outlive their process, for a table with a path."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Dict, Mapping, Tuple
+
+import numpy as np
+
+from ding_store.buffer.arrays import Array
+from ding_store.buffer.durability.slot_values import SlotValues
+from ding_store.buffer.sampling.samplers import PrioritySampler
+from ding_store.buffer.table.choices import as_rows
+from ding_store.buffer.table.rows import RowIndex
+from ding_store.buffer.table.table import Keep
+
+
+class KeptPriorities:
+    """
+    Overview:
+        A sampler's priorities, each put on record when it is set. Those of a former process are the sampler's from the
+        beginning; rows that had none yet count as new, with the largest priority there is.
+    Arguments:
+        - sampler (:obj:`PrioritySampler`): Attached to the table.
+        - index (:obj:`RowIndex`): The table's.
+        - values (:obj:`SlotValues`): Where they are put on record.
+    """
+
+    def __init__(self, sampler: PrioritySampler, index: RowIndex, values: SlotValues) -> None:
+        self._sampler, self._index, self._values = sampler, index, values
+        #: Limits have none of what is counted.
+        self._inner: Any = getattr(sampler, 'sampler', sampler)
+        slots, rows = self._live()
+        priorities, known = values.get(slots, rows)
+        if known.any():
+            # That of new rows is the largest ever seen, which may have left since.
+            largest = max(float(priorities[known].max()), values.largest)
+            sampler.insert(rows, np.where(known, priorities, largest))
+            if hasattr(self._inner, 'max_priority'):
+                self._inner.max_priority = max(self._inner.max_priority, largest)
+        if hasattr(self._inner, 'step'):
+            self._inner.step = values.step
+
+    def update(self, rows: Array, priority: Any) -> None:
+        self._sampler.update(rows, priority)
+        self._record(rows, priority)
+
+    def insert(self, rows: Array, priority: Any) -> None:
+        self._sampler.insert(rows, priority)
+        self._record(rows, priority)
+
+    def keeping(self, priority: Array) -> Keep:
+        """What puts priorities ``(n,)`` of new rows, or of the last of them, on record before they are live."""
+
+        def keep(slots: Array, rows: Array) -> None:
+            self._values.set(slots, rows, priority[len(priority) - len(rows) :])
+
+        return keep
+
+    def check(self, priority: Any, num_rows: int) -> Array:
+        return self._sampler.check(priority, num_rows)
+
+    def state(self) -> Dict[str, Array]:
+        return self._sampler.state()
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        self._sampler.load_state(state)
+        if hasattr(self._inner, 'priorities_of'):
+            rows = self._live()[1]
+            self._record(rows, self._inner.priorities_of(rows))
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> PrioritySampler:
+        """The sampler's copy: a copy of a buffer is private."""
+        return copy.deepcopy(self._sampler, memo)
+
+    def _live(self) -> Tuple[Array, Array]:
+        """Slots and row numbers of all rows, oldest first."""
+        with self._index.lock:
+            slots = self._index.slots_by_age().astype(np.intp)
+            return slots, self._index.row_of_slot[slots]
+
+    def _record(self, rows: Array, priority: Any) -> None:
+        rows, values = as_rows(rows), np.asarray(priority, np.float64)
+        with self._index.lock:
+            slots, found = self._index.find(rows)
+            self._values.set(slots[found], rows[found], values[found])
+            self._values.step = getattr(self._inner, 'step', 0)
+            self._values.largest = getattr(self._inner, 'max_priority', 0.0)

@@ -1,0 +1,1 @@
+"""Elements over a table: in columns, as objects or packed; and what is said about them."""

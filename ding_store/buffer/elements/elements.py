@@ -1,0 +1,495 @@
+"""Elements and their metas in a table: in columns where they fit, else as Python objects, or packed in a path."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Callable, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+import treetensor.torch as ttorch
+
+from ding_store.buffer.arrays import Array
+from ding_store.buffer.elements import packed
+from ding_store.buffer.elements.beside_columns import BesideColumns
+from ding_store.buffer.elements.flat import complete, fill_values, schema_of
+from ding_store.buffer.elements.metas import Meta, MetaStore
+from ding_store.buffer.elements.objects import ObjectColumn
+from ding_store.buffer.elements.packed import PackedColumn
+from ding_store.buffer.sequences.sequences import Sequences
+from ding_store.buffer.table.base import Columns
+from ding_store.buffer.table.narrowing import candidates
+from ding_store.buffer.table.outputs import Output, WarmOutputs
+from ding_store.buffer.table.regions import Regions
+from ding_store.buffer.table.rows import RowIndex
+from ding_store.buffer.table.table import Keep, Table, is_run
+from ding_store.columns import NotColumnar, Schema
+from ding_store.errors import ConfigError, SchemaMismatch
+
+Choose = Callable[[RowIndex], Array]
+
+
+class Read(NamedTuple):
+    """What was read of some rows, in their order."""
+
+    rows: Array
+    elements: List[Any]
+    metas: List[Meta]
+
+
+class Elements(BesideColumns):
+    """
+    Overview:
+        What a buffer and its views share. The first element decides: its leaves become the columns, or, where it is
+        nothing that columns can hold, all elements are kept as objects. Lists whose length turns out to vary (episodes)
+        move from columns to objects when that is seen.
+    Arguments:
+        - capacity (:obj:`int`): The number of elements; the oldest leave when there are more.
+        - path (:obj:`Optional[str]`): Directory of a table that survives its process, where lists of varying length are
+          packed, and Python objects refused; None for a private table.
+        - fsync (:obj:`bool`): As of ``Table``.
+    """
+
+    def __init__(self, capacity: int, path: Optional[str] = None, fsync: bool = False) -> None:
+        self.table = Table({}, capacity, path, fsync)
+        self._schema: Optional[Schema] = None
+        self.objects = None
+        home = self.table.home
+        self.metas = MetaStore(self.table.index, self.table.write_lock, None if home is None else home.metas)
+        try:
+            self._restore()
+        except BaseException:
+            self.table.close()
+            raise
+        self._outputs = self._new_outputs(self._schema)
+        self.sequences = Sequences(self.table, self.metas)
+        self._view_names: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+    def _restore(self) -> None:
+        """What is known of the elements that were found."""
+        self.metas.restore()
+        home, info = self.table.home, self.table.info
+        if home is None:
+            return
+        if not packed.is_packed(home):
+            self._schema = None if info is None else Schema.from_json(info)
+        elif len(self.table):
+            self.objects = self._new_objects()
+            return
+        packed.remove_leftover(home)
+
+    @property
+    def schema(self) -> Optional[Schema]:
+        """The leaves of an element; None before the first one, and where elements are objects."""
+        return None if self.objects is not None else self._schema
+
+    def take_name(self, name: str, sampler: Any) -> None:
+        """
+        Overview:
+            Let a view's sampler have this name for as long as it lives.
+        Raises:
+            - ConfigError: Another one has it, or there is none.
+        """
+        if sampler is None:
+            raise ConfigError(f'view(name={name!r}) needs a sampler, which is what the name is for')
+        if self._view_names.setdefault(name, sampler) is not sampler:
+            raise ConfigError(f'there is a view of the name {name!r} already: choose another')
+
+    def append(
+        self,
+        elements: Sequence[Any],
+        metas: Optional[Sequence[Optional[Mapping[Any, Any]]]] = None,
+        note: Optional[Mapping[str, Any]] = None,
+        keep: Optional[Keep] = None,
+    ) -> Array:
+        """
+        Overview:
+            Add elements, with or without metas; ``note`` is committed with them, ``keep`` called just before.
+        Returns:
+            - rows (:obj:`np.ndarray`): Their row numbers.
+        Raises:
+            - SchemaMismatch: One does not fit the others; none was added.
+        """
+        return self._add(elements, metas, note, keep)[0]
+
+    def push(self, element: Any, meta: Optional[Mapping[Any, Any]] = None) -> Tuple[int, Meta]:
+        """As ``append`` of one; returns its row number, and its meta, which may be written to."""
+        with self.table.write_lock:
+            write = self._writing(element) if meta is None else None
+            if write is not None:
+                slots, row = self.table.add_one(write)
+                if self.metas.is_used:
+                    self.metas.drop(slots)
+            else:
+                rows, slots = self._add([element], None if meta is None else [meta])
+                row = int(rows[0])
+            return row, self.metas.get(int(slots[0]), row)
+
+    def extend(
+        self,
+        columns: Columns,
+        schema: Optional[Schema] = None,
+        note: Optional[Mapping[str, Any]] = None,
+        keep: Optional[Keep] = None,
+        meta: Optional[Mapping[Any, Any]] = None,
+    ) -> Array:
+        """Add rows that are columns already, of the given schema or of this table's: see ``StoreBuffer.extend``."""
+        with self.table.write_lock:
+            schema = schema or self.schema or schema_of(columns)
+            if self.objects is not None:
+                elements = schema.decode(columns)
+                return self._add(elements, None if meta is None else [meta] * len(elements), note, keep)[0]
+            if self.schema is None:
+                self.start(schema, columns)
+            elif schema is not self.schema and schema != self.schema:
+                self._adapt(schema)
+            columns = complete(columns, self.table.specs)
+            if meta is not None:
+                keep = self._with_meta(meta, len(next(iter(columns.values()), ())), keep)
+            rows = self.table.extend(columns, note, keep)
+            if meta is None and self.metas.is_used:
+                slots, found = self.table.index.find(rows)
+                self.metas.drop(slots[found])
+            return rows
+
+    def _with_meta(self, meta: Mapping[Any, Any], num_rows: int, keep: Optional[Keep]) -> Keep:
+        """Before rows are live, all of them have this meta."""
+        skipped = max(0, num_rows - self.table.capacity)
+        first = self.table.next_row + skipped
+        records = self.metas.encode_shared(np.arange(first, first + num_rows - skipped), meta)
+
+        def keep_all(slots: Array, rows: Array) -> None:
+            self.metas.record(records)
+            self.metas.put_shared(slots, rows, meta)
+            if keep is not None:
+                keep(slots, rows)
+
+        return keep_all
+
+    def read(self, choose: Choose, warm: bool = True) -> Read:
+        """
+        Overview:
+            Elements and metas of the rows whose slots are chosen. Elements out of columns are views of one gathered
+            batch; ``warm`` puts it into memory that was used before and is free now.
+        """
+        rows, (decode, metas) = self.table.read(
+            choose,
+            lambda slots: (self._take(slots, warm), self._metas_of(slots)),
+            is_all=not isinstance(self.objects, PackedColumn),
+        )
+        return Read(rows, decode(), metas)
+
+    def read_columns(self, choose: Choose) -> Tuple[Array, Schema, Columns]:
+        """
+        Overview:
+            Row numbers and gathered columns of the chosen rows, with the schema to decode them.
+        Raises:
+            - SchemaMismatch: The elements are objects.
+        """
+        rows, (columns, _) = self.table.read(choose, self._gather)
+        return rows, self._columnar(), columns
+
+    def read_batch(self, choose: Choose) -> Tuple[Array, ttorch.Tensor, Callable[[], List[Any]]]:
+        """As ``read_columns``, with the columns decoded: row numbers, one batch, and what makes its elements."""
+        rows, (columns, output) = self.table.read(choose, self._gather)
+        schema = self._columnar()
+        batch = output.batch()
+        if batch is None:
+            batch = schema.decode_batch(columns)
+        return rows, batch, lambda: schema.decode(columns)
+
+    def update(self, row: int, element: Optional[Any], meta: Optional[Mapping[Any, Any]]) -> bool:
+        """Replace an element, its meta or both; returns whether the row was there."""
+        rows = np.array([row], np.int64)
+        with self.table.write_lock:
+            slots, found = self.table.index.find(rows)
+            if not found[0]:
+                return False
+            if element is not None:
+                self._replace(rows, slots, element)
+            if meta is not None:
+                self.metas.put(int(slots[0]), row, meta)
+            return True
+
+    def delete(self, rows: Array) -> None:
+        with self.table.write_lock:
+            slots = self.table.delete(rows)
+            self.metas.drop(slots)
+            if self.objects is not None:
+                self.objects.drop(slots)
+
+    def clear(self) -> None:
+        """Forget all elements. The next one decides again; row numbers go on growing."""
+        with self.table.write_lock:
+            self.table.clear()
+            self.metas.clear()
+            if self.objects is not None:
+                self.objects.remove()
+                self.objects = None
+
+    def close(self) -> None:
+        """Be empty, and leave the files to who opens them next."""
+        with self.table.write_lock:
+            self.metas.close()
+            self.table.close()
+            self._schema, self.objects = None, None
+
+    def start(self, schema: Schema, columns: Optional[Columns] = None, narrow: Optional[Iterable[str]] = None) -> None:
+        """
+        Overview:
+            Be empty, and for elements of this schema.
+        Arguments:
+            - columns (:obj:`Optional[Mapping]`): Of the first elements, to find out what can be kept narrow.
+            - narrow (:obj:`Optional[Iterable]`): What can, where that is known.
+        """
+        if schema != self.schema:
+            specs = schema.columns()
+            if narrow is None:
+                narrow = candidates(specs, columns or {})
+            self.table.replace_columns(specs, schema.to_json(), narrow)
+            self._outputs = self._new_outputs(schema)
+        if self.objects is not None:
+            self.objects.remove()
+        self._schema, self.objects = schema, None
+
+    def start_objects(self) -> None:
+        """Empty, and for elements that no columns can hold."""
+        if self.table.home is None:
+            self.table.replace_columns({})
+        else:
+            self.table.replace_columns(packed.SPECS, packed.INFO)
+        self._schema, self.objects = None, self._new_objects()
+        self._outputs = self._new_outputs(None)
+
+    def replace(
+        self,
+        schema: Optional[Schema],
+        objects: Optional[Iterable[Any]],
+        regions: Regions,
+        narrow: Iterable[str],
+        rows: Array,
+        next_row: int,
+        metas: Sequence[Optional[Mapping[Any, Any]]],
+    ) -> None:
+        """
+        Overview:
+            Have these elements instead, in the columns of ``Table.replace`` or as objects, or packets of them, and
+            metas, one for each row or none at all.
+        Raises:
+            - SchemaMismatch: A meta holds what cannot be on record. NotEnoughSpace: The disk is full. Whatever
+              ``objects`` raise. Nothing changed.
+        """
+        is_packed = objects is not None and self.table.home is not None
+        kept: Optional[List[Any]] = None
+        try:
+            records = self.metas.records_of(rows, metas)
+            if objects is not None and is_packed:
+                self._pack(objects, len(rows), regions)
+            elif objects is not None:
+                kept = packed.unpacked(objects)
+        except BaseException:
+            regions.discard()
+            self._give_back()
+            raise
+        former = self.objects
+
+        def replaced() -> None:
+            slots = np.arange(len(rows))
+            self._schema, self.objects = schema, None if objects is None else self._new_objects()
+            if isinstance(self.objects, ObjectColumn) and kept is not None:
+                self.objects.put(slots, kept)
+            self._outputs = self._new_outputs(schema)
+            for slot, row, meta in zip(slots.tolist(), rows.tolist(), metas):
+                self.metas.put(slot, row, meta, record=False)
+
+        info = packed.INFO if is_packed else None if schema is None else schema.to_json()
+        try:
+            self.table.replace(
+                regions, info, narrow, rows, next_row, records, lambda: self.metas.clear(record=False), replaced
+            )
+        except BaseException:
+            self._give_back()
+            raise
+        if former is not None and not is_packed:
+            former.remove()
+
+    def _add(
+        self,
+        elements: Sequence[Any],
+        metas: Optional[Sequence[Optional[Mapping[Any, Any]]]],
+        note: Optional[Mapping[str, Any]] = None,
+        keep: Optional[Keep] = None,
+    ) -> Tuple[Array, Array]:
+        with self.table.write_lock:
+            if self._schema is None and self.objects is None:
+                self._decide(elements)
+            try:
+                return self._put(elements, metas, note, keep)
+            except SchemaMismatch:
+                if self.objects is not None and len(self.table):
+                    raise
+                self._make_fit(elements)
+            return self._put(elements, metas, note, keep)
+
+    def _put(
+        self,
+        elements: Sequence[Any],
+        metas: Optional[Sequence[Optional[Mapping[Any, Any]]]],
+        note: Optional[Mapping[str, Any]] = None,
+        keep: Optional[Keep] = None,
+    ) -> Tuple[Array, Array]:
+        """Row numbers of all elements, and slots of those that are kept."""
+        num_rows, capacity = len(elements), self.table.capacity
+        skipped = max(0, num_rows - capacity)
+        first = self.table.next_row + skipped
+        kept_metas = None if metas is None else metas[skipped:]
+        records = self.metas.encode(np.arange(first, first + num_rows - skipped), kept_metas)
+        stored: Optional[Columns] = None
+        if isinstance(self.objects, PackedColumn):
+            stored = self.objects.store(elements[skipped:])
+        elif self.table.narrow and self.schema is not None:
+            stored = self.table.as_stored(self.schema.encode(elements[skipped:]))
+        with self._storing(), self.table.writing(num_rows - skipped, skipped, note) as (slots, rows):
+            if stored is not None:
+                self.table.store(slots, stored)
+            else:
+                self._write(slots, elements[skipped:] if skipped else elements)
+            if kept_metas is not None:
+                self.metas.record(records)
+                for slot, row, meta in zip(slots.tolist(), rows.tolist(), kept_metas):
+                    self.metas.put(slot, row, meta, record=False)
+            elif self.metas.is_used:
+                self.metas.drop(slots)
+            if keep is not None:
+                keep(slots, rows)
+        return np.arange(rows[-1] + 1 - num_rows, rows[-1] + 1) if skipped else rows, slots
+
+    def _writing(self, element: Any) -> Optional[Callable[[int], None]]:
+        """What writes this element to a slot; None where the general way has to."""
+        if self._schema is None or self.objects is not None or self.table.narrow or self.table.home is not None:
+            return None
+        writer = self._outputs.row_writer(self.table.columns)
+        return None if writer is None else writer.writing(element)
+
+    def _write(self, slots: Array, elements: Sequence[Any]) -> None:
+        if isinstance(self.objects, ObjectColumn):
+            self.objects.put(slots, elements)
+            return
+        assert self.schema is not None
+        self.schema.encode_into(self.table.columns, int(slots[0]) if is_run(slots) else slots, elements)
+
+    def _decide(self, elements: Sequence[Any]) -> None:
+        try:
+            schema = Schema.infer(elements)
+        except SchemaMismatch as e:
+            if isinstance(e, NotColumnar):
+                self._refuse_objects(e)
+            elif not _are_lists(elements):
+                raise
+            self.start_objects()
+        else:
+            self.start(schema, schema.encode(elements[:1]))
+
+    def _make_fit(self, elements: Sequence[Any]) -> None:
+        """After a mismatch: widen the schema, or let go of it, or say what does not fit."""
+        if len(self.table) == 0:
+            self._decide(elements)
+            return
+        assert self.schema is not None
+        try:
+            self._adapt(Schema.infer(elements))
+        except SchemaMismatch as e:
+            if not _are_lists(elements):
+                raise
+            if isinstance(e, NotColumnar):
+                self._refuse_objects(e)
+            self._move_to_objects()
+
+    def _adapt(self, schema: Schema) -> None:
+        """Make the columns hold elements of this schema, too."""
+        if len(self.table) == 0:
+            self.start(schema)
+            return
+        assert self.schema is not None
+        merged = self.schema.merge(schema)
+        known = self.table.specs
+        added = {name: spec for name, spec in merged.columns().items() if name not in known}
+        if added:
+            self.table.add_columns(added, fill_values(added, known), merged.to_json())
+        self._outputs = self._new_outputs(merged)
+        # Only now: readers look at the schema after they have copied, and an older one reads older rows well.
+        self._schema = merged
+
+    def findings(self) -> List[str]:
+        """What is wrong with elements that are in no columns."""
+        with self.table.write_lock, self.table.index.lock:
+            return [] if self.objects is None else self.objects.findings()
+
+    def resize(self, capacity: int) -> None:
+        """See ``Table.resize``."""
+        with self.table.write_lock, self.table.index.lock:
+            source, target = self.table.resize(capacity)
+            self.metas.resize(source, target)
+            if self.objects is not None:
+                self.objects.resize(source, target, self.table.capacity)
+
+    def _move_to_objects(self) -> None:
+        with self.table.index.lock:
+            slots = self.table.index.slots_by_age().astype(np.intp)
+        elements, objects = self._decode(self.table.take(slots)), self._new_objects()
+        if isinstance(objects, ObjectColumn):
+            objects.put(slots, elements)
+            # Readers that are between copying and decoding have the columns of then, and their schema.
+            self.objects = objects
+            return
+
+        def converted() -> None:
+            self._schema, self.objects, self._outputs = None, objects, self._new_outputs(None)
+
+        with self._storing():
+            self.table.convert(packed.SPECS, packed.INFO, slots, objects.store(elements), converted)
+
+    def _replace(self, rows: Array, slots: Array, element: Any) -> None:
+        if self.objects is not None:
+            self.objects.update(rows, slots, element)
+            return
+        assert self.schema is not None
+        try:
+            columns = self.schema.encode([element])
+        except SchemaMismatch:
+            self._adapt(Schema.infer([element]))
+            columns = self.schema.encode([element])
+        self.table.update(rows, columns)
+
+    def _new_outputs(self, schema: Optional[Schema]) -> WarmOutputs:
+        return WarmOutputs(self.table.specs, None if schema is None else schema.plain_batch)
+
+    def _columnar(self) -> Schema:
+        schema = self.schema
+        if schema is None:
+            raise SchemaMismatch('elements that are kept as Python objects make no collated batch; use sample()')
+        return schema
+
+    def _gather(self, slots: Array) -> Tuple[Columns, Output]:
+        return self._outputs.gather(self.table.columns, slots)
+
+    def _take(self, slots: Array, warm: bool) -> Callable[[], List[Any]]:
+        """What makes elements of what was copied, when it is known to be whole."""
+        objects = self.objects
+        if objects is not None:
+            taken: Any = objects.take(slots)
+            return lambda: objects.decode(taken)
+        columns = self._gather(slots)[0] if warm else self.table.take(slots)
+        # Not before: an older schema reads newer columns wrongly, a newer one older columns well.
+        schema = self._schema
+        return lambda: schema.decode(columns) if schema is not None and columns else []
+
+    def _metas_of(self, slots: Array) -> List[Meta]:
+        get, rows = self.metas.get, self.table.index.row_of_slot.take(slots, mode='clip').tolist()
+        return [get(slot, row) for slot, row in zip(slots.tolist(), rows)]
+
+    def _decode(self, columns: Columns) -> List[Any]:
+        return self._schema.decode(columns) if self._schema is not None and columns else []
+
+
+def _are_lists(elements: Sequence[Any]) -> bool:
+    return all(type(element) is list for element in elements)

@@ -1,0 +1,344 @@
+"""Meta information of rows: nothing for a row without any, a shared tuple for the likes of ``{'env': 3}``."""
+
+from __future__ import annotations
+
+from typing import Any, ContextManager, Dict, Hashable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+
+import numpy as np
+from ding.utils import fastcopy
+
+from ding_store.buffer.arrays import Array
+from ding_store.buffer.durability.journal import Journal
+from ding_store.buffer.elements import meta_form
+from ding_store.buffer.sequences.groups import Groups
+from ding_store.buffer.table.rows import RowIndex
+
+#: Values that are worth sharing: few different ones. Floats (priorities) nearly never are equal.
+_SHARED_TYPES = (int, str, bool, type(None))
+#: So many different shared metas, then equal ones are no longer found in the old.
+_MAX_SHARED = 1 << 16
+
+Shared = Tuple[Tuple[str, type, Any], ...]
+
+
+class RowMeta(Dict[Any, Any]):
+    """
+    Overview:
+        The meta of a row that has none of its own yet. Whoever changes it makes it the row's own: so middleware may
+        write into the metas of what it sampled, and rows that nobody writes to cost nothing.
+    """
+
+    __slots__ = ('_home', '_slot', '_row')
+
+    def __init__(self, home: MetaStore, slot: int, row: int, items: Any = ()) -> None:
+        super().__init__(items)
+        self._home, self._slot, self._row = home, slot, row
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value)
+        self._changed()
+
+    def __delitem__(self, key: Any) -> None:
+        super().__delitem__(key)
+        self._changed()
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        super().update(*args, **kwargs)
+        self._changed()
+
+    def __ior__(self, other: Any) -> RowMeta:  # type: ignore[misc]
+        self.update(other)
+        return self
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        value = super().setdefault(key, default)
+        self._changed()
+        return value
+
+    def pop(self, *args: Any) -> Any:
+        value = super().pop(*args)
+        self._changed()
+        return value
+
+    def popitem(self) -> Tuple[Any, Any]:
+        item = super().popitem()
+        self._changed()
+        return item
+
+    def clear(self) -> None:
+        super().clear()
+        self._changed()
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        from copy import deepcopy
+
+        return deepcopy(dict(self), memo)
+
+    def _changed(self) -> None:
+        self._home.adopt(self._slot, self._row, self)
+
+
+# DI-engine's quick copy knows exact types only; a copy belongs to nobody.
+fastcopy.dispatch[RowMeta] = dict
+
+Meta = Dict[Any, Any]
+Held = Union[None, Shared, Meta]
+
+
+class MetaStore:
+    """
+    Overview:
+        Metas by slot, and for every key that was grouped by, the group of every slot as a number. The caller has the
+        table's locks.
+    Arguments:
+        - index (:obj:`RowIndex`): The table's.
+        - lock: The table's, for writers.
+        - journal (:obj:`Optional[Journal]`): Where metas are put on record, for the next process. What is changed
+          inside of a list, dict or array that a meta holds is not noticed.
+    """
+
+    def __init__(self, index: RowIndex, lock: ContextManager[Any], journal: Optional[Journal] = None) -> None:
+        self._lock = lock
+        self._index = index
+        self._journal = journal
+        self._held: List[Held] = []  # Shorter than the table while the slots beyond have none.
+        self._shared: Dict[Shared, Shared] = {}
+        self._groups: Dict[Hashable, Groups] = {}
+
+    @property
+    def is_used(self) -> bool:
+        """Whether any slot may have a meta or a group."""
+        return bool(self._held or self._groups)
+
+    def restore(self) -> None:
+        """Read what is on record of rows that live; the rest of it is dropped from the record."""
+        if self._journal is None:
+            return
+        for record in self._journal.read():
+            rows, meta = meta_form.decode(record)
+            slots, found = self._index.find(rows)
+            for slot, row in zip(slots[found].tolist(), rows[found].tolist()):
+                self.put(slot, row, meta, record=False)
+        self._journal.rewrite(self._records())
+
+    def encode(self, rows: Array, metas: Optional[Sequence[Optional[Mapping[Any, Any]]]]) -> List[bytes]:
+        """
+        Overview:
+            Records of the metas of new rows; room for them is made.
+        Raises:
+            - SchemaMismatch: A meta holds what cannot be on record. NotEnoughSpace: The disk is full.
+        """
+        if self._journal is None or metas is None:
+            return []
+        records = self._encoded(rows, metas)
+        self._journal.reserve(records)
+        return records
+
+    def _encoded(self, rows: Array, metas: Sequence[Optional[Mapping[Any, Any]]]) -> List[bytes]:
+        starts = [i for i, meta in enumerate(metas) if i == 0 or meta != metas[i - 1]]
+        ends = [*starts[1:], len(metas)]
+        return [meta_form.encode(rows[i:k], metas[i] or {}) for i, k in zip(starts, ends) if metas[i]]
+
+    def record(self, records: List[bytes]) -> None:
+        """Put on record what ``encode`` made."""
+        if self._journal is None or not records:
+            return
+        if self._journal.wants_compaction:
+            self._journal.rewrite(self._records())
+            self._journal.reserve(records)
+        self._journal.append(records)
+
+    def put(self, slot: int, row: int, meta: Optional[Mapping[Any, Any]], record: bool = True) -> None:
+        """Give a slot's row a meta, or none. A dict that cannot be shared is kept itself."""
+        if record and self._journal is not None:
+            self.record(self.encode(np.array([row], np.int64), [meta]) or self._encode_none(slot, row))
+        held = self._to_held(meta)
+        if self._journal is not None and isinstance(held, dict):
+            # So that what is written into it later is noticed.
+            held = RowMeta(self, slot, row, held)
+        if slot >= len(self._held):
+            if held is None:
+                self._regroup(slot, None)
+                return
+            self._held.extend([None] * (slot + 1 - len(self._held)))
+        self._held[slot] = held
+        self._regroup(slot, meta)
+
+    def encode_shared(self, rows: Array, meta: Mapping[Any, Any]) -> List[bytes]:
+        """As ``encode``, of one meta that all rows have."""
+        if self._journal is None or not meta:
+            return []
+        records = [meta_form.encode(rows, meta)]
+        self._journal.reserve(records)
+        return records
+
+    def put_shared(self, slots: Array, rows: Array, meta: Mapping[Any, Any]) -> None:
+        """As ``put`` for many rows with one meta, which is on record already."""
+        held = self._to_held(meta)
+        if isinstance(held, dict) or self._groups or not len(slots):
+            for slot, row in zip(slots.tolist(), rows.tolist()):
+                self.put(slot, row, dict(meta), record=False)
+            return
+        self._held.extend([None] * (int(slots.max()) + 1 - len(self._held)))
+        first = int(slots[0])
+        if (slots == np.arange(first, first + len(slots))).all():
+            self._held[first : first + len(slots)] = [held] * len(slots)
+        else:
+            for slot in slots.tolist():
+                self._held[slot] = held
+
+    def drop(self, slots: Array) -> None:
+        """Slots have new rows without metas, or none."""
+        if self._held:
+            for slot in slots[slots < len(self._held)].tolist():
+                self._held[slot] = None
+        for groups in self._groups.values():
+            groups.leave(slots, self._row_of_slot[slots] >= 0)
+
+    def get(self, slot: int, row: int) -> Meta:
+        """The meta of a slot's row, as a dict that may be written to."""
+        held = self._held[slot] if slot < len(self._held) else None
+        if isinstance(held, dict):
+            return held
+        if held is None:
+            return RowMeta(self, slot, row)
+        return RowMeta(self, slot, row, [(key, value) for key, _, value in held])
+
+    def peek(self, slot: int) -> Mapping[Any, Any]:
+        """As ``get``, to be read only."""
+        return self.get(slot, -1)
+
+    def values_of(self, key: Any) -> Tuple[Array, List[Any]]:
+        """
+        Overview:
+            What is under a key of the metas that have it; takes the locks itself, and reads no element.
+        Returns:
+            - rows (:obj:`np.ndarray`): Row numbers ``(n,)``, the oldest first.
+            - values (:obj:`List[Any]`): One for each.
+        """
+        with self._lock, self._index.lock:
+            slots = self._index.slots_by_age()
+            slots = slots[slots < len(self._held)].astype(np.intp)
+            found = [
+                (row, meta[key])
+                for slot, row in zip(slots.tolist(), self._row_of_slot[slots].tolist())
+                for meta in ([] if self._held[slot] is None else [self.peek(slot)])
+                if key in meta
+            ]
+        return np.array([row for row, _ in found], np.int64), [value for _, value in found]
+
+    def adopt(self, slot: int, row: int, meta: RowMeta) -> None:
+        """A meta was written to: it is the row's own from now on, if the row is still there."""
+        with self._lock:
+            slot = self._slot_of(slot, row)
+            if slot >= 0:
+                if self._journal is not None:
+                    self.record(self.encode(np.array([row], np.int64), [meta]) or self._encode_none(slot, row))
+                if slot >= len(self._held):
+                    self._held.extend([None] * (slot + 1 - len(self._held)))
+                self._held[slot] = meta
+                self._regroup(slot, meta)
+
+    def groups(self, key: Hashable) -> Groups:
+        """Who belongs together by a key; the first call for a key looks at all metas, later ones cost nothing."""
+        groups = self._groups.get(key)
+        if groups is None:
+            groups = self._groups[key] = Groups(self._index.capacity)
+            self._assign_all(groups, key)
+        return groups
+
+    def known_groups(self, key: Hashable) -> Optional[Groups]:
+        """As ``groups``, if somebody grouped by this key before; needs no lock."""
+        return self._groups.get(key)
+
+    def group_keys(self) -> List[Hashable]:
+        return list(self._groups)
+
+    def forget_groups(self) -> None:
+        self._groups = {}
+
+    def records_of(self, rows: Array, metas: Sequence[Optional[Mapping[Any, Any]]]) -> List[bytes]:
+        """Records of rows that are to replace all others; raises what ``encode`` does."""
+        return [] if self._journal is None else self._encoded(rows, metas)
+
+    def clear(self, record: bool = True) -> None:
+        """Forget all metas, also those on record."""
+        self._held, self._shared = [], {}
+        for groups in self._groups.values():
+            groups.clear()
+        if record and self._journal is not None:
+            self._journal.rewrite([])
+
+    def close(self) -> None:
+        """Forget all metas, and leave their record as it is."""
+        self._held, self._shared, self._groups, self._journal = [], {}, {}, None
+
+    def resize(self, source: Array, target: Array) -> None:
+        """Rows moved from slots to other slots, and the table has as many slots as it has now."""
+        for old, new in zip(source.tolist(), target.tolist()):
+            if old < len(self._held):
+                self._held.extend([None] * (new + 1 - len(self._held)))
+                self._held[new], self._held[old] = self._held[old], None
+        del self._held[self._index.capacity :]
+        for key, groups in self._groups.items():
+            groups.codes = np.full(self._index.capacity, Groups.NONE, np.int64)
+            self._assign_all(groups, key)
+
+    @property
+    def _row_of_slot(self) -> Array:
+        return self._index.row_of_slot
+
+    def _slot_of(self, slot: int, row: int) -> int:
+        """Where a row is that was in this slot; -1 when it is gone."""
+        if row < 0 or (slot < self._index.capacity and self._row_of_slot[slot] == row):
+            return slot if row >= 0 else -1
+        with self._index.lock:
+            slots, found = self._index.find(np.array([row], np.int64))
+        return int(slots[0]) if found[0] else -1
+
+    def _encode_none(self, slot: int, row: int) -> List[bytes]:
+        """That a row has no meta, if it had one."""
+        if slot >= len(self._held) or self._held[slot] is None:
+            return []
+        assert self._journal is not None
+        records = [meta_form.encode(np.array([row], np.int64), {})]
+        self._journal.reserve(records)
+        return records
+
+    def _records(self) -> Iterator[bytes]:
+        """All metas of live rows: one record for all rows that share one."""
+        slots_of: Dict[int, List[int]] = {}
+        for slot in range(len(self._held)):
+            if self._held[slot] is not None and self._row_of_slot[slot] >= 0:
+                slots_of.setdefault(id(self._held[slot]), []).append(slot)
+        for slots in slots_of.values():
+            yield meta_form.encode(self._row_of_slot[slots], self.peek(slots[0]))
+
+    def _to_held(self, meta: Optional[Mapping[Any, Any]]) -> Held:
+        if not meta:
+            # An empty dict of the caller's is not worth keeping: what is written to a row's meta later is.
+            return None
+        if type(meta) is not dict or not all(isinstance(value, _SHARED_TYPES) for value in meta.values()):
+            return meta if isinstance(meta, dict) else dict(meta)
+        # The types are part of the key because 1 == True.
+        shared = tuple((key, type(value), value) for key, value in meta.items())
+        if len(self._shared) >= _MAX_SHARED:
+            self._shared = {}
+        return self._shared.setdefault(shared, shared)
+
+    def _regroup(self, slot: int, meta: Optional[Mapping[Any, Any]]) -> None:
+        for key, groups in self._groups.items():
+            self._assign(groups, key, slot, meta or {})
+
+    def _assign_all(self, groups: Groups, key: Hashable) -> None:
+        for slot in range(len(self._held)):
+            if self._held[slot] is not None:
+                self._assign(groups, key, slot, self.peek(slot))
+
+    def _assign(self, groups: Groups, key: Hashable, slot: int, meta: Mapping[Any, Any]) -> None:
+        code = groups.code(meta[key]) if key in meta else Groups.NONE
+        # A row that is being written is not there yet; one that is there moves to another group.
+        groups.move(slot, code, self._row_of_slot[slot] >= 0)

@@ -1,0 +1,380 @@
+"""Elements of varying size, such as whole episodes, in the directory of a table that survives its process."""
+
+from __future__ import annotations
+
+import json
+import os
+import weakref
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ding_store.buffer.arrays import Array
+from ding_store.buffer.durability.durable import Home, check_size
+from ding_store.buffer.durability.journal import reserve, sync_directory, write_at
+from ding_store.buffer.elements.extents import Extents
+from ding_store.buffer.table.table import Table
+from ding_store.columns import Schema
+from ding_store.errors import CorruptPayload, FormatMismatch, NotEnoughSpace, SchemaMismatch
+from ding_store.storage.wire.checksum import checksum
+
+#: Columns that no element has: signs in its names are escaped.
+PLACE, BYTES, CHECKSUM = '~place', '~bytes', '~checksum'
+SPECS = {name: (np.dtype(np.int64), ()) for name in (PLACE, BYTES, CHECKSUM)}
+#: What a table of packed elements has instead of a schema. Version 1 had no checksums.
+INFO = {'packed': 2}
+
+_FILE = 'packed'
+_ALIGNMENT = 64
+#: The file grows by this much, or a quarter.
+_STEP_BYTES = 1 << 20
+
+
+class Place(NamedTuple):
+    """Where the packet of a row is, and its checksum."""
+
+    row: int
+    place: int
+    size: int
+    checksum: int
+
+
+class Packet(NamedTuple):
+    """What was read of a row's element, and the checksum that it was written with."""
+
+    row: int
+    data: Array
+    checksum: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is what was written."""
+        return _checksum(self.data) == self.checksum
+
+    def damage(self, where: str) -> CorruptPayload:
+        """What to raise if it is not whole."""
+        return CorruptPayload(
+            f'the element of row {self.row} in {where!r} is damaged: the checksum of its packet is wrong'
+        )
+
+    def element(self) -> Any:
+        """What was packed, if it is whole; its arrays are views of the packet."""
+        return _unpack(self.data)
+
+
+class PackedColumn:
+    """
+    Overview:
+        Each element as a *packet*, its own schema and columns, anywhere in one file; where, and its checksum, is in
+        columns of the table. So the order that makes a table durable is that of its packets, too: they are written to
+        free bytes, rows that name them become live, and bytes are free when no row that lives names them. What is free
+        is known to the process alone, and found out when the table is opened.
+    Arguments:
+        - table (:obj:`Table`): A table with a path, of packed elements or about to be.
+    Raises:
+        - CorruptPayload: The file was truncated. It is left as it is.
+    """
+
+    def __init__(self, table: Table) -> None:
+        assert table.home is not None
+        self._table, self._home = table, table.home
+        self._path = table.home.file(_FILE)
+        self._extents = Extents()
+        self._find_free()
+        if self._extents.end:
+            check_size(self._path, self._extents.end)
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # Not closed before the last reader is done.
+        weakref.finalize(self, os.close, self._descriptor)
+        self._layouts: Dict[Any, Layout] = {}
+        os.ftruncate(self._descriptor, self._extents.end)
+        self._num_reserved = self._extents.end
+        table.index.listen(self)
+
+    def store(self, elements: Iterable[Any]) -> Dict[str, Array]:
+        """
+        Overview:
+            Write elements, or packets of them, to free bytes; the caller has the table's lock for writers.
+        Returns:
+            - columns (:obj:`Dict`): Where they are, for the table's rows of them.
+        Raises:
+            - SchemaMismatch: One holds what is no array or number. NotEnoughSpace: The disk is full. Nothing changed.
+        """
+        self._home.check_open()
+        try:
+            stored = [self._store(element) for element in elements]
+            self._sync()
+        except BaseException:
+            self.give_back()
+            raise
+        return dict(zip(SPECS, np.array(stored, np.int64).reshape(-1, len(SPECS)).T))
+
+    def give_back(self) -> None:
+        """What was stored did not become rows."""
+        self._find_free()
+
+    def take(self, slots: Array) -> List[Packet]:
+        """Packets of these slots, whatever they hold: to be decoded when it is known that no writer was there."""
+        return [self.read(place) for place in self.places(slots)]
+
+    def decode(self, packets: Sequence[Packet]) -> List[Any]:
+        """
+        Overview:
+            Elements of packets, which are views of them.
+        Raises:
+            - CorruptPayload: One is damaged.
+        """
+        for packet in packets:
+            if not packet.is_whole:
+                raise packet.damage(self._home.path)
+        return [packet.element() for packet in packets]
+
+    def places(self, slots: Array) -> List[Place]:
+        """Where the packets of these slots are; right while the index is locked, or found to be later."""
+        columns, numbers = self._table.columns, self._table.index.row_of_slot
+        if PLACE not in columns:
+            return []  # They are becoming others: who reads now reads again.
+        of_slots = [array.take(slots, mode='clip').tolist() for array in (numbers, *map(columns.__getitem__, SPECS))]
+        return [Place(*each) for each in zip(*of_slots)]
+
+    def read(self, place: Place) -> Packet:
+        return Packet(place.row, self._read(place.place, place.size), place.checksum)
+
+    def check_left(self, place: Place) -> None:
+        """
+        Overview:
+            Make sure that the row of a packet that was not whole has left this place meanwhile.
+        Raises:
+            - CorruptPayload: It is there, and its packet is damaged.
+        """
+        index = self._table.index
+        with index.lock:
+            slots, found = index.find(np.array([place.row], np.int64))
+            if found[0] and self.places(slots) == [place]:
+                raise self.read(place).damage(self._home.path)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all packets."""
+        with self._table.index.lock:
+            return sum(place.size for place in self.places(self._table.index.live_slots))
+
+    def update(self, rows: Array, slots: Array, element: Any) -> None:
+        """Another element for one row."""
+        columns = self._table.columns
+        place, size = (int(columns[name][slots[0]]) for name in (PLACE, BYTES))
+        try:
+            self._table.update(rows, self.store([element]))
+        except BaseException:
+            self.give_back()
+            raise
+        self._extents.free(place, size)
+
+    def drop(self, slots: Array) -> None:
+        """Nothing more to do: see ``removed``."""
+
+    def resize(self, source: Array, target: Array, capacity: int) -> None:
+        """Nothing to do: the table moved its columns."""
+
+    def remove(self) -> None:
+        """Be no file, when no row is left."""
+        os.unlink(self._path)
+
+    def findings(self) -> List[str]:
+        """What is wrong with the file."""
+        index, columns = self._table.index, self._table.columns
+        slots = index.slots_by_age().astype(np.intp)
+        places, sizes = columns[PLACE][slots], columns[BYTES][slots]
+        order = np.argsort(places)
+        ends = (places + sizes)[order]
+        found = ['packets overlap'] if (ends[:-1] > places[order][1:]).any() else []
+        for place in self.places(slots):
+            packet = self.read(place)
+            if not packet.is_whole:
+                found.append(str(packet.damage(self._home.path)))
+        return found
+
+    def published(self, slots: Array) -> None:
+        pass
+
+    def removed(self, slots: Array) -> None:
+        """Called before anything is written to the slots, so that they still say where their packets were."""
+        columns = self._table.columns
+        if PLACE in columns:
+            for place, size in zip(columns[PLACE][slots].tolist(), columns[BYTES][slots].tolist()):
+                self._extents.free(place, size)
+
+    def restored(self, slots: Array) -> None:
+        self._find_free()
+
+    def cleared(self) -> None:
+        self._find_free()
+
+    def resizing(self) -> None:
+        pass
+
+    def resized(self, capacity: int, source: Array, target: Array) -> None:
+        pass
+
+    def _find_free(self) -> None:
+        """What no row that lives names."""
+        columns = self._table.columns
+        if PLACE not in columns:
+            self._extents = Extents()
+            return
+        with self._table.index.lock:
+            live = self._table.index.live_slots
+            self._extents = Extents(zip(columns[PLACE][live].tolist(), columns[BYTES][live].tolist()))
+
+    def _reserve(self, end: int) -> None:
+        start = self._num_reserved
+        if end <= start:
+            return
+        ahead = max(end, start + max(_STEP_BYTES, start // 4))
+        try:
+            reserve(self._descriptor, self._path, start, ahead - start)
+        except NotEnoughSpace:
+            ahead = end
+            reserve(self._descriptor, self._path, start, ahead - start)
+        self._num_reserved = ahead
+
+    def _sync(self) -> None:
+        if self._home.fsync:
+            os.fdatasync(self._descriptor)
+            sync_directory(self._home.path)
+
+    def _write(self, place: int, packet: Array) -> None:
+        write_at(self._descriptor, packet.data, place)
+
+    def _store(self, element: Any) -> Tuple[int, int, int]:
+        """Place, size and checksum."""
+        packet = element if isinstance(element, Packet) else self._pack(element)
+        data = packet.data
+        place = self._extents.allocate(len(data))
+        self._reserve(self._extents.end)
+        self._write(place, data)
+        return place, len(data), packet.checksum
+
+    def _read(self, place: int, size: int) -> Array:
+        if not 0 <= place <= place + size <= self._num_reserved:
+            return np.empty(0, np.uint8)  # Damaged, which its checksum says.
+        packet = np.empty(size, np.uint8)
+        done = 0
+        while done < size:
+            # One read gives less than 2 GiB, and nothing where a writer was meanwhile.
+            num_bytes = os.preadv(self._descriptor, [packet[done:].data], place + done)
+            if num_bytes == 0:
+                break
+            done += num_bytes
+        return packet
+
+    def _pack(self, element: Any) -> Packet:
+        data = self._packed(element)
+        return Packet(-1, data, _checksum(data))
+
+    def _packed(self, element: Any) -> Array:
+        # Most are built as the last one of their length.
+        key = len(element) if isinstance(element, list) else None
+        layout = self._layouts.get(key)
+        if layout is not None:
+            try:
+                return layout.pack(element)
+            except SchemaMismatch:
+                pass
+        try:
+            layout = self._layouts[key] = Layout(Schema.infer([element]))
+        except SchemaMismatch as e:
+            raise refusal(self._home.path, e) from e
+        return layout.pack(element)
+
+
+def is_packed(home: Home) -> bool:
+    """
+    Overview:
+        Whether elements there are packed.
+    Raises:
+        - FormatMismatch: They are, by another version.
+    """
+    info = home.header.info
+    if isinstance(info, dict) and info.keys() == INFO.keys() and info != INFO:
+        raise FormatMismatch(
+            f'{home.path!r} holds packed elements of version {info["packed"]}, this version of ding_store reads '
+            f'{INFO["packed"]}'
+        )
+    return bool(info == INFO)
+
+
+def remove_leftover(home: Home) -> None:
+    """The file, where no row is packed: of what became no rows after all, or of a process killed in ``remove``."""
+    if home.is_open():
+        with suppress(FileNotFoundError):
+            os.unlink(home.file(_FILE))
+
+
+def unpacked(elements: Iterable[Any]) -> List[Any]:
+    """Elements of packets that are whole, and others as they are."""
+    return [element.element() if isinstance(element, Packet) else element for element in elements]
+
+
+def refusal(path: str, reason: SchemaMismatch) -> SchemaMismatch:
+    return SchemaMismatch(
+        f'elements that hold Python objects cannot be kept for the next process in {path!r}: use path=None, or '
+        f'elements of arrays, tensors and numbers, which may be lists of varying length: {reason}'
+    )
+
+
+class Layout:
+    """
+    Overview:
+        How elements of one schema are packets: length of the schema (4 bytes, little endian), the schema (JSON), and
+        its columns, each of one row and at a multiple of 64 bytes.
+    """
+
+    def __init__(self, schema: Schema, text: Optional[bytes] = None) -> None:
+        text = json.dumps(schema.to_json()).encode() if text is None else text
+        self._schema, self._head = schema, np.frombuffer(len(text).to_bytes(4, 'little') + text, np.uint8)
+        self._columns = []
+        end = _aligned(len(self._head))
+        for name, (dtype, shape) in schema.columns().items():
+            num_bytes = dtype.itemsize * int(np.prod(shape))
+            self._columns.append((name, dtype, shape, end, end + num_bytes))
+            end = _aligned(end + num_bytes)
+        self._num_bytes = end
+
+    def pack(self, element: Any) -> Array:
+        """
+        Raises:
+            - SchemaMismatch: It is of another schema.
+        """
+        packet = np.zeros(self._num_bytes, np.uint8)
+        packet[: len(self._head)] = self._head
+        self._schema.encode_into(self._views(packet), 0, [element])
+        return packet
+
+    def unpack(self, packet: Array) -> Any:
+        return self._schema.decode(self._views(packet))[0]
+
+    def _views(self, packet: Array) -> Dict[str, Array]:
+        return {
+            name: packet[start:end].view(dtype).reshape((1, *shape)) for name, dtype, shape, start, end in self._columns
+        }
+
+
+def _checksum(packet: Array) -> int:
+    return checksum([packet.data], len(packet))
+
+
+def _unpack(packet: Array) -> Any:
+    end = 4 + int.from_bytes(packet[:4].tobytes(), 'little')
+    return _layout(packet[4:end].tobytes()).unpack(packet)
+
+
+@lru_cache(maxsize=4096)
+def _layout(text: bytes) -> Layout:
+    return Layout(Schema.from_json(json.loads(text)), text)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT

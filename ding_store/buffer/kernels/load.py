@@ -1,0 +1,80 @@
+"""The loops that numba compiles where there is one; nothing imports it before they are asked for."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from typing import Any, Callable, NamedTuple, Optional
+
+from ding_store.buffer.kernels import draw_kernels
+
+logger = logging.getLogger(__name__)
+
+#: Set to anything but '' or '0' to do without numba.
+NO_NUMBA = 'DING_STORE_NO_NUMBA'
+
+
+class Kernels(NamedTuple):
+    """The compiled functions."""
+
+    set_many: Callable[..., None]
+    find_many: Callable[..., None]
+    locate: Callable[..., float]
+    pick: Callable[..., bool]
+    spread: Callable[..., None]
+    weigh: Callable[..., None]
+    gather: Callable[..., None]
+    gather_freely: Callable[..., None]
+    put: Callable[..., None]
+    free: Callable[..., None]
+    retire: Callable[..., bool]
+    walk: Callable[..., bool]
+    narrow: Callable[..., bool]
+
+
+def load_kernels() -> Optional[Kernels]:
+    """The compiled kernels; None where there is no numba, or ``DING_STORE_NO_NUMBA`` is set."""
+    return None if os.environ.get(NO_NUMBA, '') not in ('', '0') else _compiled()
+
+
+@functools.cache
+def _compiled() -> Optional[Kernels]:
+    try:
+        import numba
+    except ImportError as e:
+        # Also one that is too old for this numpy.
+        logger.info('loops run in numpy (%s); pip install "ding_store[fast]" makes small rows several times faster', e)
+        return None
+    try:
+        return _compile(numba, cache=True)
+    except (OSError, RuntimeError) as e:
+        # numba's cache lies beside this file, or in the user's cache directory; neither can be written to.
+        logger.info('compiled loops are not cached, which costs seconds at every start: %s', e)
+        return _compile(numba, cache=False)
+
+
+def _compile(numba: Any, cache: bool) -> Kernels:
+    from ding_store.buffer.kernels import copy_kernels, row_kernels, sum_tree_kernels
+
+    def compiled(signature: Any, function: Callable[..., Any], nogil: bool = False) -> Callable[..., Any]:
+        # Signatures compile at once, so that whatever goes wrong does so here and not in the middle of training.
+        made: Callable[..., Any] = numba.njit(signature, cache=cache, nogil=nogil)(function)
+        return made
+
+    return Kernels(
+        set_many=compiled(sum_tree_kernels.SET, sum_tree_kernels.set_many),
+        find_many=compiled(sum_tree_kernels.FIND, sum_tree_kernels.find_many),
+        locate=compiled(draw_kernels.LOCATE, draw_kernels.locate),
+        pick=compiled(draw_kernels.PICK, draw_kernels.pick),
+        spread=compiled(draw_kernels.SPREAD, draw_kernels.spread),
+        weigh=compiled(draw_kernels.WEIGH, draw_kernels.weigh),
+        gather=compiled(copy_kernels.GATHER, copy_kernels.gather),
+        put=compiled(copy_kernels.PUT, copy_kernels.put),
+        free=compiled(row_kernels.FREE, row_kernels.free),
+        retire=compiled(row_kernels.RETIRE, row_kernels.retire),
+        walk=compiled(row_kernels.WALK, row_kernels.walk),
+        # Up to milliseconds, in which other threads may run.
+        gather_freely=compiled(copy_kernels.GATHER, copy_kernels.gather, nogil=True),
+        narrow=compiled(copy_kernels.NARROW, copy_kernels.narrow, nogil=True),
+    )

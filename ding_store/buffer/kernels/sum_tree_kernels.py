@@ -1,0 +1,122 @@
+"""The loops of SumTree. Imported, and compiled, only where numba is: see ``kernels``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba.extending import register_jitable
+
+from ding_store.buffer.arrays import Array
+from ding_store.buffer.kernels.copy_kernels import prefetch
+from ding_store.buffer.sampling.sum_tree import FAN_OUT, SHIFT
+
+_FLOATS, _INTS = 'float64[::1]', 'int64[::1]'
+SET = f'void({_FLOATS}, {_FLOATS}, {_FLOATS}, {_FLOATS}, {_INTS}, {_INTS}, {_FLOATS})'
+FIND = f'void({_FLOATS}, {_FLOATS}, {_INTS}, {_FLOATS}, {_INTS})'
+
+#: All that is used as an index has no sign: of other numbers numba asks at each access whether they count from the end,
+#: which takes more time than the work itself, and keeps loops from being instructions for many values at once.
+_u: Any = np.uint64
+_SHIFT, _FAN_OUT, _ONE = _u(SHIFT), _u(FAN_OUT), _u(1)
+
+
+def set_many(
+    masses: Array, sums: Array, prefixes: Array, minima: Array, starts: Array, slots: Array, values: Array
+) -> None:
+    """
+    Overview:
+        Set leaves, then make all nodes above them anew, level by level; arguments as in SumTree. Two nodes at a time,
+        as a sum from left to right is a chain of additions that wait for each other. Slots mostly come in order, so
+        that each node of the upper levels is made but once.
+    """
+    if slots.shape[0] == 0:
+        return
+    count = _u(slots.shape[0])
+    nodes = np.empty(count + _ONE, np.uint64)
+    for i in range(count):
+        nodes[i] = _u(slots[i])
+        masses[nodes[i]] = values[i]
+    for level in range(starts.shape[0]):
+        count = _parents(nodes, count)
+        here, below = _u(starts[level]), _u(starts[level - 1] if level > 0 else 0)
+        for pair in range((count + _ONE) >> _ONE):
+            a, b = nodes[pair + pair], nodes[pair + pair + _ONE]
+            first_a, first_b = (a << _SHIFT) + below, (b << _SHIFT) + below
+            total_a = total_b = 0.0
+            least_a = least_b = np.inf
+            if level == 0:
+                for k in range(_FAN_OUT):
+                    x, y = masses[first_a + k], masses[first_b + k]
+                    total_a += x
+                    total_b += y
+                    x, y = x if x > 0.0 else np.inf, y if y > 0.0 else np.inf
+                    least_a, least_b = x if x < least_a else least_a, y if y < least_b else least_b
+            else:
+                for k in range(_FAN_OUT):
+                    total_a += sums[first_a + k]
+                    total_b += sums[first_b + k]
+                    prefixes[first_a + k], prefixes[first_b + k] = total_a, total_b
+                    x, y = minima[first_a + k], minima[first_b + k]
+                    least_a, least_b = x if x < least_a else least_a, y if y < least_b else least_b
+            sums[here + a], sums[here + b] = total_a, total_b
+            minima[here + a], minima[here + b] = least_a, least_b
+
+
+@register_jitable
+def _parents(nodes: Array, count: Any) -> Any:
+    """
+    Overview:
+        Make nodes their parents, of those that follow each other but one, and the last twice: the other half of a pair.
+    Returns:
+        - count (:obj:`int`): How many they are now.
+    """
+    num, last = _u(0), ~_u(0)
+    for i in range(count):
+        node = nodes[i] >> _SHIFT
+        nodes[num] = node
+        num += _u(node != last)
+        last = node
+    nodes[num] = last
+    return num
+
+
+def find_many(masses: Array, prefixes: Array, starts: Array, targets: Array, slots: Array) -> None:
+    """The slot of each target; level by level, so that the memory of many draws is on its way at once."""
+    num_targets, block_bytes = _u(targets.shape[0]), FAN_OUT * 8
+    prefix_address, mass_address = np.int64(prefixes.ctypes.data), np.int64(masses.ctypes.data)
+    for i in range(num_targets):
+        slots[i] = 0
+    for level in range(starts.shape[0] - 2, -1, -1):
+        start, below = _u(starts[level]), prefix_address + starts[level - 1] * 8 if level > 0 else mass_address
+        for i in range(num_targets):
+            node, target = _u(slots[i]) << _SHIFT, targets[i]
+            first = start + node
+            limit = prefixes[first + _FAN_OUT - _ONE]
+            if target >= limit:
+                target = np.nextafter(limit, 0.0)
+            # How many are <= target: in which half, then where in it. No branch that depends on the target: half of
+            # them would be predicted wrongly.
+            child = _u(prefixes[first + _u(3)] <= target) << _u(2)
+            half = first + child
+            for k in (0, 1, 2):
+                child += _u(prefixes[half + _u(k)] <= target)
+            if child > 0:
+                target -= prefixes[first + child - _ONE]
+            targets[i] = target
+            slots[i] = slot = np.int64(node + child)
+            # What is looked at next, once all others have been here.
+            prefetch(below + slot * block_bytes)
+    for i in range(num_targets):
+        first, target = _u(slots[i]) << _SHIFT, targets[i]
+        total, place = 0.0, 0
+        for k in range(_FAN_OUT):
+            total += masses[first + k]
+            place += total <= target
+        if place == FAN_OUT:
+            target = np.nextafter(total, 0.0)
+            total, place = 0.0, 0
+            for k in range(_FAN_OUT):
+                total += masses[first + k]
+                place += total <= target
+        slots[i] = np.int64(first) + place

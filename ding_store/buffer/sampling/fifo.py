@@ -1,0 +1,158 @@
+"""A queue: rows in the order in which they were pushed, each once, or so many times."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Dict, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from ding_store.buffer.arrays import Array
+from ding_store.buffer.durability.commits import Record
+from ding_store.buffer.durability.kept import Kept
+from ding_store.buffer.sampling.samplers import not_enough
+from ding_store.buffer.table.rows import RowIndex
+from ding_store.errors import ConfigError
+
+#: Row numbers that are looked up together: deleted rows leave holes, which are passed over once.
+_CHUNK = 1024
+
+
+class Fifo:
+    """
+    Overview:
+        The oldest rows that were not sampled yet, as on-policy learners want them (IMPALA, PPO). O(size) amortised. The
+        rows stay in the table; ``limited(Fifo(), max_times_sampled=1)`` takes them out. Rows that leave before their
+        turn, because the table is full, are passed over and counted.
+    Arguments:
+        - times (:obj:`int`): How often each row is sampled before the queue moves on.
+    """
+
+    def __init__(self, times: int = 1) -> None:
+        if isinstance(times, bool) or not isinstance(times, int) or times < 1:
+            raise ConfigError(f'times ({times!r}) must be an integer >= 1')
+        self.times = times
+        #: Samples through this sampler take turns, so that no two of them get the same rows.
+        self.lock = threading.RLock()
+        self._index: Optional[RowIndex] = None
+        self._place = _Place()
+        # Where it will be when all is delivered that was drawn ahead; None: nothing was.
+        self._ahead: Optional[_Place] = None
+        self._record: Optional[Record] = None
+        #: Rows that left before they were sampled.
+        self.num_missed = 0
+
+    def attach(self, index: RowIndex) -> None:
+        if self._index is index:
+            return
+        if self._index is not None:
+            raise ConfigError('a Fifo is at one place in one table: make another one for another table')
+        self._index = index
+        index.listen(self)
+
+    def keep(self, kept: Kept) -> None:
+        """Go on from the place that is on record, and put it there from now on."""
+        self._record = kept.record('queue')
+        found = self._record.value
+        if found is not None:
+            self._place = _Place(found['next'], found['unseen'], tuple(found['ends']))
+            self.num_missed = found['num_missed']
+
+    def choose(self, index: RowIndex, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Array:
+        """
+        Raises:
+            - NotEnoughData: So many were not pushed since the last sample.
+            - TypeError: ``replace`` or ``sample_range`` is given.
+        """
+        if replace or sample_range is not None:
+            raise TypeError(f'a Fifo samples every row once: no replace ({replace}), no sample_range ({sample_range})')
+        found, count, row = [], 0, (self._ahead or self._place).next
+        while count < size and row < index.next_row:
+            rows = np.arange(row, min(row + max(_CHUNK, size), index.next_row), dtype=np.int64)
+            slots, is_live = index.find(rows)
+            live = slots[is_live]
+            if not count and not len(live) and self._ahead is None:
+                self._pass_over(int(rows[-1]) + 1)
+            found.append(live)
+            count, row = count + len(live), row + len(rows)
+        if count < size:
+            raise not_enough(size, count)
+        chosen: Array = np.concatenate(found)[:size].astype(np.intp)
+        return chosen
+
+    def num_left(self) -> int:
+        """How many rows it could give now."""
+        assert self._index is not None
+        with self._index.lock:
+            return self._index.num_from((self._ahead or self._place).next)
+
+    def weigh(self, slots: Array) -> Optional[Array]:
+        return None
+
+    def delivered(self, rows: Array) -> Optional[Array]:
+        """These rows were handed out; none has to leave for it."""
+        place, last = self._place, int(rows[-1])
+        self.num_missed += max(0, last + 1 - place.unseen) - int(np.count_nonzero(rows >= place.unseen))
+        self._place = place.after(last, self.times)
+        # Before they are handed out: a queue that is killed gives no row twice.
+        self._put_on_record()
+        return None
+
+    def drawn(self, rows: Array) -> None:
+        """These rows are drawn ahead: the next choice begins behind them."""
+        self._ahead = (self._ahead or self._place).after(int(rows[-1]), self.times)
+
+    def returned(self, num_batches: int) -> None:
+        """What was drawn ahead will not be delivered: the next choice begins where the last delivery ended."""
+        self._ahead = None
+
+    def published(self, slots: Array) -> None:
+        pass
+
+    def removed(self, slots: Array) -> None:
+        pass
+
+    def restored(self, slots: Array) -> None:
+        pass
+
+    def resizing(self) -> None:
+        pass
+
+    def resized(self, capacity: int, source: Array, target: Array) -> None:
+        pass
+
+    def cleared(self) -> None:
+        """What comes now may have any numbers: a file's."""
+        self._place, self._ahead = _Place(), None
+        self._put_on_record()
+
+    def _put_on_record(self) -> None:
+        if self._record is not None:
+            self._record.put({**self._place._asdict(), 'num_missed': self.num_missed})
+
+    def _pass_over(self, next_row: int) -> None:
+        place = self._place
+        self.num_missed += max(0, next_row - place.unseen)
+        self._place = _Place(next_row, max(next_row, place.unseen), tuple(e for e in place.ends if e >= next_row))
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> Fifo:
+        twin = memo[id(self)] = type(self)(self.times)
+        twin._place, twin.num_missed = self._place, self.num_missed
+        return twin
+
+
+class _Place(NamedTuple):
+    """
+    Where a queue is. Every sample begins at the same row, ``next``, until that one was sampled often enough: so a row
+    was sampled as often as there are ``ends``, the last rows of samples, at or behind it.
+    """
+
+    next: int = 0
+    unseen: int = 0  # This row and those behind it were never sampled.
+    ends: Tuple[int, ...] = ()
+
+    def after(self, last: int, times: int) -> _Place:
+        """Where it is after a sample up to this row."""
+        ends = sorted((*self.ends, last))
+        done = ends[-times] if len(ends) >= times else self.next - 1
+        return _Place(done + 1, max(self.unseen, last + 1), tuple(end for end in ends if end > done))

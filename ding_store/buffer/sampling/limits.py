@@ -1,0 +1,284 @@
+"""Rows that leave after so many uses, or when they are too old, whatever sampler chooses them."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import Any, Dict, List, Mapping, Optional
+
+import numpy as np
+
+from ding_store.buffer.arrays import Array
+from ding_store.buffer.durability.kept import Kept
+from ding_store.buffer.durability.slot_values import SlotValues
+from ding_store.buffer.elements.elements import Elements
+from ding_store.buffer.sampling.samplers import PrioritySampler, Sampler, not_enough
+from ding_store.buffer.sequences.sequence_priorities import SequencePrioritized
+from ding_store.buffer.table.rows import RowIndex
+from ding_store.errors import ConfigError, SchemaMismatch
+
+#: So often is drawn again for a row that came more often in one batch than it may.
+_ROUNDS = 4
+
+
+def limited(
+    sampler: Sampler,
+    max_times_sampled: Optional[int] = None,
+    max_age: Optional[int] = None,
+    version: str = 'policy_version',
+) -> Limited:
+    """
+    Overview:
+        A sampler under limits: rows at a limit leave the table, so that every view of it stops at the same time.
+    Arguments:
+        - sampler (:obj:`Sampler`): What chooses rows: ``Prioritized()``, ``Fifo()`` ...
+        - max_times_sampled (:obj:`Optional[int]`): How often a row may come; in one batch, too.
+        - max_age (:obj:`Optional[int]`): Rows leave whose version is older than the newest by more than this.
+        - version (:obj:`str`): The column, or key of the metas, that says which version of the policy made a row. The
+          newest is the largest that was seen, or what ``set_version`` was told.
+    Raises:
+        - ConfigError: There is no limit, or one is out of range.
+    """
+    made = LimitedPriorities if isinstance(sampler, PrioritySampler) else Limited
+    return made(sampler, max_times_sampled, max_age, version)
+
+
+class Limited:
+    """See ``limited``."""
+
+    def __init__(
+        self, sampler: Sampler, max_times_sampled: Optional[int], max_age: Optional[int], version: str
+    ) -> None:
+        for name, value, least in (('max_times_sampled', max_times_sampled, 1), ('max_age', max_age, 0)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise ConfigError(f'{name} ({value!r}) must be an integer >= {least}')
+        if max_times_sampled is None and max_age is None:
+            raise ConfigError('limited() needs max_times_sampled, max_age or both')
+        if isinstance(sampler, Limited):
+            raise ConfigError('limited() takes a sampler without limits: give it all limits at once')
+        if isinstance(sampler, SequencePrioritized):
+            raise ConfigError('limited() counts rows: it takes no SequencePrioritized, which draws sequences of them')
+        self.sampler = sampler
+        self.max_times_sampled, self.max_age, self.version = max_times_sampled, max_age, version
+        #: Samples through this sampler take turns: what one of them uses up the next must not get.
+        self.lock = threading.RLock()
+        self._index: Optional[RowIndex] = None
+        self._elements: Optional[Elements] = None
+        self._uses = np.zeros(0, np.int32)
+        self._kept: Optional[SlotValues] = None
+        self._newest: Optional[int] = None
+        self._rows_of: Dict[int, List[Array]] = {}
+        self._next_row = 0
+
+    def attach(self, index: RowIndex) -> None:
+        self.sampler.attach(index)
+        if self._index is index:
+            return
+        if self._index is not None:
+            raise ConfigError('limits hold the uses of one table: make others for another table')
+        self._index = index
+        self._uses = np.zeros(index.capacity, np.int32)
+        index.listen(self)
+
+    def bind(self, elements: Elements) -> None:
+        """Where the versions of rows are, and what deletes them."""
+        self._elements = elements
+
+    def keep(self, kept: Kept) -> None:
+        """Go on from the uses that are on record, and put them there from now on; rows at the limit leave."""
+        assert self._index is not None
+        assert self._elements is not None
+        keep_inner = getattr(self.sampler, 'keep', None)
+        if keep_inner is not None:
+            keep_inner(kept)
+        if self.max_times_sampled is None:
+            return
+        self._kept = kept.values('uses')
+        with self._index.lock:
+            slots = self._index.slots_by_age().astype(np.intp)
+            rows = self._index.row_of_slot[slots]
+            uses, known = self._kept.get(slots, rows)
+            self._uses[slots[known]] = np.minimum(uses[known], self.max_times_sampled)
+            used_up = rows[self._uses[slots] >= self.max_times_sampled]
+        self._elements.delete(used_up)
+
+    def choose(self, index: RowIndex, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Array:
+        slots = self.sampler.choose(index, size, replace, sample_range)
+        if self.max_times_sampled is None:
+            return slots
+        for _ in range(_ROUNDS):
+            excess = self._excess(slots)
+            if not len(excess):
+                return slots
+            slots[excess] = self.sampler.choose(index, len(excess), True, sample_range)
+        return self._filled(index, slots, sample_range)
+
+    def weigh(self, slots: Array) -> Optional[Array]:
+        return self.sampler.weigh(slots)
+
+    def prepare(self) -> None:
+        """Rows that are too old leave; amortised O(1) per row. Called before a sample, without any lock."""
+        if self.max_age is None:
+            return
+        with self.lock:
+            assert self._index is not None
+            assert self._elements is not None
+            with self._index.lock:
+                self._take_in(self._index, self._elements)
+            if self._newest is None:
+                return
+            stale = [version for version in self._rows_of if version < self._newest - self.max_age]
+            for version in stale:
+                self._elements.delete(np.concatenate(self._rows_of.pop(version)))
+
+    def set_version(self, version: int) -> None:
+        """The policy is at this version now; versions do not go back."""
+        self._newest = version if self._newest is None else max(version, self._newest)
+
+    def delivered(self, rows: Array) -> Optional[Array]:
+        """These rows were handed out; returns those that must leave."""
+        assert self._index is not None
+        self._tell_inner(rows)
+        if self.max_times_sampled is None:
+            return None
+        with self._index.lock:
+            slots, found = self._index.find(rows)
+            np.add.at(self._uses, slots[found], 1)
+            if self._kept is not None:
+                # Before they are handed out: a row comes no more often than it may, whenever the process is killed.
+                self._kept.set(slots[found], rows[found], self._uses[slots[found]])
+            leaving: Array = np.unique(rows[found][self._uses[slots[found]] >= self.max_times_sampled])
+            return leaving
+
+    def _tell_inner(self, rows: Array) -> None:
+        tell = getattr(self.sampler, 'delivered', None)
+        if tell is not None:
+            tell(rows)
+
+    def drawn(self, rows: Array) -> None:
+        """These rows are drawn ahead; they count as used when they are delivered."""
+        tell = getattr(self.sampler, 'drawn', None)
+        if tell is not None:
+            tell(rows)
+
+    def returned(self, num_batches: int) -> None:
+        """So many batches that were drawn ahead will not be delivered."""
+        tell = getattr(self.sampler, 'returned', None)
+        if tell is not None:
+            tell(num_batches)
+
+    def take_over(self, other: Limited) -> None:
+        """Count on from what was used through another sampler of the same table."""
+        self._uses[:], self._newest = other._uses, other._newest
+
+    def uses_of(self, rows: Array) -> Array:
+        """How often rows were sampled; 0 for those that are gone."""
+        assert self._index is not None
+        with self._index.lock:
+            slots, found = self._index.find(rows)
+            return np.where(found, self._uses[slots], 0)
+
+    def published(self, slots: Array) -> None:
+        self._uses[slots] = 0
+
+    def removed(self, slots: Array) -> None:
+        """Their uses stay, in case they are restored."""
+
+    def restored(self, slots: Array) -> None:
+        """Their uses are still there."""
+
+    def resizing(self) -> None:
+        """See ``resized``."""
+
+    def resized(self, capacity: int, source: Array, target: Array) -> None:
+        uses, known = np.zeros(capacity, np.int32), min(capacity, len(self._uses))
+        uses[:known] = self._uses[:known]
+        uses[target] = self._uses[source]
+        self._uses = uses
+
+    def cleared(self) -> None:
+        self._rows_of, self._next_row = {}, 0
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> Limited:
+        """The same limits, without a table: uses begin anew."""
+        twin = type(self)(copy.deepcopy(self.sampler, memo), self.max_times_sampled, self.max_age, self.version)
+        memo[id(self)] = twin
+        twin._newest = self._newest
+        return twin
+
+    def _excess(self, slots: Array) -> Array:
+        """Places of those that come more often than they may."""
+        assert self.max_times_sampled is not None
+        order = np.argsort(slots, kind='stable')
+        ordered = slots[order]
+        begins = np.flatnonzero(np.diff(ordered, prepend=-1) != 0)
+        ordinal = np.arange(len(slots)) - np.repeat(begins, np.diff(begins, append=len(slots)))
+        excess: Array = order[ordinal + self._uses[ordered] >= self.max_times_sampled]
+        return excess
+
+    def _filled(self, index: RowIndex, slots: Array, sample_range: Optional[slice]) -> Array:
+        """Where drawing again does not help: any rows that may still come; O(count)."""
+        assert self.max_times_sampled is not None
+        excess = self._excess(slots)
+        candidates = index.live_slots if sample_range is None else index.slots_by_age()[sample_range]
+        taken = np.zeros(index.capacity, np.int64)
+        np.add.at(taken, np.delete(slots, excess), 1)
+        left = np.maximum(self.max_times_sampled - self._uses[candidates] - taken[candidates], 0)
+        spare = np.repeat(candidates, np.minimum(left, len(excess)))
+        if len(spare) < len(excess):
+            raise not_enough(len(slots), len(slots) - len(excess) + len(spare), 'uses')
+        slots[excess] = spare[: len(excess)]
+        return slots
+
+    def _take_in(self, index: RowIndex, elements: Elements) -> None:
+        first, self._next_row = self._next_row, index.next_row
+        if self._next_row - first > index.capacity:
+            rows = index.row_of_slot[index.slots_by_age()]
+            rows = rows[rows >= first]
+        else:
+            rows = np.arange(first, self._next_row, dtype=np.int64)
+        slots, found = index.find(rows)
+        if not found.any():
+            return
+        rows, versions = rows[found], self._versions(elements, slots[found])
+        self.set_version(int(versions.max()))
+        for version in np.unique(versions).tolist():
+            self._rows_of.setdefault(version, []).append(rows[versions == version])
+
+    def _versions(self, elements: Elements, slots: Array) -> Array:
+        column = elements.table.columns.get(self.version)
+        if column is not None and column[:1].size == 1:
+            return column[slots].reshape(len(slots)).astype(np.int64)
+        metas = [elements.metas.peek(slot).get(self.version) for slot in slots.tolist()]
+        if None in metas:
+            raise SchemaMismatch(
+                f'version ({self.version!r}) is neither a column with one number per row nor in every meta; columns '
+                f'are {sorted(elements.table.columns)}'
+            )
+        return np.array(metas, np.int64)
+
+
+class LimitedPriorities(Limited):
+    """Limits over a sampler with priorities, which stay that sampler's."""
+
+    sampler: PrioritySampler
+
+    @property
+    def num_stale_updates(self) -> int:
+        """How many updates were for rows that are gone."""
+        return self.sampler.num_stale_updates
+
+    def update(self, rows: Array, priority: Any) -> None:
+        self.sampler.update(rows, priority)
+
+    def insert(self, rows: Array, priority: Any) -> None:
+        self.sampler.insert(rows, priority)
+
+    def check(self, priority: Any, num_rows: int) -> Array:
+        return self.sampler.check(priority, num_rows)
+
+    def state(self) -> Dict[str, Array]:
+        return self.sampler.state()
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        self.sampler.load_state(state)

@@ -1,0 +1,382 @@
+"""Prioritized experience replay (Schaul et al. 2015, arXiv 1511.05952): proportional and rank-based."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping, Optional
+
+import numpy as np
+
+from ding_store.buffer.arrays import Array
+from ding_store.buffer.sampling.pending import PendingSlots
+from ding_store.buffer.sampling.samplers import not_enough
+from ding_store.buffer.sampling.sum_tree import SumTree
+from ding_store.buffer.table.choices import as_rows
+from ding_store.buffer.table.rows import EMPTY, RowIndex
+from ding_store.errors import ConfigError, NotEnoughData, PriorityError
+
+#: Sums of masses stay finite below this.
+_MAX_TOTAL = 1e300
+
+
+class Prioritized:
+    """
+    Overview:
+        Rows in proportion to ``(priority + epsilon) ** alpha`` (equation 1 and section 3.3), one from each of B equal
+        shares of the mass, so that a row may come more than once whatever ``replace`` says. O(B log(capacity)).
+
+        New rows get the largest priority seen, at first 1, unless whoever pushes them knows theirs (Ape-X, Horgan et
+        al. 2018). An update of a row that is gone is passed over and counted.
+    Arguments:
+        - alpha (:obj:`float`): How much priorities count; 0 is uniform.
+        - beta (:obj:`float`): How much of the bias is corrected by importance weights, to begin with.
+        - beta_end (:obj:`float`): The same after ``beta_anneal_steps`` batches; in between it grows linearly.
+        - epsilon (:obj:`float`): Added to every priority, so that none is zero. With 0, rows of priority 0 never come.
+        - seed (:obj:`Optional[int]`): None draws from numpy's global generator, as Uniform does.
+    Raises:
+        - ConfigError: One of them is out of range.
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.6,
+        beta: float = 0.4,
+        beta_end: float = 1.0,
+        beta_anneal_steps: int = 100_000,
+        epsilon: float = 1e-5,
+        seed: Optional[int] = None,
+    ) -> None:
+        for name, value in (('alpha', alpha), ('beta', beta), ('beta_end', beta_end)):
+            if not 0 <= value <= 1:
+                raise ConfigError(f'{name} ({value!r}) must be in [0, 1]')
+        if not 0 <= epsilon < 1:
+            raise ConfigError(f'epsilon ({epsilon!r}) must be in [0, 1)')
+        if not beta_anneal_steps >= 0:
+            raise ConfigError(f'beta_anneal_steps ({beta_anneal_steps!r}) must be >= 0')
+        self._alpha, self._epsilon = float(alpha), float(epsilon)
+        self._beta_start, self._beta_end, self._anneal_steps = float(beta), float(beta_end), beta_anneal_steps
+        self._seed = seed
+        self._random = np.random.mtrand._rand if seed is None else np.random.RandomState(seed)
+        self._index: Optional[RowIndex] = None
+        self._tree = SumTree(1)
+        self._pending = PendingSlots(self._refresh)
+        #: Batches that were weighed; set it to let beta follow another count, such as training iterations.
+        self.step = 0
+        #: The largest priority seen: what new rows get.
+        self.max_priority = 1.0
+        #: Updates of rows that were gone.
+        self.num_stale_updates = 0
+
+    @property
+    def beta(self) -> float:
+        """Linear from ``beta`` to ``beta_end`` (section 3.4)."""
+        progress = min(1.0, self.step / self._anneal_steps) if self._anneal_steps else 1.0
+        return self._beta_start + (self._beta_end - self._beta_start) * progress
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether numba runs the tree."""
+        return self._tree.is_compiled
+
+    def attach(self, index: RowIndex) -> None:
+        """
+        Overview:
+            Sample this table from now on. Rows that are there count as new.
+        Raises:
+            - ConfigError: The sampler has a table already.
+        """
+        if index is self._index:
+            return
+        if self._index is not None:
+            raise ConfigError('a sampler holds the priorities of one table: make another one for another table')
+        with index.lock:
+            self._index = index
+            self._start(index.capacity)
+            index.listen(self)
+            self._pending.add(index.live_slots)
+
+    def choose(self, index: RowIndex, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Array:
+        """
+        Raises:
+            - NotEnoughData: There are fewer rows than that (with ``replace``: none), or none with a priority.
+        """
+        self.attach(index)
+        self._pending.flush()
+        if sample_range is not None:
+            return self._choose_within(index.slots_by_age()[sample_range], size, replace)
+        check_count(size, index.count, replace, self._tree.total)
+        return self._tree.find(self._targets(size, self._tree.total))
+
+    def weigh(self, slots: Array) -> Array:
+        """
+        Overview:
+            Importance weights ``(N P(i)) ** -beta`` over the largest of any row (section 3.4); ``N`` and the sum of
+            all masses cancel, which leaves ``(mass / smallest mass) ** -beta``. Advances beta.
+        Returns:
+            - weights (:obj:`np.ndarray`): ``(B,)``, float32, in (0, 1].
+        """
+        tree, exponent = self._tree, -self.beta
+        self.step += 1
+        if tree.kernels is None:
+            return ((tree.masses.take(slots) / tree.smallest) ** exponent).astype(np.float32)
+        weights = np.empty(len(slots), np.float32)
+        tree.kernels.weigh(tree.masses, np.ascontiguousarray(slots, np.int64), tree.smallest, exponent, weights)
+        return weights
+
+    def update(self, rows: Array, priority: Any) -> None:
+        """
+        Overview:
+            New priorities, of a row that is repeated the last one. Rows that are gone are passed over and counted.
+        Arguments:
+            - rows (:obj:`np.ndarray`): Row numbers ``(B,)``.
+            - priority: ``(B,)``, numbers >= 0.
+        Raises:
+            - PriorityError: One is NaN, negative, infinite or no number, or there is not one per row; nothing changed.
+        """
+        self.num_stale_updates += self._put(as_rows(rows), priority)
+
+    def insert(self, rows: Array, priority: Any) -> None:
+        """As ``update``, for rows just pushed: those that were too many for the table are not counted."""
+        self._put(as_rows(rows), priority)
+
+    def check(self, priority: Any, num_rows: int) -> Array:
+        """
+        Overview:
+            The priorities as float64 ``(num_rows,)``.
+        Raises:
+            - PriorityError: See ``update``.
+        """
+        values = _as_floats(priority, num_rows)
+        # NaN compares as False, and is what the minimum of anything with a NaN is.
+        if num_rows and not (np.minimum.reduce(values) >= 0 and np.maximum.reduce(values) <= self._limit()):
+            bad = values[~((values >= 0) & (values <= self._limit()))][0]
+            raise PriorityError(f'priorities must be numbers >= 0 and at most {self._limit():g}, got {bad}')
+        return values
+
+    def priorities_of(self, rows: Array) -> Array:
+        """Priorities of rows ``(B,)``, as far as they can be told from the masses; NaN for rows that are gone."""
+        index = self._attached()
+        with index.lock:
+            self._pending.flush()
+            slots, found = index.find(as_rows(rows))
+            return np.where(found, self._priorities_at(slots), np.nan)
+
+    def state(self) -> Dict[str, Array]:
+        """Everything that draws depend on, as arrays; those of one value per row are in the order of age."""
+        index = self._attached()
+        with index.lock:
+            self._pending.flush()
+            slots = index.slots_by_age()
+            state = {'mass': self._tree.masses[slots], 'alpha': np.array(self._alpha)}
+        state.update(
+            max_priority=np.array(self.max_priority),
+            step=np.array(self.step),
+            num_stale_updates=np.array(self.num_stale_updates),
+        )
+        if self._seed is not None:
+            _, keys, position, _, _ = self._random.get_state()
+            state.update(random_keys=np.array(keys), random_position=np.array(position))
+        return state
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """
+        Overview:
+            Go on from a ``state`` of a table with the same rows.
+        Raises:
+            - PriorityError: It has other keys or rows, or was made with another alpha; nothing changed.
+        """
+        index = self._attached()
+        with index.lock:
+            self._check_state(state, index.count)
+            self._pending.clear()
+            self._load_rows(index, state)
+            self.max_priority = float(state['max_priority'])
+            self.step, self.num_stale_updates = int(state['step']), int(state['num_stale_updates'])
+            if self._seed is not None and 'random_keys' in state:
+                self._random.set_state(('MT19937', state['random_keys'], int(state['random_position']), 0, 0.0))
+
+    def returned(self, num_batches: int) -> None:
+        """So many batches that were drawn ahead will not be delivered: they do not count for beta."""
+        self.step -= num_batches
+
+    def published(self, slots: Array) -> None:
+        """The table has new rows; called with its index locked, as are the following."""
+        self._pending.add(slots)
+
+    def removed(self, slots: Array) -> None:
+        """Rows left."""
+        self._pending.add(slots)
+
+    def restored(self, slots: Array) -> None:
+        """The rows that left last are back."""
+        self._pending.take_back(slots)
+
+    def cleared(self) -> None:
+        """All rows left, and what follows may be of another kind."""
+        self._pending.clear()
+        self.max_priority = 1.0
+        self._tree.clear()
+
+    def resizing(self) -> None:
+        """Slots will have other numbers: what is pending must be applied while they have these."""
+        self._pending.flush()
+
+    def resized(self, capacity: int, source: Array, target: Array) -> None:
+        """There are more slots, or fewer; rows moved from some slots to others."""
+        masses = moved(self._tree.masses[: self._tree.capacity], capacity, source, target, 0.0)
+        self._tree = SumTree(capacity)
+        self._tree.rebuild(masses)
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> Prioritized:
+        """The same settings and progress, without a table."""
+        twin = type(self)(**self._settings())
+        memo[id(self)] = twin
+        twin.step = self.step
+        if self._seed is not None:
+            twin._random.set_state(self._random.get_state())
+        return twin
+
+    def _settings(self) -> Dict[str, Any]:
+        return dict(
+            alpha=self._alpha,
+            beta=self._beta_start,
+            beta_end=self._beta_end,
+            beta_anneal_steps=self._anneal_steps,
+            epsilon=self._epsilon,
+            seed=self._seed,
+        )
+
+    def _attached(self) -> RowIndex:
+        if self._index is None:
+            raise PriorityError('the sampler has no table yet: give it to a StoreBuffer first')
+        return self._index
+
+    def _limit(self) -> float:
+        """Priorities up to this have masses with a finite sum, as many as there may be."""
+        return _MAX_TOTAL / self._tree.capacity
+
+    def _start(self, capacity: int) -> None:
+        self._tree = SumTree(capacity)
+
+    def _targets(self, size: int, total: float) -> Array:
+        # One draw from each of ``size`` equal shares (section 3.3, appendix B.2.1).
+        targets = self._random.random_sample(size)
+        if self._tree.kernels is not None:
+            self._tree.kernels.spread(targets, total)
+            return targets
+        targets += np.arange(size)
+        targets *= total / size
+        return targets
+
+    def _choose_within(self, slots: Array, size: int, replace: bool) -> Array:
+        """The same among a few slots; O(len(slots))."""
+        running = np.cumsum(self._tree.masses[slots])
+        total = float(running[-1]) if len(running) else 0.0
+        check_count(size, len(slots), replace, total)
+        targets = np.minimum(self._targets(size, total), np.nextafter(total, 0.0))
+        return slots[np.searchsorted(running, targets, side='right')].astype(np.intp)
+
+    def _put(self, rows: Array, priority: Any) -> int:
+        """Returns how many of the rows are gone."""
+        index, kernels = self._attached(), self._tree.kernels
+        values = _as_floats(priority, len(rows))
+        with index.lock:
+            self._pending.flush()
+            if kernels is not None:
+                rows, slots = np.array(rows, order='C'), np.empty(len(rows), np.int64)
+                largest = kernels.locate(np.asarray(index.row_of_slot), rows, values, self._limit(), slots)
+                if largest >= 0:
+                    self._set(slots, values)
+                    self.max_priority = max(self.max_priority, largest)
+                    return 0
+            return self._put_some(index, rows, self.check(values, len(rows)))
+
+    def _put_some(self, index: RowIndex, rows: Array, values: Array) -> int:
+        """The same for rows that were deleted or relocated, or without numba."""
+        slots, found = index.find(rows)
+        num_found = int(np.count_nonzero(found))
+        if num_found < len(rows):
+            slots, values = slots[found], values[found]
+        if num_found:
+            self._set(slots, values)
+            self.max_priority = max(self.max_priority, float(np.maximum.reduce(values)))
+        return len(rows) - num_found
+
+    def _refresh(self, slots: Array) -> None:
+        """Slots whose rows are new, or gone."""
+        is_live = self._attached().row_of_slot[slots] != EMPTY
+        self._tree.set(slots, np.where(is_live, self._mass_of(np.array([self.max_priority])), 0.0))
+
+    def _set(self, slots: Array, priorities: Array) -> None:
+        self._tree.set(slots, self._mass_of(priorities))
+
+    def _mass_of(self, priorities: Array) -> Array:
+        return (priorities + self._epsilon) ** self._alpha
+
+    def _priorities_at(self, slots: Array) -> Array:
+        masses = self._tree.masses[slots]
+        if not self._alpha:
+            return np.full(len(slots), self.max_priority)
+        return np.maximum(masses ** (1 / self._alpha) - self._epsilon, 0.0)
+
+    def _check_state(self, state: Mapping[str, Array], num_rows: int) -> None:
+        missing = {'mass', 'alpha', 'max_priority', 'step', 'num_stale_updates'} - set(state)
+        if missing:
+            raise PriorityError(f'the saved priorities lack {sorted(missing)}')
+        if state['mass'].shape != (num_rows,):
+            raise PriorityError(
+                f'the saved priorities are of shape {state["mass"].shape}, the table has {num_rows} rows'
+            )
+        if float(state['alpha']) != self._alpha:
+            raise PriorityError(f'the saved priorities were made with alpha={state["alpha"]}, not {self._alpha}')
+
+    def _load_rows(self, index: RowIndex, state: Mapping[str, Array]) -> None:
+        masses = np.zeros(index.capacity)
+        masses[index.slots_by_age()] = state['mass']
+        self._tree.rebuild(masses)
+
+
+def moved(values: Array, capacity: int, source: Array, target: Array, nothing: float) -> Array:
+    """Values by slot for another capacity, those of ``source`` slots in ``target`` slots."""
+    kept = min(capacity, len(values))
+    result = np.full(capacity, nothing)
+    result[:kept] = values[:kept]
+    result[target] = values[source]
+    result[source[source < capacity]] = nothing
+    return result
+
+
+def _as_floats(priority: Any, num_rows: int) -> Array:
+    try:
+        # A copy: the compiled functions take no array that is read-only or has gaps.
+        values = np.array(priority, np.float64, order='C', ndmin=1)
+    except (TypeError, ValueError) as e:
+        raise PriorityError(f'priority must be numbers of shape ({num_rows},), got {priority!r}') from e
+    if values.shape != (num_rows,):
+        raise PriorityError(f'priority must have shape ({num_rows},), one per row, got {np.shape(priority)}')
+    return values
+
+
+def check_count(size: int, count: int, replace: bool, total: float) -> None:
+    if count < (1 if replace else size):
+        raise not_enough(size, count)
+    if not total > 0:
+        raise NotEnoughData(f'There are less than {size} records with a priority above 0 in buffer({count})')
+
+
+def mixed_priority(td_errors: Any, eta: float = 0.9) -> Array:
+    """
+    Overview:
+        Priorities of sequences: ``eta * max + (1 - eta) * mean`` of the absolute n-step TD errors over time (R2D2,
+        Kapturowski et al. 2019, section 2.3).
+    Arguments:
+        - td_errors: ``(T, B)``.
+    Returns:
+        - priority (:obj:`np.ndarray`): ``(B,)``, float64.
+    """
+    if not 0 <= eta <= 1:
+        raise ConfigError(f'eta ({eta!r}) must be in [0, 1]')
+    errors = np.abs(np.asarray(td_errors, np.float64))
+    if errors.ndim != 2 or not len(errors):
+        raise PriorityError(f'td_errors must have shape (T, B) with T >= 1, got {errors.shape}')
+    priority: Array = eta * errors.max(0) + (1 - eta) * errors.mean(0)
+    return priority

@@ -1,0 +1,149 @@
+"""Prioritized by rank rather than by size: outliers count no more than their place."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping, Optional
+
+import numpy as np
+
+from ding_store.buffer.arrays import Array
+from ding_store.buffer.sampling.prioritized import Prioritized, moved
+from ding_store.buffer.table.rows import EMPTY, RowIndex
+from ding_store.errors import ConfigError, PriorityError
+
+#: Priorities from 2**-32 to 2**32 are told apart to 1.6 %; the smaller and larger share the first and last bucket.
+_MIN_EXPONENT, _MAX_EXPONENT, _MANTISSA_BITS = -32, 32, 6
+_NUM_BUCKETS = (_MAX_EXPONENT - _MIN_EXPONENT) << _MANTISSA_BITS
+_EXPONENT_BIAS = 1023
+
+
+class RankPrioritized(Prioritized):
+    """
+    Overview:
+        ``P(i)`` in proportion to ``1 / rank(i) ** alpha``, where the largest priority has rank 1 (Schaul et al. 2015,
+        section 3.3). All else is as in Prioritized.
+
+        The paper keeps a heap and sorts it now and then. Here a row's rank is found when its priority is set, in a
+        histogram of the priorities that the others have now, behind those that are about equal: O(1) per row, and
+        O(log(capacity)) for its mass. The ranks of rows that are not set drift meanwhile; all are sorted anew, exactly,
+        after ``sort_every`` changes, which takes O(N log(N)): about 90 ms for 400k rows.
+    Arguments:
+        - sort_every (:obj:`Optional[int]`): None for a quarter of the capacity, at least 1000.
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.7,
+        beta: float = 0.5,
+        beta_end: float = 1.0,
+        beta_anneal_steps: int = 100_000,
+        sort_every: Optional[int] = None,
+        seed: Optional[int] = None,
+    ) -> None:
+        self._priorities: Array = np.empty(0)
+        self._num_changes = 0
+        super().__init__(alpha, beta, beta_end, beta_anneal_steps, epsilon=0.0, seed=seed)
+        if sort_every is not None and not sort_every >= 1:
+            raise ConfigError(f'sort_every ({sort_every!r}) must be >= 1')
+        self._sort_every = sort_every
+        self._start(1)
+
+    def state(self) -> Dict[str, Array]:
+        index = self._attached()
+        with index.lock:
+            state = super().state()
+            state['priority'] = self._priorities[index.slots_by_age()]
+            state['num_changes'] = np.array(self._num_changes)
+        return state
+
+    def cleared(self) -> None:
+        super().cleared()
+        self._start(self._tree.capacity)
+
+    def resized(self, capacity: int, source: Array, target: Array) -> None:
+        super().resized(capacity, source, target)
+        self._priorities = moved(self._priorities, capacity, source, target, np.nan)
+
+    def sort(self) -> None:
+        """Make all ranks exact now. O(N log(N))."""
+        index = self._attached()
+        with index.lock:
+            self._pending.flush()
+            self._sort()
+
+    def _settings(self) -> Dict[str, Any]:
+        settings = {**super()._settings(), 'sort_every': self._sort_every}
+        del settings['epsilon']
+        return settings
+
+    def _start(self, capacity: int) -> None:
+        super()._start(capacity)
+        #: NaN where there is no row.
+        self._priorities = np.full(capacity, np.nan)
+        self._counts = np.zeros(_NUM_BUCKETS, np.int64)
+        self._num_changes = 0
+
+    def _refresh(self, slots: Array) -> None:
+        slots = np.unique(slots)
+        is_live = self._attached().row_of_slot[slots] != EMPTY
+        gone, new = slots[~is_live], slots[is_live]
+        self._count(self._priorities[gone], -1)
+        self._priorities[gone] = np.nan
+        self._tree.set(gone, np.zeros(len(gone)))
+        self._set(new, np.full(len(new), self.max_priority))
+
+    def _set(self, slots: Array, priorities: Array) -> None:
+        if len(slots) > 1:
+            # Each slot is counted once; of one that is repeated the last priority counts.
+            slots, firsts = np.unique(slots[::-1], return_index=True)
+            priorities = priorities[::-1][firsts]
+        self._count(self._priorities[slots], -1)
+        self._tree.set(slots, self._ranks(priorities) ** -self._alpha)
+        self._priorities[slots] = priorities
+        self._count(priorities, 1)
+        self._num_changes += len(slots)
+        if self._num_changes >= (self._sort_every or max(1000, len(self._priorities) // 4)):
+            self._sort()
+
+    def _ranks(self, priorities: Array) -> Array:
+        """Ranks of rows that are not counted yet: behind all counted ones of their bucket, and among themselves."""
+        num_at_least = self._counts[::-1].cumsum()[::-1]
+        order = np.argsort(-priorities, kind='stable')
+        ranks = np.empty(len(priorities))
+        ranks[order] = num_at_least[_buckets(priorities[order])] + np.arange(1.0, len(priorities) + 1)
+        return ranks
+
+    def _count(self, priorities: Array, amount: int) -> None:
+        known = priorities[~np.isnan(priorities)]
+        np.add.at(self._counts, _buckets(known), amount)
+
+    def _sort(self) -> None:
+        slots = np.flatnonzero(~np.isnan(self._priorities))
+        order = np.argsort(-self._priorities[slots], kind='stable')
+        masses = np.zeros(len(self._priorities))
+        masses[slots[order]] = np.arange(1.0, len(slots) + 1) ** -self._alpha
+        self._tree.rebuild(masses)
+        self._num_changes = 0
+
+    def _priorities_at(self, slots: Array) -> Array:
+        return self._priorities[slots]
+
+    def _check_state(self, state: Mapping[str, Array], num_rows: int) -> None:
+        super()._check_state(state, num_rows)
+        if 'priority' not in state or 'num_changes' not in state:
+            raise PriorityError('the saved priorities are not of a RankPrioritized')
+
+    def _load_rows(self, index: RowIndex, state: Mapping[str, Array]) -> None:
+        self._start(index.capacity)
+        super()._load_rows(index, state)
+        self._priorities[index.slots_by_age()] = state['priority']
+        self._count(state['priority'], 1)
+        self._num_changes = int(state['num_changes'])
+
+
+def _buckets(priorities: Array) -> Array:
+    """Grow with the priority: the exponent and the leading bits of the mantissa of a float64 >= 0."""
+    shift = 52 - _MANTISSA_BITS
+    smallest = (_EXPONENT_BIAS + _MIN_EXPONENT) << _MANTISSA_BITS
+    leading = (np.ascontiguousarray(priorities, np.float64) + 0.0).view(np.int64) >> shift
+    return np.clip(leading - smallest, 0, _NUM_BUCKETS - 1)

@@ -1,0 +1,300 @@
+"""When sampling or inserting must wait, so that both keep to a ratio: Reverb's rate limiter, for threads."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional
+
+from ding_store.buffer.durability.commits import Record
+from ding_store.buffer.sampling.fifo import Fifo
+from ding_store.buffer.sampling.samplers import Sampler
+from ding_store.errors import ConfigError, StoreTimeout
+
+#: Of ratios such as 0.1: rounded the one way and the other, both sides could wait at the same point.
+_ROUNDING = 1e-9
+
+
+class RateLimiter:
+    """
+    Overview:
+        Keeps ``num_inserts * samples_per_insert - num_samples`` within ``error_buffer`` of what it is when sampling
+        begins, ``min_size_to_sample * samples_per_insert``: inserts wait above it, samples below it (Cassirer et al.
+        2021, Reverb, section 3.3). Inserts never wait before there are the minimal size and the rows of a batch, so
+        that a minimal size below ``max_sample`` begins above the tolerance; inserts then wait until samples caught up.
+
+        Nobody polls: who waits is woken by whoever changes what it waits for.
+    Arguments:
+        - min_size_to_sample (:obj:`int`): No sample before there are so many rows.
+        - samples_per_insert (:obj:`Optional[float]`): Rows sampled per row inserted; None: no ratio, only
+          the minimal size counts.
+        - error_buffer (:obj:`float`): The tolerance, in sampled rows.
+        - max_insert (:obj:`int`): The most rows that are inserted at once.
+        - max_sample (:obj:`int`): The most rows that are sampled at once: the batch size.
+        - timeout_s (:obj:`float`): How long a wait may take where nothing else is said.
+    Raises:
+        - ConfigError: A number is out of range, or both sides could wait for each other for ever.
+    """
+
+    def __init__(
+        self,
+        min_size_to_sample: int,
+        samples_per_insert: Optional[float] = None,
+        error_buffer: float = math.inf,
+        max_insert: int = 1,
+        max_sample: int = 1,
+        timeout_s: float = 60.0,
+    ) -> None:
+        for name, value in (('min_size_to_sample', min_size_to_sample), ('max_insert', max_insert)):
+            _check_count(name, value)
+        _check_count('max_sample', max_sample)
+        if samples_per_insert is not None and not 0 < samples_per_insert < math.inf:
+            raise ConfigError(f'samples_per_insert ({samples_per_insert!r}) must be a number > 0')
+        if not timeout_s >= 0:
+            raise ConfigError(f'timeout_s ({timeout_s!r}) must be >= 0')
+        self.min_size_to_sample, self.samples_per_insert = min_size_to_sample, samples_per_insert
+        self.error_buffer, self.timeout_s = float(error_buffer), timeout_s
+        self.max_insert, self.max_sample = max_insert, max_sample
+        if not error_buffer >= 0:
+            raise ConfigError(f'error_buffer ({error_buffer!r}) must be a number >= 0')
+        self._check_deadlock()
+        self.num_inserts = self.num_samples = 0
+        self._changed = threading.Condition()
+        self._size: Callable[[], int] = lambda: self.num_inserts
+        self._available: Callable[[], int] = lambda: self._size()
+        self._record: Optional[Record] = None
+        self._next_row: Callable[[], int] = lambda: 0
+        self._first_row = 0
+
+    def attach(self, size: Callable[[], int], capacity: int, sampler: Optional[Sampler] = None) -> None:
+        """
+        Overview:
+            Count the rows of a table: rows that were deleted do not count for the minimal size.
+        Arguments:
+            - sampler (:obj:`Optional[Sampler]`): What chooses rows; it may give each of them so many times only.
+        Raises:
+            - ConfigError: The table can never hold as many as that, or as a batch has; or the sampler cannot keep up
+              the ratio.
+        """
+        problem = self.problem_of_capacity(capacity)
+        if problem is not None:
+            raise ConfigError(problem)
+        if sampler is not None:
+            self.check_sampler(sampler)
+        self._size = size
+        queue = getattr(sampler, 'sampler', sampler)
+        self._available = queue.num_left if isinstance(queue, Fifo) else size
+
+    def problem_of_capacity(self, capacity: int) -> Optional[str]:
+        """Why samples would wait for ever on a table of this size; None: they would not."""
+        for name in ('min_size_to_sample', 'max_sample'):
+            if getattr(self, name) > capacity:
+                return (
+                    f'{name} ({getattr(self, name)}) must be at most the size of the buffer ({capacity}): samples '
+                    f'would wait for ever. Make it smaller, or the buffer larger'
+                )
+        return None
+
+    def check_sampler(self, sampler: Sampler) -> None:
+        """
+        Raises:
+            - ConfigError: It gives a row less often than ``samples_per_insert`` asks for.
+        """
+        times = max_times(sampler)
+        if self.samples_per_insert is not None and times is not None and self.samples_per_insert > times:
+            raise ConfigError(
+                f'samples_per_insert ({self.samples_per_insert:g}) must be at most {times}: the sampler gives each row '
+                f'{times} times at most, so inserts would wait for samples, and samples for rows, for ever'
+            )
+
+    def keep(self, record: Record, next_row: Callable[[], int]) -> None:
+        """
+        Overview:
+            Go on from the counts that are on record, and put them there from now on. Inserts are not: they are row
+            numbers, so that rows and their count are one commit. (Numbers that a failed push used up count, too, for
+            the next process.)
+        Arguments:
+            - next_row (:obj:`Callable`): The row number that the next row will have.
+        """
+        with self._changed:
+            self._record, self._next_row = record, next_row
+            found = record.value
+            if found is not None:
+                self.num_inserts = next_row() - found['first_row']
+                self.num_samples = found['num_samples']
+            self._begin_counting()
+
+    def await_can_insert(self, num_rows: int = 1, timeout_s: Optional[float] = None) -> None:
+        """
+        Overview:
+            Wait until so many rows may be inserted, and count them.
+        Raises:
+            - StoreTimeout: They may not be in time; nothing was counted.
+            - TypeError: They are more than ``max_insert``, and might never be.
+        """
+        _check_within('max_insert', num_rows, self.max_insert)
+        with self._changed:
+            self._wait(lambda: self._can_insert(num_rows), f'insert {num_rows} rows', timeout_s)
+            self.num_inserts += num_rows
+            self._changed.notify_all()
+
+    def await_can_sample(self, num_rows: int = 1, timeout_s: Optional[float] = None) -> None:
+        """
+        Overview:
+            Wait until so many rows may be sampled, and count them.
+        Raises:
+            - StoreTimeout: They may not be in time; nothing was counted.
+            - TypeError: They are more than ``max_sample``, and might never be.
+        """
+        _check_within('max_sample', num_rows, self.max_sample)
+        with self._changed:
+            self._wait(lambda: self._can_sample(num_rows), f'sample {num_rows} rows', timeout_s)
+            self.num_samples += num_rows
+            self._put_on_record()
+            self._changed.notify_all()
+
+    @contextmanager
+    def inserting(self, num_rows: int) -> Iterator[None]:
+        """Insert in it: what fails is not counted, and who waits for rows is woken when they are there."""
+        self.await_can_insert(num_rows)
+        try:
+            yield
+        except BaseException:
+            self._take_back(num_inserts=num_rows)
+            raise
+        self.wake()
+
+    @contextmanager
+    def sampling(self, num_rows: int) -> Iterator[None]:
+        """Sample in it: what fails is not counted."""
+        self.await_can_sample(num_rows)
+        try:
+            yield
+        except BaseException:
+            self._take_back(num_samples=num_rows)
+            raise
+        self.wake()  # Limits may have taken rows out.
+
+    def wake(self) -> None:
+        """The table has more rows, or fewer: who waits looks again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def state(self) -> Dict[str, int]:
+        """The counts, for whoever goes on with the same rows."""
+        with self._changed:
+            return {'num_inserts': self.num_inserts, 'num_samples': self.num_samples}
+
+    def load_state(self, state: Mapping[str, int]) -> None:
+        """Go on from a ``state``."""
+        counts = {name: state.get(name) for name in ('num_inserts', 'num_samples')}
+        for name, value in counts.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise TypeError(f'{name} ({value!r}) must be an integer >= 0')
+        with self._changed:
+            self.num_inserts, self.num_samples = int(state['num_inserts']), int(state['num_samples'])
+            self._begin_counting()
+            self._changed.notify_all()
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> RateLimiter:
+        """The same settings and counts, without a table."""
+        twin = type(self)(
+            self.min_size_to_sample,
+            self.samples_per_insert,
+            self.error_buffer,
+            self.max_insert,
+            self.max_sample,
+            self.timeout_s,
+        )
+        memo[id(self)] = twin
+        twin.load_state(self.state())
+        return twin
+
+    def _check_deadlock(self) -> None:
+        if self.samples_per_insert is None:
+            return
+        # Inserts of the most rows wait while the difference is above the one, samples while it is below the other: in
+        # between both do. (Reverb asks more, of steps of one.) Where the ratio is whole, so is the difference.
+        above = self.error_buffer - self.max_insert * self.samples_per_insert
+        below = self.max_sample - self.error_buffer
+        is_whole = float(self.samples_per_insert).is_integer() and math.isfinite(above)
+        # Before there are the minimal size and the rows of a batch, no insert waits.
+        if math.floor(above) + 1 < below if is_whole else above + _ROUNDING < below:
+            least = (self.max_insert * self.samples_per_insert + self.max_sample) / 2
+            raise ConfigError(
+                f'error_buffer ({self.error_buffer:g}) must be at least {least:g} with '
+                f'samples_per_insert={self.samples_per_insert:g}, min_size_to_sample={self.min_size_to_sample}, '
+                f'max_insert={self.max_insert} and max_sample={self.max_sample}: '
+                'inserts and samples could wait for each other for ever'
+            )
+
+    def _difference(self) -> float:
+        assert self.samples_per_insert is not None
+        return (self.num_inserts - self.min_size_to_sample) * self.samples_per_insert - self.num_samples
+
+    def _can_insert(self, num_rows: int) -> bool:
+        if self.samples_per_insert is None or self.num_inserts + num_rows <= self.min_size_to_sample:
+            return True
+        if self._difference() + num_rows * self.samples_per_insert <= self.error_buffer + _ROUNDING:
+            return True
+        # Rows left, by limits, deletes, or without being sampled: no batch can come before others are there.
+        return self._size() < self.min_size_to_sample or self._available() < self.max_sample
+
+    def _can_sample(self, num_rows: int) -> bool:
+        if self._size() < self.min_size_to_sample:
+            return False
+        return self.samples_per_insert is None or self._difference() - num_rows >= -self.error_buffer - _ROUNDING
+
+    def _wait(self, is_allowed: Callable[[], bool], what: str, timeout_s: Optional[float]) -> None:
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + timeout_s
+        while not is_allowed():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise StoreTimeout(f'the rate limiter did not let {what} within {timeout_s:g} s: {self}')
+            self._changed.wait(left)
+
+    def _begin_counting(self) -> None:
+        """Inserts are counted from this row number on."""
+        self._first_row = self._next_row() - self.num_inserts
+        self._put_on_record()
+
+    def _put_on_record(self) -> None:
+        if self._record is not None:
+            self._record.put({'first_row': self._first_row, 'num_samples': self.num_samples})
+
+    def _take_back(self, num_inserts: int = 0, num_samples: int = 0) -> None:
+        with self._changed:
+            self.num_inserts -= num_inserts
+            self.num_samples -= num_samples
+            self._put_on_record()
+            self._changed.notify_all()
+
+    def __repr__(self) -> str:
+        return (
+            f'RateLimiter({self._size()} rows of at least {self.min_size_to_sample}, {self.num_inserts} inserts, '
+            f'{self.num_samples} samples, {self.samples_per_insert} per insert, tolerance {self.error_buffer:g})'
+        )
+
+
+def max_times(sampler: Any) -> Optional[int]:
+    """How often a sampler, or one that it limits, gives a row at most; None: any number of times."""
+    times = [getattr(sampler, name, None) for name in ('max_times_sampled', 'times')]
+    inner = getattr(sampler, 'sampler', None)
+    times.append(None if inner is None else max_times(inner))
+    return min((each for each in times if each is not None), default=None)
+
+
+def _check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f'{name} ({value!r}) must be an integer >= 1')
+
+
+def _check_within(name: str, num_rows: int, limit: int) -> None:
+    # Not a ConfigError, which is a ValueError: DI-engine's fetcher takes those for a shortage.
+    if num_rows > limit:
+        raise TypeError(
+            f'{num_rows} rows at once are more than {name} ({limit}): make the limiter with {name}={num_rows}'
+        )

@@ -1,0 +1,77 @@
+"""What replaces a buffer's contents: complete beside them before anything changes."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set
+
+import numpy as np
+
+from ding_store.buffer.arrays import Array
+from ding_store.buffer.elements.elements import Elements
+from ding_store.buffer.table.narrowing import candidates, narrow, stored_specs, widen
+from ding_store.buffer.table.regions import Regions
+from ding_store.columns import Schema
+
+
+class Loaded(NamedTuple):
+    """
+    Overview:
+        Elements by age.
+    Arguments:
+        - schema (:obj:`Optional[Schema]`): None where they are Python objects, or there are none.
+        - parts (:obj:`Iterator`): Columns of some rows after the other; narrow ones as bytes, or widened.
+        - narrow (:obj:`Optional[List[str]]`): Columns that can be kept as bytes; None: the first part says it.
+        - objects (:obj:`Optional[Iterable]`): Elements that are in no columns, or packets of them, which are whole.
+        - metas (:obj:`List`): One for each row, or none at all.
+    """
+
+    schema: Optional[Schema]
+    parts: Iterator[Dict[str, Array]]
+    narrow: Optional[List[str]]
+    rows: Array
+    objects: Optional[Iterable[Any]]
+    metas: List[Optional[Dict[Any, Any]]]
+    next_row: int
+
+
+def replace(elements: Elements, loaded: Loaded) -> None:
+    """
+    Overview:
+        Have these elements instead. Needs room for both until it is done.
+    Raises:
+        - NotEnoughSpace: There is none. SchemaMismatch: A path cannot hold them. Whatever ``parts`` raises. Nothing
+          changed.
+    """
+    with elements.table.write_lock:
+        regions = elements.table.new_regions()
+        try:
+            names = _fill(regions, loaded)
+        except BaseException:
+            regions.discard()
+            raise
+        elements.replace(loaded.schema, loaded.objects, regions, names, loaded.rows, loaded.next_row, loaded.metas)
+
+
+def _fill(regions: Regions, loaded: Loaded) -> Set[str]:
+    """Write all parts; returns the columns that are kept as bytes."""
+    if loaded.schema is None:
+        return set()
+    specs, parts = loaded.schema.columns(), loaded.parts
+    first = next(parts, None)
+    names = set(candidates(specs, first or {}) if loaded.narrow is None else loaded.narrow)
+    regions.add(stored_specs(specs, names))
+    regions.reserve(len(loaded.rows))
+    place = 0
+    while first is not None:
+        end = place + len(next(iter(first.values()), ()))
+        for name, values in first.items():
+            if name in names and values.dtype != np.uint8:
+                narrowed = narrow(values)
+                if narrowed is None:
+                    regions.replace(name, (np.dtype(np.float32), specs[name][1]), widen, place)
+                    names.discard(name)
+                else:
+                    values = narrowed
+            regions.columns[name][place:end] = values
+        first, place = next(parts, None), end
+    return names

@@ -1,0 +1,138 @@
+"""Rows as they are written to a save: blocks of columns, or of packets, one packet at a time."""
+
+from __future__ import annotations
+
+import zlib
+from math import prod
+from typing import IO, List, Protocol
+
+import numpy as np
+
+from ding_store.buffer.arrays import Array
+from ding_store.buffer.elements.elements import Elements
+from ding_store.buffer.elements.packed import PackedColumn, Place
+from ding_store.buffer.table.table import Table, is_run
+from ding_store.storage.wire.checksum import checksum
+
+#: Payload bytes of a block of columns.
+BLOCK_BYTES = 16 << 20
+
+
+class Blocks(Protocol):
+    """
+    Overview:
+        What was written so far, by block.
+    Arguments:
+        - lengths (:obj:`List[int]`): Rows.
+        - sizes (:obj:`List[int]`): Bytes.
+        - checksums (:obj:`List[int]`): Of each, or of its head.
+    """
+
+    lengths: List[int]
+    sizes: List[int]
+    checksums: List[int]
+
+    def num_bytes(self, rows: Array) -> int:
+        """What so many rows take, about."""
+
+    def write(self, rows: Array) -> Array:
+        """Returns the rows that are whole in the file: not those that left, or were changed, meanwhile."""
+
+
+class ColumnBlocks:
+    """Row numbers of some rows (int64), then their columns one after the other."""
+
+    def __init__(self, file: IO[bytes], table: Table) -> None:
+        self._file, self._table = file, table
+        self.lengths: List[int] = []
+        self.sizes: List[int] = []
+        self.checksums: List[int] = []
+        self._scratch = np.empty(0, np.uint8)
+
+    def num_bytes(self, rows: Array) -> int:
+        return len(rows) * self._table.row_bytes
+
+    def write(self, rows: Array) -> Array:
+        step = max(1, BLOCK_BYTES // max(1, self._table.row_bytes))
+        written = [self._write_block(rows[first : first + step]) for first in range(0, len(rows), step)]
+        return np.concatenate([*written, np.empty(0, np.int64)])
+
+    def _write_block(self, rows: Array) -> Array:
+        with self._table.index.lock:
+            slots, found = self._table.index.find(rows)
+            numbers, columns = self._table.index.row_of_slot, self._table.columns
+        slots, rows = slots[found].astype(np.intp), rows[found]
+        parts = [rows.view(np.uint8), *self._copies(list(columns.values()), slots)]
+        for part in parts:
+            self._file.write(part.data)
+        self.lengths.append(len(rows))
+        self.sizes.append(sum(map(len, parts)))
+        self.checksums.append(checksum([part.data for part in parts], self.sizes[-1]))
+        # Not those whose slots were taken over meanwhile.
+        whole: Array = rows[numbers[slots] == rows]
+        return whole
+
+    def _copies(self, columns: List[Array], slots: Array) -> List[Array]:
+        """Bytes of these slots, which no writer changes between their checksum and the file."""
+        sizes = [len(slots) * column.itemsize * prod(column.shape[1:]) for column in columns]
+        if len(self._scratch) < sum(sizes):
+            self._scratch = np.empty(sum(sizes), np.uint8)
+        ends = np.cumsum(sizes).tolist()
+        copies = [self._scratch[end - size : end] for end, size in zip(ends, sizes)]
+        for column, copy in zip(columns, copies):
+            # Whether a writer was there meanwhile is found out later.
+            out = copy.view(column.dtype).reshape((len(slots), *column.shape[1:])) if len(copy) else None
+            if out is not None and is_run(slots):
+                out[:] = column[slots[0] : slots[-1] + 1]
+            elif out is not None:
+                column.take(slots, 0, out, 'clip')
+        return copies
+
+
+class PacketBlocks:
+    """
+    Overview:
+        A head, of row numbers, sizes and checksums of packets (int64 each); then the packets, one after the other.
+    """
+
+    def __init__(self, file: IO[bytes], elements: Elements, packets: PackedColumn) -> None:
+        self._file, self._elements, self._packets = file, elements, packets
+        self._index = elements.table.index
+        self.lengths: List[int] = []
+        self.sizes: List[int] = []
+        self.checksums: List[int] = []
+
+    def num_bytes(self, rows: Array) -> int:
+        with self._index.lock:
+            slots, found = self._index.find(rows)
+            return sum(place.size for place in self._packets.places(slots[found]))
+
+    def write(self, rows: Array) -> Array:
+        """
+        Raises:
+            - CorruptPayload: A packet is damaged where it is now, too.
+        """
+        with self._index.lock:
+            slots, found = self._index.find(rows)
+            places = self._packets.places(slots[found])
+        head = np.array([(place.row, place.size, place.checksum) for place in places], np.int64).reshape(-1, 3).T
+        encoded = head.tobytes()
+        self._file.write(encoded)
+        self.lengths.append(len(places))
+        self.sizes.append(len(encoded) + int(head[1].sum()))
+        self.checksums.append(zlib.crc32(encoded))
+        whole = []
+        for place in places:
+            packet = self._packets.read(place)
+            if packet.is_whole:
+                whole.append(place.row)
+            else:
+                self._check_left(place)
+            self._file.write(packet.data.data)
+        return np.array(whole, np.int64)
+
+    def _check_left(self, place: Place) -> None:
+        """A packet that is not whole was overwritten, or is in another file by now; else it is damaged."""
+        with self._elements.table.write_lock:
+            if self._elements.objects is self._packets:
+                self._packets.check_left(place)

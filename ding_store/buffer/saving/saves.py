@@ -1,0 +1,382 @@
+"""
+A buffer's contents in one file:
+
+    magic, length of the header (8 bytes, little endian), header (JSON: version, schema, columns)
+    blocks: row numbers and contents of some rows, see ``save_blocks``
+    the row numbers of all rows that count, oldest first; each is in one block or more, of which the last counts
+    pickled extras (metas, and elements that are Python objects)
+    index (JSON: rows and bytes of each block, the sizes of the rest, checksums of all), its length and checksum, magic
+
+It is written while others write to the buffer. First all rows, then those that came or changed meanwhile, until there
+are few; these with the writers waiting. So it holds what was there at one moment, the last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import zlib
+from math import prod
+from typing import IO, Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from ding_store.buffer.arrays import Array
+from ding_store.buffer.elements.elements import Elements
+from ding_store.buffer.elements.objects import ObjectColumn
+from ding_store.buffer.elements.packed import PackedColumn, Packet
+from ding_store.buffer.saving.save_blocks import BLOCK_BYTES, Blocks, ColumnBlocks, PacketBlocks
+from ding_store.buffer.table.regions import ColumnSpec
+from ding_store.errors import CorruptPayload, FormatMismatch
+from ding_store.storage.wire.checksum import checksum
+
+#: Version 2 had no checksums but that of the index, version 3 packed elements among the pickled.
+VERSION = 4
+READABLE = (2, 3, 4)
+_END = b'ding_store end\n\n'
+
+#: Writers may wait for this much to be written, or when there is no end to what they change.
+_FEW_BYTES = 32 << 20
+_ROUNDS = 4
+
+Metas = List[Tuple[int, Dict[Any, Any]]]
+
+
+class Contents(NamedTuple):
+    """What is in no blocks: row numbers by age, Python objects, and (place, meta) of metas that are not empty."""
+
+    rows: Array
+    objects: Optional[List[Any]]
+    metas: Metas
+    next_row: int
+
+
+def contents(elements: Elements) -> Contents:
+    """The caller has the table's lock."""
+    table = elements.table
+    with table.index.lock:
+        slots = table.index.slots_by_age().astype(np.intp)
+        rows = table.index.row_of_slot[slots]
+    objects = elements.objects.take(slots) if isinstance(elements.objects, ObjectColumn) else None
+    if not elements.metas.is_used:
+        return Contents(rows, objects, [], table.next_row)
+    metas = [(place, dict(elements.metas.peek(slot))) for place, slot in enumerate(slots.tolist())]
+    return Contents(rows, objects, [(place, meta) for place, meta in metas if meta], table.next_row)
+
+
+class SaveWriter:
+    """
+    Overview:
+        Writes one save. ``write`` returns with the file at its end, not yet on the disk.
+    """
+
+    def __init__(self, file: IO[bytes], elements: Elements) -> None:
+        self._file, self._elements, self._table = file, elements, elements.table
+        self._blocks: Blocks
+        self._header_checksum = 0
+        self._saved = np.empty(0, np.int64)
+
+    def write(self) -> None:
+        start = self._file.tell()
+        with self._table.watching() as changed:
+            form = self._form()
+            self._begin(start)
+            for _ in range(_ROUNDS):
+                rows = self._unsaved(changed)
+                if self._blocks.num_bytes(rows) <= _FEW_BYTES:
+                    break
+                self._write_rows(rows)
+            with self._table.write_lock:
+                if any(now is not then for now, then in zip(self._form(), form)):
+                    # Other columns, or no columns any more: from the beginning, once.
+                    changed.clear()
+                    self._begin(start)
+                self._write_rows(self._unsaved(changed))
+                kept = contents(self._elements)
+        self._write_rest(kept)
+
+    def _form(self) -> Tuple[Any, ...]:
+        """What is another object as soon as rows are kept in another way, or all of them are others."""
+        return self._table.narrow, self._elements.schema, self._elements.objects
+
+    def _begin(self, start: int) -> None:
+        schema, objects = self._elements.schema, self._elements.objects
+        is_packed = isinstance(objects, PackedColumn)
+        columns = {} if schema is None else self._table.columns
+        header = {
+            'version': VERSION,
+            'schema': None if schema is None else schema.to_json(),
+            'columns': [(name, each.dtype.str, list(each.shape[1:])) for name, each in columns.items()],
+            'narrow': sorted(self._table.narrow),
+            'packed': is_packed,
+        }
+        encoded = json.dumps(header).encode()
+        self._header_checksum = zlib.crc32(encoded)
+        self._file.seek(start)
+        self._file.truncate()
+        self._file.write(len(encoded).to_bytes(8, 'little') + encoded)
+        self._saved = np.empty(0, np.int64)
+        self._blocks = (
+            PacketBlocks(self._file, self._elements, objects)
+            if isinstance(objects, PackedColumn)
+            else ColumnBlocks(self._file, self._table)
+        )
+
+    def _unsaved(self, changed: List[Array]) -> Array:
+        """Rows that live and are not in the file, or were changed after."""
+        # Others append to it at this moment; who does holds the lock of the index until the change is made.
+        taken = changed[:]
+        del changed[: len(taken)]
+        stale = np.concatenate([*taken, np.empty(0, np.int64)])
+        if len(stale):
+            self._saved = np.setdiff1d(self._saved, stale)
+        return np.setdiff1d(self._table.rows_by_age(), self._saved)
+
+    def _write_rows(self, rows: Array) -> None:
+        if not isinstance(self._elements.objects, ObjectColumn):  # Which are among the extras.
+            self._saved = np.union1d(self._saved, self._blocks.write(rows))
+
+    def _write_rest(self, kept: Contents) -> None:
+        self._file.write(kept.rows.tobytes())
+        start = self._file.tell()
+        extras = _Summed(self._file)
+        pickle.dump((kept.metas, kept.objects), extras, protocol=4)
+        index = {
+            'blocks': self._blocks.lengths,
+            'block_bytes': self._blocks.sizes,
+            'num_rows': len(kept.rows),
+            'next_row': kept.next_row,
+            'num_extra_bytes': self._file.tell() - start,
+            'checksums': {
+                'header': self._header_checksum,
+                'blocks': self._blocks.checksums,
+                'rows': zlib.crc32(kept.rows.tobytes()),
+                'extras': extras.checksum,
+            },
+        }
+        encoded = json.dumps(index).encode()
+        self._file.write(
+            encoded + len(encoded).to_bytes(8, 'little') + zlib.crc32(encoded).to_bytes(4, 'little') + _END
+        )
+
+
+class _Extras(pickle.Unpickler):
+    """Tells a class that is missing here from a damaged file."""
+
+    def __init__(self, file: IO[bytes], file_name: str) -> None:
+        super().__init__(file)
+        self._name = file_name
+
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return super().find_class(module, name)
+        except (ImportError, AttributeError) as e:
+            raise FormatMismatch(f'{self._name!r} holds a {module}.{name}, which cannot be imported here: {e}') from e
+
+
+def load_extras(file: IO[bytes], file_name: str) -> Any:
+    """
+    Overview:
+        What was pickled here: our own file, trusted like DequeBuffer's hickle.
+    Raises:
+        - FormatMismatch: A class of it cannot be imported.
+    """
+    return _Extras(file, file_name).load()
+
+
+class _Summed:
+    """A file that is written, with the crc32 of it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self.checksum = file, 0
+
+    def write(self, data: Any) -> int:
+        self.checksum = zlib.crc32(data, self.checksum)
+        return self._file.write(data)
+
+
+class Save:
+    """
+    Overview:
+        A file of ``SaveWriter``, behind its header. Nothing of it is believed before ``verify``.
+    Arguments:
+        - header (:obj:`bytes`): As it was read.
+    Raises:
+        - CorruptPayload: It is truncated, or damaged.
+    """
+
+    def __init__(self, file: IO[bytes], header: bytes, file_name: str) -> None:
+        self._file, self._start, self._name = file, file.tell(), file_name
+        index = self._read_index()
+        #: None of an earlier version, which had none.
+        self._checksums: Optional[Dict[str, Any]] = index.get('checksums')
+        self._demand('header', zlib.crc32(header))
+        fields = json.loads(header)
+        self.schema = fields['schema']
+        self.specs: Dict[str, ColumnSpec] = {
+            name: (np.dtype(dtype), tuple(shape)) for name, dtype, shape in fields['columns']
+        }
+        #: Columns that are kept as bytes, see ``narrowing``.
+        self.narrow: Optional[List[str]] = fields['narrow']
+        self._widths = {name: dtype.itemsize * prod(shape) for name, (dtype, shape) in self.specs.items()}
+        self.next_row = index['next_row']
+        self._num_extra_bytes = index['num_extra_bytes']
+        self._lengths = np.array(index['blocks'], np.int64)
+        block_bytes = self._block_bytes(index)
+        self._offsets = self._start + np.concatenate([[0], np.cumsum(block_bytes)]).astype(np.int64)
+        self._extras = int(self._offsets[-1]) + 8 * index['num_rows']
+        if self._extras + self._num_extra_bytes != self._index_start:
+            raise CorruptPayload(f'{file_name!r} is damaged: its parts are not as long as its index says')
+        file.seek(self._offsets[-1])
+        rows = file.read(8 * index['num_rows'])
+        self._demand('rows', zlib.crc32(rows))
+        self.rows = np.frombuffer(rows, np.int64)
+
+    is_packed = False
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether ``verify`` finds any damage."""
+        return self._checksums is not None
+
+    def verify(self) -> None:
+        """
+        Overview:
+            Read all of it once, and compare the checksums.
+        Raises:
+            - CorruptPayload: One is wrong.
+        """
+        if self._checksums is not None:
+            self._file.seek(self._extras)
+            self._demand('extras', self._checksum_of_extras())
+            self._verify_blocks(self._checksums['blocks'])
+        places = self._places()
+        if (np.diff(self.rows) <= 0).any() or (len(self.rows) and not 0 <= self.rows[-1] < self.next_row):
+            raise CorruptPayload(f'{self._name!r} is damaged: its row numbers do not grow')
+        if (self.specs or self.is_packed) and len(places) != len(self.rows):
+            raise CorruptPayload(f'{self._name!r} is damaged: rows are missing in its blocks')
+
+    def extras(self) -> Any:
+        self._file.seek(self._extras)
+        return load_extras(self._file, self._name)
+
+    def read(self, skipped: int, chunk_bytes: int) -> Iterator[Dict[str, Array]]:
+        """Columns of the rows behind the first ``skipped``, some at a time, as they are kept."""
+        step = max(1, chunk_bytes // max(1, sum(self._widths.values())))
+        places = self._places()[skipped:]
+        # Runs of rows that are one after the other in one block.
+        blocks = np.searchsorted(np.cumsum(self._lengths), places, side='right')
+        breaks = np.flatnonzero((np.diff(places) != 1) | (np.diff(blocks) != 0)) + 1
+        starts, ends = [0, *breaks.tolist()], [*breaks.tolist(), len(places)]
+        firsts = np.concatenate([[0], np.cumsum(self._lengths)])
+        for start, end in zip(starts, ends):
+            for first in range(start, end, step):
+                block = int(blocks[first])
+                yield self._read_part(block, int(places[first] - firsts[block]), min(step, end - first))
+
+    def _block_bytes(self, index: Dict[str, Any]) -> Array:
+        return self._lengths * (8 + sum(self._widths.values()))
+
+    def _verify_blocks(self, checksums: List[int]) -> None:
+        block_bytes = np.diff(self._offsets)
+        scratch = np.empty(int(block_bytes.max(initial=0)), np.uint8).data
+        self._file.seek(self._start)
+        for number, num_bytes in enumerate(block_bytes.tolist()):
+            found = self._file.readinto(scratch[:num_bytes])  # type: ignore[attr-defined]
+            self._demand_block(number, checksum([scratch[:found]], num_bytes), checksums)
+
+    def _demand_block(self, number: int, found: int, checksums: List[int]) -> None:
+        if found != checksums[number]:
+            raise CorruptPayload(f'{self._name!r} is damaged: the checksum of its block {number} is wrong')
+
+    def _places(self) -> Array:
+        """Where each row that counts is, among the rows of all blocks: the last of its places."""
+        parts = []
+        for offset, length in zip(self._offsets, self._lengths):
+            self._file.seek(offset)
+            parts.append(np.frombuffer(self._file.read(8 * length), np.int64))
+        written = np.concatenate([*parts, np.empty(0, np.int64)])
+        rows, places = np.unique(written[::-1], return_index=True)
+        found: Array = len(written) - 1 - places[np.isin(rows, self.rows, assume_unique=True)]
+        return found
+
+    def _read_part(self, block: int, first: int, count: int) -> Dict[str, Array]:
+        length = int(self._lengths[block])
+        place = int(self._offsets[block]) + 8 * length
+        columns = {}
+        for name, (dtype, shape) in self.specs.items():
+            self._file.seek(place + first * self._widths[name])
+            data = self._file.read(count * self._widths[name])
+            columns[name] = np.frombuffer(data, dtype).reshape((count, *shape))
+            place += length * self._widths[name]
+        return columns
+
+    def _checksum_of_extras(self) -> int:
+        crc, left = 0, self._num_extra_bytes
+        while left > 0:
+            data = self._file.read(min(left, BLOCK_BYTES))
+            crc, left = zlib.crc32(data, crc), left - (len(data) or left)
+        return crc
+
+    def _demand(self, part: str, found: int) -> None:
+        if self._checksums is not None and found != self._checksums[part]:
+            raise CorruptPayload(f'{self._name!r} is damaged: the checksum of its {part} is wrong')
+
+    def _read_index(self) -> Dict[str, Any]:
+        size = os.fstat(self._file.fileno()).st_size
+        tail = 12 + len(_END)
+        self._file.seek(max(self._start, size - tail))
+        data = self._file.read()
+        length = int.from_bytes(data[:8], 'little')
+        self._index_start = size - tail - length
+        if data[12:] != _END or self._index_start < self._start:
+            raise CorruptPayload(f'{self._name!r} is truncated: it does not end as it should')
+        self._file.seek(self._index_start)
+        encoded = self._file.read(length)
+        if zlib.crc32(encoded).to_bytes(4, 'little') != data[8:12]:
+            raise CorruptPayload(f'{self._name!r} is damaged: the checksum of its index is wrong')
+        index: Dict[str, Any] = json.loads(encoded)
+        return index
+
+
+class PackedSave(Save):
+    """As ``Save``, of packets instead of columns: see ``PacketBlocks``."""
+
+    is_packed = True
+
+    def packets(self, skipped: int = 0) -> Iterator[Packet]:
+        """
+        Overview:
+            Of the rows behind the first ``skipped``, one after the other.
+        Raises:
+            - CorruptPayload: One is damaged.
+        """
+        heads = [self._head(number) for number in range(len(self._lengths))]
+        starts = [
+            offset + 24 * len(head[1]) + np.cumsum(head[1]) - head[1] for offset, head in zip(self._offsets, heads)
+        ]
+        fields = np.concatenate([np.vstack([*head, start]) for head, start in zip(heads, starts)], axis=1)
+        for row, size, written, start in fields[:, self._places()[skipped:]].T.tolist():
+            data = np.empty(size, np.uint8)
+            self._file.seek(start)
+            self._file.readinto(data.data)  # type: ignore[attr-defined]
+            packet = Packet(row, data, written)
+            if not packet.is_whole:
+                raise packet.damage(self._name)
+            yield packet
+
+    def _block_bytes(self, index: Dict[str, Any]) -> Array:
+        return np.array(index['block_bytes'], np.int64)
+
+    def _verify_blocks(self, checksums: List[int]) -> None:
+        for number in range(len(self._lengths)):
+            self._demand_block(number, zlib.crc32(self._head(number).tobytes()), checksums)
+        for _ in self.packets():
+            pass
+
+    def _head(self, number: int) -> Array:
+        """Row numbers, sizes and checksums, ``(3, n)``."""
+        length = int(self._lengths[number])
+        self._file.seek(self._offsets[number])
+        return np.frombuffer(self._file.read(24 * length), np.int64).reshape(3, length)

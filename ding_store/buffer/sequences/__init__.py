@@ -1,0 +1,1 @@
+"""Runs of rows: groups, where sequences may start, and time-major batches."""

@@ -1,0 +1,83 @@
+"""Rows of groups, as DI-engine's ``groupby`` asks for them, found without a look at all rows."""
+
+from __future__ import annotations
+
+from typing import List, Optional
+
+import numpy as np
+
+from ding_store.buffer.arrays import Array
+from ding_store.buffer.sampling.samplers import not_enough
+from ding_store.buffer.sequences.sequence_index import SequenceIndex
+from ding_store.buffer.table.choices import Draw, GroupChoice
+from ding_store.buffer.table.rows import RowIndex
+
+#: Steps of a uniform draw in [0, 1).
+_FINE = 1 << 52
+
+
+class IndexedGroupChoice:
+    """
+    Overview:
+        As GroupChoice, in O(groups + rows chosen): every group is equally likely, and within one every start. While
+        rows are missing between others (deleted ones, until all older ones have left) GroupChoice does it, because
+        consecutive then means: of those that are left.
+    Arguments:
+        - index (:obj:`SequenceIndex`): Of these groups, without dones.
+        - otherwise (:obj:`GroupChoice`): Of the same groups, with the same arguments.
+    """
+
+    def __init__(
+        self,
+        index: SequenceIndex,
+        otherwise: GroupChoice,
+        draw: Draw,
+        size: int,
+        replace: bool,
+        unroll_len: Optional[int],
+        sliced: bool,
+    ) -> None:
+        self._index, self._otherwise, self._draw = index, otherwise, draw
+        self._size, self._replace, self._unroll_len, self._sliced = size, replace, unroll_len, sliced
+        #: Rows per group of the last choice.
+        self.lengths: List[int] = []
+
+    def __call__(self, index: RowIndex) -> Array:
+        self._index.refresh()
+        slots = self._chosen() if _has_no_holes(index) else None
+        if slots is None:
+            slots = self._otherwise(index)
+            self.lengths = self._otherwise.lengths
+        return slots
+
+    def _chosen(self) -> Optional[Array]:
+        """None where a writer is just taking some of the rows out."""
+        groups, lines = self._index.groups, self._index.lines
+        eligible = np.flatnonzero(groups.num_rows >= (self._unroll_len or 1))
+        if len(eligible) < (1 if self._replace else self._size):
+            raise not_enough(self._size, len(eligible), 'records/groups')
+        chosen = eligible[self._draw(len(eligible), self._size, self._replace)]
+        counts = groups.num_rows[chosen]
+        lengths = counts if self._unroll_len is None else np.full(self._size, self._unroll_len)
+        starts = lines.back(chosen, groups.tails[chosen], counts - 1 - self._starts(counts))
+        slots, are_there = self._index.windows_from(starts, lengths)
+        if not are_there.all():
+            return None
+        self.lengths = lengths.tolist()
+        return slots.T[np.arange(len(slots)) < lengths[:, None]].astype(np.intp)
+
+    def _starts(self, counts: Array) -> Array:
+        length = self._unroll_len
+        if length is None:
+            return np.zeros(self._size, np.int64)
+        share = self._draw(_FINE, self._size, True) / _FINE
+        if not self._sliced:
+            return (share * (counts - length + 1)).astype(np.int64)
+        return np.minimum((share * counts).astype(np.int64) // length * length, counts - length)
+
+
+def _has_no_holes(index: RowIndex) -> bool:
+    if not index.count:
+        return True
+    oldest = index.row_of_slot[index.slots_by_age()[0]]
+    return bool(index.next_row - oldest == index.count)

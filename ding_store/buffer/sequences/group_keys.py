@@ -1,0 +1,105 @@
+"""What says which rows are a group: an integer column, a key of the metas, or several of these together."""
+
+from __future__ import annotations
+
+from typing import List, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from ding_store.buffer.arrays import Array
+from ding_store.buffer.elements.metas import MetaStore
+from ding_store.buffer.sequences.groups import Groups
+from ding_store.buffer.table.table import Table
+from ding_store.errors import SchemaMismatch
+
+#: A column or meta key, or several of them: rows of a group are equal in all.
+GroupBy = Union[str, Sequence[str]]
+
+
+class GroupKeys:
+    """
+    Overview:
+        The group of any row, and whether rows that are there changed theirs.
+    Arguments:
+        - names (:obj:`Sequence[str]`): Columns of integers; else keys of the metas. None at all: all are one group.
+        - done (:obj:`Optional[str]`): The column that is true in an episode's last row.
+        - metas_only (:obj:`bool`): Whether even a name that is a column's means the metas.
+    """
+
+    def __init__(
+        self, table: Table, metas: MetaStore, names: Sequence[str], done: Optional[str], metas_only: bool
+    ) -> None:
+        self._table, self._metas, self._names, self._done = table, metas, names, done
+        self._metas_only = metas_only
+        self._sources: List[Union[str, Groups]] = []
+        self._state: Tuple[object, ...] = ()
+
+    def has_changed(self) -> bool:
+        """Whether rows may be in other groups than at the last call, or end episodes that they did not."""
+        self._sources = [self._source(name) for name in self._names]
+        for name in (*self._names, *((self._done,) if self._done else ())):
+            self._table.num_changes.setdefault(name, 0)
+        state = tuple(
+            (id(source), source.num_moves) if isinstance(source, Groups) else self._table.num_changes[source]
+            for source in (*self._sources, *((self._done,) if self._done else ()))
+        )
+        self._state, before = state, self._state
+        return state != before
+
+    def read(self, slots: Array) -> Tuple[Array, Array]:
+        """The group's value of each slot, ``(n,)`` or ``(n, k)``, int64, and which of them have one."""
+        if not self._sources:
+            return np.zeros(len(slots), np.int64), np.ones(len(slots), bool)
+        values = [self._read(source, slots) for source in self._sources]
+        has_group = np.ones(len(slots), bool)
+        for source, each in zip(self._sources, values):
+            if isinstance(source, Groups):
+                has_group &= each != Groups.NONE
+        return values[0] if len(values) == 1 else np.stack(values, axis=1), has_group
+
+    def read_done(self, slots: Array) -> Array:
+        """Which of these rows end an episode."""
+        column = self._table.columns.get(self._done or '')
+        # Without columns there are no rows to speak of.
+        return np.zeros(len(slots), bool) if column is None else column[slots].reshape(len(slots)) != 0
+
+    def check(self) -> None:
+        """
+        Raises:
+            - SchemaMismatch: There is no such column or meta, or the column does not hold one number per row.
+        """
+        columns = self._table.columns
+        if self._done is not None and (self._done not in columns or columns[self._done][:1].size != 1):
+            raise SchemaMismatch(
+                f'done ({self._done!r}) must be a column with one number per row, one of {sorted(columns)}; '
+                'None is for rows without ends'
+            )
+        for name, source in zip(self._names, self._sources):
+            if isinstance(source, Groups):
+                if not self._metas_only and not source.is_used:
+                    raise SchemaMismatch(
+                        f'groupby ({name!r}) is neither a column ({sorted(columns)}) nor a key of the metas'
+                    )
+            elif columns[name][:1].size != 1 or columns[name].dtype.kind not in 'biu':
+                column = columns[name]
+                raise SchemaMismatch(
+                    f'groupby ({name!r}) must be a column with one integer per row, it has {column.dtype} of shape '
+                    f'{column.shape[1:]}'
+                )
+
+    def _source(self, name: str) -> Union[str, Groups]:
+        if not self._metas_only and name in self._table.columns:
+            return name
+        groups = self._metas.known_groups(name)
+        if groups is None:
+            with self._table.write_lock:
+                groups = self._metas.groups(name)
+        return groups
+
+    def _read(self, source: Union[str, Groups], slots: Array) -> Array:
+        if isinstance(source, Groups):
+            return source.codes[slots]
+        column = self._table.columns.get(source)
+        if column is None or column.dtype.kind not in 'biu' or column[:1].size != 1:
+            return np.zeros(len(slots), np.int64)  # Refused by ``check``.
+        return column[slots].reshape(len(slots)).astype(np.int64)

@@ -1,0 +1,106 @@
+"""What is known of each group of rows: where its line ends, and how long the run is that it is in."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple
+
+import numpy as np
+
+from ding_store.buffer.arrays import Array
+from ding_store.buffer.sequences.lines import NOWHERE, PAGE
+
+#: Groups without rows are kept until there are more of them than this, and than of the others: episodes come and go,
+#: but the steps of an environment go on after all earlier ones have left.
+_MAX_IDLE = 4096
+
+
+class Rows(NamedTuple):
+    """What becomes known of new rows, an array each."""
+
+    places: Array
+    positions: Array  # in their runs, from 1
+    is_known: Array  # whether the run began where an episode did
+    is_done: Array
+    missed: Array
+
+    def at(self, which: Array) -> Rows:
+        return Rows(*(array[which] for array in self))
+
+
+class GroupStates:
+    """
+    Overview:
+        Arrays by group number:
+
+        * ``tails``: the last place of its line.
+        * ``runs``: how many rows its run has so far, those included that left. 0 after a done.
+        * ``is_known``: whether that run began where an episode did.
+        * ``missed``: how often rows had been missed, of whatever group, when its last row came.
+        * ``num_rows``: how many of its rows hold a slot.
+    """
+
+    def __init__(self) -> None:
+        self._id_of: Dict[Any, int] = {}
+        self._free: List[int] = []
+        self.tails, self.runs = np.empty(0, np.int64), np.empty(0, np.int64)
+        self.num_rows, self.missed = np.empty(0, np.int64), np.empty(0, np.int64)
+        self.is_known = np.empty(0, bool)
+
+    def __len__(self) -> int:
+        return len(self._id_of)
+
+    def ids(self, values: Array) -> Array:
+        """Group numbers ``(n,)`` of values ``(n,)`` or ``(n, k)``."""
+        distinct, inverse = np.unique(values, axis=0 if values.ndim > 1 else None, return_inverse=True)
+        if len(self._free) < len(distinct):
+            self._make_room(len(distinct))
+        keys = distinct.tolist() if values.ndim == 1 else list(map(tuple, distinct.tolist()))
+        ids = np.array([self._id(key) for key in keys], np.int64)
+        each: Array = ids[inverse.reshape(-1)]
+        return each
+
+    def advance(self, ids: Array, counts: Array, lasts: Rows) -> None:
+        """Distinct groups have so many more rows, the last of which are these."""
+        self.tails[ids] = lasts.places
+        self.num_rows[ids] += counts
+        self.runs[ids] = np.where(lasts.is_done, 0, lasts.positions)
+        self.is_known[ids] = lasts.is_known | lasts.is_done
+        self.missed[ids] = lasts.missed
+
+    def count_down(self, ids: Array) -> None:
+        """Groups have a row less, for each time that they are named."""
+        np.subtract.at(self.num_rows, ids, 1)
+
+    def lose_tails(self, ids: Array, pages: Array) -> None:
+        """Pages went back that were these groups'."""
+        is_tail = self.tails[ids] // PAGE == pages
+        self.tails[ids[is_tail]] = NOWHERE
+
+    def _id(self, key: Any) -> int:
+        found = self._id_of.get(key)
+        if found is None:
+            found = self._id_of[key] = self._free.pop()
+            self.tails[found] = NOWHERE
+            self.runs[found] = self.num_rows[found] = self.missed[found] = 0
+            # If rows were missed before it came, ``missed`` says so: it differs from theirs.
+            self.is_known[found] = True
+        return found
+
+    def _make_room(self, num_new: int) -> None:
+        idle = [(key, i) for key, i in self._id_of.items() if self.num_rows[i] == 0]
+        if len(idle) > max(_MAX_IDLE, len(self._id_of) // 2):
+            # Those that began first; one of them that comes back after all counts as new.
+            for key, i in idle[: len(idle) // 2]:
+                del self._id_of[key]
+                self._free.append(i)
+        if len(self._free) < num_new:
+            self._grow(max(num_new, len(self.tails), 16))
+
+    def _grow(self, num_more: int) -> None:
+        known = len(self.tails)
+        self._free += range(known + num_more - 1, known - 1, -1)
+        fill = np.zeros(num_more, np.int64)
+        self.tails = np.concatenate([self.tails, fill + NOWHERE])
+        self.runs, self.num_rows = np.concatenate([self.runs, fill]), np.concatenate([self.num_rows, fill])
+        self.missed = np.concatenate([self.missed, fill])
+        self.is_known = np.concatenate([self.is_known, fill.astype(bool)])

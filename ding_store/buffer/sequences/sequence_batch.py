@@ -1,0 +1,131 @@
+"""A time-major batch that passes for the list of sequences that DI-engine's recurrent policies are given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceABC
+from typing import Any, Dict, Iterator, List, Mapping, Tuple
+
+import torch
+import treetensor.torch as ttorch
+from treevalue.tree.common import TreeStorage, create_storage
+
+from ding_store.buffer.batches import TrainBatch
+from ding_store.buffer.sequences.states import STATE, States
+
+
+class SequenceBatch(TrainBatch):
+    """
+    Overview:
+        Leaves ``(T, B, ...)``, and the manners of a list of B dicts whose values are lists of T steps, which is what
+        collectors of the config pipeline make. ``timestep_collate`` (R2D2, R2D3, NGU, QMIX, WQMIX, CollaQ, QTRAN, COMA,
+        MADQN) and IMPALA's collate take it as it is: no leaf is copied.
+    """
+
+    _own_keys = frozenset({STATE})
+
+
+class StepRows(List[List[Any]]):
+    """T lists of B values: a leaf that is None in some rows."""
+
+
+class Steps(SequenceABC):
+    """One sequence's part of a leaf ``(T, B, ...)``: the list of its steps, made when somebody looks."""
+
+    __slots__ = ('_leaf', '_length', '_place')
+
+    def __init__(self, leaf: Any, length: int, place: int) -> None:
+        self._leaf, self._length, self._place = leaf, length, place
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, step: Any) -> Any:
+        return self._made()[step]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._made())
+
+    def _made(self) -> List[Any]:
+        if isinstance(self._leaf, torch.Tensor):
+            return list(self._leaf[:, self._place].unbind(0))
+        return [_at(self._leaf, step, self._place) for step in range(self._length)]
+
+
+def sequence_batch(
+    tree: ttorch.Tensor, length: int, size: int, states: States, extra: Mapping[str, Any]
+) -> SequenceBatch:
+    """
+    Overview:
+        One batch of ``size`` sequences.
+    Arguments:
+        - tree (:obj:`ttorch.Tensor`): Of all steps, leaves ``(length * size, ...)``, the first step of all sequences
+          first.
+        - states (:obj:`States`): Before each of these steps, in the same order; made if somebody asks.
+        - extra (:obj:`Mapping`): Leaves ``(size, ...)`` that sequences have as a whole.
+    """
+    storage = _split(tree._detach(), length, size)
+    batch_of_steps = dict(_items(storage))
+
+    def elements() -> List[Dict[str, Any]]:
+        made: List[Dict[str, Any]] = _steps(batch_of_steps, length, size)
+        for key, value in extra.items():
+            for element, each in zip(made, value):
+                element[key] = each
+        if STATE in batch_of_steps:
+            for element, of_sequence in zip(made, zip(*states.by_step(length, size))):
+                element[STATE] = list(of_sequence)
+        return made
+
+    for key, value in extra.items():
+        storage.set(key, value)
+    return SequenceBatch.of(ttorch.Tensor(storage), size, elements)
+
+
+def _steps(value: Any, length: int, size: int) -> List[Any]:
+    """What each sequence has of a batch: dicts of lists, as lists of dicts are turned into by the collectors."""
+    if not isinstance(value, (dict, TreeStorage)):
+        return [Steps(value, length, place) for place in range(size)]
+    made: List[Dict[str, Any]] = [{} for _ in range(size)]
+    for key, each in _items(value):
+        if each is not None:
+            for element, steps in zip(made, _steps(each, length, size)):
+                element[key] = steps
+    return made
+
+
+def _at(value: Any, step: int, place: int) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value[step, place]
+    if isinstance(value, StepRows):
+        return value[step][place]
+    if isinstance(value, (TreeStorage, dict)):
+        return {key: _at(each, step, place) for key, each in _items(value)}
+    if isinstance(value, (list, tuple)):
+        return _like(value, [_at(each, step, place) for each in value])
+    return value
+
+
+def _split(value: Any, length: int, size: int) -> Any:
+    """Leaves ``(length * size, ...)`` as ``(length, size, ...)``: views."""
+    if isinstance(value, torch.Tensor):
+        return value.view(length, size, *value.shape[1:])
+    if isinstance(value, TreeStorage):
+        return create_storage({key: _split(each, length, size) for key, each in _items(value)})
+    if isinstance(value, dict):
+        return {key: _split(each, length, size) for key, each in _items(value)}
+    if isinstance(value, list) and len(value) == length * size and any(each is None for each in value):
+        # What is None in some rows is a list of rows.
+        return StepRows(value[start : start + size] for start in range(0, length * size, size))
+    if isinstance(value, (list, tuple)):
+        return _like(value, [_split(each, length, size) for each in value])
+    return value
+
+
+def _items(value: Any) -> List[Tuple[str, Any]]:
+    if isinstance(value, TreeStorage):
+        return list(value.iter_items())
+    return list(value.items())
+
+
+def _like(value: Any, items: List[Any]) -> Any:
+    return type(value)(*items) if hasattr(value, '_fields') else type(value)(items)

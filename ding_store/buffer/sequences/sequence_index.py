@@ -1,0 +1,249 @@
+"""Which rows follow each other in their group, and where a sequence may start; kept up to date row by row."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Optional, Tuple
+
+import numpy as np
+
+from ding_store.buffer.arrays import Array
+from ding_store.buffer.sampling.pending import PendingSlots
+from ding_store.buffer.sampling.slot_set import SlotSet
+from ding_store.buffer.sequences.group_states import GroupStates, Rows
+from ding_store.buffer.sequences.lines import NOWHERE, Lines
+from ding_store.buffer.table.rows import EMPTY, RowIndex
+
+#: Slots -> the group's value for each, int64, and which of them have one.
+ReadGroups = Callable[[Array], Tuple[Array, Array]]
+#: Slots -> which of them end an episode.
+ReadDone = Callable[[Array], Array]
+
+#: So many kinds of starts (length, stride) are kept up to date; the one longest unused makes room for another.
+_MAX_KINDS = 4
+
+
+class SequenceIndex:
+    """
+    Overview:
+        The lines of all groups, and sets of the slots where a sequence of some length may start, or an episode ends.
+        New rows are taken in when somebody asks, many at once. Rows that leave are noticed when their slots are used
+        again, or when somebody is about to get them: then they go from the sets, each once, so that the price of a
+        draw does not depend on the number of rows.
+
+        A *run* is what may be cut into sequences: rows of one group, up to a done. After rows that nobody saw (more
+        were pushed at once than the table holds) every group begins a new run.
+    Arguments:
+        - index (:obj:`RowIndex`): The table's; locked by whoever calls.
+        - read_groups (:obj:`ReadGroups`): Of rows that were just published.
+        - read_done (:obj:`Optional[ReadDone]`): None: runs end only where rows are missing.
+    """
+
+    def __init__(self, index: RowIndex, read_groups: ReadGroups, read_done: Optional[ReadDone]) -> None:
+        self._index, self._read_groups, self._read_done = index, read_groups, read_done
+        self.lines = Lines(index.capacity)
+        self.groups = GroupStates()
+        self._starts: Dict[Tuple[int, int], SlotSet] = {}
+        self._ends: Dict[Optional[int], SlotSet] = {}
+        self._first_row, self._next_row, self._num_missed = 0, index.next_row, 0
+        self._pending = PendingSlots(self._take_in)
+        self._start()
+        index.listen(self)
+
+    # What the table tells.
+
+    def published(self, slots: Array) -> None:
+        if self._is_stale or not len(slots):
+            return
+        first = int(self._index.row_of_slot[slots[0]])
+        if first != self._next_row:
+            self._pending.flush()
+            self._num_missed += 1
+        self._next_row = first + len(slots)
+        self._pending.add(slots)
+        # After: the rows before them, when there are too many to wait, are no longer.
+        self._is_pending[slots] = True
+
+    def removed(self, slots: Array) -> None:
+        # Their groups and dones are still in the columns, and soon will not be.
+        if not self._is_stale and self._is_pending[slots].any():
+            self._pending.flush()
+
+    def restored(self, slots: Array) -> None:
+        # The rows are where they were, but a draw in between may have given them up.
+        self.forget()
+
+    def cleared(self) -> None:
+        self._pending.clear()
+        self._start()
+        self._first_row, self._is_stale = self._next_row, False
+
+    def resizing(self) -> None:
+        """Slots will be others: see ``resized``."""
+
+    def resized(self, capacity: int, source: Array, target: Array) -> None:
+        self._start()
+
+    # What samplers ask.
+
+    def refresh(self) -> None:
+        """Take in what happened since the last time: amortised O(1) per row."""
+        if self._is_stale:
+            self._rebuild()
+        else:
+            self._pending.flush()
+
+    def forget(self) -> None:
+        """Rows that are there changed their groups or dones: look at all of them again."""
+        self._pending.clear()
+        self._is_stale = True
+
+    def starts(self, length: int, stride: int = 1) -> SlotSet:
+        """
+        Overview:
+            Slots at which ``length`` rows of one run begin. Some of these rows may have left: see ``windows``.
+        Arguments:
+            - stride (:obj:`int`): Only at multiples of it, counted from where the run began.
+        """
+        kind = (length, stride)
+        found, is_new = self._kept(self._starts, kind)
+        if is_new:
+            slots = self._held_slots()
+            self._add_starts(kind, self.lines.at[slots], self._positions[slots])
+        return found
+
+    def ends(self, max_length: Optional[int] = None) -> SlotSet:
+        """Slots of the last rows of whole episodes. Some of their rows may have left: see ``episodes``."""
+        found, is_new = self._kept(self._ends, max_length)
+        if is_new:
+            slots = self._held_slots()
+            self._add_ends(max_length, slots[self._is_end[slots]])
+        return found
+
+    def _kept(self, sets: Dict[Any, SlotSet], kind: Any) -> Tuple[SlotSet, bool]:
+        found = sets.pop(kind, None)
+        if found is None and len(sets) >= _MAX_KINDS:
+            sets.pop(next(iter(sets)))
+        # Put in again, as the one last used.
+        sets[kind] = SlotSet(self._index.capacity) if found is None else found
+        return sets[kind], found is None
+
+    def _held_slots(self) -> Array:
+        return np.flatnonzero(self.lines.at != NOWHERE)
+
+    def windows(self, starts: Array, length: int) -> Tuple[Array, Array]:
+        """Slots ``(length, B)`` from each start on, and whether all rows of a window are there ``(B,)``."""
+        lines, kernels = self.lines, self._index.kernels
+        if kernels is not None and lines.at.dtype == np.int32:
+            slots, are_there = np.empty((length, len(starts)), np.int64), np.empty(len(starts), np.bool_)
+            starts = np.ascontiguousarray(starts, np.int64)
+            kernels.walk(lines.at, lines.held, lines.after, self._index.row_of_slot, starts, slots, are_there)
+            return slots, are_there
+        slots = lines.windows(lines.at[starts], length)
+        # One look instead of ``_are_live``: both are below zero for what is not there.
+        rows = self._index.row_of_slot.take(slots, mode='clip')
+        return slots, np.minimum(rows.min(axis=0), slots.min(axis=0)) >= 0
+
+    def episodes(self, ends: Array) -> Tuple[Array, Array, Array]:
+        """Slots ``(T, B)`` of the episodes that end there, their lengths ``(B,)``, and whether they are whole."""
+        lengths = self._positions[ends].astype(np.int64)
+        slots, are_there = self.windows_from(self.lines.walk(self.lines.at[ends], 1 - lengths), lengths)
+        return slots, lengths, are_there
+
+    def windows_from(self, places: Array, lengths: Array) -> Tuple[Array, Array]:
+        """Slots ``(T, B)`` from each place on, of which ``lengths`` count, and whether those are all there ``(B,)``."""
+        slots = self.lines.windows(places, int(lengths.max(initial=0)))
+        is_beyond = np.arange(len(slots))[:, None] >= lengths
+        return slots, (self._are_live(slots) | is_beyond).all(axis=0)
+
+    def _are_live(self, slots: Array) -> Array:
+        rows: Array = self._index.row_of_slot[slots]
+        are_live: Array = (slots != NOWHERE) & (rows != EMPTY)
+        return are_live
+
+    def _start(self) -> None:
+        """Know nothing."""
+        capacity = self._index.capacity
+        self.lines, self.groups = Lines(capacity), GroupStates()
+        self._starts.update({kind: SlotSet(capacity) for kind in self._starts})
+        self._ends.update({kind: SlotSet(capacity) for kind in self._ends})
+        #: Of each row, its place in its run, from 1, and whether it is the last one of a whole episode.
+        self._positions, self._is_end = np.zeros(capacity, np.int32), np.zeros(capacity, bool)
+        self._is_pending = np.zeros(capacity, bool)
+        self._next_row, self._num_missed = self._index.next_row, 0
+        self._is_stale = True
+
+    def _rebuild(self) -> None:
+        """With the rows there are. Where others are missing, nobody knows whose they were and what they ended."""
+        self._start()
+        self._is_stale = False
+        slots = self._index.slots_by_age().astype(np.intp)
+        missed = np.cumsum(np.diff(self._index.row_of_slot[slots], prepend=self._first_row - 1) != 1)
+        self._add(slots, missed)
+        self._num_missed = int(missed[-1]) if len(missed) else int(self._next_row > self._first_row)
+        self._num_missed += bool(len(slots) and self._index.row_of_slot[slots[-1]] != self._next_row - 1)
+
+    def _take_in(self, slots: Array) -> None:
+        """Rows that are new since the last time, in the order of age; all there were, as none left unnoticed."""
+        self._is_pending[slots] = False
+        self._add(slots, np.full(len(slots), self._num_missed))
+
+    def _add(self, slots: Array, missed: Array) -> None:
+        self._vacate(slots)
+        values, has_group = self._read_groups(slots)
+        if not has_group.all():
+            slots, values, missed = slots[has_group], values[has_group], missed[has_group]
+        if len(slots):
+            is_done = np.zeros(len(slots), bool) if self._read_done is None else self._read_done(slots)
+            self._append(slots, self.groups.ids(values), is_done, missed)
+
+    def _vacate(self, slots: Array) -> None:
+        """The rows that were in these slots are history."""
+        places: Array = self.lines.at[slots]
+        self.groups.count_down(self.lines.owners(places[places >= 0]))
+        for members in self._sets():
+            members.discard(slots)
+        pages = self.lines.drop(slots)
+        self.groups.lose_tails(self.lines.owner_of_pages(pages), pages)
+
+    def _sets(self) -> Tuple[SlotSet, ...]:
+        return (*self._starts.values(), *self._ends.values())
+
+    def _append(self, slots: Array, ids: Array, is_done: Array, missed: Array) -> None:
+        order = np.argsort(ids, kind='stable')
+        slots, ids, is_done, missed = slots[order], ids[order], is_done[order], missed[order]
+        is_first = np.diff(ids, prepend=-1) != 0
+        firsts = np.flatnonzero(is_first)
+        owners, counts = ids[firsts], np.diff(firsts, append=len(ids))
+        places = self.lines.append(owners, self.groups.tails[owners], counts, slots)
+        positions, is_known = self._places_in_runs(ids, is_first, is_done, missed)
+        self._positions[slots], self._is_end[slots] = positions, is_done & is_known
+        for kind in self._starts:
+            self._add_starts(kind, places, positions)
+        for max_length in self._ends:
+            self._add_ends(max_length, slots[is_done & is_known])
+        rows = Rows(places, positions, is_known, is_done, missed)
+        self.groups.advance(owners, counts, rows.at(firsts + counts - 1))
+
+    def _places_in_runs(self, ids: Array, is_first: Array, is_done: Array, missed: Array) -> Tuple[Array, Array]:
+        """Of every row, its place in its run, from 1, and whether the run began with its episode."""
+        before = np.where(is_first, self.groups.missed[ids], np.roll(missed, 1))
+        is_broken = missed != before
+        begins = is_first | is_broken | np.roll(is_done, 1)
+        ordinal = np.arange(len(ids))
+        begin = np.maximum.accumulate(np.where(begins, ordinal, 0))
+        # A group's first rows here go on with the run that it is in.
+        goes_on = (is_first & ~is_broken)[begin]
+        run = np.where(goes_on, self.groups.runs[ids], 0)
+        is_known = np.where(goes_on, self.groups.is_known[ids], ~is_broken[begin])
+        return ordinal - begin + 1 + run, is_known
+
+    def _add_starts(self, kind: Tuple[int, int], places: Array, positions: Array) -> None:
+        length, stride = kind
+        fits = positions >= length
+        if stride > 1:
+            fits &= (positions - length) % stride == 0
+        slots = self.lines.slots(self.lines.walk(places[fits], np.array(1 - length)))
+        self._starts[kind].add(slots[slots != NOWHERE])
+
+    def _add_ends(self, max_length: Optional[int], slots: Array) -> None:
+        self._ends[max_length].add(slots if max_length is None else slots[self._positions[slots] <= max_length])

@@ -1,0 +1,184 @@
+"""Priorities of sequences: each belongs to the row that its sequence starts at (R2D2)."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+
+import numpy as np
+
+from ding_store.buffer.arrays import Array
+from ding_store.buffer.sampling.prioritized import Prioritized, check_count, moved
+from ding_store.buffer.sampling.slot_set import SlotSet
+from ding_store.buffer.sequences.sequence_index import SequenceIndex
+from ding_store.buffer.sequences.sequences import ROUNDS, Look, purge
+from ding_store.buffer.table.rows import EMPTY, RowIndex
+from ding_store.errors import PriorityError
+
+
+class SequencePrioritized(Prioritized):
+    """
+    Overview:
+        For ``sample_sequences``, whose sequences then come in proportion to ``(priority + epsilon) ** alpha`` of the
+        rows that they start at, burn-in included (Kapturowski et al. 2019, R2D2, section 2.3). Rows at which no
+        sequence may start never come, whatever their priority: one that is pushed with a priority counts when the steps
+        behind it are there. New starts get the largest priority seen. O(B log(capacity)).
+
+        Priorities of the sequences of a batch go back by their starts::
+
+            buffer.update_priorities(batch.rows[0], mixed_priority(td_errors))
+
+        It is for sequences of one kind; others need a view with a sampler of its own. Arguments are those of
+        Prioritized.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._starts: Optional[SlotSet] = None
+        self._kind: Tuple[int, ...] = ()
+        #: Priorities by slot, and the rows that they are of.
+        self._priorities: Array = np.full(1, np.nan)
+        self._rows: Array = np.full(1, EMPTY, np.int64)
+        super().__init__(*arguments, **options)
+
+    def choose(self, index: RowIndex, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Array:
+        """
+        Raises:
+            - TypeError: Always.
+        """
+        raise TypeError('SequencePrioritized draws sequences: use sample_sequences, or a view with another sampler')
+
+    def draw(self, sequences: SequenceIndex, length: int, stride: int, look: Look, size: int, replace: bool) -> Any:
+        """
+        Overview:
+            Starts ``(size,)`` and what ``look`` says of them; those that turn out not to be valid are given up.
+        Raises:
+            - NotEnoughData: There are fewer starts than that (with ``replace``: none), or none with a priority.
+            - TypeError: It has drawn sequences of another kind.
+        """
+        starts = self._follow(sequences, length, stride)
+        for attempt in range(ROUNDS + 1):
+            self._pending.flush()
+            check_count(size, len(starts), replace, self._tree.total)
+            slots = self._tree.find(self._targets(size, self._tree.total))
+            looked, is_valid = look(slots)
+            if is_valid.all():
+                return slots, looked
+            if attempt < ROUNDS - 1:
+                starts.discard(np.unique(slots[~is_valid]))
+            else:
+                purge(starts, look)
+        raise AssertionError('all starts were looked at')
+
+    def starts_changed(self, slots: Array) -> None:
+        """Slots became starts, or are none any longer."""
+        self._pending.add(slots)
+
+    def cleared(self) -> None:
+        super().cleared()
+        self._start(self._tree.capacity)
+
+    def resized(self, capacity: int, source: Array, target: Array) -> None:
+        priorities = moved(self._priorities, capacity, source, target, np.nan)
+        rows = moved(self._rows, capacity, source, target, EMPTY).astype(np.int64)
+        self._start(capacity)
+        self._priorities, self._rows = priorities, rows
+
+    def state(self) -> Dict[str, Array]:
+        index = self._attached()
+        with index.lock:
+            state = super().state()
+            slots = index.slots_by_age()
+            state['priority'] = np.where(self._is_known(slots), self._priorities[slots], np.nan)
+        return state
+
+    def _follow(self, sequences: SequenceIndex, length: int, stride: int) -> SlotSet:
+        kind = (id(sequences), length, stride)
+        if self._kind not in ((), kind):
+            raise TypeError(
+                f'SequencePrioritized has drawn sequences of {self._kind[1]} steps, every {self._kind[2]}, and groups '
+                f'of their own; for others ({length} steps, every {stride}) make a view with another one'
+            )
+        self._kind = kind
+        sequences.refresh()
+        starts = sequences.starts(length, stride)
+        if starts is not self._starts:
+            # The first ones, or made anew.
+            self._tree.clear()
+            self._pending.clear()
+            self._starts = starts
+            starts.listen(self)
+            self._pending.add(starts.members)
+        return starts
+
+    def _start(self, capacity: int) -> None:
+        super()._start(capacity)
+        self._pending.clear()
+        self._starts = None
+        self._priorities, self._rows = np.full(capacity, np.nan), np.full(capacity, EMPTY, np.int64)
+
+    def _refresh(self, slots: Array) -> None:
+        is_start = self._is_start(slots)
+        new = slots[is_start & ~self._is_known(slots)]
+        self._priorities[new], self._rows[new] = self.max_priority, self._attached().row_of_slot[new]
+        self._tree.set(slots, np.where(is_start, self._mass_of(np.nan_to_num(self._priorities[slots])), 0.0))
+
+    def _set(self, slots: Array, priorities: Array) -> None:
+        self._priorities[slots], self._rows[slots] = priorities, self._attached().row_of_slot[slots]
+        self._tree.set(slots, np.where(self._is_start(slots), self._mass_of(priorities), 0.0))
+
+    def _is_start(self, slots: Array) -> Array:
+        if self._starts is None:
+            return np.zeros(len(slots), bool)
+        is_start: Array = self._starts.contains(slots) & (self._attached().row_of_slot[slots] != EMPTY)
+        return is_start
+
+    def _is_known(self, slots: Array) -> Array:
+        """Which rows have a priority."""
+        rows = self._attached().row_of_slot[slots]
+        is_known: Array = (self._rows[slots] == rows) & (rows != EMPTY)
+        return is_known
+
+    def _priorities_at(self, slots: Array) -> Array:
+        return np.where(self._is_known(slots), self._priorities[slots], self.max_priority)
+
+    def _check_state(self, state: Mapping[str, Array], num_rows: int) -> None:
+        super()._check_state(state, num_rows)
+        if 'priority' not in state:
+            raise PriorityError('the saved priorities are not of a SequencePrioritized')
+
+    def _load_rows(self, index: RowIndex, state: Mapping[str, Array]) -> None:
+        self._start(index.capacity)
+        is_known = ~np.isnan(state['priority'])
+        slots = index.slots_by_age()[is_known]
+        self._priorities[slots], self._rows[slots] = state['priority'][is_known], index.row_of_slot[slots]
+
+
+class PrioritizedSequenceChoice:
+    """
+    Overview:
+        As SequenceChoice, of starts that a SequencePrioritized draws. ``weights`` are those of the last choice.
+    """
+
+    def __init__(
+        self,
+        sampler: SequencePrioritized,
+        index: SequenceIndex,
+        size: int,
+        length: int,
+        stride: int = 1,
+        replace: bool = False,
+    ) -> None:
+        self._sampler, self._index, self._size = sampler, index, size
+        self._length, self._stride, self._replace = length, stride, replace
+        self.weights: Optional[Array] = None
+
+    def __call__(self, index: RowIndex) -> Array:
+        length = self._length
+        look: Callable[[Array], Any] = lambda starts: self._index.windows(starts, length)  # noqa: E731
+        starts, windows = self._sampler.draw(self._index, length, self._stride, look, self._size, self._replace)
+        self.weights = self._sampler.weigh(starts)
+        slots: Array = windows.reshape(-1).astype(np.intp, copy=False)
+        return slots
+
+    def adopt(self, other: PrioritizedSequenceChoice) -> None:
+        """What this one chose is what another one chose before."""
+        self.weights = other.weights

@@ -1,0 +1,96 @@
+"""Reads of sequences and episodes: choices of rows, gathered once, put in the form that policies take."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Mapping, NamedTuple, Tuple
+
+import numpy as np
+import torch
+import treetensor.torch as ttorch
+
+from ding_store.buffer.arrays import Array
+from ding_store.buffer.elements.elements import Choose, Elements
+from ding_store.buffer.sequences.sequence_batch import SequenceBatch, sequence_batch
+from ding_store.buffer.sequences.states import States
+from ding_store.columns import Schema
+from ding_store.errors import SchemaMismatch
+
+
+class Episodes(NamedTuple):
+    """
+    Overview:
+        Whole episodes. ``data``: leaves ``(T, B, ...)``, T the longest one's steps, zeros behind the end of the others;
+        it passes for a list of B sequences as those of ``sample_sequences`` do. ``lengths``: ``(B,)``, int64.
+        ``mask``: ``(T, B)``, float32, 1 where there is a step. ``rows``: the rows of all steps, one episode after the
+        other. ``elements()``: for each episode the list of its steps, views of one gathered batch.
+    """
+
+    data: SequenceBatch
+    lengths: Array
+    mask: torch.Tensor
+    rows: Array
+    elements: Callable[[], List[List[Any]]]
+
+
+def read_sequences(
+    elements: Elements, choose: Choose, length: int
+) -> Tuple[SequenceBatch, Array, Callable[[], List[List[Any]]]]:
+    """Slots chosen step by step, ``(length * B,)``, as a time-major batch, rows ``(length, B)`` and elements."""
+    rows, schema, columns = elements.read_columns(choose)
+    size = len(rows) // length
+    data = sequence_batch(_collate(schema, columns), length, size, States(schema, columns), {})
+
+    def decode() -> List[List[Any]]:
+        steps = schema.decode(columns)
+        return [steps[place::size] for place in range(size)]
+
+    return data, rows.reshape(length, size), decode
+
+
+def read_unrolled(elements: Elements, choose: Choose) -> Tuple[SequenceBatch, Array, Callable[[], List[Any]]]:
+    """Rows that are sequences themselves, as a time-major batch."""
+    reader = elements.sequences.step_reader(_schema_of(elements))
+    rows, (steps, rest) = elements.table.read(choose, lambda slots: reader.take(elements.table.columns, slots))
+    extra: Mapping[str, Any] = {}
+    if reader.rest is not None:
+        extra = dict(reader.rest.decode_batch(rest, True).items())
+    tree = _collate(reader.steps, steps)
+    data = sequence_batch(tree, reader.length, len(rows), States(reader.steps, steps), extra)
+    return data, rows, lambda: list(data)
+
+
+def read_episodes(elements: Elements, choose: Choose, lengths_of: Callable[[], Array]) -> Episodes:
+    """Rows chosen one episode after the other; ``lengths_of()`` says afterwards how long each one is."""
+    rows, schema, columns = elements.read_columns(choose)
+    lengths = lengths_of()
+    size, longest = len(lengths), int(lengths.max())
+    step = np.arange(longest)[:, None]
+    is_there = step < lengths
+    # Row i of episode b is the i-th behind the first of that episode; what is not there becomes zeros.
+    places = (step + np.cumsum(lengths) - lengths)[is_there]
+    padded = {name: _padded(column, places, is_there) for name, column in columns.items()}
+    data = sequence_batch(_collate(schema, padded), longest, size, States(schema, padded), {})
+
+    def decode() -> List[List[Any]]:
+        steps, ends = schema.decode(columns), np.cumsum(lengths).tolist()
+        return [steps[end - length : end] for end, length in zip(ends, lengths.tolist())]
+
+    return Episodes(data, lengths, torch.from_numpy(is_there.astype(np.float32)), rows, decode)
+
+
+def _padded(column: Array, places: Array, is_there: Array) -> Array:
+    padded = np.zeros((*is_there.shape, *column.shape[1:]), column.dtype)
+    padded[is_there] = column[places]
+    return padded.reshape(-1, *column.shape[1:])
+
+
+def _collate(schema: Schema, columns: Mapping[str, Array]) -> ttorch.Tensor:
+    # As timestep_collate has it: (1,) is a number, whatever the action is.
+    return schema.decode_batch(columns, True)
+
+
+def _schema_of(elements: Elements) -> Schema:
+    schema = elements.schema
+    if schema is None:
+        raise SchemaMismatch('elements that are kept as Python objects make no time-major batch; use sample()')
+    return schema

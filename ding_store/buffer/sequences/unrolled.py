@@ -1,0 +1,76 @@
+"""Rows that are whole sequences (lists of T steps, or dicts of such lists) read step by step."""
+
+from __future__ import annotations
+
+from typing import List, Optional, Tuple
+from typing import Mapping as MappingType
+
+import numpy as np
+
+from ding_store.buffer.arrays import Array
+from ding_store.buffer.table.narrowing import take_into
+from ding_store.buffer.table.outputs import WarmOutputs
+from ding_store.columns import Schema
+from ding_store.columns.nodes import Mapping, Node, Unrolled, leaf_names
+from ding_store.errors import SchemaMismatch
+
+Columns = MappingType[str, Array]
+
+
+def is_sequence(schema: Optional[Schema]) -> bool:
+    """Whether elements are sequences of one length, which ``StepReader`` reads; None: objects that are no columns."""
+    lengths: List[int] = []
+    return schema is not None and _parts(schema.root, lengths)[0] is not None and len(set(lengths)) == 1
+
+
+class StepReader:
+    """
+    Overview:
+        Reads such rows time-major: one gather per column, of steps, into ``(T * B, *shape)``.
+    Arguments:
+        - schema (:obj:`Schema`): Of the rows.
+    Raises:
+        - SchemaMismatch: They are no sequences of one length.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        lengths: List[int] = []
+        steps, rest = _parts(schema.root, lengths)
+        if steps is None or len(set(lengths)) != 1:
+            raise SchemaMismatch(
+                'time-major batches are made of elements that are lists of T steps, or dicts of such lists; the '
+                f'element is a {schema.root}, its lists have lengths {sorted(set(lengths))}'
+            )
+        self.schema, self.length = schema, lengths[0]
+        self.steps, self.rest = Schema(steps), Schema(rest) if rest is not None else None
+        self._outputs = WarmOutputs(self.steps.columns())
+        self._rest_outputs = WarmOutputs(self.rest.columns() if self.rest is not None else {})
+
+    def take(self, columns: Columns, slots: Array) -> Tuple[Columns, Columns]:
+        """Copy the steps ``(T * B, *shape)``, the first of all rows first, and what else there is ``(B, *shape)``."""
+        places = (slots * self.length + np.arange(self.length)[:, None]).reshape(-1)
+        steps = self._outputs.take(len(places))
+        for name, out in steps.items():
+            # A presence column has a mark for each time axis above it.
+            column = columns[name + '?' if name.endswith('?') else name]
+            take_into(column.reshape(-1, *column.shape[2:]), places, out)
+        rest = self._rest_outputs.take(len(slots))
+        for name, out in rest.items():
+            take_into(columns[name], slots, out)
+        return steps, rest
+
+
+def _parts(node: Node, lengths: List[int]) -> Tuple[Optional[Node], Optional[Node]]:
+    """What a step is made of, and what a sequence has as a whole."""
+    if isinstance(node, Unrolled):
+        lengths.append(node.length)
+        return node.item, None
+    if not isinstance(node, Mapping):
+        return None, node
+    parts = [(key, *_parts(child, lengths)) for key, child in node.items]
+    steps = tuple((key, step) for key, step, _ in parts if step is not None)
+    rest = tuple((key, other) for key, _, other in parts if other is not None)
+    return (
+        Mapping(node.kind, steps) if steps else None,
+        Mapping(node.kind, rest) if any(leaf_names(other) for _, other in rest) else None,
+    )

@@ -1,0 +1,258 @@
+"""What every part of a table needs: its columns, its index, its files, and what there is to know of them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Tuple
+
+import numpy as np
+
+from ding_store.buffer.arrays import Array
+from ding_store.buffer.durability import redo
+from ding_store.buffer.durability.commits import encode_note
+from ding_store.buffer.durability.durable import Home
+from ding_store.buffer.durability.header import ENCODING, StoredColumn
+from ding_store.buffer.table.choices import as_rows
+from ding_store.buffer.table.regions import ColumnSpec, Regions
+from ding_store.buffer.table.rows import RowIndex
+from ding_store.errors import ConfigError, SchemaMismatch
+
+Columns = Mapping[str, Array]
+
+
+class TableBase:
+    """See ``Table``."""
+
+    def __init__(
+        self, columns: Mapping[str, ColumnSpec], capacity: int, path: Optional[str] = None, fsync: bool = False
+    ) -> None:
+        specs = checked_specs(columns)
+        self.write_lock = threading.RLock()
+        self._num_updates = 0
+        #: Name -> how many updates changed the values of this column; of those columns that somebody put here.
+        self.num_changes: Dict[str, int] = {}
+        self._num_used = 0  # Slots from this one on were never written.
+        self._narrow: FrozenSet[str] = frozenset()
+        self._specs: Optional[Tuple[Dict[str, Array], FrozenSet[str], Dict[str, ColumnSpec]]] = None
+        self._watchers: List[List[Array]] = []
+        self._note: Optional[Dict[str, Any]] = None
+        capacity = checked_capacity(capacity)
+        self.home = None if path is None else Home(path, capacity, fsync)
+        self._regions = Regions(capacity, self.home)
+        try:
+            self._open(specs, capacity)
+        except BaseException:
+            self._regions.close()
+            if self.home is not None:
+                self.home.close()
+            raise
+
+    def _open(self, specs: Dict[str, ColumnSpec], capacity: int) -> None:
+        home = self.home
+        if home is None:
+            self.index = RowIndex(capacity)
+        else:
+            self.index = RowIndex(capacity, home.numbers, home.next_row)
+            self._num_used = int(self.index.live_slots.max(initial=-1)) + 1
+            self._note = home.note
+        if home is None or not home.header.columns:
+            self._regions.add(specs)
+            self._describe(self.info)
+            return
+        self._narrow = frozenset(column.name for column in home.header.columns if column.encoding)
+        self._regions.open(home.header.columns)
+        if specs and specs != self.specs:
+            raise SchemaMismatch(f'{home.path!r} holds a table of the columns {self.specs}, not {specs}')
+        self._redo(home)
+
+    @property
+    def capacity(self) -> int:
+        """The number of rows that it can hold."""
+        return self.index.capacity
+
+    @property
+    def info(self) -> Any:
+        """What its owner said about the columns, as JSON; of a private table None."""
+        return None if self.home is None else self.home.header.info
+
+    @property
+    def committed(self) -> Optional[Dict[str, Any]]:
+        """The last note that was committed."""
+        return self._note
+
+    @property
+    def specs(self) -> Dict[str, ColumnSpec]:
+        """Name -> (dtype, shape of one element); not to be changed."""
+        columns, narrow = self.columns, self._narrow
+        if self._specs is None or self._specs[0] is not columns or self._specs[1] is not narrow:
+            specs = {name: (self._dtype_of(name, column), column.shape[1:]) for name, column in columns.items()}
+            self._specs = columns, narrow, specs
+        return self._specs[2]
+
+    @property
+    def narrow(self) -> FrozenSet[str]:
+        """Names of columns of float32 that are kept as bytes: see ``narrowing``."""
+        return self._narrow
+
+    @property
+    def num_updates(self) -> int:
+        """Grows before data of rows that are there change, or move: what was read of them before may be outdated."""
+        return self._num_updates
+
+    def __len__(self) -> int:
+        return self.index.count
+
+    @property
+    def columns(self) -> Dict[str, Array]:
+        """The columns themselves as they are kept, by slot; for readers within ``read``."""
+        return self._regions.columns
+
+    @property
+    def row_bytes(self) -> int:
+        """Payload bytes of one row."""
+        return self._regions.row_bytes
+
+    @property
+    def next_row(self) -> int:
+        """The row number that the next row will have."""
+        return self.index.next_row
+
+    def commit(self, note: Mapping[str, Any]) -> None:
+        """
+        Overview:
+            Set ``committed`` without new rows.
+        Raises:
+            - SchemaMismatch: JSON cannot hold it.
+        """
+        encoded = encode_note(note)
+        with self.write_lock:
+            self._commit(note, encoded)
+
+    def contains(self, rows: Array) -> Array:
+        """Which rows are in the table, bool."""
+        with self.index.lock:
+            return self.index.find(as_rows(rows))[1]
+
+    def rows_by_age(self) -> Array:
+        """Row numbers of all live rows, oldest first."""
+        with self.index.lock:
+            return self.index.row_of_slot[self.index.slots_by_age()]
+
+    def check(self) -> List[str]:
+        """
+        Overview:
+            What is wrong with it: for tests and post-mortems; nothing, unless memory or files were damaged.
+        Returns:
+            - findings (:obj:`List[str]`): One sentence each.
+        """
+        with self.write_lock, self.index.lock:
+            found = self.index.findings()
+            if self.index.count and int(self.index.live_slots.max()) >= self._num_used:
+                found.append(f'a row lives in a slot beyond {self._num_used}, the last that was written')
+            if any(len(column) != self.capacity for column in self.columns.values()):
+                found.append(f'a column has not {self.capacity} slots')
+            if self.home is not None:
+                found += self.home.findings(self.index.next_row, self.index.row_of_slot, self._stored_columns())
+        return found
+
+    def close(self) -> None:
+        """Release the files; the table is empty after it, but what is in ``path`` stays there."""
+        with self.write_lock, self.index.lock:
+            if self.home is None:
+                self.index.clear()
+            else:
+                self._sync_columns()
+                self.home.close()
+                self._num_updates += 1
+                # Not in place: that would be a delete of all rows, on the disk, too.
+                self.index.forget()
+            self._regions.close()
+
+    def _commit(self, note: Optional[Mapping[str, Any]], encoded: Optional[bytes]) -> None:
+        if self.home is not None:
+            self.home.check_open()
+            self.home.commit(self.index.next_row, encoded)
+        if note is not None:
+            self._note = dict(note)
+
+    def _redo(self, home: Home) -> None:
+        for record in home.redo.read():
+            rows, columns = redo.decode(record)
+            slots, found = self.index.find(rows)
+            for name, values in columns.items():
+                self.columns[name][slots[found]] = values[found]
+        self._sync_columns()
+        home.redo.clear()
+
+    def _describe(self, info: Any) -> None:
+        if self.home is not None:
+            self.home.describe(self._stored_columns(), info)
+
+    def _stored_columns(self) -> List[StoredColumn]:
+        return stored_columns(self._regions, self._narrow)
+
+    def _dtype_of(self, name: str, column: Array) -> np.dtype[Any]:
+        """What a column's values are to everybody else."""
+        # By what it is, and not by what it is called now: a reader may have the column of a moment ago.
+        return np.dtype(np.float32) if name in self._narrow and column.dtype == np.uint8 else column.dtype
+
+    def _check_open(self) -> None:
+        if self.home is not None:
+            self.home.check_open()
+
+    def _sync_numbers(self) -> None:
+        if self.home is not None:
+            self.home.sync_numbers()
+
+    def _sync_columns(self) -> None:
+        if self.home is not None and self.home.fsync:
+            self._regions.sync()
+            self.home.metas.sync()
+            self.home.sync_kept()
+
+    def _check(self, columns: Columns, num_rows: Optional[int] = None, partial: bool = False) -> int:
+        """Compare arrays with the schema before anything is written; returns their length."""
+        specs = self.specs
+        if columns.keys() != specs.keys():
+            unknown, missing = set(columns) - set(specs), set(specs) - set(columns)
+            if unknown or (missing and not partial):
+                raise SchemaMismatch(
+                    f'columns differ from the table: unknown {sorted(unknown)}, missing {sorted(missing)}'
+                )
+        for name, values in columns.items():
+            dtype, shape = specs[name]
+            num_rows = len(values) if num_rows is None and values.ndim else num_rows
+            if values.dtype != dtype or values.shape != (num_rows, *shape):
+                raise SchemaMismatch(
+                    f'{name}: expected {dtype} of shape ({num_rows}, *{shape}), '
+                    f'got {values.dtype} of shape {values.shape}'
+                )
+        return num_rows or 0
+
+
+def checked_capacity(capacity: Any) -> int:
+    """
+    Raises:
+        - ConfigError: It is no positive integer.
+    """
+    if isinstance(capacity, bool) or not isinstance(capacity, (int, np.integer)) or capacity < 1:
+        raise ConfigError(f'capacity ({capacity!r}) must be an integer >= 1')
+    return int(capacity)
+
+
+def stored_columns(regions: Regions, narrow: FrozenSet[str]) -> List[StoredColumn]:
+    """As a directory's header has them."""
+    columns = regions.stored()
+    for column in columns:
+        column.encoding = ENCODING if column.name in narrow else None
+    return columns
+
+
+def checked_specs(columns: Mapping[str, ColumnSpec]) -> Dict[str, ColumnSpec]:
+    specs: Dict[str, ColumnSpec] = {}
+    for name, (dtype, shape) in columns.items():
+        dtype = np.dtype(dtype)
+        if dtype.hasobject or dtype.itemsize == 0:
+            raise ConfigError(f'column {name!r} has dtype {dtype}, which is not of a fixed size')
+        specs[name] = (dtype, tuple(int(size) for size in shape))
+    return specs

@@ -1,0 +1,170 @@
+"""Warm arrays for batches: a fresh one costs up to five times the gather itself, in page faults."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import OrderedDict
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+import numpy as np
+import treetensor.torch as ttorch
+
+from ding_store.buffer.arrays import Array
+from ding_store.buffer.kernels.load import Kernels, load_kernels
+from ding_store.buffer.table.narrowing import take_into
+from ding_store.buffer.table.regions import ColumnSpec, spec_bytes
+from ding_store.columns.batch import PlainBatch
+
+Arrays = Dict[str, Array]
+#: Batches of one size that are kept warm at once; a pipeline that holds more gets fresh arrays.
+MAX_WARM = 8
+#: Batch sizes that are kept warm at once.
+MAX_SIZES = 4
+
+
+#: What takes longer to copy than this lets other threads run; who lets go of the interpreter may wait for it after.
+_BRIEF_BYTES = 1 << 20
+
+
+class Gather:
+    """Where columns are, for a compiled pass over some of them."""
+
+    def __init__(self, columns: Mapping[str, Array], arrays: Arrays) -> None:
+        #: Also keeps them in memory.
+        self.columns = columns
+        taken = [columns[name] for name in arrays]
+        self.capacity = len(taken[0]) if taken else 0
+        #: Whether it can be done: rows have to be copied as they are.
+        self.is_plain = bool(self.capacity) and all(
+            column.dtype == array.dtype and column.shape[1:] == array.shape[1:] and column.flags.c_contiguous
+            for column, array in zip(taken, arrays.values())
+        )
+        self.addresses = np.array([column.ctypes.data for column in taken], np.int64)
+        self.sizes = np.array([column[:1].nbytes for column in taken], np.int64)
+
+
+class RowWriter(NamedTuple):
+    """Copies elements to columns, leaf by leaf in one compiled pass."""
+
+    gather: Gather
+    batch: PlainBatch
+    kernels: Kernels
+
+    def writing(self, element: Any) -> Optional[Callable[[int], None]]:
+        """What writes an element to a slot, and cannot fail; None for one that is not just bytes, or does not fit."""
+        found = self.batch.addresses(element)
+        if found is None:
+            return None
+        places, held = np.array(found[0], np.int64), found[1]
+
+        def write(slot: int) -> None:
+            self.kernels.put(places, self.gather.sizes, self.gather.addresses, slot)
+            held.clear()  # Until here: the bytes are theirs.
+
+        return write
+
+
+class Output:
+    """
+    Overview:
+        Arrays of one batch, and what can be known of them beforehand: ``addresses``, where each begins, and views, of
+        which batches are made. Whoever uses it holds a copy of ``arrays``.
+    """
+
+    __slots__ = ('arrays', 'addresses', '_batch', '_views', '_held', '_num_references')
+
+    def __init__(self, arrays: Arrays, batch: Optional[PlainBatch]) -> None:
+        self.arrays, self._batch = arrays, batch
+        self._views = batch.views(arrays) if batch is not None else []
+        self.addresses = np.array([array.ctypes.data for array in arrays.values()], np.int64)
+        self._held = list({id(array): array for array in (*arrays.values(), *self._views)}.values())
+        # What the interpreter counts while nobody else holds any; measured, as it differs between its versions.
+        self._num_references = self._count()
+
+    def is_free(self) -> bool:
+        """Whether nobody else holds anything of it."""
+        return self._count() == self._num_references
+
+    def batch(self) -> Optional[ttorch.Tensor]:
+        """What is in the arrays, as one tree; None if that takes more than views."""
+        return None if self._batch is None else self._batch.tree(self._views)
+
+    def _count(self) -> int:
+        return sum(map(sys.getrefcount, self._held))
+
+
+class WarmOutputs:
+    """
+    Overview:
+        Hands out arrays for batches, and hands them out again once nobody holds them: when the reference count of every
+        array is where it was. Tensors, views and what autograd saved all hold the array that owns the bytes, so that a
+        batch stays valid for as long as anything of it is referenced.
+    Arguments:
+        - columns (:obj:`Mapping`): Name -> (dtype, shape of one element).
+        - batch (:obj:`Optional[PlainBatch]`): Makes batches of the arrays.
+    """
+
+    def __init__(self, columns: Mapping[str, ColumnSpec], batch: Optional[PlainBatch] = None) -> None:
+        self._columns, self._batch = dict(columns), batch
+        self._lock = threading.Lock()
+        self._warm: OrderedDict[int, List[Output]] = OrderedDict()
+        self._row_bytes = sum(map(spec_bytes, self._columns.values()))
+        self._gather: Optional[Gather] = None
+        self._writer: Optional[RowWriter] = None
+        self._kernels = load_kernels()
+
+    def take(self, num_rows: int) -> Arrays:
+        """Arrays ``(num_rows, *shape)`` by name, with anything in them; theirs who asked until they let go of them."""
+        return self.lend(num_rows)[0]
+
+    def lend(self, num_rows: int) -> Tuple[Arrays, Output]:
+        """As ``take``, with what else is known of the arrays."""
+        # Two threads must not both find the same arrays free: the copy below is what makes them taken.
+        with self._lock:
+            warm = self._warm.get(num_rows)
+            if warm is None:
+                warm = self._warm[num_rows] = []
+            if len(self._warm) > 1:
+                self._warm.move_to_end(num_rows)
+            for output in warm:
+                if output.is_free():
+                    return dict(output.arrays), output
+            arrays = {name: self._empty(name, num_rows) for name in self._columns}
+            output = Output(arrays, self._batch)
+            if len(warm) < MAX_WARM:
+                warm.append(output)
+            if len(self._warm) > MAX_SIZES:
+                self._warm.popitem(last=False)
+            return dict(arrays), output
+
+    def gather(self, columns: Mapping[str, Array], slots: Array) -> Tuple[Arrays, Output]:
+        """Slots of these columns, in arrays as of ``lend``. The same columns are in the same object."""
+        arrays, output = self.lend(len(slots))
+        if self._kernels is not None:
+            gather = self._gather
+            if gather is None or gather.columns is not columns:
+                gather = self._gather = Gather(columns, arrays)
+            if gather.is_plain:
+                is_brief = len(slots) * self._row_bytes <= _BRIEF_BYTES
+                copy = self._kernels.gather if is_brief else self._kernels.gather_freely
+                slots = np.ascontiguousarray(slots, np.int64)
+                copy(gather.addresses, gather.sizes, output.addresses, slots, gather.capacity)
+                return arrays, output
+        for name, array in arrays.items():
+            take_into(columns[name], slots, array)
+        return arrays, output
+
+    def row_writer(self, columns: Mapping[str, Array]) -> Optional[RowWriter]:
+        """What copies elements to these columns; None where that takes more than their bytes."""
+        if self._kernels is None or self._batch is None or not 0 < self._row_bytes <= _BRIEF_BYTES:
+            return None
+        writer = self._writer
+        if writer is None or writer.gather.columns is not columns:
+            gather = Gather(columns, {name: self._empty(name, 0) for name in self._batch.names})
+            writer = self._writer = RowWriter(gather, self._batch, self._kernels)
+        return writer if writer.gather.is_plain else None
+
+    def _empty(self, name: str, num_rows: int) -> Array:
+        dtype, shape = self._columns[name]
+        return np.empty((num_rows, *shape), dtype)

@@ -1,0 +1,348 @@
+"""Which row is where: row numbers, slots, and the order of age. Vectorised; about 34 bytes per row of capacity."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import List, Optional, Protocol, Tuple
+
+import numpy as np
+
+from ding_store.buffer.arrays import Array, filled
+from ding_store.buffer.kernels.load import load_kernels
+
+#: In ``row_of_slot``: the slot is free, or its row is being written at this moment.
+EMPTY = -1
+
+_NO_ROWS = np.empty(0, np.int64)
+
+
+class RowListener(Protocol):
+    """Somebody who keeps something per slot. Called with the index locked, after the change."""
+
+    def published(self, slots: Array) -> None:
+        """These slots have new rows."""
+
+    def removed(self, slots: Array) -> None:
+        """The rows of these slots left."""
+
+    def restored(self, slots: Array) -> None:
+        """The rows that left last, from these slots, are back."""
+
+    def cleared(self) -> None:
+        """All rows left."""
+
+    def resizing(self) -> None:
+        """Slots are about to be others: what is put off has to be done now."""
+
+    def resized(self, capacity: int, source: Array, target: Array) -> None:
+        """There are so many slots now; rows from ``source`` slots live in ``target`` slots. The same rows live."""
+
+
+class RowIndex:
+    """
+    Overview:
+        Row numbers only grow and are never reused; a row lives while its slot still carries its number. All methods
+        want ``lock`` to be held by the caller; only ``row_of_slot`` may be read without it.
+
+        * ``_slots`` is a permutation of all slots: the first ``count`` are live, the rest free. A uniform draw is one
+          look-up, and a delete one swap; ``_place`` is its inverse.
+        * ``_log`` holds (row, slot) in the order of row numbers. Deleted rows stay in it until they are passed over or
+          packed away, which costs O(1) amortised.
+    Arguments:
+        - capacity (:obj:`int`): The number of slots.
+        - row_of_slot (:obj:`Optional[np.ndarray]`): Where to keep row numbers, with those that live already: EMPTY or
+          distinct numbers below ``next_row``. Every change of a row is one store of 8 bytes to it.
+    """
+
+    def __init__(self, capacity: int, row_of_slot: Optional[Array] = None, next_row: int = 0) -> None:
+        self.lock = threading.RLock()
+        #: None where numba does not run.
+        self.kernels = load_kernels()
+        self.next_row = next_row
+        self._listeners: List[weakref.ref[RowListener]] = []
+        self._build(filled(capacity, EMPTY, np.int64) if row_of_slot is None else row_of_slot)
+
+    def _build(self, row_of_slot: Array) -> None:
+        """Everything that follows from which row is in which slot."""
+        self.row_of_slot = row_of_slot
+        self.capacity = capacity = len(row_of_slot)
+        slot_type = np.int32 if capacity <= np.iinfo(np.int32).max else np.int64
+        live = np.flatnonzero(row_of_slot != EMPTY)
+        by_age = live[np.argsort(row_of_slot[live])]
+        # Free slots in ascending order: those that were written before come first, and need no more space.
+        self._slots = np.concatenate([by_age, np.flatnonzero(row_of_slot == EMPTY)]).astype(slot_type)
+        self._place = np.empty(capacity, slot_type)
+        self._place[self._slots] = np.arange(capacity, dtype=slot_type)
+        log_size = capacity + max(capacity // 2, 64)
+        self._log_rows = np.empty(log_size, np.int64)
+        self._log_slots = np.empty(log_size, slot_type)
+        self.count = self._tail = len(live)
+        self._head = 0
+        self._log_rows[: self.count], self._log_slots[: self.count] = row_of_slot[by_age], by_age
+
+    def listen(self, listener: RowListener) -> None:
+        """Tell somebody of all changes from now on, for as long as somebody else holds it."""
+        self._listeners.append(weakref.ref(listener, self._listeners.remove))
+
+    @property
+    def live_slots(self) -> Array:
+        """Slots of all live rows in no order: a view, good for as long as the lock is held."""
+        live: Array = self._slots[: self.count]
+        return live
+
+    def allocate(self, num_rows: int) -> Tuple[Array, Array]:
+        """
+        Overview:
+            Choose slots for ``num_rows`` (at most the capacity) new rows; the oldest rows leave where there is no room.
+            The slots belong to the caller until ``publish`` or ``restore``.
+        Returns:
+            - slots (:obj:`np.ndarray`): The slots.
+            - evicted (:obj:`np.ndarray`): Row numbers of those who left; theirs were the first slots.
+        """
+        shortage = self.count + num_rows - self.capacity
+        retired, evicted = self._retire(shortage) if shortage > 0 else (_NO_ROWS, _NO_ROWS)
+        if shortage == num_rows:
+            return retired, evicted
+        return self._slots[self.count : self.count + num_rows].astype(np.intp), evicted
+
+    def restore(self, slots: Array, evicted: Array) -> None:
+        """Take ``allocate`` back, before anything was written: those who left live again. O(capacity)."""
+        self._pack_log()
+        num_back, num_rows = len(evicted), self._tail
+        self._log_rows[num_back : num_back + num_rows] = self._log_rows[:num_rows].copy()
+        self._log_slots[num_back : num_back + num_rows] = self._log_slots[:num_rows].copy()
+        self._log_rows[:num_back], self._log_slots[:num_back] = evicted, slots[:num_back]
+        self._tail += num_back
+        self.row_of_slot[slots[:num_back]] = evicted
+        self.count += num_back
+        for listener in self._listening():
+            listener.restored(slots[:num_back])
+
+    def publish(self, slots: Array, skipped: int = 0) -> Array:
+        """
+        Overview:
+            Make the rows live that were written to the slots of the last ``allocate``. O(len(slots)).
+        Arguments:
+            - skipped (:obj:`int`): How many row numbers before them are used up by rows that never live.
+        Returns:
+            - rows (:obj:`np.ndarray`): Their row numbers.
+        """
+        num_rows = len(slots)
+        rows = np.arange(self.next_row + skipped, self.next_row + skipped + num_rows, dtype=np.int64)
+        if self._tail + num_rows > len(self._log_rows):
+            self._pack_log()
+        self._log_rows[self._tail : self._tail + num_rows] = rows
+        self._log_slots[self._tail : self._tail + num_rows] = slots
+        self._tail += num_rows
+        self.next_row += skipped + num_rows
+        self.count += num_rows
+        self.row_of_slot[slots] = rows
+        for listener in self._listening():
+            listener.published(slots)
+        return rows
+
+    def remove(self, slots: Array) -> None:
+        """Free distinct slots of live rows: the last live slots move into the gaps. O(len(slots))."""
+        if len(slots) == 1:
+            self._remove_one(int(slots[0]))
+        else:
+            self._remove_many(slots)
+        self._tell_removed(slots)
+
+    def clear(self) -> None:
+        """Free every slot. Row numbers go on growing."""
+        self.row_of_slot[:] = EMPTY
+        self._slots[:] = np.arange(self.capacity, dtype=self._slots.dtype)
+        self._place[:] = self._slots
+        self.count = self._head = self._tail = 0
+        for listener in self._listening():
+            listener.cleared()
+
+    def forget(self) -> None:
+        """As ``clear``, but what ``row_of_slot`` was stays as it is."""
+        self._build(filled(self.capacity, EMPTY, np.int64))
+        for listener in self._listening():
+            listener.cleared()
+
+    def oldest(self, num_rows: int) -> Array:
+        """Slots of the oldest live rows, as many as there are up to ``num_rows``; a copy."""
+        return self.slots_by_age()[:num_rows].astype(np.intp)
+
+    def relocations(self, capacity: int) -> Tuple[Array, Array]:
+        """
+        Overview:
+            Before a shrink to ``capacity``, which is at least ``count``: the live slots beyond it, and free slots below
+            it, one for each.
+        """
+        for listener in self._listening():
+            listener.resizing()
+        source = np.flatnonzero(self.row_of_slot[capacity:] != EMPTY) + capacity
+        target = np.flatnonzero(self.row_of_slot[:capacity] == EMPTY)[: len(source)]
+        return source, target
+
+    def relocate(self, source: Array, target: Array) -> None:
+        """Rows were copied from slots to free ones: there they live from now on. ``resize`` must follow."""
+        # The new place first: a crash in between leaves two equal copies, and never none.
+        self.row_of_slot[target] = self.row_of_slot[source]
+        self.row_of_slot[source] = EMPTY
+
+    def resize(self, row_of_slot: Array, source: Array, target: Array) -> None:
+        """Go on with more or fewer slots, of the same rows; those from ``source`` are in ``target``."""
+        self._build(row_of_slot)
+        for listener in self._listening():
+            listener.resized(self.capacity, source, target)
+
+    def findings(self) -> List[str]:
+        """What is wrong with it; nothing unless memory or this file is."""
+        live = self.live_slots
+        rows = self.row_of_slot[live]
+        by_age = self.row_of_slot[self.slots_by_age()]
+        checks = {
+            f'row numbers are not all in 0 to {self.next_row}': ((rows >= 0) & (rows < self.next_row)).all(),
+            'a row number is in two slots': len(np.unique(rows)) == self.count,
+            'free slots have row numbers': (self.row_of_slot[self._slots[self.count :]] == EMPTY).all(),
+            'slots are no permutation': np.array_equal(np.sort(self._slots), np.arange(self.capacity)),
+            'places are not those of the slots': np.array_equal(self._slots[self._place], np.arange(self.capacity)),
+            'the order of age is not that of row numbers': (by_age[1:] > by_age[:-1]).all()
+            and len(by_age) == len(live),
+        }
+        return [what for what, holds in checks.items() if not holds]
+
+    def load(self, rows: Array, row_of_slot: Optional[Array] = None) -> None:
+        """
+        Overview:
+            After ``forget``, these rows live in the first slots; they are below ``next_row`` and in the order of age.
+        Arguments:
+            - row_of_slot (:obj:`Optional[np.ndarray]`): Where row numbers are kept from now on, with theirs in it.
+        """
+        if row_of_slot is None:
+            self.row_of_slot[: len(rows)] = rows
+        self._build(self.row_of_slot if row_of_slot is None else row_of_slot)
+        for listener in self._listening():
+            listener.published(np.arange(len(rows)))
+
+    def find(self, rows: Array) -> Tuple[Array, Array]:
+        """
+        Overview:
+            Slots of rows. O(1) per row while no row was deleted out of order, else O(log(capacity)).
+        Returns:
+            - slots (:obj:`np.ndarray`): Any valid slot for a row that is gone.
+            - found (:obj:`np.ndarray`): Whether the row is live, bool.
+        """
+        slots = rows % self.capacity
+        found = self.row_of_slot[slots] == rows
+        if not found.all():
+            self._find_moved(rows, slots, found)
+        return slots, found & (rows >= 0)
+
+    def slots_by_age(self) -> Array:
+        """Slots of all live rows, oldest first: a view, good for as long as the lock is held. O(1) without deletes."""
+        if self._tail - self._head != self.count:
+            self._pack_log()
+        return self._log_slots[self._head : self._tail]
+
+    def num_from(self, row: int) -> int:
+        """How many live rows have this number or a larger one. O(log(count)) without deletes."""
+        rows = self._log_rows[self._head : self._head + len(self.slots_by_age())]
+        return len(rows) - int(np.searchsorted(rows, row))
+
+    def _listening(self) -> List[RowListener]:
+        if not self._listeners:
+            return []
+        alive = [reference() for reference in self._listeners]
+        return [listener for listener in alive if listener is not None]
+
+    def _find_moved(self, rows: Array, slots: Array, found: Array) -> None:
+        if self._head == self._tail:
+            return
+        missing = np.flatnonzero(~found)
+        wanted = rows[missing]
+        places = np.searchsorted(self._log_rows[self._head : self._tail], wanted)
+        np.minimum(places, self._tail - self._head - 1, out=places)
+        candidates = self._log_slots[self._head + places]
+        slots[missing] = candidates
+        found[missing] = self.row_of_slot[candidates] == wanted
+
+    def _tell_removed(self, slots: Array) -> None:
+        for listener in self._listening():
+            listener.removed(slots)
+
+    def _retire(self, num_rows: int) -> Tuple[Array, Array]:
+        """The oldest rows leave: their slots, which are the next free ones in this order, and their numbers."""
+        head, end = self._head, self._head + num_rows
+        if num_rows > 1 and end <= self._tail and self.kernels is not None and self._slots.dtype == np.int32:
+            slots, rows = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
+            index = self.row_of_slot, self._slots, self._place, self._log_rows, self._log_slots
+            if self.kernels.retire(*index, head, self.count, slots, rows):
+                self._head, self.count = end, self.count - num_rows
+                self._tell_removed(slots)
+                return slots, rows
+        oldest = self._oldest_one() if num_rows == 1 else self._oldest(num_rows)
+        rows = self.row_of_slot[oldest]
+        self.remove(oldest)
+        return oldest, rows
+
+    def _remove_many(self, slots: Array) -> None:
+        if self.kernels is not None and self._slots.dtype == np.int32:
+            removed = np.ascontiguousarray(slots, np.int64)
+            self.kernels.free(self.row_of_slot, self._slots, self._place, removed, self.count)
+            self.count -= len(slots)
+            return
+        self.row_of_slot[slots] = EMPTY
+        remaining = self.count - len(slots)
+        tail = self._slots[remaining : self.count]
+        moved = tail[self.row_of_slot[tail] != EMPTY]
+        places = self._place[slots]
+        gaps = places[np.less(places, remaining)]
+        self._slots[gaps] = moved
+        self._place[moved] = gaps
+        # In the order given: the oldest row's slot is the next to be used, so that slots stay in the order of age.
+        self._slots[remaining : self.count] = slots
+        self._place[slots] = np.arange(remaining, self.count, dtype=self._place.dtype)
+        self.count = remaining
+
+    def _remove_one(self, slot: int) -> None:
+        # As ``remove``, without the fixed price of a dozen operations on arrays: this is every push to a full table.
+        last = self.count - 1
+        place, moved = self._place[slot], self._slots[last]
+        self.row_of_slot[slot] = EMPTY
+        self._slots[place], self._place[moved] = moved, place
+        self._slots[last], self._place[slot] = slot, last
+        self.count = last
+
+    def _oldest_one(self) -> Array:
+        # As ``_oldest``, without the fixed price of operations on arrays.
+        head = self._head
+        slot = self._log_slots[head]
+        if self.row_of_slot[slot] != self._log_rows[head]:
+            return self._oldest(1)
+        self._head = head + 1
+        return np.array([slot], np.intp)
+
+    def _oldest(self, num_rows: int) -> Array:
+        """Slots of the oldest live rows; the log's head moves past them and past deleted rows before them."""
+        end = self._head + num_rows
+        oldest = self._log_slots[self._head : end].astype(np.intp)
+        if end <= self._tail and (self.row_of_slot[oldest] == self._log_rows[self._head : end]).all():
+            self._head = end
+            return oldest
+        taken: List[Array] = []
+        while num_rows > 0:
+            # At least a few at a time: after many deletes most of the entries here are dead.
+            end = min(self._head + max(num_rows, 32), self._tail)
+            slots = self._log_slots[self._head : end]
+            alive = np.flatnonzero(self.row_of_slot[slots] == self._log_rows[self._head : end])[:num_rows]
+            taken.append(slots[alive].astype(np.intp))
+            num_rows -= len(alive)
+            self._head = end if num_rows else self._head + int(alive[-1]) + 1
+        return taken[0] if len(taken) == 1 else np.concatenate(taken)
+
+    def _pack_log(self) -> None:
+        rows, slots = self._log_rows[self._head : self._tail], self._log_slots[self._head : self._tail]
+        alive = self.row_of_slot[slots] == rows
+        num_alive = int(np.count_nonzero(alive))
+        # Indexing by a mask copies, so that the regions may overlap.
+        self._log_rows[:num_alive] = rows[alive]
+        self._log_slots[:num_alive] = slots[alive]
+        self._head, self._tail = 0, num_alive

@@ -1,0 +1,237 @@
+"""The part of a table that changes what there is room for: other columns, wider ones, more or fewer slots."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Callable, FrozenSet, Iterable, Mapping, Optional, Tuple
+
+import numpy as np
+
+from ding_store.buffer.arrays import Array, filled
+from ding_store.buffer.table.base import Columns, TableBase, checked_capacity, checked_specs, stored_columns
+from ding_store.buffer.table.narrowing import narrow, stored_specs, widen
+from ding_store.buffer.table.regions import ColumnSpec, Regions
+from ding_store.buffer.table.rows import EMPTY
+from ding_store.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_NO_ROWS = np.empty(0, np.int64)
+
+
+class TableShape(TableBase):
+    """See ``Table``."""
+
+    def as_stored(self, columns: Columns) -> Columns:
+        """
+        Overview:
+            These columns as they are kept. What was kept as bytes and cannot be any longer is widened first, and stays
+            so. The caller has the lock of the writers.
+        Raises:
+            - NotEnoughSpace: There is no room for what is widened; nothing changed.
+        """
+        if not self._narrow:
+            return columns
+        stored = dict(columns)
+        for name in self._narrow & columns.keys():
+            narrowed = narrow(columns[name])
+            if narrowed is None:
+                self._widen(name)
+            else:
+                stored[name] = narrowed
+        return stored
+
+    def clear(self) -> None:
+        """Take all rows out, or none if it is killed. Row numbers are not used again."""
+        with self.write_lock, self.index.lock:
+            self._check_open()
+            if self.home is not None:
+                self.home.clear(self.index.next_row)
+            self.index.clear()
+            self._sync_numbers()
+
+    def add_columns(
+        self, columns: Mapping[str, ColumnSpec], fill: Optional[Mapping[str, Any]] = None, info: Any = None
+    ) -> None:
+        """
+        Overview:
+            Widen the schema. Rows that are there get ``fill[name]``, or zeros.
+        Raises:
+            - ConfigError: The table has a column of this name.
+        """
+        specs = checked_specs(columns)
+        with self.write_lock:
+            self._check_open()
+            doubled = sorted(set(specs) & set(self.columns))
+            if doubled:
+                raise ConfigError(f'the table has the columns {doubled} already')
+            self._regions.add(specs)
+            for name, value in (fill or {}).items():
+                self.columns[name][: self._num_used] = value
+            self._describe(info)
+
+    def replace_columns(
+        self, columns: Mapping[str, ColumnSpec], info: Any = None, narrow_columns: Iterable[str] = ()
+    ) -> None:
+        """
+        Overview:
+            Take all rows out, and have these columns from now on instead, some of them kept as bytes for as long as
+            that is exact. Row numbers go on growing.
+        """
+        names = frozenset(narrow_columns)
+        with self.write_lock:
+            regions = self.new_regions()
+            regions.add(stored_specs(checked_specs(columns), names))
+            self.replace(regions, info, names)
+
+    def new_regions(self) -> Regions:
+        """Columns beside these, for ``replace``. The caller has the lock of the writers until then."""
+        self._check_open()
+        return Regions(self.capacity, self.home)
+
+    def replace(
+        self,
+        regions: Regions,
+        info: Any,
+        narrow_columns: Iterable[str],
+        rows: Array = _NO_ROWS,
+        next_row: int = 0,
+        metas: Iterable[bytes] = (),
+        cleared: Callable[[], None] = lambda: None,
+        replaced: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        Overview:
+            Take all rows out, and have these columns from now on instead, with the rows that are in their first slots.
+            What can fail does before anything changes. A kill leaves the table as it was, or as it will be.
+        Arguments:
+            - rows (:obj:`np.ndarray`): Their row numbers, oldest first; they may have been those of others.
+            - next_row (:obj:`int`): The row number that the next row has at least.
+            - metas (:obj:`Iterable[bytes]`): Records of their metas.
+            - cleared (:obj:`Callable`): Called when the old rows are gone, before any of the new ones is there.
+            - replaced (:obj:`Callable`): Called when they are, before anybody can read them.
+        Raises:
+            - NotEnoughSpace: The disk is full; nothing changed, and ``regions`` are discarded.
+        """
+        narrow_columns = frozenset(narrow_columns)
+        try:
+            self._check_open()
+            if self.home is not None and self.home.fsync:
+                regions.sync()
+            commit = self._prepared(regions, narrow_columns, info, rows, next_row, metas)
+        except BaseException:
+            regions.discard()
+            raise
+        with self.write_lock, self.index.lock:
+            commit()
+            # Readers that are copying do it again.
+            self._num_updates += 1
+            self.index.forget()
+            cleared()
+            former, self._regions, self._narrow = self._regions, regions, narrow_columns
+            former.close()
+            self._num_used = len(rows)
+            self.index.next_row = max(next_row, self.index.next_row)
+            self.index.load(rows, None if self.home is None else self.home.numbers)
+            replaced()
+
+    def convert(
+        self, columns: Mapping[str, ColumnSpec], info: Any, slots: Array, values: Columns, converted: Callable[[], None]
+    ) -> None:
+        """
+        Overview:
+            Have these columns instead, and the same rows. A kill leaves the table as it was, or as it will be.
+        Arguments:
+            - slots (:obj:`np.ndarray`): Of all rows that live.
+            - values (:obj:`Mapping`): What the columns have in these slots.
+            - converted (:obj:`Callable`): Called when the columns are others, with the table locked.
+        Raises:
+            - NotEnoughSpace: The disk is full; nothing changed.
+        """
+        with self.write_lock:
+            regions = self.new_regions()
+            try:
+                regions.add(checked_specs(columns))
+                regions.reserve(self._num_used)
+                for name, column in regions.columns.items():
+                    column[slots] = values[name]
+                if self.home is not None and self.home.fsync:
+                    regions.sync()
+                commit = self._prepared(regions, frozenset(), info, are_others=False)
+            except BaseException:
+                regions.discard()
+                raise
+            with self.index.lock:
+                self._num_updates += 1
+                commit()
+                former, self._regions, self._narrow = self._regions, regions, frozenset()
+                former.close()
+                converted()
+
+    def resize(self, capacity: int) -> Tuple[Array, Array]:
+        """
+        Overview:
+            Have another capacity from now on: where there are more rows than that, the oldest leave. O(capacity), and
+            a copy of the table where it is in memory. Files keep their length, but not the space of what is no longer
+            used.
+        Returns:
+            - source (:obj:`np.ndarray`): Slots whose rows had to move.
+            - target (:obj:`np.ndarray`): Where they live now.
+        Raises:
+            - ConfigError: ``capacity`` is no positive integer.
+        """
+        capacity = checked_capacity(capacity)
+        with self.write_lock, self.index.lock:
+            self._check_open()
+            # Readers that are copying do it again; others wait for the lock of the index.
+            self._num_updates += 1
+            self.index.remove(self.index.oldest(max(0, self.index.count - capacity)))
+            source, target = self.index.relocations(capacity)
+            self._regions.move(source, target)
+            self._sync_columns()
+            self.index.relocate(source, target)
+            self._sync_numbers()
+            self._num_used = min(self._num_used, capacity)
+            self._regions.resize(capacity, self._num_used)
+            self.index.resize(self._resized_numbers(capacity, source, target), source, target)
+        return source, target
+
+    def _prepared(
+        self,
+        regions: Regions,
+        narrow_columns: FrozenSet[str],
+        info: Any,
+        rows: Array = _NO_ROWS,
+        next_row: int = 0,
+        metas: Iterable[bytes] = (),
+        are_others: bool = True,
+    ) -> Callable[[], None]:
+        """What makes other columns count, with other rows or the same."""
+        if self.home is None:
+            return lambda: None
+        columns = stored_columns(regions, narrow_columns)
+        if not are_others or (not len(rows) and not self.index.count and next_row <= self.index.next_row):
+            return self.home.prepare(columns, info)
+        return self.home.replacing(columns, info, rows, next_row, metas)
+
+    def _widen(self, name: str) -> None:
+        logger.warning(
+            'column %r was kept in a quarter of its memory, as all its values were k/255; a new row has others: from '
+            'now on it is kept as float32. Nothing is lost.',
+            name,
+        )
+        self._num_updates += 1
+        spec = np.dtype(np.float32), self.columns[name].shape[1:]
+        self._regions.replace(name, spec, widen, self._num_used)
+        self._narrow -= {name}
+        self._describe(self.info)
+
+    def _resized_numbers(self, capacity: int, source: Array, target: Array) -> Array:
+        if self.home is not None:
+            return self.home.resize(capacity, source, target)
+        numbers = filled(capacity, EMPTY, np.int64)
+        kept = min(capacity, self.capacity)
+        numbers[:kept] = self.index.row_of_slot[:kept]
+        # Whoever is copying slots and looks at the old numbers after that has to see that they are others now.
+        self.index.row_of_slot[:] = EMPTY
+        return numbers

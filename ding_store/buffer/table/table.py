@@ -1,0 +1,220 @@
+"""Rows in memory-mapped columns. Knows names, dtypes and shapes of columns, and nothing of trees or of sampling."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, List, Mapping, Optional, Tuple, Union
+
+import numpy as np
+
+from ding_store.buffer.arrays import Array
+from ding_store.buffer.durability import redo
+from ding_store.buffer.durability.commits import encode_note
+from ding_store.buffer.table.base import Columns
+from ding_store.buffer.table.choices import as_rows
+from ding_store.buffer.table.reads import TableReads
+from ding_store.buffer.table.shape import TableShape
+from ding_store.errors import SchemaMismatch
+
+#: Slots and row numbers of rows that are about to be live.
+Keep = Callable[[Array, Array], None]
+
+
+class Table(TableReads, TableShape):
+    """
+    Overview:
+        A struct of arrays ``[capacity, *shape]`` that holds the newest rows. Any number of threads may read and write:
+        writers take turns, readers never wait for them (a row's number is looked at before and after it is copied, and
+        a copy that raced is redone).
+    Arguments:
+        - columns (:obj:`Mapping`): Name -> (dtype, shape of one element). May be empty, for rows kept elsewhere.
+        - capacity (:obj:`int`): The number of rows; the oldest leave when there are more.
+        - path (:obj:`Optional[str]`): Directory of a table that survives its process, see ``durable``; a table that is
+          there already is gone on with. None for a private one.
+        - fsync (:obj:`bool`): Whether it survives power cuts as well, at the price of some fsyncs per push.
+    Raises:
+        - ConfigError: ``capacity`` is no positive integer, or not that of the table in ``path``; or a dtype is not of
+          fixed size.
+        - SchemaMismatch: The table in ``path`` has other columns than those given, if any are.
+        - TableLocked, FormatMismatch, CorruptPayload: As ``durable.Home``. Nothing was changed.
+    """
+
+    def extend(self, columns: Columns, note: Optional[Mapping[str, Any]] = None, keep: Optional[Keep] = None) -> Array:
+        """
+        Overview:
+            Add rows: a copy per column. Of more rows than the capacity only the last are kept.
+        Arguments:
+            - columns (:obj:`Mapping`): Name -> array ``(n, *shape)`` for exactly the columns of the table.
+            - note (:obj:`Optional[Mapping]`): What ``committed`` is from the moment on when these rows are live.
+            - keep (:obj:`Optional[Keep]`): Called before that, to put on record what is to be known of them then.
+        Returns:
+            - rows (:obj:`np.ndarray`): Row numbers ``(n,)``, int64.
+        Raises:
+            - SchemaMismatch: A column is missing, unknown, or of another dtype, shape or length; nothing was added.
+            - NotEnoughSpace: The disk is full; nothing was added.
+        """
+        num_rows = self._check(columns)
+        skipped = max(0, num_rows - self.capacity)
+        with self.write_lock:
+            columns = self.as_stored(columns)
+            with self.writing(num_rows - skipped, skipped, note) as (slots, rows):
+                self._store(slots, columns, skipped)
+                if keep is not None:
+                    keep(slots, rows)
+        return np.arange(rows[-1] + 1 - num_rows, rows[-1] + 1) if skipped else rows
+
+    @contextmanager
+    def writing(
+        self, num_rows: int, skipped: int = 0, note: Optional[Mapping[str, Any]] = None
+    ) -> Iterator[Tuple[Array, Array]]:
+        """
+        Overview:
+            Write new rows in place: yields their slots, which the caller fills, and their row numbers. They become
+            visible on leaving. A SchemaMismatch says that nothing was written: the table is as it was. After any other
+            exception the rows never become visible, but those that made room for them are gone.
+        """
+        encoded = None if note is None else encode_note(note)
+        with self.write_lock:
+            slots, evicted = self._allocate(num_rows, skipped)
+            first = self.index.next_row + skipped
+            try:
+                yield slots, np.arange(first, first + num_rows, dtype=np.int64)
+            except SchemaMismatch:
+                with self.index.lock:
+                    self.index.restore(slots, evicted)
+                raise
+            except BaseException:
+                # Their numbers may be on record already, with a meta.
+                self.index.next_row += skipped + num_rows
+                raise
+            self._publish(slots, skipped, note, encoded)
+
+    def add_one(self, write: Callable[[int], None]) -> Tuple[Array, int]:
+        """
+        Overview:
+            As ``writing`` of one row without a note, for a ``write`` that fills its slot and cannot fail.
+        Returns:
+            - slots (:obj:`np.ndarray`): Its slot, ``(1,)``.
+            - row (:obj:`int`): Its row number.
+        """
+        with self.write_lock:
+            slots, _ = self._allocate(1, 0)
+            row = self.index.next_row
+            write(int(slots[0]))
+            self._publish(slots, 0)
+        return slots, row
+
+    def store(self, slots: Array, columns: Columns) -> None:
+        """Fill slots of ``writing`` with what ``as_stored`` gave."""
+        self._store(slots, columns, 0)
+
+    def update(self, rows: Array, columns: Columns) -> Array:
+        """
+        Overview:
+            Overwrite rows, in all columns or in some. Rows that are gone are passed over.
+        Arguments:
+            - columns (:obj:`Mapping`): Name -> array ``(len(rows), *shape)``.
+        Returns:
+            - found (:obj:`np.ndarray`): Which rows were there, bool.
+        """
+        wanted = as_rows(rows)
+        self._check(columns, len(wanted), partial=True)
+        # The lock of the index is held, too, so that no reader begins in the middle of it.
+        with self.write_lock, self.index.lock:
+            self._num_updates += 1
+            for changed in self._watchers:
+                changed.append(wanted)
+            slots, found = self.index.find(wanted)
+            held = self.as_stored({name: values[found] for name, values in columns.items()})
+            with self._repeatable(wanted[found], held):
+                for name, values in held.items():
+                    if name in self.num_changes and (self.columns[name][slots[found]] != values).any():
+                        self.num_changes[name] += 1
+                    self.columns[name][slots[found]] = values
+        return found
+
+    @contextmanager
+    def watching(self) -> Iterator[List[Array]]:
+        """A list to which the row numbers of every ``update`` are added, before the first byte is changed."""
+        changed: List[Array] = []
+        with self.write_lock:
+            self._watchers.append(changed)
+        try:
+            yield changed
+        finally:
+            with self.write_lock:
+                self._watchers = [each for each in self._watchers if each is not changed]
+
+    def delete(self, rows: Array) -> Array:
+        """
+        Overview:
+            Take rows out; O(len(rows)). Rows that are gone already are passed over.
+        Returns:
+            - slots (:obj:`np.ndarray`): The slots that became free.
+        """
+        with self.write_lock, self.index.lock:
+            self._check_open()
+            slots, found = self.index.find(np.unique(as_rows(rows)))
+            freed = slots[found]
+            self.index.remove(freed)
+            self._sync_numbers()
+        return freed
+
+    def _allocate(self, num_rows: int, skipped: int) -> Tuple[Array, Array]:
+        self._check_open()
+        with self.index.lock:
+            used = max(self._num_used, min(self.capacity, self.index.count + num_rows))
+            self._regions.reserve(used)
+            self._num_used = used
+            slots, evicted = self.index.allocate(num_rows)
+        if len(evicted):
+            # Before the first byte of those who replace them.
+            self._sync_numbers()
+        return slots, evicted
+
+    def _publish(
+        self, slots: Array, skipped: int, note: Optional[Mapping[str, Any]] = None, encoded: Optional[bytes] = None
+    ) -> None:
+        """What was written to these slots is there from now on: see ``durable`` for the order."""
+        self._sync_columns()
+        with self.index.lock:
+            self.index.publish(slots, skipped)
+        self._sync_numbers()
+        self._commit(note, encoded)
+
+    @contextmanager
+    def _repeatable(self, rows: Array, columns: Columns) -> Iterator[None]:
+        """Around overwriting rows in place: when it is killed in the middle, the next process does it again."""
+        if self.home is None or not len(rows):
+            yield
+            return
+        self.home.check_open()
+        record = [redo.encode(rows, columns)]
+        self.home.redo.reserve(record)
+        self.home.redo.append(record)
+        self.home.redo.sync()
+        yield
+        self._sync_columns()
+        self.home.redo.clear()
+
+    def _store(self, slots: Array, columns: Columns, skipped: int) -> None:
+        target = _as_slice(slots)
+        for name, column in self.columns.items():
+            values = columns[name]
+            column[target] = values[skipped:] if skipped else values
+
+
+def is_run(slots: Array) -> bool:
+    """Whether slots are consecutive and in order."""
+    if not len(slots):
+        return False
+    first, last = slots.item(0), slots.item(-1)
+    if last - first != len(slots) - 1:
+        return False
+    # Bytes compare in half the time that operations on arrays of 64 take.
+    return bool(slots.tobytes() == np.arange(first, last + 1, dtype=slots.dtype).tobytes())
+
+
+def _as_slice(slots: Array) -> Union[slice, Array]:
+    """Consecutive slots as a slice, which is one copy instead of one per row."""
+    return slice(int(slots[0]), int(slots[0]) + len(slots)) if is_run(slots) else slots

@@ -1,0 +1,97 @@
+"""A reader's count of entries that were in its stream and never came."""
+
+from __future__ import annotations
+
+import time
+from typing import Dict, Mapping, Optional
+
+from ding_store.storage.base import EntryId, StreamInfo
+
+LOOK_EVERY_S = 1.0
+
+
+class Losses:
+    """
+    Overview:
+        Two ways to know of a loss. Within an epoch numbers are dense: a hole is what a full stream dropped. When the
+        server forgot everything, numbers begin anew, and only *heads* help: how far each writer was when somebody last
+        looked. What a writer had appended and does not announce again in time is lost: that writer is dead.
+    Arguments:
+        - grace_s (:obj:`float`): How long writers are waited for in a new epoch.
+    """
+
+    def __init__(self, grace_s: float) -> None:
+        self.count = 0
+        self._grace_s = grace_s
+        self._looked_at = -LOOK_EVERY_S
+        self._epoch = ''
+        self._heads: Dict[str, int] = {}  # writer -> its last sequence in the stream, when we looked
+        self._caught_up: Dict[str, int] = {}  # the same, when we had read all
+        self._num_unread = 0  # entries, when we looked
+        self._awaited: Dict[str, int] = {}  # writer -> the sequence that it must reach
+        self._deadline = 0.0
+        self._written_off: Dict[str, int] = {}  # writer -> up to which sequence it was counted as lost
+        self._excused = 0  # Entries counted by their numbers, whose sequences are still to be missed.
+
+    def is_time_to_look(self) -> bool:
+        return time.monotonic() - self._looked_at >= LOOK_EVERY_S
+
+    def look(self, stream: Optional[StreamInfo], cursor: EntryId, marks: Mapping[str, int]) -> None:
+        self._looked_at = time.monotonic()
+        # Perhaps nobody is left who would tell by appending to it.
+        self.begin_epoch(stream.epoch if stream else '', marks)
+        if stream is not None:
+            seen = cursor.number if cursor.epoch == stream.epoch else 0
+            self._heads, self._num_unread = dict(stream.writers), stream.last - max(stream.floor, seen)
+            if self._num_unread <= 0:
+                self._caught_up = self._heads
+
+    def drop(self, num_entries: int) -> None:
+        """Holes in the numbers."""
+        self.count += num_entries
+        self._excused += num_entries
+
+    def excuse(self) -> None:
+        """One sequence will be missing that is no loss."""
+        self._excused += 1
+
+    def begin_epoch(self, epoch: str, marks: Mapping[str, int]) -> None:
+        """If it is another than that known: what its writers must still bring is what the last one had unread."""
+        if epoch == self._epoch:
+            return
+        self._excused = 0
+        if self._num_unread > 0:
+            self._awaited.update(self._unseen(marks))
+            self._deadline = time.monotonic() + self._grace_s
+        self._epoch, self._num_unread, self._heads = epoch, 0, {}
+
+    def miss(self, writer: str, seen: Optional[int], sequence: int) -> None:
+        """This entry came behind ``seen`` of its writer."""
+        if seen is None:
+            return
+        missed = sequence - 1 - seen
+        excused = min(missed, self._excused)
+        self._excused -= excused
+        self.count += missed - excused
+        written_off = self._written_off.pop(writer, 0)
+        if written_off > seen:
+            # It was late, not dead: what came after all, and what was just counted again, is no loss.
+            self.count -= min(sequence, written_off) - seen
+            if written_off > sequence:
+                self._written_off[writer] = written_off
+
+    def settle(self, marks: Mapping[str, int]) -> None:
+        """Count what did not come in time."""
+        if not self._awaited:
+            return
+        self._awaited = {writer: upto for writer, upto in self._awaited.items() if marks.get(writer, 0) < upto}
+        if time.monotonic() >= self._deadline:
+            for writer, upto in self._awaited.items():
+                self.count += upto - max(marks.get(writer, 0), self._caught_up.get(writer, 0))
+                if writer in marks:
+                    self._written_off[writer] = upto
+            self._awaited = {}
+
+    def _unseen(self, marks: Mapping[str, int]) -> Dict[str, int]:
+        seen = {writer: max(marks.get(writer, 0), self._caught_up.get(writer, 0)) for writer in self._heads}
+        return {writer: head for writer, head in self._heads.items() if head > seen[writer]}

@@ -1,0 +1,241 @@
+"""A reader of one stream that sees each entry once, whatever the server forgets and the writers announce again."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Dict, List, Mapping, Optional
+
+from ding_store.errors import ConfigError, CorruptPayload, StoreError
+from ding_store.storage.base import Entry, EntryId, Header, Store
+from ding_store.storage.exactly_once.losses import Losses
+
+logger = logging.getLogger(__name__)
+
+#: What a reader does with an entry whose bytes are not what was written.
+ON_CORRUPT = ('stop', 'skip')
+
+
+class Reader:
+    """
+    Overview:
+        Keeps per writer the highest sequence it has seen, its *marks*, and skips what is not above them. Who commits
+        the marks together with what was made of the entries, and passes them to the next life's reader, has
+        exactly-once across crashes; without them a new reader goes on behind the last ack, and may see again what was
+        not acked.
+        One thread at a time reads; any thread may ask for marks, counts and lag.
+    Arguments:
+        - durable (:obj:`bool`): Whether retention waits for this reader's acks, also when it is away, until ``forget``.
+        - start (:obj:`str`): Where a reader that is new to the stream starts: 'oldest' or 'now'.
+        - marks (:obj:`Optional[Mapping]`): writer -> highest sequence seen, of a former life of this reader.
+        - on_corrupt (:obj:`str`): 'stop': ``read`` raises CorruptPayload at such an entry, again and again; 'skip': it
+          is counted, logged and left out.
+        - loss_grace_s (:obj:`float`): After the server lost its memory, how long writers are waited for to announce
+          again, before what they do not is counted as lost.
+    Attributes:
+        - num_lost (:obj:`int`): Entries that were in the stream and never came: dropped by a full stream, or forgotten
+          by the server when their writer was dead, as far as this reader had heard of them (it asks once a second).
+        - num_duplicates (:obj:`int`): Entries that came again, and were skipped.
+        - num_corrupt (:obj:`int`): Entries skipped because of ``on_corrupt='skip'``.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        stream: str,
+        name: str,
+        durable: bool = True,
+        start: str = 'oldest',
+        marks: Optional[Mapping[str, int]] = None,
+        on_corrupt: str = 'stop',
+        loss_grace_s: float = 60.0,
+    ) -> None:
+        if on_corrupt not in ON_CORRUPT:
+            raise ConfigError(f'on_corrupt ({on_corrupt!r}) must be one of {", ".join(ON_CORRUPT)}')
+        self.store = store
+        self.stream = stream
+        self.name = name
+        self.durable = durable
+        self.on_corrupt = on_corrupt
+        self.num_duplicates = 0
+        self.num_corrupt = 0
+        self._losses = Losses(loss_grace_s)
+        self._lock = threading.Lock()
+        self._marks = dict(marks or {})
+        # What was there before us must not pass for new when its writer announces it again.
+        self._past = self._writers() if start == 'now' else {}
+        self._cursor = store.register(stream, name, durable, start)
+        self._outstanding: Optional[EntryId] = None  # the last entry returned, until it is acked
+        self._acked = 0  # In this epoch, what the server remembers of our acks from before it lost its newest changes.
+        self._said_lost = self._said_duplicates = self._said_corrupt = False
+
+    @property
+    def marks(self) -> Dict[str, int]:
+        """writer -> highest sequence that ``read`` has returned, or skipped as lost or corrupt."""
+        with self._lock:
+            return dict(self._marks)
+
+    @property
+    def num_lost(self) -> int:
+        return self._losses.count
+
+    @property
+    def cursor(self) -> EntryId:
+        """The last entry that was looked at."""
+        return self._cursor
+
+    def read(self, max_entries: int = 64, timeout_s: float = 0.0) -> List[Entry]:
+        """
+        Overview:
+            The next entries never seen before, in order; waits up to ``timeout_s`` for the first. An empty list may
+            also mean that there were only duplicates.
+        Raises:
+            - CorruptPayload: With ``on_corrupt='stop'``, when it is such an entry's turn.
+        """
+        lost, duplicates = self.num_lost, self.num_duplicates
+        try:
+            entries = self.store.read(self.stream, self._cursor, max_entries, timeout_s)
+        except CorruptPayload as e:
+            self._skip(e)
+            entries = []
+        self._look_around()
+        with self._lock:
+            new = self._take(entries) if entries else []
+            self._losses.settle(self._marks)
+            self._report(self.num_lost - lost, self.num_duplicates - duplicates)
+        if entries and self._outstanding is None:
+            self.ack()  # Only duplicates: nobody would ack these, and they may be what fills the stream.
+        return new
+
+    def ack(self, entry_id: Optional[EntryId] = None, wait: bool = True) -> None:
+        """
+        Overview:
+            Let the store drop what was read, up to and with ``entry_id``: by default all that ``read`` returned.
+        Arguments:
+            - wait (:obj:`bool`): False for who acks often: see ``Store.ack``.
+        """
+        self.store.ack(self.stream, self.name, self._done_with(entry_id), wait)
+
+    def advance(self, entry_id: EntryId, name: str, header: Header) -> None:
+        """The same, and tell others by a value; may return before that is done: see ``Store.advance``."""
+        self.store.advance(self.stream, self.name, self._done_with(entry_id), name, header)
+
+    def _done_with(self, entry_id: Optional[EntryId]) -> EntryId:
+        with self._lock:
+            if entry_id is None or entry_id == self._outstanding:
+                # With the last one returned, the duplicates behind it are done, too: those of a new epoch included.
+                self._outstanding, entry_id = None, self._cursor
+            elif entry_id.epoch == self._cursor.epoch and entry_id.number > self._cursor.number:
+                self._cursor = entry_id  # Taken by a former life of ours: what the store drops now is no loss.
+        return entry_id
+
+    def lag(self) -> int:
+        """How many entries of the stream were not yet looked at."""
+        stream = self.store.stream_info(self.stream)
+        if stream is None:
+            return 0
+        seen = self._cursor.number if self._cursor.epoch == stream.epoch else 0
+        return stream.last - max(stream.floor, seen)
+
+    def forget(self) -> bool:
+        """Nothing waits for this reader any more; reading again makes it known anew only as a new Reader."""
+        return self.store.forget(self.stream, self.name)
+
+    def close(self) -> None:
+        """A durable reader stays known, with its cursor; an ephemeral one is forgotten. The store stays open."""
+        if not self.durable:
+            try:
+                self.forget()
+            except StoreError as e:
+                logger.info('reader %r of %r was not forgotten: %s', self.name, self.stream, e)
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _writers(self) -> Dict[str, int]:
+        stream = self.store.stream_info(self.stream)
+        return dict(stream.writers) if stream else {}
+
+    def _look_around(self) -> None:
+        """Remember what writers have appended that we have not read: only so can its loss be counted."""
+        if self._losses.is_time_to_look():
+            self._losses.look(self.store.stream_info(self.stream), self._cursor, self._marks)
+
+    def _take(self, entries: List[Entry]) -> List[Entry]:
+        self._follow(entries[0].id)
+        self._said_corrupt = False
+        new = [one for one in entries if self._is_new(one.writer, one.sequence) and not self._is_lost(one)]
+        self._cursor = entries[-1].id
+        self._outstanding = new[-1].id if new else self._outstanding
+        return new
+
+    def pass_over(self, error: CorruptPayload) -> None:
+        """
+        Overview:
+            For who finds that an entry that was read is nothing to him: count it, or stop there, as ``on_corrupt`` has
+            it.
+        Raises:
+            - CorruptPayload: The error itself, with ``on_corrupt='stop'``.
+        """
+        if self.on_corrupt == 'stop':
+            raise error
+        with self._lock:
+            self.num_corrupt += 1
+        self._say_corrupt(error)
+
+    def _skip(self, error: CorruptPayload) -> None:
+        if self.on_corrupt == 'stop' or error.entry_id is None:
+            raise error
+        entry_id = EntryId(*error.entry_id)
+        with self._lock:
+            self._follow(entry_id)
+            self._cursor = entry_id
+            self.num_corrupt += 1
+            if error.writer and error.sequence == self._marks.get(error.writer, 0) + 1:
+                self._marks[error.writer] = error.sequence
+            else:
+                self._losses.excuse()  # Not to be believed; but some sequence will be missed.
+        self._say_corrupt(error)
+
+    def _say_corrupt(self, error: CorruptPayload) -> None:
+        level = logging.DEBUG if self._said_corrupt else logging.WARNING
+        logger.log(level, 'reader %r of %r skips what it cannot read: %s', self.name, self.stream, error)
+        self._said_corrupt = True
+
+    def _follow(self, first: EntryId) -> None:
+        """From the cursor to the first entry read: numbers are dense, those in between were dropped before we came."""
+        if first.epoch == self._cursor.epoch:
+            self._losses.drop(max(0, first.number - max(self._cursor.number, self._acked) - 1))
+        else:
+            # The server lost its memory, perhaps of us too. Numbers missing now may have been acked by us: only
+            # sequences tell what is lost.
+            place = self.store.register(self.stream, self.name, self.durable)
+            self._acked = place.number if place.epoch == first.epoch else 0
+            self._losses.begin_epoch(first.epoch, self._marks)
+
+    def _is_new(self, writer: str, sequence: int) -> bool:
+        seen = self._marks.get(writer)
+        if sequence <= max(seen or 0, self._past.get(writer, 0)):
+            self.num_duplicates += 1
+            return False
+        # What a writer sent before we knew it may have been acked by a former life of ours: that is no loss.
+        self._losses.miss(writer, seen, sequence)
+        self._marks[writer] = sequence
+        return True
+
+    def _is_lost(self, entry: Entry) -> bool:
+        self._losses.count += entry.is_lost
+        return entry.is_lost
+
+    def _report(self, lost: int, duplicates: int) -> None:
+        """One line when it begins, not one per read."""
+        if lost > 0 and not self._said_lost:
+            logger.warning(
+                'reader %r of %r: %d entries were lost (%d in all)', self.name, self.stream, lost, self.num_lost
+            )
+        if duplicates and not self._said_duplicates:
+            logger.info('reader %r of %r: skipping entries that were announced again', self.name, self.stream)
+        self._said_lost, self._said_duplicates = lost > 0, bool(duplicates)

@@ -1,0 +1,218 @@
+"""One process's writing side of a store: an outbox per stream, waiting for room, and announcing again what was lost."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from contextlib import contextmanager
+from typing import Callable, Dict, Iterable, Iterator, List, Optional
+
+from ding_store.errors import AppendUnsettled, StoreTimeout, StreamFull
+from ding_store.storage.base import Arrays, EntryId, Header
+from ding_store.storage.exactly_once.outbox import Announcement, Fill, Item, Outbox, Payload, Refused, Verdict
+from ding_store.storage.options import StoreOptions, StreamOptions
+from ding_store.storage.wire.encoding import encode
+
+logger = logging.getLogger(__name__)
+
+WaitForRoom = Callable[[str, int, float], None]
+
+
+def writer_id() -> str:
+    """Unique per open store per process: a forked child must not use its parent's numbers."""
+    return f'{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}'
+
+
+class Lane:
+    """An outbox, its lock, and what was said about it: one warning per change of state."""
+
+    def __init__(
+        self,
+        stream: str,
+        options: StreamOptions,
+        announce: Callable[[Announcement], Verdict],
+        fill: Optional[Callable[[Fill], None]] = None,
+    ) -> None:
+        self.lock = threading.Lock()
+        self.options = options
+        self.outbox = Outbox(stream, announce, options.max_pending_bytes, options.overflow == 'drop_oldest', fill)
+        self._dropping = False
+        self._num_dropped = 0
+
+    @contextmanager
+    def held(self, deadline: float) -> Iterator[None]:
+        if not self.lock.acquire(timeout=max(0.0, min(deadline - time.monotonic(), threading.TIMEOUT_MAX))):
+            raise StoreTimeout(f'append to {self.outbox.stream!r}: another thread waited for room until the deadline')
+        try:
+            yield
+        finally:
+            self.lock.release()
+
+    def warn_of_drops(self) -> None:
+        dropped, self._num_dropped = self.outbox.num_dropped - self._num_dropped, self.outbox.num_dropped
+        if dropped > 0 and not self._dropping:
+            logger.warning(
+                'stream %r is over its max_pending_bytes (%d): dropping the oldest entries (%d so far)',
+                self.outbox.stream,
+                self.options.max_pending_bytes,
+                self.outbox.num_dropped,
+            )
+        self._dropping = dropped > 0
+
+
+class Writer:
+    """
+    Overview:
+        Thread-safe; appends to one stream take turns, so that their order is that of their sequences.
+    Arguments:
+        - announce (:obj:`Callable`): One round trip to the server.
+        - wait_for_room (:obj:`Callable`): ``(stream, room, timeout_s)``: return once the stream's room counter may have
+          passed ``room``, or when the time is over.
+        - fill (:obj:`Callable`): One round trip to the server.
+    """
+
+    def __init__(
+        self,
+        options: StoreOptions,
+        announce: Callable[[Announcement], Verdict],
+        wait_for_room: WaitForRoom,
+        fill: Optional[Callable[[Fill], None]] = None,
+    ) -> None:
+        self.check_every_s = options.check_every_s
+        self._options = options
+        self._announce = announce
+        self._wait_for_room = wait_for_room
+        self._fill = fill
+        self._lanes: Dict[str, Lane] = {}
+        self._lanes_lock = threading.Lock()
+        self._checked_at = time.monotonic()
+
+    def append(self, stream: str, payload: Payload, timeout_s: Optional[float]) -> EntryId:
+        try:
+            lane = self._lane(stream)
+            if payload.size > lane.options.max_pending_bytes:
+                raise StreamFull(
+                    f'one entry of {payload.size} bytes is over max_pending_bytes ({lane.options.max_pending_bytes}) '
+                    f'of stream {stream!r}'
+                )
+            deadline = time.monotonic() + (lane.options.max_block_s if timeout_s is None else timeout_s)
+            with lane.held(deadline):
+                return self._append(lane, payload, deadline)
+        finally:
+            if not payload.is_kept:
+                payload.release()
+
+    def check(self, now: bool = False) -> None:
+        """
+        Overview:
+            Announce again what the server forgot, on every stream, if the last look was ``check_every_s`` ago (or
+            ``now``). A stream whose lock is taken is being announced by the thread that holds it.
+        """
+        if not now and time.monotonic() - self._checked_at < self.check_every_s:
+            return
+        self._checked_at = time.monotonic()
+        for lane in self._all_lanes():
+            self._check(lane)
+
+    def check_stream(self, stream: str, wait_s: float = 0.0) -> None:
+        """The same for one stream, now; its lock is waited for up to ``wait_s``."""
+        self._check(self._lane(stream), wait_s, also_empty=True)
+
+    def learn(self, stream: str, wait_s: float) -> None:
+        """Hear which entries are acked, waiting up to ``wait_s`` for acks that we have not heard of."""
+        if wait_s > 0:
+            self._wait_for_room(stream, self._lane(stream).outbox.room, wait_s)
+        self.check_stream(stream)
+
+    def encoded(self, stream: str, header: Header, arrays: Arrays) -> Payload:
+        """An entry for the wire plane, as this stream's options want it."""
+        return Payload(encode(header, arrays, self.options_of(stream).compression))
+
+    def options_of(self, stream: str) -> StreamOptions:
+        return self._lane(stream).options
+
+    def host_of(self, stream: str) -> str:
+        """The host that all readers of a stream were on when we last heard; '': the wire plane."""
+        return self._lane(stream).outbox.host
+
+    def planes(self, streams: Iterable[str]) -> Dict[str, int]:
+        """stream -> the plane that it was on when we last heard."""
+        return {stream: self._lane(stream).outbox.plane for stream in streams}
+
+    def publish(self, wait_s: float) -> bool:
+        """
+        Overview:
+            Make all that is not acked readable without us.
+        Returns:
+            - done (:obj:`bool`): False when a thread that appends kept us from it for ``wait_s``.
+        """
+        lanes = [lane for lane in self._all_lanes() if lane.outbox.has_references]
+        done = [self._publish(lane, wait_s) for lane in lanes]
+        return all(done)
+
+    def num_unacked(self, stream: str) -> int:
+        lane = self._lanes.get(stream)
+        return len(lane.outbox) if lane else 0
+
+    def close(self) -> None:
+        for lane in self._all_lanes():
+            if lane.outbox.num_queued:
+                logger.warning('closed with %d entries of %r not announced', lane.outbox.num_queued, lane.outbox.stream)
+
+    def _lane(self, stream: str) -> Lane:
+        with self._lanes_lock:
+            if stream not in self._lanes:
+                self._lanes[stream] = Lane(stream, self._options.of(stream), self._announce, self._fill)
+            return self._lanes[stream]
+
+    def _all_lanes(self) -> List[Lane]:
+        with self._lanes_lock:
+            return list(self._lanes.values())
+
+    def _publish(self, lane: Lane, wait_s: float) -> bool:
+        if not lane.lock.acquire(timeout=wait_s):
+            return False
+        try:
+            lane.outbox.check()
+            lane.outbox.fill()
+            return lane.outbox.num_queued == 0
+        finally:
+            lane.lock.release()
+
+    def _check(self, lane: Lane, wait_s: float = 0.0, also_empty: bool = False) -> None:
+        if (also_empty or len(lane.outbox)) and lane.lock.acquire(timeout=wait_s):
+            try:
+                lane.outbox.check()
+                lane.outbox.flush()
+            except Refused:
+                pass  # Entries never accepted may wait for room; the next append waits with them.
+            finally:
+                lane.lock.release()
+
+    def _append(self, lane: Lane, payload: Payload, deadline: float) -> EntryId:
+        outbox, options = lane.outbox, lane.options
+        if outbox.queued_bytes + payload.size > options.max_pending_bytes:
+            raise StreamFull(f'{outbox.num_queued} entries of {outbox.stream!r} already wait for the server to return')
+        item = outbox.add(payload)
+        while True:
+            try:
+                outbox.flush()
+                break
+            except Refused as refused:
+                if options.overflow == 'error':
+                    raise self._give_up(lane, item, StreamFull('overflow is "error"')) from None
+                if time.monotonic() >= deadline:
+                    raise self._give_up(lane, item, StoreTimeout('no room was made in time')) from None
+                self._wait_for_room(outbox.stream, refused.room, deadline - time.monotonic())
+        lane.warn_of_drops()
+        return EntryId(outbox.epoch, item.number)
+
+    def _give_up(self, lane: Lane, item: Item, reason: Exception) -> Exception:
+        text = f'stream {lane.outbox.stream!r} holds max_pending_bytes ({lane.options.max_pending_bytes}): {reason}'
+        if lane.outbox.withdraw(item):
+            return type(reason)(text)
+        return AppendUnsettled(f'{text}; the server may have had this entry, so it is kept and announced later')

@@ -1,0 +1,386 @@
+"""The host cache: this host's directory of mmap files, shared by the processes of one user, bounded, and cleaned up.
+
+<root>/lock             held while files are made or reclaimed
+<root>/marker           a random word; with its device, its inode and the boot it says which host this is
+<root>/runs/<run>/      0700
+    members             held (shared) by every process that uses the run here
+    <hex>.ring          held by its writer; whose it is stands inside
+    <hex>.slots         the same, for a value
+    <hex>-<bytes>.copies  a value of another host, in shared slots; nobody's own
+    <hex>.fetch         held by the process that fetches that value, or of that stream
+    <hex>.readers       who of this host reads a stream
+    <hex>-<mark>-<bytes>-<hex>.payload  what one of them fetched for all; nobody's own
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import stat
+import tempfile
+import uuid
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
+
+from ding_store.errors import ConfigError, NotEnoughSpace
+from ding_store.storage.host import readers as host_readers
+from ding_store.storage.host.cache_files import (
+    COPIES,
+    FETCH,
+    PAYLOAD,
+    READERS,
+    all_files,
+    dead_files,
+    files_of,
+    is_alive,
+    remove_if_abandoned,
+    remove_payloads,
+    remove_run,
+    removed,
+    runs_of,
+    size_of,
+    unlink,
+)
+from ding_store.storage.host.mapped import PAGE, Claim, NewFile, aligned, claim, is_claimed
+from ding_store.storage.host.ring import RingWriter, read_note
+from ding_store.storage.host.slots import SharedSlots, SlotWriter, create_slots, value_of
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar('T')
+
+#: Memory is taken where it has this much; containers often have 64 MB of /dev/shm.
+_ENOUGH = 1 << 30
+#: By default the cache takes half of what is free when a store is opened, and no more than this.
+_MAX_BYTES = 8 << 30
+
+
+class Found(NamedTuple):
+    """A file of the cache whose process is gone, and what it says about itself."""
+
+    path: str
+    note: Dict[str, Any]
+
+
+class Garbage(NamedTuple):
+    """What nobody will ask for again."""
+
+    run: str  # its directory
+    num_files: int
+    num_bytes: int
+
+
+class CacheDir:
+    """
+    Overview:
+        One process's use of the host cache for one run. ``host`` identifies the run's directory as seen from here:
+        processes with equal ones can map each other's files. Two containers with a /dev/shm each are two hosts.
+    Arguments:
+        - root (:obj:`str`): Made if it is not there; must be ours alone.
+        - max_bytes (:obj:`Optional[int]`): What the files of all runs may take together.
+    Raises:
+        - ConfigError: The directory belongs to somebody else, or others may write to it.
+        - OSError: It cannot be made or written.
+    """
+
+    def __init__(self, root: str, run: str, max_bytes: Optional[int] = None) -> None:
+        self.root = root
+        self.max_bytes = min(_free(os.path.dirname(root)) // 2, _MAX_BYTES) if max_bytes is None else max_bytes
+        self._run = os.path.join(root, 'runs', run)
+        _make_private(root)
+        with self._locked():
+            self.host = f"{_identity(os.path.join(root, 'marker'))}-{run}"
+            for directory in (os.path.dirname(self._run), self._run):
+                _make_private(directory)
+            members = os.path.join(self._run, 'members')
+            os.close(os.open(members, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            self._claim: Optional[Claim] = claim(members, shared=True)
+
+    def path_of(self, name: str) -> str:
+        return os.path.join(self._run, f'{name}.ring')
+
+    def slots_path_of(self, name: str) -> str:
+        return os.path.join(self._run, f'{name}.slots')
+
+    def create_ring(self, num_bytes: int, note: Dict[str, Any]) -> RingWriter:
+        """
+        Overview:
+            A new ring; for its sake, files that nobody will ever ask for again are removed.
+        Raises:
+            - NotEnoughSpace: The cache would be larger than ``max_bytes``, or there is no room on the file system.
+            - OSError: The directory is gone, or may not be written.
+        """
+        path = self.path_of(uuid.uuid4().hex)
+        return self._created(num_bytes, lambda: RingWriter(path, num_bytes, note))
+
+    def create_slots(self, slot_bytes: int, name: str) -> SlotWriter:
+        """As ``create_ring``, slots for the versions of a value."""
+        path = self.slots_path_of(uuid.uuid4().hex)
+        return self._created(2 * slot_bytes, lambda: SlotWriter(path, slot_bytes, name, has_room=self._has_room))
+
+    def fetch_path_of(self, name: str) -> str:
+        """Whoever holds this file fetches the value ``name`` for all processes of this host."""
+        path = os.path.join(self._run, f'{_short(name)}{FETCH}')
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        return path
+
+    def copies_path_of(self, name: str, num_bytes: int) -> str:
+        """Where this host's copies of a value of another host are; the same for all values of nearly this size."""
+        step = max(PAGE, 1 << max(0, num_bytes.bit_length() - 4))
+        return os.path.join(self._run, f'{_short(name)}-{aligned(num_bytes, step)}{COPIES}')
+
+    def open_copies(self, path: str, name: str) -> SharedSlots:
+        """
+        Overview:
+            This host's copies of a value; made if they are not there, in the place of those of other sizes. The caller
+            holds the value's ``fetch_path_of``.
+        Raises:
+            - NotEnoughSpace, OSError: As ``create_ring``.
+        """
+        if not os.path.exists(path):
+            slot_bytes = int(path[: -len(COPIES)].rpartition('-')[2])
+            self.drop_copies(name)
+            self._created(2 * slot_bytes, lambda: create_slots(path, slot_bytes, name)).close()
+        return SharedSlots(path, self._has_room)
+
+    def drop_copies(self, name: str) -> None:
+        """Remove what this host fetched of a value."""
+        for path in files_of(self._run):
+            if os.path.basename(path).startswith(f'{_short(name)}-') and path.endswith(COPIES):
+                unlink(path)
+
+    def readers_path_of(self, stream: str) -> str:
+        """Where the processes of this host that read a stream know of each other; made if it is not there."""
+        path = os.path.join(self._run, f'{_short(stream)}{READERS}')
+        with self._locked():
+            if not os.path.exists(path):
+                host_readers.create(path)
+        return path
+
+    def payload_path_of(self, stream: str, mark: int, num_bytes: int, place: bytes) -> str:
+        """Where the payload of an entry is, when a process of this host has fetched it for all."""
+        name = hashlib.blake2b(place, digest_size=16).hexdigest()
+        return os.path.join(self._run, f'{_short(stream)}-{mark:016x}-{num_bytes:x}-{name}{PAYLOAD}')
+
+    def payloads_of(self, stream: str) -> List[Tuple[int, str]]:
+        """The mark and the path of each that is there, in the order of their marks."""
+        begin = f'{_short(stream)}-'
+        ours = [path for path in files_of(self._run) if path.endswith(PAYLOAD) and os.path.basename(path)[:33] == begin]
+        return sorted((int(os.path.basename(path).split('-')[1], 16), path) for path in ours)
+
+    def create_payloads(self, stream: str, wanted: Sequence[Tuple[int, str, int]], max_bytes: int) -> List[NewFile]:
+        """
+        Overview:
+            Files for payloads that are to be fetched: as many of the first ones as there is room for. To make room,
+            those of another epoch go, and those before them in the stream.
+        Arguments:
+            - wanted (:obj:`Sequence`): Mark, path and size of each.
+            - max_bytes (:obj:`int`): What the payloads of this stream may take together.
+        """
+        made: List[NewFile] = []
+        with self._locked():
+            there = self.payloads_of(stream)
+            there.sort(key=lambda one: host_readers.is_of_epoch(one[0], wanted[0][0]))  # which keeps their order
+            used, ours = self.used_bytes(), sum(size_of(path) for _, path in there)
+            for mark, path, num_bytes in wanted:
+                used, ours = used + num_bytes, ours + num_bytes
+                while (used > self.max_bytes or ours > max_bytes) and there and _goes_for(mark, there[0][0]):
+                    freed = removed(there.pop(0)[1])
+                    used, ours = used - freed, ours - freed
+                if used > self.max_bytes or ours > max_bytes:
+                    break
+                try:
+                    made.append(NewFile(path, num_bytes))
+                except NotEnoughSpace:
+                    break
+        return made
+
+    def _created(self, num_bytes: int, make: Callable[[], T]) -> T:
+        with self._locked():
+            if self.used_bytes() + num_bytes > self.max_bytes:
+                self._remove_abandoned()
+            used = self.used_bytes()
+            if used + num_bytes > self.max_bytes:
+                used -= remove_payloads(self.root, used + num_bytes - self.max_bytes)
+            if used + num_bytes > self.max_bytes:
+                raise NotEnoughSpace(
+                    errno.ENOSPC,
+                    f'{num_bytes} bytes more would be over host_cache_bytes ({self.max_bytes}): '
+                    f'{used} are in use in {self.root!r}',
+                )
+            try:
+                return make()
+            except NotEnoughSpace:
+                if not self._remove_abandoned() + remove_payloads(self.root, num_bytes):
+                    raise
+                return make()
+
+    def _has_room(self, num_bytes: int) -> bool:
+        return self.used_bytes() + num_bytes <= self.max_bytes
+
+    def used_bytes(self) -> int:
+        """What the files of all runs take."""
+        return sum(size_of(path) for path in all_files(self.root))
+
+    def orphans(self) -> List[Found]:
+        """Files of this run whose writers are gone."""
+        with self._locked():
+            paths = [path for path in files_of(self._run) if path.endswith(('.ring', '.slots'))]
+            return [Found(path, _note(path)) for path in paths if not is_claimed(path)]
+
+    def dead_files(self) -> List[str]:
+        """What processes of this run made that died before it was published, or was read."""
+        with self._locked():
+            return dead_files(self._run)
+
+    def remove(self, paths: Iterable[str]) -> None:
+        with self._locked():
+            for path in paths:
+                unlink(path)
+
+    def close(self, is_over: bool = False) -> None:
+        """
+        Overview:
+            Leave. The last one of a run removes its directory if nothing unread is in it, or (``is_over``) in any case.
+        """
+        held, self._claim = self._claim, None
+        if held is None:
+            return
+        held.close()
+        try:
+            with self._locked():
+                if not is_claimed(os.path.join(self._run, 'members')):
+                    remove_run(self._run, is_over)
+        except OSError as e:
+            logger.info('the host cache in %r was left as it is: %s', self._run, e)
+
+    def _remove_abandoned(self) -> int:
+        return sum(remove_if_abandoned(run) for run in runs_of(self.root))
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with _locked(self.root):
+            yield
+
+
+def open_cache_dir(run: str, directory: Optional[str] = None, max_bytes: Optional[int] = None) -> CacheDir:
+    """
+    Overview:
+        The host cache of a run, where this host's other processes of the run have it. Without a ``directory`` that is
+        in /dev/shm if that has room, else in the temporary directory with the most free space.
+    Raises:
+        - ConfigError, OSError: It cannot be had in ``directory``, or nowhere.
+    """
+    if directory is not None:
+        os.makedirs(directory, exist_ok=True)
+        return CacheDir(_root(os.path.abspath(directory)), run, max_bytes)
+    reasons = []
+    for candidate in _candidates(run):
+        try:
+            return CacheDir(_root(candidate), run, max_bytes)
+        except (OSError, ConfigError) as e:
+            reasons.append(str(e))
+    raise NotEnoughSpace(errno.ENOSPC, f'no directory for the host cache: {"; ".join(reasons)}; set host_cache_dir')
+
+
+def collect_garbage(directory: Optional[str] = None, dry_run: bool = False) -> List[Garbage]:
+    """
+    Overview:
+        Remove the files of all runs that no living process of this host takes part in: also what a run that is resumed
+        later would still have read from them. Of runs that live, only what a process made and did not finish.
+    Arguments:
+        - directory (:obj:`Optional[str]`): That of ``host_cache_dir``; by default wherever the cache may be.
+        - dry_run (:obj:`bool`): Only tell what would go.
+    Returns:
+        - garbage (:obj:`list`): Of each run that had some.
+    """
+    directories = [os.path.abspath(directory)] if directory else _directories()
+    found = []
+    for root in map(_root, directories):
+        if os.path.isdir(root):
+            with _locked(root):
+                for run in runs_of(root):
+                    dead = dead_files(run)
+                    if dead or not is_alive(run):
+                        found.append(Garbage(run, len(dead), sum(map(size_of, dead))))
+                        if not dry_run:
+                            remove_if_abandoned(run)
+    return found
+
+
+def _goes_for(mark: int, other: int) -> bool:
+    return other < mark or not host_readers.is_of_epoch(mark, other)
+
+
+def _short(name: str) -> str:
+    return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
+
+
+def _root(directory: str) -> str:
+    return os.path.join(directory, f'ding-store-cache-{os.geteuid()}')
+
+
+def _directories() -> List[str]:
+    return [d for d in dict.fromkeys(('/dev/shm', tempfile.gettempdir(), '/var/tmp')) if os.path.isdir(d)]
+
+
+def _candidates(run: str) -> List[str]:
+    """Directories, best first: where the run is already, where memory has room, then by free space."""
+
+    def rank(directory: str) -> Any:
+        is_there = os.path.isdir(os.path.join(_root(directory), 'runs', run))
+        is_memory = directory == '/dev/shm' and _free(directory) >= _ENOUGH
+        return not is_there, not is_memory, -_free(directory)
+
+    return sorted((d for d in _directories() if os.access(d, os.W_OK)), key=rank)
+
+
+def _free(directory: str) -> int:
+    status = os.statvfs(directory)
+    return status.f_bavail * status.f_frsize
+
+
+def _make_private(root: str) -> None:
+    try:
+        os.mkdir(root, 0o700)
+    except FileExistsError:
+        pass
+    status = os.lstat(root)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise ConfigError(f'{root!r} must be a directory of user {os.geteuid()} with mode 0700: remove it')
+
+
+@contextmanager
+def _locked(root: str) -> Iterator[None]:
+    path = os.path.join(root, 'lock')
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    held = claim(path, wait=True)
+    assert held is not None
+    try:
+        yield
+    finally:
+        held.close()
+
+
+def _identity(marker: str) -> str:
+    try:
+        descriptor = os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        pass
+    else:
+        with os.fdopen(descriptor, 'w') as file:
+            file.write(uuid.uuid4().hex)
+    with open(marker) as file:
+        word, status = file.read(), os.fstat(file.fileno())
+    with open('/proc/sys/kernel/random/boot_id') as file:
+        boot = file.read().strip()
+    return f'{boot}-{status.st_dev}-{status.st_ino}-{word}'
+
+
+def _note(path: str) -> Dict[str, Any]:
+    try:
+        return read_note(path) if path.endswith('.ring') else {'value': value_of(path)}
+    except OSError:
+        return {}

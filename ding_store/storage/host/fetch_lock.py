@@ -1,0 +1,40 @@
+"""Which process of a host fetches, for all of them: a lock that ends with its process, and that shows whether it works.
+
+Who waits for the lock waits for as long as bytes come, also over a slow link: that is still sooner than to ask for all
+of them once more. It is waited for no more when its holder is stopped, or has got nothing for a while, as from a
+connection that is dead. Bytes are shown by the time of the file's last change, of which only that it moves matters.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Callable, Iterator, Optional
+
+from ding_store.storage.host.mapped import Claim, claim_within
+
+
+class FetchLock:
+    """
+    Overview:
+        Of one stream, or one value, as one process takes it. Thread-safe.
+    Arguments:
+        - path (:obj:`Callable`): The lock's file; made if it is not there.
+    """
+
+    #: Without a byte for so long, and up to twice as long, it is waited for no more.
+    patience_s = 1.0
+
+    def __init__(self, path: Callable[[], str]) -> None:
+        self._path = path
+        self._has_waited = False  # in vain: who holds it hangs
+
+    @contextmanager
+    def taken(self) -> Iterator[Optional[Claim]]:
+        """Within the block it is for us to fetch; None if another hangs over it."""
+        held = claim_within(self._path(), 0.0 if self._has_waited else self.patience_s)
+        self._has_waited = held is None
+        try:
+            yield held
+        finally:
+            if held is not None:
+                held.close()

@@ -1,0 +1,170 @@
+"""A writer's rings of one stream: the one it writes to, and smaller ones that still hold what is not acked."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import zlib
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from ding_store.storage.base import Arrays, Buffer, Header
+from ding_store.storage.exactly_once.outbox import Payload
+from ding_store.storage.host.cache_dir import CacheDir
+from ding_store.storage.host.mapped import aligned
+from ding_store.storage.host.planes import Reference
+from ding_store.storage.host.ring import Region, RingWriter
+from ding_store.storage.wire.encoding import encode_parts, length_of, seal
+
+logger = logging.getLogger(__name__)
+
+#: The first ring's size: what stays in a processor's cache is written and read fastest.
+FIRST_BYTES = 16 << 20
+#: So long an ack is waited for before a ring is followed by a larger one: pages that are in use are worth it.
+PATIENCE_S = 0.02
+#: A ring that could not be made is tried again after so many payloads went over the wire instead.
+_RETRY_AFTER = 1000
+#: One copy more is cheaper than many small ones.
+_JOINED_BYTES = 64 << 10
+
+
+def crc_of(host: str) -> int:
+    return zlib.crc32(host.encode())
+
+
+class HostPayload(Payload):
+    """An entry's bytes in a ring."""
+
+    def __init__(self, rings: Rings, ring: RingWriter, region: Region, head: Buffer) -> None:
+        self.size = region.length
+        self._rings = rings
+        self._ring = ring
+        self._region = region
+        self._reference = Reference(
+            ring.name, rings.host_crc, region.start, region.length, len(head), zlib.crc32(head)
+        ).pack()
+
+    def on_wire(self) -> bytes:
+        return seal(self._region.buffer, self._rings.compression)
+
+    def reference(self, host: str) -> Optional[bytes]:
+        return self._reference if host == self._rings.host else None
+
+    def release(self) -> None:
+        self._rings.release(self._ring, self._region)
+
+
+class Rings:
+    """
+    Overview:
+        Thread-safe. A ring that stays full for a moment is followed by one of twice its size, up to ``max_bytes``; so a
+        reader that keeps up keeps them small.
+    Arguments:
+        - learn (:obj:`Callable`): Look which entries are acked, waiting so many seconds for news: it calls ``release``
+          for them.
+        - compression (:obj:`Optional[str]`): Of what has to go over the wire after all.
+        - checked (:obj:`bool`): Whether payloads carry a checksum here, too.
+    """
+
+    def __init__(
+        self,
+        cache: CacheDir,
+        note: Dict[str, Any],
+        max_bytes: int,
+        learn: Callable[[float], None],
+        compression: Optional[str] = None,
+        checked: bool = False,
+    ) -> None:
+        self.host: str = cache.host
+        self.host_crc: int = crc_of(cache.host)
+        self.compression: Optional[str] = compression
+        self._checked = checked
+        self._cache = cache
+        self._note = note
+        self._max_bytes = max_bytes
+        self._learn = learn
+        self._lock = threading.RLock()  # ``learn`` comes back in through ``release``.
+        self._rings: List[RingWriter] = []
+        self._num_refused = 0
+
+    def pack(self, header: Header, arrays: Arrays) -> Optional[HostPayload]:
+        """An entry, written to a ring; None where there is no room, and it has to go over the wire."""
+        parts = encode_parts(header, arrays, checked=self._checked)
+        length = length_of(parts)
+        head = bytes(parts[0]) + bytes(parts[1])
+        if length <= _JOINED_BYTES:
+            parts = [b''.join(parts)]
+        written = self._write(parts, length)
+        left_s = PATIENCE_S if self._may_wait(length) else 0.0
+        deadline = time.monotonic() + left_s
+        while written is None and self._rings and left_s >= 0:
+            self._learn(left_s)  # Without our lock: other threads come back in through ``release``.
+            written = self._write(parts, length)
+            left_s = deadline - time.monotonic()
+        written = written or self._write(parts, length, may_grow=True)
+        return HostPayload(self, *written, head) if written else None
+
+    def release(self, ring: RingWriter, region: Region) -> None:
+        with self._lock:
+            ring.release(region)
+            if ring.num_held == 0 and ring is not self._rings[-1]:
+                self._rings.remove(ring)
+                ring.close()
+
+    def close(self, unlink: bool) -> None:
+        with self._lock:
+            for ring in self._rings:
+                ring.close(unlink)
+
+    def _write(self, parts: List[Buffer], length: int, may_grow: bool = False) -> Optional[Tuple[RingWriter, Region]]:
+        with self._lock:
+            region = self._rings[-1].reserve(length) if self._rings else None
+            if region is None and may_grow and self._grow(length):
+                region = self._rings[-1].reserve(length)
+            if region is None:
+                return None
+            at = 0
+            for part in parts:
+                region.buffer[at : at + len(part)] = part
+                at += len(part)
+            self._rings[-1].commit(region)
+            return self._rings[-1], region
+
+    def _may_wait(self, length: int) -> bool:
+        """Whether an ack is waited for: only where the next thing would be to grow."""
+        return not self._num_refused and self._can_grow(length)
+
+    def _next_bytes(self, length: int) -> int:
+        return min(max(FIRST_BYTES, 4 * aligned(length), 2 * self._newest_bytes), self._max_bytes)
+
+    def _can_grow(self, length: int) -> bool:
+        return self._next_bytes(length) > self._newest_bytes and self._next_bytes(length) >= aligned(length)
+
+    def _grow(self, length: int) -> bool:
+        if not self._can_grow(length) or not self._is_time_to_try():
+            return False
+        try:
+            self._rings.append(self._cache.create_ring(self._next_bytes(length), self._note))
+        except OSError as e:
+            if self._num_refused == 1:
+                logger.warning(
+                    'stream %r: what finds no room in a ring goes over the wire: %s', self._note['stream'], e
+                )
+            return False
+        self._num_refused = 0
+        self._drop_empty()
+        return True
+
+    @property
+    def _newest_bytes(self) -> int:
+        return self._rings[-1].ring_bytes if self._rings else 0
+
+    def _is_time_to_try(self) -> bool:
+        self._num_refused += 1
+        return self._num_refused % _RETRY_AFTER == 1
+
+    def _drop_empty(self) -> None:
+        for ring in self._rings[:-1]:
+            if ring.num_held == 0:
+                self._rings.remove(ring)
+                ring.close()

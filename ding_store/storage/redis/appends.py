@@ -1,0 +1,100 @@
+"""A stream's writer in a Redis server: what ``RedisStore`` sends for its outboxes, large payloads in parts."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+from ding_store.storage.base import Buffer
+from ding_store.storage.exactly_once.outbox import FULL, STALE, WIRE, Announcement, Fill, Verdict
+from ding_store.storage.redis.link import Before, Session
+from ding_store.storage.wire.parts import is_large, place_of, publish_in_parts
+
+#: Before this much is sent, the server is asked whether there is room: until then it is there in excess.
+ASK_BYTES = 4 << 20
+
+#: Verdicts on payloads in parts, which no outbox sees.
+ROOM = 'ROOM'  # they may come
+NO_PARTS = 'NO PARTS'  # they did not, or are gone again
+
+
+class RedisAppends:
+    """
+    Overview:
+        Thread-safe.
+    Arguments:
+        - call (:obj:`Callable`): Runs a command with a ``Session``, again and again while the connection is lost.
+        - script (:obj:`Callable`): ``(session, script, stream, arguments, before)``: runs a script on a stream.
+        - key (:obj:`Callable`): ``(stream, part)``: the key of a part.
+        - writer (:obj:`str`): Whose entries these are.
+        - forgot (:obj:`Callable`): Called with a stream whose epoch is over: the server may have forgotten it.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[str, Callable[[Session], Any]], Any],
+        script: Callable[..., Any],
+        key: Callable[[str, str], str],
+        writer: str,
+        forgot: Callable[[str], None],
+    ) -> None:
+        self._call = call
+        self._script = script
+        self._key = key
+        self._writer = writer
+        self._forgot = forgot
+
+    def announce(self, said: Announcement) -> Verdict:
+        if len(said.payload) >= ASK_BYTES:
+            verdict = self._append(said, b'', -1, '', None)
+            if verdict.status != ROOM:
+                return verdict
+        what, key = f'append to {said.stream!r}', self._part_key(said.stream, said.sequence, said.payload)
+        verdict = publish_in_parts(
+            what, key, said.payload, lambda *place: self._append(said, *place), lambda one: one.status == NO_PARTS
+        )
+        if verdict.status == FULL and key:
+            keys = place_of(key, said.payload).keys  # They would only take more room.
+            self._call(what, lambda session: session.client.unlink(*keys))
+        return verdict
+
+    def fill(self, said: Fill) -> None:
+        known = (said.epoch, self._writer, said.sequence, said.number)
+        what, key = f'fill {said.stream!r}', self._part_key(said.stream, said.sequence, said.payload)
+
+        def fill(place: bytes, num_parts: int, key: str, before: Optional[Before]) -> Any:
+            arguments = (*known, place, num_parts, key)
+            return self._call(what, lambda session: self._script(session, 'fill', said.stream, arguments, before))
+
+        publish_in_parts(what, key, said.payload, fill, lambda reply: reply < 0)
+
+    def _part_key(self, stream: str, sequence: int, payload: bytes) -> str:
+        if not is_large(payload):
+            return ''
+        # With its checksum: a sequence that was taken back may come again with another payload.
+        return self._key(f'{stream}/{self._writer}', f'{sequence}:{payload[4:8].hex()}:part:')
+
+    def _append(
+        self, said: Announcement, payload: Buffer, num_parts: int, key: str, before: Optional[Before]
+    ) -> Verdict:
+        arguments = (
+            said.epoch,
+            self._writer,
+            said.sequence,
+            said.base,
+            said.size,
+            said.max_pending_bytes,
+            int(said.drop_oldest),
+            payload,
+            '' if said.plane == WIRE else said.plane,
+            num_parts,
+            key,
+        )
+        status, epoch, host, *numbers = self._call(
+            f'append to {said.stream!r}',
+            lambda session: self._script(session, 'append', said.stream, arguments, before),
+        )
+        if status == STALE.encode():
+            self._forgot(said.stream)
+        number, last, floor, room, dropped, plane, wanted = numbers
+        known = (number, last, floor, room, dropped, plane)
+        return Verdict(status.decode(), epoch.decode(), *known, host.decode(), wanted)

@@ -1,0 +1,207 @@
+"""A stream's entries in a Redis server: how ``RedisStore`` reads them, as few commands as possible each time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+from ding_store.errors import CorruptPayload
+from ding_store.storage.base import Buffer, EntryId
+from ding_store.storage.host.planes import FILLED, GONE, Fetch, Record, fate, fetch_own
+from ding_store.storage.redis.link import Session
+from ding_store.storage.wire.encoding import corrupt_entry, up_to_corrupt
+from ding_store.storage.wire.parts import Parts, unpack
+
+#: How much payload in parts one read fetches, and at least one.
+MAX_READ_BYTES = 64 << 20
+#: How long entries of the known epoch are waited for, before it is asked whether that is still the epoch.
+_TRUST_MS = 1000
+
+Raw = List[Any]  # an id, and a list of names and values
+
+
+class RedisEntries:
+    """
+    Overview:
+        Thread-safe.
+    Arguments:
+        - call (:obj:`Callable`): Runs a command with a ``Session``, again and again while the connection is lost.
+        - wait (:obj:`Callable`): The same for one that blocks; None when it had to reconnect.
+        - key (:obj:`Callable`): ``(stream, part)``: the key of a part.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[str, Callable[[Session], Any]], Any],
+        wait: Callable[[str, Callable[[Session], Any]], Any],
+        key: Callable[[str, str], str],
+        parts: Parts,
+    ) -> None:
+        self._call = call
+        self._wait = wait
+        self._key = key
+        self._parts = parts
+        self._known: Dict[str, Tuple[str, str]] = {}  # stream -> its epoch, in this life of the server
+
+    def read(
+        self, stream: str, after: EntryId, max_entries: int, block_ms: int, fetch: Fetch = fetch_own
+    ) -> List[Record]:
+        """As ``Store.read``, with a wait that may be shorter or longer; empty when nothing came."""
+        epoch, raw = self._next(stream, after, max_entries, min(block_ms, _TRUST_MS))
+        return up_to_corrupt(self._whole(stream, (_record(stream, epoch, one) for one in raw), fetch))
+
+    def state_of_fill(
+        self, stream: str, record: Record, fetch: Optional[Fetch] = None
+    ) -> Tuple[Optional[Buffer], str, int]:
+        """
+        Overview:
+            Of an entry that was a reference, or whose parts are missing.
+        Returns:
+            - payload (:obj:`Optional[Buffer]`): What it was filled with, if that is asked for with ``fetch``.
+            - fate (:obj:`str`): What became of it.
+            - room (:obj:`int`): The stream's counter of what made room, which grows with its next fill.
+        """
+        meta, filled = self._key(stream, 'meta'), self._key(stream, 'filled')
+
+        def command(session: Session) -> Any:
+            pipe = session.client.pipeline(transaction=True)
+            return pipe.hget(filled, record.id.number).hmget(meta, *fields).execute()
+
+        fields = ('epoch', 'floor', 'room', f'b:{record.writer}')
+        payload, (epoch, floor, room, base) = self._call(f'read {stream!r}', command)
+        is_held = epoch == record.id.epoch.encode() and record.id.number > int(floor or 0)
+        how = fate(is_held, payload is not None, record.sequence, int(base or 0))
+        if how != FILLED:
+            return None, how, int(room or 0)
+        if fetch is not None:
+            (payload,) = self._parts.fetch(stream, [record._replace(payload=payload)], fetch)
+            return payload, how if payload is not None else GONE, int(room or 0)
+        return None, how if self._parts.are_there(stream, payload) else GONE, int(room or 0)
+
+    def wait(self, stream: str, part: str, number: int, count: int, block_ms: int) -> List[Raw]:
+        """What comes behind ``number`` in the Redis stream ``part``; 0 ms: what is there."""
+        command = _xread(self._key(stream, part), number, count, block_ms)
+        return _entries_of(self._wait(f'read {stream!r}', lambda session: session.ask(command)[0]))
+
+    def _next(self, stream: str, after: EntryId, max_entries: int, block_ms: int) -> Tuple[str, List[Raw]]:
+        """
+        Overview:
+            Who goes on where it was needs one command, as long as the entries that come are of the same epoch. When
+            none do, or other ones, it looks at what is held, and which epoch that is.
+        """
+        begin = time.monotonic()
+        log = self._key(stream, 'log')
+
+        def trusting(session: Session) -> Any:
+            if self._known.get(stream) != (after.epoch, session.life.run_id):
+                return None
+            return session.ask(_xread(log, after.number, max_entries, block_ms))[0]
+
+        raw = _entries_of(self._wait(f'read {stream!r}', trusting))
+        if raw and _are_of(raw, after.epoch):
+            return after.epoch, raw
+        epoch, number, raw = self._held(stream, after, max_entries)
+        left_ms = block_ms - int(1000 * (time.monotonic() - begin))
+        if raw or left_ms <= 0:
+            return epoch, raw
+        raw = self.wait(stream, 'log', number, max_entries, left_ms)
+        # Entries of another epoch are no news but a reason to look again, from its oldest entry.
+        return epoch, raw if _are_of(raw, epoch) else []
+
+    def _held(self, stream: str, after: EntryId, max_entries: int) -> Tuple[str, int, List[Raw]]:
+        """The epoch, the number behind which to go on in it, and what is held behind that: all of one moment."""
+        meta, log = self._key(stream, 'meta'), self._key(stream, 'log')
+
+        def held_after(number: int) -> Tuple[str, List[Raw]]:
+            commands = (
+                ('MULTI',),
+                ('HGET', meta, 'epoch'),
+                ('XRANGE', log, f'({_behind(number)}', '+', 'COUNT', max_entries),
+                ('EXEC',),
+            )
+
+            def command(session: Session) -> Tuple[str, List[Raw]]:
+                epoch, raw = session.ask(*commands)[-1]
+                self._known[stream] = ((epoch or b'').decode(), session.life.run_id)
+                return self._known[stream][0], raw
+
+            found: Tuple[str, List[Raw]] = self._call(f'read {stream!r}', command)
+            return found
+
+        number = after.number
+        epoch, raw = held_after(number)
+        if number and epoch != after.epoch:
+            number = 0
+            epoch, raw = held_after(number)
+        return epoch, number, raw
+
+    def _whole(self, stream: str, records: Iterator[Record], fetch: Fetch) -> Iterator[Record]:
+        """With payloads that are in parts put together, up to ``MAX_READ_BYTES``."""
+        held, corrupt = _up_to(records, stream, MAX_READ_BYTES)
+        payloads = self._parts.fetch(stream, held, fetch)
+        for record, payload in zip(held, payloads):
+            if payload is not None:
+                yield record._replace(payload=payload)
+            elif self.state_of_fill(stream, record)[1] != GONE:
+                raise corrupt_entry(stream, record.id, 'parts of it are missing', record.writer, record.sequence)
+        if corrupt is not None:
+            raise corrupt
+
+
+def _xread(key: str, number: int, count: int, block_ms: int) -> Tuple[Any, ...]:
+    block = ('BLOCK', block_ms) if block_ms > 0 else ()
+    return ('XREAD', 'COUNT', count, *block, 'STREAMS', key, _behind(number))
+
+
+def _entries_of(reply: Any) -> List[Raw]:
+    """Of an XREAD of one stream, in RESP2 or 3."""
+    if not reply:
+        return []
+    entries: List[Raw] = next(iter(reply.values())) if isinstance(reply, dict) else reply[0][1]
+    return entries
+
+
+def _are_of(raw: List[Raw], epoch: str) -> bool:
+    wanted = epoch.encode()
+    return all(dict(zip(fields[::2], fields[1::2])).get(b'e') == wanted for _, fields in raw)
+
+
+def _up_to(records: Iterator[Record], stream: str, max_bytes: int) -> Tuple[List[Record], Optional[CorruptPayload]]:
+    """What to fetch at once, and what is behind it if that is corrupt."""
+    held: List[Record] = []
+    num_bytes = 0
+    try:
+        for record in records:
+            num_bytes += _bytes_in_parts(stream, record)
+            held.append(record)
+            if num_bytes >= max_bytes:
+                break
+    except CorruptPayload as e:
+        return held, e
+    return held, None
+
+
+def _bytes_in_parts(stream: str, record: Record) -> int:
+    try:
+        where = unpack(record.payload)
+    except CorruptPayload as e:
+        raise corrupt_entry(stream, record.id, str(e), record.writer, record.sequence) from e
+    return where.num_bytes if where is not None else 0
+
+
+def _behind(number: int) -> str:
+    """The last id that an entry with this number may have: ours end with 0, but a foreign one must not be met twice."""
+    return f'{number}-18446744073709551615' if number else '0-0'
+
+
+def _number(redis_id: bytes) -> int:
+    return int(redis_id.partition(b'-')[0])
+
+
+def _record(stream: str, epoch: str, raw: Raw) -> Record:
+    redis_id, pairs = raw
+    place, fields = EntryId(epoch, _number(redis_id)), dict(zip(pairs[::2], pairs[1::2]))
+    try:
+        return Record(place, fields[b'w'].decode(), int(fields[b's']), fields[b'p'])
+    except (KeyError, ValueError) as e:
+        raise corrupt_entry(stream, place, f'it is no entry of ours ({type(e).__name__})') from e

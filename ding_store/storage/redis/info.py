@@ -1,0 +1,73 @@
+"""What a store on Redis holds now, put together from its keys."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Optional
+
+from ding_store.storage.base import StreamInfo
+from ding_store.storage.redis.link import Session
+
+Hash = Mapping[bytes, bytes]
+
+
+def read_streams(session: Session, run: str) -> Dict[str, StreamInfo]:
+    names = _indexed(session, run, 'stream')
+    pipe = session.client.pipeline(transaction=True)
+    for name in names:
+        pipe.hgetall(f'ding:{{{run}/{name}/0}}:meta')
+        pipe.hgetall(f'ding:{{{run}/{name}/0}}:readers')
+    found: List[Any] = pipe.execute()
+    streams = {name: _stream(meta, readers) for name, meta, readers in zip(names, found[::2], found[1::2])}
+    return {name: stream for name, stream in streams.items() if stream is not None}
+
+
+def read_stream(session: Session, run: str, name: str) -> Optional[StreamInfo]:
+    pipe = session.client.pipeline(transaction=True)
+    pipe.hgetall(f'ding:{{{run}/{name}/0}}:meta')
+    meta, readers = pipe.hgetall(f'ding:{{{run}/{name}/0}}:readers').execute()
+    return _stream(meta, readers)
+
+
+def read_values(session: Session, run: str) -> Dict[str, int]:
+    names = _indexed(session, run, 'value')
+    pipe = session.client.pipeline(transaction=False)
+    for name in names:
+        pipe.hget(f'ding:{{{run}/{name}/0}}:version', 'version')
+    return {name: int(version) for name, version in zip(names, pipe.execute()) if version is not None}
+
+
+def read_counters(session: Session, run: str) -> Dict[str, int]:
+    counters: Any = session.client.hgetall(f'ding:{{{run}}}:counters')
+    return {name.decode(): int(count) for name, count in counters.items()}
+
+
+def _indexed(session: Session, run: str, kind: str) -> List[str]:
+    members: Any = session.client.smembers(f'ding:{{{run}}}:index')
+    pairs = (member.decode().split(':', 1) for member in members)
+    return sorted(name for found, name in pairs if found == kind)
+
+
+def _stream(meta: Hash, readers: Hash) -> Optional[StreamInfo]:
+    if b'epoch' not in meta or b'deleted' in meta:
+        return None
+    cursors = {field: cursor for field, cursor in readers.items() if not field.startswith(b'h:')}
+    return StreamInfo(
+        epoch=meta[b'epoch'].decode(),
+        last=_int(meta, b'last'),
+        floor=_int(meta, b'floor'),
+        pending_bytes=_int(meta, b'total') - _int(meta, b'trimmed'),
+        num_dropped=_int(meta, b'dropped'),
+        readers={field[2:].decode(): int(cursor) for field, cursor in cursors.items()},
+        durable={field[2:].decode(): field.startswith(b'd:') for field in cursors},
+        writers={field[2:].decode(): int(known.split(b':')[0]) for field, known in _writers(meta)},
+        numbers={field[2:].decode(): int(known.split(b':')[1]) for field, known in _writers(meta)},
+        host=meta.get(b'host', b'').decode(),
+    )
+
+
+def _writers(meta: Hash) -> List[Any]:
+    return [(field, known) for field, known in meta.items() if field.startswith(b'w:')]
+
+
+def _int(meta: Hash, field: bytes) -> int:
+    return int(meta.get(field, 0))

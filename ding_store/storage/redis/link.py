@@ -1,0 +1,332 @@
+"""The connection to a Redis server: kept, and made again when it is lost."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import logging
+import random
+import threading
+import time
+from collections import deque
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import (
+    Any,
+    Callable,
+    Deque,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    TypeVar,
+    Union,
+)
+
+import redis
+
+from ding_store.errors import NotEnoughSpace, StoreClosed, StoreDenied, StoreError, StoreUnavailable
+from ding_store.storage.options import RedisOptions
+from ding_store.storage.redis.server import Life, is_tls_error, make_client, speaks_plainly, wake
+from ding_store.storage.urls import address_of
+
+logger = logging.getLogger(__name__)
+
+_LUA = Path(__file__).parent / 'lua'
+_STREAM_SCRIPTS = ('append', 'fill', 'want', 'register', 'ack', 'forget', 'delete')
+_VALUE_SCRIPTS = ('put', 'fill_value', 'want_value')
+_DENIED = (
+    redis.AuthenticationError,
+    redis.exceptions.AuthorizationError,
+    redis.exceptions.AuthenticationWrongNumberOfArgsError,
+    redis.exceptions.NoPermissionError,
+)
+# Redis 6.2 for commands and keys; Redis 7.
+_DENIED_IN_SCRIPTS = ("The user executing the script can't", 'ACL failure in script')
+_LOST = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.ReadOnlyError)
+
+# Before redis-py 5.3 it wants the name of the command, after that it warns of one.
+_NAME = inspect.signature(redis.ConnectionPool.get_connection).parameters.get('command_name')
+_GET_CONNECTION = ('EVALSHA',) if _NAME is not None and _NAME.default is _NAME.empty else ()
+
+T = TypeVar('T')
+Argument = Union[bytes, str, int, Callable[[], Union[bytes, str, int]]]
+Before = Callable[[Any], Tuple[int, bytes]]
+
+
+def _packer() -> Any:
+    try:
+        return importlib.import_module('hiredis').pack_command
+    except (ImportError, AttributeError):  # Slower without, or with an old one.
+        return None
+
+
+_PACK_COMMAND = _packer()
+
+
+def _pack(arguments: Tuple[Argument, ...]) -> bytes:
+    if _PACK_COMMAND is not None:
+        return bytes(_PACK_COMMAND(arguments))
+    items = [one if isinstance(one, bytes) else str(one).encode() for one in arguments]
+    return b''.join([b'*%d\r\n' % len(items), *(b'$%d\r\n%b\r\n' % (len(item), item) for item in items)])
+
+
+class Script(NamedTuple):
+    text: bytes
+    sha: str
+
+
+class Command(NamedTuple):
+    """A script with its keys and arguments."""
+
+    script: str
+    keys: Sequence[str]
+    arguments: Tuple[Argument, ...]
+
+
+def load_scripts() -> Dict[str, Script]:
+    common = (_LUA / 'stream.lua').read_bytes()
+    texts = {name: common + (_LUA / f'{name}.lua').read_bytes() for name in _STREAM_SCRIPTS}
+    common = (_LUA / 'value.lua').read_bytes()
+    texts.update({name: common + (_LUA / f'{name}.lua').read_bytes() for name in _VALUE_SCRIPTS})
+    # What Redis names a script by; no secret depends on it.
+    return {name: Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest()) for name, text in texts.items()}
+
+
+@dataclass(frozen=True)
+class Session:
+    """Connections to one life of the server: a client, and the scripts registered with it."""
+
+    client: Any  # redis.Redis, whose annotations mix up what it returns now and what it awaits
+    scripts: Mapping[str, Script]
+    life: Life
+    # Ready for scripts and parts; in use as far as the pool knows, whose own bookkeeping costs a third of an append.
+    spare: Deque[Any] = field(default_factory=deque)
+    known: Set[str] = field(default_factory=set)  # scripts that the server has
+
+    def _borrow(self) -> Any:
+        try:
+            return self.spare.pop()
+        except IndexError:
+            return self.client.connection_pool.get_connection(*_GET_CONNECTION)
+
+    @contextmanager
+    def borrowed(self) -> Iterator[Any]:
+        """A connection for commands that redis-py's client would spend much time on."""
+        connection = self._borrow()
+        try:
+            yield connection
+        except BaseException:
+            self._give_back(connection)  # Whatever reply is still to come must not meet the next command.
+            raise
+        self.spare.append(connection)
+
+    def close(self) -> None:
+        """Of what nobody uses at the moment; who uses the rest will find out."""
+        while self.spare:
+            self._give_back(self.spare.pop())
+        self.client.connection_pool.disconnect(inuse_connections=False)
+
+    def _give_back(self, connection: Any) -> None:
+        connection.disconnect()
+        self.client.connection_pool.release(connection)
+
+    def ask(self, *commands: Tuple[Argument, ...]) -> List[Any]:
+        """Send some commands at once, and return their replies as they are."""
+        with self.borrowed() as connection:
+            connection.send_packed_command([b''.join(map(_pack, commands))], check_health=False)
+            replies = [connection.read_response() for _ in commands]
+        # Within a transaction errors are no exceptions but results.
+        for reply in replies[-1] if commands[-1] == ('EXEC',) else ():
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
+
+    @staticmethod
+    def _evalsha(sha: str, keys: Sequence[str], arguments: Tuple[Argument, ...]) -> Tuple[Argument, ...]:
+        return ('EVALSHA', sha, len(keys), *keys, *arguments)
+
+    def run(self, script: str, keys: Sequence[str], *arguments: Argument, before: Optional[Before] = None) -> Any:
+        """
+        Arguments:
+            - before (:obj:`Optional[Callable]`): Sends other commands on the same connection, first, and returns how
+              many replies to them are still to be read, and what is still to be sent. Arguments that are functions are
+              called after it.
+        """
+        text, sha = self.scripts[script]
+        with self.borrowed() as connection:
+            num_replies, rest = 0, b''
+            if before is not None:
+                num_replies, rest = before(connection)
+                arguments = tuple(one() if callable(one) else one for one in arguments)
+            packed = _pack(self._evalsha(sha, keys, arguments))
+            connection.send_packed_command([rest + packed], check_health=False)
+            for _ in range(num_replies):
+                connection.read_response()
+            try:
+                return connection.read_response()
+            except redis.exceptions.NoScriptError:
+                connection.send_command('SCRIPT', 'LOAD', text)
+                connection.read_response()
+                connection.send_command('EVALSHA', sha, len(keys), *keys, *arguments)
+                return connection.read_response()
+
+    def send(self, commands: Sequence[Command]) -> Callable[[], List[Any]]:
+        """Run scripts, one after another; returns what waits for their replies and has to be called once."""
+        unknown = [one.script for one in commands if one.script not in self.known]
+        packed = [_pack(('SCRIPT', 'LOAD', self.scripts[script].text)) for script in unknown]
+        packed += [_pack(self._evalsha(self.scripts[one.script].sha, one.keys, one.arguments)) for one in commands]
+        connection = self._borrow()
+
+        def replies() -> List[Any]:
+            try:
+                found = [connection.read_response() for _ in packed]
+            except BaseException:
+                self._give_back(connection)
+                raise
+            self.spare.append(connection)
+            self.known.update(unknown)
+            return found[len(unknown) :]
+
+        try:
+            connection.send_packed_command([b''.join(packed)], check_health=False)
+        except BaseException:
+            self._give_back(connection)
+            raise
+        return replies
+
+
+class Link:
+    """
+    Overview:
+        Thread-safe; connections are pooled, and made when first needed. ``num_sessions`` were begun so far: when it
+        grows, the server was away, and may have lost its memory.
+    Arguments:
+        - url (:obj:`str`): ``redis://``, ``rediss://`` or ``unix://``; unused with a directory.
+        - directory (:obj:`Optional[str]`): Of the embedded server, if it is one.
+    """
+
+    def __init__(self, url: str, directory: Optional[str], options: RedisOptions) -> None:
+        self.address = address_of(url) if directory is None else f'embedded://{directory}'
+        self.num_sessions = 0
+        self._url = url
+        self._directory = directory
+        self._options = options
+        self._scripts = load_scripts()
+        self._lock = threading.Lock()
+        self._session: Optional[Session] = None
+        self._closed = threading.Event()
+
+    def connect(self) -> str:
+        """Connect now or say what is wrong, before long; returns the server's name and version."""
+        return self.call('connect', lambda session: session.life.server, self._options.connect_timeout_s)
+
+    def call(self, what: str, command: Callable[[Session], T], patience_s: Optional[float] = None) -> T:
+        """
+        Overview:
+            Run ``command``, again and again while the connection is lost: it must bear being run twice.
+        Raises:
+            - StoreUnavailable: Not connected within ``patience_s``, by default the options' ``reconnect_timeout_s``.
+        """
+        patience_s = self._options.reconnect_timeout_s if patience_s is None else patience_s
+        deadline, delay_s = 0.0, 0.02
+        while True:
+            session = self._session
+            try:
+                session = session or self._open()
+                self._check_open()
+                return command(session)
+            except _DENIED as e:
+                raise StoreDenied(
+                    f'{what}: {self.address} refuses us: {e}; check user and password in '
+                    'its URL: --store, or DING_STORE_URL in the environment'
+                ) from e
+            except _LOST as e:
+                self._drop(session, e)
+                deadline = deadline or time.monotonic() + patience_s
+                if time.monotonic() >= deadline:
+                    raise self._unavailable(what, e) from e
+            except redis.RedisError as e:
+                raise self._translated(what, e) from e
+            # Spread out: all processes of a run lose their server at the same moment.
+            self._closed.wait(min(delay_s, max(0.0, deadline - time.monotonic())) * random.uniform(0.5, 1.0))
+            delay_s = min(1.0, delay_s * 2)
+
+    def wait(self, what: str, command: Callable[[Session], T]) -> Optional[T]:
+        """Run a command that blocks for news. None when it had to reconnect: look first what else is new."""
+        is_tried = False
+
+        def once(session: Session) -> Optional[T]:
+            nonlocal is_tried
+            was_tried, is_tried = is_tried, True
+            return None if was_tried else command(session)
+
+        return self.call(what, once)
+
+    def close(self) -> None:
+        """Wakes the threads that wait for a reply; they raise StoreClosed."""
+        self._closed.set()
+        session = self._session
+        if session is not None:
+            wake(session.client)
+            session.close()
+
+    def _check_open(self, cause: Optional[BaseException] = None) -> None:
+        if self._closed.is_set():
+            raise StoreClosed(f'the store at {self.address} was closed') from cause
+
+    def _open(self) -> Session:
+        self._check_open()
+        with self._lock:
+            if self._session is None:
+                life = Life(self.address)
+                client = make_client(self._target(), life.greet, self._options.socket_timeout_s)
+                client.info('server')
+                self.num_sessions += 1
+                self._session = Session(client, self._scripts, life)
+            return self._session
+
+    def _target(self) -> str:
+        if self._directory is None:
+            return self._url
+        from ding_store.storage.embedded.server import ensure_server  # Not needed for a server that others run.
+
+        return f'unix://{ensure_server(self._directory, self._options.grace_s)}'
+
+    def _drop(self, session: Optional[Session], error: Exception) -> None:
+        self._check_open(error)
+        if session is None:
+            return
+        with self._lock:
+            if self._session is not session:
+                return  # Another thread noticed first.
+            self._session = None
+        logger.warning('lost the connection to %s: %s', self.address, error)
+        session.close()
+
+    def _unavailable(self, what: str, error: Exception) -> StoreUnavailable:
+        if is_tls_error(error):
+            return StoreDenied(f'{what}: {self.address}: TLS failed: {error}')
+        if self._url.startswith('rediss:') and speaks_plainly(self._url):
+            return StoreDenied(f'{what}: {self.address} does not speak TLS: say redis://, or give it a tls-port')
+        fix = 'start a redis-server there, or use embedded://'
+        if self._directory is not None:
+            fix = f'look for the reason in {self._directory}'
+        return StoreUnavailable(f'{what}: {self.address} cannot be reached: {error}; {fix}')
+
+    def _translated(self, what: str, error: redis.RedisError) -> StoreError:
+        # No class: before Redis 7 errors inside a script have none, and before redis-py 5 this one never has.
+        if 'command not allowed when used memory' in str(error):
+            return NotEnoughSpace(f'{what}: {self.address} is at its maxmemory: raise it, or lower max_pending_bytes')
+        if any(text in str(error) for text in _DENIED_IN_SCRIPTS):
+            return StoreDenied(
+                f'{what}: {self.address} refuses us: {error}; the user needs more rights: docs/deploy.md'
+            )
+        return StoreError(f'{what}: {self.address}: {error}')

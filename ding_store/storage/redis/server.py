@@ -1,0 +1,161 @@
+"""What a Redis server must be for a store to live in it, and how its client is made."""
+
+from __future__ import annotations
+
+import inspect
+import socket
+import ssl
+import threading
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from urllib.parse import urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from ding_store.errors import ConfigError, StoreUnsuitable
+from ding_store.storage.urls import address_of
+
+MIN_VERSION = (6, 2)  # XTRIM MINID, exclusive ranges
+
+# Replies of the third protocol have other shapes; older clients know only the second one.
+_PROTOCOL: Dict[str, Any] = {'protocol': 2} if 'protocol' in inspect.signature(redis.Redis.__init__).parameters else {}
+_TCP: Dict[str, Any] = {'socket_keepalive': True}
+
+
+def make_client(url: str, connected: Callable[[Any], None], socket_timeout_s: float) -> redis.Redis:
+    """
+    Overview:
+        Nothing is connected yet.
+    Arguments:
+        - connected (:obj:`Callable`): Called with every new connection; must call its ``on_connect()``.
+        - socket_timeout_s (:obj:`float`): A silent partition is noticed after this; no command blocks for as long.
+    """
+    tcp = {} if url.startswith('unix:') else {**_TCP, 'socket_connect_timeout': min(5.0, socket_timeout_s)}
+    try:
+        pool = redis.ConnectionPool.from_url(
+            url,
+            socket_timeout=socket_timeout_s,
+            # A lost connection is ours to handle: entries must be announced again before anything else.
+            retry=Retry(NoBackoff(), 0),
+            max_connections=10_000,
+            redis_connect_func=connected,
+            **tcp,
+            **_PROTOCOL,
+        )
+        pool.make_connection()
+    except (TypeError, ValueError) as e:
+        raise ConfigError(f'the URL of {address_of(url)} is malformed: {e}') from e
+    return redis.Redis(connection_pool=pool)
+
+
+class Life:
+    """
+    Overview:
+        Which life of which server a session's connections lead to: all to the same, or the session is over. Scripts
+        are told it, and find out by it that what they know is of another life.
+    Attributes:
+        - run_id (:obj:`str`): Random, of one life of a server process; '' before the first connection.
+        - server (:obj:`str`): Its name and version.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.run_id = ''
+        self.server = ''
+        self._address = address
+        self._lock = threading.Lock()
+
+    def greet(self, connection: Any) -> None:
+        """
+        Raises:
+            - StoreUnsuitable: What is at the other end cannot keep what it is given.
+            - redis.ConnectionError: It cannot yet; or it is another server than before.
+        """
+        try:
+            self._greet(connection)
+        except BaseException:
+            connection.disconnect()  # Else the pool would lend it out: it looks connected.
+            raise
+
+    def _greet(self, connection: Any) -> None:
+        connection.on_connect()
+        connection.send_command('INFO')
+        facts = _facts(connection.read_response())
+        server = examine(facts, self._address)
+        with self._lock:
+            if self.run_id not in ('', facts['run_id']):
+                raise redis.ConnectionError('is not the server that it was: it restarted, or another took over')
+            self.run_id, self.server = facts['run_id'], server
+
+
+def _facts(reply: Any) -> Dict[str, str]:
+    text = reply.decode() if isinstance(reply, bytes) else str(reply)
+    lines = (line.partition(':') for line in text.splitlines() if ':' in line)
+    return {name: fact for name, _, fact in lines}
+
+
+def examine(facts: Mapping[str, str], address: str) -> str:
+    """
+    Overview:
+        Return the server's name and version, if it can keep what it is given, by its INFO.
+    Raises:
+        - StoreUnsuitable: It cannot; says what to change.
+        - redis.ConnectionError: Not yet: it is loading its data, or is a replica that may become the primary.
+    """
+    version = facts['redis_version']
+    if _numbers(version) < MIN_VERSION:
+        needed = '.'.join(map(str, MIN_VERSION))
+        raise StoreUnsuitable(f'{address} is Redis {version}; at least {needed} is needed')
+    policy = facts.get('maxmemory_policy', 'noeviction')
+    if policy != 'noeviction':
+        raise StoreUnsuitable(
+            f'{address} would evict experience: its maxmemory-policy is {policy}; set it to noeviction'
+        )
+    if facts.get('cluster_enabled', '0') != '0':
+        raise StoreUnsuitable(f'{address} is part of a Redis cluster, which is not yet supported: use a single server')
+    if facts.get('loading', '0') != '0':
+        raise redis.exceptions.BusyLoadingError('is loading its data')
+    if facts.get('role') == 'slave':
+        raise redis.ConnectionError('is a read-only replica')
+    return f'{"valkey" if "valkey_version" in facts else "redis"} {facts.get("valkey_version", version)}'
+
+
+def speaks_plainly(url: str, timeout_s: float = 2.0) -> bool:
+    """Whether a Redis answers there without TLS: it closes a connection that begins with it without a word."""
+    parts = urlsplit(url)
+    try:
+        with socket.create_connection((parts.hostname or 'localhost', parts.port or 6379), timeout_s) as plain:
+            plain.sendall(b'PING\r\n')
+            return plain.recv(16).startswith((b'+PONG', b'-NOAUTH', b'-DENIED'))
+    except OSError:
+        return False
+
+
+def is_tls_error(error: Optional[BaseException]) -> bool:
+    while error is not None:
+        if isinstance(error, ssl.SSLError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def wake(client: redis.Redis) -> None:
+    """
+    Overview:
+        End the calls that wait for a reply in other threads. ``pool.disconnect`` would also reset the parsers that
+        those threads are using; only the sockets are shut here, which threads may do to each other.
+    """
+    pool: Any = client.connection_pool
+    busy: List[Any] = list(getattr(pool, '_in_use_connections', ()))
+    for connection in busy:
+        sock = getattr(connection, '_sock', None)
+        if sock is not None:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # Closed by its own thread meanwhile.
+    pool.disconnect(inuse_connections=False)
+
+
+def _numbers(version: str) -> Tuple[int, ...]:
+    return tuple(int(part) for part in version.split('.')[:2])

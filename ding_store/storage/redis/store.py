@@ -1,0 +1,394 @@
+"""A store in a Redis server: a stream per stream, a stream of one entry per value, a hash of counters.
+
+Keys of run R:  ding:{R/<stream>/0}:meta, :log, :sizes, :room, :readers, :filled, :planes   see lua/stream.lua
+                ding:{R/<value>/0}:value, :version, :wants                see lua/value.lua
+                ding:{R}:counters  hash    ding:{R}:index  set of "stream:<name>" and "value:<name>"
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+import uuid
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar
+
+from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed
+from ding_store.storage.base import OLDEST, START, Arrays, Buffer, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
+from ding_store.storage.exactly_once.outbox import Payload
+from ding_store.storage.exactly_once.writer import Writer, writer_id
+from ding_store.storage.host.planes import (
+    WAITING,
+    Fetch,
+    Moved,
+    PlanedStore,
+    Record,
+    Resolver,
+    Version,
+    fetch_own,
+    unwatched,
+)
+from ding_store.storage.host.values import ValueResolver
+from ding_store.storage.options import ALL_OPTIONS, check_name, redis_options, refuse_rest, stream_options
+from ding_store.storage.redis.appends import RedisAppends
+from ding_store.storage.redis.entries import RedisEntries
+from ding_store.storage.redis.info import read_counters, read_stream, read_streams, read_values
+from ding_store.storage.redis.link import Before, Command, Link, Session
+from ding_store.storage.redis.unanswered import Unanswered
+from ding_store.storage.redis.values import VALUE_PARTS, RedisValues
+from ding_store.storage.urls import check_url, directory_of, scheme_of
+from ding_store.storage.wire.encoding import INLINE_BYTES, MAX_BYTES, Pieces, encode_pieces
+from ding_store.storage.wire.parts import Parts
+from ding_store.storage.wire.value_parts import ValuePart
+
+MAX_PAYLOAD_BYTES = MAX_BYTES
+_STREAM_PARTS = ('meta', 'log', 'sizes', 'room', 'readers', 'filled', 'planes')
+
+T = TypeVar('T')
+
+
+class RedisStore(PlanedStore):
+    """
+    Overview:
+        ``redis://``, ``rediss://``, ``unix://`` and ``embedded://``. Pickles as its address and options; reopens
+        itself, as a writer of its own, when unpickled and after ``fork``.
+    Arguments:
+        - connect (:obj:`bool`): Whether to connect now rather than when first used.
+        - options: Those of ``options.StreamOptions``, ``options.StoreOptions`` and ``options.RedisOptions``.
+    """
+
+    def __init__(self, url: str, run: str = 'default', connect: bool = True, **options: Any) -> None:
+        self.run = check_name('run', run, slashes=False)
+        self._url = url
+        self._options = dict(options)
+        check_url(url)
+        self._directory = directory_of(url, run)
+        self._closed = False
+        self._fork_lock = threading.Lock()
+        self._begin()
+        if connect:
+            self._link.connect()
+
+    def _begin(self) -> None:
+        """What belongs to one process: connections, and the numbers of a writer."""
+        options = dict(self._options)
+        streams, server = stream_options(options), redis_options(options)
+        refuse_rest(scheme_of(self._url), options, ALL_OPTIONS)
+        if server.socket_timeout_s <= streams.check_every_s:
+            raise ConfigError(
+                f'socket_timeout_s ({server.socket_timeout_s}) must be above check_every_s ({streams.check_every_s})'
+            )
+        self._link = Link(self._url, self._directory, server)
+        self.address = self._link.address
+        self.writer = writer_id()
+        self._appends = RedisAppends(
+            self._call, self._script, self._key, self.writer, lambda stream: self._index('stream', stream, again=True)
+        )
+        self._writer = Writer(streams, self._appends.announce, self._wait_for_room, self._appends.fill)
+        self._resolver = Resolver(self)
+        self._parts = Parts(self._call)
+        wait = self._link.wait
+        self._entries = RedisEntries(self._call, wait, self._key, self._parts)
+        self._values = RedisValues(self._call, wait, self._key)
+        self._value_resolver = ValueResolver(self)
+        self._unanswered = Unanswered(self._call)
+        self._indexed: Set[str] = set()
+        self._stream_keys: Dict[str, List[str]] = {}
+        self._num_sessions = 0
+        self._tokens, self._num_tokens = f'{uuid.uuid4().hex[:16]}-', itertools.count()
+        self._pid = os.getpid()
+
+    def append(self, stream: str, header: Header, arrays: Arrays, timeout_s: Optional[float] = None) -> EntryId:
+        check_name('stream', stream)
+        return self.append_payload(stream, self._writer.encoded(stream, header, arrays), timeout_s)
+
+    def append_payload(self, stream: str, payload: Payload, timeout_s: Optional[float] = None) -> EntryId:
+        check_name('stream', stream)
+        _check_size(f'entry of {stream!r}', payload.size)
+        self._enter()
+        self._index('stream', stream)
+        return self._writer.append(stream, payload, timeout_s)
+
+    def read(self, stream: str, after: EntryId = OLDEST, max_entries: int = 64, timeout_s: float = 0.0) -> List[Entry]:
+        return self._resolver.read(stream, after, max_entries, timeout_s)
+
+    def read_records(
+        self, stream: str, after: EntryId, max_entries: int, timeout_s: float, fetch: Fetch = fetch_own
+    ) -> List[Record]:
+        check_name('stream', stream)
+        deadline = time.monotonic() + timeout_s
+        self._enter()
+        self._unanswered.settle()
+        while True:
+            self._enter()
+            left = deadline - time.monotonic()
+            block_ms = self._slice_ms(left) if left > 0 else 0
+            records = self._entries.read(stream, after, max_entries, block_ms, fetch)
+            if records or time.monotonic() >= deadline:
+                return records
+
+    def register(self, stream: str, reader: str, durable: bool = True, start: str = 'oldest') -> EntryId:
+        return self.register_at(stream, reader, durable, start)
+
+    def register_at(
+        self, stream: str, reader: str, durable: bool = True, start: str = 'oldest', host: str = ''
+    ) -> EntryId:
+        check_name('reader', reader)
+        if start not in START:
+            raise ConfigError(f'start ({start!r}) must be one of {", ".join(START)}')
+        check_name('stream', stream)
+        self._enter()
+        self._index('stream', stream, again=True)
+        epoch, number = self._run('register', stream, reader, 'd' if durable else 'e', start, host)
+        return EntryId(epoch.decode(), number)
+
+    def ack(self, stream: str, reader: str, entry_id: EntryId, wait: bool = True) -> None:
+        arguments = (entry_id.epoch, reader, entry_id.number)
+        if wait:
+            self._run('ack', stream, *arguments)
+            return
+        check_name('stream', stream)
+        self._enter()
+        self._unanswered.send(
+            f'ack {stream!r}',
+            lambda session: [self._command(session, 'ack', stream, arguments)],
+            lambda replies: None,
+            lambda: self.ack(stream, reader, entry_id),
+        )
+
+    def advance(self, stream: str, reader: str, entry_id: EntryId, name: str, header: Header) -> None:
+        check_name('stream', stream)
+        check_name('value', name)
+        payload = encode_pieces(header, {})
+        if payload.num_bytes > INLINE_BYTES:
+            super().advance(stream, reader, entry_id, name, header)
+            return
+        self._enter()
+        self._index('value', name)
+
+        def commands(session: Session) -> List[Command]:
+            ack = self._command(session, 'ack', stream, (entry_id.epoch, reader, entry_id.number))
+            return [ack, self._values.put_command(name, payload.sealed())]
+
+        def note(replies: List[Any]) -> None:
+            if self._values.note(name, replies[1]):
+                self._index('value', name, again=True)  # The server may have forgotten that, too.
+
+        def again() -> None:
+            self.ack(stream, reader, entry_id)
+            self.put(name, header, {})
+
+        self._unanswered.send(f'advance {reader!r} in {stream!r}', commands, note, again)
+
+    def settle(self) -> None:
+        self._enter()
+        self._unanswered.settle()
+
+    def forget(self, stream: str, reader: str) -> bool:
+        return bool(self._run('forget', stream, reader))
+
+    def put(self, name: str, header: Header, arrays: Arrays, expected_version: Optional[int] = None) -> int:
+        check_name('value', name)
+        return self.put_version(name, encode_pieces(header, arrays), b'', expected_version)
+
+    def put_version(
+        self, name: str, payload: Optional[Pieces], reference: bytes, expected_version: Optional[int] = None
+    ) -> int:
+        check_name('value', name)
+        _check_size(f'value {name!r}', payload.num_bytes if payload is not None else 0)
+        self._enter()
+        self._index('value', name)
+        version, is_first = self._values.put(name, payload, reference, expected_version)
+        if is_first:
+            self._index('value', name, again=True)  # The server may have forgotten that, too.
+        return version
+
+    def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0) -> Optional[Value]:
+        return self._value_resolver.get(name, newer_than, timeout_s)
+
+    def get_version(
+        self, name: str, newer_than: int, timeout_s: float = 0.0, or_filled: bool = False
+    ) -> Optional[Version]:
+        check_name('value', name)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._enter()
+            found = self._values.newest(name, newer_than, or_filled)
+            if found is None and (left := deadline - time.monotonic()) > 0:
+                found = self._values.next(name, newer_than, or_filled, self._slice_ms(left))
+            if found is not None or time.monotonic() >= deadline:
+                return found
+
+    def fetch_parts(self, name: str, wanted: Sequence[Tuple[ValuePart, memoryview]], moved: Moved = unwatched) -> bool:
+        self._enter()
+        return self._values.fetch(name, wanted, moved)
+
+    def fill_version(self, name: str, version: int, payload: Pieces) -> bool:
+        _check_size(f'value {name!r}', payload.num_bytes)
+        self._enter()
+        return self._values.fill(name, version, payload)
+
+    def want_version(self, name: str) -> None:
+        self._enter()
+        self._values.want(name)
+
+    def wait_for_wants(self, known: Mapping[str, str], timeout_s: float) -> Dict[str, str]:
+        self._enter()
+        return self._values.wait_for_wants(known, self._slice_ms(timeout_s))
+
+    def add(self, counter: str, amount: int = 0) -> int:
+        check_name('counter', counter)
+        self._enter()
+        key = f'ding:{{{self.run}}}:counters'
+        return int(self._call(f'add to {counter!r}', lambda session: session.client.hincrby(key, counter, amount)))
+
+    def delete(self, name: str) -> bool:
+        existed = bool(self._run('delete', name))
+        counters = f'ding:{{{self.run}}}:counters'
+        values = self._values.delete(name)
+        numbers = self._call(f'delete {name!r}', lambda session: session.client.hdel(counters, name))
+        return bool(existed or values or numbers)
+
+    def info(self) -> StoreInfo:
+        self._enter()
+        return self._call('info', self._info)
+
+    def stream_info(self, stream: str) -> Optional[StreamInfo]:
+        check_name('stream', stream)
+        self._enter()
+        return self._call('info', lambda session: read_stream(session, self.run, stream))
+
+    def retire(self, last: Sequence[str] = ()) -> None:
+        counters = self.info().counters
+        super().retire(last)
+        if self._directory is None:
+            self._call('retire', lambda session: self._forget_keys(session, counters))
+            return
+        from ding_store.storage.embedded.server import mark_finished  # Not needed for a server that others run.
+
+        mark_finished(self._directory)
+
+    @property
+    def own_writer(self) -> Writer:
+        self._enter()
+        return self._writer
+
+    def want(self, stream: str) -> None:
+        self._run('want', stream)
+
+    def wait_for_fill(
+        self, stream: str, record: Record, timeout_s: float, fetch: Fetch = fetch_own
+    ) -> Optional[Buffer]:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._enter()
+            payload, how, room = self._entries.state_of_fill(stream, record, fetch)
+            if how != WAITING or time.monotonic() >= deadline:
+                return payload
+            self._wait_for_room(stream, room, deadline - time.monotonic())
+
+    def fate_of(self, stream: str, record: Record) -> str:
+        self._enter()
+        return self._entries.state_of_fill(stream, record)[1]
+
+    def wait_for_planes(self, known: Mapping[str, int], timeout_s: float) -> None:
+        self._enter()
+        after = {self._key(stream, 'planes'): f'{plane}-0' for stream, plane in known.items()}
+        block_ms = self._slice_ms(timeout_s)
+        self._link.wait('wait for planes', lambda session: session.client.xread(after, count=1, block=block_ms))
+
+    def close(self) -> None:
+        was_closed, self._closed = self._closed, True
+        if not was_closed and self._pid == os.getpid():
+            self._writer.close()
+            self._unanswered.close()
+            self._link.close()
+
+    def __reduce__(self) -> Tuple[Callable[..., RedisStore], Tuple[Any, ...]]:
+        # embedded:// is relative to the directory that this process was in.
+        url = self._url if self._directory is None else f'embedded://{os.path.dirname(self._directory)}'
+        return _reopened, (url, self.run, self._options)
+
+    def _enter(self) -> None:
+        """Before every call: this process's own connections, and nothing of ours forgotten by the server."""
+        if self._closed:
+            raise StoreClosed(f'the store at {self.address} was closed')
+        if self._pid != os.getpid():
+            with self._fork_lock:
+                if self._pid != os.getpid():
+                    self._begin()
+        self._writer.check()
+
+    def _call(self, what: str, command: Callable[[Session], T]) -> T:
+        result = self._link.call(what, command)
+        if self._num_sessions != self._link.num_sessions:
+            self._after_reconnect()
+        return result
+
+    def _after_reconnect(self) -> None:
+        """The server may be another, or have lost its memory: bring back what is ours before anything else happens."""
+        self._num_sessions = self._link.num_sessions  # First, because what follows comes through here again.
+        self._indexed.clear()
+        self._writer.check(now=True)
+
+    def _info(self, session: Session) -> StoreInfo:
+        streams, values = read_streams(session, self.run), read_values(session, self.run)
+        return StoreInfo(self.address, self.run, session.life.server, streams, values, read_counters(session, self.run))
+
+    def _forget_keys(self, session: Session, counters: Iterable[str]) -> None:
+        """Nobody writes any more, so the writers' numbers, which ``delete`` keeps, are not needed either."""
+        index = f'ding:{{{self.run}}}:index'
+        members: Any = session.client.smembers(index)
+        for name in {*counters, *(member.decode().split(':', 1)[1] for member in members)}:
+            session.client.delete(*self._keys(name, *_STREAM_PARTS))
+            session.client.delete(*self._keys(name, *VALUE_PARTS))
+        session.client.delete(index, f'ding:{{{self.run}}}:counters')
+
+    def _key(self, name: str, part: str) -> str:
+        return f'ding:{{{self.run}/{name}/0}}:{part}'
+
+    def _keys(self, name: str, *parts: str) -> List[str]:
+        return [self._key(name, part) for part in parts]
+
+    def _run(self, script: str, stream: str, *arguments: Any) -> Any:
+        check_name('stream', stream)
+        self._enter()
+        self._unanswered.settle()
+        return self._call(f'{script} {stream!r}', lambda session: self._script(session, script, stream, arguments))
+
+    def _script(
+        self, session: Session, script: str, stream: str, arguments: Tuple[Any, ...], before: Optional[Before] = None
+    ) -> Any:
+        command = self._command(session, script, stream, arguments)
+        return session.run(script, command.keys, *command.arguments, before=before)
+
+    def _command(self, session: Session, script: str, stream: str, arguments: Tuple[Any, ...]) -> Command:
+        token = f'{session.life.run_id}{self._tokens}{next(self._num_tokens):x}'
+        keys = self._stream_keys.get(stream)
+        if keys is None:
+            keys = self._stream_keys[stream] = self._keys(stream, *_STREAM_PARTS)
+        return Command(script, keys, (token, *arguments))
+
+    def _index(self, kind: str, name: str, again: bool = False) -> None:
+        member = f'{kind}:{name}'
+        if again or member not in self._indexed:
+            key = f'ding:{{{self.run}}}:index'
+            self._call('index', lambda session: session.client.sadd(key, member))
+            self._indexed.add(member)
+
+    def _wait_for_room(self, stream: str, room: int, timeout_s: float) -> None:
+        self._enter()
+        self._entries.wait(stream, 'room', room, 1, self._slice_ms(timeout_s))
+
+    def _slice_ms(self, timeout_s: float) -> int:
+        return max(1, int(min(timeout_s, self._writer.check_every_s) * 1000))
+
+
+def _reopened(url: str, run: str, options: Dict[str, Any]) -> RedisStore:
+    return RedisStore(url, run, connect=False, **options)
+
+
+def _check_size(what: str, size: int) -> None:
+    if size > MAX_PAYLOAD_BYTES:
+        raise NotEnoughSpace(f'{what} has {size} bytes; Redis takes at most {MAX_PAYLOAD_BYTES}: split it')

@@ -1,0 +1,194 @@
+"""Values in a Redis server: what ``RedisStore`` does with the keys of lua/value.lua."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
+
+from ding_store.errors import CorruptPayload, StoreError, VersionConflict
+from ding_store.storage.host.planes import Moved, Version
+from ding_store.storage.redis.link import Argument, Before, Command, Session
+from ding_store.storage.wire.encoding import INLINE_BYTES, Pieces
+from ding_store.storage.wire.parts import MAX_TRIES, VANISHED, read_parts, write_parts
+from ding_store.storage.wire.value_parts import SentParts, ValuePart, is_good
+
+#: Of a value: ``value``, ``version`` (a hash) and ``wants``, see lua/value.lua.
+VALUE_PARTS = ('value', 'version', 'wants')
+
+Call = Callable[[str, Callable[[Session], Any]], Any]
+T = TypeVar('T')
+
+
+class RedisValues:
+    """
+    Overview:
+        The values of one run, of one process.
+    Arguments:
+        - call (:obj:`Callable`): Runs a command with a ``Session``, again and again while the connection is lost.
+        - wait (:obj:`Callable`): The same for commands that block; None when it had to reconnect.
+        - key (:obj:`Callable`): Of a name and a part.
+    """
+
+    def __init__(self, call: Call, wait: Call, key: Callable[[str, str], str]) -> None:
+        self._call = call
+        self._wait = wait
+        self._key = key
+        self._versions: Dict[str, int] = {}  # of the values that this writer put
+        self._sent: Dict[str, SentParts] = {}
+        self._lock = threading.Lock()
+
+    def put(
+        self, name: str, payload: Optional[Pieces], reference: bytes, expected_version: Optional[int]
+    ) -> Tuple[int, bool]:
+        """Returns the new version, and whether it is the first one as far as the server knows."""
+        expected = -1 if expected_version is None else expected_version
+        token, newest = uuid.uuid4().hex, self._versions.get(name, 0)
+
+        def publish(place: Argument, keys: Argument, before: Optional[Before]) -> Any:
+            return self._run('put', name, token, newest, expected, place, keys, reference, before=before)
+
+        done, version, before = self._publish('put', name, payload, token, publish, lambda reply: int(reply[0]))
+        if not done:
+            raise VersionConflict(f'value {name!r} is at version {version}, not at {expected}')
+        self._versions[name] = int(version)
+        return int(version), before == 0
+
+    def put_command(self, name: str, payload: bytes) -> Command:
+        """What puts a payload that is not in parts, whatever the version is."""
+        return Command('put', self._keys(name), (uuid.uuid4().hex, self._versions.get(name, 0), -1, payload, '', ''))
+
+    def note(self, name: str, reply: Any) -> bool:
+        """The reply to ``put_command``; returns whether it was the first version as far as the server knows."""
+        _, version, before = reply
+        self._versions[name] = int(version)
+        return int(before) == 0
+
+    def newest(self, name: str, newer_than: int, or_filled: bool) -> Optional[Version]:
+        """The newest version if it is news; it is not sent in vain."""
+        value, meta, _ = self._keys(name)
+
+        def command(session: Session) -> Any:
+            if newer_than > 0:
+                version = session.client.hget(meta, 'version')
+                if version is None or (int(version) == newer_than and not or_filled):
+                    return []
+            found = session.client.xrevrange(value, count=1)
+            return [] if found and found[0][0].decode() == f'{newer_than}-0' else found
+
+        return _version(self._call(f'get {name!r}', command))
+
+    def next(self, name: str, newer_than: int, or_filled: bool, block_ms: int) -> Optional[Version]:
+        after = {self._key(name, 'value'): _known(newer_than, or_filled)}
+        found = self._wait(f'get {name!r}', lambda session: session.client.xread(after, count=1, block=block_ms))
+        return _version(found[0][1]) if found else None
+
+    def fetch(self, name: str, wanted: Sequence[Tuple[ValuePart, memoryview]], moved: Moved) -> bool:
+        parts = [(f'{self._part_key(name, part.token)}{part.number}'.encode(), target) for part, target in wanted]
+
+        def read(session: Session) -> bool:
+            with session.borrowed() as connection:
+                is_whole = True
+                for (part, target), is_there in zip(wanted, read_parts(connection, parts, moved)):
+                    is_whole &= is_there
+                    if is_whole and not is_good(part, target):
+                        raise CorruptPayload(f'get {name!r}: the checksum of a part does not match')
+                return is_whole
+
+        return bool(self._call(f'get {name!r}', read))
+
+    def fill(self, name: str, version: int, payload: Pieces) -> bool:
+        def fill(place: Argument, keys: Argument, before: Optional[Before]) -> Any:
+            return self._run('fill_value', name, version, place, keys, before=before)
+
+        return bool(self._publish('fill', name, payload, uuid.uuid4().hex, fill, int))
+
+    def want(self, name: str) -> None:
+        self._call(f'want {name!r}', lambda session: session.run('want_value', self._keys(name)))
+
+    def wait_for_wants(self, known: Mapping[str, str], block_ms: int) -> Dict[str, str]:
+        after = {self._key(name, 'wants'): last or '0-0' for name, last in known.items()}
+        news = self._wait('wait for wants', lambda session: session.client.xread(after, count=1, block=block_ms))
+        if news:
+            latest = {key.decode(): entries[-1][0].decode() for key, entries in news}
+            return {name: latest.get(key, last) for (name, last), key in zip(known.items(), after)}
+
+        # A server that lost its memory, and whose clock was set back, has wants that are no news to XREAD.
+        def command(session: Session) -> Any:
+            pipe = session.client.pipeline(transaction=False)
+            for key in after:
+                pipe.xrevrange(key, count=1)
+            return pipe.execute()
+
+        newest = self._call('wait for wants', command)
+        return {name: found[0][0].decode() if found else '' for name, found in zip(known, newest)}
+
+    def delete(self, name: str) -> bool:
+        keys = self._keys(name)
+        with self._lock:
+            self._sent.pop(name, None)
+        return bool(self._call(f'delete {name!r}', lambda session: _delete(session, *keys)))
+
+    def _publish(
+        self,
+        what: str,
+        name: str,
+        payload: Optional[Pieces],
+        token: str,
+        publish: Callable[[Argument, Argument, Optional[Before]], T],
+        verdict_of: Callable[[T], int],
+    ) -> T:
+        """
+        Overview:
+            ``publish(payload, '', None)``; or for a large one ``publish(list of parts, their keys, before)``, where
+            ``before`` sends those that changed: all takes one round trip. Once more, with all parts, if some are gone.
+        Arguments:
+            - verdict_of (:obj:`Callable`): Of a reply: 1 if it was published, -1 if parts are missing.
+        """
+        if payload is None or payload.num_bytes <= INLINE_BYTES:
+            return publish(payload.sealed() if payload is not None else b'', '', None)
+        with self._lock:
+            sent = self._sent.setdefault(name, SentParts(lambda token: self._part_key(name, token)))
+        with sent.lock:
+            for _ in range(MAX_TRIES):
+                reply = publish(
+                    lambda: sent.parts.pack(),
+                    lambda: sent.keys,
+                    lambda connection: write_parts(connection, sent.changed(payload, token), payload.num_bytes),
+                )
+                sent.settle(verdict_of(reply) > 0)
+                if verdict_of(reply) >= 0:
+                    return reply
+        raise StoreError(f'{what} {name!r}: {VANISHED}')
+
+    def _run(self, script: str, name: str, *arguments: Argument, before: Optional[Before] = None) -> Any:
+        keys = self._keys(name)
+        return self._call(f'{script} {name!r}', lambda session: session.run(script, keys, *arguments, before=before))
+
+    def _keys(self, name: str) -> List[str]:
+        return [self._key(name, part) for part in VALUE_PARTS]
+
+    def _part_key(self, name: str, token: str) -> str:
+        return self._key(f'{name}/{token}', 'part:')
+
+
+def _known(newer_than: int, or_filled: bool) -> str:
+    """The last id that is no news: "<version>-0" is a version, "<version>-1" the same with its payload filled in."""
+    if newer_than == 0:
+        return '0-0'
+    return f'{newer_than}-0' if or_filled else f'{newer_than}-18446744073709551615'
+
+
+def _version(raw: List[Any]) -> Optional[Version]:
+    for redis_id, fields in raw:
+        return Version(int(redis_id.partition(b'-')[0]), fields.get(b'p', b''), fields.get(b'r', b''), b'w' in fields)
+    return None
+
+
+def _delete(session: Session, value: str, meta: str, wants: str) -> int:
+    known = session.client.hmget(meta, 'parts', 'parts_before')
+    existed = session.client.delete(value, meta, wants)
+    parts = {key for keys in known if keys for key in keys.split()}
+    if parts:
+        session.client.unlink(*parts)
+    return int(existed)
