@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 import traceback
+from pathlib import Path
 from typing import Any, Callable, Dict, List
 
 from ding_store.errors import ConfigError
@@ -164,15 +165,23 @@ def _patch_config(module: Any) -> None:
             return
         try:
             if os.fork() == 0:  # nobody's child: the caller need not wait for it, ever
+                _let_go()
                 os.nice(19)  # a second of formatting, just when every role begins
                 save(config, path)
         except BaseException:  # noqa: BLE001 - nobody is there to catch it; what is left is to say it
-            traceback.print_exc()
-            sys.stderr.flush()
+            Path(f'{path}.error').write_text(traceback.format_exc())
         finally:
             os._exit(0)
 
     module.save_config_py = save_config_py
+
+
+def _let_go() -> None:
+    """Close what this process inherited: on a busy machine it may outlive the job, whose output somebody waits for."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(nothing, descriptor)
+    os.closerange(3, os.sysconf('SC_OPEN_MAX'))
 
 
 def _patch_worker(module: Any) -> None:

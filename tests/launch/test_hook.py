@@ -1,8 +1,10 @@
 """What stands in for DI-engine's names under ``ding-store run``, as scripts may use such names."""
 
+import os
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 from jobs import ding_store, environment
@@ -76,3 +78,19 @@ def test_checkpoints_of_a_config_pipeline_are_refused(tmp_path):
         """,
         tmp_path,
     )
+
+
+def test_who_reads_a_jobs_output_does_not_wait_for_its_config_to_be_written(tmp_path):
+    """Formatting one goes on after the job where the machine is busy; here until somebody reads it."""
+    os.mkfifo(tmp_path / 'config.py')
+    run_hooked("from ding.config import config; config.save_config_py({'seed': 1}, 'config.py')", tmp_path)
+    assert (tmp_path / 'config.py').read_text() == "exp_config = {'seed': 1}\n"
+
+
+def test_a_config_that_cannot_be_written_says_why_beside_it(tmp_path):
+    (tmp_path / 'config.py').mkdir()
+    run_hooked("from ding.config import config; config.save_config_py({'seed': 1}, 'config.py')", tmp_path)
+    deadline = time.monotonic() + 60
+    while not (said := tmp_path / 'config.py.error').exists() or 'IsADirectoryError' not in said.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
