@@ -16,7 +16,8 @@ from ding.data import DequeBuffer
 from ding.framework.middleware import buffer_saver
 from elements import number, transition
 
-from ding_store.buffer import StoreBuffer, save_blocks, saves
+from ding_store.buffer import StoreBuffer
+from ding_store.buffer.saving import save_blocks, saves
 from ding_store.buffer.saving.files import MAGIC
 from ding_store.errors import CorruptPayload, FormatMismatch
 

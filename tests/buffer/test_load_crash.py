@@ -11,7 +11,8 @@ import pytest
 from crashes import Opened, crash_repeatedly, verified
 from elements import number, transition
 
-from ding_store.buffer import Fifo, Prioritized, RateLimiter, StoreBuffer, elements
+from ding_store.buffer import Fifo, Prioritized, RateLimiter, StoreBuffer
+from ding_store.buffer.elements import elements
 from ding_store.buffer.table.table import Table
 
 #: ``scripts/crash.sh`` asks for more.

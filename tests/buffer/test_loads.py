@@ -11,7 +11,9 @@ from elements import number, transition
 from test_files import contents, filled, save_old, save_unchecked
 from test_threads import run_all
 
-from ding_store.buffer import StoreBuffer, files, table_reads
+from ding_store.buffer import StoreBuffer
+from ding_store.buffer.saving import files
+from ding_store.buffer.table import reads as table_reads
 from ding_store.buffer.table.outputs import WarmOutputs
 from ding_store.errors import CorruptPayload, FormatMismatch, NotEnoughSpace, SchemaMismatch, StoreError
 

@@ -10,10 +10,12 @@ import torch
 from test_durable import header_of
 from test_threads import run_all
 
-from ding_store.buffer import Prioritized, StoreBuffer, limited, packed, table_reads
+from ding_store.buffer import Prioritized, StoreBuffer, limited
 from ding_store.buffer.arrays import Array
+from ding_store.buffer.elements import packed
 from ding_store.buffer.elements.extents import Extents
 from ding_store.buffer.elements.packed import PackedColumn
+from ding_store.buffer.table import reads as table_reads
 from ding_store.errors import CorruptPayload, FormatMismatch, NotEnoughSpace
 
 

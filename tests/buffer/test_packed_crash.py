@@ -14,7 +14,8 @@ import torch
 from crashes import DELETED, PUSHED, UPDATED, Child, Opened, Worker, crash_repeatedly, is_deleted, is_updated, verified
 from test_durable import KilledAtLine
 
-from ding_store.buffer import StoreBuffer, packed
+from ding_store.buffer import StoreBuffer
+from ding_store.buffer.elements import packed
 from ding_store.buffer.elements.packed import PackedColumn
 
 #: ``scripts/crash.sh`` asks for more.

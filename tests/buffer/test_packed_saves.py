@@ -10,8 +10,10 @@ import torch
 from test_loads import flipped
 from test_packed import episode, number, numbers
 
-from ding_store.buffer import StoreBuffer, packed, saves
+from ding_store.buffer import StoreBuffer
+from ding_store.buffer.elements import packed
 from ding_store.buffer.elements.packed import PackedColumn, Packet, Place
+from ding_store.buffer.saving import saves
 from ding_store.errors import CorruptPayload, FormatMismatch
 
 #: Bytes of one episode of ``large``, of which there are so many.

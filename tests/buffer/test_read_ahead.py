@@ -5,7 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from ding_store.buffer import StoreBuffer, regions
+from ding_store.buffer import StoreBuffer
+from ding_store.buffer.table import regions
 
 ROW = (64, 64, 64)  # floats: 1 MiB
 

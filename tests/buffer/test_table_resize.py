@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from elements import number, transition
 
-from ding_store.buffer import Prioritized, StoreBuffer, Table, regions
+from ding_store.buffer import Prioritized, StoreBuffer, Table
+from ding_store.buffer.table import regions
 
 
 @pytest.fixture(params=['memory', 'files', 'path'])

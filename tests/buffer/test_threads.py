@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from ding_store.buffer import StoreBuffer, table_reads
+from ding_store.buffer import StoreBuffer
 from ding_store.buffer.sampling.samplers import Uniform
+from ding_store.buffer.table import reads as table_reads
 from ding_store.buffer.table.outputs import WarmOutputs
 from ding_store.buffer.table.table import Table
 from ding_store.errors import RowGone

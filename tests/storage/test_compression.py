@@ -11,11 +11,12 @@ from needs import lacking
 
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, CorruptPayload
-from ding_store.storage import Reader, open_store, wire
+from ding_store.storage import Reader, open_store
 from ding_store.storage.host.host_cache import HostCache
 from ding_store.storage.host.planes import Record
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, number_of
+from ding_store.storage.wire import encoding as wire
 from ding_store.storage.wire.checksum import checksum
 from ding_store.storage.wire.compression import CODECS, MIN_BYTES
 

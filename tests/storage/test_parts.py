@@ -6,11 +6,13 @@ from processes import child
 from redis_server import RedisServer
 
 from ding_store.errors import CorruptPayload, StoreError, StoreTimeout, VersionConflict
-from ding_store.storage import EntryId, parts, redis_values
+from ding_store.storage import EntryId
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.host.planes import Record
+from ding_store.storage.redis import values as redis_values
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import chunk, eventually, number_of
+from ding_store.storage.wire import parts
 
 STREAM = 'experience'
 #: 3.2 MB: four parts.

@@ -13,7 +13,9 @@ from proxy import DOWN
 from two_hosts import is_mapped, two_hosts
 
 from ding_store.errors import CorruptPayload, StoreUnavailable
-from ding_store.storage import EntryId, Reader, host_readers, stream_copies
+from ding_store.storage import EntryId, Reader
+from ding_store.storage.host import readers as host_readers
+from ding_store.storage.host import stream_copies
 from ding_store.storage.host.cache_dir import collect_garbage, open_cache_dir
 from ding_store.storage.host.fetch_lock import FetchLock
 from ding_store.storage.host.mapped import claim
