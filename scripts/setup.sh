@@ -102,6 +102,11 @@ refuse_foreign() {
     [[ -f $MARKER ]] || is_empty ||
         die "$VENV was not made by this script, so it is left alone." \
             "Remove it, or set DING_STORE_VENV to the path of another environment."
+    # A copy inside of a copied checkout is ours; one elsewhere is somebody's, who would lose it under their feet.
+    local owner
+    owner="$(cat "$MARKER" 2>/dev/null)" || return 0
+    [[ $owner == "$ROOT" || $VENV == "$ROOT"/* || ! -f $owner/scripts/setup.sh ]] ||
+        die "$VENV is the environment of the checkout $owner." 'Set DING_STORE_VENV to another path.'
 }
 
 # The lock is the directory itself: it leaves nothing behind, and ends with the last process that holds it.

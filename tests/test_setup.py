@@ -207,6 +207,17 @@ def test_foreign_environment_is_left_alone(checkout):
     assert checkout.python_calls() == []
 
 
+def test_the_environment_of_another_checkout_is_left_alone(checkout, tmp_path):
+    """It was emptied and made anew, under the programs that ran in it."""
+    checkout.setup()
+    owner, checkout.root = checkout.root, tmp_path / 'other'
+    shutil.copytree(owner, checkout.root, ignore=shutil.ignore_patterns('.venv'))
+    before = sorted(checkout.venv.rglob('*'))
+    output = checkout.setup(status=1, DING_STORE_VENV=str(checkout.venv))
+    assert f'is the environment of the checkout {owner}' in output
+    assert sorted(checkout.venv.rglob('*')) == before
+
+
 def test_a_file_in_the_way(checkout):
     checkout.venv.write_text('')
     assert 'no directory' in checkout.setup(status=1)
