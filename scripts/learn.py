@@ -34,7 +34,7 @@ ENVS = {'env.stop_value': 10**9, 'env.evaluator_env_num': 4, 'env.n_evaluator_ep
 TASKS = {
     'pong': dict(
         main='dizoo_configs.atari.atari_dqn_main',
-        max_env_step=200_000,
+        max_env_step=185_000,
         settings={
             **ENVS,
             'env.frame_size': 64,
