@@ -10,6 +10,7 @@ import gym
 from ding.envs import WarpFrameWrapper
 from ding.utils import ENV_REGISTRY
 
+from ding_store.errors import ConfigError
 from dizoo_configs.atari.ale_game import register
 from dizoo_configs.extras import need
 
@@ -20,6 +21,10 @@ except ModuleNotFoundError as error:
     if error.name != 'cv2':
         raise
     StockAtariEnv = object  # without the extra this module can be imported, and its class says what is missing
+
+
+#: Below, nothing is left of a frame after the three convolutions of DI-engine's ConvEncoder.
+MIN_FRAME_SIZE = 36
 
 
 @ENV_REGISTRY.register('atari_ale')
@@ -33,6 +38,7 @@ class AtariEnv(StockAtariEnv):
           the width and height that frames are shrunk to, 84 without it.
     Raises:
         - ModuleNotFoundError: The extra ``atari`` is not installed; with the line that installs it.
+        - ConfigError: ``frame_size`` is no size that DI-engine's encoder can take.
     """
 
     config = dict(frame_stack=4, frame_size=84, obs_plus_prev_action_reward=False)
@@ -44,6 +50,9 @@ class AtariEnv(StockAtariEnv):
 
     def _make_env(self) -> gym.Env:
         register(self._cfg.env_id)
-        size = self._cfg.get('frame_size', self.config['frame_size'])  # DI-engine's wrapping has no argument for it
+        size = self._cfg.get('frame_size', self.config['frame_size'])
+        if not isinstance(size, int) or size < MIN_FRAME_SIZE:
+            raise ConfigError(f'env.frame_size ({size!r}) must be an integer of at least {MIN_FRAME_SIZE}')
+        # DI-engine's wrapping has no argument for it.
         with mock.patch.object(atari_wrappers, 'WarpFrameWrapper', partial(WarpFrameWrapper, size=size)):
             return super()._make_env()

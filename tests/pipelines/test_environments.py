@@ -9,6 +9,8 @@ from easydict import EasyDict
 from jobs import environment
 from needs import need_extra
 
+from ding_store.errors import ConfigError
+
 pytest.importorskip('ding')
 pytest.importorskip('gym')
 
@@ -61,6 +63,17 @@ def test_atari_frames_are_bytes_over_255(given, size):
         assert np.array_equal(np.rint(each * 255).astype(np.uint8).astype(np.float32) / np.float32(255), each)
     assert pong.action_space.n == 6
     assert step.reward.shape == (1,)
+
+
+@pytest.mark.parametrize('size', [0, 35, 64.0, '64'])
+def test_frames_that_no_encoder_takes_are_refused(size):
+    need_extra('ale_py', 'atari')
+    need_extra('cv2', 'atari')
+    from dizoo_configs.atari.atari_env import AtariEnv
+
+    pong = AtariEnv(EasyDict(env_id='PongNoFrameskip-v4', frame_stack=4, is_train=True, frame_size=size))
+    with pytest.raises(ConfigError, match='frame_size.*at least 36'):
+        pong.reset()
 
 
 def test_the_emulator_is_seeded_once_a_game():
