@@ -470,7 +470,7 @@ class Elements(BesideColumns):
         return schema
 
     def _gather(self, slots: Array) -> Tuple[Columns, Output]:
-        return self._outputs.gather(self.table.columns, slots)
+        return self._outputs.gather(self.table.columns, slots, self.table.cold)
 
     def _take(self, slots: Array, warm: bool) -> Callable[[], List[Any]]:
         """What makes elements of what was copied, when it is known to be whole."""

@@ -50,7 +50,8 @@ def read_sequences(
 def read_unrolled(elements: Elements, choose: Choose) -> Tuple[SequenceBatch, Array, Callable[[], List[Any]]]:
     """Rows that are sequences themselves, as a time-major batch."""
     reader = elements.sequences.step_reader(_schema_of(elements))
-    rows, (steps, rest) = elements.table.read(choose, lambda slots: reader.take(elements.table.columns, slots))
+    table = elements.table
+    rows, (steps, rest) = table.read(choose, lambda slots: reader.take(table.columns, slots, table.cold))
     extra: Mapping[str, Any] = {}
     if reader.rest is not None:
         extra = dict(reader.rest.decode_batch(rest, True).items())

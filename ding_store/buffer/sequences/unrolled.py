@@ -8,7 +8,8 @@ from typing import Mapping as MappingType
 import numpy as np
 
 from ding_store.buffer.arrays import Array
-from ding_store.buffer.table.narrowing import take_into
+from ding_store.buffer.table.cold import ColdColumn, Put
+from ding_store.buffer.table.narrowing import put_row, take_into
 from ding_store.buffer.table.outputs import WarmOutputs
 from ding_store.columns import Schema
 from ding_store.columns.nodes import Mapping, Node, Unrolled, leaf_names
@@ -46,18 +47,33 @@ class StepReader:
         self._outputs = WarmOutputs(self.steps.columns())
         self._rest_outputs = WarmOutputs(self.rest.columns() if self.rest is not None else {})
 
-    def take(self, columns: Columns, slots: Array) -> Tuple[Columns, Columns]:
-        """Copy the steps ``(T * B, *shape)``, the first of all rows first, and what else there is ``(B, *shape)``."""
+    def take(
+        self, columns: Columns, slots: Array, cold: Optional[MappingType[str, ColdColumn]] = None
+    ) -> Tuple[Columns, Columns]:
+        """
+        Copy the steps ``(T * B, *shape)``, the first of all rows first, and what else there is ``(B, *shape)``, out of
+        columns some of which are cold.
+        """
+        cold = cold or {}
         places = (slots * self.length + np.arange(self.length)[:, None]).reshape(-1)
         steps = self._outputs.take(len(places))
         for name, out in steps.items():
             # A presence column has a mark for each time axis above it.
-            column = columns[name + '?' if name.endswith('?') else name]
+            kept_as = name + '?' if name.endswith('?') else name
+            column = columns[kept_as]
+            if kept_as in cold:
+                cold[kept_as].each(slots, _put_steps(out.reshape(self.length, len(slots), *out.shape[1:])))
+                continue
             take_into(column.reshape(-1, *column.shape[2:]), places, out)
         rest = self._rest_outputs.take(len(slots))
         for name, out in rest.items():
-            take_into(columns[name], slots, out)
+            take_into(columns[name], slots, out, cold.get(name))
         return steps, rest
+
+
+def _put_steps(out: Array) -> Put:
+    """Into ``(T, B, *shape)``, whatever of a row."""
+    return lambda place, row: put_row(row, out[:, place])
 
 
 def _parts(node: Node, lengths: List[int]) -> Tuple[Optional[Node], Optional[Node]]:

@@ -13,6 +13,7 @@ from ding_store.buffer.durability.commits import encode_note
 from ding_store.buffer.durability.durable import Home
 from ding_store.buffer.durability.header import ENCODING, StoredColumn
 from ding_store.buffer.table.choices import as_rows
+from ding_store.buffer.table.cold import ColdColumn
 from ding_store.buffer.table.regions import ColumnSpec, Regions
 from ding_store.buffer.table.rows import RowIndex
 from ding_store.errors import ConfigError, SchemaMismatch
@@ -106,6 +107,11 @@ class TableBase:
     def columns(self) -> Dict[str, Array]:
         """The columns themselves as they are kept, by slot; for readers within ``read``."""
         return self._regions.columns
+
+    @property
+    def cold(self) -> Mapping[str, ColdColumn]:
+        """Those of ``columns`` that are read from the disk now: see ``Regions.cold``; for readers within ``read``."""
+        return self._regions.cold
 
     @property
     def row_bytes(self) -> int:

@@ -13,6 +13,7 @@ import torch
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.kernels.load import load_kernels
+from ding_store.buffer.table.cold import ColdColumn
 from ding_store.buffer.table.regions import ColumnSpec, spec_bytes
 
 #: Smaller leaves are not worth a look at every push.
@@ -71,13 +72,26 @@ def gather(column: Array, slots: Array, out: Optional[Array]) -> Array:
     return out
 
 
-def take_into(column: Array, slots: Array, out: Array) -> None:
-    """Rows of a column, narrow or not, into an array of the dtype that they have outside of the table."""
-    if column.dtype == out.dtype:
+def take_into(column: Array, slots: Array, out: Array, cold: Optional[ColdColumn] = None) -> None:
+    """
+    Rows of a column, narrow or not, into an array of the dtype that they have outside of the table; by way of ``cold``
+    if that is the column's.
+    """
+    if cold is not None:
+        cold.each(slots, lambda place, row: put_row(row, out[place]))
+    elif column.dtype == out.dtype:
         # Without mode='clip' numpy fills a buffer of its own first: 2-5 times slower.
         column.take(slots, 0, out, 'clip')
     else:
         gather(column, slots, out)
+
+
+def put_row(row: Array, out: Array) -> None:
+    """A row, narrow or not, into an array of the same shape."""
+    if row.dtype == out.dtype:
+        out[...] = row
+    else:
+        widen(row, out)
 
 
 def candidates(specs: Mapping[str, ColumnSpec], columns: Mapping[str, Array]) -> List[str]:

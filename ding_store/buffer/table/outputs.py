@@ -12,6 +12,7 @@ import treetensor.torch as ttorch
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.kernels.load import Kernels, load_kernels
+from ding_store.buffer.table.cold import ColdColumn
 from ding_store.buffer.table.narrowing import take_into
 from ding_store.buffer.table.regions import ColumnSpec, spec_bytes
 from ding_store.columns.batch import PlainBatch
@@ -138,10 +139,15 @@ class WarmOutputs:
                 self._warm.popitem(last=False)
             return dict(arrays), output
 
-    def gather(self, columns: Mapping[str, Array], slots: Array) -> Tuple[Arrays, Output]:
-        """Slots of these columns, in arrays as of ``lend``. The same columns are in the same object."""
+    def gather(
+        self, columns: Mapping[str, Array], slots: Array, cold: Optional[Mapping[str, ColdColumn]] = None
+    ) -> Tuple[Arrays, Output]:
+        """
+        Slots of these columns, some of which are cold, in arrays as of ``lend``. The same columns are in the same
+        object.
+        """
         arrays, output = self.lend(len(slots))
-        if self._kernels is not None:
+        if self._kernels is not None and not cold:
             gather = self._gather
             if gather is None or gather.columns is not columns:
                 gather = self._gather = Gather(columns, arrays)
@@ -152,7 +158,7 @@ class WarmOutputs:
                 copy(gather.addresses, gather.sizes, output.addresses, slots, gather.capacity)
                 return arrays, output
         for name, array in arrays.items():
-            take_into(columns[name], slots, array)
+            take_into(columns[name], slots, array, None if cold is None else cold.get(name))
         return arrays, output
 
     def row_writer(self, columns: Mapping[str, Array]) -> Optional[RowWriter]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Callable, Dict, Mapping, Optional, Tuple, TypeVar
 
+import numpy as np
+
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.table.base import TableBase
 from ding_store.buffer.table.choices import by_rows
@@ -74,7 +76,9 @@ class TableReads(TableBase):
 
     def take(self, slots: Array, out: Optional[Mapping[str, Array]] = None) -> Dict[str, Array]:
         """Copy slots of all columns, whatever they hold: only right as the ``copy`` of a ``read``."""
-        columns = self.columns
+        columns, cold = self.columns, self.cold
+        if out is None and cold:
+            out = {name: np.empty((len(slots), *shape), dtype) for name, (dtype, shape) in self.specs.items()}
         if out is None:
             fresh = {}
             for name, column in columns.items():
@@ -82,5 +86,5 @@ class TableReads(TableBase):
                 fresh[name] = gather(column, slots, None) if is_narrow else column.take(slots, 0, None, 'clip')
             return fresh
         for name, array in out.items():
-            take_into(columns[name], slots, array)
+            take_into(columns[name], slots, array, cold.get(name))
         return dict(out)

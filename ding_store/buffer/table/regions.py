@@ -18,6 +18,7 @@ from ding_store.buffer import space
 from ding_store.buffer.arrays import Array, anonymous
 from ding_store.buffer.durability.durable import Home
 from ding_store.buffer.durability.header import StoredColumn
+from ding_store.buffer.table.cold import ColdColumn
 from ding_store.errors import NotEnoughSpace
 
 logger = logging.getLogger(__name__)
@@ -67,6 +68,17 @@ class Regions:
         self._files: Dict[str, ColumnFile] = {}
         self._num_reserved = 0
         self._num_advised = 0
+        #: What there was before any of the columns was in it.
+        self._memory = space.available_memory()
+        self._cold: Mapping[str, ColdColumn] = {}
+
+    @property
+    def cold(self) -> Mapping[str, ColdColumn]:
+        """
+        Large columns by name, to be read so and not from ``columns``, as memory has not all that is wanted now and
+        never will. Of other columns than ``columns`` when these changed in between.
+        """
+        return self._cold if self._num_advised > 0 else {}
 
     @property
     def columns(self) -> Dict[str, Array]:
@@ -76,6 +88,7 @@ class Regions:
     @columns.setter
     def columns(self, columns: Dict[str, Array]) -> None:
         self._columns = columns
+        self._cold = {}
         self.row_bytes = sum(column.itemsize * prod(column.shape[1:]) for column in columns.values())
 
     def add(self, specs: Mapping[str, ColumnSpec]) -> None:
@@ -189,24 +202,46 @@ class Regions:
     def reading(self, slots: Array) -> Iterator[None]:
         """
         Overview:
-            For copies of these slots: where rows are large and reads find some that memory does not hold, the disk is
-            let read them all at once; a copy alone waits for one stretch of a row after the other.
+            For copies of these slots. Where rows are large and reads find some that memory does not hold, ``cold`` has
+            those of a table that is larger than memory; of another the disk is let read them all at once, as a copy
+            alone waits for one stretch of a row after the other.
         """
         # Another thread may be adding columns, or closing files: this is advice, and may come too late.
-        files = [file for file in list(self._files.values()) if file.row_bytes >= _LARGE_ROW_BYTES]
+        files = {name: file for name, file in list(self._files.items()) if file.row_bytes >= _LARGE_ROW_BYTES}
         if not files:
             yield
             return
+        cold = self.cold
         if self._num_advised > 0:
             self._num_advised -= 1
-            with suppress(OSError):
-                for file in files:
-                    for slot in slots.tolist():
-                        os.posix_fadvise(file.fd, slot * file.row_bytes, file.row_bytes, os.POSIX_FADV_WILLNEED)
-        before = _num_disk_faults()
+            if not cold:
+                self._advise(files.values(), slots)
+        before = _num_disk_faults() + _num_misses(cold)
         yield
-        if _num_disk_faults() > before:
+        if _num_disk_faults() + _num_misses(cold) > before:
             self._num_advised = _ADVISED_READS
+            if not cold and self._is_larger_than_memory():
+                self._open_cold(files)
+
+    def _advise(self, files: Iterable[ColumnFile], slots: Array) -> None:
+        with suppress(OSError):
+            for file in files:
+                for slot in slots.tolist():
+                    os.posix_fadvise(file.fd, slot * file.row_bytes, file.row_bytes, os.POSIX_FADV_WILLNEED)
+
+    def _is_larger_than_memory(self) -> bool:
+        """As far as it has rows: files are sparse."""
+        with suppress(OSError):
+            return sum(os.fstat(file.fd).st_blocks for file in list(self._files.values())) * 512 > self._memory
+        return False
+
+    def _open_cold(self, files: Mapping[str, ColumnFile]) -> None:
+        columns = self.columns
+        # A file system without direct reads, or a file that is closed by now.
+        with suppress(KeyError, OSError):
+            cold = {name: ColdColumn(columns[name], file.fd) for name, file in files.items()}
+            if columns is self.columns:
+                self._cold = cold
 
     def reserve(self, num_rows: int) -> None:
         """
@@ -280,6 +315,10 @@ class Regions:
                 purpose = f'rows {start} to {stop} of a table of {self.capacity}'
                 needed = (stop - start) * sum(each.row_bytes for each in files.values())
                 raise space.not_enough_space(purpose, needed, self._directory) from e
+
+
+def _num_misses(cold: Mapping[str, ColdColumn]) -> int:
+    return sum(column.num_misses for column in cold.values())
 
 
 def _num_disk_faults() -> int:
