@@ -38,7 +38,7 @@ def test_the_same_draws_give_the_same_losses(name: str, env_steps: int, tmp_path
         with open(tmp_path / kind / 'out', 'wb') as out:
             runs[kind] = subprocess.Popen(command, cwd=tmp_path / kind, env=environment(), stdout=out, stderr=out)
     records = {}
-    codes = {kind: run.wait(120) for kind, run in runs.items()}
+    codes = {kind: run.wait(240) for kind, run in runs.items()}
     for kind, code in codes.items():
         assert code == 0, (tmp_path / kind / 'out').read_text(errors='replace')[-4000:]
         records[kind] = json.loads((tmp_path / kind / 'record.json').read_text())
