@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from two_hosts import Host, is_mapped, two_hosts
 
 from ding_store.errors import CorruptPayload
 from ding_store.storage.host import value_copies as copies
+from ding_store.storage.host.fetch_lock import FetchLock
 from ding_store.storage.host.mapped import claim, claim_within
 from ding_store.storage.redis import values as redis_values
 from ding_store.storage.testing import WAIT_S, eventually
@@ -182,6 +183,32 @@ def test_a_lock_is_waited_for_and_no_longer(tmp_path):
     second.close()
     # The thread that waited in vain gives it back, too.
     eventually(lambda: claim(path) is not None, 'it is free')
+
+
+def test_who_waited_for_one_that_hangs_waits_again_for_those_that_do_not(tmp_path):
+    path = tmp_path / 'lock'
+    path.touch()
+    ours, other = FetchLock(lambda: str(path)), FetchLock(lambda: str(path))
+
+    def is_taken():
+        with ours.taken() as held:
+            return held is not None
+
+    hung = claim(str(path))
+    ours.patience_s = 0.05
+    assert not is_taken()
+    ours.patience_s = WAIT_S
+    begin = time.monotonic()
+    assert not is_taken()  # It is known to hang.
+    assert time.monotonic() - begin < WAIT_S / 2
+    hung.close()
+    for _ in range(2):
+        with ThreadPoolExecutor() as pool:
+            with other.taken() as held:
+                assert held is not None
+                waiting = pool.submit(is_taken)
+                assert not wait([waiting], 0.1).done
+            assert waiting.result(WAIT_S)
 
 
 def test_versions_that_are_held_do_not_change(hosts):
