@@ -1,4 +1,5 @@
 """Which process of a host fetches, for all of them: a lock that ends with its process, and that shows whether it works.
+The lock of the whole cache is one of these, too.
 
 Who waits for the lock waits for as long as bytes come, also over a slow link: that is still sooner than to ask for all
 of them once more. It is waited for no more when its holder is stopped, or has got nothing for a while, as from a
@@ -20,13 +21,16 @@ class FetchLock:
         Of one stream, or one value, as one process takes it. Thread-safe.
     Arguments:
         - path (:obj:`Callable`): The lock's file; made if it is not there.
+        - patience_s (:obj:`Optional[float]`): Without a byte for so long, and up to twice as long, it is waited for no
+          more.
     """
 
-    #: Without a byte for so long, and up to twice as long, it is waited for no more.
     patience_s = 1.0
 
-    def __init__(self, path: Callable[[], str]) -> None:
+    def __init__(self, path: Callable[[], str], patience_s: Optional[float] = None) -> None:
         self._path = path
+        if patience_s is not None:
+            self.patience_s = patience_s
         self._hung_at = -1  # the file's last change, when it was waited for in vain: who holds it hangs
 
     @contextmanager
