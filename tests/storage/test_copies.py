@@ -242,6 +242,32 @@ def test_a_part_that_is_missing_or_damaged_is_never_read(hosts, redis_server):
         assert number_of(reader.get(NAME, 1)) == 2
 
 
+def test_versions_that_are_replaced_faster_than_they_come_are_not_waited_for(hosts, monkeypatch, caplog):
+    here, there = hosts
+    plane = {'host_plane': 'off'}
+    with here.open(**plane) as writer, there.open(**plane) as reader, there.open(**plane) as second:
+        writer.put(NAME, {}, weights(0))
+        resolver = reader._value_resolver
+        fetch, calls = resolver._fetch, []
+
+        def overtaken(name, listed):
+            """Slow: the first part is there when the last one is gone."""
+            assert len(calls) < 50, 'it never ends'
+            calls.append(time.monotonic())
+            for _ in range(2):
+                assert writer.put(NAME, {}, weights(len(calls)))
+            return fetch(name, listed)
+
+        monkeypatch.setattr(resolver, '_fetch', overtaken)
+        assert reader.get(NAME) is None
+        assert len(calls) == 6
+        assert reader.get(NAME, timeout_s=0.01) is None
+        assert len([record for record in caplog.records if 'faster than' in record.message]) == 1
+        assert second.get(NAME).version == writer.put(NAME, {}, weights(0)) - 1
+        monkeypatch.setattr(resolver, '_fetch', fetch)
+        assert number_of(reader.get(NAME)) == 0
+
+
 def newest(store):
     return value_parts.unpack(store.get_version(NAME, 0).payload).parts
 
