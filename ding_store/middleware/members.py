@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -13,7 +14,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
-from ding_store.storage.base import OLDEST, EntryId, Store
+from ding_store.errors import CorruptPayload
+from ding_store.storage.base import OLDEST, Entry, EntryId, Store
+
+logger = logging.getLogger(__name__)
 
 STREAM = 'members'
 #: The newest reports are what matters: old ones make room.
@@ -101,28 +105,49 @@ class Member:
 class Members:
     """
     Overview:
-        A view of the members of a run, brought up to date by ``refresh``; costs one read of what is new.
+        A view of the members of a run, brought up to date by ``refresh``; costs one read of what is new, and one more
+        where something was. A report that cannot be read is passed over, with one warning: the next one says as much.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.after: EntryId = OLDEST
         self.by_id: Dict[str, Member] = {}
+        self._has_complained = False
 
     def refresh(self) -> Members:
-        while True:
-            entries = self._store.read(STREAM, self.after, max_entries=512)
-            for entry in entries:
+        before = None
+        while self.after != before:
+            before = self.after
+            for entry in self._read(max_entries=512):
                 self.after = entry.id
-                self._see(entry.header)
-            if len(entries) < 512:
-                return self
+                self._see(entry)
+        return self
 
-    def _see(self, header: Mapping[str, Any]) -> None:
-        member = Member(**header)
+    def _read(self, max_entries: int, timeout_s: float = 0.0) -> List[Entry]:
+        """Reports behind ``after``; of one that cannot be read none, and ``after`` is behind it."""
+        try:
+            return self._store.read(STREAM, self.after, max_entries, timeout_s)
+        except CorruptPayload as e:
+            if e.entry_id is None:
+                raise
+            self.after = EntryId(*e.entry_id)
+            self._complain(str(e))
+            return []
+
+    def _see(self, entry: Entry) -> None:
+        member = _member_of(entry.header)
+        if member is None:
+            self._complain(f'entry {entry.id.number} of {STREAM!r} is no report of a member')
+            return
         known = self.by_id.get(member.id)
         if known is None or member.beat >= known.beat:
             self.by_id[member.id] = member
+
+    def _complain(self, reason: str) -> None:
+        if not self._has_complained:
+            self._has_complained = True
+            logger.warning('members of run %r: %s; it is passed over', self._store.run, reason)
 
     def of(self, role: str, state: Optional[str] = None) -> List[Member]:
         return [m for m in self.by_id.values() if m.role == role and state in (None, m.state)]
@@ -149,7 +174,7 @@ class Members:
             left_s = deadline - time.monotonic()
             if moved or left_s <= 0:
                 return moved[0] if moved else None
-            self._store.read(STREAM, self.after, max_entries=1, timeout_s=left_s)  # returns as soon as somebody reports
+            self._read(max_entries=1, timeout_s=left_s)  # returns as soon as somebody reports
         return None
 
     def wait_until_left(self, role: Optional[str] = None, silent_s: float = 3.0, timeout_s: float = 5.0) -> None:
@@ -169,7 +194,7 @@ class Members:
                 silent_since, beats = time.monotonic(), seen
             elif time.monotonic() - silent_since > silent_s:
                 return
-            self._store.read(STREAM, self.after, max_entries=1, timeout_s=0.5)  # returns as soon as somebody reports
+            self._read(max_entries=1, timeout_s=0.5)  # returns as soon as somebody reports
 
     def wait_for_workers(self, parent: str, num: int, timeout_s: float) -> None:
         """
@@ -180,7 +205,7 @@ class Members:
         while time.monotonic() < deadline and os.getppid() == parent_pid:
             if len({m.node_id for m in self.refresh().by_id.values() if m.parent == parent}) >= num:
                 return
-            self._store.read(STREAM, self.after, max_entries=1, timeout_s=0.5)  # returns as soon as somebody reports
+            self._read(max_entries=1, timeout_s=0.5)  # returns as soon as somebody reports
 
     def policy_lag(self, name: str, version: int) -> int:
         """This version of a policy less the oldest that a living collector uses of it."""
@@ -190,3 +215,12 @@ class Members:
     def total(self, role: str, figure: str) -> float:
         """Sum of one figure over all members that ever had this role, the dead included."""
         return sum(m.figures.get(figure, 0) for m in self.of(role))
+
+
+def _member_of(header: Mapping[str, Any]) -> Optional[Member]:
+    try:
+        member = Member(**header)
+    except TypeError:
+        return None
+    kinds = {'id': str, 'role': str, 'beat': int, 'figures': dict}
+    return member if all(isinstance(getattr(member, name), kind) for name, kind in kinds.items()) else None

@@ -5,6 +5,7 @@ import os
 import subprocess
 import threading
 import time
+from dataclasses import asdict
 
 import pytest
 
@@ -117,6 +118,27 @@ def test_status_says_who_was_killed(store):
 
 def states(store):
     return {member['id']: member['state'] for member in read_status(store, rate_s=0.0)['members']}
+
+
+def test_a_report_that_cannot_be_read_hides_no_other(redis_server, caplog):
+    run = f'reports-{os.getpid()}'
+    with open_store(redis_server.url, run, stream_options=STREAM_OPTIONS) as store, redis_server.client() as client:
+        for number in range(4):
+            Member(f'{number}', 'collector', number).report(store)
+        store.append('members', {'id': '4', 'colour': 'blue'}, {})
+        store.append('members', {**asdict(Member('5', 'collector', 5)), 'id': []}, {})
+        Member('6', 'learner', 6).report(store)
+        log = f'ding:{{{run}/members/0}}:log'
+        entries = client.xrange(log)
+        client.delete(log)
+        for redis_id, fields in entries:
+            if redis_id in (entries[0][0], entries[2][0]):
+                fields[b'p'] = b'no payload'
+            client.xadd(log, fields, id=redis_id)
+        members = Members(store)
+        assert members.reporting('evaluator', 0.0) is None
+        assert set(members.by_id) == {'1', '3', '6'}
+        assert len([record for record in caplog.records if 'passed over' in record.message]) == 1
 
 
 def test_finish_reaches_every_member_and_the_first_reason_stays(member):

@@ -1,23 +1,26 @@
 """The host cache's directory: private, bounded, the same for all processes of a host, cleaned up by the living."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from forks import child
 from jobs import ding_store, environment
 
-from ding_store.errors import ConfigError, NotEnoughSpace
+from ding_store.errors import ConfigError, NotEnoughSpace, StoreTimeout
+from ding_store.storage import Reader, open_store
 from ding_store.storage.host import cache_dir
 from ding_store.storage.host.cache_dir import collect_garbage, open_cache_dir
 from ding_store.storage.host.mapped import PAGE, is_claimed
 from ding_store.storage.host.ring import RingReader
-
-WAIT_S = 20.0
+from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 
 
 @pytest.fixture
@@ -52,6 +55,19 @@ def die_with_a_ring(tmp_path, run, num_bytes=PAGE):
     os.close(reading)
     os.close(writing)
     return path
+
+
+@contextlib.contextmanager
+def stopped_with_the_lock(tmp_path):
+    """A process, of another run, that is stopped while it holds the lock of the whole cache."""
+
+    def work():
+        with open_cache_dir('other', str(tmp_path))._locked():
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    with child(work) as pid:
+        assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
+        yield pid
 
 
 def test_everything_is_private(tmp_path, opened):
@@ -149,6 +165,38 @@ def test_a_directory_of_others_is_refused(tmp_path):
     os.symlink('/tmp', tmp_path / 'x' / os.path.basename(root))
     with pytest.raises(ConfigError, match='0700'):
         open_cache_dir('run', str(tmp_path / 'x'))
+
+
+def test_a_process_that_is_stopped_with_the_lock_stops_no_other(tmp_path, opened, redis_server, monkeypatch):
+    """All goes over the wire, until it goes on."""
+    monkeypatch.setattr(cache_dir, '_PATIENCE_S', 0.05)
+    cache, run = opened(), f'stopped-{os.getpid()}'
+    store, other = (open_store(redis_server.url, run, host_cache_dir=str(tmp_path)) for _ in range(2))
+    reader = Reader(other, 's', 'first')
+
+    def use():
+        with pytest.raises(StoreTimeout):
+            cache.create_ring(PAGE, {})
+        assert store.tidy() == 0
+        store.append('s', {}, chunk(1))
+        readers = [reader, Reader(other, 's', 'second')]
+        for (entry,) in (one.read(timeout_s=WAIT_S) for one in readers):
+            assert (number_of(entry), entry.guard) == (1, None)
+        assert store.put('weights', {}, {'x': np.arange(100_000)}) == 1
+        assert other.get('weights', timeout_s=WAIT_S).arrays['x'][-1] == 99_999
+        with open_store(redis_server.url, run, host_cache_dir=str(tmp_path)) as late:
+            assert late.host == ''
+            assert late.get('weights', timeout_s=WAIT_S).version == 1
+        with pytest.raises(StoreTimeout, match='stopped'):
+            collect_garbage(str(tmp_path))
+        for one in (store, other):
+            one.close()
+
+    with ThreadPoolExecutor() as pool, stopped_with_the_lock(tmp_path) as pid:
+        pool.submit(use).result(WAIT_S)
+        os.kill(pid, signal.SIGCONT)
+        eventually(lambda: not is_claimed(os.path.join(cache.root, 'lock')), 'it goes on')
+        cache.create_ring(PAGE, {})
 
 
 def test_the_directory_is_chosen_by_room(monkeypatch, tmp_path):

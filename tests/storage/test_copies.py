@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from two_hosts import Host, is_mapped, two_hosts
 
 from ding_store.errors import CorruptPayload
 from ding_store.storage.host import value_copies as copies
+from ding_store.storage.host.fetch_lock import FetchLock
 from ding_store.storage.host.mapped import claim, claim_within
 from ding_store.storage.redis import values as redis_values
 from ding_store.storage.testing import WAIT_S, eventually
@@ -184,6 +185,32 @@ def test_a_lock_is_waited_for_and_no_longer(tmp_path):
     eventually(lambda: claim(path) is not None, 'it is free')
 
 
+def test_who_waited_for_one_that_hangs_waits_again_for_those_that_do_not(tmp_path):
+    path = tmp_path / 'lock'
+    path.touch()
+    ours, other = FetchLock(lambda: str(path)), FetchLock(lambda: str(path))
+
+    def is_taken():
+        with ours.taken() as held:
+            return held is not None
+
+    hung = claim(str(path))
+    ours.patience_s = 0.05
+    assert not is_taken()
+    ours.patience_s = WAIT_S
+    begin = time.monotonic()
+    assert not is_taken()  # It is known to hang.
+    assert time.monotonic() - begin < WAIT_S / 2
+    hung.close()
+    for _ in range(2):
+        with ThreadPoolExecutor() as pool:
+            with other.taken() as held:
+                assert held is not None
+                waiting = pool.submit(is_taken)
+                assert not wait([waiting], 0.1).done
+            assert waiting.result(WAIT_S)
+
+
 def test_versions_that_are_held_do_not_change(hosts):
     here, there = hosts
     with here.open() as writer, there.open() as reader:
@@ -213,6 +240,32 @@ def test_a_part_that_is_missing_or_damaged_is_never_read(hosts, redis_server):
         # What its server lost, the writer sends again.
         assert writer.put(NAME, {}, weights(2)) == 3
         assert number_of(reader.get(NAME, 1)) == 2
+
+
+def test_versions_that_are_replaced_faster_than_they_come_are_not_waited_for(hosts, monkeypatch, caplog):
+    here, there = hosts
+    plane = {'host_plane': 'off'}
+    with here.open(**plane) as writer, there.open(**plane) as reader, there.open(**plane) as second:
+        writer.put(NAME, {}, weights(0))
+        resolver = reader._value_resolver
+        fetch, calls = resolver._fetch, []
+
+        def overtaken(name, listed):
+            """Slow: the first part is there when the last one is gone."""
+            assert len(calls) < 50, 'it never ends'
+            calls.append(time.monotonic())
+            for _ in range(2):
+                assert writer.put(NAME, {}, weights(len(calls)))
+            return fetch(name, listed)
+
+        monkeypatch.setattr(resolver, '_fetch', overtaken)
+        assert reader.get(NAME) is None
+        assert len(calls) == 6
+        assert reader.get(NAME, timeout_s=0.01) is None
+        assert len([record for record in caplog.records if 'faster than' in record.message]) == 1
+        assert second.get(NAME).version == writer.put(NAME, {}, weights(0)) - 1
+        monkeypatch.setattr(resolver, '_fetch', fetch)
+        assert number_of(reader.get(NAME)) == 0
 
 
 def newest(store):

@@ -1,6 +1,7 @@
 """Dead writers and readers, slow readers, damaged streams: what is lost is counted, what is left is read."""
 
 import collections
+import contextlib
 import functools
 import importlib.util
 import json
@@ -15,12 +16,15 @@ import numpy as np
 import pytest
 from processes import child
 
-from ding_store.errors import ConfigError, CorruptPayload, StoreTimeout, StreamFull
+from ding_store.errors import ConfigError, CorruptPayload, PayloadLost, StoreTimeout, StreamFull
+from ding_store.storage import open_store
 from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.host.planes import is_reference
 from ding_store.storage.memory import MemoryStore
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 from ding_store.storage.wire import encoding as wire
+from ding_store.storage.wire import parts
 from ding_store.storage.wire.compression import CODECS
 
 STREAM = 'experience'
@@ -358,17 +362,60 @@ class TestDamage:
             client.delete(LOG)
         assert reader.num_corrupt > total // 2
 
+    def test_random_places_and_references_in_a_stream_and_a_value(self, redis_server, tmp_path):
+        """What says where a payload is, half of the places with a right checksum."""
+        rng, run, total = random.Random(9), f'elsewhere-{os.getpid()}', 400
+        log = LOG.replace('run', run)
+        with open_store(redis_server.url, run, host_cache_dir=str(tmp_path)) as store, redis_server.client() as client:
+            store._resolver._patience_s = store._values._resolver._patience_s = 0.0
+            reader = Reader(store, STREAM, 'learner', on_corrupt='skip')
+            store.append(STREAM, {}, chunk(1))  # The first one goes over the wire.
+            begin = store.append(STREAM, {}, chunk(1)).number
+            place = parts.Parted(f'ding:{{{run}/experience/0/w}}:1:ab:part:', 1 << 20, 3 << 20).pack()
+            examples = [place, client.xrevrange(log, count=1)[0][1][b'p']]
+            assert is_reference(examples[1])
+            for number in range(begin + 1, begin + total):
+                payload = elsewhere(rng, examples[number % 2])
+                client.xadd(log, {b'e': b'x', b'w': b'w', b's': b'%d' % number, b'p': payload}, id=f'{number}-0')
+            before, deadline = rss_bytes(), time.monotonic() + WAIT_S
+            while reader.cursor.number < begin + total - 1:
+                assert time.monotonic() < deadline
+                for entry in reader.read(max_entries=256):
+                    assert number_of(entry) == 1
+            assert reader.num_corrupt > total // 4
+            store.put('weights', {}, {'x': np.arange(10_000)})
+            value = store.store._values._keys('weights')[0]
+            good = client.xrevrange(value, count=1)[0][1][b'r']
+            for number in range(2, total):
+                client.xadd(value, {b'r': elsewhere(rng, good)}, id=f'{number}-0', maxlen=1, approximate=False)
+                with contextlib.suppress(CorruptPayload, PayloadLost):
+                    assert store.get('weights').arrays['x'][-1] == 9_999
+            assert rss_bytes() - before < 200_000_000
+            client.delete(log)
+
+
+def elsewhere(rng, example):
+    payload = changed(rng, example, rng.randint(1, 2))
+    if rng.random() < 0.5:
+        payload[4:8] = struct.pack('<I', zlib.crc32(payload[8:]))
+    return bytes(payload)
+
+
+def changed(rng, example, how):
+    payload = bytearray(example)
+    for _ in range(rng.randint(1, 4)):
+        start = rng.randrange(len(payload))
+        if how == 1:
+            payload[start] ^= 1 << rng.randrange(8)
+        else:
+            payload[start : start + rng.randint(1, 8)] = rng.randbytes(rng.randint(0, 8))
+    return payload
+
 
 def hostile(rng, example, case):
     if case % 4 == 0:
         return rng.randbytes(rng.randint(0, 200))
-    payload = bytearray(example)
-    for _ in range(rng.randint(1, 4)):
-        start = rng.randrange(len(payload))
-        if case % 4 == 1:
-            payload[start] ^= 1 << rng.randrange(8)
-        else:
-            payload[start : start + rng.randint(1, 8)] = rng.randbytes(rng.randint(0, 8))
+    payload = changed(rng, example, case % 4)
     if case % 2 and len(payload) > 20:
         payload[8:16] = struct.pack('<Q', len(payload))
         payload[4:8] = struct.pack('<I', zlib.crc32(payload[8:]))

@@ -55,7 +55,10 @@ def test_places():
     assert (place.num_parts, place.keys[2]) == (3, b'ding:{r/s/0/w}:1:ab:part:2')
     assert parts.unpack(b'DGW\x02whatever') is None
     packed = place.pack()
-    for bad in (packed[:5], packed[:-1], packed[:-1] + b'\xff', packed[:8] + bytes(4) + packed[12:]):
+    damaged = [packed[:at] + bytes([packed[at] ^ 1]) + packed[at + 1 :] for at in range(4, len(packed))]
+    # Well-formed, but for a few bytes in the server as much memory as there may be parts.
+    many = parts.Parted(place.key, 1, 2_000_000_000).pack()
+    for bad in (packed[:5], packed[:-1], packed[:-1] + b'\xff', many, *damaged):
         with pytest.raises(CorruptPayload):
             parts.unpack(bad)
 

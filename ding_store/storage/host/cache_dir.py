@@ -1,6 +1,6 @@
 """The host cache: this host's directory of mmap files, shared by the processes of one user, bounded, and cleaned up.
 
-<root>/lock             held while files are made or reclaimed
+<root>/lock             held while files are made or reclaimed; not waited for when who holds it hangs
 <root>/marker           a random word; with its device, its inode and the boot it says which host this is
 <root>/runs/<run>/      0700
     members             held (shared) by every process that uses the run here
@@ -24,7 +24,7 @@ import uuid
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
-from ding_store.errors import ConfigError, NotEnoughSpace
+from ding_store.errors import ConfigError, NotEnoughSpace, StoreTimeout
 from ding_store.storage.host import readers as host_readers
 from ding_store.storage.host.cache_files import (
     COPIES,
@@ -43,6 +43,7 @@ from ding_store.storage.host.cache_files import (
     size_of,
     unlink,
 )
+from ding_store.storage.host.fetch_lock import FetchLock
 from ding_store.storage.host.mapped import PAGE, Claim, NewFile, aligned, claim, is_claimed
 from ding_store.storage.host.ring import RingWriter, read_note
 from ding_store.storage.host.slots import SharedSlots, SlotWriter, create_slots, value_of
@@ -55,6 +56,8 @@ T = TypeVar('T')
 _ENOUGH = 1 << 30
 #: By default the cache takes half of what is free when a store is opened, and no more than this.
 _MAX_BYTES = 8 << 30
+#: Who holds the root's lock longer, or up to twice as long, is stopped: making room takes much less.
+_PATIENCE_S = 10.0
 
 
 class Found(NamedTuple):
@@ -82,13 +85,15 @@ class CacheDir:
         - max_bytes (:obj:`Optional[int]`): What the files of all runs may take together.
     Raises:
         - ConfigError: The directory belongs to somebody else, or others may write to it.
-        - OSError: It cannot be made or written.
+        - OSError: It cannot be made or written. As StoreTimeout, also from what makes files: another process holds the
+          lock and does not get on.
     """
 
     def __init__(self, root: str, run: str, max_bytes: Optional[int] = None) -> None:
         self.root = root
         self.max_bytes = min(_free(os.path.dirname(root)) // 2, _MAX_BYTES) if max_bytes is None else max_bytes
         self._run = os.path.join(root, 'runs', run)
+        self._root_lock = _root_lock(root)
         _make_private(root)
         with self._locked():
             self.host = f"{_identity(os.path.join(root, 'marker'))}-{run}"
@@ -225,20 +230,20 @@ class CacheDir:
         return sum(size_of(path) for path in all_files(self.root))
 
     def orphans(self) -> List[Found]:
-        """Files of this run whose writers are gone."""
-        with self._locked():
+        """Files of this run whose writers are gone. StoreTimeout at once while another process holds the lock."""
+        with self._locked_at_once():
             paths = [path for path in files_of(self._run) if path.endswith(('.ring', '.slots'))]
             return [Found(path, _note(path)) for path in paths if not is_claimed(path)]
 
     def dead_files(self) -> List[str]:
-        """What processes of this run made that died before it was published, or was read."""
-        with self._locked():
+        """What processes of this run made that died before it was published, or was read. As ``orphans``."""
+        with self._locked_at_once():
             return dead_files(self._run)
 
     def remove(self, paths: Iterable[str]) -> None:
-        with self._locked():
-            for path in paths:
-                unlink(path)
+        """Needs no lock: nobody makes a file of such a name again, but for copies, which may go at any time."""
+        for path in paths:
+            unlink(path)
 
     def close(self, is_over: bool = False) -> None:
         """
@@ -261,8 +266,18 @@ class CacheDir:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with _locked(self.root):
+        with _locked(self._root_lock, self.root):
             yield
+
+    @contextmanager
+    def _locked_at_once(self) -> Iterator[None]:
+        held = claim(_lock_path(self.root))
+        if held is None:
+            raise StoreTimeout(f'the host cache in {self.root!r} is in use')
+        try:
+            yield
+        finally:
+            held.close()
 
 
 def open_cache_dir(run: str, directory: Optional[str] = None, max_bytes: Optional[int] = None) -> CacheDir:
@@ -295,12 +310,14 @@ def collect_garbage(directory: Optional[str] = None, dry_run: bool = False) -> L
         - dry_run (:obj:`bool`): Only tell what would go.
     Returns:
         - garbage (:obj:`list`): Of each run that had some.
+    Raises:
+        - StoreTimeout: Another process holds the lock of such a directory and does not get on.
     """
     directories = [os.path.abspath(directory)] if directory else _directories()
     found = []
     for root in map(_root, directories):
         if os.path.isdir(root):
-            with _locked(root):
+            with _locked(_root_lock(root), root):
                 for run in runs_of(root):
                     dead = dead_files(run)
                     if dead or not is_alive(run):
@@ -352,16 +369,25 @@ def _make_private(root: str) -> None:
         raise ConfigError(f'{root!r} must be a directory of user {os.geteuid()} with mode 0700: remove it')
 
 
-@contextmanager
-def _locked(root: str) -> Iterator[None]:
+def _lock_path(root: str) -> str:
     path = os.path.join(root, 'lock')
     os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-    held = claim(path, wait=True)
-    assert held is not None
-    try:
+    return path
+
+
+def _root_lock(root: str) -> FetchLock:
+    return FetchLock(lambda: _lock_path(root), _PATIENCE_S)
+
+
+@contextmanager
+def _locked(lock: FetchLock, root: str) -> Iterator[None]:
+    with lock.taken() as held:
+        if held is None:
+            raise StoreTimeout(
+                f'another process holds the lock of the host cache in {root!r} and does not get on: '
+                'is one of this user stopped?'
+            )
         yield
-    finally:
-        held.close()
 
 
 def _identity(marker: str) -> str:

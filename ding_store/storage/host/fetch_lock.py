@@ -1,8 +1,10 @@
 """Which process of a host fetches, for all of them: a lock that ends with its process, and that shows whether it works.
+The lock of the whole cache is one of these, too.
 
 Who waits for the lock waits for as long as bytes come, also over a slow link: that is still sooner than to ask for all
 of them once more. It is waited for no more when its holder is stopped, or has got nothing for a while, as from a
-connection that is dead. Bytes are shown by the time of the file's last change, of which only that it moves matters.
+connection that is dead. Bytes are shown by the time of the file's last change, of which only that it moves matters;
+and so is that the lock went to another, who is waited for again.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import Callable, Iterator, Optional
 
-from ding_store.storage.host.mapped import Claim, claim_within
+from ding_store.storage.host.mapped import Claim, changed_at, claim_within
 
 
 class FetchLock:
@@ -19,20 +21,26 @@ class FetchLock:
         Of one stream, or one value, as one process takes it. Thread-safe.
     Arguments:
         - path (:obj:`Callable`): The lock's file; made if it is not there.
+        - patience_s (:obj:`Optional[float]`): Without a byte for so long, and up to twice as long, it is waited for no
+          more.
     """
 
-    #: Without a byte for so long, and up to twice as long, it is waited for no more.
     patience_s = 1.0
 
-    def __init__(self, path: Callable[[], str]) -> None:
+    def __init__(self, path: Callable[[], str], patience_s: Optional[float] = None) -> None:
         self._path = path
-        self._has_waited = False  # in vain: who holds it hangs
+        if patience_s is not None:
+            self.patience_s = patience_s
+        self._hung_at = -1  # the file's last change, when it was waited for in vain: who holds it hangs
 
     @contextmanager
     def taken(self) -> Iterator[Optional[Claim]]:
         """Within the block it is for us to fetch; None if another hangs over it."""
-        held = claim_within(self._path(), 0.0 if self._has_waited else self.patience_s)
-        self._has_waited = held is None
+        path = self._path()
+        held = claim_within(path, 0.0 if changed_at(path) == self._hung_at else self.patience_s)
+        self._hung_at = changed_at(path) if held is None else -1
+        if held is not None:
+            held.touch()
         try:
             yield held
         finally:

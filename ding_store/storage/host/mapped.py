@@ -132,7 +132,7 @@ def claim_within(path: str, patience_s: float) -> Optional[Claim]:
     waiting = threading.Thread(target=wait, name='ding-store-claim', daemon=True)
     waiting.start()
     seen_at = -1
-    while waiting.is_alive() and (touched_at := _changed_at(path)) != seen_at:
+    while waiting.is_alive() and (touched_at := changed_at(path)) != seen_at:
         seen_at = touched_at
         waiting.join(patience_s)
     with lock:
@@ -140,7 +140,7 @@ def claim_within(path: str, patience_s: float) -> Optional[Claim]:
         return found.pop() if found else None
 
 
-def _changed_at(path: str) -> int:
+def changed_at(path: str) -> int:
     """Only to be compared: clocks jump."""
     try:
         return os.stat(path).st_mtime_ns

@@ -18,7 +18,7 @@ import threading
 import time
 import zlib
 from contextlib import contextmanager
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from ding_store.errors import CorruptPayload, PayloadLost, StoreClosed, StoreError, VersionConflict
 from ding_store.storage.base import Arrays, Buffer, Header, Value
@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 SLOTS_FROM_BYTES = 32 << 10
 #: Slots have room for a value that grows by this much before a new file is needed.
 _SPARE = 1 / 8
+#: So often another version is looked for when one was replaced while it was fetched, however short the time is.
+_MIN_TRIES = 5
 #: A file that could not be made is tried again after so many versions went over the wire instead.
 _RETRY_AFTER = 100
 
@@ -93,13 +95,18 @@ class ValueResolver:
         self._wanted: Dict[
             str, Tuple[int, float]
         ] = {}  # value -> version that we asked for, and until when it may come
+        self._too_fast: Set[str] = set()  # values of which versions were replaced while we fetched them
 
     def get(self, name: str, newer_than: int, timeout_s: float) -> Optional[Value]:
         """
+        Overview:
+            None also where versions are replaced faster than they can be fetched, again and again until the time is
+            over, with one warning.
         Raises:
             - PayloadLost: There is a newer version, which nobody has made readable for us in time.
         """
-        deadline, known, missed = time.monotonic() + timeout_s, newer_than, (0, False)
+        end = deadline = time.monotonic() + timeout_s
+        known, missed, num_tries = newer_than, (0, False), 0
         while True:
             left = max(0.0, deadline - time.monotonic())
             found = self._store.get_version(name, known, left, or_filled=known != newer_than)
@@ -109,13 +116,19 @@ class ValueResolver:
                 return None
             value = self._value(name, found)
             if value is not None:
+                self._too_fast.discard(name)
                 return value
+            seen = found.version, bool(found.payload)
             is_on_its_way = found.is_coming and not found.payload
-            if (found.version, bool(found.payload)) != missed and not is_on_its_way:
-                missed = found.version, bool(found.payload)  # It was replaced while we fetched it: look again.
+            is_over = num_tries >= _MIN_TRIES and time.monotonic() >= end
+            if seen != missed and not is_on_its_way and not is_over:
+                missed, num_tries = seen, num_tries + 1  # It was replaced while we fetched it: look again.
                 continue
-            if found.payload:
+            if seen == missed and found.payload:
                 raise CorruptPayload(f'version {found.version} of value {name!r}: parts of it are missing')
+            if found.payload:
+                self._warn_too_fast(name)
+                return None
             known = found.version
             deadline = max(deadline, self._ask(name, known, found.is_coming))
 
@@ -131,6 +144,11 @@ class ValueResolver:
             raise CorruptPayload(f'version {found.version} of value {name!r}: {e}') from e
         # The checksums of parts were looked at.
         return None if payload is None else decode_value(name, found.version, payload, verify=listed is None)
+
+    def _warn_too_fast(self, name: str) -> None:
+        if name not in self._too_fast:
+            self._too_fast.add(name)
+            logger.warning('value %r: versions are replaced faster than we can fetch them: put it less often', name)
 
     def _ask(self, name: str, version: int, is_coming: bool) -> float:
         asked, until = self._wanted.get(name, (0, 0.0))

@@ -31,8 +31,12 @@ VANISHED = 'its parts vanish before they are used: is the server out of memory, 
 _JOINED_BYTES = 256 << 10
 
 
+#: What a place may say at most: looking them up takes memory before any of them is there.
+_MAX_PARTS = MAX_BYTES // (64 << 10)
+
 _PLACE = struct.Struct('<4sIIQ')
-_MAGIC = b'DGP\x01'
+_MAGIC = b'DGP\x02'
+_CHECKED_FROM = 8  # The checksum covers all behind itself; magic is compared.
 
 
 class Parted(NamedTuple):
@@ -52,8 +56,8 @@ class Parted(NamedTuple):
 
     def pack(self) -> bytes:
         """What an entry or value holds instead of the payload."""
-        key = self.key.encode()
-        return _PLACE.pack(_MAGIC, zlib.crc32(key), self.part_bytes, self.num_bytes) + key
+        body = _PLACE.pack(_MAGIC, 0, self.part_bytes, self.num_bytes)[_CHECKED_FROM:] + self.key.encode()
+        return struct.pack('<4sI', _MAGIC, zlib.crc32(body)) + body
 
 
 def unpack(payload: Buffer) -> Optional[Parted]:
@@ -70,7 +74,8 @@ def unpack(payload: Buffer) -> Optional[Parted]:
         where = Parted(bytes(payload[_PLACE.size :]).decode(), part_bytes, num_bytes)
     except (struct.error, UnicodeDecodeError) as e:
         raise CorruptPayload('the place of its parts is malformed') from e
-    if zlib.crc32(where.key.encode()) != crc or not 0 < part_bytes <= MAX_BYTES or not 0 < num_bytes <= MAX_BYTES:
+    is_possible = 0 < part_bytes <= MAX_BYTES and 0 < num_bytes <= MAX_BYTES and where.num_parts <= _MAX_PARTS
+    if zlib.crc32(payload[_CHECKED_FROM:]) != crc or not is_possible:
         raise CorruptPayload('the place of its parts is malformed')
     return where
 

@@ -1,0 +1,55 @@
+"""scripts/soak.py: what it counts as a fault, and a short run of it."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from jobs import environment
+
+SCRIPT = Path(__file__).parents[1] / 'scripts' / 'soak.py'
+
+
+@pytest.fixture(scope='module')
+def soak():
+    specification = importlib.util.spec_from_file_location('soak', SCRIPT)
+    module = importlib.util.module_from_spec(specification)
+    sys.modules['soak'] = module  # Dataclasses look their module up.
+    try:
+        specification.loader.exec_module(module)
+        yield module
+    finally:
+        del sys.modules['soak']
+
+
+def found(soak, **growing):
+    """The faults of 100 s in which these columns grow from 0, and all others stay."""
+    names = soak.Sample.__dataclass_fields__
+    samples = [soak.Sample(**{name: growing.get(name, 0) * at / 99 for name in names}) for at in range(100)]
+    learner, reader = SimpleNamespace(num_rows=7, num_wrong=0), SimpleNamespace(num_lost=0)
+    return soak.faults(samples, learner, reader, 7, SimpleNamespace(rate=400.0, chunk=1))
+
+
+@pytest.mark.parametrize('name', ['lag', 'server_mb', 'reader_mb', 'writers_mb'])
+def test_what_grows_is_a_fault(soak, name):
+    assert found(soak) == []
+    (fault,) = found(soak, **{name: 4000})
+    assert fault.startswith(f'{name} grew from')
+
+
+def test_a_short_run(tmp_path, redis_binary):
+    size = ['--seconds', '2.5', '--processes', '1', '--threads', '2', '--rate', '100', '--element-bytes', '50000']
+    files = ['--json', str(tmp_path / 'result.json'), '--csv', str(tmp_path / 'samples.csv')]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *size, *files], env=environment(), capture_output=True, text=True, timeout=60
+    )
+    result = json.loads((tmp_path / 'result.json').read_text())
+    assert done.returncode == bool(result['faults']), done.stderr
+    assert result['num_ingested'] == result['num_appended'] > 0
+    assert (result['num_lost'], result['num_wrong'], result['num_writers']) == (0, 0, 2)
+    header, *rows = (tmp_path / 'samples.csv').read_text().splitlines()
+    last = dict(zip(header.split(','), map(float, rows[-1].split(','))))
+    assert last['cache_mb'] > 16  # a ring, at least
