@@ -161,6 +161,14 @@ class Limited:
         if tell is not None:
             tell(rows)
 
+    def may_come(self, rows: Array) -> bool:
+        """Whether rows that were drawn ahead, and are there, may come: others used them since."""
+        if self.max_times_sampled is None:
+            return True
+        assert self._index is not None
+        with self._index.lock:
+            return not len(self._excess(self._index.find(rows)[0]))
+
     def returned(self, num_batches: int) -> None:
         """So many batches that were drawn ahead will not be delivered."""
         tell = getattr(self.sampler, 'returned', None)
