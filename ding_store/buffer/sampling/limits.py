@@ -137,10 +137,14 @@ class Limited:
 
     def delivered(self, rows: Array) -> Optional[Array]:
         """These rows were handed out; returns those that must leave."""
-        assert self._index is not None
         self._tell_inner(rows)
+        return self.count(rows)
+
+    def count(self, rows: Array) -> Optional[Array]:
+        """As ``delivered``, of rows that another than the sampler chose."""
         if self.max_times_sampled is None:
             return None
+        assert self._index is not None
         with self._index.lock:
             slots, found = self._index.find(rows)
             np.add.at(self._uses, slots[found], 1)
