@@ -89,8 +89,7 @@ class PackedColumn:
         self._layouts: Dict[Any, Layout] = {}
         self._num_reserved = os.fstat(self._descriptor).st_size
         self._find_free()
-        os.ftruncate(self._descriptor, self._extents.end)
-        self._num_reserved = self._extents.end
+        self._cut()
         table.index.listen(self)
 
     def store(self, elements: Iterable[Any]) -> Dict[str, Array]:
@@ -112,8 +111,10 @@ class PackedColumn:
         return dict(zip(SPECS, np.array(stored, np.int64).reshape(-1, len(SPECS)).T))
 
     def give_back(self) -> None:
-        """What was stored did not become rows."""
+        """What was stored did not become rows: its bytes are free, behind the last row's on the disk, too."""
         self._find_free()
+        if self._home.is_open():
+            self._cut()
 
     def take(self, slots: Array) -> List[Packet]:
         """Packets of these slots, whatever they hold: to be decoded when it is known that no writer was there."""
@@ -263,6 +264,11 @@ class PackedColumn:
             ahead = end
             reserve(self._descriptor, self._path, start, ahead - start)
         self._num_reserved = ahead
+
+    def _cut(self) -> None:
+        # Who reads behind it does so for a row that left meanwhile, and reads again.
+        self._num_reserved = self._extents.end
+        os.ftruncate(self._descriptor, self._num_reserved)
 
     def _sync(self) -> None:
         if self._home.fsync:
