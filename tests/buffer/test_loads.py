@@ -252,13 +252,13 @@ def test_a_sample_that_others_are_loaded_in_is_drawn_again(
     monkeypatch.setattr(table_reads, '_QUICK_BYTES', -1)
     gather, loaded = WarmOutputs.gather, []
 
-    def gather_of_others(outputs: WarmOutputs, columns: Any, slots: np.ndarray) -> Any:
+    def gather_of_others(outputs: WarmOutputs, columns: Any, slots: np.ndarray, cold: Any) -> Any:
         """Other columns come between those two."""
         if not loaded:
             loaded.append(True)
             run_all(lambda: buffer.load_data(str(tmp_path / 'save')))
             columns = buffer.table.columns
-        return gather(outputs, columns, slots)
+        return gather(outputs, columns, slots, cold)
 
     monkeypatch.setattr(WarmOutputs, 'gather', gather_of_others)
     for item in buffer.sample(2):
