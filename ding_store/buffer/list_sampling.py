@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
+from contextlib import nullcontext
 from typing import Any, Dict, List, Optional, Union
 
 import numpy as np
@@ -15,6 +16,7 @@ from ding.utils.data.collate_fn import ttorch_collate
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.batch import Batch
 from ding_store.buffer.elements.elements import Choose, Elements
+from ding_store.buffer.sampling.limits import Limited
 from ding_store.buffer.sampling.rate_limiter import RateLimiter
 from ding_store.buffer.sampling.samplers import Sampler, Uniform
 from ding_store.buffer.sequences.group_choice import IndexedGroupChoice
@@ -66,7 +68,8 @@ class ListSampling:
         Arguments:
             - sample_range (:obj:`Optional[slice]`): Only these, counted by age as in a list; -1 is the newest.
             - ignore_insufficient (:obj:`bool`): Return ``[]`` where there is too little, rather than raise.
-            - groupby (:obj:`Optional[str]`): Key of the metas; the result is a list of ``size`` groups.
+            - groupby (:obj:`Optional[str]`): Key of the metas; the result is a list of ``size`` groups. The sampler
+              does not draw them, but its limits hold: their rows' uses count, twice if a group came twice.
             - unroll_len (:obj:`Optional[int]`): Consecutive elements of a group, every start equally likely.
         Raises:
             - NotEnoughData: There are fewer elements or groups than asked for.
@@ -112,11 +115,23 @@ class ListSampling:
     def _deliver(self, choose: Choose, size: int) -> List[BufferedData]:
         if isinstance(choose, Sampled):
             return choose.deliver(self._read, self._elements.delete, self.limiter)
-        if self.limiter is not None and isinstance(choose, (GroupChoice, IndexedGroupChoice)):
-            # A group counts as one sample, as sequences do.
-            with self.limiter.sampling(size):
-                return self._read(choose)
-        return self._read(choose)
+        if not isinstance(choose, (GroupChoice, IndexedGroupChoice)):
+            return self._read(choose)
+        # A group counts as one sample, as sequences do.
+        with self.limiter.sampling(size) if self.limiter is not None else nullcontext():
+            return self._read_groups(choose)
+
+    def _read_groups(self, choose: Choose) -> List[BufferedData]:
+        limits = self._sampler
+        if not isinstance(limits, Limited):
+            return self._read(choose)
+        with limits.lock:
+            limits.prepare()
+            items = self._read(choose)
+            used_up = limits.count(np.array([int(item.index) for item in items], np.int64))
+            if used_up is not None and len(used_up):
+                self._elements.delete(used_up)
+            return items
 
     def _read(self, choose: Choose, warm: bool = True) -> List[BufferedData]:
         read = self._elements.read(choose, warm)

@@ -7,6 +7,7 @@ from typing import Any, Callable, ContextManager, Optional, TypeVar, Union
 
 from ding_store.buffer.batch import Batch
 from ding_store.buffer.elements.elements import Choose, Elements
+from ding_store.buffer.sampling.limits import Limited
 from ding_store.buffer.sampling.prefetch import Prefetch
 from ding_store.buffer.sampling.rate_limiter import RateLimiter
 from ding_store.buffer.sampling.samplers import Sampler, Uniform
@@ -65,7 +66,7 @@ class SequenceSampling:
         Raises:
             - NotEnoughData: There are fewer such sequences.
             - SchemaMismatch: There is no such column, or the elements are Python objects.
-            - TypeError: A number makes no sense.
+            - TypeError: A number makes no sense, or the sampler has ``max_times_sampled``.
         """
         size, _ = check_sample_arguments(size, None, None, None, None)
         num_steps = _at_least('length', length, 1) + _at_least('burn_in', burn_in, 0)
@@ -87,6 +88,7 @@ class SequenceSampling:
 
         chosen = choose()
         with self._sampling(size):
+            self._prepare()
             if ahead is None:
                 return Batch(*read(chosen))._replace(weights=getattr(chosen, 'weights', None))
             key = ('sequences', id(index), id(by_priority), size, num_steps, stride, replace)
@@ -110,6 +112,7 @@ class SequenceSampling:
         Raises:
             - NotEnoughData: There are fewer such episodes.
             - SchemaMismatch: There is no such column, or the elements are Python objects.
+            - TypeError: A number makes no sense, or the sampler has ``max_times_sampled``.
         """
         size, _ = check_sample_arguments(size, None, None, None, None)
         if max_length is not None:
@@ -117,6 +120,7 @@ class SequenceSampling:
         index = self._elements.sequences.index(groupby, done)
         choose = EpisodeChoice(index, self._uniform.draw, size, replace, max_length)
         with self._sampling(size):
+            self._prepare()
             return read_episodes(self._elements, choose, lambda: choose.lengths)
 
     def sample_time_major(self, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Batch:
@@ -143,6 +147,17 @@ class SequenceSampling:
         batch = choose.deliver(lambda chosen: ahead.next(key, chosen, read), delete, self.limiter)
         ahead.draw(key, choose.again, read, self._sampler)
         return batch
+
+    def _prepare(self) -> None:
+        """Limits of age hold for rows that no sampler draws one by one, too; of uses nobody would keep count."""
+        sampler = self._sampler
+        if isinstance(sampler, Limited):
+            if sampler.max_times_sampled is not None:
+                raise TypeError(
+                    f'max_times_sampled ({sampler.max_times_sampled}) counts rows one by one, but sequences and '
+                    'episodes share them: sample those of a view whose sampler is without it, view(Uniform())'
+                )
+            sampler.prepare()
 
     def _sampling(self, num_items: int) -> ContextManager[None]:
         # Sequences count as one sample each, as elements that are sequences do.

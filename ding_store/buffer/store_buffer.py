@@ -250,7 +250,12 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
 
     @apply_middleware('clear')
     def clear(self) -> None:
-        """Delete everything. The next element may be of another kind."""
+        """
+        Overview:
+            Delete everything. The next element may be of another kind.
+        Raises:
+            - NotEnoughSpace: The disk of its path is full. Nothing changed.
+        """
         self._elements.clear()
         if self.limiter is not None:
             self.limiter.wake()

@@ -159,6 +159,8 @@ class StoreBufferWrapper:
         Returns:
             - data (:obj:`List[List]`): ``batch`` lists of ``sequence`` elements, views of one gathered batch. None when
               there are fewer than ``batch * sequence`` elements, or no such sequence.
+        Raises:
+            - TypeError: There is a ``max_use``, which counts elements one by one.
         """
         if batch == 0:
             return []

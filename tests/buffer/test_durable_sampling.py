@@ -146,6 +146,27 @@ def test_the_largest_priority_is_back_when_its_row_is_gone(tmp_path: Path) -> No
     buffer.close()
 
 
+def test_the_largest_priority_is_back_when_all_rows_that_have_one_are_gone(tmp_path: Path) -> None:
+    def opened() -> StoreBuffer:
+        return StoreBuffer(4, path=str(tmp_path), sampler=Prioritized(epsilon=0.0))
+
+    buffer = opened()
+    rows = buffer.extend(columns(2), priority=[9.0, 2.0])
+    buffer.delete([str(row) for row in rows])
+    buffer.extend(columns(1))
+    buffer.close()
+    buffer = opened()
+    rows = buffer.extend(columns(1))
+    assert buffer.sampler.priorities_of(rows) == pytest.approx([9.0])
+    # After a clear it begins anew, as in the process itself.
+    buffer.clear()
+    buffer.close()
+    buffer = opened()
+    rows = buffer.extend(columns(1))
+    assert buffer.sampler.priorities_of(rows) == pytest.approx([1.0])
+    buffer.close()
+
+
 def test_rows_of_a_file_inherit_nothing(tmp_path: Path) -> None:
     path = str(tmp_path / 'kept')
     buffer = StoreBuffer(6, path=path, sampler=limited(Prioritized(epsilon=0.0), max_times_sampled=9))

@@ -3,6 +3,7 @@
 import copy
 import threading
 from collections import Counter
+from pathlib import Path
 from typing import List
 
 import pytest
@@ -15,9 +16,13 @@ from ding_store.buffer import Fifo, StoreBuffer, limited
 from ding_store.errors import ConfigError, NotEnoughData
 
 
+def push(buffer: StoreBuffer, count: int) -> None:
+    buffer.extend_elements([transition(i) for i in range(count)])
+
+
 def filled(count: int, size: int = 20) -> StoreBuffer:
     buffer = StoreBuffer(size, sampler=Fifo())
-    buffer.extend_elements([transition(i) for i in range(count)])
+    push(buffer, count)
     return buffer
 
 
@@ -37,6 +42,42 @@ def test_rows_that_leave_before_their_turn_are_counted() -> None:
     buffer.delete(['5', '7'])
     assert buffer.sample_batch(3).rows.tolist() == [4, 6, 8]
     assert buffer.sampler.num_missed == 6
+
+
+def test_what_left_before_a_clear_or_a_load_was_not_missed_again(tmp_path: Path) -> None:
+    saved = filled(15)
+    saved.delete([str(row) for row in range(5)])
+    saved.save_data(str(tmp_path / 'saved'))
+    for kept in (None, str(tmp_path / 'kept')):
+        buffer = StoreBuffer(6, path=kept, sampler=Fifo())
+
+        push(buffer, 6)
+        buffer.sample_batch(6)
+        buffer.clear()
+        push(buffer, 2)
+        buffer.sample_batch(2)
+        assert buffer.sampler.num_missed == 0
+        # Those that leave before their turn are.
+        buffer.clear()
+        push(buffer, 6)
+        push(buffer, 2)
+        assert buffer.sample_batch(6).rows.tolist() == list(range(10, 16))
+        assert buffer.sampler.num_missed == 2
+        push(buffer, 3)
+        buffer.clear()
+        if kept is not None:
+            buffer.close()
+            buffer = StoreBuffer(6, path=kept, sampler=Fifo())
+        with pytest.raises(NotEnoughData):
+            buffer.sample_batch(1)
+        push(buffer, 1)
+        buffer.sample_batch(1)
+        assert buffer.sampler.num_missed == 5
+        # Of a file with rows 9 to 14, and before those that were here.
+        buffer.load_data(str(tmp_path / 'saved'))
+        assert buffer.sample_batch(3).rows.tolist() == [9, 10, 11]
+        assert buffer.sampler.num_missed == 5
+        buffer.close()
 
 
 def test_as_a_queue_rows_leave() -> None:

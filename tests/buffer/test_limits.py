@@ -70,6 +70,55 @@ def test_rows_leave_when_they_are_too_old() -> None:
     assert buffer.count() == 4
 
 
+def with_groups(sampler: Any, **options: Any) -> StoreBuffer:
+    """Of versions 1 to 5, 8 rows each: an episode of 4 in each of two environments."""
+    buffer = StoreBuffer(50, seed=0, sampler=sampler, **options)
+    for i in range(40):
+        step = {'env': i % 2, 'done': i // 2 % 4 == 3}
+        buffer.push({**element(1 + i // 8), **step}, {'env': i % 2})
+    return buffer
+
+
+@pytest.mark.parametrize('prefetch', [0, 2])
+def test_ages_of_sequences_episodes_and_groups(prefetch: int) -> None:
+    for sample in (
+        lambda buffer: buffer.sample_sequences(4, 2, 'env').elements(),
+        lambda buffer: buffer.sample_episodes(2, 'env').elements(),
+        lambda buffer: [[item.data for item in group] for group in buffer.sample(2, groupby='env')],
+        lambda buffer: [[item.data for item in group] for group in buffer.sample(2, groupby='env', unroll_len=3)],
+    ):
+
+        def oldest(buffer: StoreBuffer, sample: Any = sample) -> int:
+            return min(int(step['policy_version']) for steps in sample(buffer) for step in steps)
+
+        buffer = with_groups(limited(Uniform(0), max_age=2), prefetch=prefetch)
+        assert oldest(buffer) >= 3
+        for version in (6, 7):
+            buffer.sampler.set_version(version)
+            assert oldest(buffer) >= version - 2
+            assert buffer.count() == 8 * (8 - version)
+
+
+def test_uses_of_groups() -> None:
+    buffer = with_groups(limited(Uniform(0), max_times_sampled=2))
+    uses: Counter = Counter()
+    while buffer.count() > 20:
+        for group in buffer.sample(2, groupby='env', unroll_len=5):
+            uses.update(int(item.index) for item in group)
+        live = buffer.table.rows_by_age()
+        assert buffer.sampler.uses_of(live).tolist() == [uses[row] for row in live.tolist()]
+        assert buffer.count() == 40 - sum(count == 2 for count in uses.values())
+    assert max(uses.values()) == 2
+
+
+def test_uses_of_sequences_and_episodes_are_refused() -> None:
+    buffer = with_groups(limited(Uniform(0), max_times_sampled=2))
+    for sample in (lambda each: each.sample_sequences(2, 3, 'env'), lambda each: each.sample_episodes(2, 'env')):
+        with pytest.raises(TypeError, match=r'max_times_sampled \(2\)'):
+            sample(buffer)
+        sample(buffer.view(Uniform()))
+
+
 def test_versions_in_metas() -> None:
     buffer = StoreBuffer(50, sampler=limited(Uniform(0), max_age=0, version='v'))
     for version in (1, 2):

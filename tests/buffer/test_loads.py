@@ -1,5 +1,6 @@
 """Loads that fail: whatever is wrong has a name, and the buffer is as it was, also when it is opened again."""
 
+import shutil
 from pathlib import Path
 from typing import Any, List
 
@@ -44,6 +45,27 @@ def test_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
     small.save_data(name)
     buffer.load_data(name)
     assert contents(buffer) == contents(small)
+    buffer.close()
+
+
+def test_episodes_for_which_there_is_no_room_leave_none_taken(tmp_path: Path, small_disk: Path) -> None:
+    def episode(i: int, length: int) -> List[Any]:
+        return [{'x': torch.full((500,), i)} for _ in range(length)]
+
+    large, name = StoreBuffer(100), str(tmp_path / 'large')
+    large.extend_elements([episode(i, 10 + i % 2) for i in range(100)])
+    large.save_data(name)
+    buffer = StoreBuffer(100, path=str(small_disk / 'table'))
+    buffer.extend_elements([episode(i, 1 + i % 2) for i in range(5)])
+    free = shutil.disk_usage(small_disk).free
+    for _ in range(2):
+        with pytest.raises(NotEnoughSpace, match='packed'):
+            buffer.load_data(name)
+        assert shutil.disk_usage(small_disk).free >= free
+        assert [int(item.data[-1]['x'][0]) for item in buffer] == [0, 1, 2, 3, 4]
+    row = buffer.push(episode(7, 3)).index
+    assert torch.equal(buffer.get_by_index(row).data[2]['x'], torch.full((500,), 7))
+    assert buffer.check() == []
     buffer.close()
 
 
@@ -230,13 +252,13 @@ def test_a_sample_that_others_are_loaded_in_is_drawn_again(
     monkeypatch.setattr(table_reads, '_QUICK_BYTES', -1)
     gather, loaded = WarmOutputs.gather, []
 
-    def gather_of_others(outputs: WarmOutputs, columns: Any, slots: np.ndarray) -> Any:
+    def gather_of_others(outputs: WarmOutputs, columns: Any, slots: np.ndarray, cold: Any) -> Any:
         """Other columns come between those two."""
         if not loaded:
             loaded.append(True)
             run_all(lambda: buffer.load_data(str(tmp_path / 'save')))
             columns = buffer.table.columns
-        return gather(outputs, columns, slots)
+        return gather(outputs, columns, slots, cold)
 
     monkeypatch.setattr(WarmOutputs, 'gather', gather_of_others)
     for item in buffer.sample(2):

@@ -267,6 +267,49 @@ def test_no_flipped_bit_of_an_episode_goes_unnoticed(tmp_path: Path) -> None:
     buffer.close()
 
 
+@pytest.mark.parametrize('name', [packed.PLACE, packed.BYTES])
+@pytest.mark.parametrize('is_opened_again', [False, True])
+def test_a_damaged_place_costs_no_other_row(name: str, is_opened_again: bool, tmp_path: Path) -> None:
+    for bit in (6, 9, 12, 13, 14, 15, 16, 40, 62, 63):
+        path = str(tmp_path / str(bit))
+        buffer = StoreBuffer(8, path=path)
+        for i in range(12):
+            buffer.push(episode(i))
+        # Row 11.
+        buffer.table.columns[name].view(np.uint64)[3] ^= np.uint64(1 << bit)
+        if is_opened_again:
+            buffer.close()
+            buffer = StoreBuffer(8, path=path)
+        check_damage(buffer, 11, [4, 5, 6, 7, 8, 9, 10])
+        for i in (12, 13, 14):
+            buffer.push(episode(i))
+        check_damage(buffer, 11, [7, 8, 9, 10, 12, 13, 14])
+        buffer.delete('11')
+        for i in range(15, 24):
+            buffer.push(episode(i))
+            assert all(number(item.data) == int(item.index) for item in buffer)
+        assert buffer.check() == []
+        buffer.close()
+
+
+def test_bytes_that_two_rows_name_are_freed_once(tmp_path: Path) -> None:
+    buffer = StoreBuffer(4, path=str(tmp_path))
+    for i in (1, 5, 5, 5):
+        buffer.push(episode(i))
+    places = buffer.table.columns[packed.PLACE]
+    places[3] = places[1]
+    buffer.close()
+    buffer = StoreBuffer(4, path=str(tmp_path))
+    buffer.delete('1')
+    buffer.push(episode(10))
+    buffer.delete('3')
+    for i in (15, 20):
+        buffer.push(episode(i))
+    assert [i for _, i, _ in numbers(buffer)] == [5, 10, 15, 20]
+    assert buffer.check() == []
+    buffer.close()
+
+
 def test_packets_of_another_version_are_refused(tmp_path: Path) -> None:
     buffer = StoreBuffer(8, path=str(tmp_path))
     for i in range(2):

@@ -116,6 +116,19 @@ def test_uses_count_when_delivered() -> None:
     assert sum(used.values()) >= 120 - 16
 
 
+@pytest.mark.parametrize('depth', [1, 2, 3])
+def test_no_row_comes_more_often_than_it_may(depth: int) -> None:
+    sampler = limited(Prioritized(alpha=1.0, epsilon=0.0, seed=0), max_times_sampled=5)
+    buffer = filled(40, prefetch=depth, sampler=sampler)
+    # A quarter of the mass: twice or so in every batch of 8.
+    buffer.update_priorities(np.arange(40), [13.0] + [1.0] * 39)
+    used: Counter = Counter()
+    for _ in range(10):
+        used.update(buffer.sample_batch(8, replace=True).rows.tolist())
+    assert used[0] == max(used.values()) == 5
+    assert 0 not in buffer.table.rows_by_age()
+
+
 def test_the_limiter_counts_when_delivered() -> None:
     limiter = RateLimiter(8, samples_per_insert=1.0, error_buffer=20.0, max_insert=20, max_sample=8, timeout_s=0.01)
     buffer = filled(20, prefetch=3, limiter=limiter)

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 import pytest
@@ -144,6 +144,76 @@ def test_a_minimal_size_below_the_batch() -> None:
     buffer.push({'x': torch.zeros(1)})
     with pytest.raises(StoreTimeout, match='insert 1 rows'):
         buffer.push({'x': torch.zeros(1)})
+
+
+def steps(count: int) -> dict:
+    """Of four environments in turn, whose episodes are of 8 steps."""
+    i = np.arange(count)
+    return {'x': i, 'env': i % 4, 'done': i // 4 % 8 == 7}
+
+
+def of_a_queue(buffer: StoreBuffer) -> Callable[[], Any]:
+    queue = buffer.view(Fifo())
+    return lambda: queue.sample_batch(8)
+
+
+@pytest.mark.parametrize(
+    'made',
+    [
+        of_a_queue,
+        lambda buffer: lambda: buffer.sample_sequences(8, 20, 'env', done=None),
+        lambda buffer: lambda: buffer.sample_episodes(8, 'env'),
+        lambda buffer: lambda: buffer.sample(3, groupby='parity', unroll_len=5),
+        lambda buffer: lambda: buffer.sample_batch(8, sample_range=slice(0, -20)),
+    ],
+)
+def test_what_finds_too_little_lets_inserts_in(made: Any) -> None:
+    buffer = StoreBuffer(400, seed=0, limiter=RateLimiter(1, 1, 4, max_sample=8, timeout_s=0))
+    sample, columns, num_samples = made(buffer), steps(300), 0
+
+    def insert() -> None:
+        i = buffer.table.next_row
+        buffer.extend({name: values[i : i + 1] for name, values in columns.items()}, meta={'parity': i % 3})
+
+    def insert_all() -> None:
+        while buffer.table.next_row < 300:
+            insert()
+
+    for _ in range(200):
+        with contextlib.suppress(StoreTimeout):
+            insert()
+        with contextlib.suppress(StoreTimeout, NotEnoughData):
+            sample()
+            num_samples += 1
+    assert num_samples > 5
+    # As soon as samples come, inserts wait for them again.
+    with pytest.raises(StoreTimeout, match='insert 1 rows'):
+        insert_all()
+
+
+def test_a_shortage_lets_one_insert_in() -> None:
+    limiter = RateLimiter(2, 1, 4, max_sample=4, timeout_s=0)
+    limiter.load_state({'num_inserts': 6, 'num_samples': 0})
+
+    def sample_too_much() -> None:
+        with pytest.raises(NotEnoughData), limiter.sampling(4):
+            raise NotEnoughData
+
+    def insert() -> None:
+        with limiter.inserting(1):
+            pass
+
+    sample_too_much()
+    with contextlib.suppress(SchemaMismatch), limiter.inserting(1):
+        raise SchemaMismatch  # Which inserts nothing, and counts for nothing.
+    insert()
+    with pytest.raises(StoreTimeout, match='insert 1 rows'):
+        insert()
+    sample_too_much()
+    with limiter.sampling(1):
+        pass
+    with pytest.raises(StoreTimeout, match='insert 1 rows'):
+        insert()
 
 
 def tolerance(ratio: float, max_insert: int, batch: int) -> float:

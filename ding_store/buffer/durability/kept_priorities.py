@@ -32,14 +32,15 @@ class KeptPriorities:
         self._inner: Any = getattr(sampler, 'sampler', sampler)
         slots, rows = self._live()
         priorities, known = values.get(slots, rows)
+        # That of new rows is the largest ever seen, which may have left since.
+        largest = max(float(priorities[known].max(initial=0.0)), values.largest)
         if known.any():
-            # That of new rows is the largest ever seen, which may have left since.
-            largest = max(float(priorities[known].max()), values.largest)
             sampler.insert(rows, np.where(known, priorities, largest))
-            if hasattr(self._inner, 'max_priority'):
-                self._inner.max_priority = max(self._inner.max_priority, largest)
+        if hasattr(self._inner, 'max_priority'):
+            self._inner.max_priority = max(self._inner.max_priority, largest)
         if hasattr(self._inner, 'step'):
             self._inner.step = values.step
+        index.listen(self)
 
     def update(self, rows: Array, priority: Any) -> None:
         self._sampler.update(rows, priority)
@@ -68,6 +69,25 @@ class KeptPriorities:
         if hasattr(self._inner, 'priorities_of'):
             rows = self._live()[1]
             self._record(rows, self._inner.priorities_of(rows))
+
+    def published(self, slots: Array) -> None:
+        pass
+
+    def removed(self, slots: Array) -> None:
+        pass
+
+    def restored(self, slots: Array) -> None:
+        pass
+
+    def resizing(self) -> None:
+        pass
+
+    def resized(self, capacity: int, source: Array, target: Array) -> None:
+        pass
+
+    def cleared(self) -> None:
+        """The sampler, which was told before, begins anew: so does the next process."""
+        self._values.largest = getattr(self._inner, 'max_priority', 0.0)
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> PrioritySampler:
         """The sampler's copy: a copy of a buffer is private."""

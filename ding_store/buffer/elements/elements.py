@@ -444,6 +444,7 @@ class Elements(BesideColumns):
 
         def converted() -> None:
             self._schema, self.objects, self._outputs = None, objects, self._new_outputs(None)
+            objects.published(slots)
 
         with self._storing():
             self.table.convert(packed.SPECS, packed.INFO, slots, objects.store(elements), converted)

@@ -70,27 +70,26 @@ class PackedColumn:
         Each element as a *packet*, its own schema and columns, anywhere in one file; where, and its checksum, is in
         columns of the table. So the order that makes a table durable is that of its packets, too: they are written to
         free bytes, rows that name them become live, and bytes are free when no row that lives names them. What is free
-        is known to the process alone, and found out when the table is opened.
+        is known to the process alone, and found out when the table is opened. A row whose place cannot be right is a
+        damaged one; it holds no bytes, and those of others stay theirs when it leaves.
     Arguments:
         - table (:obj:`Table`): A table with a path, of packed elements or about to be.
     Raises:
-        - CorruptPayload: The file was truncated. It is left as it is.
+        - CorruptPayload: The file was truncated, so that packets of several rows are not in it. It is left as it is.
     """
 
     def __init__(self, table: Table) -> None:
         assert table.home is not None
         self._table, self._home = table, table.home
         self._path = table.home.file(_FILE)
-        self._extents = Extents()
-        self._find_free()
-        if self._extents.end:
-            check_size(self._path, self._extents.end)
+        self._check_file()
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         # Not closed before the last reader is done.
         weakref.finalize(self, os.close, self._descriptor)
         self._layouts: Dict[Any, Layout] = {}
-        os.ftruncate(self._descriptor, self._extents.end)
-        self._num_reserved = self._extents.end
+        self._num_reserved = os.fstat(self._descriptor).st_size
+        self._find_free()
+        self._cut()
         table.index.listen(self)
 
     def store(self, elements: Iterable[Any]) -> Dict[str, Array]:
@@ -112,8 +111,10 @@ class PackedColumn:
         return dict(zip(SPECS, np.array(stored, np.int64).reshape(-1, len(SPECS)).T))
 
     def give_back(self) -> None:
-        """What was stored did not become rows."""
+        """What was stored did not become rows: its bytes are free, behind the last row's on the disk, too."""
         self._find_free()
+        if self._home.is_open():
+            self._cut()
 
     def take(self, slots: Array) -> List[Packet]:
         """Packets of these slots, whatever they hold: to be decoded when it is known that no writer was there."""
@@ -163,14 +164,13 @@ class PackedColumn:
 
     def update(self, rows: Array, slots: Array, element: Any) -> None:
         """Another element for one row."""
-        columns = self._table.columns
-        place, size = (int(columns[name][slots[0]]) for name in (PLACE, BYTES))
         try:
             self._table.update(rows, self.store([element]))
         except BaseException:
             self.give_back()
             raise
-        self._extents.free(place, size)
+        self.removed(slots)
+        self.published(slots)
 
     def drop(self, slots: Array) -> None:
         """Nothing more to do: see ``removed``."""
@@ -197,14 +197,15 @@ class PackedColumn:
         return found
 
     def published(self, slots: Array) -> None:
-        pass
-
-    def removed(self, slots: Array) -> None:
-        """Called before anything is written to the slots, so that they still say where their packets were."""
         columns = self._table.columns
         if PLACE in columns:
-            for place, size in zip(columns[PLACE][slots].tolist(), columns[BYTES][slots].tolist()):
+            self._held[:, slots] = columns[PLACE][slots], columns[BYTES][slots]
+
+    def removed(self, slots: Array) -> None:
+        for place, size in self._held[:, slots].T.tolist():
+            if size:
                 self._extents.free(place, size)
+        self._held[:, slots] = 0
 
     def restored(self, slots: Array) -> None:
         self._find_free()
@@ -216,17 +217,41 @@ class PackedColumn:
         pass
 
     def resized(self, capacity: int, source: Array, target: Array) -> None:
-        pass
+        self._find_free()
+
+    def _check_file(self) -> None:
+        """Of one row alone that is beyond the file the place is wrong; of several the file is."""
+        columns, index = self._table.columns, self._table.index
+        if PLACE in columns and index.count:
+            ends = np.sort(columns[PLACE][index.live_slots] + columns[BYTES][index.live_slots])
+            check_size(self._path, max(0, int(ends[:-1].max(initial=0))))
 
     def _find_free(self) -> None:
         """What no row that lives names."""
-        columns = self._table.columns
-        if PLACE not in columns:
-            self._extents = Extents()
-            return
         with self._table.index.lock:
-            live = self._table.index.live_slots
-            self._extents = Extents(zip(columns[PLACE][live].tolist(), columns[BYTES][live].tolist()))
+            #: Place and size by slot, which is what is free again when its row leaves: what the columns say then may
+            #: have been damaged meanwhile.
+            self._held = np.zeros((2, self._table.capacity), np.int64)
+            if PLACE in self._table.columns:
+                self.published(self._sound(self._table.index.live_slots.astype(np.intp)))
+            used = self._held[:, self._held[1] > 0]
+        self._extents = Extents(zip(*used.tolist()))
+
+    def _sound(self, slots: Array) -> Array:
+        """Those whose packets are in the file, and overlap with no other but damaged ones."""
+        places, sizes = (self._table.columns[name][slots] for name in (PLACE, BYTES))
+        is_within = (places >= 0) & (sizes > 0) & (sizes <= self._num_reserved)
+        is_within &= places <= self._num_reserved - sizes
+        by_place = np.flatnonzero(is_within)[np.argsort(places[is_within], kind='stable')]
+        slots, starts, ends = slots[by_place], places[by_place], (places + sizes)[by_place]
+        overlaps = np.zeros(len(slots), bool)
+        overlaps[1:] = starts[1:] < np.maximum.accumulate(ends)[:-1]
+        overlaps[:-1] |= ends[:-1] > starts[1:]
+        is_sound = ~overlaps
+        is_sound[overlaps] = [self.read(place).is_whole for place in self.places(slots[overlaps])]
+        # Of several at one place, which are equal then, one holds it.
+        slots = slots[is_sound]
+        return slots[np.unique(starts[is_sound], return_index=True)[1]]
 
     def _reserve(self, end: int) -> None:
         start = self._num_reserved
@@ -239,6 +264,11 @@ class PackedColumn:
             ahead = end
             reserve(self._descriptor, self._path, start, ahead - start)
         self._num_reserved = ahead
+
+    def _cut(self) -> None:
+        # Who reads behind it does so for a row that left meanwhile, and reads again.
+        self._num_reserved = self._extents.end
+        os.ftruncate(self._descriptor, self._num_reserved)
 
     def _sync(self) -> None:
         if self._home.fsync:

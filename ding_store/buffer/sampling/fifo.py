@@ -16,6 +16,8 @@ from ding_store.errors import ConfigError
 
 #: Row numbers that are looked up together: deleted rows leave holes, which are passed over once.
 _CHUNK = 1024
+#: No row has come since all others left.
+_NONE = -1
 
 
 class Fifo:
@@ -57,6 +59,10 @@ class Fifo:
         if found is not None:
             self._place = _Place(found['next'], found['unseen'], tuple(found['ends']))
             self.num_missed = found['num_missed']
+        assert self._index is not None
+        with self._index.lock:
+            # What a power cut took from the record it did not take from the rows.
+            self.published(self._index.live_slots)
 
     def choose(self, index: RowIndex, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Array:
         """
@@ -66,6 +72,8 @@ class Fifo:
         """
         if replace or sample_range is not None:
             raise TypeError(f'a Fifo samples every row once: no replace ({replace}), no sample_range ({sample_range})')
+        if self._place.unseen == _NONE:
+            raise not_enough(size, 0)
         found, count, row = [], 0, (self._ahead or self._place).next
         while count < size and row < index.next_row:
             rows = np.arange(row, min(row + max(_CHUNK, size), index.next_row), dtype=np.int64)
@@ -91,6 +99,8 @@ class Fifo:
 
     def delivered(self, rows: Array) -> Optional[Array]:
         """These rows were handed out; none has to leave for it."""
+        if self._place.unseen == _NONE:
+            return None  # They left meanwhile, with all others.
         place, last = self._place, int(rows[-1])
         self.num_missed += max(0, last + 1 - place.unseen) - int(np.count_nonzero(rows >= place.unseen))
         self._place = place.after(last, self.times)
@@ -107,7 +117,12 @@ class Fifo:
         self._ahead = None
 
     def published(self, slots: Array) -> None:
-        pass
+        if self._place.unseen == _NONE:
+            assert self._index is not None
+            # No slots are news, too: of other columns, which are empty.
+            first = int(self._index.row_of_slot[slots].min(initial=self._index.next_row))
+            self._place = _Place(first, first)
+            self._put_on_record()
 
     def removed(self, slots: Array) -> None:
         pass
@@ -122,8 +137,11 @@ class Fifo:
         pass
 
     def cleared(self) -> None:
-        """What comes now may have any numbers: a file's."""
-        self._place, self._ahead = _Place(), None
+        """What comes now may have any numbers: a file's. What waited for its turn has left."""
+        assert self._index is not None
+        if self._place.unseen != _NONE:
+            self.num_missed += max(0, self._index.next_row - self._place.unseen)
+        self._place, self._ahead = _Place(unseen=_NONE), None
         self._put_on_record()
 
     def _put_on_record(self) -> None:
@@ -148,7 +166,7 @@ class _Place(NamedTuple):
     """
 
     next: int = 0
-    unseen: int = 0  # This row and those behind it were never sampled.
+    unseen: int = 0  # This row and those behind it were never sampled; _NONE: the first one that comes, and those.
     ends: Tuple[int, ...] = ()
 
     def after(self, last: int, times: int) -> _Place:

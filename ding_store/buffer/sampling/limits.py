@@ -137,10 +137,14 @@ class Limited:
 
     def delivered(self, rows: Array) -> Optional[Array]:
         """These rows were handed out; returns those that must leave."""
-        assert self._index is not None
         self._tell_inner(rows)
+        return self.count(rows)
+
+    def count(self, rows: Array) -> Optional[Array]:
+        """As ``delivered``, of rows that another than the sampler chose."""
         if self.max_times_sampled is None:
             return None
+        assert self._index is not None
         with self._index.lock:
             slots, found = self._index.find(rows)
             np.add.at(self._uses, slots[found], 1)
@@ -160,6 +164,14 @@ class Limited:
         tell = getattr(self.sampler, 'drawn', None)
         if tell is not None:
             tell(rows)
+
+    def may_come(self, rows: Array) -> bool:
+        """Whether rows that were drawn ahead, and are there, may come: others used them since."""
+        if self.max_times_sampled is None:
+            return True
+        assert self._index is not None
+        with self._index.lock:
+            return not len(self._excess(self._index.find(rows)[0]))
 
     def returned(self, num_batches: int) -> None:
         """So many batches that were drawn ahead will not be delivered."""

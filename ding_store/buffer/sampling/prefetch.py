@@ -40,8 +40,9 @@ class Prefetch:
         thread of who samples, and only gathered elsewhere: so which rows come, and in which order, never depends on
         when a thread ran, and a seeded run stays reproducible. Priorities are those of ``depth`` batches ago.
 
-        A batch counts (uses, rate limiter, queue) when it is delivered. One of whose rows any has left by then is
-        given back, with those behind it, and others are drawn in its place; what was changed is gathered again.
+        A batch counts (uses, rate limiter, queue) when it is delivered. One of whose rows any has left by then, or may
+        not come so often any more, is given back, with those behind it, and others are drawn in its place; what was
+        changed is gathered again.
     Arguments:
         - depth (:obj:`int`): Batches ahead; each takes the memory of a batch.
         - table (:obj:`Table`): What they are gathered from.
@@ -157,10 +158,12 @@ class Prefetch:
     def _batch_of(self, drawn: Drawn, read: Callable[[Choose], T]) -> T:
         """
         Raises:
-            - RowGone: One of its rows has left since it was drawn.
+            - RowGone: One of its rows has left since it was drawn, or may not come so often any more.
         """
         if drawn.num_clears != self._num_clears or not self._table.contains(drawn.rows).all():
             raise RowGone('a row of a batch drawn ahead has left')
+        if hasattr(self._sampler, 'may_come') and not self._sampler.may_come(drawn.rows):
+            raise RowGone('a row of a batch drawn ahead has come too often since')
         if drawn.num_updates != self._table.num_updates:
             return read(by_rows(drawn.rows))
         try:

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, Iterator, Mapping, Optional
 from ding_store.buffer.durability.commits import Record
 from ding_store.buffer.sampling.fifo import Fifo
 from ding_store.buffer.sampling.samplers import Sampler
-from ding_store.errors import ConfigError, StoreTimeout
+from ding_store.errors import ConfigError, NotEnoughData, StoreTimeout
 
 #: Of ratios such as 0.1: rounded the one way and the other, both sides could wait at the same point.
 _ROUNDING = 1e-9
@@ -24,6 +24,8 @@ class RateLimiter:
         begins, ``min_size_to_sample * samples_per_insert``: inserts wait above it, samples below it (Cassirer et al.
         2021, Reverb, section 3.3). Inserts never wait before there are the minimal size and the rows of a batch, so
         that a minimal size below ``max_sample`` begins above the tolerance; inserts then wait until samples caught up.
+        After a sample that finds too little for it (of a view's queue, of sequences or groups) one insert does not
+        wait: more samples like it could not let it in.
 
         Nobody polls: who waits is woken by whoever changes what it waits for.
     Arguments:
@@ -67,6 +69,8 @@ class RateLimiter:
         self._record: Optional[Record] = None
         self._next_row: Callable[[], int] = lambda: 0
         self._first_row = 0
+        #: How many inserts there were when the last sample found too little; None: it found enough.
+        self._short_at: Optional[int] = None
 
     def attach(self, size: Callable[[], int], capacity: int, sampler: Optional[Sampler] = None) -> None:
         """
@@ -168,13 +172,15 @@ class RateLimiter:
 
     @contextmanager
     def sampling(self, num_rows: int) -> Iterator[None]:
-        """Sample in it: what fails is not counted."""
+        """Sample in it: what fails is not counted, and where it is for want of rows, one insert does not wait."""
         self.await_can_sample(num_rows)
         try:
             yield
-        except BaseException:
-            self._take_back(num_samples=num_rows)
+        except BaseException as e:
+            self._take_back(num_samples=num_rows, is_short=isinstance(e, NotEnoughData))
             raise
+        with self._changed:
+            self._short_at = None
         self.wake()  # Limits may have taken rows out.
 
     def wake(self) -> None:
@@ -195,6 +201,7 @@ class RateLimiter:
                 raise TypeError(f'{name} ({value!r}) must be an integer >= 0')
         with self._changed:
             self.num_inserts, self.num_samples = int(state['num_inserts']), int(state['num_samples'])
+            self._short_at = None
             self._begin_counting()
             self._changed.notify_all()
 
@@ -239,6 +246,8 @@ class RateLimiter:
             return True
         if self._difference() + num_rows * self.samples_per_insert <= self.error_buffer + _ROUNDING:
             return True
+        if self._short_at == self.num_inserts:
+            return True
         # Rows left, by limits, deletes, or without being sampled: no batch can come before others are there.
         return self._size() < self.min_size_to_sample or self._available() < self.max_sample
 
@@ -265,10 +274,12 @@ class RateLimiter:
         if self._record is not None:
             self._record.put({'first_row': self._first_row, 'num_samples': self.num_samples})
 
-    def _take_back(self, num_inserts: int = 0, num_samples: int = 0) -> None:
+    def _take_back(self, num_inserts: int = 0, num_samples: int = 0, is_short: bool = False) -> None:
         with self._changed:
             self.num_inserts -= num_inserts
             self.num_samples -= num_samples
+            if is_short:
+                self._short_at = self.num_inserts
             self._put_on_record()
             self._changed.notify_all()
 
