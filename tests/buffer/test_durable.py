@@ -238,6 +238,23 @@ def test_a_damaged_table_is_found_out(tmp_path: Path) -> None:
     buffer.close()
 
 
+def test_a_push_that_failed_costs_no_later_row(tmp_path: Path) -> None:
+    table = Table({'x': (np.dtype(np.int64), ())}, 10, str(tmp_path))
+    table.extend({'x': np.arange(3)})
+    with pytest.raises(KeyboardInterrupt), table.writing(1):
+        raise KeyboardInterrupt
+    assert table.check() == []
+    table.clear()
+    assert table.check() == []
+    table.close()
+    for expected in ([3], [3, 4]):
+        table = Table({}, 10, str(tmp_path))
+        table.extend({'x': np.ones(1, np.int64)})
+        assert table.rows_by_age().tolist() == expected
+        assert table.check() == []
+        table.close()
+
+
 def num_descriptors() -> int:
     gc.collect()  # Those of other tests.
     return len(os.listdir('/proc/self/fd'))

@@ -271,23 +271,27 @@ class Home:
         """Where the files are not what the table in memory says."""
         header = read_header(self.file('header'))
         commits = CommitFile(_map(self.file('commit'), FILE_BYTES), self.file('commit'))
+        committed = max(commits.next_row, self.header.next_row)
         checks = {
             'the header is not that of the table': header == self.header,
             'the columns of the header are not those of the table': self.header.columns == columns,
-            'the commit record is behind or ahead': max(commits.next_row, self.header.next_row) == next_row,
+            # A push that failed has used row numbers up that nobody committed.
+            'the commit record is behind or ahead': numbers.max(initial=EMPTY) < committed <= next_row,
             'row numbers are kept elsewhere': numbers is self.numbers or not self.is_open(),
             'an update was not finished': not list(self.redo.read()),
         }
         return [what for what, holds in checks.items() if not holds]
 
-    def clear(self, next_row: int) -> None:
+    def clear(self) -> None:
         """
         Overview:
-            Have no rows below this one, from now on: their numbers, which are still there, count for nothing.
+            Have none of the rows that there were: their numbers, which are still there, count for nothing from now on.
         Raises:
             - NotEnoughSpace: The disk is full; nothing changed.
         """
-        self._replace(replace(self.header, first_row=next_row))
+        # What was committed, and not what the index is at: after a push that failed it is beyond that, and the next
+        # process gives out these numbers again.
+        self._replace(replace(self.header, first_row=self.next_row))
 
     def close(self) -> None:
         """Let another process have it."""

@@ -46,7 +46,7 @@ class TableShape(TableBase):
         with self.write_lock, self.index.lock:
             self._check_open()
             if self.home is not None:
-                self.home.clear(self.index.next_row)
+                self.home.clear()
             self.index.clear()
             self._sync_numbers()
 
