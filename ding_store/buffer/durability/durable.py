@@ -247,25 +247,36 @@ class Home:
 
         return replace_all
 
-    def resize(self, capacity: int, source: Array, target: Array) -> Array:
+    def resizing(self, capacity: int) -> Callable[[Array, Array], Array]:
         """
         Overview:
-            Have this capacity; of fewer slots, the last ones must be free. Column files are large enough already.
+            Make room for this capacity. Column files are large enough already.
         Returns:
-            - numbers (:obj:`np.ndarray`): Row numbers by slot, from now on.
+            - resize (:obj:`Callable`): Has it from now on, which needs no more space: (slots whose rows moved, where
+              they are now) -> row numbers by slot. Of fewer slots, the last ones must be free.
+        Raises:
+            - NotEnoughSpace: The disk is full; nothing changed.
         """
         old = self.header.capacity
         for name in self._value_files():
-            self.values(name).resize(max(old, capacity), source, target)
+            self.values(name).grow(capacity)
         region = self._numbers_region
         if capacity > old:
             _grow(self._current('rows'), 8 * capacity)
             region = _map(self._current('rows'), 8 * capacity)
         numbers: Array = np.frombuffer(region, np.int64)[:capacity]
         numbers[old:] = EMPTY
-        self._replace(replace(self.header, capacity=capacity))
-        self._numbers_region, self.numbers = region, numbers
-        return numbers
+        header = replace(self.header, capacity=capacity)
+        commit = prepare_header(self.file('header'), header, self.fsync)
+
+        def resize(source: Array, target: Array) -> Array:
+            for values in self._values.values():
+                values.move(source, target)
+            commit()
+            self.header, self._numbers_region, self.numbers = header, region, numbers
+            return numbers
+
+        return resize
 
     def findings(self, next_row: int, numbers: Array, columns: List[StoredColumn]) -> List[str]:
         """Where the files are not what the table in memory says."""

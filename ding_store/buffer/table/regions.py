@@ -175,23 +175,31 @@ class Regions:
             for start in range(0, len(source), step):
                 column[target[start : start + step]] = column[source[start : start + step]]
 
-    def resize(self, capacity: int, num_used: int) -> None:
+    def resizing(self, capacity: int) -> Callable[[int], None]:
         """
         Overview:
-            Have more or fewer slots; of these, the first ``num_used`` keep what is in them. Files keep their length
-            when there are fewer: somebody may be reading, whom a shorter file would kill.
+            Map more or fewer slots. When what is returned is called, which cannot fail, there are so many; of these,
+            the first so many as it is told keep what is in them. Files keep their length when there are fewer: somebody
+            may be reading, whom a shorter file would kill.
         """
-        old = self.columns
         for file in self._files.values():
-            _fit(file.fd, capacity * file.row_bytes)
-        self.capacity = capacity
-        made = {}
-        for name, column in old.items():
-            made[name] = self._array(name, (column.dtype, column.shape[1:]))
-            if name not in self._files:
-                made[name][:num_used] = column[:num_used]
-        self.columns = made
-        self._num_reserved = min(self._num_reserved, capacity)
+            if os.fstat(file.fd).st_size < capacity * file.row_bytes:
+                os.ftruncate(file.fd, capacity * file.row_bytes)
+        made = {
+            name: self._array(name, (column.dtype, column.shape[1:]), capacity=capacity)
+            for name, column in self.columns.items()
+        }
+
+        def resize(num_used: int) -> None:
+            for name, column in self.columns.items():
+                if name not in self._files:
+                    made[name][:num_used] = column[:num_used]
+            self.capacity, self.columns = capacity, made
+            self._num_reserved = min(self._num_reserved, capacity)
+            for file in self._files.values():
+                _free_from(file.fd, capacity * file.row_bytes)
+
+        return resize
 
     def sync(self) -> None:
         """Have all bytes of files on the disk."""
@@ -278,14 +286,21 @@ class Regions:
             os.ftruncate(file.fd, num_bytes)
         return self._array(name, spec, files)
 
-    def _array(self, name: str, spec: ColumnSpec, files: Optional[Dict[str, ColumnFile]] = None) -> Array:
+    def _array(
+        self,
+        name: str,
+        spec: ColumnSpec,
+        files: Optional[Dict[str, ColumnFile]] = None,
+        capacity: Optional[int] = None,
+    ) -> Array:
         dtype, shape = np.dtype(spec[0]), tuple(spec[1])
-        num_bytes = self.capacity * spec_bytes(spec)
+        capacity = self.capacity if capacity is None else capacity
+        num_bytes = capacity * spec_bytes(spec)
         if num_bytes == 0:
-            return np.zeros((self.capacity, *shape), dtype)
+            return np.zeros((capacity, *shape), dtype)
         file = (self._files if files is None else files).get(name)
         region = anonymous(num_bytes) if file is None else mmap.mmap(file.fd, num_bytes)
-        return np.frombuffer(region, dtype).reshape((self.capacity, *shape))
+        return np.frombuffer(region, dtype).reshape((capacity, *shape))
 
     def _discard(self, files: Dict[str, ColumnFile]) -> None:
         for file in files.values():
@@ -326,19 +341,14 @@ def _num_disk_faults() -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
 
 
-def _fit(fd: int, num_bytes: int) -> None:
-    """Make a file long enough, or free the space of what is too much of it."""
+def _free_from(fd: int, num_bytes: int) -> None:
+    """Free the space of what is behind these bytes of a file."""
     size = os.fstat(fd).st_size
-    if size < num_bytes:
-        os.ftruncate(fd, num_bytes)
-        return
     start = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
     if start < size and hasattr(mmap, 'MADV_REMOVE'):
-        with mmap.mmap(fd, size) as region:
-            try:
-                region.madvise(mmap.MADV_REMOVE, start)
-            except OSError:
-                pass  # A file system without holes: the space stays taken.
+        # On a file system without holes the space stays taken.
+        with suppress(OSError), mmap.mmap(fd, size) as region:
+            region.madvise(mmap.MADV_REMOVE, start)
 
 
 def _private_directory(num_bytes: int) -> Optional[str]:

@@ -173,27 +173,34 @@ class TableShape(TableBase):
         Overview:
             Have another capacity from now on: where there are more rows than that, the oldest leave. O(capacity), and
             a copy of the table where it is in memory. Files keep their length, but not the space of what is no longer
-            used.
+            used. A disk that fails when there was room costs the oldest, which had to leave, and nothing else.
         Returns:
             - source (:obj:`np.ndarray`): Slots whose rows had to move.
             - target (:obj:`np.ndarray`): Where they live now.
         Raises:
             - ConfigError: ``capacity`` is no positive integer.
+            - NotEnoughSpace: The disk is full; nothing changed.
         """
         capacity = checked_capacity(capacity)
         with self.write_lock, self.index.lock:
             self._check_open()
+            resize_regions, resize_numbers = self._regions.resizing(capacity), self._resizing_numbers(capacity)
             # Readers that are copying do it again; others wait for the lock of the index.
             self._num_updates += 1
             self.index.remove(self.index.oldest(max(0, self.index.count - capacity)))
             source, target = self.index.relocations(capacity)
             self._regions.move(source, target)
             self._sync_columns()
-            self.index.relocate(source, target)
-            self._sync_numbers()
+            try:
+                self.index.relocate(source, target)
+                self._sync_numbers()
+                numbers = resize_numbers(source, target)
+            except BaseException:
+                self.index.stay(target)
+                raise
             self._num_used = min(self._num_used, capacity)
-            self._regions.resize(capacity, self._num_used)
-            self.index.resize(self._resized_numbers(capacity, source, target), source, target)
+            resize_regions(self._num_used)
+            self.index.resize(numbers, source, target)
         return source, target
 
     def _prepared(
@@ -226,12 +233,16 @@ class TableShape(TableBase):
         self._narrow -= {name}
         self._describe(self.info)
 
-    def _resized_numbers(self, capacity: int, source: Array, target: Array) -> Array:
+    def _resizing_numbers(self, capacity: int) -> Callable[[Array, Array], Array]:
         if self.home is not None:
-            return self.home.resize(capacity, source, target)
+            return self.home.resizing(capacity)
         numbers = filled(capacity, EMPTY, np.int64)
-        kept = min(capacity, self.capacity)
-        numbers[:kept] = self.index.row_of_slot[:kept]
-        # Whoever is copying slots and looks at the old numbers after that has to see that they are others now.
-        self.index.row_of_slot[:] = EMPTY
-        return numbers
+
+        def resize(source: Array, target: Array) -> Array:
+            kept = min(capacity, self.capacity)
+            numbers[:kept] = self.index.row_of_slot[:kept]
+            # Whoever is copying slots and looks at the old numbers after that has to see that they are others now.
+            self.index.row_of_slot[:] = EMPTY
+            return numbers
+
+        return resize
