@@ -27,9 +27,10 @@ What a slot goes through; the arrow is what is stored, in this order by one thre
              a crash from here on                         repeats this
 
 What samplers keep is beside it, and no row waits for it. Priorities that come with new rows are stored before these are
-LIVE; later ones, uses and a queue's place before the call returns that changes them. So a kill may count a batch that
-nobody got, but a row never comes more often than it may, and a queue never gives one twice. How many rows the limiter
-let in follows from the commit itself: it keeps only what its count began at.
+LIVE; later ones, uses and a queue's place before the call returns that changes them; those of a row that moves to
+another slot before its number. So a kill may count a batch that nobody got, but a row never comes more often than it
+may, and a queue never gives one twice. How many rows the limiter let in follows from the commit itself: it keeps only
+what its count began at.
 
 No rows at all (``clear``): the header names the first row that counts, then numbers of others are erased.
 All rows at once (``load_data``), other columns, or another capacity: new files are complete before the header names
@@ -247,13 +248,13 @@ class Home:
 
         return replace_all
 
-    def resizing(self, capacity: int) -> Callable[[Array, Array], Array]:
+    def resizing(self, capacity: int) -> Callable[[], Array]:
         """
         Overview:
             Make room for this capacity. Column files are large enough already.
         Returns:
-            - resize (:obj:`Callable`): Has it from now on, which needs no more space: (slots whose rows moved, where
-              they are now) -> row numbers by slot. Of fewer slots, the last ones must be free.
+            - resize (:obj:`Callable`): Has it from now on, which needs no more space, and returns row numbers by slot.
+              Of fewer slots, the rows of the last ones must be in others by then.
         Raises:
             - NotEnoughSpace: The disk is full; nothing changed.
         """
@@ -266,17 +267,22 @@ class Home:
             region = _map(self._current('rows'), 8 * capacity)
         numbers: Array = np.frombuffer(region, np.int64)[:capacity]
         numbers[old:] = EMPTY
+        if self.fsync:
+            region.flush()
         header = replace(self.header, capacity=capacity)
         commit = prepare_header(self.file('header'), header, self.fsync)
 
-        def resize(source: Array, target: Array) -> Array:
-            for values in self._values.values():
-                values.move(source, target)
+        def resize() -> Array:
             commit()
             self.header, self._numbers_region, self.numbers = header, region, numbers
             return numbers
 
         return resize
+
+    def move_values(self, source: Array, target: Array) -> None:
+        """What samplers keep of rows is in other slots, too, to which they are about to move."""
+        for name in self._value_files():
+            self.values(name).move(source, target)
 
     def findings(self, next_row: int, numbers: Array, columns: List[StoredColumn]) -> List[str]:
         """Where the files are not what the table in memory says."""

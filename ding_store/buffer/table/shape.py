@@ -188,13 +188,17 @@ class TableShape(TableBase):
             # Readers that are copying do it again; others wait for the lock of the index.
             self._num_updates += 1
             self.index.remove(self.index.oldest(max(0, self.index.count - capacity)))
+            # Before the first byte of those who move to their slots.
+            self._sync_numbers()
             source, target = self.index.relocations(capacity)
             self._regions.move(source, target)
+            if self.home is not None:
+                self.home.move_values(source, target)
             self._sync_columns()
             try:
                 self.index.relocate(source, target)
                 self._sync_numbers()
-                numbers = resize_numbers(source, target)
+                numbers = resize_numbers()
             except BaseException:
                 self.index.stay(target)
                 raise
@@ -233,12 +237,12 @@ class TableShape(TableBase):
         self._narrow -= {name}
         self._describe(self.info)
 
-    def _resizing_numbers(self, capacity: int) -> Callable[[Array, Array], Array]:
+    def _resizing_numbers(self, capacity: int) -> Callable[[], Array]:
         if self.home is not None:
             return self.home.resizing(capacity)
         numbers = filled(capacity, EMPTY, np.int64)
 
-        def resize(source: Array, target: Array) -> Array:
+        def resize() -> Array:
             kept = min(capacity, self.capacity)
             numbers[:kept] = self.index.row_of_slot[:kept]
             # Whoever is copying slots and looks at the old numbers after that has to see that they are others now.
