@@ -91,12 +91,14 @@ class Regions:
         self._cold = {}
         self.row_bytes = sum(column.itemsize * prod(column.shape[1:]) for column in columns.values())
 
-    def add(self, specs: Mapping[str, ColumnSpec]) -> None:
+    def add(self, specs: Mapping[str, ColumnSpec], num_used: int = 0) -> None:
         """
         Overview:
             Map more columns; their rows are zero. Nothing is added when one of them cannot be.
+        Arguments:
+            - num_used (:obj:`int`): So many slots at least can be written.
         Raises:
-            - NotEnoughSpace: For the rows reserved so far.
+            - NotEnoughSpace: For these, and for the rows reserved so far.
         """
         if self._directory is None and not self.columns:
             self._directory = _private_directory(self.capacity * sum(map(spec_bytes, specs.values())))
@@ -105,7 +107,8 @@ class Regions:
         try:
             for name, spec in specs.items():
                 added[name] = self._map(name, spec, files)
-            self._reserve(files, 0, self._num_reserved)
+            # Of columns that were opened nothing is known to be reserved.
+            self._reserve(files, 0, max(self._num_reserved, num_used))
         except BaseException:
             self._discard(files)
             raise
@@ -147,7 +150,7 @@ class Regions:
         files: Dict[str, ColumnFile] = {}
         try:
             made = self._map(name, spec, files)
-            self._reserve(files, 0, self._num_reserved)
+            self._reserve(files, 0, max(self._num_reserved, num_used))
             step = max(1, EXTENT_BYTES // max(1, spec_bytes(spec)))
             for start in range(0, num_used, step):
                 end = min(num_used, start + step)

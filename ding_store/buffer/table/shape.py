@@ -58,6 +58,7 @@ class TableShape(TableBase):
             Widen the schema. Rows that are there get ``fill[name]``, or zeros.
         Raises:
             - ConfigError: The table has a column of this name.
+            - NotEnoughSpace: There is no room for it; nothing changed.
         """
         specs = checked_specs(columns)
         with self.write_lock:
@@ -65,7 +66,7 @@ class TableShape(TableBase):
             doubled = sorted(set(specs) & set(self.columns))
             if doubled:
                 raise ConfigError(f'the table has the columns {doubled} already')
-            self._regions.add(specs)
+            self._regions.add(specs, self._num_used)
             for name, value in (fill or {}).items():
                 self.columns[name][: self._num_used] = value
             self._describe(info)
