@@ -138,9 +138,15 @@ class Regions:
         ]
 
     def replace(self, name: str, spec: ColumnSpec, convert: Callable[[Array, Array], None], num_used: int) -> None:
+        """See ``replacing``."""
+        self.replacing(name, spec, convert, num_used)()
+
+    def replacing(
+        self, name: str, spec: ColumnSpec, convert: Callable[[Array, Array], None], num_used: int
+    ) -> Callable[[], None]:
         """
         Overview:
-            Keep a column in another way: a new file, complete before it takes the place of the old one.
+            Keep a column in another way: a new file, complete before what is returned puts it in the old one's place.
         Arguments:
             - convert (:obj:`Callable`): (some rows as they were, where to put them as they will be).
             - num_used (:obj:`int`): The slots from this one on hold nothing.
@@ -158,11 +164,15 @@ class Regions:
         except BaseException:
             self._discard(files)
             raise
-        old = self._files.pop(name, None)
-        self._files.update(files)
-        self.columns = {**self.columns, name: made}
-        if old is not None:
-            os.close(old.fd)
+
+        def replace() -> None:
+            old = self._files.pop(name, None)
+            self._files.update(files)
+            self.columns = {**self.columns, name: made}
+            if old is not None:
+                os.close(old.fd)
+
+        return replace
 
     def drop(self, names: Iterable[str]) -> None:
         """Have these columns no longer. Who holds them may read on."""

@@ -232,10 +232,13 @@ class TableShape(TableBase):
             'now on it is kept as float32. Nothing is lost.',
             name,
         )
-        self._num_updates += 1
         spec = np.dtype(np.float32), self.columns[name].shape[1:]
-        self._regions.replace(name, spec, widen, self._num_used)
-        self._narrow -= {name}
+        replace = self._regions.replacing(name, spec, widen, self._num_used)
+        with self.index.lock:
+            # Readers that have the old column, and would take it for a wide one, do it again; others wait.
+            self._num_updates += 1
+            replace()
+            self._narrow -= {name}
         self._describe(self.info)
 
     def _resizing_numbers(self, capacity: int) -> Callable[[], Array]:
