@@ -276,7 +276,8 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         Overview:
             Hold more or fewer elements from now on: where there are more than ``size``, the oldest leave. O(size).
         Raises:
-            - TypeError: ``size`` is no positive integer, or less than the buffer's limiter wants. Nothing changed.
+            - TypeError: ``size`` is no positive integer, or less than the buffer's limiter wants.
+            - NotEnoughSpace: The disk is full. Nothing changed.
         """
         # No ConfigError, which is a ValueError: DI-engine's fetcher takes those for a shortage.
         if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:

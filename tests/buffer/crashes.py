@@ -1,6 +1,7 @@
 """A process that works on a buffer with a path until it is killed, and what must hold of the files then."""
 
 import contextlib
+import itertools
 import mmap
 import os
 import random
@@ -219,17 +220,24 @@ def crash_repeatedly(
     longest_s: float = 0.02,
     worker: Any = Worker,
     verify: Callable[[str, Any], List[str]] = verify,
+    reached: Callable[[Any], Any] = lambda words: True,
 ) -> List[str]:
-    """Kill workers of one buffer at random points of time; the findings of the first that left something wrong."""
-    rng, words = random.Random(seed), shared_words(1 << 20)
-    for number in range(kills):
+    """
+    Kill workers of one buffer at random points of time, so often at least, and until they have ``reached`` what is to
+    be killed, going by the shared words; the findings of the first that left something wrong.
+    """
+    rng, words, deadline = random.Random(seed), shared_words(1 << 20), time.monotonic() + 60
+    for number in itertools.count():
+        if number >= kills and reached(words):
+            break
+        assert number < kills or time.monotonic() < deadline, f'{number} kills, and none was late enough'
         child = Child(lambda tell, seed=seed + number: worker(str(path), words, seed).run(tell))
         child.wait_until_told()
         if number % 4:
             # One in four is killed while it opens what the last one left.
             child.wait_until_told()
-        # Not to wait for something: to kill it just anywhere.
-        time.sleep(rng.uniform(0, longest_s))
+        # Not to wait for something: to kill it just anywhere. On a busy machine that has to be later.
+        time.sleep(rng.uniform(0, longest_s * max(1, number - kills)))
         code = child.kill()
         assert code == -signal.SIGKILL, f'the worker of kill {number} ended by itself with {code}'
         found = verify(str(path), words)

@@ -142,4 +142,6 @@ def _wrong_queue(opened: Sampled, words: Any) -> Iterator[str]:
 
 def crash(path: Path, kills: int, seed: int) -> List[str]:
     """See ``crash_repeatedly``."""
-    return crash_repeatedly(path, kills, seed, worker=SamplingWorker, verify=verify)
+    return crash_repeatedly(
+        path, kills, seed, worker=SamplingWorker, verify=verify, reached=lambda words: words[QUEUED]
+    )

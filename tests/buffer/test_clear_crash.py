@@ -65,7 +65,14 @@ def crash(path: Path, kills: int, seed: int, kind: Kind) -> List[str]:
     def verify(path: str, words: Any) -> List[str]:
         return verified(Cleared, path, lambda opened: _findings(opened, words, kind))
 
-    return crash_repeatedly(path, kills, seed, worker=partial(ClearingWorker, kind=kind), verify=verify)
+    return crash_repeatedly(
+        path,
+        kills,
+        seed,
+        worker=partial(ClearingWorker, kind=kind),
+        verify=verify,
+        reached=lambda words: words[CLEARED],
+    )
 
 
 def _findings(opened: Cleared, words: Any, kind: Kind) -> Iterator[str]:

@@ -88,7 +88,10 @@ def _findings(opened: Loaded, words: Any) -> Iterator[str]:
 
 def test_killed_anywhere_in_a_load(tmp_path: Path) -> None:
     write_saves(tmp_path)
-    assert crash_repeatedly(tmp_path / 'replay', KILLS, KILLS, worker=LoadingWorker, verify=verify) == []
+    found = crash_repeatedly(
+        tmp_path / 'replay', KILLS, KILLS, worker=LoadingWorker, verify=verify, reached=lambda words: words[INSERTED]
+    )
+    assert found == []
 
 
 class ClearsFirst(Table):

@@ -1,8 +1,9 @@
 """Frames that are exactly k/255 take a quarter of the memory, and come back bit by bit."""
 
 import logging
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, List
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 import treetensor.torch as ttorch
 from needs import lacking
 
-from ding_store.buffer import StoreBuffer
+from ding_store.buffer import StoreBuffer, Table
 from ding_store.buffer.kernels.load import NO_NUMBA, load_kernels
 from ding_store.buffer.table.narrowing import narrow, widen
 
@@ -147,6 +148,41 @@ def test_widened_once_and_nothing_lost(options: dict, how: str, caplog: pytest.L
         assert all(same(item.data.obs, 4 + i, exact=i < 8) for i, item in enumerate(buffer))
         assert len(list(Path(options['path']).glob('*.column'))) == 3
     buffer.close()
+
+
+def test_read_while_it_is_widened(options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader begins while the wide column is made, and looks whether its own is narrow when that is in place."""
+    shape = (300, 1024)  # So large that rows are copied without a lock.
+    table = Table({}, 4, **options)
+    table.replace_columns({'obs': (np.dtype(np.float32), shape)}, narrow_columns=['obs'])
+    table.extend({'obs': np.ones((2, *shape), np.float32)})
+    is_reading, is_wide = threading.Event(), threading.Event()
+    found: List[np.ndarray] = []
+    reader = threading.Thread(target=lambda: found.append(table.gather(np.array([1]))['obs']))
+    dtype_of, describe = Table._dtype_of, Table._describe
+
+    def widened(*arguments: Any) -> None:
+        widen(*arguments)
+        reader.start()
+        assert is_reading.wait(30)
+
+    def asked(self: Table, name: str, column: np.ndarray) -> Any:
+        if threading.current_thread() is reader:
+            is_reading.set()
+            assert is_wide.wait(30)
+        return dtype_of(self, name, column)
+
+    def described(self: Table, info: Any) -> None:
+        is_wide.set()
+        describe(self, info)
+
+    monkeypatch.setattr('ding_store.buffer.table.shape.widen', widened)
+    monkeypatch.setattr(Table, '_dtype_of', asked)
+    monkeypatch.setattr(Table, '_describe', described)
+    table.extend({'obs': np.full((1, *shape), 0.3, np.float32)})
+    reader.join(30)
+    assert [(each.dtype, each.max()) for each in found] == [(np.float32, 1.0)]
+    table.close()
 
 
 def test_frames_that_are_none_are_kept_as_they_are() -> None:

@@ -1,10 +1,11 @@
 """Table: rows, slots, eviction, the schema, and a full disk."""
 
 from pathlib import Path
-from typing import Dict
+from typing import Callable, Dict
 
 import numpy as np
 import pytest
+from crashes import Child
 
 from ding_store.buffer.table import regions
 from ding_store.buffer.table.table import Table
@@ -217,4 +218,32 @@ def test_a_column_that_does_not_fit_is_not_added(small_disk: Path) -> None:
         table.add_columns({'more': (np.dtype(np.uint8), (1 << 16,))})
     assert list(table.columns) == ['block']
     assert len(list((small_disk / 'table').glob('*.column'))) == 1
+    table.close()
+
+
+@pytest.mark.parametrize('change', ['add', 'widen'])
+def test_a_table_that_was_opened_is_not_killed_by_a_full_disk(change: str, small_disk: Path) -> None:
+    """Writing to a file whose space nobody reserved is a SIGBUS then."""
+    path, block = str(small_disk / 'table'), (1 << 14,)
+    table = Table({}, 200, path)
+    table.replace_columns({'block': (np.dtype(np.float32), block)}, narrow_columns=['block'])
+    table.extend({'block': np.ones((100, *block), np.float32)})
+    assert table.narrow
+    table.close()
+
+    def work(tell: Callable[[], None]) -> None:
+        table = Table({}, 200, path)
+        changes = {
+            'add': lambda: table.add_columns({'more': (np.dtype(np.float32), block)}, {'more': 1.0}),
+            'widen': lambda: table.extend({'block': np.full((1, *block), 0.3, np.float32)}),
+        }
+        with pytest.raises(NotEnoughSpace):
+            changes[change]()
+        assert list(table.columns) == ['block']
+        assert table.check() == []
+        table.close()
+
+    assert Child(work).wait() == 0
+    table = Table({}, 200, path)
+    assert (table.gather(table.rows_by_age())['block'] == 1).all()
     table.close()

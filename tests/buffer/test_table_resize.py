@@ -1,5 +1,9 @@
 """A live buffer of another size: in memory, in unlinked files and with a path; with metas, groups and priorities."""
 
+import contextlib
+import errno
+import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any, List
@@ -8,8 +12,11 @@ import numpy as np
 import pytest
 from elements import number, transition
 
-from ding_store.buffer import Prioritized, StoreBuffer, Table
+from ding_store.buffer import Prioritized, StoreBuffer, Table, limited
+from ding_store.buffer.durability.durable import Home
 from ding_store.buffer.table import regions
+from ding_store.buffer.table.rows import EMPTY, RowIndex
+from ding_store.errors import NotEnoughSpace
 
 
 @pytest.fixture(params=['memory', 'files', 'path'])
@@ -72,6 +79,147 @@ def test_bad_sizes_change_nothing(size: Any) -> None:
     with pytest.raises(TypeError, match='size'):
         buffer.resize(size)
     assert (buffer.size, numbers(buffer)) == (4, [1])
+
+
+def prioritized(**options: Any) -> StoreBuffer:
+    """Rows 4 to 13, each with its number for a priority."""
+    buffer = StoreBuffer(10, sampler=Prioritized(seed=0), **options)
+    buffer.extend_elements([transition(i) for i in range(14)], priority=np.arange(14.0))
+    return buffer
+
+
+def check_rows(buffer: StoreBuffer, size: int, rows: range) -> None:
+    assert (buffer.size, numbers(buffer), buffer.check()) == (size, list(rows), [])
+    assert buffer.sampler.priorities_of(np.array(rows)) == pytest.approx(np.array(rows))
+    assert set(buffer.sample_batch(64, replace=True).rows) <= set(rows)
+
+
+def resize_and_reopen(buffer: StoreBuffer, size: int, options: dict) -> None:
+    rows = range(14 - min(size, buffer.count()), 14)
+    buffer.resize(size)
+    check_rows(buffer, size, rows)
+    buffer.close()
+    if options:
+        buffer = StoreBuffer(size, sampler=Prioritized(seed=0), **options)
+        check_rows(buffer, size, rows)
+        buffer.close()
+
+
+@pytest.mark.parametrize('size', [4, 20])
+def test_a_full_disk_changes_nothing(size: int, small_disk: Path) -> None:
+    options = {'path': str(small_disk / 'replay')}
+    buffer = prioritized(**options)
+    with open(small_disk / 'filler', 'wb', buffering=0) as filler, contextlib.suppress(OSError):
+        while True:
+            filler.write(bytes(4096))
+    with pytest.raises(NotEnoughSpace):
+        buffer.resize(size)
+    check_rows(buffer, 10, range(4, 14))
+    (small_disk / 'filler').unlink()
+    resize_and_reopen(buffer, size, options)
+
+
+@pytest.mark.parametrize('size', [4, 20])
+def test_columns_that_cannot_be_mapped_change_nothing(
+    size: int, options: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = prioritized(**options)
+    array = regions.Regions._array
+
+    def fail(self: Any, name: str, *arguments: Any, **named: Any) -> Any:
+        if name == list(self.columns)[-1]:
+            raise OSError(errno.ENOMEM, 'no memory')
+        return array(self, name, *arguments, **named)
+
+    monkeypatch.setattr(regions.Regions, '_array', fail)
+    with pytest.raises(OSError, match='no memory'):
+        buffer.resize(size)
+    check_rows(buffer, 10, range(4, 14))
+    monkeypatch.undo()
+    resize_and_reopen(buffer, size, options)
+
+
+@pytest.mark.parametrize('size', [4, 20])
+def test_a_disk_that_fails_later_costs_the_oldest_at_most(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {'path': str(tmp_path / 'replay')}
+    buffer = prioritized(**options)
+
+    def fail(*arguments: Any) -> None:
+        raise OSError(errno.EIO, 'the disk is broken')
+
+    monkeypatch.setattr(os, 'replace', fail)
+    with pytest.raises(OSError, match='broken'):
+        buffer.resize(size)
+    monkeypatch.undo()
+    check_rows(buffer, 10, range(10 if size == 4 else 4, 14))
+    resize_and_reopen(buffer, size, options)
+
+
+def test_uses_and_priorities_are_with_the_rows_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(path: Path) -> StoreBuffer:
+        return StoreBuffer(10, path=str(path), sampler=limited(Prioritized(seed=0), max_times_sampled=9))
+
+    buffer = opened(tmp_path / 'replay')
+    buffer.extend_elements([transition(i) for i in range(10)], priority=np.arange(10.0) + 1)
+    buffer.sample_batch(30, replace=True)
+    rows = np.arange(6, 10)
+    expected = buffer.sampler.uses_of(rows).tolist()
+    assert min(expected) > 0
+    copies: List[Path] = []
+
+    def copied(name: str) -> None:
+        method = getattr(RowIndex, name)
+
+        def copy_after(*arguments: Any) -> Any:
+            result = method(*arguments)
+            copies.append(tmp_path / str(len(copies)))
+            shutil.copytree(tmp_path / 'replay', copies[-1])
+            return result
+
+        monkeypatch.setattr(RowIndex, name, copy_after)
+
+    for name in ('remove', 'relocations', 'relocate'):
+        copied(name)
+    buffer.resize(4)
+    monkeypatch.undo()
+    assert len(copies) == 3
+    for path in copies:
+        found = opened(path)
+        assert found.sampler.uses_of(rows).tolist() == expected
+        assert found.sampler.sampler.priorities_of(rows) == pytest.approx(rows + 1)
+        assert found.check() == []
+        found.close()
+    buffer.close()
+
+
+def test_a_power_cut_between_two_flushes_costs_no_row_that_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what is stored between two flushes, any page may be on the disk."""
+    buffer = StoreBuffer(10, path=str(tmp_path), fsync=True)
+    buffer.extend_elements([transition(i) for i in range(14)])
+    flushed = [buffer.table.index.row_of_slot.copy()]
+    sync, move = Home.sync_numbers, regions.Regions.move
+
+    def sync_numbers(home: Home) -> None:
+        sync(home)
+        flushed.append(home.numbers.copy())
+
+    def checked_move(self: regions.Regions, source: np.ndarray, target: np.ndarray) -> None:
+        assert len(target)
+        assert (flushed[-1][target] == EMPTY).all(), 'the row there might live, with the bytes of another'
+        move(self, source, target)
+
+    monkeypatch.setattr(Home, 'sync_numbers', sync_numbers)
+    monkeypatch.setattr(regions.Regions, 'move', checked_move)
+    buffer.resize(4)
+    for before, after in zip(flushed, flushed[1:]):
+        for row in range(10, 14):
+            assert ((before == row) & (after == row)).any(), f'row {row} is in none of both, or moved'
+    assert set(flushed[-1][:4]) == {10, 11, 12, 13}
+    buffer.close()
 
 
 def test_the_disk_gets_its_space_back(tmp_path: Path) -> None:

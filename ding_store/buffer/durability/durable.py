@@ -27,9 +27,10 @@ What a slot goes through; the arrow is what is stored, in this order by one thre
              a crash from here on                         repeats this
 
 What samplers keep is beside it, and no row waits for it. Priorities that come with new rows are stored before these are
-LIVE; later ones, uses and a queue's place before the call returns that changes them. So a kill may count a batch that
-nobody got, but a row never comes more often than it may, and a queue never gives one twice. How many rows the limiter
-let in follows from the commit itself: it keeps only what its count began at.
+LIVE; later ones, uses and a queue's place before the call returns that changes them; those of a row that moves to
+another slot before its number. So a kill may count a batch that nobody got, but a row never comes more often than it
+may, and a queue never gives one twice. How many rows the limiter let in follows from the commit itself: it keeps only
+what its count began at.
 
 No rows at all (``clear``): the header names the first row that counts, then numbers of others are erased.
 All rows at once (``load_data``), other columns, or another capacity: new files are complete before the header names
@@ -247,47 +248,67 @@ class Home:
 
         return replace_all
 
-    def resize(self, capacity: int, source: Array, target: Array) -> Array:
+    def resizing(self, capacity: int) -> Callable[[], Array]:
         """
         Overview:
-            Have this capacity; of fewer slots, the last ones must be free. Column files are large enough already.
+            Make room for this capacity. Column files are large enough already.
         Returns:
-            - numbers (:obj:`np.ndarray`): Row numbers by slot, from now on.
+            - resize (:obj:`Callable`): Has it from now on, which needs no more space, and returns row numbers by slot.
+              Of fewer slots, the rows of the last ones must be in others by then.
+        Raises:
+            - NotEnoughSpace: The disk is full; nothing changed.
         """
         old = self.header.capacity
         for name in self._value_files():
-            self.values(name).resize(max(old, capacity), source, target)
+            self.values(name).grow(capacity)
         region = self._numbers_region
         if capacity > old:
             _grow(self._current('rows'), 8 * capacity)
             region = _map(self._current('rows'), 8 * capacity)
         numbers: Array = np.frombuffer(region, np.int64)[:capacity]
         numbers[old:] = EMPTY
-        self._replace(replace(self.header, capacity=capacity))
-        self._numbers_region, self.numbers = region, numbers
-        return numbers
+        if self.fsync:
+            region.flush()
+        header = replace(self.header, capacity=capacity)
+        commit = prepare_header(self.file('header'), header, self.fsync)
+
+        def resize() -> Array:
+            commit()
+            self.header, self._numbers_region, self.numbers = header, region, numbers
+            return numbers
+
+        return resize
+
+    def move_values(self, source: Array, target: Array) -> None:
+        """What samplers keep of rows is in other slots, too, to which they are about to move."""
+        for name in self._value_files():
+            self.values(name).move(source, target)
 
     def findings(self, next_row: int, numbers: Array, columns: List[StoredColumn]) -> List[str]:
         """Where the files are not what the table in memory says."""
         header = read_header(self.file('header'))
         commits = CommitFile(_map(self.file('commit'), FILE_BYTES), self.file('commit'))
+        committed = max(commits.next_row, self.header.next_row)
         checks = {
             'the header is not that of the table': header == self.header,
             'the columns of the header are not those of the table': self.header.columns == columns,
-            'the commit record is behind or ahead': max(commits.next_row, self.header.next_row) == next_row,
+            # A push that failed has used row numbers up that nobody committed.
+            'the commit record is behind or ahead': numbers.max(initial=EMPTY) < committed <= next_row,
             'row numbers are kept elsewhere': numbers is self.numbers or not self.is_open(),
             'an update was not finished': not list(self.redo.read()),
         }
         return [what for what, holds in checks.items() if not holds]
 
-    def clear(self, next_row: int) -> None:
+    def clear(self) -> None:
         """
         Overview:
-            Have no rows below this one, from now on: their numbers, which are still there, count for nothing.
+            Have none of the rows that there were: their numbers, which are still there, count for nothing from now on.
         Raises:
             - NotEnoughSpace: The disk is full; nothing changed.
         """
-        self._replace(replace(self.header, first_row=next_row))
+        # What was committed, and not what the index is at: after a push that failed it is beyond that, and the next
+        # process gives out these numbers again.
+        self._replace(replace(self.header, first_row=self.next_row))
 
     def close(self) -> None:
         """Let another process have it."""

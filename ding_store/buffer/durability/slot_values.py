@@ -75,10 +75,19 @@ class SlotValues:
     def become(self, successor: SlotValues) -> None:
         self.__dict__.update(vars(successor))
 
-    def resize(self, capacity: int, source: Array, target: Array) -> None:
-        """Rows move from slots to other slots, of which there are so many from now on."""
+    def grow(self, capacity: int) -> None:
+        """
+        Overview:
+            Have at least so many slots.
+        Raises:
+            - NotEnoughSpace: The disk is full; nothing changed.
+        """
+        if capacity > len(self._follows):
+            self._map(capacity)
+
+    def move(self, source: Array, target: Array) -> None:
+        """Rows move from slots to other slots."""
         self.set(target, self._follows[source] - 1, self._values[source])
-        self._map(capacity)
 
     def sync(self) -> None:
         self._region.flush()

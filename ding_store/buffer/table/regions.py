@@ -91,12 +91,14 @@ class Regions:
         self._cold = {}
         self.row_bytes = sum(column.itemsize * prod(column.shape[1:]) for column in columns.values())
 
-    def add(self, specs: Mapping[str, ColumnSpec]) -> None:
+    def add(self, specs: Mapping[str, ColumnSpec], num_used: int = 0) -> None:
         """
         Overview:
             Map more columns; their rows are zero. Nothing is added when one of them cannot be.
+        Arguments:
+            - num_used (:obj:`int`): So many slots at least can be written.
         Raises:
-            - NotEnoughSpace: For the rows reserved so far.
+            - NotEnoughSpace: For these, and for the rows reserved so far.
         """
         if self._directory is None and not self.columns:
             self._directory = _private_directory(self.capacity * sum(map(spec_bytes, specs.values())))
@@ -105,7 +107,8 @@ class Regions:
         try:
             for name, spec in specs.items():
                 added[name] = self._map(name, spec, files)
-            self._reserve(files, 0, self._num_reserved)
+            # Of columns that were opened nothing is known to be reserved.
+            self._reserve(files, 0, max(self._num_reserved, num_used))
         except BaseException:
             self._discard(files)
             raise
@@ -135,9 +138,15 @@ class Regions:
         ]
 
     def replace(self, name: str, spec: ColumnSpec, convert: Callable[[Array, Array], None], num_used: int) -> None:
+        """See ``replacing``."""
+        self.replacing(name, spec, convert, num_used)()
+
+    def replacing(
+        self, name: str, spec: ColumnSpec, convert: Callable[[Array, Array], None], num_used: int
+    ) -> Callable[[], None]:
         """
         Overview:
-            Keep a column in another way: a new file, complete before it takes the place of the old one.
+            Keep a column in another way: a new file, complete before what is returned puts it in the old one's place.
         Arguments:
             - convert (:obj:`Callable`): (some rows as they were, where to put them as they will be).
             - num_used (:obj:`int`): The slots from this one on hold nothing.
@@ -147,7 +156,7 @@ class Regions:
         files: Dict[str, ColumnFile] = {}
         try:
             made = self._map(name, spec, files)
-            self._reserve(files, 0, self._num_reserved)
+            self._reserve(files, 0, max(self._num_reserved, num_used))
             step = max(1, EXTENT_BYTES // max(1, spec_bytes(spec)))
             for start in range(0, num_used, step):
                 end = min(num_used, start + step)
@@ -155,11 +164,15 @@ class Regions:
         except BaseException:
             self._discard(files)
             raise
-        old = self._files.pop(name, None)
-        self._files.update(files)
-        self.columns = {**self.columns, name: made}
-        if old is not None:
-            os.close(old.fd)
+
+        def replace() -> None:
+            old = self._files.pop(name, None)
+            self._files.update(files)
+            self.columns = {**self.columns, name: made}
+            if old is not None:
+                os.close(old.fd)
+
+        return replace
 
     def drop(self, names: Iterable[str]) -> None:
         """Have these columns no longer. Who holds them may read on."""
@@ -175,23 +188,31 @@ class Regions:
             for start in range(0, len(source), step):
                 column[target[start : start + step]] = column[source[start : start + step]]
 
-    def resize(self, capacity: int, num_used: int) -> None:
+    def resizing(self, capacity: int) -> Callable[[int], None]:
         """
         Overview:
-            Have more or fewer slots; of these, the first ``num_used`` keep what is in them. Files keep their length
-            when there are fewer: somebody may be reading, whom a shorter file would kill.
+            Map more or fewer slots. When what is returned is called, which cannot fail, there are so many; of these,
+            the first so many as it is told keep what is in them. Files keep their length when there are fewer: somebody
+            may be reading, whom a shorter file would kill.
         """
-        old = self.columns
         for file in self._files.values():
-            _fit(file.fd, capacity * file.row_bytes)
-        self.capacity = capacity
-        made = {}
-        for name, column in old.items():
-            made[name] = self._array(name, (column.dtype, column.shape[1:]))
-            if name not in self._files:
-                made[name][:num_used] = column[:num_used]
-        self.columns = made
-        self._num_reserved = min(self._num_reserved, capacity)
+            if os.fstat(file.fd).st_size < capacity * file.row_bytes:
+                os.ftruncate(file.fd, capacity * file.row_bytes)
+        made = {
+            name: self._array(name, (column.dtype, column.shape[1:]), capacity=capacity)
+            for name, column in self.columns.items()
+        }
+
+        def resize(num_used: int) -> None:
+            for name, column in self.columns.items():
+                if name not in self._files:
+                    made[name][:num_used] = column[:num_used]
+            self.capacity, self.columns = capacity, made
+            self._num_reserved = min(self._num_reserved, capacity)
+            for file in self._files.values():
+                _free_from(file.fd, capacity * file.row_bytes)
+
+        return resize
 
     def sync(self) -> None:
         """Have all bytes of files on the disk."""
@@ -278,14 +299,21 @@ class Regions:
             os.ftruncate(file.fd, num_bytes)
         return self._array(name, spec, files)
 
-    def _array(self, name: str, spec: ColumnSpec, files: Optional[Dict[str, ColumnFile]] = None) -> Array:
+    def _array(
+        self,
+        name: str,
+        spec: ColumnSpec,
+        files: Optional[Dict[str, ColumnFile]] = None,
+        capacity: Optional[int] = None,
+    ) -> Array:
         dtype, shape = np.dtype(spec[0]), tuple(spec[1])
-        num_bytes = self.capacity * spec_bytes(spec)
+        capacity = self.capacity if capacity is None else capacity
+        num_bytes = capacity * spec_bytes(spec)
         if num_bytes == 0:
-            return np.zeros((self.capacity, *shape), dtype)
+            return np.zeros((capacity, *shape), dtype)
         file = (self._files if files is None else files).get(name)
         region = anonymous(num_bytes) if file is None else mmap.mmap(file.fd, num_bytes)
-        return np.frombuffer(region, dtype).reshape((self.capacity, *shape))
+        return np.frombuffer(region, dtype).reshape((capacity, *shape))
 
     def _discard(self, files: Dict[str, ColumnFile]) -> None:
         for file in files.values():
@@ -326,19 +354,14 @@ def _num_disk_faults() -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
 
 
-def _fit(fd: int, num_bytes: int) -> None:
-    """Make a file long enough, or free the space of what is too much of it."""
+def _free_from(fd: int, num_bytes: int) -> None:
+    """Free the space of what is behind these bytes of a file."""
     size = os.fstat(fd).st_size
-    if size < num_bytes:
-        os.ftruncate(fd, num_bytes)
-        return
     start = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
     if start < size and hasattr(mmap, 'MADV_REMOVE'):
-        with mmap.mmap(fd, size) as region:
-            try:
-                region.madvise(mmap.MADV_REMOVE, start)
-            except OSError:
-                pass  # A file system without holes: the space stays taken.
+        # On a file system without holes the space stays taken.
+        with suppress(OSError), mmap.mmap(fd, size) as region:
+            region.madvise(mmap.MADV_REMOVE, start)
 
 
 def _private_directory(num_bytes: int) -> Optional[str]:

@@ -182,10 +182,13 @@ class RowIndex:
         return source, target
 
     def relocate(self, source: Array, target: Array) -> None:
-        """Rows were copied from slots to free ones: there they live from now on. ``resize`` must follow."""
-        # The new place first: a crash in between leaves two equal copies, and never none.
+        """Rows were copied from slots to free ones, which say so from now on. ``resize`` or ``stay`` must follow."""
+        # The old places say so, too, until they are no more: a crash leaves two equal copies, and never none.
         self.row_of_slot[target] = self.row_of_slot[source]
-        self.row_of_slot[source] = EMPTY
+
+    def stay(self, target: Array) -> None:
+        """Rows that were about to live in these slots live where they did."""
+        self.row_of_slot[target] = EMPTY
 
     def resize(self, row_of_slot: Array, source: Array, target: Array) -> None:
         """Go on with more or fewer slots, of the same rows; those from ``source`` are in ``target``."""

@@ -46,7 +46,7 @@ class TableShape(TableBase):
         with self.write_lock, self.index.lock:
             self._check_open()
             if self.home is not None:
-                self.home.clear(self.index.next_row)
+                self.home.clear()
             self.index.clear()
             self._sync_numbers()
 
@@ -58,6 +58,7 @@ class TableShape(TableBase):
             Widen the schema. Rows that are there get ``fill[name]``, or zeros.
         Raises:
             - ConfigError: The table has a column of this name.
+            - NotEnoughSpace: There is no room for it; nothing changed.
         """
         specs = checked_specs(columns)
         with self.write_lock:
@@ -65,7 +66,7 @@ class TableShape(TableBase):
             doubled = sorted(set(specs) & set(self.columns))
             if doubled:
                 raise ConfigError(f'the table has the columns {doubled} already')
-            self._regions.add(specs)
+            self._regions.add(specs, self._num_used)
             for name, value in (fill or {}).items():
                 self.columns[name][: self._num_used] = value
             self._describe(info)
@@ -173,27 +174,38 @@ class TableShape(TableBase):
         Overview:
             Have another capacity from now on: where there are more rows than that, the oldest leave. O(capacity), and
             a copy of the table where it is in memory. Files keep their length, but not the space of what is no longer
-            used.
+            used. A disk that fails when there was room costs the oldest, which had to leave, and nothing else.
         Returns:
             - source (:obj:`np.ndarray`): Slots whose rows had to move.
             - target (:obj:`np.ndarray`): Where they live now.
         Raises:
             - ConfigError: ``capacity`` is no positive integer.
+            - NotEnoughSpace: The disk is full; nothing changed.
         """
         capacity = checked_capacity(capacity)
         with self.write_lock, self.index.lock:
             self._check_open()
+            resize_regions, resize_numbers = self._regions.resizing(capacity), self._resizing_numbers(capacity)
             # Readers that are copying do it again; others wait for the lock of the index.
             self._num_updates += 1
             self.index.remove(self.index.oldest(max(0, self.index.count - capacity)))
+            # Before the first byte of those who move to their slots.
+            self._sync_numbers()
             source, target = self.index.relocations(capacity)
             self._regions.move(source, target)
+            if self.home is not None:
+                self.home.move_values(source, target)
             self._sync_columns()
-            self.index.relocate(source, target)
-            self._sync_numbers()
+            try:
+                self.index.relocate(source, target)
+                self._sync_numbers()
+                numbers = resize_numbers()
+            except BaseException:
+                self.index.stay(target)
+                raise
             self._num_used = min(self._num_used, capacity)
-            self._regions.resize(capacity, self._num_used)
-            self.index.resize(self._resized_numbers(capacity, source, target), source, target)
+            resize_regions(self._num_used)
+            self.index.resize(numbers, source, target)
         return source, target
 
     def _prepared(
@@ -220,18 +232,25 @@ class TableShape(TableBase):
             'now on it is kept as float32. Nothing is lost.',
             name,
         )
-        self._num_updates += 1
         spec = np.dtype(np.float32), self.columns[name].shape[1:]
-        self._regions.replace(name, spec, widen, self._num_used)
-        self._narrow -= {name}
+        replace = self._regions.replacing(name, spec, widen, self._num_used)
+        with self.index.lock:
+            # Readers that have the old column, and would take it for a wide one, do it again; others wait.
+            self._num_updates += 1
+            replace()
+            self._narrow -= {name}
         self._describe(self.info)
 
-    def _resized_numbers(self, capacity: int, source: Array, target: Array) -> Array:
+    def _resizing_numbers(self, capacity: int) -> Callable[[], Array]:
         if self.home is not None:
-            return self.home.resize(capacity, source, target)
+            return self.home.resizing(capacity)
         numbers = filled(capacity, EMPTY, np.int64)
-        kept = min(capacity, self.capacity)
-        numbers[:kept] = self.index.row_of_slot[:kept]
-        # Whoever is copying slots and looks at the old numbers after that has to see that they are others now.
-        self.index.row_of_slot[:] = EMPTY
-        return numbers
+
+        def resize() -> Array:
+            kept = min(capacity, self.capacity)
+            numbers[:kept] = self.index.row_of_slot[:kept]
+            # Whoever is copying slots and looks at the old numbers after that has to see that they are others now.
+            self.index.row_of_slot[:] = EMPTY
+            return numbers
+
+        return resize
