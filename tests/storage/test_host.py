@@ -522,6 +522,31 @@ def _use_in_child(store, queue):
     store.close()
 
 
+def test_what_is_dropped_before_it_is_copied_is_lost(opened):
+    writer, near = opened(max_pending_bytes=60_000, overflow='drop_oldest'), opened()
+    reader, read = Reader(near, 's', 'near', copied=True), near.read
+
+    def write(numbers):
+        for number in numbers:
+            writer.append('s', {}, chunk(number, size=1000))
+
+    def overtaken(*arguments):
+        entries = read(*arguments)
+        write(range(6, 60))
+        return entries
+
+    write(range(6))
+    near.read = overtaken
+    assert [number_of(entry) for entry in reader.read()] == [0]  # It came over the wire.
+    assert reader.num_lost == 5
+    near.read = read
+    held = reader.read()
+    write(range(60, 70))
+    numbers = list(map(number_of, held))
+    assert numbers == list(range(60 - len(held), 60))
+    assert reader.num_lost == 59 - len(held)
+
+
 def test_forked_and_pickled_stores_have_rings_of_their_own(opened):
     writer, near = opened(), opened()
     reader = Reader(near, 's', 'near')
