@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,12 +25,13 @@ from test_delivery import STREAM, MemoryDelivery
 from ding_store.errors import ConfigError, CorruptPayload, StoreUnavailable
 from ding_store.storage import open_store
 from ding_store.storage.exactly_once.reader import Reader
-from ding_store.storage.host import rings, values
+from ding_store.storage.host import planes, rings, values
 from ding_store.storage.host.host_cache import HostCache
 from ding_store.storage.host.mapped import PAGE
 from ding_store.storage.host.planes import is_reference, unpack
 from ding_store.storage.memory import Memory, MemoryStore
 from ding_store.storage.memory_log import Log
+from ding_store.storage.options import RedisOptions
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, StoreTests, chunk, eventually, number_of
 from ding_store.storage.wire.encoding import seal
@@ -658,12 +660,11 @@ def test_what_only_a_dead_writer_had_is_lost_far_away(opened, caplog):
     writer.append('s', {}, chunk(4))
     far = opened('b')
     far._resolver._patience_s = 0.2
-    reader, seen = Reader(far, 's', 'far'), []
-    deadline = time.monotonic() + WAIT_S
-    while 4 not in seen:
-        seen += map(number_of, reader.read(timeout_s=0.3))
-        assert time.monotonic() < deadline
-    assert seen == [0, 4]  # The first one went over the wire, before its writer knew of a reader.
+    reader = Reader(far, 's', 'far')
+    seen = list(map(number_of, reader.read()))
+    if seen == [0]:  # It went over the wire, before its writer knew of a reader.
+        seen += map(number_of, reader.read(timeout_s=WAIT_S))
+    assert seen == [0, 4], 'a writer is waited for once, not for each of its entries'
     assert reader.num_lost == 3
     assert 'entries were lost' in caplog.text
     assert len(near.read('s')) == 5
@@ -711,6 +712,29 @@ def test_a_server_that_forgets_costs_nothing(forgetful_server, tmp_path):
 
 
 def test_retired_runs_leave_nothing(opened, tmp_path):
+def test_a_writer_that_was_given_up_is_waited_for_when_it_goes_on(tmp_path, monkeypatch):
+    """Its entries from before are lost; that it appended others since then says that it lives."""
+    now, patience_s = [0.0], planes.PATIENCE_S
+    monkeypatch.setattr(planes, 'time', SimpleNamespace(monotonic=lambda: now[0]))
+    assert patience_s > RedisOptions().reconnect_timeout_s
+    far = MemoryStore(memory=Memory())
+    writer = Quiet(far.another(), str(tmp_path))
+    writer.register('s', 'near')
+    for number in range(3):
+        writer.append('s', {}, chunk(number))
+    (first,) = far.read('s')
+    now[0] += patience_s + 1
+    assert [entry.is_lost for entry in far.read('s', first.id)] == [True, True]
+    place = writer.append('s', {}, chunk(3))
+    last = place._replace(number=place.number - 1)
+    assert far.read('s', last) == []
+    now[0] += patience_s - 1
+    assert far.read('s', last) == []
+    writer._writer.check_stream('s')
+    assert [number_of(entry) for entry in far.read('s', last)] == [3]
+    writer.close()
+
+
     writer = opened()
     Reader(writer, 's', 'near')
     for number in range(3):
