@@ -371,6 +371,29 @@ def test_a_reader_from_elsewhere_gets_what_was_there(opened):
         assert [number_of(entry) for entry in plain.read('s')] == list(range(20))
 
 
+def test_who_waits_for_room_hears_what_is_wanted(opened):
+    """The learner comes back on another host, and there is no room before it has read what is only in files."""
+    writer, near, far = opened(max_pending_bytes=100_000, host_cache_bytes=20 * PAGE), opened(), opened('b')
+    near.register('s', 'learner')
+    near.ack('s', 'learner', writer.append('s', {}, chunk(0)))  # It went over the wire.
+
+    def write():
+        for number in range(1, 20):
+            writer.append('s', {}, chunk(number, size=1000), timeout_s=WAIT_S)
+
+    with ThreadPoolExecutor() as pool:
+        writing = pool.submit(write)
+        eventually(lambda: writer.store._writer._lane('s').outbox.sequence == 14, 'the stream is full')
+        reader, seen = Reader(far, 's', 'learner'), []
+        while len(seen) < 19:
+            entries = reader.read(timeout_s=WAIT_S)
+            assert entries
+            seen += map(number_of, entries)
+            reader.ack()
+        writing.result(WAIT_S)
+    assert (seen, reader.num_lost) == (list(range(1, 20)), 0)
+
+
 def test_a_closed_writer_leaves_its_entries_and_no_files(opened):
     writer, near = opened(), opened()
     reader = Reader(near, 's', 'near')
