@@ -442,6 +442,30 @@ def test_a_ring_stays_small_while_its_reader_keeps_up(opened, monkeypatch):
     assert files(writer) == [first]
 
 
+@pytest.mark.parametrize('what', ['_index', '_enter'])
+def test_an_append_that_fails_leaves_no_hole_in_the_ring(opened, what):
+    writer, near = opened(), opened()
+    reader = Reader(near, 's', 'near')
+    writer.append('s', {}, chunk(0))  # over the wire: it did not know its readers
+    writer.append('s', {}, chunk(1))
+    (ring,) = writer._rings['s']._rings
+    original = getattr(writer.store, what)
+
+    def failing(*arguments):
+        if ring.num_held > 1:
+            raise StoreUnavailable('on purpose')
+        return original(*arguments)
+
+    setattr(writer.store, what, failing)
+    with pytest.raises(StoreUnavailable):
+        writer.append('s', {}, chunk(2))
+    delattr(writer.store, what)
+    assert [number_of(entry) for entry in reader.read()] == [0, 1]
+    reader.ack()
+    writer.store._writer.check_stream('s')
+    assert ring.num_held == 0
+
+
 def test_without_room_it_goes_over_the_wire(opened, caplog):
     writer, near = opened(host_cache_bytes=20 * PAGE), opened()
     reader = Reader(near, 's', 'near')
@@ -497,6 +521,31 @@ def test_drop_oldest_invalidates_views(opened):
     assert reader.num_lost == 60 - 3 - len(after) > 0
 
 
+def test_what_is_dropped_before_it_is_copied_is_lost(opened):
+    writer, near = opened(max_pending_bytes=60_000, overflow='drop_oldest'), opened()
+    reader, read = Reader(near, 's', 'near', copied=True), near.read
+
+    def write(numbers):
+        for number in numbers:
+            writer.append('s', {}, chunk(number, size=1000))
+
+    def overtaken(*arguments):
+        entries = read(*arguments)
+        write(range(6, 60))
+        return entries
+
+    write(range(6))
+    near.read = overtaken
+    assert [number_of(entry) for entry in reader.read()] == [0]  # It came over the wire.
+    assert reader.num_lost == 5
+    near.read = read
+    held = reader.read()
+    write(range(60, 70))
+    numbers = list(map(number_of, held))
+    assert numbers == list(range(60 - len(held), 60))
+    assert reader.num_lost == 59 - len(held)
+
+
 def test_damage_on_the_host_plane_is_named(opened):
     writer, near = opened(), opened()
     reader = Reader(near, 's', 'near')
@@ -539,31 +588,6 @@ def _use_in_child(store, queue):
     store.append('s', {}, chunk(3))
     queue.put(store.host)
     store.close()
-
-
-def test_what_is_dropped_before_it_is_copied_is_lost(opened):
-    writer, near = opened(max_pending_bytes=60_000, overflow='drop_oldest'), opened()
-    reader, read = Reader(near, 's', 'near', copied=True), near.read
-
-    def write(numbers):
-        for number in numbers:
-            writer.append('s', {}, chunk(number, size=1000))
-
-    def overtaken(*arguments):
-        entries = read(*arguments)
-        write(range(6, 60))
-        return entries
-
-    write(range(6))
-    near.read = overtaken
-    assert [number_of(entry) for entry in reader.read()] == [0]  # It came over the wire.
-    assert reader.num_lost == 5
-    near.read = read
-    held = reader.read()
-    write(range(60, 70))
-    numbers = list(map(number_of, held))
-    assert numbers == list(range(60 - len(held), 60))
-    assert reader.num_lost == 59 - len(held)
 
 
 def test_forked_and_pickled_stores_have_rings_of_their_own(opened):
@@ -687,6 +711,29 @@ def test_what_only_a_dead_writer_had_is_lost_far_away(opened, caplog):
     assert len(near.read('s')) == 5
 
 
+def test_a_writer_that_was_given_up_is_waited_for_when_it_goes_on(tmp_path, monkeypatch):
+    """Its entries from before are lost; that it appended others since then says that it lives."""
+    now, patience_s = [0.0], planes.PATIENCE_S
+    monkeypatch.setattr(planes, 'time', SimpleNamespace(monotonic=lambda: now[0]))
+    assert patience_s > RedisOptions().reconnect_timeout_s
+    far = MemoryStore(memory=Memory())
+    writer = Quiet(far.another(), str(tmp_path))
+    writer.register('s', 'near')
+    for number in range(3):
+        writer.append('s', {}, chunk(number))
+    (first,) = far.read('s')
+    now[0] += patience_s + 1
+    assert [entry.is_lost for entry in far.read('s', first.id)] == [True, True]
+    place = writer.append('s', {}, chunk(3))
+    last = place._replace(number=place.number - 1)
+    assert far.read('s', last) == []
+    now[0] += patience_s - 1
+    assert far.read('s', last) == []
+    writer._writer.check_stream('s')
+    assert [number_of(entry) for entry in far.read('s', last)] == [3]
+    writer.close()
+
+
 def test_an_unread_file_of_the_dead_stays_until_it_is_read(opened):
     near = opened()
     reader = Reader(near, 's', 'near')
@@ -729,29 +776,6 @@ def test_a_server_that_forgets_costs_nothing(forgetful_server, tmp_path):
 
 
 def test_retired_runs_leave_nothing(opened, tmp_path):
-def test_a_writer_that_was_given_up_is_waited_for_when_it_goes_on(tmp_path, monkeypatch):
-    """Its entries from before are lost; that it appended others since then says that it lives."""
-    now, patience_s = [0.0], planes.PATIENCE_S
-    monkeypatch.setattr(planes, 'time', SimpleNamespace(monotonic=lambda: now[0]))
-    assert patience_s > RedisOptions().reconnect_timeout_s
-    far = MemoryStore(memory=Memory())
-    writer = Quiet(far.another(), str(tmp_path))
-    writer.register('s', 'near')
-    for number in range(3):
-        writer.append('s', {}, chunk(number))
-    (first,) = far.read('s')
-    now[0] += patience_s + 1
-    assert [entry.is_lost for entry in far.read('s', first.id)] == [True, True]
-    place = writer.append('s', {}, chunk(3))
-    last = place._replace(number=place.number - 1)
-    assert far.read('s', last) == []
-    now[0] += patience_s - 1
-    assert far.read('s', last) == []
-    writer._writer.check_stream('s')
-    assert [number_of(entry) for entry in far.read('s', last)] == [3]
-    writer.close()
-
-
     writer = opened()
     Reader(writer, 's', 'near')
     for number in range(3):

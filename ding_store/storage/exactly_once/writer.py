@@ -92,19 +92,15 @@ class Writer:
         self._checked_at = time.monotonic()
 
     def append(self, stream: str, payload: Payload, timeout_s: Optional[float]) -> EntryId:
-        try:
-            lane = self._lane(stream)
-            if payload.size > lane.options.max_pending_bytes:
-                raise StreamFull(
-                    f'one entry of {payload.size} bytes is over max_pending_bytes ({lane.options.max_pending_bytes}) '
-                    f'of stream {stream!r}'
-                )
-            deadline = time.monotonic() + (lane.options.max_block_s if timeout_s is None else timeout_s)
-            with lane.held(deadline):
-                return self._append(lane, payload, deadline)
-        finally:
-            if not payload.is_kept:
-                payload.release()
+        lane = self._lane(stream)
+        if payload.size > lane.options.max_pending_bytes:
+            raise StreamFull(
+                f'one entry of {payload.size} bytes is over max_pending_bytes ({lane.options.max_pending_bytes}) '
+                f'of stream {stream!r}'
+            )
+        deadline = time.monotonic() + (lane.options.max_block_s if timeout_s is None else timeout_s)
+        with lane.held(deadline):
+            return self._append(lane, payload, deadline)
 
     def check(self, now: bool = False) -> None:
         """

@@ -108,7 +108,12 @@ class HostCache(Store):
 
     def append(self, stream: str, header: Header, arrays: Arrays, timeout_s: Optional[float] = None) -> EntryId:
         self._enter()
-        return self.store.append_payload(stream, self._payload(stream, header, arrays), timeout_s)
+        payload = self._payload(stream, header, arrays)
+        try:
+            return self.store.append_payload(stream, payload, timeout_s)
+        finally:
+            if not payload.is_kept:
+                payload.release()  # Else its ring would never have room again: space is given back in order.
 
     def read(self, stream: str, after: EntryId = OLDEST, max_entries: int = 64, timeout_s: float = 0.0) -> List[Entry]:
         self._enter()

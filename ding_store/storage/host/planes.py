@@ -117,7 +117,7 @@ class PlanedStore(Store):
 
     @abstractmethod
     def append_payload(self, stream: str, payload: Payload, timeout_s: Optional[float] = None) -> EntryId:
-        """As ``append``, of what is encoded already; releases the payload when nobody needs it any more."""
+        """As ``append``, of what is encoded already; says by ``is_kept`` whether it will release the payload itself."""
 
     @abstractmethod
     def read_records(
