@@ -65,6 +65,8 @@ class LearnerSide(Side):
             durable=True,
             marks=self._position.marks or None,
             on_corrupt=self._session.config.on_corrupt,
+            # The feed holds what it read for as long as the learner trains.
+            copied=self._session.config.overflow == 'drop_oldest',
         )
         taken: Optional[EntryId] = self._reader.cursor
         if self._position.is_resumed:

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import os
 import random
 from time import monotonic
 from types import SimpleNamespace
@@ -33,6 +34,7 @@ from ding_store.middleware.side import STREAM  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 from ding_store.storage.base import EntryId  # noqa: E402
 from ding_store.storage.exactly_once.reader import Reader  # noqa: E402
+from ding_store.storage.testing import eventually  # noqa: E402
 
 HEADER = dict(kind='trajectories', env_step=1, env_episode=0, end_idx=[], train_iter=0, policy_version=0)
 CONFIG = EasyDict(policy=dict(collect=dict(unroll_len=1)))
@@ -311,6 +313,35 @@ def test_steps_around_a_loss_are_no_neighbours(direct):
         ids = np.array([int(item.data.env_data_id) for item in buffer_])
         assert len(np.unique(ids[ids & 1 == 0])) == 2, 'one run before the loss, one behind it'
         assert len(np.unique(ids[ids & 1 == 1])) == 1, 'nothing of the other is lost'
+
+
+def test_what_is_dropped_while_it_is_held_becomes_no_rows(redis_server, tmp_path):
+    """The learner trains, and what it had read ahead lies in a ring that its writer fills anew."""
+    total, run = 60, f'held-{os.getpid()}'
+    options = dict(max_pending_bytes=60_000, overflow='drop_oldest', host_cache_dir=str(tmp_path))
+    with open_store(redis_server.url, run, **options) as store, open_store(redis_server.url, run, **options) as other:
+        buffer_ = StoreBuffer(1000)
+        made = Learner(store.store, buffer_)
+        learner = LearnerSide.__new__(LearnerSide)
+        vars(learner).update(_position=made._position, _decoder=made._decoder, _member=made._member, _plan=made._plan)
+        config = StoreConfig(overflow='drop_oldest')
+        learner._session = SimpleNamespace(store=store, config=config, replay_path=None, checkpoints=None)
+        learner._begin(OnlineRLContext(), learner._plan)
+        writer = ChunkWriter(other, STREAM)
+        for number in range(total):
+            writer.write([step(number, obs=torch.full((1500,), float(number)))], HEADER)
+        eventually(lambda: learner._reader.cursor.number == total, 'all is read ahead')
+        while entries := learner._feed.take(64, 0.0):
+            learner._merge(OnlineRLContext(), entries)
+        learner._feed.wake()
+        rows = [item.data for item in buffer_]
+        times = [int(row.time) for row in rows]
+        assert times == sorted(set(times))
+        assert [float(row.obs[0]) for row in rows] == times
+        assert len(times) + learner._reader.num_lost == total
+        runs = [int(row.env_data_id) for row in rows]
+        gaps = [after - before > 1 for before, after in zip(times, times[1:])]
+        assert gaps == [after != before for before, after in zip(runs, runs[1:])]
 
 
 def test_a_resumed_learner_keeps_runs_apart(store, tmp_path):

@@ -8,6 +8,7 @@ import copy
 import os
 
 import pytest
+import redis
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -166,6 +167,7 @@ class RedisDelivery(Delivery):
 
     server: RedisServer
     runs = 0
+    num_lost = 0
 
     def __init__(self):
         super().__init__()
@@ -184,21 +186,22 @@ class RedisDelivery(Delivery):
         if session is None:
             return
         self.lose_no_reply(store)
-        original = session.client.execute_command
+        run = session.run
 
-        def lossy(*args, **options):
+        def lossy(*arguments, **options):
             self.lose_no_reply(store)
             if not before:
-                original(*args, **options)
+                run(*arguments, **options)
             self.client.client_kill_filter(_type='normal', skipme=True)
-            return original(*args, **options)
+            RedisDelivery.num_lost += 1
+            raise redis.ConnectionError('the request, or its reply, is lost')
 
-        session.client.execute_command = lossy
+        vars(session)['run'] = lossy
 
     def lose_no_reply(self, store):
         session = store._link._session
         if session is not None:
-            vars(session.client).pop('execute_command', None)
+            vars(session).pop('run', None)
 
     def teardown(self):
         super().teardown()
@@ -217,6 +220,7 @@ def test_delivery_on_redis(redis_server):
         RedisDelivery,
         settings=settings(max_examples=40, stateful_step_count=30, deadline=None, phases=[Phase.generate]),
     )
+    assert RedisDelivery.num_lost > 40
 
 
 class MistakenDelivery(MemoryDelivery):

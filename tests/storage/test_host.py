@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,12 +25,13 @@ from test_delivery import STREAM, MemoryDelivery
 from ding_store.errors import ConfigError, CorruptPayload, StoreUnavailable
 from ding_store.storage import open_store
 from ding_store.storage.exactly_once.reader import Reader
-from ding_store.storage.host import rings, values
+from ding_store.storage.host import planes, rings, values
 from ding_store.storage.host.host_cache import HostCache
 from ding_store.storage.host.mapped import PAGE
 from ding_store.storage.host.planes import is_reference, unpack
 from ding_store.storage.memory import Memory, MemoryStore
 from ding_store.storage.memory_log import Log
+from ding_store.storage.options import RedisOptions
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, StoreTests, chunk, eventually, number_of
 from ding_store.storage.wire.encoding import seal
@@ -369,6 +371,29 @@ def test_a_reader_from_elsewhere_gets_what_was_there(opened):
         assert [number_of(entry) for entry in plain.read('s')] == list(range(20))
 
 
+def test_who_waits_for_room_hears_what_is_wanted(opened):
+    """The learner comes back on another host, and there is no room before it has read what is only in files."""
+    writer, near, far = opened(max_pending_bytes=100_000, host_cache_bytes=20 * PAGE), opened(), opened('b')
+    near.register('s', 'learner')
+    near.ack('s', 'learner', writer.append('s', {}, chunk(0)))  # It went over the wire.
+
+    def write():
+        for number in range(1, 20):
+            writer.append('s', {}, chunk(number, size=1000), timeout_s=WAIT_S)
+
+    with ThreadPoolExecutor() as pool:
+        writing = pool.submit(write)
+        eventually(lambda: writer.store._writer._lane('s').outbox.sequence == 14, 'the stream is full')
+        reader, seen = Reader(far, 's', 'learner'), []
+        while len(seen) < 19:
+            entries = reader.read(timeout_s=WAIT_S)
+            assert entries
+            seen += map(number_of, entries)
+            reader.ack()
+        writing.result(WAIT_S)
+    assert (seen, reader.num_lost) == (list(range(1, 20)), 0)
+
+
 def test_a_closed_writer_leaves_its_entries_and_no_files(opened):
     writer, near = opened(), opened()
     reader = Reader(near, 's', 'near')
@@ -417,6 +442,30 @@ def test_a_ring_stays_small_while_its_reader_keeps_up(opened, monkeypatch):
     assert files(writer) == [first]
 
 
+@pytest.mark.parametrize('what', ['_index', '_enter'])
+def test_an_append_that_fails_leaves_no_hole_in_the_ring(opened, what):
+    writer, near = opened(), opened()
+    reader = Reader(near, 's', 'near')
+    writer.append('s', {}, chunk(0))  # over the wire: it did not know its readers
+    writer.append('s', {}, chunk(1))
+    (ring,) = writer._rings['s']._rings
+    original = getattr(writer.store, what)
+
+    def failing(*arguments):
+        if ring.num_held > 1:
+            raise StoreUnavailable('on purpose')
+        return original(*arguments)
+
+    setattr(writer.store, what, failing)
+    with pytest.raises(StoreUnavailable):
+        writer.append('s', {}, chunk(2))
+    delattr(writer.store, what)
+    assert [number_of(entry) for entry in reader.read()] == [0, 1]
+    reader.ack()
+    writer.store._writer.check_stream('s')
+    assert ring.num_held == 0
+
+
 def test_without_room_it_goes_over_the_wire(opened, caplog):
     writer, near = opened(host_cache_bytes=20 * PAGE), opened()
     reader = Reader(near, 's', 'near')
@@ -446,19 +495,13 @@ def test_the_directory_is_deleted_under_us(opened, tmp_path, caplog):
     for number in range(3):
         writer.append('s', {}, chunk(number))
     shutil.rmtree(tmp_path / 'a')
-    assert [number_of(entry) for entry in reader.read(timeout_s=WAIT_S)][:1] == [0]
+    seen = list(map(number_of, reader.read(timeout_s=WAIT_S)))
     writer.append('s', {}, chunk(3))
-    seen = [0]
     while len(seen) < 4:
-        # Some came with the first, as they were filled.
-        near_cursor = reader.cursor.number
-        assert near_cursor <= 4
-        entries = reader.read(timeout_s=0.5)
+        entries = reader.read(timeout_s=WAIT_S)
+        assert entries, seen
         seen += map(number_of, entries)
-        if not entries:
-            break
-    assert reader.cursor.number == 4
-    assert reader.num_lost == 0
+    assert (seen, reader.num_lost) == ([0, 1, 2, 3], 0)
     assert 'was deleted' in caplog.text
 
 
@@ -476,6 +519,31 @@ def test_drop_oldest_invalidates_views(opened):
     after = [number_of(entry) for entry in reader.read()]
     assert after[-1] == 59
     assert reader.num_lost == 60 - 3 - len(after) > 0
+
+
+def test_what_is_dropped_before_it_is_copied_is_lost(opened):
+    writer, near = opened(max_pending_bytes=60_000, overflow='drop_oldest'), opened()
+    reader, read = Reader(near, 's', 'near', copied=True), near.read
+
+    def write(numbers):
+        for number in numbers:
+            writer.append('s', {}, chunk(number, size=1000))
+
+    def overtaken(*arguments):
+        entries = read(*arguments)
+        write(range(6, 60))
+        return entries
+
+    write(range(6))
+    near.read = overtaken
+    assert [number_of(entry) for entry in reader.read()] == [0]  # It came over the wire.
+    assert reader.num_lost == 5
+    near.read = read
+    held = reader.read()
+    write(range(60, 70))
+    numbers = list(map(number_of, held))
+    assert numbers == list(range(60 - len(held), 60))
+    assert reader.num_lost == 59 - len(held)
 
 
 def test_damage_on_the_host_plane_is_named(opened):
@@ -633,15 +701,37 @@ def test_what_only_a_dead_writer_had_is_lost_far_away(opened, caplog):
     writer.append('s', {}, chunk(4))
     far = opened('b')
     far._resolver._patience_s = 0.2
-    reader, seen = Reader(far, 's', 'far'), []
-    deadline = time.monotonic() + WAIT_S
-    while 4 not in seen:
-        seen += map(number_of, reader.read(timeout_s=0.3))
-        assert time.monotonic() < deadline
-    assert seen == [0, 4]  # The first one went over the wire, before its writer knew of a reader.
+    reader = Reader(far, 's', 'far')
+    seen = list(map(number_of, reader.read()))
+    if seen == [0]:  # It went over the wire, before its writer knew of a reader.
+        seen += map(number_of, reader.read(timeout_s=WAIT_S))
+    assert seen == [0, 4], 'a writer is waited for once, not for each of its entries'
     assert reader.num_lost == 3
     assert 'entries were lost' in caplog.text
     assert len(near.read('s')) == 5
+
+
+def test_a_writer_that_was_given_up_is_waited_for_when_it_goes_on(tmp_path, monkeypatch):
+    """Its entries from before are lost; that it appended others since then says that it lives."""
+    now, patience_s = [0.0], planes.PATIENCE_S
+    monkeypatch.setattr(planes, 'time', SimpleNamespace(monotonic=lambda: now[0]))
+    assert patience_s > RedisOptions().reconnect_timeout_s
+    far = MemoryStore(memory=Memory())
+    writer = Quiet(far.another(), str(tmp_path))
+    writer.register('s', 'near')
+    for number in range(3):
+        writer.append('s', {}, chunk(number))
+    (first,) = far.read('s')
+    now[0] += patience_s + 1
+    assert [entry.is_lost for entry in far.read('s', first.id)] == [True, True]
+    place = writer.append('s', {}, chunk(3))
+    last = place._replace(number=place.number - 1)
+    assert far.read('s', last) == []
+    now[0] += patience_s - 1
+    assert far.read('s', last) == []
+    writer._writer.check_stream('s')
+    assert [number_of(entry) for entry in far.read('s', last)] == [3]
+    writer.close()
 
 
 def test_an_unread_file_of_the_dead_stays_until_it_is_read(opened):

@@ -159,6 +159,32 @@ def test_at_maxmemory_acks_still_make_room(forgetful_server):
         assert [number_of(entry) for entry in store.read('s', place)] == [1, 2]
 
 
+def test_at_maxmemory_readers_go_on(forgetful_server):
+    """Also those who had something to say themselves that nobody has acked, or that found no memory."""
+    client, store = forgetful_server.client(), RedisStore(forgetful_server.url, check_every_s=1e-6)
+    with client, store, RedisStore(forgetful_server.url) as other:
+        other.register('members', 'r')
+        said = store.append('members', {}, chunk(0))
+        place = other.append('s', {}, chunk(1))
+
+        def check_reads():
+            assert [number_of(entry) for entry in store.read('s')] == [1]
+            assert store.read('s', place) == []
+            assert store.stream_info('s').last == 1
+
+        client.config_set('maxmemory', 1)
+        check_reads()
+        other.ack('members', 'r', said)
+        check_reads()
+        assert store._writer.num_unacked('members') == 0, 'it hears of acks'
+        with pytest.raises(errors.NotEnoughSpace, match='maxmemory'):
+            store.append('members', {}, chunk(2))
+        check_reads()
+        client.config_set('maxmemory', 0)
+        store.read('s')
+        assert [number_of(entry) for entry in other.read('members', said)] == [2]
+
+
 def test_a_payload_too_large_for_redis_is_refused(redis_server, monkeypatch):
     monkeypatch.setattr('ding_store.storage.redis.store.MAX_PAYLOAD_BYTES', 1000)
     with open_store(redis_server.url, 'large') as store:

@@ -13,11 +13,13 @@ from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.host import rings
 from ding_store.storage.host.mapped import PAGE
 from ding_store.storage.host.ring import RingWriter
+from ding_store.storage.host.rings import Rings
 from ding_store.storage.memory import Memory, MemoryStore
-from ding_store.storage.testing import chunk, number_of
+from ding_store.storage.testing import WAIT_S, chunk, number_of
 
 STREAM = 'experience'
-STEPS = ('reserved', 'written', 'committed', 'announcing', 'announced', 'filling', 'filled')
+STEPS = ('reserved', 'written', 'committed', 'announcing', 'announced', 'blocked', 'filling', 'filled')
+LIMIT = 1000  # bytes: three entries or so
 
 
 class Far:
@@ -46,6 +48,7 @@ class Interleaved:
         self.stopped = None  # the step at which a writer is
         self.stops, self.joins = Counter(), 0
         self.count, self.learned, self.far = 0, [], None
+        self.num_stuck = 0
         self.appended_by = {}
         self._stop_in_rings(monkeypatch)
         self.writers = [self.writer(), self.writer()]
@@ -56,7 +59,7 @@ class Interleaved:
         return MemoryStore(memory=self.memory)
 
     def writer(self):
-        store = self.plain()
+        store = MemoryStore(memory=self.memory, max_pending_bytes=LIMIT)
         announce, fill = store._writer._announce, store._writer._fill
 
         def announced(said):
@@ -70,11 +73,16 @@ class Interleaved:
             fill(said)
             self.at('filled')
 
-        store._writer._announce, store._writer._fill = announced, filled
+        def blocked(stream, room, timeout_s):
+            self.at('blocked')
+            self.stopped = 'blocked'  # Until it has found room nothing else happens: it must, by itself.
+            self.make_room()
+
+        store._writer._announce, store._writer._fill, store._writer._wait_for_room = announced, filled, blocked
         return Quiet(store, self.directories[0])
 
     def _stop_in_rings(self, monkeypatch):
-        announce_reserved, commit = RingWriter._announce_reserved, RingWriter.commit
+        announce_reserved, commit, pack = RingWriter._announce_reserved, RingWriter.commit, Rings.pack
 
         def reserved(ring, end):
             announce_reserved(ring, end)
@@ -85,6 +93,11 @@ class Interleaved:
             commit(ring, region)
             self.at('committed')
 
+        def packed(rings, header, arrays):
+            # As a ring does that is smaller than the limit: what comes before there is no room goes over the wire.
+            return pack(rings, header, arrays) if self.memory.log(STREAM).pending_bytes < LIMIT // 2 else None
+
+        monkeypatch.setattr(Rings, 'pack', packed)
         monkeypatch.setattr(RingWriter, '_announce_reserved', reserved)
         monkeypatch.setattr(RingWriter, 'commit', committed)
 
@@ -115,14 +128,26 @@ class Interleaved:
         if self.far is not None:
             self.far.read(self.random.randint(1, 5))
 
-    def learn(self):
-        self.learned += [number_of(entry) for entry in self.learner.read(self.random.randint(1, 8))]
+    def learn(self, count=0):
+        self.learned += [number_of(entry) for entry in self.learner.read(count or self.random.randint(1, 8))]
         self.learner.ack()
 
     def append(self, writer):
         number, self.count = self.count, self.count + 1
         self.appended_by[number] = writer
-        self.writers[writer].append(STREAM, {}, chunk(number, self.random.randint(1, 60)), timeout_s=0)
+        self.num_stuck = 0
+        self.writers[writer].append(STREAM, {}, chunk(number, self.random.randint(1, 60)), timeout_s=WAIT_S)
+        self.stopped = None
+
+    def make_room(self):
+        """All readers read what there is. A writer that waits for room still makes readable what is wanted of it."""
+        floor = self.memory.log(STREAM).floor
+        self.help()
+        self.learn(64)
+        if self.far is not None:
+            self.far.read()
+        self.num_stuck = 0 if self.memory.log(STREAM).floor > floor else self.num_stuck + 1
+        assert self.num_stuck < 3
 
     def help(self):
         """What the writers' own threads do."""

@@ -184,12 +184,13 @@ class Outbox:
             num_refused = 0 if verdict.status == OK else num_refused + 1
             if num_refused > MAX_REFUSED:
                 raise StoreError(f'the server contradicts itself about {self.stream!r}: {verdict}')
-            if verdict.status == FULL:
-                raise Refused(verdict.room)
             if verdict.status == OK:
                 item.accepted, item.number = True, verdict.number
                 self._sent.append(self._queue.popleft())
+            # Also when there is no room: there may be none before what is wanted of us can be read, and acked.
             self._learn(verdict)
+            if verdict.status == FULL:
+                raise Refused(verdict.room)
 
     def check(self) -> None:
         """Ask for the stream's state; what a server forgot is queued again, what was acked is let go."""

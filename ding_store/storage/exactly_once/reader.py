@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 from typing import Dict, List, Mapping, Optional
 
 from ding_store.errors import ConfigError, CorruptPayload, StoreError
@@ -32,6 +33,9 @@ class Reader:
           is counted, logged and left out.
         - loss_grace_s (:obj:`float`): After the server lost its memory, how long writers are waited for to announce
           again, before what they do not is counted as lost.
+        - copied (:obj:`bool`): Whether ``read`` copies what lies in memory that its writer uses again: for who holds
+          entries of a stream that may drop them unread (``overflow='drop_oldest'``). One that was overwritten before
+          it was copied counts as lost.
     Attributes:
         - num_lost (:obj:`int`): Entries that were in the stream and never came: dropped by a full stream, or forgotten
           by the server when their writer was dead, as far as this reader had heard of them (it asks once a second).
@@ -49,6 +53,7 @@ class Reader:
         marks: Optional[Mapping[str, int]] = None,
         on_corrupt: str = 'stop',
         loss_grace_s: float = 60.0,
+        copied: bool = False,
     ) -> None:
         if on_corrupt not in ON_CORRUPT:
             raise ConfigError(f'on_corrupt ({on_corrupt!r}) must be one of {", ".join(ON_CORRUPT)}')
@@ -57,6 +62,7 @@ class Reader:
         self.name = name
         self.durable = durable
         self.on_corrupt = on_corrupt
+        self.copied = copied
         self.num_duplicates = 0
         self.num_corrupt = 0
         self._losses = Losses(loss_grace_s)
@@ -95,6 +101,8 @@ class Reader:
         lost, duplicates = self.num_lost, self.num_duplicates
         try:
             entries = self.store.read(self.stream, self._cursor, max_entries, timeout_s)
+            if self.copied:
+                entries = [_copy_of(entry) for entry in entries]
         except CorruptPayload as e:
             self._skip(e)
             entries = []
@@ -239,3 +247,14 @@ class Reader:
         if duplicates and not self._said_duplicates:
             logger.info('reader %r of %r: skipping entries that were announced again', self.name, self.stream)
         self._said_lost, self._said_duplicates = lost > 0, bool(duplicates)
+
+
+def _copy_of(entry: Entry) -> Entry:
+    """The entry with arrays of its own, or the fact that it is lost."""
+    if entry.guard is None:
+        return entry
+    arrays = {name: array.copy() for name, array in entry.arrays.items()}
+    # Asked after the copy: what was overwritten meanwhile is other entries' bytes.
+    if entry.validate():
+        return replace(entry, arrays=arrays, guard=None)
+    return replace(entry, header={}, arrays={}, guard=None, is_lost=True)

@@ -11,7 +11,7 @@ import uuid
 from contextlib import contextmanager
 from typing import Callable, Dict, Iterable, Iterator, List, Optional
 
-from ding_store.errors import AppendUnsettled, StoreTimeout, StreamFull
+from ding_store.errors import AppendUnsettled, NotEnoughSpace, StoreTimeout, StreamFull
 from ding_store.storage.base import Arrays, EntryId, Header
 from ding_store.storage.exactly_once.outbox import Announcement, Fill, Item, Outbox, Payload, Refused, Verdict
 from ding_store.storage.options import StoreOptions, StreamOptions
@@ -92,19 +92,15 @@ class Writer:
         self._checked_at = time.monotonic()
 
     def append(self, stream: str, payload: Payload, timeout_s: Optional[float]) -> EntryId:
-        try:
-            lane = self._lane(stream)
-            if payload.size > lane.options.max_pending_bytes:
-                raise StreamFull(
-                    f'one entry of {payload.size} bytes is over max_pending_bytes ({lane.options.max_pending_bytes}) '
-                    f'of stream {stream!r}'
-                )
-            deadline = time.monotonic() + (lane.options.max_block_s if timeout_s is None else timeout_s)
-            with lane.held(deadline):
-                return self._append(lane, payload, deadline)
-        finally:
-            if not payload.is_kept:
-                payload.release()
+        lane = self._lane(stream)
+        if payload.size > lane.options.max_pending_bytes:
+            raise StreamFull(
+                f'one entry of {payload.size} bytes is over max_pending_bytes ({lane.options.max_pending_bytes}) '
+                f'of stream {stream!r}'
+            )
+        deadline = time.monotonic() + (lane.options.max_block_s if timeout_s is None else timeout_s)
+        with lane.held(deadline):
+            return self._append(lane, payload, deadline)
 
     def check(self, now: bool = False) -> None:
         """
@@ -190,6 +186,9 @@ class Writer:
                 lane.outbox.flush()
             except Refused:
                 pass  # Entries never accepted may wait for room; the next append waits with them.
+            except NotEnoughSpace as e:
+                # It is no failure of the call that we look around in: the next append to this stream says it again.
+                logger.info('stream %r waits for memory: %s', lane.outbox.stream, e)
             finally:
                 lane.lock.release()
 

@@ -13,7 +13,16 @@ from ding_store.errors import ConfigError, CorruptPayload, StoreClosed, StoreErr
 from ding_store.storage.base import OLDEST, Arrays, Buffer, Entry, EntryId, Header, Store, StoreInfo, StreamInfo, Value
 from ding_store.storage.exactly_once.outbox import Payload
 from ding_store.storage.host.cache_dir import CacheDir, Found, open_cache_dir
-from ding_store.storage.host.planes import Download, PlanedStore, Record, Remote, Resolver, fetch_own, unpack
+from ding_store.storage.host.planes import (
+    PATIENCE_S,
+    Download,
+    PlanedStore,
+    Record,
+    Remote,
+    Resolver,
+    fetch_own,
+    unpack,
+)
 from ding_store.storage.host.ring import RingReader
 from ding_store.storage.host.rings import Rings, crc_of
 from ding_store.storage.host.stream_copies import StreamCopies
@@ -27,6 +36,8 @@ logger = logging.getLogger(__name__)
 _JOIN_S = 10.0
 #: How long close() waits for a thread that waits for room.
 _PUBLISH_S = 1.0
+#: How long the writer of a value on another host is waited for: unlike an entry, the next version makes up for it.
+_VALUE_PATIENCE_S = 30.0
 
 
 class HostCache(Store):
@@ -40,7 +51,7 @@ class HostCache(Store):
         - store (:obj:`PlanedStore`): Closed with this one.
         - directory (:obj:`Optional[str]`): Where the host cache is: by default chosen by free space.
         - max_bytes (:obj:`Optional[int]`): What it may take: by default half of what is free, 8 GiB at most.
-        - patience_s (:obj:`float`): How long the writer of a payload on another host is waited for.
+        - patience_s (:obj:`float`): How long the writer of an entry on another host is waited for.
         - checked (:obj:`bool`): Whether entries that this process writes to a ring carry a checksum.
     """
 
@@ -49,7 +60,7 @@ class HostCache(Store):
         store: PlanedStore,
         directory: Optional[str] = None,
         max_bytes: Optional[int] = None,
-        patience_s: float = 30.0,
+        patience_s: float = PATIENCE_S,
         checked: bool = False,
     ) -> None:
         if max_bytes is not None and max_bytes < 1:
@@ -72,7 +83,7 @@ class HostCache(Store):
         self._cache = _opened(name, self._directory, self._max_bytes)
         self._copies = StreamCopies(self._cache, self._limit_of) if self._cache is not None else None
         self._resolver = Resolver(self.store, self._follow, self._complain, self._patience_s, self._fetch)
-        self._values = HostValues(self.store, self._cache, self._patience_s)
+        self._values = HostValues(self.store, self._cache, _VALUE_PATIENCE_S)
         self._lock = threading.Lock()
         self._rings: Dict[str, Rings] = {}
         self._files: Dict[str, RingReader] = {}
@@ -97,7 +108,12 @@ class HostCache(Store):
 
     def append(self, stream: str, header: Header, arrays: Arrays, timeout_s: Optional[float] = None) -> EntryId:
         self._enter()
-        return self.store.append_payload(stream, self._payload(stream, header, arrays), timeout_s)
+        payload = self._payload(stream, header, arrays)
+        try:
+            return self.store.append_payload(stream, payload, timeout_s)
+        finally:
+            if not payload.is_kept:
+                payload.release()  # Else its ring would never have room again: space is given back in order.
 
     def read(self, stream: str, after: EntryId = OLDEST, max_entries: int = 64, timeout_s: float = 0.0) -> List[Entry]:
         self._enter()

@@ -117,7 +117,7 @@ class PlanedStore(Store):
 
     @abstractmethod
     def append_payload(self, stream: str, payload: Payload, timeout_s: Optional[float] = None) -> EntryId:
-        """As ``append``, of what is encoded already; releases the payload when nobody needs it any more."""
+        """As ``append``, of what is encoded already; says by ``is_kept`` whether it will release the payload itself."""
 
     @abstractmethod
     def read_records(
@@ -200,6 +200,21 @@ def fate(is_held: bool, is_filled: bool, sequence: int, base: int) -> str:
 
 Follow = Callable[[str, Record], Optional[Entry]]
 
+#: How long a writer may take to fill an entry: longer than it tries to reach a server that went away
+#: (``RedisOptions.reconnect_timeout_s``), since what counts as lost is not taken when it comes after all.
+PATIENCE_S = 90.0
+
+
+class Asked(NamedTuple):
+    """A writer was asked to fill what it had appended by then."""
+
+    epoch: str
+    upto: int  # the number of the last one
+    since: float  # or since it filled one of them
+
+    def is_of(self, entry_id: EntryId) -> bool:
+        return self.epoch == entry_id.epoch and entry_id.number <= self.upto
+
 
 class Resolver:
     """
@@ -208,7 +223,8 @@ class Resolver:
     Arguments:
         - follow (:obj:`Optional[Callable]`): The entry of a reference, if this process can map its file.
         - complain (:obj:`Optional[Callable]`): Called with a stream and a record whose reference cannot be followed.
-        - patience_s (:obj:`float`): How long a writer may take to fill an entry before it counts as lost.
+        - patience_s (:obj:`float`): After so long without an entry filled, those that its writer was asked for count as
+          lost: all of them, since a dead writer fills none.
         - fetch (:obj:`Callable`): Gets what is in the server, but not in the records.
     """
 
@@ -217,7 +233,7 @@ class Resolver:
         store: PlanedStore,
         follow: Optional[Follow] = None,
         complain: Optional[Callable[[str, Record], None]] = None,
-        patience_s: float = 30.0,
+        patience_s: float = PATIENCE_S,
         fetch: Fetch = fetch_own,
     ) -> None:
         self._store = store
@@ -225,7 +241,7 @@ class Resolver:
         self._follow = follow
         self._complain = complain or (lambda stream, record: store.want(stream))
         self._patience_s = patience_s
-        self._missed: Dict[Tuple[str, EntryId], float] = {}  # when each was first missed
+        self._asked: Dict[Tuple[str, str], Asked] = {}  # of a stream and a writer
 
     def read(self, stream: str, after: EntryId, max_entries: int, timeout_s: float) -> List[Entry]:
         deadline = time.monotonic() + timeout_s
@@ -258,22 +274,40 @@ class Resolver:
         return self._follow(stream, record) if self._follow else None
 
     def _awaited(self, stream: str, record: Record, deadline: float) -> Optional[Entry]:
-        key = (stream, record.id)
-        is_new = key not in self._missed
-        since = self._missed.setdefault(key, time.monotonic())
-        if is_new and self._store.fate_of(stream, record) == WAITING:
-            self._complain(stream, record)
+        since = self._asked_since(stream, record)
         until = min(deadline, since + self._patience_s)
         payload = self._store.wait_for_fill(stream, record, max(0.0, until - time.monotonic()), self._fetch)
         if payload is not None:
-            self._missed.pop(key)
+            self._note_fill(stream, record)
             return decode_entry(stream, *record._replace(payload=payload))
         return self._lost(stream, record) if self._is_lost(stream, record, since) else None
 
+    def _asked_since(self, stream: str, record: Record) -> float:
+        """Since when its writer has been asked for it, which it is now if it was not."""
+        asked = self._asked.get((stream, record.writer))
+        if asked is not None and asked.is_of(record.id):
+            return asked.since
+        since = time.monotonic()
+        if self._store.fate_of(stream, record) == WAITING:
+            asked = Asked(record.id.epoch, self._newest_of(stream, record), since)
+            self._complain(stream, record)
+            self._asked[stream, record.writer] = asked
+        return since
+
+    def _newest_of(self, stream: str, record: Record) -> int:
+        """The number of its writer's newest entry: a later one will be of a writer that lives."""
+        info = self._store.stream_info(stream)
+        if info is None or info.epoch != record.id.epoch:
+            return record.id.number
+        return max(record.id.number, info.numbers.get(record.writer, 0))
+
+    def _note_fill(self, stream: str, record: Record) -> None:
+        asked = self._asked.get((stream, record.writer))
+        if asked is not None and asked.is_of(record.id):
+            self._asked[stream, record.writer] = asked._replace(since=time.monotonic())
+
     def _is_lost(self, stream: str, record: Record, since: float) -> bool:
         found = self._store.fate_of(stream, record)
-        if found == GONE:
-            self._missed.pop((stream, record.id), None)
         return found == LOST or (found == WAITING and time.monotonic() - since >= self._patience_s)
 
     def _lost(self, stream: str, record: Record) -> Entry:

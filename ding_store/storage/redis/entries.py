@@ -113,16 +113,14 @@ class RedisEntries:
         meta, log = self._key(stream, 'meta'), self._key(stream, 'log')
 
         def held_after(number: int) -> Tuple[str, List[Raw]]:
-            commands = (
-                ('MULTI',),
-                ('HGET', meta, 'epoch'),
-                ('XRANGE', log, f'({_behind(number)}', '+', 'COUNT', max_entries),
-                ('EXEC',),
-            )
+            epoch, entries = ('HGET', meta, 'epoch'), ('XRANGE', log, f'({_behind(number)}', '+', 'COUNT', max_entries)
 
             def command(session: Session) -> Tuple[str, List[Raw]]:
-                epoch, raw = session.ask(*commands)[-1]
-                self._known[stream] = ((epoch or b'').decode(), session.life.run_id)
+                # No transaction, which a server at its maxmemory refuses: epochs never come back.
+                begun, raw, ended = session.ask(epoch, entries, epoch)
+                while begun != ended:
+                    begun, raw, ended = session.ask(epoch, entries, epoch)
+                self._known[stream] = ((begun or b'').decode(), session.life.run_id)
                 return self._known[stream][0], raw
 
             found: Tuple[str, List[Raw]] = self._call(f'read {stream!r}', command)

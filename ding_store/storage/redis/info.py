@@ -1,4 +1,7 @@
-"""What a store on Redis holds now, put together from its keys."""
+"""
+What a store on Redis holds now, put together from its keys. In no transaction: a server at its maxmemory refuses those,
+and all that is known of a stream but its readers is in one hash.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ Hash = Mapping[bytes, bytes]
 
 def read_streams(session: Session, run: str) -> Dict[str, StreamInfo]:
     names = _indexed(session, run, 'stream')
-    pipe = session.client.pipeline(transaction=True)
+    pipe = session.client.pipeline(transaction=False)
     for name in names:
         pipe.hgetall(f'ding:{{{run}/{name}/0}}:meta')
         pipe.hgetall(f'ding:{{{run}/{name}/0}}:readers')
@@ -22,7 +25,7 @@ def read_streams(session: Session, run: str) -> Dict[str, StreamInfo]:
 
 
 def read_stream(session: Session, run: str, name: str) -> Optional[StreamInfo]:
-    pipe = session.client.pipeline(transaction=True)
+    pipe = session.client.pipeline(transaction=False)
     pipe.hgetall(f'ding:{{{run}/{name}/0}}:meta')
     meta, readers = pipe.hgetall(f'ding:{{{run}/{name}/0}}:readers').execute()
     return _stream(meta, readers)

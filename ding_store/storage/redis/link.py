@@ -142,12 +142,7 @@ class Session:
         """Send some commands at once, and return their replies as they are."""
         with self.borrowed() as connection:
             connection.send_packed_command([b''.join(map(_pack, commands))], check_health=False)
-            replies = [connection.read_response() for _ in commands]
-        # Within a transaction errors are no exceptions but results.
-        for reply in replies[-1] if commands[-1] == ('EXEC',) else ():
-            if isinstance(reply, Exception):
-                raise reply
-        return replies
+            return [connection.read_response() for _ in commands]
 
     @staticmethod
     def _evalsha(sha: str, keys: Sequence[str], arguments: Tuple[Argument, ...]) -> Tuple[Argument, ...]:

@@ -31,6 +31,7 @@ end
 
 if sequence == 0 then
   -- Whoever waits for this writer to fill what is below waits in vain.
+  need_no_memory()
   redis.call('HSET', META, 'b:' .. writer, ARGV[5])
 end
 if ARGV[2] ~= epoch then
