@@ -114,7 +114,7 @@ class LearnerSide(Side):
     def _merge(self, ctx: OnlineRLContext, entries: List[Entry]) -> bool:
         """Returns whether there are elements in ctx, for the middleware that follows."""
         if 'began_s' not in self._member.figures and entries:
-            self._session.figures(began_s=time.monotonic())
+            self._session.figures(began_s=time.monotonic(), began_step=ctx.env_step, began_iter=ctx.train_iter)
         assert self._plan is not None
         entries = self._chunks_of(entries)
         # Rows of an episode are one element, which columns know nothing of; and pickled ones are no columns.
