@@ -408,6 +408,39 @@ def test_death_of_the_embedded_server_is_a_pause(tmp_path, victim):
     assert 'lost the connection' in run.text
 
 
+def last_trained(cwd):
+    """DI-engine's trainer logs every hundredth iteration."""
+    log = Path(cwd, '.ding_store/r/logs/learner-0.log')
+    return int((re.findall(r'Train Iter\((\d+)\)', log.read_text() if log.exists() else '') or [0])[-1])
+
+
+def trains_on(cwd, num_iterations, within_s):
+    wanted, deadline = last_trained(cwd) + num_iterations, time.monotonic() + within_s
+    while last_trained(cwd) < wanted and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return last_trained(cwd) >= wanted
+
+
+def test_a_free_learner_trains_on_its_table_while_the_server_is_away(tmp_path, own_server):
+    options = ['--store', own_server.url, '--set', 'train_ratio=free', '--roles', 'learner=1,collector=1']
+    arguments = ['run', '--run', 'r', *options, *tiny(tmp_path / 'trace', '--max-train-iter', 3000)]
+    with job(ding_store(*arguments), tmp_path) as run:
+        run.wait_for(lambda: last_trained(tmp_path) >= 100, 'training')
+        for _ in range(5):  # one that is killed in the middle of a call of the learner's is waited for
+            own_server.kill()
+            if trains_on(tmp_path, 300, within_s=5.0):
+                break
+            own_server.start()
+        else:
+            raise AssertionError('it waits for the server')
+        own_server.start()
+        assert run.wait() == 0, run.text
+        balanced(run.text)
+    log = Path(tmp_path, '.ding_store/r/logs/learner-0.log').read_text()
+    assert 'the store is away' in log
+    assert 'the store is back after' in log
+
+
 def test_finished_run_leaves_no_server_and_its_name_is_free(tmp_path):
     for _ in range(2):
         arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
