@@ -114,6 +114,16 @@ class CheckpointConfig:
             path = told
         return replace(made, path=os.path.abspath(path))
 
+    def check_apart(self, stock: str) -> None:
+        """
+        Overview:
+            CkptSaver's files have the names of ours, which are resumed from, and removed when there are newer ones.
+        Raises:
+            - ConfigError: This is CkptSaver's directory.
+        """
+        if os.path.realpath(self.path) == os.path.realpath(stock):
+            raise ConfigError(f'store.checkpoint.path ({self.path!r}) is where CkptSaver saves: name another directory')
+
 
 #: Why checkpoints are refused there.
 NOT_SERIAL = (

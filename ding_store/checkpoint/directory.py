@@ -159,7 +159,10 @@ class CheckpointDir:
         except FileNotFoundError:
             return None
         except ValueError as e:
-            raise CorruptPayload(f'{self.file("run.json")!r} was damaged; remove it to begin another run') from e
+            raise CorruptPayload(
+                f'{self.file("run.json")!r} was damaged: name another directory (store.checkpoint.path), and the '
+                'checkpoint to begin with (store.checkpoint.load)'
+            ) from e
 
     def _replace(self, run: str, finished: Optional[str]) -> None:
         path = self.file('run.json')

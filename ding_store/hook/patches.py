@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -165,8 +166,8 @@ def _patch_config(module: Any) -> None:
             return
         try:
             if os.fork() == 0:  # nobody's child: the caller need not wait for it, ever
-                _let_go()
                 os.nice(19)  # a second of formatting, just when every role begins
+                _let_go()
                 save(config, path)
         except BaseException:  # noqa: BLE001 - nobody is there to catch it; what is left is to say it
             Path(f'{path}.error').write_text(traceback.format_exc())
@@ -181,7 +182,11 @@ def _let_go() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(nothing, descriptor)
-    os.closerange(3, os.sysconf('SC_OPEN_MAX'))
+    # Not up to the limit: it may be a thousand million, and Python 3.9 tries one by one.
+    for name in os.listdir('/proc/self/fd'):
+        if int(name) > 2:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.close(int(name))
 
 
 def _patch_worker(module: Any) -> None:

@@ -204,8 +204,8 @@ class Job:
         """
         Overview:
             Wait until all processes are gone, calling ``tick`` now and then. A learner or evaluator that dies is
-            started again if the learner makes checkpoints, and else ends the run; a collector that dies costs its
-            unfinished chunk, the last one ends the run.
+            started again if the learner makes checkpoints and it was no ConfigError, and else ends the run; a collector
+            that dies costs its unfinished chunk, the last one ends the run.
         Returns:
             - code (:obj:`int`): 0 when the run finished in order.
         """
@@ -262,7 +262,7 @@ class Job:
             if any(p.role == 'collector' and p.code is None for p in self.processes):
                 self.say('the run goes on without it; `ding-store join --role collector` adds another')
                 return None
-        if process.role != 'collector' and code != 0 and self._may_restart(session):
+        if process.role != 'collector' and code != 0 and self._may_restart(code, session):
             return self._restart(process, session)
         self._give_up(process, how, session)
         return None
@@ -272,9 +272,12 @@ class Job:
         end = session.store.get(FINISH)
         return self.is_hurrying and end is not None and not end.header['failed']
 
-    def _may_restart(self, session: Session) -> bool:
+    def _may_restart(self, code: int, session: Session) -> bool:
         checkpoints = session.store.get(CHECKPOINTS)
         if checkpoints is None or session.store.get(FINISH) is not None:
+            return False
+        if code == os.EX_CONFIG:
+            self.say('it is not started again: what it refuses (a ConfigError) it would refuse again')
             return False
         limit = checkpoints.header['max_restarts']
         if self.num_restarts >= limit:

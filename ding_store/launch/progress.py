@@ -21,6 +21,7 @@ class Figures:
     env_step: int = 0
     train_iter: int = 0
     rows_appended: int = 0
+    collectors_not_left: int = 0  # after the run: they were killed, and had appended more than they reported
     rows_ingested: int = 0
     rows_lost: int = 0
     entries_corrupt: int = 0
@@ -33,6 +34,8 @@ class Figures:
     eval_iter: Optional[int] = None
     began_s: Optional[float] = None
     ended_s: Optional[float] = None
+    began_step: int = 0  # at began_s
+    began_iter: int = 0
 
     @classmethod
     def of(cls, members: Members) -> Figures:
@@ -45,22 +48,28 @@ class Figures:
         )
         began = [m.figures['began_s'] for m in collectors if 'began_s' in m.figures]
         figures.began_s = min(began) if began else None
-        if len(members.of('learner')) > 1 and learner is not None:  # started again: its own loop is what it measures
-            figures.began_s = learner.figures.get('began_s', figures.began_s)
         for each in members.of('learner'):
             # One that went on with the replay of those before it counts all of their rows.
             before = 0 if each.figures.get('is_resumed') else figures.rows_ingested
             figures.rows_ingested = before + int(each.figures.get('rows', 0))
         figures.rows_lost = int(members.total('learner', 'lost'))
         figures.entries_corrupt = int(members.total('learner', 'corrupt'))
+        # What a killed collector appended after its last report is counted where it was taken. Of those that left the
+        # reports are complete: there the two counts stay apart, and their difference is a fault to be seen.
+        figures.collectors_not_left = len(members.of('collector', 'alive'))
+        if figures.collectors_not_left:
+            figures.rows_appended = max(figures.rows_appended, figures.rows_ingested)
         if learner is not None:
             figures._add_learner(learner.figures, members)
+            if len(members.of('learner')) > 1 and 'began_s' in learner.figures:
+                figures._measure_loop_of(learner.figures)
         if evaluator is not None:
             figures.eval_value = evaluator.figures.get('eval_value')
             figures.eval_iter = evaluator.figures.get('eval_iter')
         return figures
 
     def _add_learner(self, learner: dict, members: Members) -> None:
+        self.env_step = max(self.env_step, learner.get('env_step', 0))
         self.train_iter = learner.get('train_iter', 0)
         self.replay_rows = learner.get('replay_rows', 0)
         self.policy_version = learner.get('policy_version', 0)
@@ -68,6 +77,12 @@ class Figures:
         self.policy_versions = learner.get('policy_versions', {})
         self.policy_lags = {name: members.policy_lag(name, version) for name, version in self.policy_versions.items()}
         self.policy_lag = max(self.policy_lags.values(), default=0)
+
+    def _measure_loop_of(self, learner: dict) -> None:
+        """Of one that was started again: times, and so rates, are those of its own loop, totals those of all lives."""
+        self.began_s, self.began_iter = learner['began_s'], learner['began_iter']
+        # One that did not go on with the counts of those before it has counted from 0: its steps are the last of all.
+        self.began_step = self.env_step - (learner.get('env_step', 0) - learner['began_step'])
 
     @property
     def loop_s(self) -> float:
@@ -147,16 +162,18 @@ def table(columns: Sequence[Tuple[str, dict]]) -> str:
 def summary(figures: Figures, wall_s: float) -> dict:
     """The end table's column for a run through the store."""
     corrupt = {'corrupt entries skipped': figures.entries_corrupt} if figures.entries_corrupt else {}
+    silent = figures.collectors_not_left
+    at_least = f' (at least: {silent} collector{"s" * (silent > 1)} gave no last report)' if silent else ''
     return {
         'wall time, whole command (s)': f'{wall_s:.1f}',
         'first env step to the end (s)': _if_known(figures.loop_s, '.1f'),
         'env steps': figures.env_step,
         'train iterations': figures.train_iter,
-        'env steps/s': _if_known(figures.env_step / figures.loop_s, '.0f'),
-        'train iterations/s': _if_known(figures.train_iter / figures.loop_s, '.0f'),
+        'env steps/s': _if_known((figures.env_step - figures.began_step) / figures.loop_s, '.0f'),
+        'train iterations/s': _if_known((figures.train_iter - figures.began_iter) / figures.loop_s, '.0f'),
         'train iterations per env step': f'{figures.train_iter / max(figures.env_step, 1):.3f}',
         'last evaluation return': '-' if figures.eval_value is None else f'{figures.eval_value:.1f}',
-        'rows appended': figures.rows_appended,
+        f'rows appended{at_least}': figures.rows_appended,
         'rows ingested': figures.rows_ingested,
         'rows lost': figures.rows_lost,
         **corrupt,

@@ -66,7 +66,7 @@ class Script:
         Overview:
             Run it as ``__main__``, to the end, exit handlers included. For a process that exits afterwards.
         Returns:
-            - code (:obj:`int`): What its process would have exited with.
+            - code (:obj:`int`): What its process would have exited with; ``os.EX_CONFIG`` for a ConfigError.
         """
         sys.argv = [self.target, *self.args]
         code = 0
@@ -81,6 +81,9 @@ class Script:
             code = _exit_code(error.code)
         except KeyboardInterrupt:
             code = 130
+        except ConfigError:
+            traceback.print_exc()
+            code = os.EX_CONFIG  # the launcher need not try again what cannot go otherwise
         except BaseException:  # noqa: BLE001 - as the interpreter itself does with what a program lets through
             traceback.print_exc()
             code = 1

@@ -53,9 +53,13 @@ def ckpt_saver(session: Session, policy: Any, *args: Any, **kwargs: Any) -> Any:
     """
     Overview:
         CkptSaver, for scripts that know nothing of checkpoints: itself, and with ``store.checkpoint`` ours after it.
+    Raises:
+        - ConfigError: Both are to write into one directory.
     """
-    parts = [CkptSaver(policy, *args, **kwargs), checkpointer(session, policy)]
-    parts = [part for part in parts if not isinstance(part, VoidMiddleware)]
+    stock = CkptSaver(policy, *args, **kwargs)
+    if session.config.checkpoint is not None and not isinstance(stock, VoidMiddleware):
+        session.config.checkpoint.check_apart(stock.prefix)
+    parts = [part for part in (stock, checkpointer(session, policy)) if not isinstance(part, VoidMiddleware)]
     if len(parts) < 2:
         return parts[0] if parts else task.void()
 
@@ -78,12 +82,12 @@ class BestCheckpoint:
     def __call__(self, ctx: OnlineRLContext) -> None:
         if ctx.eval_value is None or not ctx.eval_value > self._best:
             return
-        if self._directory.run is None:
-            self._warn(ctx)
-            return
-        state = self._policy.learn_mode.state_dict()
-        extra = dict(train_iter=ctx.train_iter, policy=left_out(self._policy, state))
         try:
+            if self._directory.run is None:
+                self._warn(ctx)
+                return
+            state = self._policy.learn_mode.state_dict()
+            extra = dict(train_iter=ctx.train_iter, policy=left_out(self._policy, state))
             self._directory.save_best({**state, EXTRA: extra}, float(ctx.eval_value))
             self._best = float(ctx.eval_value)  # Not before: a worse one may be the best that is on the disk.
         except (OSError, CorruptPayload) as e:

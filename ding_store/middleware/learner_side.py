@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 import numpy as np
 from ding.framework import task
+from ditk import logging
 
 from ding_store.errors import ConfigError, CorruptPayload
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter
@@ -36,9 +37,15 @@ class LearnerSide(Side):
         Take chunks in order, each exactly once: with ``train_ratio='keep'`` one per iteration of the learner's loop.
         Where only a pusher follows, columns of trajectories go into its buffer as they are; else they become
         ``ctx.trajectories``, episodes ``ctx.episodes``, and pass the pipeline's own middleware.
+        While the store is away the loop takes what was read already, and trains as far as the ratio permits: with
+        ``train_ratio='free'`` on what is in the replay. Acks and progress wait until it is back.
     """
 
     role = 'learner'
+    _may_go_on = False  # without a chunk, while the store is away
+    _train_iter = -1
+    _away_since: Optional[float] = None
+    _untold: Optional[Tuple[EntryId, Dict[str, Any]]] = None  # what was taken last, and the progress since
 
     def __init__(self, session: Session, skip_n_iter: int) -> None:
         super().__init__(session, skip_n_iter)
@@ -90,18 +97,36 @@ class LearnerSide(Side):
         limit = 1 if self._session.config.train_ratio == 'keep' else 64
         if self._paced is not None:
             self._paced.begin(ctx.train_iter)
+        # Middleware before the pusher may count on elements; and who does not train would go round and round.
+        is_free = self._session.config.train_ratio == 'free' and self._plan is not None and bool(self._plan.push_direct)
+        self._may_go_on = is_free and self._train_iter not in (-1, ctx.train_iter)
+        self._train_iter = ctx.train_iter
         taken = self._session.wait_for('experience', lambda timeout_s: self._take(limit, timeout_s), 'collector')
         self._taken = taken or []
         self._merge(ctx, self._taken)
         return taken is not None
 
     def _take(self, max_entries: int, timeout_s: float) -> Optional[List[Entry]]:
-        if len(self._feed) == 0:
+        is_away = self._is_away()
+        if len(self._feed) == 0 and not is_away:
+            self._tell()
             self._session.store.settle()  # Those who make experience may be waiting for word of the last chunk.
             self._pass_over_skipped()
         if self._paced is not None:
             return self._paced.take(timeout_s)
+        if is_away and self._may_go_on:
+            return self._feed.take(max_entries, 0.0)
         return self._feed.take(max_entries, timeout_s) or None
+
+    def _is_away(self) -> bool:
+        is_away = self._session.store.is_away
+        if is_away and self._away_since is None:
+            self._away_since = time.monotonic()
+            logging.warning('ding_store: the store is away; training goes on as far as the ratio permits')
+        elif not is_away and self._away_since is not None:
+            logging.warning(f'ding_store: the store is back after {time.monotonic() - self._away_since:.1f} s')
+            self._away_since = None
+        return is_away
 
     def _pass_over_skipped(self) -> None:
         """Entries that the reader skipped are never taken, and who appended them waits for word of them, too."""
@@ -116,7 +141,7 @@ class LearnerSide(Side):
     def _merge(self, ctx: OnlineRLContext, entries: List[Entry]) -> bool:
         """Returns whether there are elements in ctx, for the middleware that follows."""
         if 'began_s' not in self._member.figures and entries:
-            self._session.figures(began_s=time.monotonic())
+            self._session.figures(began_s=time.monotonic(), began_step=ctx.env_step, began_iter=ctx.train_iter)
         assert self._plan is not None
         entries = self._chunks_of(entries)
         # Rows of an episode are one element, which columns know nothing of; and pickled ones are no columns.
@@ -177,7 +202,9 @@ class LearnerSide(Side):
     def _advance(self, ctx: OnlineRLContext, ingested: EntryId) -> None:
         """Not waited for: the news wakes every collector, and on few cores they would go first."""
         counts = dict(train_iter=ctx.train_iter, env_step=ctx.env_step, env_episode=ctx.env_episode)
-        self._reader.advance(ingested, PROGRESS, {'ingested': list(ingested), **counts})
+        self._untold = ingested, {'ingested': list(ingested), **counts}
+        if not self._is_away():
+            self._tell()
         self._session.figures(
             rows=self._position.num_rows,
             chunks=self._position.num_chunks,
@@ -189,6 +216,11 @@ class LearnerSide(Side):
         )
         if not self._session.finished:
             self._session.figures(ended_s=time.monotonic())
+
+    def _tell(self) -> None:
+        if self._untold is not None:
+            (ingested, progress), self._untold = self._untold, None
+            self._reader.advance(ingested, PROGRESS, progress)
 
     def _leave(self, ctx: OnlineRLContext) -> None:
         """What collectors had appended when the run ended still goes into the replay: the books balance."""
@@ -203,6 +235,7 @@ class LearnerSide(Side):
                 self._plan.push_through(ctx)
             self._taken = [entry]
         self._send(ctx)
+        self._tell()
         self._session.store.settle()
 
     def _rest(self) -> List[Entry]:

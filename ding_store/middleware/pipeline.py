@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any, Callable, Mapping, Optional
 
 from ding_store.config import StoreConfig
@@ -109,7 +110,11 @@ def pipeline(cfg: Mapping[str, Any], store: Optional[Mapping[str, Any]] = None) 
         - ConfigError: An unknown key or a bad value in the block.
     """
     block = store if store is not None else cfg.get('store')
-    return Pipeline(StoreConfig.from_block(block, default_run=run_name(cfg.get('exp_name', 'default'))))
+    exp_name = str(cfg.get('exp_name', 'default'))
+    config = StoreConfig.from_block(block, default_run=run_name(exp_name))
+    if config.enable and config.checkpoint is not None:
+        config.checkpoint.check_apart(os.path.join(exp_name, 'ckpt'))  # of a CkptSaver beside our Checkpointer
+    return Pipeline(config)
 
 
 def run_name(exp_name: str) -> str:

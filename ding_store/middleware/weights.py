@@ -120,7 +120,8 @@ class _Exchanger:
 class WeightsSender(_Exchanger):
     """
     Overview:
-        Publish the model once before training, and after every ``period``-th iteration if it trained.
+        Publish the model once before training, and after every ``period``-th iteration if it trained; while the store
+        is away training goes on without.
     Output of ctx:
         - policy_version (:obj:`int`): Of the acting policy's weights that were published last.
         - policy_versions (:obj:`Dict[str, int]`): The same of all policies of this process, by name.
@@ -135,6 +136,7 @@ class WeightsSender(_Exchanger):
         self._period = period
         self._num_iterations = 0
         self._published_iter: Optional[int] = None
+        self._is_due = False
         self._pinned: Dict[str, torch.Tensor] = {}
         # Statistics are no weights: a running variance may be out of the range of half precision, or vanish in it.
         self._buffers = {buffer_name for buffer_name, _ in model.named_buffers(remove_duplicate=False)}
@@ -149,6 +151,8 @@ class WeightsSender(_Exchanger):
         yield
         self._num_iterations += 1
         if ctx.train_iter != self._published_iter and (self._num_iterations - 1) % self._period == 0:
+            self._is_due = True
+        if self._is_due and not self._session.store.is_away:  # else when it is back, the newest there are by then
             self._publish(ctx)
 
     def _publish(self, ctx: Context) -> None:
@@ -157,7 +161,7 @@ class WeightsSender(_Exchanger):
         header.update(train_iter=ctx.train_iter, iteration=max(0, self._num_iterations - 1), sent_at=time.time())
         self._warn_of(header['not_rounded'])
         self.version = self._session.store.put(self._value, header, arrays)
-        self._published_iter = ctx.train_iter
+        self._published_iter, self._is_due = ctx.train_iter, False
         self._session.set_policy_version(self._name, self.version)
         if time.monotonic() >= self._say_at:
             self._say(ctx)

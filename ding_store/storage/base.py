@@ -188,6 +188,14 @@ class Store(ABC):
             - StoreError: As ``ack`` and ``put``.
         """
 
+    @property
+    def is_away(self) -> bool:
+        """
+        Whether a call made now would wait for a server that was lost. Asks nobody, and brings nothing back: other calls
+        do, in whatever thread.
+        """
+        return False
+
     @abstractmethod
     def forget(self, stream: str, reader: str) -> bool:
         """Drop a reader for good, so that nothing waits for it. Returns whether it was known."""

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip('ding')
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.launch.job import LEAVE_S, Job, Process  # noqa: E402
-from ding_store.middleware.session import FINISH  # noqa: E402
+from ding_store.middleware.session import CHECKPOINTS, FINISH  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 
 
@@ -28,3 +28,19 @@ def test_an_evaluator_in_its_last_evaluation_does_not_fail_the_run(tmp_path, rol
         assert job._reap(process, session) is None
     assert (job.failed is not None) == fails
     assert ('was not done 10 s after the end' in said[0]) == (not fails)
+
+
+@pytest.mark.parametrize(('code', 'num_restarts'), [(1, 1), (os.EX_CONFIG, 0)])
+def test_a_learner_whose_settings_are_wrong_is_not_started_again(tmp_path, monkeypatch, code, num_restarts):
+    log, said, restarted = tmp_path / 'log', [], []
+    log.touch()
+    pid = os.posix_spawn('/bin/sh', ['sh', '-c', f'exit {code}'], os.environ)
+    process = Process('learner', 0, pid, os.pidfd_open(pid), log, '')
+    monkeypatch.setattr(Job, '_restart', lambda self, process, session: restarted.append(process))
+    with open_store('memory://', run='r') as store:
+        store.put(CHECKPOINTS, {'path': str(tmp_path), 'max_restarts': 5}, {})
+        session = SimpleNamespace(store=store, finished=False, finish=lambda *args, **kwargs: None)
+        job = Job(None, {}, StoreConfig(), tmp_path, say=said.append, processes=[process])
+        job._reap(process, session)
+    assert len(restarted) == num_restarts
+    assert ('ConfigError' in ''.join(said)) == (job.failed is not None) == (num_restarts == 0)

@@ -89,7 +89,19 @@ def test_who_reads_a_jobs_output_does_not_wait_for_its_config_to_be_written(tmp_
 
 def test_a_config_that_cannot_be_written_says_why_beside_it(tmp_path):
     (tmp_path / 'config.py').mkdir()
-    run_hooked("from ding.config import config; config.save_config_py({'seed': 1}, 'config.py')", tmp_path)
+    run_hooked(
+        """
+        import os
+        from ding.config import config
+
+        def closerange(low, high):
+            raise TimeoutError(f'{high - low} descriptors, one by one, as Python 3.9 does it')
+
+        os.closerange = closerange
+        config.save_config_py({'seed': 1}, 'config.py')
+        """,
+        tmp_path,
+    )
     deadline = time.monotonic() + 60
     while not (said := tmp_path / 'config.py.error').exists() or 'IsADirectoryError' not in said.read_text():
         assert time.monotonic() < deadline

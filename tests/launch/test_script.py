@@ -58,7 +58,13 @@ def test_ditask_is_told_to_leave_roles_out(tmp_path):
 
 @pytest.mark.parametrize(
     ('body', 'code'),
-    [('pass', 0), ('import sys; sys.exit(3)', 3), ('import sys; sys.exit("no")', 1), ('1 / 0', 1)],
+    [
+        ('pass', 0),
+        ('import sys; sys.exit(3)', 3),
+        ('import sys; sys.exit("no")', 1),
+        ('1 / 0', 1),
+        ('from ding_store.errors import ConfigError; raise ConfigError("no")', os.EX_CONFIG),
+    ],
 )
 def test_runs_as_main_and_gives_its_exit_code(tmp_path, body, code):
     path = tmp_path / 'main.py'

@@ -22,9 +22,11 @@ from ding_store.errors import ConfigError  # noqa: E402
 from ding_store.middleware.checkpoint import (  # noqa: E402
     BestCheckpoint,
     checkpointer,
+    ckpt_saver,
     random_states,
     set_random_states,
 )
+from ding_store.middleware.pipeline import pipeline  # noqa: E402
 from ding_store.middleware.plan import Replay  # noqa: E402
 from ding_store.middleware.position import Position  # noqa: E402
 from ding_store.middleware.replay import replay_buffer  # noqa: E402
@@ -164,6 +166,26 @@ def test_a_file_that_another_wrote_there_is_named(tmp_path):
     CkptSaver(policy, str(tmp_path), train_freq=100)(task.ctx)
     with pytest.raises(ConfigError, match=r"iteration_100\.pth\.tar' was not written by this run"):
         run(tmp_path / 'ckpt', policy_of())
+
+
+def test_the_directory_of_ckpt_saver_is_refused(tmp_path):
+    """Both write iteration_N.pth.tar: ours removes those of old, and could not resume from the other's."""
+    (tmp_path / 'link').symlink_to(tmp_path / 'exp')
+    block = {'enable': True, 'checkpoint': dict(path=str(tmp_path / 'link' / 'ckpt'))}
+    with pytest.raises(ConfigError, match=r'link/ckpt.*CkptSaver'):
+        ckpt_saver(Session(StoreConfig.from_block(block), lambda: task.finish), policy_of(), str(tmp_path / 'exp'))
+    with pytest.raises(ConfigError, match=r'link/ckpt.*CkptSaver'):
+        pipeline({'exp_name': str(tmp_path / 'exp'), 'store': block})
+    assert os.listdir(tmp_path / 'exp' / 'ckpt') == []
+    ckpt_saver(session_of(tmp_path / 'ours'), policy_of(), str(tmp_path / 'exp'))
+
+
+def test_an_evaluator_goes_on_where_the_best_cannot_be_kept(tmp_path, caplog):
+    made = run(tmp_path, policy_of(), num_iterations=1)
+    (tmp_path / 'run.json').write_text('{')
+    task.ctx.eval_value = 1.0
+    made._best(task.ctx)
+    assert 'store.checkpoint.load' in caplog.text
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):

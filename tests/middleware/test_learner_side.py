@@ -30,7 +30,9 @@ from ding_store.middleware.learner_side import LearnerSide  # noqa: E402
 from ding_store.middleware.plan import PUSH_COLUMNS, REPLAY  # noqa: E402
 from ding_store.middleware.position import Position  # noqa: E402
 from ding_store.middleware.replay import data_pusher  # noqa: E402
+from ding_store.middleware.session import Session  # noqa: E402
 from ding_store.middleware.side import STREAM  # noqa: E402
+from ding_store.middleware.weights import WeightsSender  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 from ding_store.storage.base import EntryId  # noqa: E402
 from ding_store.storage.exactly_once.reader import Reader  # noqa: E402
@@ -459,3 +461,55 @@ def test_who_appended_what_is_skipped_hears_of_it(redis_server):
         assert learner._reader.num_corrupt == 3
         learner._feed.wake()
         learner._feed.rest()
+
+
+@pytest.mark.parametrize('ratio', ['keep', 'free'])
+def test_a_learner_trains_on_while_the_store_is_away(own_server, caplog, ratio):
+    """Free on its table, else on the chunks that it has; acks, progress and weights come when the store is back."""
+    config = StoreConfig(url=own_server.url, run='r', train_ratio=ratio, reconnect_timeout_s=20.0)
+    session, ctx, buffer_ = Session(config), OnlineRLContext(), StoreBuffer(100)
+    with session.store as store, open_store(own_server.url, run='r') as collector:
+        learner, sender = Learner(store, buffer_), WeightsSender(session, torch.nn.Linear(2, 2), 'main')
+        learner._plan.count = buffer_.count
+        learner._session, learner._paced, learner._feed = session, None, Feed(learner._reader)
+        learner._taken, learner._num_skipped = [], 0
+        writer, lead = ChunkWriter(collector, STREAM), Lead(collector, max_lead=1)
+
+        def iterate():
+            backward = sender(ctx)
+            next(backward)
+            assert learner._receive(ctx)
+            ctx.train_iter += 1
+            learner._send(ctx)
+            next(backward, None)
+
+        writer.write([step(0)], HEADER)
+        while len(buffer_) < 1:
+            iterate()
+        for number in (1, 2):
+            lead.appended(writer.write([step(number)], HEADER))
+        eventually(lambda: len(learner._feed) == 2, 'two chunks read ahead')
+        version, before = sender.version, ctx.train_iter
+        own_server.kill()
+        begin = monotonic()
+        for _ in range(2 if ratio == 'keep' else 20):
+            iterate()
+        if ratio == 'keep':
+            assert learner._take(1, 0.01) is None
+        assert monotonic() - begin < 10.0
+        assert ctx.train_iter > before
+        assert (len(buffer_), sender.version) == (3, version)
+        own_server.start()
+        lead.appended(writer.write([step(3)], HEADER))
+        eventually(lambda: not store.is_away, 'the store is back')
+        while len(buffer_) < 4:
+            iterate()
+        store.settle()
+        assert lead.caught_up(20.0)
+        assert sender.version > version
+        assert collector.get('weights/main').header['train_iter'] == ctx.train_iter
+        assert [int(item.data.time) for item in buffer_] == [0, 1, 2, 3]
+        assert (learner._reader.lag(), learner._reader.num_lost) == (0, 0)
+        assert collector.stream_info(STREAM).readers['learner'] == 4
+        learner._feed.wake()
+    assert caplog.text.count('the store is away') == caplog.text.count('the store is back after') == 1

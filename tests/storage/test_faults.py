@@ -439,3 +439,20 @@ class TestTruncatedLog:
             seen += read_until(reader, 14)
             assert seen == list(range(21))
             assert reader.num_lost == 0
+
+
+def test_a_store_knows_at_once_that_its_server_is_away(own_server):
+    with RedisStore(own_server.url, 'run') as store:
+        store.put('value', {}, {})
+        assert not store.is_away
+        own_server.kill()
+        assert store.is_away
+        own_server.start()
+        assert store.is_away, 'nobody has asked since'
+        store.put('value', {}, {})
+        assert not store.is_away
+        with own_server.client() as client:
+            client.client_kill_filter(_type='normal', skipme=True)
+        eventually(lambda: store.is_away, 'a connection that was closed is noticed')
+        assert store.put('value', {}, {}) == 3
+        assert not store.is_away

@@ -142,6 +142,10 @@ class HostCache(Store):
         self._enter()
         self.store.settle()
 
+    @property
+    def is_away(self) -> bool:
+        return self.store.is_away
+
     def forget(self, stream: str, reader: str) -> bool:
         self._enter()
         with self._lock:

@@ -34,7 +34,7 @@ import redis
 
 from ding_store.errors import NotEnoughSpace, StoreClosed, StoreDenied, StoreError, StoreUnavailable
 from ding_store.storage.options import RedisOptions
-from ding_store.storage.redis.server import Life, is_tls_error, make_client, speaks_plainly, wake
+from ding_store.storage.redis.server import Life, has_hung_up, is_tls_error, make_client, speaks_plainly, wake
 from ding_store.storage.urls import address_of
 
 logger = logging.getLogger(__name__)
@@ -127,6 +127,15 @@ class Session:
             self._give_back(connection)  # Whatever reply is still to come must not meet the next command.
             raise
         self.spare.append(connection)
+
+    def is_hung_up(self) -> bool:
+        """Whether the server has closed a connection that nobody uses at the moment: so it has, if it died."""
+        try:
+            connection = self.spare.pop()
+        except IndexError:
+            return False
+        self.spare.append(connection)
+        return has_hung_up(connection)
 
     def close(self) -> None:
         """Of what nobody uses at the moment; who uses the rest will find out."""
@@ -264,6 +273,13 @@ class Link:
             return None if was_tried else command(session)
 
         return self.call(what, once)
+
+    def is_away(self) -> bool:
+        """Whether a connection was lost, and none was made since: calls wait now, or make one."""
+        session = self._session
+        if session is not None and session.is_hung_up():
+            self._drop(session, redis.ConnectionError('the server closed the connection'))
+        return self._session is None and self.num_sessions > 0
 
     def close(self) -> None:
         """Wakes the threads that wait for a reply; they raise StoreClosed."""

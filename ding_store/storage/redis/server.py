@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import select
 import socket
 import ssl
 import threading
@@ -155,6 +156,19 @@ def wake(client: redis.Redis) -> None:
             except OSError:
                 pass  # Closed by its own thread meanwhile.
     pool.disconnect(inuse_connections=False)
+
+
+def has_hung_up(connection: Any) -> bool:
+    """Whether the other side of a connection is gone, as far as this host has heard."""
+    sock = getattr(connection, '_sock', None)
+    if sock is None:
+        return False
+    poll = select.poll()
+    try:
+        poll.register(sock, select.POLLRDHUP)
+    except (OSError, ValueError):
+        return False  # Closed by its own thread meanwhile.
+    return bool(poll.poll(0))
 
 
 def _numbers(version: str) -> Tuple[int, ...]:

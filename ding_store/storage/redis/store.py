@@ -185,6 +185,10 @@ class RedisStore(PlanedStore):
         self._enter()
         self._unanswered.settle()
 
+    @property
+    def is_away(self) -> bool:
+        return self._pid == os.getpid() and self._link.is_away()
+
     def forget(self, stream: str, reader: str) -> bool:
         return bool(self._run('forget', stream, reader))
 

@@ -1,0 +1,56 @@
+"""What the figures of a run say after processes of it were killed, or started again."""
+
+import pytest
+
+from ding_store.launch.progress import Figures, summary
+from ding_store.middleware.members import Member, Members
+from ding_store.storage import open_store
+
+
+@pytest.fixture
+def run():
+    with open_store('memory://', run='r') as store:
+
+        def reported(role, node_id, state='left', **figures):
+            Member(f'{role}-{node_id}', role, node_id, figures=figures).report(store, state)
+            return Figures.of(Members(store).refresh())
+
+        yield reported
+
+
+def test_what_a_killed_collector_did_not_report_is_counted_where_it_was_taken(run):
+    run('collector', 2, 'alive', rows=16, env_step=16)
+    run('collector', 3, rows=80, env_step=80)
+    figures = run('learner', 0, rows=104, env_step=104)
+    assert (figures.rows_appended, figures.rows_ingested, figures.env_step) == (104, 104, 104)
+    cells = summary(figures, 1.0)
+    assert cells['rows appended (at least: 1 collector gave no last report)'] == 104
+    assert 'rows appended' not in cells
+
+
+def test_rows_that_nobody_appended_are_seen(run):
+    run('collector', 2, rows=16, env_step=16)
+    figures = run('learner', 0, rows=24, env_step=24)
+    assert summary(figures, 1.0)['rows appended'] == 16
+    assert figures.rows_ingested == 24
+
+
+def test_rates_of_a_learner_that_was_started_again_are_of_its_own_loop(run):
+    run('collector', 2, began_s=100.0, rows=600, env_step=600)
+    run('learner', 0, 'failed', rows=400, env_step=400, train_iter=900, began_s=101.0, ended_s=141.0)
+    counts = dict(rows=600, env_step=600, train_iter=1300)
+    began = dict(began_s=200.0, began_step=400, began_iter=800)
+    figures = run('learner', 10, **counts, **began, ended_s=210.0, is_resumed=True)
+    cells = summary(figures, 120.0)
+    assert (cells['env steps'], cells['train iterations']) == (600, 1300)
+    assert (cells['env steps/s'], cells['train iterations/s']) == ('20', '50')
+
+
+def test_rates_of_a_learner_that_began_afresh_are_of_its_own_loop(run):
+    run('collector', 2, began_s=100.0, rows=600, env_step=600)
+    run('learner', 0, 'failed', rows=400, env_step=400, train_iter=900, began_s=101.0, ended_s=141.0)
+    began = dict(began_s=200.0, began_step=0, began_iter=0)
+    figures = run('learner', 10, rows=200, env_step=200, train_iter=500, **began, ended_s=210.0)
+    cells = summary(figures, 120.0)
+    assert (cells['env steps'], cells['rows ingested']) == (600, 600)
+    assert (cells['env steps/s'], cells['train iterations/s']) == ('20', '50')
