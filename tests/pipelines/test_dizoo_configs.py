@@ -1,4 +1,7 @@
-"""Every pipeline of dizoo_configs trains: store and stock in one process, and the store with a process per role."""
+"""
+Every pipeline of dizoo_configs trains: store and stock in one process, and the store with a process per role. So do
+configs of each kind of batch in DI-engine's config pipeline.
+"""
 
 import json
 import math
@@ -16,11 +19,12 @@ pytest.importorskip('gym')
 from ding_store.middleware.trajectories import collector_epsilon  # noqa: E402
 
 sys.path.insert(0, str(HERE))
-from tiny import PIPELINES, arguments  # noqa: E402
+from tiny import PIPELINES, SERIAL, arguments  # noqa: E402
 
 pytestmark = pytest.mark.timeout(960)  # of all pipelines together, on a machine that is busy with others
 
 RUNS = [f'{name}:{kind}' for name in PIPELINES for kind in ('store', 'stock')]
+SERIAL_RUNS = [f'{name}:serial' for name in SERIAL]
 
 
 def is_there(name):
@@ -35,7 +39,7 @@ def runs(tmp_path_factory):
     """All runs of one process each, forked from one that has imported everything: seconds each instead of ten."""
     directory = tmp_path_factory.mktemp('runs')
     wanted = []
-    for run in RUNS:
+    for run in RUNS + SERIAL_RUNS:
         try:
             is_there(run.partition(':')[0])
             wanted.append(run)
@@ -49,6 +53,20 @@ def runs(tmp_path_factory):
 
 @pytest.mark.parametrize('run', RUNS)
 def test_trains_in_one_process(runs, run):
+    record = trained(runs, run)
+    if run.endswith(':stock'):
+        assert record['modules'] == [], 'nothing of the store was imported'
+
+
+@pytest.mark.parametrize('run', SERIAL_RUNS)
+def test_trains_in_the_config_pipeline(runs, run):
+    record = trained(runs, run)
+    is_of_sequences = run.partition(':')[0] in ('pong_r2d2', 'pong_impala', 'smax_qmix')
+    assert set(record['batches']) == {'SequenceBatch' if is_of_sequences else 'TrainBatch'}
+
+
+def trained(runs, run):
+    """The run's record; it has trained."""
     name, _, kind = run.partition(':')
     is_there(name)
     directory = runs / f'{name}-{kind}'
@@ -60,8 +78,7 @@ def test_trains_in_one_process(runs, run):
     assert len(record['losses']) >= 6
     assert all(math.isfinite(loss) for loss in record['losses'])
     assert len(set(record['losses'])) > 1, 'different batches'
-    if kind == 'stock':
-        assert record['modules'] == [], 'nothing of the store was imported'
+    return record
 
 
 @pytest.mark.parametrize(
@@ -115,8 +132,7 @@ def check_roles(directory, name, *script):
 
 CONFIGS = sorted(
     str(path.relative_to(ROOT).with_suffix('')).replace('/', '.')
-    for domain in ('cartpole', 'atari', 'mujoco')
-    for path in (ROOT / 'dizoo_configs' / domain).glob('*_config.py')
+    for path in (ROOT / 'dizoo_configs').glob('*/*_config.py')
 )
 
 
