@@ -10,8 +10,8 @@ Learning curves: Pong DQN, Hopper SAC and GoBigger DQN, store and stock, several
 Every run is a process of its own (one collector and the learner in it, so that store and stock do the same work), ends
 at its env steps or after its minutes, and writes a line per evaluation to DIRECTORY/TASK-KIND-sSEED/curve.jsonl: env
 step, train iteration, seconds, mean return over 20 episodes. Started again, runs that ended are left as they are, and
-the others begin anew. A random policy's returns are measured first; the plot shows their mean and 3 standard
-deviations.
+the others begin anew; so do those that their minutes ended, when they are given more. A random policy's returns are
+measured first; the plot shows their mean and 3 standard deviations.
 """
 
 import argparse
@@ -27,8 +27,16 @@ from torch.nn import LeakyReLU
 
 ROOT = Path(__file__).resolve().parent.parent
 EPISODES = 20
-#: No stop value: all runs go on to the same env step.
-ENVS = {'env.stop_value': 10**9, 'env.evaluator_env_num': 4, 'env.n_evaluator_episode': EPISODES, 'policy.cuda': False}
+ENVS = {
+    # All runs go on to the same env step.
+    'env.stop_value': 10**9,
+    # DI-engine's evaluator seeds each env once and for all: in its second episode it would see its first one again.
+    'env.evaluator_env_num': EPISODES,
+    'env.n_evaluator_episode': EPISODES,
+    'policy.cuda': False,
+}
+#: What a run that went on to its last env step has in its file ``ended``; others have their minutes.
+STEPS = 'env steps'
 
 #: Task -> its main, where it ends, and its settings: DI-engine's own, made smaller where two cores are too few.
 TASKS = {
@@ -37,6 +45,8 @@ TASKS = {
         max_env_step=185_000,
         settings={
             **ENVS,
+            # Its episodes differ all the same: they begin with a number of no-ops that numpy draws.
+            'env.evaluator_env_num': 4,
             'env.frame_size': 64,
             'policy.model.obs_shape': [4, 64, 64],
             'policy.model.encoder_hidden_size_list': [16, 32, 64],
@@ -107,7 +117,8 @@ def run_one(task_name: str, kind: str, seed: int, minutes: float) -> None:
 
     curve = Path('curve.jsonl')
     curve.write_text('')
-    began, seen, run = time.monotonic(), [None], task.run
+    Path('ended').unlink(missing_ok=True)
+    began, seen, run, ended_by = time.monotonic(), [None], task.run, [STEPS]
 
     def note(ctx) -> None:
         seconds = time.monotonic() - began
@@ -116,8 +127,8 @@ def run_one(task_name: str, kind: str, seed: int, minutes: float) -> None:
             point = dict(env_step=int(ctx.env_step), train_iter=int(ctx.train_iter), seconds=seconds)
             with curve.open('a') as out:
                 out.write(json.dumps({**point, 'mean_return': float(ctx.last_eval_value)}) + '\n')
-        if seconds > 60 * minutes:
-            task.finish = True
+        if seconds > 60 * minutes and not task.finish:
+            task.finish, ended_by[0] = True, str(minutes)
 
     def timed_run() -> None:
         task.use(note)
@@ -125,7 +136,13 @@ def run_one(task_name: str, kind: str, seed: int, minutes: float) -> None:
 
     task.run = timed_run
     importlib.import_module(TASKS[task_name]['main']).main(options(task_name, kind, seed))
-    Path('ended').touch()
+    Path('ended').write_text(ended_by[0])
+
+
+def has_ended(directory: Path, minutes: float) -> bool:
+    """At its last env step, or after as many minutes as it would have now."""
+    path = directory / 'ended'
+    return path.exists() and (path.read_text() in (STEPS, '') or float(path.read_text()) >= minutes)
 
 
 def random_returns(task_name: str, directory: Path) -> list:
@@ -205,7 +222,7 @@ def learn(tasks: list, kinds: list, seeds: list, minutes: float, jobs: int, dire
             while waiting and len(running) < jobs:
                 task, kind, seed = waiting.pop(0)
                 own = directory / f'{task}-{kind}-s{seed}'
-                if (own / 'ended').exists():
+                if has_ended(own, minutes):
                     print(f'{own.name} has ended before; remove {own} to run it again')
                 else:
                     running.append(Run(task, kind, seed, minutes, directory))

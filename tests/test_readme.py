@@ -24,6 +24,8 @@ TEXTS = [
     *(f'docs/{path.name}' for path in (ROOT / 'docs').glob('*.md')),
 ]
 RUNS = '<!-- runs by itself -->'
+#: Their docstrings have commands, too, in lines that begin with >.
+PIPELINES = sorted((ROOT / 'dizoo_configs').glob('*/*.py'))
 
 
 class Block(NamedTuple):
@@ -60,7 +62,7 @@ def without_design(found: List[Block]) -> List[Block]:
 
 
 def commands() -> List[Tuple[str, List[str]]]:
-    """Every command line of the shell blocks, as words without comments and leading assignments."""
+    """Every command line of the shell blocks and of the mains, as words without comments and leading assignments."""
     found = []
     for block in without_design(blocks('sh')):
         for line in block.text.replace('\\\n', ' ').splitlines():
@@ -69,6 +71,10 @@ def commands() -> List[Tuple[str, List[str]]]:
                 words.pop(0)
             if words:
                 found.append((block.place, words))
+    for path in PIPELINES:
+        for line in (ast.get_docstring(ast.parse(path.read_text())) or '').splitlines():
+            if line.startswith('> '):
+                found.append((str(path.relative_to(ROOT)), shlex.split(line[2:])))
     return found
 
 
@@ -135,8 +141,25 @@ def check_python(words: List[str]) -> None:
         assert (
             subprocess.run([sys.executable, '-W', 'ignore', '-c', code], timeout=60, cwd=ROOT).returncode == 0
         ), module
-    else:
-        assert words[0] == 'main.py' or (ROOT / words[0]).exists(), words[0]
+    elif words[0] != 'main.py':
+        assert (ROOT / words[0]).exists(), words[0]
+        if '--config' in words:  # of a main
+            name = f'{words[words.index("--config") + 1]}_config.py'
+            assert (ROOT / words[0]).with_name(name).exists(), name
+
+
+def check_ding(words: List[str]) -> None:
+    assert words[words.index('-m') + 1] == 'serial'
+    config = words[words.index('-c') + 1]
+    assert (ROOT / config).exists(), config
+
+
+def check_ditask(words: List[str]) -> None:
+    check_options(words, help_of(str(BIN / 'ditask')))
+    module, _, function = words[words.index('--main') + 1].rpartition('.')
+    if module.startswith('dizoo_configs.'):
+        source = (ROOT / f'{module.replace(".", "/")}.py').read_text()
+        assert re.search(rf'^def {function}\(', source, re.M), f'{module} has no {function}'
 
 
 #: What a reader has, or gets from the system: not ours to check.
@@ -153,8 +176,10 @@ def check_command(words: List[str]) -> None:
         check_pip(rest)
     elif program in ('python', 'python3'):
         check_python(rest)
+    elif program == 'ding':
+        check_ding(rest)
     elif program == 'ditask':
-        check_options(rest, help_of(str(BIN / 'ditask')))
+        check_ditask(rest)
     elif program not in SYSTEM_PROGRAMS:
         raise AssertionError(f'{program}: no test knows how to check it')
 
@@ -175,6 +200,10 @@ def test_commands_exist(place, words):
         'scripts/setup.sh --nosuch',
         "pip install '.[nosuch]'",
         'python -m ding_store.nosuch',
+        'python dizoo_configs/nosuch.py',
+        'python dizoo_configs/atari/atari_dqn_main.py --config nosuch',
+        'ding -m serial -c dizoo_configs/nosuch.py',
+        'ditask --main dizoo_configs.atari.atari_dqn_main.nosuch',
         'nosuch',
     ],
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import random
 import time
 from typing import TYPE_CHECKING, Any, List, Optional
 
 import numpy as np
 import torch
+from ding.framework import task
 from ditk import logging
 
 from ding_store.errors import AppendUnsettled
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 ENV_ID_BITS = 32
 #: Of a chunk that a full stream of a server that had just come back did not take yet: the store's writer will bring it.
 UNSETTLED = EntryId('', 0)
+#: Between the seeds of one collector and the next.
+SEED_STEP = 10007
 
 
 class CollectorSide(Side):
@@ -43,9 +48,29 @@ class CollectorSide(Side):
         self._ordinal = session.store.add('collectors', 1) - 1
         self._lead = Lead(session.store, session.config.max_lead)
         self._first_step = self._sent_steps = self._sent_episodes = self._num_rows = self._num_chunks = 0
-        self._reseeded = self._ordinal == 0
+        # All collectors run one script with one seed. Left alone, they would collect the same experience: all but the
+        # first have seeds of their own, made from it.
+        self._seed_shift = SEED_STEP * self._ordinal
+        self._has_collected = False
+        if self._seed_shift:
+            task.use_wrapper(self._seed_envs)
+
+    def _seed_envs(self, middleware: Any) -> Any:
+        """Looks at what the script gives to the task; no more than its seed is changed."""
+        cfg: Any = getattr(middleware, 'cfg', None)
+        env: Any = getattr(middleware, 'env', None)
+        if hasattr(env, 'seed') and isinstance(getattr(cfg, 'seed', None), int):
+            # DI-engine's collectors go on to seed their envs with it while they collect at random.
+            middleware.cfg = cfg = copy.copy(cfg)
+            cfg.seed += self._seed_shift
+            env.seed(cfg.seed)
+        return middleware
 
     def _begin(self, ctx: OnlineRLContext, plan: Plan) -> None:
+        if self._seed_shift:
+            torch.manual_seed(torch.initial_seed() % 2**31 + self._seed_shift)
+            random.seed(random.getrandbits(31) + self._seed_shift)
+            self._seed_numpy()
         # Who is started again, or joins, explores as much as a run does that has come so far.
         progress = self._session.store.get(PROGRESS)
         if progress is not None:
@@ -81,7 +106,10 @@ class CollectorSide(Side):
             self._num_chunks += 1
             counts = dict(env_step=self._sent_steps - self._first_step, env_episode=self._sent_episodes)
             self._session.figures(rows=self._num_rows, chunks=self._num_chunks, **counts)
-        self._diversify()
+        if self._seed_shift and not self._has_collected:
+            # Envs seed numpy when they are launched; a collector that is not DI-engine's did so with the script's seed.
+            self._seed_numpy()
+        self._has_collected = True
 
     def _append(self, elements: List[Any], header: dict) -> bool:
         """False: the run ended first, and the chunk was not appended."""
@@ -109,10 +137,5 @@ class CollectorSide(Side):
         # Said before the script's own clean-up: the learner waits for it, to take what was appended last.
         self._session.leave()
 
-    def _diversify(self) -> None:
-        # All collectors run one script with one seed. Left alone, they would collect the same experience: all but the
-        # first draw a new state from it, reproducibly, once the envs have been launched (which seeds numpy again).
-        if not self._reseeded:
-            self._reseeded = True
-            torch.manual_seed(torch.initial_seed() % 2**31 + 10007 * self._ordinal)
-            np.random.seed((int(np.random.randint(2**31)) + 10007 * self._ordinal) % 2**32)
+    def _seed_numpy(self) -> None:
+        np.random.seed((int(np.random.randint(2**31)) + self._seed_shift) % 2**32)

@@ -1,11 +1,14 @@
 """
-Runs pipelines of tiny.py in one process each, forked from this one, which has imported everything: NAME:store or
-NAME:stock ... In a directory per run, with its output in ``out`` and what came of it in ``record.json``.
+Runs pipelines of tiny.py in one process each, forked from this one, which has imported everything: NAME:store,
+NAME:stock, or NAME:serial for the store in DI-engine's config pipeline ... In a directory per run, with its output in
+``out`` and what came of it in ``record.json``.
 """
 
+import functools
 import importlib
 import json
 import os
+import pickle
 import sys
 import time
 import traceback
@@ -13,8 +16,10 @@ from pathlib import Path
 
 import ding.config.config
 import torch
+from ding.entry import serial_pipeline
 from ding.framework import task
-from tiny import PIPELINES, options
+from ding.utils import POLICY_REGISTRY
+from tiny import PIPELINES, options, serial_options
 
 #: Longer than any of them takes, ten times.
 LIMIT_S = 100.0
@@ -39,8 +44,27 @@ def run(name: str, is_stock: bool) -> None:
         stock_run()
 
     task.run = watched
-    ding.config.config.save_config_py = lambda *args, **kwargs: None  # formatting one takes longer than the run
     main(options(name, stock=is_stock, max_train_iter=6))
+    Path('record.json').write_text(json.dumps(record))
+
+
+def run_serial(name: str) -> None:
+    module = importlib.import_module(f'dizoo_configs.{PIPELINES[name][0]}')
+    main_config, create_config = serial_options(name).configs(module.CONFIGS[0])
+    kind = POLICY_REGISTRY.get(create_config.policy.type)
+    record, train = {'losses': [], 'batches': []}, kind._forward_learn
+
+    @functools.wraps(train)
+    def watched(policy, batch):
+        record['batches'].append(type(batch).__name__)
+        output = train(policy, batch)
+        record['losses'].append(float(output['total_loss']))
+        return output
+
+    kind._forward_learn = watched
+    serial_pipeline((main_config, create_config), seed=0, max_train_iter=6)
+    result = pickle.loads(Path(main_config.exp_name, 'result.pkl').read_bytes())  # noqa: S301 - written just now
+    record.update(env_step=int(result['env_step']), train_iter=int(result['train_iter']))
     Path('record.json').write_text(json.dumps(record))
 
 
@@ -56,7 +80,10 @@ def forked(job: str) -> int:
     os.dup2(out, 1)
     os.dup2(out, 2)
     try:
-        run(name, kind == 'stock')
+        if kind == 'serial':
+            run_serial(name)
+        else:
+            run(name, kind == 'stock')
     except BaseException:  # noqa: BLE001 - the child must end here, whatever happened
         traceback.print_exc()
         sys.stderr.flush()
@@ -67,6 +94,7 @@ def forked(job: str) -> int:
 
 def main() -> None:
     torch.set_num_threads(1)
+    ding.config.config.save_config_py = lambda *args, **kwargs: None  # formatting one takes longer than the run
     for name in {PIPELINES[job.partition(':')[0]][0] for job in sys.argv[1:]}:
         importlib.import_module(f'dizoo_configs.{name}')
     waiting, running = list(sys.argv[1:]), {}

@@ -1,4 +1,7 @@
-"""Every pipeline of dizoo_configs trains: store and stock in one process, and the store with a process per role."""
+"""
+Every pipeline of dizoo_configs trains: store and stock in one process, and the store with a process per role. So do
+configs of each kind of batch in DI-engine's config pipeline.
+"""
 
 import json
 import math
@@ -8,17 +11,20 @@ import sys
 
 import pytest
 from jobs import PIPELINES as HERE
-from jobs import ROLES, ROOT, ding_store, environment, job, table
+from jobs import ROLES, ROOT, ding_store, environment, job, records, table
 from needs import need_extra
 
 pytest.importorskip('ding')
 pytest.importorskip('gym')
+from ding_store.middleware.trajectories import collector_epsilon  # noqa: E402
+
 sys.path.insert(0, str(HERE))
-from tiny import PIPELINES, arguments  # noqa: E402
+from tiny import PIPELINES, SERIAL, arguments  # noqa: E402
 
 pytestmark = pytest.mark.timeout(960)  # of all pipelines together, on a machine that is busy with others
 
 RUNS = [f'{name}:{kind}' for name in PIPELINES for kind in ('store', 'stock')]
+SERIAL_RUNS = [f'{name}:serial' for name in SERIAL]
 
 
 def is_there(name):
@@ -33,7 +39,7 @@ def runs(tmp_path_factory):
     """All runs of one process each, forked from one that has imported everything: seconds each instead of ten."""
     directory = tmp_path_factory.mktemp('runs')
     wanted = []
-    for run in RUNS:
+    for run in RUNS + SERIAL_RUNS:
         try:
             is_there(run.partition(':')[0])
             wanted.append(run)
@@ -47,6 +53,20 @@ def runs(tmp_path_factory):
 
 @pytest.mark.parametrize('run', RUNS)
 def test_trains_in_one_process(runs, run):
+    record = trained(runs, run)
+    if run.endswith(':stock'):
+        assert record['modules'] == [], 'nothing of the store was imported'
+
+
+@pytest.mark.parametrize('run', SERIAL_RUNS)
+def test_trains_in_the_config_pipeline(runs, run):
+    record = trained(runs, run)
+    is_of_sequences = run.partition(':')[0] in ('pong_r2d2', 'pong_impala', 'smax_qmix')
+    assert set(record['batches']) == {'SequenceBatch' if is_of_sequences else 'TrainBatch'}
+
+
+def trained(runs, run):
+    """The run's record; it has trained."""
     name, _, kind = run.partition(':')
     is_there(name)
     directory = runs / f'{name}-{kind}'
@@ -58,8 +78,7 @@ def test_trains_in_one_process(runs, run):
     assert len(record['losses']) >= 6
     assert all(math.isfinite(loss) for loss in record['losses'])
     assert len(set(record['losses'])) > 1, 'different batches'
-    if kind == 'stock':
-        assert record['modules'] == [], 'nothing of the store was imported'
+    return record
 
 
 @pytest.mark.parametrize(
@@ -67,7 +86,6 @@ def test_trains_in_one_process(runs, run):
     [
         'cartpole_dqn_per',
         'cartpole_ppo',
-        'pong_apex',
         'pong_r2d2',
         'pong_impala',
         'qbert_ppo',
@@ -80,8 +98,26 @@ def test_trains_in_one_process(runs, run):
 def test_trains_with_a_process_per_role(tmp_path, name):
     is_there(name)
     main, *options = arguments(name)
-    command = ['run', '--run', 'r', '--roles', ROLES, '--', 'python', str(ROOT / main), *options]
-    with job(ding_store(*command, '--max-train-iter', 6), tmp_path, PYTHONUNBUFFERED='1') as run:
+    check_roles(tmp_path, name, ROOT / main, *options, '--max-train-iter', 6)
+
+
+def test_of_ape_x_each_collector_has_its_epsilon_and_gives_first_priorities(tmp_path):
+    is_there('pong_apex')
+    _, *options = arguments('pong_apex')
+    check_roles(tmp_path, 'pong_apex', HERE / 'watch_apex.py', tmp_path / 'log', *options)
+    lines = records(tmp_path / 'log')
+    epsilons = {(line['node'], line['eps']) for line in lines if 'eps' in line}
+    assert epsilons == {(2, collector_epsilon(0, 2)), (3, collector_epsilon(1, 2))}
+    chunks = [line['priorities'] for line in lines if 'priorities' in line]
+    # The learner by itself gives all new rows the largest that there was.
+    assert all(min(chunk) < max(chunk) for chunk in chunks)
+    assert {line['node'] for line in lines if 'priorities' in line} == {0}
+
+
+def check_roles(directory, name, *script):
+    """Run it with a process per role; it trains, and what collectors sent arrives."""
+    command = ['run', '--run', 'r', '--roles', ROLES, '--', 'python', *script]
+    with job(ding_store(*command), directory, PYTHONUNBUFFERED='1') as run:
         assert run.wait() == 0, run.text
         rows = table(run.text)
     # Without a replay nobody takes what collectors appended last, when the run had ended.
@@ -89,15 +125,14 @@ def test_trains_with_a_process_per_role(tmp_path, name):
     assert rows['rows appended'] == rows['rows ingested'] if is_replayed else rows['rows ingested'] > 0, run.text
     assert rows['rows lost'] == 0
     assert rows['train iterations'] >= 6
-    logs = ''.join(path.read_text(errors='replace') for path in tmp_path.glob('.ding_store/r/logs/*'))
+    logs = ''.join(path.read_text(errors='replace') for path in directory.glob('.ding_store/r/logs/*'))
     is_direct = is_replayed and name != 'qbert_ppo'  # whose advantages are estimated first, of elements
     assert ('columns go into the replay directly' in logs) == is_direct, re.sub(r'\x1b\S*', '', logs)[-3000:]
 
 
 CONFIGS = sorted(
     str(path.relative_to(ROOT).with_suffix('')).replace('/', '.')
-    for domain in ('cartpole', 'atari', 'mujoco')
-    for path in (ROOT / 'dizoo_configs' / domain).glob('*_config.py')
+    for path in (ROOT / 'dizoo_configs').glob('*/*_config.py')
 )
 
 

@@ -5,10 +5,12 @@ import importlib
 import re
 import runpy
 import sys
+from types import SimpleNamespace
 
 import pytest
 from ding.envs import BaseEnvManagerV2, SubprocessEnvManagerV2, get_env_cls
 from ding.framework import task
+from ding.framework.context import OnlineRLContext
 from ding.worker import AdvancedReplayBuffer
 from easydict import EasyDict
 from jobs import ROOT
@@ -16,7 +18,7 @@ from jobs import ROOT
 from ding_store import enable
 from ding_store.config import ENV_RUN, ENV_URL
 from ding_store.errors import ConfigError
-from dizoo_configs.command import Options, options
+from dizoo_configs.command import Options, options, use_end
 
 CARTPOLE = 'dizoo_configs.cartpole.cartpole_dqn_main'
 
@@ -94,6 +96,37 @@ def test_the_settings_of_the_learning_runs_are_taken(task_name):
     module = importlib.import_module(learn['TASKS'][task_name]['main'])
     main_config, _ = learn['options'](task_name, 'store', 0).configs(module.CONFIGS[0])
     assert main_config.env.stop_value == 10**9
+    if task_name != 'pong':
+        assert main_config.env.evaluator_env_num == main_config.env.n_evaluator_episode, 'episodes that all differ'
+
+
+def test_a_learning_run_that_its_minutes_ended_begins_anew_with_more(monkeypatch, tmp_path):
+    learn = runpy.run_path(str(ROOT / 'scripts' / 'learn.py'))
+    has_ended = learn['has_ended']
+
+    def step(ctx):
+        ctx.env_step += 1
+
+    def main(given):
+        with task.start(async_mode=False, ctx=OnlineRLContext()):
+            task.use(step)
+            use_end(given)
+            task.run()
+
+    def run(minutes):
+        with monkeypatch.context() as process:  # which it is elsewhere: it replaces this and does not put it back
+            process.setattr(task, 'run', task.run)
+            learn['run_one']('few', 'store', 0, minutes)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, 'few_steps', SimpleNamespace(main=main))
+    learn['TASKS']['few'] = dict(main='few_steps', max_env_step=3, settings={})
+    assert not has_ended(tmp_path, 1.0)
+    run(0.0)
+    assert has_ended(tmp_path, 0.0)
+    assert not has_ended(tmp_path, 1.0)
+    run(1.0)
+    assert has_ended(tmp_path, 2.0)
 
 
 def test_the_game_of_smac_says_no_keys():

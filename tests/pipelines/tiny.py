@@ -1,5 +1,7 @@
 """The mains of dizoo_configs with models and numbers so small that a few iterations take a second."""
 
+from dataclasses import replace
+
 from dizoo_configs.command import Options
 
 ENVS = {'env.collector_env_num': 2, 'env.evaluator_env_num': 1, 'env.n_evaluator_episode': 1, 'policy.cuda': False}
@@ -61,12 +63,25 @@ PIPELINES = {
     'smax_masac': ('smac.smac_3s5z_masac_main', 'smac.smax_3s5z_masac_config', {**SMAX, **HEADS}, 'smax', 'jaxmarl'),
     'gobigger_dqn': ('gobigger.gobigger_dqn_main', '', GOBIGGER, 'gobigger', 'gobigger'),
 }
+#: Those that DI-engine's config pipeline trains, too, and settings that mean another thing there, or take less time.
+SERIAL = {
+    'pong_r2d2': {'policy.collect.n_sample': 4},  # in sequences
+    'pong_impala': QBERT,
+    'hopper_sac': {},
+    'smax_qmix': {},
+    'gobigger_dqn': {},
+}
 
 
 def options(name, **given):
     _, config, settings, _, _ = PIPELINES[name]
     config = f'dizoo_configs.{config}' if config else ''
     return Options(config=config, settings=tuple(settings.items()), env_manager='base', **given)
+
+
+def serial_options(name):
+    given = options(name)
+    return replace(given, settings=(*given.settings, *SERIAL[name].items()))
 
 
 def arguments(name):
