@@ -129,8 +129,8 @@ class LearnerSide(Side):
         return is_away
 
     def _pass_over_skipped(self) -> None:
-        """Entries that the reader skipped are never taken, and who appended them waits for word of them, too."""
-        skipped = self._reader.num_corrupt
+        """Entries that were skipped or lost are never taken, and who appended them waits for word of them, too."""
+        skipped = self._reader.num_corrupt + self._reader.num_lost
         if skipped == self._num_skipped or self._taken:
             return
         passed = self._feed.passed()

@@ -463,6 +463,21 @@ def test_who_appended_what_is_skipped_hears_of_it(redis_server):
         learner._feed.rest()
 
 
+def test_word_goes_out_of_what_was_lost_too():
+    told, learner = [], LearnerSide.__new__(LearnerSide)
+    learner._taken, learner._num_skipped, learner._paced = [], 0, None
+    learner._reader = SimpleNamespace(num_corrupt=0, num_lost=0)
+    learner._feed = SimpleNamespace(passed=lambda: EntryId('a', 9))
+    learner._advance = lambda ctx, ingested: told.append(ingested)
+    with task.start(async_mode=False, ctx=OnlineRLContext()):
+        learner._pass_over_skipped()
+        assert told == []
+        learner._reader.num_lost = 2
+        learner._pass_over_skipped()
+        learner._pass_over_skipped()
+    assert told == [EntryId('a', 9)]
+
+
 @pytest.mark.parametrize('ratio', ['keep', 'free'])
 def test_a_learner_trains_on_while_the_store_is_away(own_server, caplog, ratio):
     """Free on its table, else on the chunks that it has; acks, progress and weights come when the store is back."""
