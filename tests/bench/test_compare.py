@@ -19,11 +19,11 @@ import torch
 from jobs import ROOT, ding_store, environment
 from needs import need_extra
 
-from ding_store.bench.compare import disk, svg
+from ding_store.bench.compare import disk, sections, svg
 from ding_store.bench.compare.across import across
 from ding_store.bench.compare.cartpole import cartpole
 from ding_store.bench.compare.disk import Limit, on_disk
-from ding_store.bench.compare.main import _facts, _measure
+from ding_store.bench.compare.main import _facts, _measure, _real
 from ding_store.bench.compare.page import page
 from ding_store.bench.compare.plan import parts
 from ding_store.bench.compare.results import Results, finite, machine
@@ -143,7 +143,7 @@ def test_a_stock_job_that_fails_costs_only_its_own_figures(tmp_path, monkeypatch
     assert (found['parallel']['wall_s'], found['parallel']['failed']) == (None, 2)
     table = next(line for line in render({'rows': {}, 'cartpole': found}).splitlines() if 'parallel' in line)
     assert table.split() == ['parallel', '-', '-', '-', '-', '2']
-    settings = {'repeats': 1, 'seconds': 0.1, 'memory_gb': 0.1, 'length': None}
+    settings = {'elements': 'synthetic', 'repeats': 1, 'seconds': 0.1, 'memory_gb': 0.1, 'length': None}
     text = page({'rows': {}, 'machine': machine(), 'settings': settings, 'cartpole': found})
     assert 'stock in parallel: failed, serial: 6 s' in text
 
@@ -226,7 +226,7 @@ def test_a_stock_job_that_gives_no_figures_is_a_result(monkeypatch):
     assert sides['store']['headroom'] == pytest.approx(50 / 63)
     record = {'masac': {**_facts(row('masac')), 'across': {'sides': sides, 'num_collectors': 2}}}
     point = {'num_collectors': 2, 'sides': sides}
-    settings = {'repeats': 1, 'seconds': 0.1, 'memory_gb': 0.1, 'length': None}
+    settings = {'elements': 'synthetic', 'repeats': 1, 'seconds': 0.1, 'memory_gb': 0.1, 'length': None}
     result = {'rows': record, 'collectors': [point, {**point, 'num_collectors': 4}], 'settings': settings}
     result = finite({**result, 'machine': machine()})
     assert result['rows']['masac']['across']['sides']['stock']['headroom'] is None
@@ -251,7 +251,7 @@ def test_what_is_no_figure_is_null_in_the_file(tmp_path, monkeypatch):
     sides = {'stock': dict.fromkeys(figures, math.nan), 'store': figures}
     results.row('sac').update(_facts(row('sac')))
     monkeypatch.setitem(ROW_SECTIONS, 'across', lambda *_: {'num_collectors': 2, 'sides': sides})
-    assert not _measure([row('sac')], ['across'], settings, results)
+    assert not _measure([row('sac')], row('dqn'), ['across'], settings, results)
     written = file.read_text()
     assert (
         json.loads(written, parse_constant=pytest.fail)['rows']['sac']['across']['sides']['stock']['headroom'] is None
@@ -406,6 +406,83 @@ def test_without_its_extra_a_row_stays_synthetic_and_says_what_to_install(monkey
     stays = Recorder(str(tmp_path)).record(row('sac'))
     assert "pip install 'numpy<2' '.[mujoco]'" in stays.why_synthetic
     assert (stays.leaves, stays.source) == (row('sac').leaves, '')
+
+
+def test_without_a_checkout_no_extra_is_asked_for(monkeypatch, tmp_path):
+    from ding_store.bench.compare.recorded import Recorder
+
+    for name in [name for name in sys.modules if name.split('.')[0] == 'dizoo_configs']:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, 'path', [path for path in sys.path if not Path(path, 'dizoo_configs').exists()])
+    assert Recorder(str(tmp_path)).record(row('sac')).why_synthetic == 'only a checkout has dizoo_configs'
+
+
+def test_every_table_and_the_report_say_of_which_elements(monkeypatch):
+    figures = dict.fromkeys(['adds_per_s', 'samples_per_s', 'headroom', 'add_bytes_per_s', 'train_s'], 9.0)
+    figures.update(dict.fromkeys(['iters_per_s', 'gather_per_s', 'bound_headroom', 'memory_per_element'], 9.0))
+    figures.update(dict.fromkeys(['sample_p50_s', 'sample_p90_s', 'sample_p99_s'], 0.1))
+    sides = {'stock': figures, 'store': figures}
+    monkeypatch.setattr(sections, 'across', lambda *_: sides)
+    monkeypatch.setattr(sections, 'interleaved', lambda *_: sides)
+    found = {'samples_per_s': 9.0, 'disk_per_s': 9.0, 'fraction': 1.0, 'length': 5, 'table_bytes': 9}
+    found.update(limit_bytes=8, cached=0.5, reason='')
+    monkeypatch.setattr(sections, 'on_disk', lambda *_: found)
+    settings = {'elements': 'real', 'repeats': 1, 'seconds': 0.1, 'memory_gb': 0.1, 'length': 150}
+    results = Results(None, settings, resume=False)
+    rows = [replace(row('impala'), source='ALE Qbert'), replace(row('r2d2'), why_synthetic='no ale_py')]
+    dqn = replace(row('dqn'), source='ALE Qbert')
+    assert not _measure(rows, dqn, ['single', 'across', 'disk', 'collectors', 'length'], settings, results)
+    text = render(results.data)
+    tables = [each for each in text.split('\n\n') if '---' in each]
+    assert [table.split('  ')[0] for table in tables] == [
+        'one process', 'learner iterations/s', 'across processes', 'store on disk', 'dqn by length',
+        'dqn by num collectors',
+    ]  # fmt: skip
+    for table in tables:
+        head, _, *lines = table.splitlines()
+        assert 'elements of' in head
+        for line in lines:
+            real = ('impala ' in line and 'index' not in line) or 'collectors' in head
+            assert ('ALE Qbert' in line, 'synthetic' in line) == (real, not real)
+    report = page(results.data)
+    assert 'elements of real environments, but synthetic of r2d2<' in report
+    assert 'r2d2, synthetic<' in report
+    assert 'r2d2 is synthetic: no ale_py' in report
+    assert 'all elements synthetic' in page({**results.data, 'settings': {**settings, 'elements': 'synthetic'}})
+
+
+def test_a_resumed_row_is_of_the_same_elements(tmp_path):
+    file = tmp_path / 'out.json'
+    settings = {'elements': 'real'}
+    real, synthetic = replace(row('sac'), source='Hopper-v5'), replace(row('sac'), why_synthetic='no mujoco')
+    results = Results(file, settings, resume=True)
+    results.describe(_facts(synthetic))
+    results.describe(_facts(real))  # nothing is measured yet
+    results.row('sac')['single'] = {'parts': []}
+    results.save()
+    results = Results(file, settings, resume=True)
+    results.describe(_facts(real))
+    with pytest.raises(ConfigError, match=r"sac was measured with source 'Hopper-v5', here '' \(no mujoco\); use anot"):
+        results.describe(_facts(synthetic))
+    # Sections that are of no row leave the rows as they are.
+    assert not _measure([synthetic], row('dqn'), [], settings, results)
+    assert results.row('sac')['source'] == 'Hopper-v5'
+
+
+def test_collectors_hand_over_real_elements_of_dqn(monkeypatch):
+    asked = []
+
+    def recorded(rows, directory, say):
+        asked.append([one.name for one in rows])
+        return [replace(one, source='real') for one in rows]
+
+    monkeypatch.setattr('ding_store.bench.compare.main.recorded', recorded)
+    rows = [row('sac')]
+    for names, wanted in ((['collectors'], ['dqn']), (['single', 'collectors'], ['sac', 'dqn']), (['length'], [])):
+        made, dqn = _real(rows, row('dqn'), names, '')
+        assert (made[0].source, dqn.source) == ('real' * ('sac' in wanted), 'real' * ('dqn' in wanted))
+        assert not wanted or asked.pop() == wanted
+    assert not asked
 
 
 def assert_equal(expected, actual, rows, axis):

@@ -7,7 +7,7 @@ from importlib import resources
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ding_store.bench.compare import svg
-from ding_store.bench.compare.terminal import TABLES, number, times
+from ding_store.bench.compare.terminal import TABLES, number, times, without_extra
 from ding_store.bench.workloads import size_text
 
 STYLE = resources.files(__package__).joinpath('report.css').read_text()
@@ -38,12 +38,25 @@ def _head(result: Dict[str, Any]) -> str:
     )
     if settings['length']:
         facts += f' and {settings["length"]:,} elements'
+    facts += f' · {_elements(result)}'
     return (
         '<h1>The same jobs, on two stores</h1><p class="lead">Eight published reinforcement-learning jobs say how many '
         'elements a replay takes in and gives out per second. Here DI-engine’s own buffer and exchanger, and '
         'ding_store, '
         f'carry them on one machine.</p><p class="facts">{escape(facts)}</p>'
     )
+
+
+def _elements(result: Dict[str, Any]) -> str:
+    if result['settings']['elements'] == 'synthetic':
+        return 'all elements synthetic'
+    synthetic = [row['name'] for row in result['rows'].values() if not row['source']]
+    return 'elements of real environments' + (f', but synthetic of {", ".join(synthetic)}' if synthetic else '')
+
+
+def _name(row: Dict[str, Any]) -> str:
+    """In a plot whose others may be of real elements."""
+    return row['name'] + (', synthetic' if row['why_synthetic'] else '')
 
 
 def lowest(row: Dict[str, Any], side: str, figure: str = 'headroom') -> Optional[float]:
@@ -109,7 +122,7 @@ def _figure(caption: str, drawing: str) -> str:
 def _one_process(rows: Sequence[Dict[str, Any]]) -> str:
     lines = [
         svg.Bar(
-            row['name'],
+            _name(row),
             f'{size_text(row["element_bytes"])} x {_length(row)}',
             {side: lowest(row, side) for side in ('stock', 'store')},
             lowest(row, 'store', 'bound_headroom'),
@@ -140,7 +153,7 @@ def _length(row: Dict[str, Any]) -> str:
 def _across(rows: Sequence[Dict[str, Any]]) -> str:
     lines = [
         svg.Bar(
-            row['name'],
+            _name(row),
             f'{number(row["required"]["adds_per_s"])} adds/s',
             {side: row['across']['sides'][side]['headroom'] for side in ('stock', 'store')},
         )
@@ -167,7 +180,7 @@ def _training(rows: Sequence[Dict[str, Any]]) -> str:
                 share = 1 - sides['store']['train_s'] * sides['stock']['iters_per_s']
                 note = f'stock: {max(0.0, share):.0%} not training'
                 lines.append(
-                    svg.Bar(row['name'], note, {side: sides[side]['iters_per_s'] for side in ('stock', 'store')})
+                    svg.Bar(_name(row), note, {side: sides[side]['iters_per_s'] for side in ('stock', 'store')})
                 )
     if not lines:
         return ''
@@ -232,7 +245,7 @@ def _latency(rows: Sequence[Dict[str, Any]]) -> str:
     for row in rows:
         for part in row.get('single', {}).get('parts', [])[:1]:
             names = ('sample_p50_s', 'sample_p90_s', 'sample_p99_s')
-            lines.append((row['name'], {side: [part['sides'][side][n] for n in names] for side in ('stock', 'store')}))
+            lines.append((_name(row), {side: [part['sides'][side][n] for n in names] for side in ('stock', 'store')}))
     if not lines:
         return ''
     return _section(
@@ -255,7 +268,7 @@ def _disk(rows: Sequence[Dict[str, Any]]) -> str:
         if found:
             values = {'store': found['samples_per_s']}
             note, required = f'{size_text(found["table_bytes"])} table', row['required']['samples_per_s']
-            lines.append(svg.Bar(row['name'], note, values, found['disk_per_s'], required))
+            lines.append(svg.Bar(_name(row), note, values, found['disk_per_s'], required))
             limit = f'{size_text(found["limit_bytes"])} of memory' if found['limit_bytes'] else found['reason']
             cached = '' if found.get('cached') is None else f', {found["cached"]:.0%} of the table cached'
             said.append(f'{row["name"]}: {limit}{cached}')
@@ -309,5 +322,7 @@ def _notes(result: Dict[str, Any]) -> str:
         'bytes of real ones and random contents, so that nothing of them compresses. The bound '
         'is <code>np.take(column, rows, out=warm, mode="clip")</code> for samples and row copies for adds, in the '
         'process '
-        'of the store. Memory per element includes the payload.</p></section>'
+        'of the store. Memory per element includes the payload. Series by length and size are of synthetic elements, '
+        'and so are those that were made smaller to have as many as the job has. '
+        f'{escape(". ".join(without_extra(result)))}</p></section>'
     )

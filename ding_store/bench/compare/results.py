@@ -71,6 +71,25 @@ class Results:
         record: Dict[str, Any] = self.data['rows'].setdefault(name, {})
         return record
 
+    def describe(self, facts: Dict[str, Any]) -> None:
+        """
+        Overview:
+            What a row is, by its name: its sections that follow, and those that are there already.
+        Raises:
+            - ConfigError: Those that are there are of another: of real elements where these are synthetic, e.g.
+        """
+        record = self.row(facts['name'])
+        # Why there are no real ones may be said in other words.
+        others = [name for name in facts if name != 'why_synthetic' and record.get(name) != facts[name]]
+        if record.keys() - facts.keys() and others:
+            raise ConfigError(
+                f'--resume: {facts["name"]} was measured with '
+                + ', '.join(f'{name} {record.get(name)!r}, here {facts[name]!r}' for name in others)
+                + (f' ({facts["why_synthetic"]})' if facts['why_synthetic'] else '')
+                + '; use another file'
+            )
+        record.update(facts)
+
     def save(self) -> None:
         """The old file or the new one, never half."""
         if self._path is None:

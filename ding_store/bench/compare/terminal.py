@@ -89,10 +89,15 @@ Table = Tuple[Sequence[str], List[List[str]]]
 def render(result: Dict[str, Any]) -> str:
     """All tables of a result; see ``Results`` for its shape."""
     made = [make(result) for make in TABLES]
-    missing = [
+    notes = '\n'.join([NOTES, *without_extra(result)])
+    return '\n\n'.join([*(table(head, lines) for head, lines in made if lines), notes])
+
+
+def without_extra(result: Dict[str, Any]) -> List[str]:
+    """Of which rows there should have been real elements, and are none."""
+    return [
         f'{row["name"]} is synthetic: {row["why_synthetic"]}' for row in result['rows'].values() if row['why_synthetic']
     ]
-    return '\n\n'.join([*(table(head, lines) for head, lines in made if lines), '\n'.join([NOTES, *missing])])
 
 
 NOTES = (
@@ -142,8 +147,12 @@ def training_table(result: Dict[str, Any]) -> Table:
                 shares = [1 - store['train_s'] * side['iters_per_s'] for side in (stock, store)]
                 gain = store['iters_per_s'] / stock['iters_per_s']
                 rates = [number(side['iters_per_s']) for side in (stock, store)]
-                lines.append([row['name'], f'{part["length"]:,}', *rates, f'{gain:.2f}', *map(percent, shares)])
-    head = ('learner iterations/s', 'length', 'stock', 'store', 'store/stock', 'not training: stock', 'store')
+                what = [row['name'], part['source'], f'{part["length"]:,}']
+                lines.append([*what, *rates, f'{gain:.2f}', *map(percent, shares)])
+    head = (
+        'learner iterations/s', 'elements of', 'length', 'stock', 'store', 'store/stock', 'not training: stock',
+        'store',
+    )  # fmt: skip
     return head, lines
 
 
@@ -159,6 +168,7 @@ def across_table(result: Dict[str, Any]) -> Table:
             lines.append(
                 [
                     row['name'],
+                    _source(row['across']),
                     *(number(row['required'][name]) for name in ('adds_per_s', 'samples_per_s')),
                     *(number(side[name]) for name in ('adds_per_s', 'samples_per_s') for side in (stock, store)),
                     *(_rate(side['add_bytes_per_s']) for side in (stock, store)),
@@ -166,10 +176,15 @@ def across_table(result: Dict[str, Any]) -> Table:
                 ]
             )
     head = (
-        'across processes', 'need add/s', 'sample/s', 'add/s stock', 'store', 'sample/s stock', 'store', 'in stock',
-        'store', 'headroom stock', 'store',
+        'across processes', 'elements of', 'need add/s', 'sample/s', 'add/s stock', 'store', 'sample/s stock', 'store',
+        'in stock', 'store', 'headroom stock', 'store',
     )  # fmt: skip
     return head, lines
+
+
+def _source(record: Dict[str, Any]) -> str:
+    source: str = record.get('source', '-')  # which older files have not said
+    return source
 
 
 def _rate(bytes_per_s: Optional[float]) -> str:
@@ -185,6 +200,7 @@ def disk_table(result: Dict[str, Any]) -> Table:
             lines.append(
                 [
                     row['name'],
+                    _source(found),
                     f'{found["length"]:,}',
                     size_text(found['table_bytes']),
                     limit,
@@ -196,8 +212,8 @@ def disk_table(result: Dict[str, Any]) -> Table:
                 ]
             )
     head = (
-        'store on disk', 'length', 'table', 'memory limit', 'cached', 'need sample/s', 'sample/s', 'disk reads/s',
-        'fraction',
+        'store on disk', 'elements of', 'length', 'table', 'memory limit', 'cached', 'need sample/s', 'sample/s',
+        'disk reads/s', 'fraction',
     )  # fmt: skip
     return head, lines
 
@@ -211,8 +227,10 @@ def series_table(section: str, result: Dict[str, Any]) -> Table:
     for point in result.get(section, []):
         stock, store = point['sides']['stock'], point['sides']['store']
         rates = [number(side['samples_per_s']) for side in (stock, store)]
-        lines.append([f'{point[SERIES[section]]:,}', *rates, *(times(side['headroom']) for side in (stock, store))])
-    head = (f'dqn by {SERIES[section]}'.replace('_', ' '), 'sample/s stock', 'store', 'headroom stock', 'store')
+        headrooms = [times(side['headroom']) for side in (stock, store)]
+        lines.append([f'{point[SERIES[section]]:,}', _source(point), *rates, *headrooms])
+    title = f'dqn by {SERIES[section]}'.replace('_', ' ')
+    head = (title, 'elements of', 'sample/s stock', 'store', 'headroom stock', 'store')
     return head, lines
 
 
