@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 import torch
 from jobs import ROOT, ding_store, environment
-from needs import need_extra
+from needs import lacking, need_extra
 
 from ding_store.bench.compare import disk, sections, svg
 from ding_store.bench.compare.across import across
 from ding_store.bench.compare.cartpole import cartpole
-from ding_store.bench.compare.disk import Limit, on_disk
+from ding_store.bench.compare.disk import Limit, is_memory, on_disk
 from ding_store.bench.compare.main import _facts, _measure, _real
 from ding_store.bench.compare.page import page
 from ding_store.bench.compare.plan import parts
@@ -163,6 +163,15 @@ def test_a_table_on_disk_says_how_much_of_it_is_cached(tmp_path):
         # It fits: then the disk is not what is measured, and the figures have to say so.
         assert found['cached'] > 0.9
         assert f'{100 * found["cached"]:.0f} %' in text
+
+
+def test_a_table_on_disk_is_refused_in_memory():
+    if not is_memory('/dev/shm'):
+        lacking('needs a /dev/shm that is memory')
+    command = ding_store('compare', *TINY, '--sections', 'disk', '--rows', 'impala')
+    done = subprocess.run(command, env=environment(TMPDIR='/dev/shm'), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "'/dev/shm' is memory, and no disk: set TMPDIR to a directory on one" in done.stderr
 
 
 @pytest.mark.parametrize(('own', 'place'), [('user.slice/job', 'user.slice'), ('', '.')])

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from jobs import job
 
+from ding_store.bench.compare.disk import CGROUPS, Limit
+from ding_store.bench.scratch import scratch
 from ding_store.storage.testing import eventually
 
 pytest.importorskip('ding')
@@ -60,6 +62,26 @@ def test_it_leaves_nothing(section, side, number, says, num_processes, tmp_path,
         for pid in processes(mark):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def test_the_next_one_removes_the_table_and_the_group_of_one_that_was_killed(tmp_path, short):
+    mark = uuid.uuid4().hex
+    command = [sys.executable, '-c', COMMAND, 'store', 'compare', *TINY, '--sections', 'disk', '--rows', 'impala']
+    try:
+        with job(command, tmp_path, TMPDIR=short, MARK=mark) as compare:
+            compare.wait_for(lambda: any(one.stat().st_size > 1e6 for one in Path(short).rglob('*')), 'a table')
+            groups = f'ding_store-{compare.process.pid}-*'
+            assert any(CGROUPS.rglob(groups)) or Limit(1e8).reason
+    finally:
+        for pid in processes(mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not processes(mark), 'all have left')
+    assert os.listdir(short)
+    with scratch(short) as directory:
+        assert os.listdir(short) == [os.path.basename(directory)]
+    Limit(1e8).close()
+    assert not any(CGROUPS.rglob(groups))
 
 
 def processes(mark):

@@ -8,9 +8,11 @@ import functools
 import math
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
+from ding_store.bench.compare.disk import is_memory
 from ding_store.bench.compare.page import page
 from ding_store.bench.compare.recorded import recorded
 from ding_store.bench.compare.results import Results, finite
@@ -106,6 +108,11 @@ def _checked(options: argparse.Namespace) -> Tuple[List[Row], List[str], Dict[st
         value = getattr(options, name)
         if value is not None and not 0 < value < math.inf:
             raise ConfigError(f'--{name} ({value:g}) must be above 0, and finite')
+    if 'disk' in sections and set(names) & set(ON_DISK) and is_memory(tempfile.gettempdir()):
+        raise ConfigError(
+            f'--sections disk: {tempfile.gettempdir()!r} is memory, and no disk: set TMPDIR to a directory on one, or '
+            'name the other --sections'
+        )
     rows = [known[name] for name in names]
     for row in rows:
         planned(row, settings)
