@@ -53,11 +53,15 @@ def test_it_leaves_nothing(section, side, number, says, num_processes, tmp_path,
             compare.wait_for(lambda: says in compare.text, says)
             compare.wait_for(lambda: len(processes(mark)) >= num_processes, 'all are there')
             assert os.listdir(short)
+            if (section, side) == ('across', 'store'):
+                compare.wait_for(lambda: host_caches(mark), 'a host cache')
+            caches = host_caches(mark)
             os.kill(compare.process.pid, number)
             assert compare.wait() == 1
             assert compare.text.endswith('ding-store: interrupted\n')
         eventually(lambda: not processes(mark), 'all have left')
         assert os.listdir(short) == []
+        assert not any(map(os.path.exists, caches))
     finally:
         for pid in processes(mark):
             with contextlib.suppress(ProcessLookupError):
@@ -82,6 +86,15 @@ def test_the_next_one_removes_the_table_and_the_group_of_one_that_was_killed(tmp
         assert os.listdir(short) == [os.path.basename(directory)]
     Limit(1e8).close()
     assert not any(CGROUPS.rglob(groups))
+
+
+def host_caches(mark):
+    """Directories of runs in it that these processes are members of."""
+    found = set()
+    for pid in processes(mark):
+        with contextlib.suppress(OSError):
+            found.update(os.readlink(one) for one in Path(f'/proc/{pid}/fd').iterdir())
+    return [os.path.dirname(path) for path in found if path.endswith('/members')]
 
 
 def processes(mark):
