@@ -5,6 +5,7 @@ import importlib.util
 import io
 import json
 import math
+import re
 import subprocess
 import sys
 import time
@@ -30,6 +31,7 @@ from ding_store.bench.compare.results import Results, finite, machine
 from ding_store.bench.compare.rows import ROWS
 from ding_store.bench.compare.sections import ROW_SECTIONS
 from ding_store.bench.compare.terminal import Progress, render
+from ding_store.bench.compare.windows import bound_headroom
 from ding_store.bench.compare.worker import WorkerFailed
 from ding_store.errors import ConfigError
 
@@ -102,6 +104,11 @@ def check_page(text):
     assert 'url(' not in text
 
 
+def test_the_bound_of_a_learner_is_its_copies():
+    one = row('masac')
+    assert bound_headroom(one, 0.02) > 10  # of 5 MB/s
+
+
 @pytest.mark.parametrize('side', ['stock', 'store'])
 def test_across_processes(side):
     figures = across(row('masac'), 1, [side], 1, 0.1, lambda text: None)[side]
@@ -153,6 +160,7 @@ def test_a_table_on_disk_says_how_much_of_it_is_cached(tmp_path):
     found = on_disk(one, 50 * one.element_bytes, 2e9, 1, 0.01, str(tmp_path), lambda text: None)
     assert found['length'] == 4 * one.batch
     assert found['samples_per_s'] > 0
+    assert found['learner_at'] > 0
     assert found['fraction'] == found['samples_per_s'] / found['disk_per_s']
     assert list(tmp_path.iterdir()) == []
     record = {'qmix': {**_facts(one), 'disk': found}}
@@ -428,14 +436,16 @@ def test_without_a_checkout_no_extra_is_asked_for(monkeypatch, tmp_path):
 
 def test_every_table_and_the_report_say_of_which_elements(monkeypatch):
     figures = dict.fromkeys(['adds_per_s', 'samples_per_s', 'headroom', 'add_bytes_per_s', 'train_s'], 9.0)
-    figures.update(dict.fromkeys(['iters_per_s', 'gather_per_s', 'bound_headroom', 'memory_per_element'], 9.0))
+    more = ['iters_per_s', 'gather_per_s', 'copy_per_s', 'bound_headroom', 'memory_per_element']
+    figures.update(dict.fromkeys(more, 9.0))
     figures.update(dict.fromkeys(['sample_p50_s', 'sample_p90_s', 'sample_p99_s'], 0.1))
     sides = {'stock': figures, 'store': figures}
     monkeypatch.setattr(sections, 'across', lambda *_: sides)
     monkeypatch.setattr(sections, 'interleaved', lambda *_: sides)
     found = {'samples_per_s': 9.0, 'disk_per_s': 9.0, 'fraction': 1.0, 'length': 5, 'table_bytes': 9}
-    found.update(limit_bytes=8, cached=0.5, reason='')
+    found.update(limit_bytes=8, cached=0.5, reason='', learner_at=0.97)
     monkeypatch.setattr(sections, 'on_disk', lambda *_: found)
+    monkeypatch.setattr(sections, 'bound_headroom', lambda *_: 123.0)
     settings = {'elements': 'real', 'repeats': 1, 'seconds': 0.1, 'memory_gb': 0.1, 'length': 150}
     results = Results(None, settings, resume=False)
     rows = [replace(row('impala'), source='ALE Qbert'), replace(row('r2d2'), why_synthetic='no ale_py')]
@@ -444,8 +454,8 @@ def test_every_table_and_the_report_say_of_which_elements(monkeypatch):
     text = render(results.data)
     tables = [each for each in text.split('\n\n') if '---' in each]
     assert [table.split('  ')[0] for table in tables] == [
-        'one process', 'learner iterations/s', 'across processes', 'store on disk', 'dqn by length',
-        'dqn by num collectors',
+        'one process', 'bytes, one process', 'learner iterations/s', 'across processes', 'store on disk',
+        'dqn by length', 'dqn by num collectors',
     ]  # fmt: skip
     for table in tables:
         head, _, *lines = table.splitlines()
@@ -453,7 +463,14 @@ def test_every_table_and_the_report_say_of_which_elements(monkeypatch):
         for line in lines:
             real = ('impala ' in line and 'index' not in line) or 'collectors' in head
             assert ('ALE Qbert' in line, 'synthetic' in line) == (real, not real)
+    cells = {table.split('  ')[0]: re.split('  +', table.splitlines()[2]) for table in tables}
+    # 2.94 MB of 4 adds and 253 samples that are required, 9 that were made.
+    assert cells['bytes, one process'][2:] == ['11.8 MB/s', *['26.4 MB/s'] * 3, '743 MB/s', *['26.4 MB/s'] * 3]
+    assert cells['across processes'][-1] == '123x'
+    assert cells['store on disk'][-1] == '97 %'
     report = page(results.data)
+    assert '<title>impala, bound: 123x</title>' in report
+    assert 'at so much of its speed without: impala: 97 %; r2d2: 97 %.' in report
     assert 'elements of real environments, but synthetic of r2d2<' in report
     assert 'r2d2, synthetic<' in report
     assert 'r2d2 is synthetic: no ale_py' in report

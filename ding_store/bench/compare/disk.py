@@ -24,6 +24,8 @@ _PREFIX = 'ding_store-'
 OWN_BYTES = 0.6e9
 #: Batches that are gathered ahead.
 AHEAD = 2
+#: Of the matrices whose product is a step of the learner: some milliseconds, in the core's own caches.
+_WIDTH = 512
 
 
 class Version(NamedTuple):
@@ -145,6 +147,21 @@ class OnDisk:
             count += self._row.batch
         return count / (time.perf_counter() - begin)
 
+    def learner(self, seconds: float, rate: float) -> float:
+        """Steps of a fixed work per second, in this thread; with samples in between, at this rate, if it is not 0."""
+        import torch
+
+        matrix = torch.ones(_WIDTH, _WIDTH)
+        product = torch.empty_like(matrix)
+        begin, steps, count = time.perf_counter(), 0, 0
+        while (elapsed := time.perf_counter() - begin) < seconds or not steps:
+            if count < elapsed * rate:
+                self._buffer.sample_time_major(self._row.batch)
+                count += self._row.batch
+            torch.mm(matrix, matrix, out=product)
+            steps += 1
+        return steps / (time.perf_counter() - begin)
+
     def disk(self, seconds: float) -> float:
         """Elements per second that the disk gives: reads of an element's size at random, past the page cache."""
         path = max(Path(self._directory).rglob('*'), key=lambda one: one.stat().st_blocks)
@@ -171,11 +188,13 @@ def on_disk(
     Returns:
         - figures (:obj:`dict`): 'samples_per_s', 'disk_per_s' (medians over windows in turn), 'fraction', and how
           large the table and the limit were ('limit_bytes' is None, and 'reason' there, where none could be set);
-          'cached' is the share of the table, at most, whose reads need no disk (None, too).
+          'cached' is the share of the table, at most, whose reads need no disk (None, too); 'learner_at' is how fast a
+          learner is that samples as often as the job does, of its speed without.
     """
     length = int(max(4 * row.batch, table_bytes // row.element_bytes))
     samples: List[float] = []
     disk: List[float] = []
+    learners: List[float] = []
     with scratch(directory) as place, contextlib.closing(Limit(limit_bytes)) as limit:
         say(f'on disk: filling {length} x {row.element_bytes / 1e6:.1f} MB')
         group = None if limit.path is None else str(limit.path)
@@ -185,11 +204,14 @@ def on_disk(
                 say(f'on disk: window {number + 1} of {repeats}')
                 disk.append(worker.call('disk', seconds))
                 samples.append(worker.call('window', seconds))
+                busy = worker.call('learner', seconds, row.samples_per_s)
+                learners.append(busy / worker.call('learner', seconds, 0.0))
             cached = limit.cached_bytes()
     figures = {'samples_per_s': float(np.median(samples)), 'disk_per_s': float(np.median(disk))}
     return {
         **figures,
         'fraction': figures['samples_per_s'] / figures['disk_per_s'],
+        'learner_at': float(np.median(learners)),
         'length': length,
         'cached': None if cached is None else min(1.0, cached / (length * row.element_bytes)),
         'table_bytes': length * row.element_bytes,

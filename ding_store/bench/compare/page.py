@@ -7,7 +7,7 @@ from importlib import resources
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ding_store.bench.compare import svg
-from ding_store.bench.compare.terminal import TABLES, number, times, without_extra
+from ding_store.bench.compare.terminal import TABLES, number, percent, times, without_extra
 from ding_store.bench.workloads import size_text
 
 STYLE = resources.files(__package__).joinpath('report.css').read_text()
@@ -156,6 +156,7 @@ def _across(rows: Sequence[Dict[str, Any]]) -> str:
             _name(row),
             f'{number(row["required"]["adds_per_s"])} adds/s',
             {side: row['across']['sides'][side]['headroom'] for side in ('stock', 'store')},
+            row['across'].get('bound_headroom'),
         )
         for row in rows
         if 'across' in row
@@ -166,7 +167,7 @@ def _across(rows: Sequence[Dict[str, Any]]) -> str:
         'Across processes',
         'Two collectors in processes of their own hand over ready-made elements as fast as they are let, and a learner '
         'pushes and samples them at the ratio of the job: the same script, with DI-engine’s exchanger and with the '
-        'store’s.',
+        'store’s. The bound is the learner’s: one copy of each element that comes, and one of each sample.',
         _figure('<strong>Headroom over the job</strong>, end to end', svg.bars(lines, times, {'required': 1.0})),
     )
 
@@ -262,7 +263,7 @@ def seconds(value: float) -> str:
 
 
 def _disk(rows: Sequence[Dict[str, Any]]) -> str:
-    lines, said = [], []
+    lines, said, learners = [], [], []
     for row in rows:
         found = row.get('disk')
         if found:
@@ -272,12 +273,20 @@ def _disk(rows: Sequence[Dict[str, Any]]) -> str:
             limit = f'{size_text(found["limit_bytes"])} of memory' if found['limit_bytes'] else found['reason']
             cached = '' if found.get('cached') is None else f', {found["cached"]:.0%} of the table cached'
             said.append(f'{row["name"]}: {limit}{cached}')
+            if found.get('learner_at') is not None:
+                learners.append(f'{row["name"]}: {percent(found["learner_at"])}')
     if not lines:
         return ''
     return _section(
         'Larger than memory',
         f'A table on disk, sampled by a process that may keep less than it ({"; ".join(said)}). The dark mark is what '
-        'the disk gives for random reads of that size past the page cache, measured in turn; the red one is required.',
+        'the disk gives for random reads of that size past the page cache, measured in turn; the red one is required. '
+        + (
+            f'A learner that samples as often as the job does trains on meanwhile, at so much of its speed without: '
+            f'{"; ".join(learners)}.'
+            if learners
+            else ''
+        ),
         _figure('<strong>Samples per second</strong>', svg.bars(lines, number, {})),
     )
 

@@ -11,7 +11,7 @@ from ding_store.bench.compare.cartpole import cartpole
 from ding_store.bench.compare.disk import OWN_BYTES, on_disk
 from ding_store.bench.compare.plan import INDEX_SHARE, Part, memory_available, memory_needed, parts
 from ding_store.bench.compare.rows import ROWS, Row
-from ding_store.bench.compare.windows import interleaved
+from ding_store.bench.compare.windows import bound_headroom, interleaved
 from ding_store.errors import ConfigError
 
 Say = Callable[[str], None]
@@ -63,8 +63,10 @@ def processes(row: Row, settings: Settings, say: Say) -> Dict[str, Any]:
 
 def _across(row: Row, num_collectors: int, settings: Settings, say: Say) -> Dict[str, Any]:
     repeats, seconds = max(1, settings['repeats'] // 2), 3 * settings['seconds']
+    say('memory copies of the learner')
+    bound = bound_headroom(row, seconds)
     sides = across(row, num_collectors, TITLES, repeats, seconds, say)
-    return {'num_collectors': num_collectors, **_elements(row), 'sides': sides}
+    return {'num_collectors': num_collectors, **_elements(row), 'bound_headroom': bound, 'sides': sides}
 
 
 def _elements(row: Row) -> Dict[str, Any]:

@@ -103,8 +103,9 @@ def without_extra(result: Dict[str, Any]) -> List[str]:
 NOTES = (
     'whole: the replay as it is. bytes: elements of real size, as many as fit. index: as many elements as the job has, '
     'smaller ones.\nheadroom: how many times both required rates, at once; limit: what row copies and np.take could '
-    'do. Elements are those of the environment that is named, played at random, or synthetic: random, of the structure '
-    'and the published size of real ones.'
+    'do, across processes in the learner. learner at: its speed while it samples from the disk as often as the job '
+    'does, of its speed without. Elements are those of the environment that is named, played at random, or synthetic: '
+    'random, of the structure and the published size of real ones.'
 )
 
 SINGLE_HEAD = (
@@ -135,6 +136,24 @@ def single_table(result: Dict[str, Any]) -> Table:
                 ]
             )
     return SINGLE_HEAD, lines
+
+
+def bytes_table(result: Dict[str, Any]) -> Table:
+    """The rates of elements of real size, in bytes: into the replay, and out of it in batches."""
+    lines = []
+    for row in result['rows'].values():
+        for part in row.get('single', {}).get('parts', [])[:1]:
+            size, required, store = part['element_bytes'], row['required'], part['sides']['store']
+            cells = [f'{row["name"]} {part["kind"]}', part['source']]
+            for name, bound in (('adds_per_s', 'copy_per_s'), ('samples_per_s', 'gather_per_s')):
+                rates = [required[name], part['sides']['stock'][name], store[name], store[bound]]
+                cells += [_rate(None if rate is None else rate * size) for rate in rates]
+            lines.append(cells)
+    head = (
+        'bytes, one process', 'elements of', 'need in', 'stock', 'store', 'limit', 'need out', 'stock', 'store',
+        'limit',
+    )  # fmt: skip
+    return head, lines
 
 
 def training_table(result: Dict[str, Any]) -> Table:
@@ -173,11 +192,12 @@ def across_table(result: Dict[str, Any]) -> Table:
                     *(number(side[name]) for name in ('adds_per_s', 'samples_per_s') for side in (stock, store)),
                     *(_rate(side['add_bytes_per_s']) for side in (stock, store)),
                     *(times(side['headroom']) for side in (stock, store)),
+                    times(row['across'].get('bound_headroom')),
                 ]
             )
     head = (
         'across processes', 'elements of', 'need add/s', 'sample/s', 'add/s stock', 'store', 'sample/s stock', 'store',
-        'in stock', 'store', 'headroom stock', 'store',
+        'in stock', 'store', 'headroom stock', 'store', 'limit',
     )  # fmt: skip
     return head, lines
 
@@ -209,11 +229,12 @@ def disk_table(result: Dict[str, Any]) -> Table:
                     number(found['samples_per_s']),
                     number(found['disk_per_s']),
                     f'{found["fraction"]:.2f}',
+                    '-' if found.get('learner_at') is None else percent(found['learner_at']),
                 ]
             )
     head = (
         'store on disk', 'elements of', 'length', 'table', 'memory limit', 'cached', 'need sample/s', 'sample/s',
-        'disk reads/s', 'fraction',
+        'disk reads/s', 'fraction', 'learner at',
     )  # fmt: skip
     return head, lines
 
@@ -246,6 +267,7 @@ def cartpole_table(result: Dict[str, Any]) -> Table:
 
 TABLES: List[Callable[[Dict[str, Any]], Table]] = [
     single_table,
+    bytes_table,
     training_table,
     across_table,
     disk_table,
