@@ -29,7 +29,7 @@ from ding_store.bench.compare.page import page
 from ding_store.bench.compare.plan import parts
 from ding_store.bench.compare.results import Results, finite, machine
 from ding_store.bench.compare.rows import ROWS
-from ding_store.bench.compare.sections import ROW_SECTIONS
+from ding_store.bench.compare.sections import OTHER_SECTIONS, ROW_SECTIONS
 from ding_store.bench.compare.terminal import Progress, render
 from ding_store.bench.compare.windows import bound_headroom
 from ding_store.bench.compare.worker import WorkerFailed
@@ -310,6 +310,17 @@ def test_a_resumed_file_says_of_which_commits_it_is(tmp_path, monkeypatch):
         results = Results(file, SETTINGS, resume=True)
         results.save()
     assert results.data['machine']['commit'] == 'aaaaaaa, bbbbbbb'
+
+
+def test_a_resumed_file_says_of_which_days_it_is(tmp_path, monkeypatch):
+    file, settings = tmp_path / 'out.json', {'elements': 'synthetic', 'quick': True}
+    monkeypatch.setitem(OTHER_SECTIONS, 'length', lambda *_: [])
+    monkeypatch.setitem(OTHER_SECTIONS, 'size', lambda *_: [])
+    for day, section in (('2026-01-01', 'length'), ('2026-01-02', 'length'), ('2026-01-03', 'size')):
+        monkeypatch.setattr('ding_store.bench.compare.results._today', lambda day=day: day)
+        results = Results(file, settings, resume=True)
+        assert not _measure([], row('dqn'), [section], settings, results)
+    assert results.data['date'] == '2026-01-01, 2026-01-03', 'on the second nothing was left to measure'
 
 
 @pytest.mark.parametrize(

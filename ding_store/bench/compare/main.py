@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import functools
 import math
 import os
@@ -77,7 +76,6 @@ def main(options: argparse.Namespace) -> int:
             for row in rows:
                 planned(row, settings)
         failures = _measure(rows, dqn, sections, settings, results)
-    results.data['date'] = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds')
     results.save()
     sys.stdout.write(render(results.data) + '\n')
     if options.html:
@@ -142,6 +140,7 @@ def _measure(
                 continue
             try:
                 record[section] = finite(measure(functools.partial(_say, progress, name)))
+                results.add_date()
             except WorkerFailed as error:
                 failures.append(f'{name} {section}: {error}')
             results.save()

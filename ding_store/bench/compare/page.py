@@ -32,7 +32,7 @@ def _head(result: Dict[str, Any]) -> str:
         f'{machine["cpu"]}, {machine["cores"]} cores, {machine["memory_bytes"] / 2**30:.0f} GiB · one thread per '
         f'process · '
         f'DI-engine {machine["di_engine"]}, torch {machine["torch"]}, numpy {machine["numpy"]} · ding_store '
-        f'{machine["commit"] or machine["ding_store"]} · {result.get("date", "")[:10]} · medians of '
+        f'{machine["commit"] or machine["ding_store"]} · {result.get("date", "")} · medians of '
         f'{settings["repeats"]} '
         f'interleaved windows of {settings["seconds"]:g} s · replays of up to {settings["memory_gb"]:g} GB'
     )
