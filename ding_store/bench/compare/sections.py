@@ -63,9 +63,9 @@ def processes(row: Row, settings: Settings, say: Say) -> Dict[str, Any]:
 
 def _across(row: Row, num_collectors: int, settings: Settings, say: Say) -> Dict[str, Any]:
     repeats, seconds = max(1, settings['repeats'] // 2), 3 * settings['seconds']
-    say('memory copies of the learner')
-    bound = bound_headroom(row, seconds)
     sides = across(row, num_collectors, TITLES, repeats, seconds, say)
+    say('memory copies of the learner')
+    bound = bound_headroom(row, settings['seconds'])
     return {'num_collectors': num_collectors, **_elements(row), 'bound_headroom': bound, 'sides': sides}
 
 
