@@ -275,7 +275,7 @@ def test_what_is_no_figure_is_null_in_the_file(tmp_path, monkeypatch):
     )
     file.write_text(written.replace('null', 'NaN'))  # as older files have it
     done = compare(*TINY, '--sections', 'across', '--rows', 'sac', '--json', file, '--resume', '--html', html)
-    assert next(line for line in done.stdout.splitlines() if line.startswith('sac ')).split()[-2:] == ['-', '200x']
+    assert next(line for line in done.stdout.splitlines() if line.startswith('sac ')).split()[-3:] == ['-', '200x', '-']
     assert 'no figures' in html.read_text()
     json.loads(file.read_text(), parse_constant=pytest.fail)
 
