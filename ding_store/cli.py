@@ -176,6 +176,7 @@ def _add_status(commands: argparse._SubParsersAction) -> None:
 
 def _add_bench(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser('bench', help='measure, beside the bound and the peers that are installed')
+    parser.set_defaults(call=_bench)
     kinds = parser.add_subparsers(title='what', metavar='WHAT', required=True)
     replay = kinds.add_parser('replay', help='push, sample and priority update of replay buffers')
     replay.add_argument('--workloads', metavar='NAME,...', help='default: all of them')
@@ -183,7 +184,7 @@ def _add_bench(commands: argparse._SubParsersAction) -> None:
     replay.add_argument('--scale', type=float, default=1.0, help='rows, times this (default: %(default)s)')
     replay.add_argument('--seconds', type=float, default=2.0, help='per figure (default: %(default)s)')
     replay.add_argument('--json', metavar='FILE', help='write all figures there')
-    replay.set_defaults(call=_bench_replay)
+    replay.set_defaults(bench=_bench_replay)
     transport = kinds.add_parser(
         'transport',
         help="a producer's process to a collated batch in the consumer's; the wire plane beside redis-py",
@@ -194,13 +195,13 @@ def _add_bench(commands: argparse._SubParsersAction) -> None:
     transport.add_argument('--paths', metavar='NAME,...', help='default: ours, a bare ring and installed peers')
     transport.add_argument('--seconds', type=float, default=3.0, help='per figure (default: %(default)s)')
     transport.add_argument('--json', metavar='FILE', help='write all figures there')
-    transport.set_defaults(call=_bench_transport)
+    transport.set_defaults(bench=_bench_transport)
     checkpoint = kinds.add_parser('checkpoint', help='what a checkpoint makes training wait, beside torch.save')
     checkpoint.add_argument('--megabytes', type=float, default=500, help='of the state (default: %(default)s)')
     checkpoint.add_argument('--repeats', type=int, default=7, help='figures are medians (default: %(default)s)')
     checkpoint.add_argument('--directory', metavar='DIR', help='where to write (default: here)')
     checkpoint.add_argument('--json', metavar='FILE', help='write all figures there')
-    checkpoint.set_defaults(call=_bench_checkpoint)
+    checkpoint.set_defaults(bench=_bench_checkpoint)
     weights = kinds.add_parser('weights', help='from publishing weights until all readers of this host have them')
     weights.add_argument('--sizes', metavar='MB,...', default='50,500', help='default: %(default)s')
     weights.add_argument(
@@ -210,7 +211,14 @@ def _add_bench(commands: argparse._SubParsersAction) -> None:
     weights.add_argument('--rounds', type=int, default=15, help='default: %(default)s')
     weights.add_argument('--json', metavar='FILE', help='write all figures there')
     weights.add_argument('--wire', action='store_true', help='between two hosts, over TCP, beside redis-py')
-    weights.set_defaults(call=_bench_weights)
+    weights.set_defaults(bench=_bench_weights)
+
+
+def _bench(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.launch.interrupt import sigterm_as_interrupt
+
+    with sigterm_as_interrupt():
+        return options.bench(options, command)
 
 
 def _bench_replay(options: argparse.Namespace, command: List[str]) -> int:

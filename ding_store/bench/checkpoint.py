@@ -5,16 +5,15 @@ from __future__ import annotations
 import copy
 import json
 import os
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
 import torch
 
+from ding_store.bench.scratch import scratch
 from ding_store.checkpoint import Saver, write_state
 from ding_store.launch.progress import table
 
@@ -53,11 +52,8 @@ def main(megabytes: float, repeats: int, directory: Optional[str], json_path: Op
     Overview:
         Train a policy whose state has so many MB, and checkpoint it. Figures are medians over ``repeats``.
     """
-    folder = tempfile.mkdtemp(prefix='ding_store_bench_', dir=directory or os.getcwd())
-    try:
+    with scratch(directory or os.getcwd()) as folder:
         figures = measure(Policy(int(megabytes * 1e6)), folder, repeats)
-    finally:
-        shutil.rmtree(folder)
     if json_path:
         Path(json_path).write_text(json.dumps(figures))
     sys.stdout.write(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
+import signal
 import threading
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, wait
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
 
 import numpy as np
@@ -45,6 +47,7 @@ def choose(names: Optional[str]) -> List[str]:
 
 
 def _read(ways: Sequence[Way], shared: Round, number: int, num_rounds: int, num_bytes: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # what the command does when it is told to end is not for its readers
     torch.set_num_threads(1)
     model = model_of(num_bytes)
     shared.begin.wait(LIMIT_S)  # until the writer listens
@@ -140,6 +143,7 @@ def copies_in_place(num_bytes: int, num_readers: int = NUM_IN_PLACE) -> float:
 
 
 def _read_in_place(way: OursInPlace, barrier: Any, pss: Any, number: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as above
     torch.set_num_threads(1)
     way.open_reader(torch.nn.Module())
     pss[2 * number] = _pss()
@@ -208,7 +212,14 @@ def _apart(call: Callable[..., Any], *arguments: Any) -> Any:
     """In a process of its own: nng does not let the one that has used it fork again."""
     try:
         with ProcessPoolExecutor(1, FORK) as pool:
-            return pool.submit(call, *arguments).result()
+            made = pool.submit(call, *arguments)
+            try:
+                return made.result()
+            except KeyboardInterrupt:
+                if not wait([made], 1.0).done:  # a Ctrl-C has reached it, too, but not a SIGTERM
+                    for process in multiprocessing.active_children():
+                        process.terminate()
+                raise
     except threading.BrokenBarrierError as error:
         raise StoreError(f'a reader failed, or was not done within {LIMIT_S:.0f} s: see above') from error
 

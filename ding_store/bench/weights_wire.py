@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import signal
 import socket
 import subprocess
 import threading
@@ -20,6 +22,7 @@ from ding_store.errors import ConfigError, StoreError
 from ding_store.storage import open_store
 from ding_store.storage.embedded.binary import find_server
 
+_PR_SET_PDEATHSIG = 1
 #: Set by ``_server``, for the processes that are forked meanwhile.
 _PORT = 'DING_STORE_BENCH_PORT'
 
@@ -147,7 +150,14 @@ def _server() -> Iterator[None]:
         free.bind(('127.0.0.1', 0))
         port = free.getsockname()[1]
     words = [str(find_server()), '--bind', '127.0.0.1', '--port', str(port), '--save', '', '--appendonly', 'no']
-    server = subprocess.Popen([*words, '--daemonize', 'no'], stdout=subprocess.DEVNULL)
+    parent = os.getpid()
+
+    def end_with_parent() -> None:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it died before we asked to be told
+            os._exit(1)
+
+    server = subprocess.Popen([*words, '--daemonize', 'no'], stdout=subprocess.DEVNULL, preexec_fn=end_with_parent)
     os.environ[_PORT] = str(port)
     try:
         open_store(f'redis://127.0.0.1:{port}', 'bench', host_plane='off').close()  # It answers.

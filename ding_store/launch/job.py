@@ -139,6 +139,12 @@ class Job:
 
     def _accompany(self, out: Any) -> Result:
         session = Session(self.config)
+        try:
+            return self._watched(session, out)
+        finally:
+            session.close()
+
+    def _watched(self, session: Session, out: Any) -> Result:
         display = Display(session.store, out)
         self.say = display.say
         session.watch()
@@ -147,7 +153,6 @@ class Job:
         display.say(f'finished: {result.reason} (all processes had left {self.left_after_s:.1f} s later)')
         if code == 0:
             retire(session.store, self.config.heartbeat_s)
-        session.close()
         return result
 
     def _end_rest(self) -> None:

@@ -5,6 +5,7 @@ import importlib.util
 import io
 import json
 import math
+import re
 import subprocess
 import sys
 import time
@@ -17,19 +18,20 @@ import numpy as np
 import pytest
 import torch
 from jobs import ROOT, ding_store, environment
-from needs import need_extra
+from needs import lacking, need_extra
 
-from ding_store.bench.compare import disk, svg
+from ding_store.bench.compare import disk, sections, svg
 from ding_store.bench.compare.across import across
 from ding_store.bench.compare.cartpole import cartpole
-from ding_store.bench.compare.disk import Limit, on_disk
-from ding_store.bench.compare.main import _facts, _measure
+from ding_store.bench.compare.disk import Limit, is_memory, on_disk
+from ding_store.bench.compare.main import _facts, _measure, _real
 from ding_store.bench.compare.page import page
 from ding_store.bench.compare.plan import parts
 from ding_store.bench.compare.results import Results, finite, machine
 from ding_store.bench.compare.rows import ROWS
-from ding_store.bench.compare.sections import ROW_SECTIONS
+from ding_store.bench.compare.sections import OTHER_SECTIONS, ROW_SECTIONS
 from ding_store.bench.compare.terminal import Progress, render
+from ding_store.bench.compare.windows import bound_headroom
 from ding_store.bench.compare.worker import WorkerFailed
 from ding_store.errors import ConfigError
 
@@ -102,6 +104,11 @@ def check_page(text):
     assert 'url(' not in text
 
 
+def test_the_bound_of_a_learner_is_its_copies():
+    one = row('masac')
+    assert bound_headroom(one, 0.02) > 10  # of 5 MB/s
+
+
 @pytest.mark.parametrize('side', ['stock', 'store'])
 def test_across_processes(side):
     figures = across(row('masac'), 1, [side], 1, 0.1, lambda text: None)[side]
@@ -143,7 +150,7 @@ def test_a_stock_job_that_fails_costs_only_its_own_figures(tmp_path, monkeypatch
     assert (found['parallel']['wall_s'], found['parallel']['failed']) == (None, 2)
     table = next(line for line in render({'rows': {}, 'cartpole': found}).splitlines() if 'parallel' in line)
     assert table.split() == ['parallel', '-', '-', '-', '-', '2']
-    settings = {'repeats': 1, 'seconds': 0.1, 'memory_gb': 0.1, 'length': None}
+    settings = {'elements': 'synthetic', 'repeats': 1, 'seconds': 0.1, 'memory_gb': 0.1, 'length': None}
     text = page({'rows': {}, 'machine': machine(), 'settings': settings, 'cartpole': found})
     assert 'stock in parallel: failed, serial: 6 s' in text
 
@@ -153,6 +160,7 @@ def test_a_table_on_disk_says_how_much_of_it_is_cached(tmp_path):
     found = on_disk(one, 50 * one.element_bytes, 2e9, 1, 0.01, str(tmp_path), lambda text: None)
     assert found['length'] == 4 * one.batch
     assert found['samples_per_s'] > 0
+    assert found['learner_at'] > 0
     assert found['fraction'] == found['samples_per_s'] / found['disk_per_s']
     assert list(tmp_path.iterdir()) == []
     record = {'qmix': {**_facts(one), 'disk': found}}
@@ -163,6 +171,15 @@ def test_a_table_on_disk_says_how_much_of_it_is_cached(tmp_path):
         # It fits: then the disk is not what is measured, and the figures have to say so.
         assert found['cached'] > 0.9
         assert f'{100 * found["cached"]:.0f} %' in text
+
+
+def test_a_table_on_disk_is_refused_in_memory():
+    if not is_memory('/dev/shm'):
+        lacking('needs a /dev/shm that is memory')
+    command = ding_store('compare', *TINY, '--sections', 'disk', '--rows', 'impala')
+    done = subprocess.run(command, env=environment(TMPDIR='/dev/shm'), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "'/dev/shm' is memory, and no disk: set TMPDIR to a directory on one" in done.stderr
 
 
 @pytest.mark.parametrize(('own', 'place'), [('user.slice/job', 'user.slice'), ('', '.')])
@@ -226,7 +243,7 @@ def test_a_stock_job_that_gives_no_figures_is_a_result(monkeypatch):
     assert sides['store']['headroom'] == pytest.approx(50 / 63)
     record = {'masac': {**_facts(row('masac')), 'across': {'sides': sides, 'num_collectors': 2}}}
     point = {'num_collectors': 2, 'sides': sides}
-    settings = {'repeats': 1, 'seconds': 0.1, 'memory_gb': 0.1, 'length': None}
+    settings = {'elements': 'synthetic', 'repeats': 1, 'seconds': 0.1, 'memory_gb': 0.1, 'length': None}
     result = {'rows': record, 'collectors': [point, {**point, 'num_collectors': 4}], 'settings': settings}
     result = finite({**result, 'machine': machine()})
     assert result['rows']['masac']['across']['sides']['stock']['headroom'] is None
@@ -251,14 +268,14 @@ def test_what_is_no_figure_is_null_in_the_file(tmp_path, monkeypatch):
     sides = {'stock': dict.fromkeys(figures, math.nan), 'store': figures}
     results.row('sac').update(_facts(row('sac')))
     monkeypatch.setitem(ROW_SECTIONS, 'across', lambda *_: {'num_collectors': 2, 'sides': sides})
-    assert not _measure([row('sac')], ['across'], settings, results)
+    assert not _measure([row('sac')], row('dqn'), ['across'], settings, results)
     written = file.read_text()
     assert (
         json.loads(written, parse_constant=pytest.fail)['rows']['sac']['across']['sides']['stock']['headroom'] is None
     )
     file.write_text(written.replace('null', 'NaN'))  # as older files have it
     done = compare(*TINY, '--sections', 'across', '--rows', 'sac', '--json', file, '--resume', '--html', html)
-    assert next(line for line in done.stdout.splitlines() if line.startswith('sac ')).split()[-2:] == ['-', '200x']
+    assert next(line for line in done.stdout.splitlines() if line.startswith('sac ')).split()[-3:] == ['-', '200x', '-']
     assert 'no figures' in html.read_text()
     json.loads(file.read_text(), parse_constant=pytest.fail)
 
@@ -293,6 +310,17 @@ def test_a_resumed_file_says_of_which_commits_it_is(tmp_path, monkeypatch):
         results = Results(file, SETTINGS, resume=True)
         results.save()
     assert results.data['machine']['commit'] == 'aaaaaaa, bbbbbbb'
+
+
+def test_a_resumed_file_says_of_which_days_it_is(tmp_path, monkeypatch):
+    file, settings = tmp_path / 'out.json', {'elements': 'synthetic', 'quick': True}
+    monkeypatch.setitem(OTHER_SECTIONS, 'length', lambda *_: [])
+    monkeypatch.setitem(OTHER_SECTIONS, 'size', lambda *_: [])
+    for day, section in (('2026-01-01', 'length'), ('2026-01-02', 'length'), ('2026-01-03', 'size')):
+        monkeypatch.setattr('ding_store.bench.compare.results._today', lambda day=day: day)
+        results = Results(file, settings, resume=True)
+        assert not _measure([], row('dqn'), [section], settings, results)
+    assert results.data['date'] == '2026-01-01, 2026-01-03', 'on the second nothing was left to measure'
 
 
 @pytest.mark.parametrize(
@@ -406,6 +434,92 @@ def test_without_its_extra_a_row_stays_synthetic_and_says_what_to_install(monkey
     stays = Recorder(str(tmp_path)).record(row('sac'))
     assert "pip install 'numpy<2' '.[mujoco]'" in stays.why_synthetic
     assert (stays.leaves, stays.source) == (row('sac').leaves, '')
+
+
+def test_without_a_checkout_no_extra_is_asked_for(monkeypatch, tmp_path):
+    from ding_store.bench.compare.recorded import Recorder
+
+    for name in [name for name in sys.modules if name.split('.')[0] == 'dizoo_configs']:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, 'path', [path for path in sys.path if not Path(path, 'dizoo_configs').exists()])
+    assert Recorder(str(tmp_path)).record(row('sac')).why_synthetic == 'only a checkout has dizoo_configs'
+
+
+def test_every_table_and_the_report_say_of_which_elements(monkeypatch):
+    figures = dict.fromkeys(['adds_per_s', 'samples_per_s', 'headroom', 'add_bytes_per_s', 'train_s'], 9.0)
+    more = ['iters_per_s', 'gather_per_s', 'copy_per_s', 'bound_headroom', 'memory_per_element']
+    figures.update(dict.fromkeys(more, 9.0))
+    figures.update(dict.fromkeys(['sample_p50_s', 'sample_p90_s', 'sample_p99_s'], 0.1))
+    sides = {'stock': figures, 'store': figures}
+    monkeypatch.setattr(sections, 'across', lambda *_: sides)
+    monkeypatch.setattr(sections, 'interleaved', lambda *_: sides)
+    found = {'samples_per_s': 9.0, 'disk_per_s': 9.0, 'fraction': 1.0, 'length': 5, 'table_bytes': 9}
+    found.update(limit_bytes=8, cached=0.5, reason='', learner_at=0.97)
+    monkeypatch.setattr(sections, 'on_disk', lambda *_: found)
+    monkeypatch.setattr(sections, 'bound_headroom', lambda *_: 123.0)
+    settings = {'elements': 'real', 'repeats': 1, 'seconds': 0.1, 'memory_gb': 0.5, 'length': 150}
+    results = Results(None, settings, resume=False)
+    rows = [replace(row('impala'), source='ALE Qbert'), replace(row('r2d2'), why_synthetic='no ale_py')]
+    dqn = replace(row('dqn'), source='ALE Qbert')
+    assert not _measure(rows, dqn, ['single', 'across', 'disk', 'collectors', 'length'], settings, results)
+    text = render(results.data)
+    tables = [each for each in text.split('\n\n') if '---' in each]
+    assert [table.split('  ')[0] for table in tables] == [
+        'one process', 'bytes, one process', 'learner iterations/s', 'across processes', 'store on disk',
+        'dqn by length', 'dqn by num collectors',
+    ]  # fmt: skip
+    for table in tables:
+        head, _, *lines = table.splitlines()
+        assert 'elements of' in head
+        for line in lines:
+            real = ('impala ' in line and 'index' not in line) or 'collectors' in head
+            assert ('ALE Qbert' in line, 'synthetic' in line) == (real, not real)
+    cells = {table.split('  ')[0]: re.split('  +', table.splitlines()[2]) for table in tables}
+    # 2.94 MB of 4 adds and 253 samples that are required, 9 that were made.
+    assert cells['bytes, one process'][2:] == ['11.7 MB/s', *['26.4 MB/s'] * 3, '743 MB/s', *['26.4 MB/s'] * 3]
+    assert cells['across processes'][-1] == '123x'
+    assert cells['store on disk'][-1] == '97 %'
+    report = page(results.data)
+    assert '<title>impala, bound: 123x</title>' in report
+    assert 'at so much of its speed without: impala: 97 %; r2d2: 97 %.' in report
+    assert 'elements of real environments, but synthetic of r2d2<' in report
+    assert 'r2d2, synthetic<' in report
+    assert 'r2d2 is synthetic: no ale_py' in report
+    assert 'all elements synthetic' in page({**results.data, 'settings': {**settings, 'elements': 'synthetic'}})
+
+
+def test_a_resumed_row_is_of_the_same_elements(tmp_path):
+    file = tmp_path / 'out.json'
+    settings = {'elements': 'real'}
+    real, synthetic = replace(row('sac'), source='Hopper-v5'), replace(row('sac'), why_synthetic='no mujoco')
+    results = Results(file, settings, resume=True)
+    results.describe(_facts(synthetic))
+    results.describe(_facts(real))  # nothing is measured yet
+    results.row('sac')['single'] = {'parts': []}
+    results.save()
+    results = Results(file, settings, resume=True)
+    results.describe(_facts(real))
+    with pytest.raises(ConfigError, match=r"sac was measured with source 'Hopper-v5', here '' \(no mujoco\); use anot"):
+        results.describe(_facts(synthetic))
+    # Sections that are of no row leave the rows as they are.
+    assert not _measure([synthetic], row('dqn'), [], settings, results)
+    assert results.row('sac')['source'] == 'Hopper-v5'
+
+
+def test_collectors_hand_over_real_elements_of_dqn(monkeypatch):
+    asked = []
+
+    def recorded(rows, directory, say):
+        asked.append([one.name for one in rows])
+        return [replace(one, source='real') for one in rows]
+
+    monkeypatch.setattr('ding_store.bench.compare.main.recorded', recorded)
+    rows = [row('sac')]
+    for names, wanted in ((['collectors'], ['dqn']), (['single', 'collectors'], ['sac', 'dqn']), (['length'], [])):
+        made, dqn = _real(rows, row('dqn'), names, '')
+        assert (made[0].source, dqn.source) == ('real' * ('sac' in wanted), 'real' * ('dqn' in wanted))
+        assert not wanted or asked.pop() == wanted
+    assert not asked
 
 
 def assert_equal(expected, actual, rows, axis):

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from jobs import job
 
+from ding_store.bench.compare.disk import CGROUPS, Limit
+from ding_store.bench.scratch import scratch
 from ding_store.storage.testing import eventually
 
 pytest.importorskip('ding')
@@ -51,15 +53,55 @@ def test_it_leaves_nothing(section, side, number, says, num_processes, tmp_path,
             compare.wait_for(lambda: says in compare.text, says)
             compare.wait_for(lambda: len(processes(mark)) >= num_processes, 'all are there')
             assert os.listdir(short)
+            if (section, side) == ('across', 'store'):
+                compare.wait_for(lambda: host_caches(mark), 'a host cache')
+            caches = host_caches(mark)
             os.kill(compare.process.pid, number)
             assert compare.wait() == 1
             assert compare.text.endswith('ding-store: interrupted\n')
         eventually(lambda: not processes(mark), 'all have left')
         assert os.listdir(short) == []
+        assert not any(map(os.path.exists, caches))
     finally:
         for pid in processes(mark):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def test_the_next_one_removes_the_table_and_the_group_of_one_that_was_killed(tmp_path, short):
+    mark = uuid.uuid4().hex
+    command = [sys.executable, '-c', COMMAND, 'store', 'compare', *TINY, '--sections', 'disk', '--rows', 'impala']
+    try:
+        with job(command, tmp_path, TMPDIR=short, MARK=mark) as compare:
+            compare.wait_for(lambda: any(one.stat().st_size > 1e6 for one in Path(short).rglob('*')), 'a table')
+            groups = f'ding_store-{compare.process.pid}-*'
+            assert any(CGROUPS.rglob(groups)) or Limit(1e8).reason
+    finally:
+        for pid in processes(mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not processes(mark), 'all have left')
+    left = [*Path(short).glob('ding-store-bench-*')]
+    assert any(one.stat().st_size > 1e6 for path in left for one in path.rglob('*'))
+    with scratch(short):
+        assert not any(path.exists() for path in left)
+    # What multiprocessing leaves is an empty directory.
+    assert not [path for path in Path(short).rglob('*') if path.is_file()]
+
+    def next_one():
+        Limit(1e8).close()
+        return not any(CGROUPS.rglob(groups))
+
+    eventually(next_one, 'the group is removed')  # when the kernel has let go of its last process
+
+
+def host_caches(mark):
+    """Directories of runs in it that these processes are members of."""
+    found = set()
+    for pid in processes(mark):
+        with contextlib.suppress(OSError):
+            found.update(os.readlink(one) for one in Path(f'/proc/{pid}/fd').iterdir())
+    return [os.path.dirname(path) for path in found if path.endswith('/members')]
 
 
 def processes(mark):

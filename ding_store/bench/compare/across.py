@@ -17,7 +17,7 @@ import numpy as np
 
 from ding_store.bench.compare.rows import Row
 from ding_store.bench.compare.worker import ONE_THREAD, WorkerFailed
-from ding_store.bench.scratch import scratch
+from ding_store.bench.scratch import memory_directory, scratch
 
 #: For processes to start, too, which takes a busy machine long.
 DEADLINE_S = 90.0
@@ -76,7 +76,8 @@ def _medians(row: Row, found: List[Dict[str, float]]) -> Dict[str, float]:
 
 
 def _run(row: Row, title: str, num_collectors: int, seconds: float) -> Dict[str, float]:
-    with scratch() as directory:
+    # A job that is interrupted leaves its host cache, too.
+    with scratch() as directory, scratch(memory_directory()) as cache:
         out = Path(directory, 'figures.json')
         meetings = [os.path.join(directory, f'meeting{i}') for i in range(num_collectors)]
         for meeting in meetings:
@@ -85,8 +86,9 @@ def _run(row: Row, title: str, num_collectors: int, seconds: float) -> Dict[str,
         environment = {**os.environ, **ONE_THREAD, 'PYTHONPATH': str(ROOT), 'PYTHONWARNINGS': 'ignore'}
         log = Path(directory, 'log')
         with open(log, 'wb') as stream:
+            command = _command(options, cache)
             process = subprocess.Popen(
-                _command(options), cwd=directory, env=environment, stdout=stream, stderr=stream, start_new_session=True
+                command, cwd=directory, env=environment, stdout=stream, stderr=stream, start_new_session=True
             )
         try:
             _wait(process, out, seconds)
@@ -100,13 +102,13 @@ def _run(row: Row, title: str, num_collectors: int, seconds: float) -> Dict[str,
             _end(process, title)
 
 
-def _command(options: Dict[str, Any]) -> List[str]:
+def _command(options: Dict[str, Any], cache: str) -> List[str]:
     script = [str(Path(__file__).with_name('job.py')), json.dumps(options)]
     if options['side'] == 'stock':
         return [sys.executable, '-W', 'ignore', *script]
     roles = f'learner=1,collector={len(options["meetings"])}'
     # If it is interrupted, nobody comes to resume it: its server need not wait.
-    ours = ['--roles', roles, '--set', "store_options={'grace_s': 1.0}"]
+    ours = ['--roles', roles, '--set', f'store_options={dict(grace_s=1.0, host_cache_dir=cache)}']
     return [sys.executable, '-m', 'ding_store.cli', 'run', *ours, '--', 'python', *script]
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
-import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -15,12 +15,17 @@ import numpy as np
 
 from ding_store.bench.compare.rows import Row
 from ding_store.bench.compare.worker import Worker
+from ding_store.bench.scratch import scratch
 
 CGROUPS = Path('/sys/fs/cgroup')
+#: Of groups; the process that made one follows.
+_PREFIX = 'ding_store-'
 #: What the process itself needs, beside what it may keep of the table.
 OWN_BYTES = 0.6e9
 #: Batches that are gathered ahead.
 AHEAD = 2
+#: Of the matrices whose product is a step of the learner: some milliseconds, in the core's own caches.
+_WIDTH = 512
 
 
 class Version(NamedTuple):
@@ -45,7 +50,8 @@ class Limit:
         self.reason = ''
         try:
             parent, self._version = _place()
-            path = Path(tempfile.mkdtemp(prefix='ding_store-', dir=parent))
+            _remove_left(parent, self._version)
+            path = Path(tempfile.mkdtemp(prefix=f'{_PREFIX}{os.getpid()}-', dir=parent))
             try:
                 (path / self._version.limit).write_text(str(int(limit_bytes)))
             except OSError:
@@ -65,9 +71,21 @@ class Limit:
     def close(self) -> None:
         """Its processes must have ended."""
         if self.path is not None:
-            if self._version is V1:  # in the other, what is left goes to the group above
-                (self.path / 'memory.force_empty').write_text('1')
-            self.path.rmdir()
+            _remove(self.path, self._version)
+
+
+def _remove(group: Path, version: Version) -> None:
+    if version is V1:  # in the other, what is left goes to the group above
+        (group / 'memory.force_empty').write_text('1')
+    group.rmdir()
+
+
+def _remove_left(parent: Path, version: Version) -> None:
+    """Groups whose makers were killed. One that somebody is still in stays: the kernel refuses."""
+    for group in parent.glob(f'{_PREFIX}*-*'):
+        if not Path('/proc', group.name[len(_PREFIX) :].partition('-')[0]).exists():
+            with contextlib.suppress(OSError):
+                _remove(group, version)
 
 
 def _place() -> Tuple[Path, Version]:
@@ -93,6 +111,14 @@ def _own_group(controller: str) -> str:
         if controller in controllers.split(','):
             return path.lstrip('/')
     return ''
+
+
+def is_memory(directory: str) -> bool:
+    """Whether a directory's files are memory, and on no disk."""
+    device = os.stat(directory).st_dev
+    number = f'{os.major(device)}:{os.minor(device)}'
+    mounts = [line.split() for line in Path('/proc/self/mountinfo').read_text().splitlines()]
+    return any(mount[2] == number and mount[mount.index('-') + 1] in ('tmpfs', 'ramfs') for mount in mounts)
 
 
 class OnDisk:
@@ -121,6 +147,21 @@ class OnDisk:
             count += self._row.batch
         return count / (time.perf_counter() - begin)
 
+    def learner(self, seconds: float, rate: float) -> float:
+        """Steps of a fixed work per second, in this thread; with samples in between, at this rate, if it is not 0."""
+        import torch
+
+        matrix = torch.ones(_WIDTH, _WIDTH)
+        product = torch.empty_like(matrix)
+        begin, steps, count = time.perf_counter(), 0, 0
+        while (elapsed := time.perf_counter() - begin) < seconds or not steps:
+            if count < elapsed * rate:
+                self._buffer.sample_time_major(self._row.batch)
+                count += self._row.batch
+            torch.mm(matrix, matrix, out=product)
+            steps += 1
+        return steps / (time.perf_counter() - begin)
+
     def disk(self, seconds: float) -> float:
         """Elements per second that the disk gives: reads of an element's size at random, past the page cache."""
         path = max(Path(self._directory).rglob('*'), key=lambda one: one.stat().st_blocks)
@@ -147,34 +188,30 @@ def on_disk(
     Returns:
         - figures (:obj:`dict`): 'samples_per_s', 'disk_per_s' (medians over windows in turn), 'fraction', and how
           large the table and the limit were ('limit_bytes' is None, and 'reason' there, where none could be set);
-          'cached' is the share of the table, at most, whose reads need no disk (None, too).
+          'cached' is the share of the table, at most, whose reads need no disk (None, too); 'learner_at' is how fast a
+          learner is that samples as often as the job does, of its speed without.
     """
     length = int(max(4 * row.batch, table_bytes // row.element_bytes))
-    place = tempfile.mkdtemp(prefix='compare-table-', dir=directory)
-    limit = Limit(limit_bytes)
-    try:
+    samples: List[float] = []
+    disk: List[float] = []
+    learners: List[float] = []
+    with scratch(directory) as place, contextlib.closing(Limit(limit_bytes)) as limit:
         say(f'on disk: filling {length} x {row.element_bytes / 1e6:.1f} MB')
-        worker = Worker(
-            'ding_store.bench.compare.disk:OnDisk', row, length, place, None if limit.path is None else str(limit.path)
-        )
-        samples: List[float] = []
-        disk: List[float] = []
-        try:
+        group = None if limit.path is None else str(limit.path)
+        with contextlib.closing(Worker('ding_store.bench.compare.disk:OnDisk', row, length, place, group)) as worker:
             worker.call('window', seconds)
             for number in range(repeats):
                 say(f'on disk: window {number + 1} of {repeats}')
                 disk.append(worker.call('disk', seconds))
                 samples.append(worker.call('window', seconds))
+                busy = worker.call('learner', seconds, row.samples_per_s)
+                learners.append(busy / worker.call('learner', seconds, 0.0))
             cached = limit.cached_bytes()
-        finally:
-            worker.close()
-    finally:
-        limit.close()
-        shutil.rmtree(place)
     figures = {'samples_per_s': float(np.median(samples)), 'disk_per_s': float(np.median(disk))}
     return {
         **figures,
         'fraction': figures['samples_per_s'] / figures['disk_per_s'],
+        'learner_at': float(np.median(learners)),
         'length': length,
         'cached': None if cached is None else min(1.0, cached / (length * row.element_bytes)),
         'table_bytes': length * row.element_bytes,

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import functools
 import math
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
+from ding_store.bench.compare.disk import is_memory
 from ding_store.bench.compare.page import page
 from ding_store.bench.compare.recorded import recorded
 from ding_store.bench.compare.results import Results, finite
 from ding_store.bench.compare.rows import ROWS, Row
-from ding_store.bench.compare.sections import ON_DISK, OTHER_SECTIONS, QUICK_SECTIONS, ROW_SECTIONS, SECTIONS, planned
+from ding_store.bench.compare.sections import (
+    DQN_SECTIONS,
+    ON_DISK,
+    OTHER_SECTIONS,
+    QUICK_SECTIONS,
+    ROW_SECTIONS,
+    SECTIONS,
+    planned,
+)
 from ding_store.bench.compare.terminal import Progress, render
 from ding_store.bench.compare.worker import WorkerFailed
 from ding_store.bench.scratch import scratch
@@ -61,12 +70,12 @@ def main(options: argparse.Namespace) -> int:
     with sigterm_as_interrupt(), scratch() as directory:
         # Of all processes that follow: libraries leave some, and those that are killed leave more.
         os.environ['TMPDIR'] = directory
-        if settings['elements'] == 'real' and set(sections) & set(ROW_SECTIONS):
-            rows = recorded(rows, directory, _to_stderr)
+        dqn = ROWS[0]
+        if settings['elements'] == 'real':
+            rows, dqn = _real(rows, dqn, sections, directory)
             for row in rows:
                 planned(row, settings)
-        failures = _measure(rows, sections, settings, results)
-    results.data['date'] = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds')
+        failures = _measure(rows, dqn, sections, settings, results)
     results.save()
     sys.stdout.write(render(results.data) + '\n')
     if options.html:
@@ -97,15 +106,33 @@ def _checked(options: argparse.Namespace) -> Tuple[List[Row], List[str], Dict[st
         value = getattr(options, name)
         if value is not None and not 0 < value < math.inf:
             raise ConfigError(f'--{name} ({value:g}) must be above 0, and finite')
+    if 'disk' in sections and set(names) & set(ON_DISK) and is_memory(tempfile.gettempdir()):
+        raise ConfigError(
+            f'--sections disk: {tempfile.gettempdir()!r} is memory, and no disk: set TMPDIR to a directory on one, or '
+            'name the other --sections'
+        )
     rows = [known[name] for name in names]
     for row in rows:
         planned(row, settings)
     return rows, sections, settings
 
 
-def _measure(rows: Sequence[Row], sections: Sequence[str], settings: Dict[str, Any], results: Results) -> List[str]:
+def _real(rows: List[Row], dqn: Row, sections: Sequence[str], directory: str) -> Tuple[List[Row], Row]:
+    """The rows, and DQN's, with elements of their environments, those of them that the sections are about."""
+    wanted = {row.name: row for row in rows} if set(sections) & set(ROW_SECTIONS) else {}
+    if set(sections) & set(DQN_SECTIONS):
+        wanted[dqn.name] = dqn
+    if not wanted:
+        return rows, dqn
+    made = {row.name: row for row in recorded(list(wanted.values()), directory, _to_stderr)}
+    return [made.get(row.name, row) for row in rows], made.get(dqn.name, dqn)
+
+
+def _measure(
+    rows: Sequence[Row], dqn: Row, sections: Sequence[str], settings: Dict[str, Any], results: Results
+) -> List[str]:
     failures: List[str] = []
-    steps = list(_steps(rows, sections, settings, results))
+    steps = list(_steps(rows, dqn, sections, settings, results))
     with Progress(len(steps)) as progress:
         for record, section, name, measure in steps:
             if section in record:
@@ -113,6 +140,7 @@ def _measure(rows: Sequence[Row], sections: Sequence[str], settings: Dict[str, A
                 continue
             try:
                 record[section] = finite(measure(functools.partial(_say, progress, name)))
+                results.add_date()
             except WorkerFailed as error:
                 failures.append(f'{name} {section}: {error}')
             results.save()
@@ -121,14 +149,18 @@ def _measure(rows: Sequence[Row], sections: Sequence[str], settings: Dict[str, A
 
 
 def _steps(
-    rows: Sequence[Row], sections: Sequence[str], settings: Dict[str, Any], results: Results
+    rows: Sequence[Row], dqn: Row, sections: Sequence[str], settings: Dict[str, Any], results: Results
 ) -> Iterator[Tuple[Dict[str, Any], str, str, Callable]]:
     """Where a record belongs, its section, of what it is, and what measures it."""
-    for row in rows:
-        results.row(row.name).update(_facts(row))
+    if set(sections) & set(ROW_SECTIONS):
+        for row in rows:
+            results.describe(_facts(row))
     for section in sections:
         if section in OTHER_SECTIONS:
             yield results.data, section, section, functools.partial(OTHER_SECTIONS[section], settings)
+            continue
+        if section in DQN_SECTIONS:
+            yield results.data, section, section, functools.partial(DQN_SECTIONS[section], dqn, settings)
             continue
         for row in rows:
             if section != 'disk' or row.name in ON_DISK:

@@ -7,7 +7,7 @@ from importlib import resources
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ding_store.bench.compare import svg
-from ding_store.bench.compare.terminal import TABLES, number, times
+from ding_store.bench.compare.terminal import TABLES, number, percent, times, without_extra
 from ding_store.bench.workloads import size_text
 
 STYLE = resources.files(__package__).joinpath('report.css').read_text()
@@ -32,18 +32,31 @@ def _head(result: Dict[str, Any]) -> str:
         f'{machine["cpu"]}, {machine["cores"]} cores, {machine["memory_bytes"] / 2**30:.0f} GiB · one thread per '
         f'process · '
         f'DI-engine {machine["di_engine"]}, torch {machine["torch"]}, numpy {machine["numpy"]} · ding_store '
-        f'{machine["commit"] or machine["ding_store"]} · {result.get("date", "")[:10]} · medians of '
+        f'{machine["commit"] or machine["ding_store"]} · {result.get("date", "")} · medians of '
         f'{settings["repeats"]} '
         f'interleaved windows of {settings["seconds"]:g} s · replays of up to {settings["memory_gb"]:g} GB'
     )
     if settings['length']:
         facts += f' and {settings["length"]:,} elements'
+    facts += f' · {_elements(result)}'
     return (
         '<h1>The same jobs, on two stores</h1><p class="lead">Eight published reinforcement-learning jobs say how many '
         'elements a replay takes in and gives out per second. Here DI-engine’s own buffer and exchanger, and '
         'ding_store, '
         f'carry them on one machine.</p><p class="facts">{escape(facts)}</p>'
     )
+
+
+def _elements(result: Dict[str, Any]) -> str:
+    if result['settings']['elements'] == 'synthetic':
+        return 'all elements synthetic'
+    synthetic = [row['name'] for row in result['rows'].values() if not row['source']]
+    return 'elements of real environments' + (f', but synthetic of {", ".join(synthetic)}' if synthetic else '')
+
+
+def _name(row: Dict[str, Any]) -> str:
+    """In a plot whose others may be of real elements."""
+    return row['name'] + (', synthetic' if row['why_synthetic'] else '')
 
 
 def lowest(row: Dict[str, Any], side: str, figure: str = 'headroom') -> Optional[float]:
@@ -109,7 +122,7 @@ def _figure(caption: str, drawing: str) -> str:
 def _one_process(rows: Sequence[Dict[str, Any]]) -> str:
     lines = [
         svg.Bar(
-            row['name'],
+            _name(row),
             f'{size_text(row["element_bytes"])} x {_length(row)}',
             {side: lowest(row, side) for side in ('stock', 'store')},
             lowest(row, 'store', 'bound_headroom'),
@@ -140,9 +153,10 @@ def _length(row: Dict[str, Any]) -> str:
 def _across(rows: Sequence[Dict[str, Any]]) -> str:
     lines = [
         svg.Bar(
-            row['name'],
+            _name(row),
             f'{number(row["required"]["adds_per_s"])} adds/s',
             {side: row['across']['sides'][side]['headroom'] for side in ('stock', 'store')},
+            row['across'].get('bound_headroom'),
         )
         for row in rows
         if 'across' in row
@@ -153,7 +167,7 @@ def _across(rows: Sequence[Dict[str, Any]]) -> str:
         'Across processes',
         'Two collectors in processes of their own hand over ready-made elements as fast as they are let, and a learner '
         'pushes and samples them at the ratio of the job: the same script, with DI-engine’s exchanger and with the '
-        'store’s.',
+        'store’s. The bound is the learner’s: one copy of each element that comes, and one of each sample.',
         _figure('<strong>Headroom over the job</strong>, end to end', svg.bars(lines, times, {'required': 1.0})),
     )
 
@@ -167,7 +181,7 @@ def _training(rows: Sequence[Dict[str, Any]]) -> str:
                 share = 1 - sides['store']['train_s'] * sides['stock']['iters_per_s']
                 note = f'stock: {max(0.0, share):.0%} not training'
                 lines.append(
-                    svg.Bar(row['name'], note, {side: sides[side]['iters_per_s'] for side in ('stock', 'store')})
+                    svg.Bar(_name(row), note, {side: sides[side]['iters_per_s'] for side in ('stock', 'store')})
                 )
     if not lines:
         return ''
@@ -232,7 +246,7 @@ def _latency(rows: Sequence[Dict[str, Any]]) -> str:
     for row in rows:
         for part in row.get('single', {}).get('parts', [])[:1]:
             names = ('sample_p50_s', 'sample_p90_s', 'sample_p99_s')
-            lines.append((row['name'], {side: [part['sides'][side][n] for n in names] for side in ('stock', 'store')}))
+            lines.append((_name(row), {side: [part['sides'][side][n] for n in names] for side in ('stock', 'store')}))
     if not lines:
         return ''
     return _section(
@@ -249,22 +263,30 @@ def seconds(value: float) -> str:
 
 
 def _disk(rows: Sequence[Dict[str, Any]]) -> str:
-    lines, said = [], []
+    lines, said, learners = [], [], []
     for row in rows:
         found = row.get('disk')
         if found:
             values = {'store': found['samples_per_s']}
             note, required = f'{size_text(found["table_bytes"])} table', row['required']['samples_per_s']
-            lines.append(svg.Bar(row['name'], note, values, found['disk_per_s'], required))
+            lines.append(svg.Bar(_name(row), note, values, found['disk_per_s'], required))
             limit = f'{size_text(found["limit_bytes"])} of memory' if found['limit_bytes'] else found['reason']
             cached = '' if found.get('cached') is None else f', {found["cached"]:.0%} of the table cached'
             said.append(f'{row["name"]}: {limit}{cached}')
+            if found.get('learner_at') is not None:
+                learners.append(f'{row["name"]}: {percent(found["learner_at"])}')
     if not lines:
         return ''
     return _section(
         'Larger than memory',
         f'A table on disk, sampled by a process that may keep less than it ({"; ".join(said)}). The dark mark is what '
-        'the disk gives for random reads of that size past the page cache, measured in turn; the red one is required.',
+        'the disk gives for random reads of that size past the page cache, measured in turn; the red one is required. '
+        + (
+            f'A learner that samples as often as the job does trains on meanwhile, at so much of its speed without: '
+            f'{"; ".join(learners)}.'
+            if learners
+            else ''
+        ),
         _figure('<strong>Samples per second</strong>', svg.bars(lines, number, {})),
     )
 
@@ -309,5 +331,7 @@ def _notes(result: Dict[str, Any]) -> str:
         'bytes of real ones and random contents, so that nothing of them compresses. The bound '
         'is <code>np.take(column, rows, out=warm, mode="clip")</code> for samples and row copies for adds, in the '
         'process '
-        'of the store. Memory per element includes the payload.</p></section>'
+        'of the store. Memory per element includes the payload. Series by length and size are of synthetic elements, '
+        'and so are those that were made smaller to have as many as the job has. '
+        f'{escape(". ".join(without_extra(result)))}</p></section>'
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 import os
@@ -21,8 +22,8 @@ VERSION = 1
 class Results:
     """
     Overview:
-        ``data``: 'version', 'settings', 'machine', 'rows' (name -> facts of the row and a record per section) and a
-        record for each section that is not about rows.
+        ``data``: 'version', 'settings', 'machine', 'date' (each day that figures are of), 'rows' (name -> facts of the
+        row and a record per section) and a record for each section that is not about rows.
     Raises:
         - ConfigError: ``--resume`` of a file that is not ours, of other settings, or of another machine.
     """
@@ -71,6 +72,30 @@ class Results:
         record: Dict[str, Any] = self.data['rows'].setdefault(name, {})
         return record
 
+    def describe(self, facts: Dict[str, Any]) -> None:
+        """
+        Overview:
+            What a row is, by its name: its sections that follow, and those that are there already.
+        Raises:
+            - ConfigError: Those that are there are of another: of real elements where these are synthetic, e.g.
+        """
+        record = self.row(facts['name'])
+        # Why there are no real ones may be said in other words.
+        others = [name for name in facts if name != 'why_synthetic' and record.get(name) != facts[name]]
+        if record.keys() - facts.keys() and others:
+            raise ConfigError(
+                f'--resume: {facts["name"]} was measured with '
+                + ', '.join(f'{name} {record.get(name)!r}, here {facts[name]!r}' for name in others)
+                + (f' ({facts["why_synthetic"]})' if facts['why_synthetic'] else '')
+                + '; use another file'
+            )
+        record.update(facts)
+
+    def add_date(self) -> None:
+        """Something was measured today."""
+        days = [day[:10] for day in self.data.get('date', '').split(', ') if day]  # older files have a time, too
+        self.data['date'] = ', '.join(dict.fromkeys([*days, _today()]))
+
     def save(self) -> None:
         """The old file or the new one, never half."""
         if self._path is None:
@@ -101,6 +126,10 @@ def machine() -> Dict[str, Any]:
         'ding_store': __version__,
         'commit': _commit(),
     }
+
+
+def _today() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).date().isoformat()
 
 
 def _cpu() -> str:

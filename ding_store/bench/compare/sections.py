@@ -11,7 +11,7 @@ from ding_store.bench.compare.cartpole import cartpole
 from ding_store.bench.compare.disk import OWN_BYTES, on_disk
 from ding_store.bench.compare.plan import INDEX_SHARE, Part, memory_available, memory_needed, parts
 from ding_store.bench.compare.rows import ROWS, Row
-from ding_store.bench.compare.windows import interleaved
+from ding_store.bench.compare.windows import bound_headroom, interleaved
 from ding_store.errors import ConfigError
 
 Say = Callable[[str], None]
@@ -50,9 +50,8 @@ def _part(part: Part, settings: Settings, say: Say, train: bool) -> Dict[str, An
     sides = interleaved(part.row, part.length, TITLES, settings['repeats'], settings['seconds'], train, say)
     return {
         'kind': part.kind,
-        'source': part.row.source or 'synthetic',
+        **_elements(part.row),
         'length': part.length,
-        'element_bytes': part.row.element_bytes,
         'sides': sides,
     }
 
@@ -64,7 +63,15 @@ def processes(row: Row, settings: Settings, say: Say) -> Dict[str, Any]:
 
 def _across(row: Row, num_collectors: int, settings: Settings, say: Say) -> Dict[str, Any]:
     repeats, seconds = max(1, settings['repeats'] // 2), 3 * settings['seconds']
-    return {'num_collectors': num_collectors, 'sides': across(row, num_collectors, TITLES, repeats, seconds, say)}
+    sides = across(row, num_collectors, TITLES, repeats, seconds, say)
+    say('memory copies of the learner')
+    bound = bound_headroom(row, settings['seconds'])
+    return {'num_collectors': num_collectors, **_elements(row), 'bound_headroom': bound, 'sides': sides}
+
+
+def _elements(row: Row) -> Dict[str, Any]:
+    """Of which elements a record is."""
+    return {'source': row.source or 'synthetic', 'element_bytes': row.element_bytes}
 
 
 def disk(row: Row, settings: Settings, say: Say) -> Dict[str, Any]:
@@ -73,7 +80,8 @@ def disk(row: Row, settings: Settings, say: Say) -> Dict[str, Any]:
     own = OWN_BYTES + 4.0 * row.batch * row.element_bytes
     table = max(2e9 * settings['memory_gb'], 2 * own)
     limit = own + table / 8
-    return on_disk(row, table, limit, settings['repeats'], 2 * settings['seconds'], tempfile.gettempdir(), say)
+    found = on_disk(row, table, limit, settings['repeats'], 2 * settings['seconds'], tempfile.gettempdir(), say)
+    return {**_elements(row), **found}
 
 
 def by_length(settings: Settings, say: Say) -> List[Dict[str, Any]]:
@@ -110,10 +118,10 @@ def _series(points: List[Part], settings: Settings, say: Say) -> List[Dict[str, 
     return [_part(point, short, say, train=False) for point in points]
 
 
-def by_collectors(settings: Settings, say: Say) -> List[Dict[str, Any]]:
+def by_collectors(dqn: Row, settings: Settings, say: Say) -> List[Dict[str, Any]]:
     """DQN's job across processes."""
     short = {**settings, 'repeats': 1}
-    return [_across(ROWS[0], number, short, say) for number in COLLECTORS]
+    return [_across(dqn, number, short, say) for number in COLLECTORS]
 
 
 def converge(settings: Settings, say: Say) -> Dict[str, Any]:
@@ -126,14 +134,15 @@ ROW_SECTIONS: Dict[str, Callable[[Row, Settings, Say], Dict[str, Any]]] = {
     'across': processes,
     'disk': disk,
 }
-#: Of none.
+#: Of none; the first two make elements of their own sizes.
 OTHER_SECTIONS: Dict[str, Callable[[Settings, Say], Any]] = {
     'length': by_length,
     'size': by_size,
-    'collectors': by_collectors,
     'cartpole': converge,
 }
-SECTIONS = [*ROW_SECTIONS, *OTHER_SECTIONS]
+#: Of DQN's, whichever are asked for.
+DQN_SECTIONS: Dict[str, Callable[[Row, Settings, Say], Any]] = {'collectors': by_collectors}
+SECTIONS = [*ROW_SECTIONS, *OTHER_SECTIONS, *DQN_SECTIONS]
 QUICK_SECTIONS = ['single', 'length', 'size']
 #: Rows whose replay is larger than most learners' memory.
 ON_DISK = ('r2d2', 'impala')

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 
@@ -25,8 +25,7 @@ class Measured:
     """
 
     def __init__(self, row: Row, title: str, length: int) -> None:
-        count = int(max(4, min(length, SOURCE_BYTES // row.element_bytes)))
-        self._source = row.columns(count, seed=2)
+        self._source = row.columns(max(4, min(length, _num_elements(row))), seed=2)
         self._row = row
         _load(row.smaller(SMALL_BYTES), title)
         gc.collect()
@@ -92,6 +91,10 @@ class Measured:
         return count
 
 
+def _num_elements(row: Row) -> int:
+    return max(4, SOURCE_BYTES // row.element_bytes)
+
+
 def _load(row: Row, title: str) -> None:
     """What a side imports and compiles at its first use is no memory of its elements."""
     side: Side = SIDES[title](row, 2 * row.batch)
@@ -103,10 +106,10 @@ def _load(row: Row, title: str) -> None:
 class Bounds:
     """What this process can copy: rows gathered at random into warm arrays, and single rows into warm columns."""
 
-    def __init__(self, row: Row, source: Columns) -> None:
-        self._row, self._source = row, source
-        self._count = len(next(iter(source.values())))
-        self._warm = {path: np.empty((row.batch, *column.shape[1:]), column.dtype) for path, column in source.items()}
+    def __init__(self, row: Row, source: Optional[Columns] = None) -> None:
+        self._row, self._source = row, row.columns(_num_elements(row)) if source is None else source
+        self._count = len(next(iter(self._source.values())))
+        self._warm = {path: np.empty((row.batch, *each.shape[1:]), each.dtype) for path, each in self._source.items()}
         self._rng = np.random.default_rng(1)
 
     def measure(self, seconds: float) -> Dict[str, float]:

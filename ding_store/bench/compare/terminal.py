@@ -89,17 +89,23 @@ Table = Tuple[Sequence[str], List[List[str]]]
 def render(result: Dict[str, Any]) -> str:
     """All tables of a result; see ``Results`` for its shape."""
     made = [make(result) for make in TABLES]
-    missing = [
+    notes = '\n'.join([NOTES, *without_extra(result)])
+    return '\n\n'.join([*(table(head, lines) for head, lines in made if lines), notes])
+
+
+def without_extra(result: Dict[str, Any]) -> List[str]:
+    """Of which rows there should have been real elements, and are none."""
+    return [
         f'{row["name"]} is synthetic: {row["why_synthetic"]}' for row in result['rows'].values() if row['why_synthetic']
     ]
-    return '\n\n'.join([*(table(head, lines) for head, lines in made if lines), '\n'.join([NOTES, *missing])])
 
 
 NOTES = (
     'whole: the replay as it is. bytes: elements of real size, as many as fit. index: as many elements as the job has, '
     'smaller ones.\nheadroom: how many times both required rates, at once; limit: what row copies and np.take could '
-    'do. Elements are those of the environment that is named, played at random, or synthetic: random, of the structure '
-    'and the published size of real ones.'
+    'do, across processes in the learner. learner at: its speed while it samples from the disk as often as the job '
+    'does, of its speed without. Elements are those of the environment that is named, played at random, or synthetic: '
+    'random, of the structure and the published size of real ones.'
 )
 
 SINGLE_HEAD = (
@@ -132,6 +138,24 @@ def single_table(result: Dict[str, Any]) -> Table:
     return SINGLE_HEAD, lines
 
 
+def bytes_table(result: Dict[str, Any]) -> Table:
+    """The rates of elements of real size, in bytes: into the replay, and out of it in batches."""
+    lines = []
+    for row in result['rows'].values():
+        for part in row.get('single', {}).get('parts', [])[:1]:
+            size, required, store = part['element_bytes'], row['required'], part['sides']['store']
+            cells = [f'{row["name"]} {part["kind"]}', part['source']]
+            for name, bound in (('adds_per_s', 'copy_per_s'), ('samples_per_s', 'gather_per_s')):
+                rates = [required[name], part['sides']['stock'][name], store[name], store[bound]]
+                cells += [_rate(None if rate is None else rate * size) for rate in rates]
+            lines.append(cells)
+    head = (
+        'bytes, one process', 'elements of', 'need in', 'stock', 'store', 'limit', 'need out', 'stock', 'store',
+        'limit',
+    )  # fmt: skip
+    return head, lines
+
+
 def training_table(result: Dict[str, Any]) -> Table:
     """The real loop. What is not the policy's, given collated data, is the replay's share of an iteration."""
     lines = []
@@ -142,8 +166,12 @@ def training_table(result: Dict[str, Any]) -> Table:
                 shares = [1 - store['train_s'] * side['iters_per_s'] for side in (stock, store)]
                 gain = store['iters_per_s'] / stock['iters_per_s']
                 rates = [number(side['iters_per_s']) for side in (stock, store)]
-                lines.append([row['name'], f'{part["length"]:,}', *rates, f'{gain:.2f}', *map(percent, shares)])
-    head = ('learner iterations/s', 'length', 'stock', 'store', 'store/stock', 'not training: stock', 'store')
+                what = [row['name'], part['source'], f'{part["length"]:,}']
+                lines.append([*what, *rates, f'{gain:.2f}', *map(percent, shares)])
+    head = (
+        'learner iterations/s', 'elements of', 'length', 'stock', 'store', 'store/stock', 'not training: stock',
+        'store',
+    )  # fmt: skip
     return head, lines
 
 
@@ -159,17 +187,24 @@ def across_table(result: Dict[str, Any]) -> Table:
             lines.append(
                 [
                     row['name'],
+                    _source(row['across']),
                     *(number(row['required'][name]) for name in ('adds_per_s', 'samples_per_s')),
                     *(number(side[name]) for name in ('adds_per_s', 'samples_per_s') for side in (stock, store)),
                     *(_rate(side['add_bytes_per_s']) for side in (stock, store)),
                     *(times(side['headroom']) for side in (stock, store)),
+                    times(row['across'].get('bound_headroom')),
                 ]
             )
     head = (
-        'across processes', 'need add/s', 'sample/s', 'add/s stock', 'store', 'sample/s stock', 'store', 'in stock',
-        'store', 'headroom stock', 'store',
+        'across processes', 'elements of', 'need add/s', 'sample/s', 'add/s stock', 'store', 'sample/s stock', 'store',
+        'in stock', 'store', 'headroom stock', 'store', 'limit',
     )  # fmt: skip
     return head, lines
+
+
+def _source(record: Dict[str, Any]) -> str:
+    source: str = record.get('source', '-')  # which older files have not said
+    return source
 
 
 def _rate(bytes_per_s: Optional[float]) -> str:
@@ -185,6 +220,7 @@ def disk_table(result: Dict[str, Any]) -> Table:
             lines.append(
                 [
                     row['name'],
+                    _source(found),
                     f'{found["length"]:,}',
                     size_text(found['table_bytes']),
                     limit,
@@ -193,11 +229,12 @@ def disk_table(result: Dict[str, Any]) -> Table:
                     number(found['samples_per_s']),
                     number(found['disk_per_s']),
                     f'{found["fraction"]:.2f}',
+                    '-' if found.get('learner_at') is None else percent(found['learner_at']),
                 ]
             )
     head = (
-        'store on disk', 'length', 'table', 'memory limit', 'cached', 'need sample/s', 'sample/s', 'disk reads/s',
-        'fraction',
+        'store on disk', 'elements of', 'length', 'table', 'memory limit', 'cached', 'need sample/s', 'sample/s',
+        'disk reads/s', 'fraction', 'learner at',
     )  # fmt: skip
     return head, lines
 
@@ -211,8 +248,10 @@ def series_table(section: str, result: Dict[str, Any]) -> Table:
     for point in result.get(section, []):
         stock, store = point['sides']['stock'], point['sides']['store']
         rates = [number(side['samples_per_s']) for side in (stock, store)]
-        lines.append([f'{point[SERIES[section]]:,}', *rates, *(times(side['headroom']) for side in (stock, store))])
-    head = (f'dqn by {SERIES[section]}'.replace('_', ' '), 'sample/s stock', 'store', 'headroom stock', 'store')
+        headrooms = [times(side['headroom']) for side in (stock, store)]
+        lines.append([f'{point[SERIES[section]]:,}', _source(point), *rates, *headrooms])
+    title = f'dqn by {SERIES[section]}'.replace('_', ' ')
+    head = (title, 'elements of', 'sample/s stock', 'store', 'headroom stock', 'store')
     return head, lines
 
 
@@ -228,6 +267,7 @@ def cartpole_table(result: Dict[str, Any]) -> Table:
 
 TABLES: List[Callable[[Dict[str, Any]], Table]] = [
     single_table,
+    bytes_table,
     training_table,
     across_table,
     disk_table,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any, Callable, Dict, List
 
@@ -42,6 +43,13 @@ def summary(row: Row, windows: List[Dict[str, Any]], bytes_per_element: float) -
 def headroom(row: Row, adds_per_s: float, samples_per_s: float) -> float:
     """One over the seconds that one second of the job's adds and samples takes at these rates, one after the other."""
     return 1 / (row.adds_per_s / adds_per_s + row.samples_per_s / samples_per_s)
+
+
+def bound_headroom(row: Row, seconds: float) -> float:
+    """What one process has that does nothing but the copies: each element into a replay, each sample out of it."""
+    with contextlib.closing(Worker('ding_store.bench.compare.single:Bounds', row)) as worker:
+        found = worker.call('measure', seconds)
+    return headroom(row, found['copy_per_s'], found['gather_per_s'])
 
 
 def _median(values: List[float]) -> float:

@@ -1,0 +1,81 @@
+"""``ding-store bench`` that is told to end leaves no process and no directory; one that is killed, none that stays."""
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from jobs import ding_store, job
+
+from ding_store.bench.scratch import scratch
+from ding_store.storage.testing import eventually
+
+pytest.importorskip('ding')
+
+WEIGHTS = ['weights', '--sizes', '2', '--readers', '2', '--rounds', '100000']
+CHECKPOINT = ['checkpoint', '--megabytes', '4', '--repeats', '100000']
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'num_processes'),
+    [
+        ([*WEIGHTS, '--ways', 'bare'], 4),
+        ([*WEIGHTS, '--wire'], 4),
+        (CHECKPOINT, 1),
+        (['transport', '--elements', 'cartpole', '--paths', 'bare ring', '--seconds', '0.5'], 2),
+    ],
+    ids=lambda value: value[0] + '_wire' * ('--wire' in value) if isinstance(value, list) else '',
+)
+def test_told_to_end_it_leaves_nothing(arguments, num_processes, tmp_path, redis_binary):
+    with job(ding_store('bench', *arguments), tmp_path, OMP_NUM_THREADS='1') as bench:
+        bench.wait_for(lambda: len(processes(bench)) >= num_processes and any(directories(bench)), 'it measures')
+        if arguments[0] == 'weights':
+            bench.wait_for(lambda: 'round 2' in bench.text, 'a round')
+        left = directories(bench)
+        os.kill(bench.process.pid, signal.SIGTERM)
+        assert bench.wait(30) == 1
+        if arguments[0] != 'weights':  # whose barriers have errors of their own when they are interrupted
+            assert bench.text.endswith('ding-store: interrupted\n')
+        eventually(lambda: not processes(bench), 'all have left')
+    assert not any(path.exists() for path in left)
+
+
+def test_a_killed_one_takes_its_redis_server_along(tmp_path, redis_binary):
+    with job(ding_store('bench', *WEIGHTS, '--wire'), tmp_path) as bench:
+        bench.wait_for(lambda: 'round 2' in bench.text, 'a round')
+        (server,) = [pid for pid in processes(bench) if 'redis' in (Path('/proc') / pid / 'comm').read_text()]
+        os.kill(bench.process.pid, signal.SIGKILL)
+        eventually(lambda: server not in processes(bench), 'the server ends')
+
+
+def test_the_directory_of_a_killed_one_goes_with_the_next(tmp_path):
+    place = tmp_path / 'place'
+    place.mkdir()
+    with job(ding_store('bench', *CHECKPOINT, '--directory', place), tmp_path) as bench:
+        bench.wait_for(lambda: any(place.glob('ding-store-bench-*')), 'its directory')
+        os.kill(bench.process.pid, signal.SIGKILL)
+        bench.wait(30)
+    assert os.listdir(place)
+    with scratch(str(place)) as directory:
+        assert os.listdir(place) == [os.path.basename(directory)]
+
+
+def processes(bench):
+    """Those that live of its session, which is its own."""
+    found = []
+    for path in Path('/proc').glob('[0-9]*'):
+        with contextlib.suppress(OSError):
+            state, _, _, session = (path / 'stat').read_text().rpartition(')')[2].split()[:4]
+            if session == str(bench.process.pid) and state not in 'ZX':
+                found.append(path.name)
+    return found
+
+
+def directories(bench):
+    """Scratch directories that its processes hold."""
+    found = set()
+    for pid in processes(bench):
+        with contextlib.suppress(OSError):
+            found.update(os.readlink(one) for one in (Path('/proc') / pid / 'fd').iterdir())
+    return [Path(path) for path in found if 'ding-store-bench-' in path]
