@@ -8,6 +8,7 @@ import mmap
 import os
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
@@ -24,6 +25,8 @@ _PREFIX = 'ding_store-'
 OWN_BYTES = 0.6e9
 #: Batches that are gathered ahead.
 AHEAD = 2
+#: Reads of the disk, whose own rate is looked for.
+READS_AT_ONCE = 4
 #: Of the matrices whose product is a step of the learner: some milliseconds, in the core's own caches.
 _WIDTH = 512
 
@@ -122,22 +125,31 @@ def is_memory(directory: str) -> bool:
 
 
 class OnDisk:
-    """In the limited process: fills a table with a path, then samples it."""
+    """In the limited process: fills a table of so many bytes, as it keeps them, with a path; then samples it."""
 
-    def __init__(self, row: Row, length: int, directory: str, group: Optional[str]) -> None:
+    def __init__(self, row: Row, table_bytes: float, directory: str, group: Optional[str]) -> None:
         if group is not None:
             Path(group, 'cgroup.procs').write_text(str(os.getpid()))
         from ding_store.bench.compare.sides import elements_of, sampler_of
         from ding_store.buffer import StoreBuffer
 
         self._row, self._directory = row, directory
-        self._buffer = StoreBuffer(length, path=directory, sampler=sampler_of(row), seed=0, prefetch=AHEAD)
         size = max(1, int(64e6 // row.element_bytes))
         elements = elements_of(row, row.columns(size))
-        for begin in range(0, length, size):
-            self._buffer.extend_elements(elements[: min(size, length - begin)])
+        probe = StoreBuffer(1)
+        probe.extend_elements(elements[:1])
+        #: Frames may be kept in a quarter of their bytes.
+        self._row_bytes = probe._elements.table.row_bytes
+        self._length = int(max(4 * row.batch, table_bytes // self._row_bytes))
+        self._buffer = StoreBuffer(self._length, path=directory, sampler=sampler_of(row), seed=0, prefetch=AHEAD)
+        for begin in range(0, self._length, size):
+            self._buffer.extend_elements(elements[: min(size, self._length - begin)])
         # What was written waits in memory for the disk: reads are measured when that is over.
         os.sync()
+
+    def table(self) -> Tuple[int, int]:
+        """Its length, and the bytes that it keeps of an element."""
+        return self._length, self._row_bytes
 
     def window(self, seconds: float) -> float:
         """Elements sampled per second, of the whole table at random."""
@@ -163,20 +175,31 @@ class OnDisk:
         return steps / (time.perf_counter() - begin)
 
     def disk(self, seconds: float) -> float:
-        """Elements per second that the disk gives: reads of an element's size at random, past the page cache."""
+        """
+        Elements per second that the disk gives: reads at random of what is kept of an element, past the page cache, one
+        at a time or several at once, whichever is faster.
+        """
         path = max(Path(self._directory).rglob('*'), key=lambda one: one.stat().st_blocks)
-        size = self._row.element_bytes // mmap.PAGESIZE * mmap.PAGESIZE
-        rng, memory = np.random.default_rng(0), mmap.mmap(-1, size)
-        count = path.stat().st_size // size
+        size = self._row_bytes // mmap.PAGESIZE * mmap.PAGESIZE
         file = os.open(path, os.O_RDONLY | os.O_DIRECT)
-        begin, done = time.perf_counter(), 0
-        try:
-            while time.perf_counter() - begin < seconds:
-                os.preadv(file, [memory], int(rng.integers(0, count)) * size)
+
+        def read(number: int) -> int:
+            rng, memory, done = np.random.default_rng(number), mmap.mmap(-1, size), 0
+            until = time.perf_counter() + seconds / 2
+            while time.perf_counter() < until:
+                os.preadv(file, [memory], int(rng.integers(0, path.stat().st_size // size)) * size)
                 done += 1
+            return done
+
+        rates = []
+        try:
+            for at_once in (1, READS_AT_ONCE):
+                with ThreadPoolExecutor(at_once) as pool:
+                    begin = time.perf_counter()
+                    rates.append(sum(pool.map(read, range(at_once))) / (time.perf_counter() - begin))
         finally:
             os.close(file)
-        return done / (time.perf_counter() - begin)
+        return max(rates)
 
 
 def on_disk(
@@ -184,21 +207,23 @@ def on_disk(
 ) -> Dict[str, Any]:
     """
     Overview:
-        Fill and sample a table of ``table_bytes`` in a process that may use ``limit_bytes``, all in all.
+        Fill and sample a table that keeps ``table_bytes``, in a process that may use ``limit_bytes``, all in all.
     Returns:
         - figures (:obj:`dict`): 'samples_per_s', 'disk_per_s' (medians over windows in turn), 'fraction', and how
           large the table and the limit were ('limit_bytes' is None, and 'reason' there, where none could be set);
           'cached' is the share of the table, at most, whose reads need no disk (None, too); 'learner_at' is how fast a
           learner is that samples as often as the job does, of its speed without.
     """
-    length = int(max(4 * row.batch, table_bytes // row.element_bytes))
     samples: List[float] = []
     disk: List[float] = []
     learners: List[float] = []
     with scratch(directory) as place, contextlib.closing(Limit(limit_bytes)) as limit:
-        say(f'on disk: filling {length} x {row.element_bytes / 1e6:.1f} MB')
+        say(f'on disk: filling {table_bytes / 1e9:.1f} GB')
         group = None if limit.path is None else str(limit.path)
-        with contextlib.closing(Worker('ding_store.bench.compare.disk:OnDisk', row, length, place, group)) as worker:
+        with contextlib.closing(
+            Worker('ding_store.bench.compare.disk:OnDisk', row, table_bytes, place, group)
+        ) as worker:
+            length, row_bytes = worker.call('table')
             worker.call('window', seconds)
             for number in range(repeats):
                 say(f'on disk: window {number + 1} of {repeats}')
@@ -213,8 +238,8 @@ def on_disk(
         'fraction': figures['samples_per_s'] / figures['disk_per_s'],
         'learner_at': float(np.median(learners)),
         'length': length,
-        'cached': None if cached is None else min(1.0, cached / (length * row.element_bytes)),
-        'table_bytes': length * row.element_bytes,
+        'cached': None if cached is None else min(1.0, cached / (length * row_bytes)),
+        'table_bytes': length * row_bytes,
         'limit_bytes': None if limit.path is None else limit_bytes,
         'reason': limit.reason,
     }
