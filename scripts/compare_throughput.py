@@ -2,7 +2,7 @@
 DI-engine's own buffer and exchanger beside the store, on the eight jobs of the published requirements.
 
     python scripts/compare_throughput.py --quick                                  about 2 minutes
-    python scripts/compare_throughput.py --json figures.json --html report.html   some 20 minutes
+    python scripts/compare_throughput.py --json figures.json --html report.html   some 35 minutes
 
 The same as `ding-store compare`; --help lists the options.
 """
