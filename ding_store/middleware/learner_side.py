@@ -219,8 +219,9 @@ class LearnerSide(Side):
 
     def _tell(self) -> None:
         if self._untold is not None:
-            (ingested, progress), self._untold = self._untold, None
+            ingested, progress = self._untold
             self._reader.advance(ingested, PROGRESS, progress)
+            self._untold = None
 
     def _leave(self, ctx: OnlineRLContext) -> None:
         """What collectors had appended when the run ended still goes into the replay: the books balance."""

@@ -157,6 +157,26 @@ def test_batches_are_those_of_memory(tmp_path):
 
 
 @pytest.mark.usefixtures('larger_than_memory')
+def test_columns_that_are_replaced_while_files_are_opened_are_not_read_from_the_old_ones(tmp_path, monkeypatch):
+    buffer = StoreBuffer(20, path=str(tmp_path / 'table'), seed=0)
+    buffer.extend({'state': np.zeros((20, 33_001))})
+    table = buffer._elements.table
+    opened = regions.Regions._open_cold
+
+    def raced(found, files):
+        opened(found, files)
+        assert table.cold
+        stale = found._cold
+        table.add_columns({'late': (np.dtype(np.float32), ())})
+        found._cold = stale  # as of a thread that was stopped before its last store
+
+    monkeypatch.setattr(regions.Regions, '_open_cold', raced)
+    buffer.sample_batch(4)
+    assert not table.cold
+    buffer.close()
+
+
+@pytest.mark.usefixtures('larger_than_memory')
 def test_sequences_are_time_major(tmp_path):
     obs = torch.from_numpy(frames(6 * 5, (1, 300, 300)))
     sequences = [[{'obs': obs[5 * n + t], 'reward': torch.tensor([float(t)])} for t in range(5)] for n in range(6)]

@@ -11,11 +11,11 @@ from ding_store.buffer.arrays import Array
 from ding_store.buffer.durability.slot_values import SlotValues
 from ding_store.buffer.sampling.samplers import PrioritySampler
 from ding_store.buffer.table.choices import as_rows
-from ding_store.buffer.table.rows import RowIndex
+from ding_store.buffer.table.rows import RowIndex, RowListener
 from ding_store.buffer.table.table import Keep
 
 
-class KeptPriorities:
+class KeptPriorities(RowListener):
     """
     Overview:
         A sampler's priorities, each put on record when it is set. Those of a former process are the sampler's from the
@@ -69,21 +69,6 @@ class KeptPriorities:
         if hasattr(self._inner, 'priorities_of'):
             rows = self._live()[1]
             self._record(rows, self._inner.priorities_of(rows))
-
-    def published(self, slots: Array) -> None:
-        pass
-
-    def removed(self, slots: Array) -> None:
-        pass
-
-    def restored(self, slots: Array) -> None:
-        pass
-
-    def resizing(self) -> None:
-        pass
-
-    def resized(self, capacity: int, source: Array, target: Array) -> None:
-        pass
 
     def cleared(self) -> None:
         """The sampler, which was told before, begins anew: so does the next process."""

@@ -15,6 +15,7 @@ from ding_store.buffer.arrays import Array
 from ding_store.buffer.durability.durable import Home, check_size
 from ding_store.buffer.durability.journal import reserve, sync_directory, write_at
 from ding_store.buffer.elements.extents import Extents
+from ding_store.buffer.table.rows import RowListener
 from ding_store.buffer.table.table import Table
 from ding_store.columns import Schema
 from ding_store.errors import CorruptPayload, FormatMismatch, NotEnoughSpace, SchemaMismatch
@@ -64,7 +65,7 @@ class Packet(NamedTuple):
         return _unpack(self.data)
 
 
-class PackedColumn:
+class PackedColumn(RowListener):
     """
     Overview:
         Each element as a *packet*, its own schema and columns, anywhere in one file; where, and its checksum, is in
@@ -212,9 +213,6 @@ class PackedColumn:
 
     def cleared(self) -> None:
         self._find_free()
-
-    def resizing(self) -> None:
-        pass
 
     def resized(self, capacity: int, source: Array, target: Array) -> None:
         self._find_free()

@@ -11,7 +11,7 @@ from ding_store.buffer.arrays import Array
 from ding_store.buffer.durability.commits import Record
 from ding_store.buffer.durability.kept import Kept
 from ding_store.buffer.sampling.samplers import not_enough
-from ding_store.buffer.table.rows import RowIndex
+from ding_store.buffer.table.rows import RowIndex, RowListener
 from ding_store.errors import ConfigError
 
 #: Row numbers that are looked up together: deleted rows leave holes, which are passed over once.
@@ -20,7 +20,7 @@ _CHUNK = 1024
 _NONE = -1
 
 
-class Fifo:
+class Fifo(RowListener):
     """
     Overview:
         The oldest rows that were not sampled yet, as on-policy learners want them (IMPALA, PPO). O(size) amortised. The
@@ -123,18 +123,6 @@ class Fifo:
             first = int(self._index.row_of_slot[slots].min(initial=self._index.next_row))
             self._place = _Place(first, first)
             self._put_on_record()
-
-    def removed(self, slots: Array) -> None:
-        pass
-
-    def restored(self, slots: Array) -> None:
-        pass
-
-    def resizing(self) -> None:
-        pass
-
-    def resized(self, capacity: int, source: Array, target: Array) -> None:
-        pass
 
     def cleared(self) -> None:
         """What comes now may have any numbers: a file's. What waited for its turn has left."""

@@ -14,7 +14,7 @@ from ding_store.buffer.durability.slot_values import SlotValues
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.sampling.samplers import PrioritySampler, Sampler, not_enough
 from ding_store.buffer.sequences.sequence_priorities import SequencePrioritized
-from ding_store.buffer.table.rows import RowIndex
+from ding_store.buffer.table.rows import RowIndex, RowListener
 from ding_store.errors import ConfigError, SchemaMismatch
 
 #: So often is drawn again for a row that came more often in one batch than it may.
@@ -43,7 +43,7 @@ def limited(
     return made(sampler, max_times_sampled, max_age, version)
 
 
-class Limited:
+class Limited(RowListener):
     """See ``limited``."""
 
     def __init__(

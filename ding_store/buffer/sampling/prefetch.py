@@ -12,7 +12,7 @@ from typing import Any, Callable, Deque, Dict, Hashable, NamedTuple, Optional, T
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.table.choices import by_rows
-from ding_store.buffer.table.rows import RowIndex
+from ding_store.buffer.table.rows import RowIndex, RowListener
 from ding_store.buffer.table.table import Table
 from ding_store.errors import ConfigError, NotEnoughData, RowGone, StoreTimeout
 
@@ -33,7 +33,7 @@ class Drawn(NamedTuple):
     gathered: Future[Any]
 
 
-class Prefetch:
+class Prefetch(RowListener):
     """
     Overview:
         Keeps ``depth`` batches drawn and gathered ahead. Rows are *chosen* where the batch before is delivered, in the
@@ -138,12 +138,6 @@ class Prefetch:
 
     def removed(self, slots: Array) -> None:
         """Looked at when a batch is delivered."""
-
-    def restored(self, slots: Array) -> None:
-        pass
-
-    def resizing(self) -> None:
-        pass
 
     def resized(self, capacity: int, source: Array, target: Array) -> None:
         """Rows keep their numbers, and batches that were being gathered count as changed."""

@@ -11,14 +11,14 @@ from ding_store.buffer.sampling.pending import PendingSlots
 from ding_store.buffer.sampling.samplers import not_enough
 from ding_store.buffer.sampling.sum_tree import SumTree
 from ding_store.buffer.table.choices import as_rows
-from ding_store.buffer.table.rows import EMPTY, RowIndex
+from ding_store.buffer.table.rows import EMPTY, RowIndex, RowListener
 from ding_store.errors import ConfigError, NotEnoughData, PriorityError
 
 #: Sums of masses stay finite below this.
 _MAX_TOTAL = 1e300
 
 
-class Prioritized:
+class Prioritized(RowListener):
     """
     Overview:
         Rows in proportion to ``(priority + epsilon) ** alpha`` (equation 1 and section 3.3), one from each of B equal

@@ -11,7 +11,7 @@ from ding_store.buffer.sampling.pending import PendingSlots
 from ding_store.buffer.sampling.slot_set import SlotSet
 from ding_store.buffer.sequences.group_states import GroupStates, Rows
 from ding_store.buffer.sequences.lines import NOWHERE, Lines
-from ding_store.buffer.table.rows import EMPTY, RowIndex
+from ding_store.buffer.table.rows import EMPTY, RowIndex, RowListener
 
 #: Slots -> the group's value for each, int64, and which of them have one.
 ReadGroups = Callable[[Array], Tuple[Array, Array]]
@@ -22,7 +22,7 @@ ReadDone = Callable[[Array], Array]
 _MAX_KINDS = 4
 
 
-class SequenceIndex:
+class SequenceIndex(RowListener):
     """
     Overview:
         The lines of all groups, and sets of the slots where a sequence of some length may start, or an episode ends.

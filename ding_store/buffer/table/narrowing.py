@@ -20,6 +20,7 @@ from ding_store.buffer.table.regions import ColumnSpec, spec_bytes
 MIN_BYTES = 4096
 #: So many numbers are looked at at once: they stay in the cache.
 _STEP = 1 << 17
+#: As many as a core's own cache holds beside other things.
 _CACHED = 1 << 15
 
 _scratch = threading.local()

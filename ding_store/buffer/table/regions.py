@@ -70,15 +70,15 @@ class Regions:
         self._num_advised = 0
         #: What there was before any of the columns was in it.
         self._memory = space.available_memory()
-        self._cold: Mapping[str, ColdColumn] = {}
 
     @property
     def cold(self) -> Mapping[str, ColdColumn]:
         """
         Large columns by name, to be read so and not from ``columns``, as memory has not all that is wanted now and
-        never will. Of other columns than ``columns`` when these changed in between.
+        never will.
         """
-        return self._cold if self._num_advised > 0 else {}
+        columns, cold = self._cold
+        return cold if self._num_advised > 0 and columns is self._columns else {}
 
     @property
     def columns(self) -> Dict[str, Array]:
@@ -88,7 +88,8 @@ class Regions:
     @columns.setter
     def columns(self, columns: Dict[str, Array]) -> None:
         self._columns = columns
-        self._cold = {}
+        # Of these columns and no others: they may be replaced while somebody opens their files.
+        self._cold: Tuple[Mapping[str, Array], Mapping[str, ColdColumn]] = columns, {}
         self.row_bytes = sum(column.itemsize * prod(column.shape[1:]) for column in columns.values())
 
     def add(self, specs: Mapping[str, ColumnSpec], num_used: int = 0) -> None:
@@ -260,9 +261,7 @@ class Regions:
         columns = self.columns
         # A file system without direct reads, or a file that is closed by now.
         with suppress(KeyError, OSError):
-            cold = {name: ColdColumn(columns[name], file.fd) for name, file in files.items()}
-            if columns is self.columns:
-                self._cold = cold
+            self._cold = columns, {name: ColdColumn(columns[name], file.fd) for name, file in files.items()}
 
     def reserve(self, num_rows: int) -> None:
         """

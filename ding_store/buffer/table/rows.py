@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import List, Optional, Protocol, Tuple
+from typing import List, Optional, Tuple
 
 import numpy as np
 
@@ -17,8 +17,8 @@ EMPTY = -1
 _NO_ROWS = np.empty(0, np.int64)
 
 
-class RowListener(Protocol):
-    """Somebody who keeps something per slot. Called with the index locked, after the change."""
+class RowListener:
+    """Somebody who keeps something per slot. Called with the index locked, after the change; does nothing by itself."""
 
     def published(self, slots: Array) -> None:
         """These slots have new rows."""
