@@ -1,5 +1,6 @@
 """Fixtures for all tests: real redis-servers on private sockets."""
 
+import gc
 import os
 import signal
 import sys
@@ -15,6 +16,9 @@ from ding_store.storage.testing import WAIT_S
 # treevalue, and so DI-engine, imports jax wherever it is installed. jax starts threads, and tests fork this process:
 # battles of SMAX are fought in processes of their own.
 sys.modules.setdefault('jax', None)  # type: ignore[arg-type]
+# What other tests left for the collector of garbage is not for forked children to end: nng aborts a process that closes
+# its parent's sockets.
+os.register_at_fork(after_in_child=gc.freeze)
 # A shell starts what goes to the background with SIGINT ignored, and all that a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import sys
 import traceback
@@ -166,6 +167,7 @@ def _patch_config(module: Any) -> None:
             return
         try:
             if os.fork() == 0:  # nobody's child: the caller need not wait for it, ever
+                gc.freeze()  # what the parent left for the collector is its own: nng aborts who closes others' sockets
                 os.nice(19)  # a second of formatting, just when every role begins
                 _let_go()
                 save(config, path)

@@ -106,3 +106,32 @@ def test_a_config_that_cannot_be_written_says_why_beside_it(tmp_path):
     while not (said := tmp_path / 'config.py.error').exists() or 'IsADirectoryError' not in said.read_text():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_config_is_written_though_its_writer_inherits_garbage(tmp_path):
+    """nng aborts a forked process whose collector of garbage closes what its parent had opened."""
+    run_hooked(
+        """
+        import gc
+        import pynng
+        from ding.config import config
+
+        class Owner:
+            def __init__(self):
+                self.self, self.socket = self, pynng.Push0()
+
+        class Config(dict):
+            def __repr__(self):
+                gc.collect()  # it may run at any time
+                return super().__repr__()
+
+        gc.disable()
+        Owner()
+        config.save_config_py(Config(seed=1), 'config.py')
+        """,
+        tmp_path,
+    )
+    deadline = time.monotonic() + 30
+    while not (written := tmp_path / 'config.py').exists() or written.read_text() != "exp_config = {'seed': 1}\n":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
