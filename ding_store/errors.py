@@ -18,6 +18,7 @@ StoreError
 ├── PriorityError          (TypeError)     priorities that no sampler can use: NaN, negative, infinite, not one per row;
 │                                          or a sampler that has none
 ├── NotEnoughSpace         (OSError)       no room on the disk, in /dev/shm or in memory for what was asked
+│   └── ServerFull                         the server is at its maxmemory: the same may be asked again
 ├── RowGone                (KeyError)      a row left the table, or never existed
 └── NotEnoughData          (ValueError)    fewer rows than a sample needs; DI-engine reads ValueError as just that
 """
@@ -93,6 +94,10 @@ class PriorityError(StoreError, TypeError):
 
 
 class NotEnoughSpace(StoreError, OSError):
+    pass
+
+
+class ServerFull(NotEnoughSpace):
     pass
 
 

@@ -132,8 +132,10 @@ class Store(ABC):
         Raises:
             - StoreTimeout: overflow is 'block' and no room was made in time; nothing was appended.
             - StreamFull: overflow is 'error', or this one entry is larger than the limit; nothing was appended.
+            - ServerFull: The server is at its maxmemory; nothing was appended.
+            - NotEnoughSpace: This one entry is larger than a server takes; nothing was appended.
             - StoreUnavailable: It is not known whether the server has the entry. It is kept, and announced by whatever
-              this store does when the server is back: appending it once more would double it.
+              this store does when the server is back, or has room: appending it once more would double it.
         """
 
     @abstractmethod

@@ -22,7 +22,7 @@ from redis_server import RedisServer
 from test_contract import damaged
 from test_delivery import STREAM, MemoryDelivery
 
-from ding_store.errors import ConfigError, CorruptPayload, StoreUnavailable
+from ding_store.errors import ConfigError, CorruptPayload, ServerFull, StoreUnavailable
 from ding_store.storage import open_store
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.host import planes, rings, values
@@ -464,6 +464,24 @@ def test_an_append_that_fails_leaves_no_hole_in_the_ring(opened, what):
     reader.ack()
     writer.store._writer.check_stream('s')
     assert ring.num_held == 0
+
+
+def test_an_append_does_not_fail_for_what_else_found_no_memory(opened, monkeypatch):
+    writer, near, far = opened(), opened(), opened('b')
+    monkeypatch.setattr(writer, '_start_keeper', lambda: None)  # which would fill
+    Reader(near, 's', 'near')
+    writer.append('s', {}, chunk(0))  # over the wire
+    writer.append('s', {}, chunk(1))
+    reader, outbox = Reader(far, 's', 'far'), writer.store._writer._lane('s').outbox
+    with monkeypatch.context() as patch:
+
+        def no_memory(said):
+            raise ServerFull('on purpose')
+
+        patch.setattr(outbox, '_fill', no_memory)
+        assert writer.append('s', {}, chunk(2)).number == 3
+    writer.append('s', {}, chunk(3))
+    assert [number_of(entry) for entry in reader.read(timeout_s=WAIT_S)] == [0, 1, 2, 3]
 
 
 def test_without_room_it_goes_over_the_wire(opened, caplog):

@@ -149,14 +149,15 @@ def test_what_a_server_must_be():
 def test_at_maxmemory_acks_still_make_room(forgetful_server):
     with forgetful_server.client() as client, open_store(forgetful_server.url) as store:
         store.register('s', 'r')
-        place = store.append('s', {}, chunk(0, size=500_000))
-        # Clearly below what is used, whatever buffers come and go, and clearly above what is left after the ack.
+        for number in range(-9, 1):
+            place = store.append('s', {}, chunk(number, size=50_000))  # no large buffers anywhere, which come and go
+        # Clearly below what is used, and clearly above what is left after the ack.
         client.config_set('maxmemory', client.info('memory')['used_memory'] - 250_000)
-        with pytest.raises(errors.NotEnoughSpace, match='maxmemory'):
+        with pytest.raises(errors.ServerFull, match='maxmemory'):
             store.append('s', {}, chunk(1))
         store.ack('s', 'r', place)
         store.append('s', {}, chunk(2))
-        assert [number_of(entry) for entry in store.read('s', place)] == [1, 2]
+        assert [number_of(entry) for entry in store.read('s', place)] == [2]
 
 
 def test_at_maxmemory_readers_go_on(forgetful_server):
@@ -177,12 +178,60 @@ def test_at_maxmemory_readers_go_on(forgetful_server):
         other.ack('members', 'r', said)
         check_reads()
         assert store._writer.num_unacked('members') == 0, 'it hears of acks'
-        with pytest.raises(errors.NotEnoughSpace, match='maxmemory'):
+        with pytest.raises(errors.ServerFull, match='maxmemory'):
             store.append('members', {}, chunk(2))
         check_reads()
         client.config_set('maxmemory', 0)
         store.read('s')
-        assert [number_of(entry) for entry in other.read('members', said)] == [2]
+        store.append('members', {}, chunk(3))
+        assert [number_of(entry) for entry in other.read('members', said)] == [3], 'nothing was appended by the other'
+
+
+@pytest.mark.parametrize('size', [1000, 1_000_000], ids=['whole', 'in parts'])
+def test_what_a_server_at_maxmemory_may_have_had_is_kept(forgetful_server, size, monkeypatch):
+    """The first try came through, its reply was lost, and the second one found no memory."""
+    with forgetful_server.client() as client, RedisStore(forgetful_server.url) as store:
+        store.append('s', {}, chunk(1))
+        announce = store._appends.announce
+
+        def lossy(said):
+            announce(said)
+            client.config_set('maxmemory', 1)
+            monkeypatch.setattr(store._writer._lane('s').outbox, '_announce', announce)
+            return announce(said) if size == 1000 else refused()
+
+        def refused():
+            raise errors.ServerFull('as the parts of a second try are')
+
+        monkeypatch.setattr(store._writer._lane('s').outbox, '_announce', lossy)
+        assert store.append('s', {}, chunk(2, size)).number == 2
+        with pytest.raises(errors.ServerFull):
+            store.append('s', {}, chunk(3))
+        client.config_set('maxmemory', 0)
+        assert store.append('s', {}, chunk(3)).number == 3
+        assert [number_of(entry) for entry in store.read('s')] == [1, 2, 3]
+
+
+def test_what_a_former_life_may_have_had_is_announced_when_there_is_memory(forgetful_server, monkeypatch):
+    with forgetful_server.client() as client, RedisStore(forgetful_server.url) as store:
+        store.append('s', {}, chunk(1))
+        outbox = store._writer._lane('s').outbox
+        announce = outbox._announce
+
+        def lossy(said):
+            announce(said)
+            client.flushall()  # And its epoch with it.
+            monkeypatch.setattr(outbox, '_announce', announce)
+            store._index('stream', 's', again=True)
+            client.config_set('maxmemory', 1)
+            return announce(said)
+
+        monkeypatch.setattr(outbox, '_announce', lossy)
+        with pytest.raises(errors.AppendUnsettled, match='maxmemory.*announced later'):
+            store.append('s', {}, chunk(2))
+        client.config_set('maxmemory', 0)
+        store.append('s', {}, chunk(3))
+        assert [number_of(entry) for entry in store.read('s')] == [1, 2, 3]
 
 
 def test_a_payload_too_large_for_redis_is_refused(redis_server, monkeypatch):

@@ -7,11 +7,14 @@ what it still holds. ``lua/append.lua`` and ``memory.py`` are the two servers.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from dataclasses import dataclass
 from typing import Callable, Deque, NamedTuple, Optional, Union
 
-from ding_store.errors import StoreError
+from ding_store.errors import ServerFull, StoreError
+
+logger = logging.getLogger(__name__)
 
 #: The server's verdicts on an announcement.
 OK = 'OK'  # accepted, or already known: ``number`` is its place
@@ -209,7 +212,14 @@ class Outbox:
         known_epoch, lost_before, item.uncertain = self.epoch, item.uncertain, True
         said = self._announcement(item)
         item.is_referenced |= said.plane != WIRE
-        verdict = self._announce(said)
+        try:
+            verdict = self._announce(said)
+        except ServerFull:
+            # One that refuses answers: it can say whether an earlier try came through, whose reply was lost.
+            verdict = self._announce(self._announcement(None))
+            if verdict.status == OK and verdict.last < item.sequence:
+                item.uncertain = lost_before
+                raise
         # STALE may answer a second try whose first one was accepted by a server that then lost its memory.
         item.uncertain = lost_before or (verdict.status == STALE and known_epoch != '')
         return verdict
@@ -233,7 +243,11 @@ class Outbox:
         while self._sent and self._sent[0].number <= verdict.floor:
             self._sent.popleft().payload.release()
         if verdict.wanted > verdict.floor:
-            self.fill(verdict.wanted)
+            try:
+                self.fill(verdict.wanted)
+            except ServerFull as e:
+                # The next verdict asks for it again, and what else we have to say may find room, or make some.
+                logger.info('stream %r waits for memory: %s', self.stream, e)
 
     def _requeue(self, verdict: Verdict) -> None:
         """Split anew what is held: up to the server's ``last`` it has them, the rest must be announced again."""

@@ -11,7 +11,7 @@ import uuid
 from contextlib import contextmanager
 from typing import Callable, Dict, Iterable, Iterator, List, Optional
 
-from ding_store.errors import AppendUnsettled, NotEnoughSpace, StoreTimeout, StreamFull
+from ding_store.errors import AppendUnsettled, ServerFull, StoreError, StoreTimeout, StreamFull
 from ding_store.storage.base import Arrays, EntryId, Header
 from ding_store.storage.exactly_once.outbox import Announcement, Fill, Item, Outbox, Payload, Refused, Verdict
 from ding_store.storage.options import StoreOptions, StreamOptions
@@ -186,7 +186,7 @@ class Writer:
                 lane.outbox.flush()
             except Refused:
                 pass  # Entries never accepted may wait for room; the next append waits with them.
-            except NotEnoughSpace as e:
+            except ServerFull as e:
                 # It is no failure of the call that we look around in: the next append to this stream says it again.
                 logger.info('stream %r waits for memory: %s', lane.outbox.stream, e)
             finally:
@@ -197,21 +197,25 @@ class Writer:
         if outbox.queued_bytes + payload.size > options.max_pending_bytes:
             raise StreamFull(f'{outbox.num_queued} entries of {outbox.stream!r} already wait for the server to return')
         item = outbox.add(payload)
+        is_full = f'stream {outbox.stream!r} holds max_pending_bytes ({options.max_pending_bytes})'
         while True:
             try:
                 outbox.flush()
                 break
             except Refused as refused:
                 if options.overflow == 'error':
-                    raise self._give_up(lane, item, StreamFull('overflow is "error"')) from None
+                    raise _given_up(outbox, item, StreamFull(f'{is_full}: overflow is "error"')) from None
                 if time.monotonic() >= deadline:
-                    raise self._give_up(lane, item, StoreTimeout('no room was made in time')) from None
+                    raise _given_up(outbox, item, StoreTimeout(f'{is_full}: no room was made in time')) from None
                 self._wait_for_room(outbox.stream, refused.room, deadline - time.monotonic())
+            except ServerFull as e:
+                raise _given_up(outbox, item, e) from e.__cause__
         lane.warn_of_drops()
         return EntryId(outbox.epoch, item.number)
 
-    def _give_up(self, lane: Lane, item: Item, reason: Exception) -> Exception:
-        text = f'stream {lane.outbox.stream!r} holds max_pending_bytes ({lane.options.max_pending_bytes}): {reason}'
-        if lane.outbox.withdraw(item):
-            return type(reason)(text)
-        return AppendUnsettled(f'{text}; the server may have had this entry, so it is kept and announced later')
+
+def _given_up(outbox: Outbox, item: Item, error: StoreError) -> StoreError:
+    """The error to raise for an entry that is not appended now: another one if it may be all the same."""
+    if outbox.withdraw(item):
+        return error
+    return AppendUnsettled(f'{error}; the server may have had this entry, so it is kept and announced later')

@@ -32,7 +32,7 @@ from typing import (
 
 import redis
 
-from ding_store.errors import NotEnoughSpace, StoreClosed, StoreDenied, StoreError, StoreUnavailable
+from ding_store.errors import ServerFull, StoreClosed, StoreDenied, StoreError, StoreUnavailable
 from ding_store.storage.options import RedisOptions
 from ding_store.storage.redis.server import Life, has_hung_up, is_tls_error, make_client, speaks_plainly, wake
 from ding_store.storage.urls import address_of
@@ -335,7 +335,7 @@ class Link:
     def _translated(self, what: str, error: redis.RedisError) -> StoreError:
         # No class: before Redis 7 errors inside a script have none, and before redis-py 5 this one never has.
         if 'command not allowed when used memory' in str(error):
-            return NotEnoughSpace(f'{what}: {self.address} is at its maxmemory: raise it, or lower max_pending_bytes')
+            return ServerFull(f'{what}: {self.address} is at its maxmemory: raise it, or lower max_pending_bytes')
         if any(text in str(error) for text in _DENIED_IN_SCRIPTS):
             return StoreDenied(
                 f'{what}: {self.address} refuses us: {error}; the user needs more rights: docs/deploy.md'
