@@ -12,12 +12,12 @@ import torch
 from ding.framework import task
 from ditk import logging
 
-from ding_store.errors import AppendUnsettled
+from ding_store.errors import AppendUnsettled, ServerFull
 from ding_store.middleware.chunks import ChunkWriter
 from ding_store.middleware.lead import PROGRESS, Lead
 from ding_store.middleware.plan import Plan
 from ding_store.middleware.position import ENV_ID
-from ding_store.middleware.session import Session
+from ding_store.middleware.session import FINISH, Session
 from ding_store.middleware.side import STREAM, Side
 from ding_store.storage.base import EntryId
 
@@ -132,6 +132,11 @@ class CollectorSide(Side):
         except AppendUnsettled as error:
             logging.warning(f'ding_store: {error}')
             return UNSETTLED
+        except ServerFull as error:
+            self._session.note_full(error)
+            # Nobody says when it has, but meanwhile the run may end.
+            self._session.store.get(FINISH, timeout_s=timeout_s)
+            return None
 
     def _leave(self, ctx: OnlineRLContext) -> None:
         # Said before the script's own clean-up: the learner waits for it, to take what was appended last.

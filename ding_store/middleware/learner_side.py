@@ -9,7 +9,7 @@ import numpy as np
 from ding.framework import task
 from ditk import logging
 
-from ding_store.errors import ConfigError, CorruptPayload
+from ding_store.errors import ConfigError, CorruptPayload, ServerFull
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter
 from ding_store.middleware.feed import Feed
 from ding_store.middleware.lead import PROGRESS
@@ -250,7 +250,7 @@ class LearnerSide(Side):
         header = dict(kind='trajectories', env_step=0, env_episode=0, end_idx=[])
         try:
             ChunkWriter(self._session.store, STREAM).write([], header, timeout_s=SLICE_S)
-        except TimeoutError:
+        except (TimeoutError, ServerFull):
             pass  # the stream is full, so there are entries enough
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, TypeVar
 from ditk import logging
 
 from ding_store.config import StoreConfig
-from ding_store.errors import ConfigError, StoreError, StoreTimeout, VersionConflict
+from ding_store.errors import ConfigError, ServerFull, StoreError, StoreTimeout, VersionConflict
 from ding_store.middleware.claim import claim_run
 from ding_store.middleware.members import ENV_LAUNCHED, STREAM_OPTIONS, Member, Members, die_with_parent, parent_process
 from ding_store.storage import open_store
@@ -64,6 +64,7 @@ class Session:
         self.before_leaving: List[Callable[[bool], None]] = []  # called with whether this process failed
         self.has_replay = False  # this process has opened ``replay_path``
         self.replays: List[StoreBuffer] = []  # that it made, in this order
+        self.is_server_full = False  # so that nobody can report
         self._lost = False  # the store: this end is no orderly one
         self.member: Optional[Member] = None
         self.policy_versions: Dict[str, int] = {}  # in use here, or published last, by name
@@ -196,6 +197,9 @@ class Session:
                     self._closing.wait(self.config.heartbeat_s)
                 if self.member is not None:
                     self.member.report(self.store)
+                self.is_server_full = False
+            except ServerFull as error:
+                self.note_full(error)  # acks will make room
             except StoreTimeout:
                 continue  # another thread of this process is writing to a server that is away: the next report has all
             except StoreError as error:
@@ -205,6 +209,12 @@ class Session:
                 self._lost = True
                 self._finish(f'the store was lost: {error}', failed=True)
                 return
+
+    def note_full(self, error: ServerFull) -> None:
+        """What could not be said now will be said later; one warning until this process could report again."""
+        if not self.is_server_full:
+            self.is_server_full = True
+            logging.warning(f'ding_store: {error}; the run goes on as far as it can')
 
     # Waiting
 
@@ -348,6 +358,9 @@ class PeerWatch:
     def look(self) -> str:
         """A text for the warning. Raises StoreTimeout once the role was seen and has been silent for too long."""
         peers = self._members.refresh().of(self._role)
+        if self._session.is_server_full:
+            self._moved_at = time.monotonic()  # others cannot report either
+            return '; the server is at its maxmemory'
         if not peers:
             return f'; no {self._role} has joined yet'
         moved = any(p.state == 'alive' and p.beat != self._beats.get(p.id) for p in peers)

@@ -9,7 +9,7 @@ import torch
 from ding.framework import task
 from ditk import logging
 
-from ding_store.errors import ConfigError, PayloadLost
+from ding_store.errors import ConfigError, PayloadLost, ServerFull
 from ding_store.middleware.members import Members
 from ding_store.middleware.session import Session
 from ding_store.middleware.state import load_arrays, state_to_arrays
@@ -153,7 +153,10 @@ class WeightsSender(_Exchanger):
         if ctx.train_iter != self._published_iter and (self._num_iterations - 1) % self._period == 0:
             self._is_due = True
         if self._is_due and not self._session.store.is_away:  # else when it is back, the newest there are by then
-            self._publish(ctx)
+            try:
+                self._publish(ctx)
+            except ServerFull as error:
+                self._session.note_full(error)  # they are still due
 
     def _publish(self, ctx: Context) -> None:
         dtype = self._session.config.weights_dtype

@@ -409,6 +409,23 @@ def test_death_of_the_embedded_server_is_a_pause(tmp_path, victim):
     assert 'lost the connection' in run.text
 
 
+def test_a_server_at_its_maxmemory_is_a_pause(tmp_path, forgetful_server):
+    arguments = ['run', '--run', 'r', '--store', forgetful_server.url, '--set', 'heartbeat_s=0.2', '--roles', ROLES]
+    arguments += tiny(tmp_path / 'trace', '--max-train-iter', 1000)
+    with job(ding_store(*arguments), tmp_path) as run, forgetful_server.client() as client:
+
+        def num_full():
+            logs = [log.read_text() for log in Path(tmp_path, '.ding_store/r/logs').glob('*.log')]
+            return sum('is at its maxmemory' in log for log in logs)
+
+        run.wait_for(lambda: last_trained(tmp_path) >= 100, 'training')
+        client.config_set('maxmemory', 1)
+        run.wait_for(lambda: num_full() == ROLES.count('='), 'all of them to hear of it')
+        client.config_set('maxmemory', 0)
+        assert run.wait() == 0, run.text
+        balanced(run.text)
+
+
 def last_trained(cwd):
     """DI-engine's trainer logs every hundredth iteration."""
     log = Path(cwd, '.ding_store/r/logs/learner-0.log')

@@ -1,13 +1,16 @@
 """What a collector makes of a store that cannot take its chunk now."""
 
+import threading
 import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from ding_store.config import StoreConfig
 from ding_store.middleware.chunks import ChunkWriter
 from ding_store.middleware.collector_side import UNSETTLED, CollectorSide
+from ding_store.middleware.session import Session
 from ding_store.middleware.side import STREAM
 from ding_store.storage import open_store
 from ding_store.storage.exactly_once.reader import Reader
@@ -39,3 +42,21 @@ def test_a_server_that_comes_back_full_costs_no_chunk_and_no_collector():
             assert time.monotonic() < deadline
         assert seen == list(range(number + 1))
         assert attempt(number + 1) is not None
+
+
+def test_a_collector_waits_for_a_server_at_its_maxmemory(forgetful_server, caplog):
+    with open_store(forgetful_server.url) as store, forgetful_server.client() as client:
+        chunks, session = ChunkWriter(store, STREAM), Session(StoreConfig(enable=True), store=store)
+        side = SimpleNamespace(_chunks=chunks, _session=session)
+
+        def attempt(number):
+            element = {'obs': np.full(64, number, np.float32)}
+            return CollectorSide._try_append(side, [element], HEADER, {}, 0.01)
+
+        assert attempt(0) is not None
+        client.config_set('maxmemory', 1)
+        assert [attempt(1), attempt(1)] == [None, None]
+        assert [record.levelname for record in caplog.records if 'maxmemory' in record.message] == ['WARNING']
+        threading.Timer(0.2, client.config_set, ('maxmemory', 0)).start()
+        assert session.wait_for('room', lambda timeout_s: attempt(1)) is not None
+        assert [int(entry.arrays['obs'][0, 0]) for entry in store.read(STREAM)] == [0, 1]

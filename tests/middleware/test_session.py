@@ -7,10 +7,11 @@ import threading
 import time
 from dataclasses import asdict
 
+import numpy as np
 import pytest
 
 from ding_store.config import StoreConfig
-from ding_store.errors import ConfigError, StoreTimeout
+from ding_store.errors import ConfigError, ServerFull, StoreTimeout
 from ding_store.launch.status import read_status
 from ding_store.middleware.claim import _claim
 from ding_store.middleware.members import STREAM_OPTIONS, Member, Members, pid_space
@@ -91,6 +92,33 @@ def test_a_report_that_comes_late_is_not_the_end_of_the_run(member, monkeypatch)
     before = collector.member.beat
     within(lambda: collector.member.beat > before + 1)
     assert not collector.finished
+
+
+def test_a_server_at_its_maxmemory_is_not_the_end_of_the_run(forgetful_server, caplog):
+    stores = [open_store(forgetful_server.url, stream_options=STREAM_OPTIONS) for _ in range(2)]
+    learner, collector = (Session(CONFIG, store=store) for store in stores)
+    with forgetful_server.client() as client, contextlib.closing(learner), contextlib.closing(collector):
+        learner.join('learner', 0)
+        collector.join('collector', 2)
+        stores[0].put('progress', {'ingested': 1}, {})
+        client.config_set('maxmemory', 1)
+        within(lambda: learner.is_server_full and collector.is_server_full)
+        assert stores[0].put('progress', {'ingested': 2}, {}) == 2, 'word of what was taken makes no more of it'
+        with pytest.raises(ServerFull):
+            stores[0].put('weights', {}, {'w': np.zeros(1000)})
+        deadline = time.monotonic() + 2 * CONFIG.peer_timeout_s
+
+        def news(timeout_s):
+            return time.monotonic() > deadline or stores[1].get('x', 0, 0.05)
+
+        assert collector.wait_for('news', news, 'learner')
+        client.config_set('maxmemory', 0)
+        before = Members(stores[1]).refresh().of('learner')[0].beat
+        within(lambda: Members(stores[1]).refresh().of('learner')[0].beat > before)
+        within(lambda: not learner.is_server_full)
+        assert [learner.finished, collector.finished] == [False, False]
+    warnings = [record for record in caplog.records if 'the run goes on as far' in record.message]
+    assert len(warnings) == 2
 
 
 def test_who_was_killed_is_not_reporting(store, member):
