@@ -15,11 +15,12 @@ from ditk import logging
 from ding_store.errors import AppendUnsettled, ServerFull
 from ding_store.middleware.chunks import ChunkWriter
 from ding_store.middleware.lead import PROGRESS, Lead
+from ding_store.middleware.members import Members
 from ding_store.middleware.plan import Plan
 from ding_store.middleware.position import ENV_ID
 from ding_store.middleware.session import FINISH, Session
 from ding_store.middleware.side import STREAM, Side
-from ding_store.storage.base import EntryId
+from ding_store.storage.base import EntryId, Store
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
@@ -30,6 +31,19 @@ ENV_ID_BITS = 32
 UNSETTLED = EntryId('', 0)
 #: Between the seeds of one collector and the next.
 SEED_STEP = 10007
+
+
+def take_ordinal(store: Store) -> int:
+    """
+    Overview:
+        Which collector of its run one is, counted from 0: no other has this number. A server that lost its memory
+        counts from 0 again, but those who live still report theirs.
+    """
+    known = [member.figures.get('ordinal', -1) for member in Members(store).refresh().of('collector')]
+    free = max(known, default=-1) + 1
+    ordinal = store.add('collectors', 1) - 1
+    # What an addition passed over is nobody's: two who join at once have different numbers all the same.
+    return ordinal if ordinal >= free else store.add('collectors', free - ordinal) - 1
 
 
 class CollectorSide(Side):
@@ -45,7 +59,8 @@ class CollectorSide(Side):
     def __init__(self, session: Session, skip_n_iter: int) -> None:
         super().__init__(session, skip_n_iter)
         self._chunks = ChunkWriter(session.store, STREAM, session.config.allow_pickle)
-        self._ordinal = session.store.add('collectors', 1) - 1
+        self._ordinal = take_ordinal(session.store)
+        session.figures(ordinal=self._ordinal)
         self._lead = Lead(session.store, session.config.max_lead)
         self._first_step = self._sent_steps = self._sent_episodes = self._num_rows = self._num_chunks = 0
         # All collectors run one script with one seed. Left alone, they would collect the same experience: all but the

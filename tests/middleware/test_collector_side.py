@@ -9,7 +9,8 @@ import pytest
 
 from ding_store.config import StoreConfig
 from ding_store.middleware.chunks import ChunkWriter
-from ding_store.middleware.collector_side import UNSETTLED, CollectorSide
+from ding_store.middleware.collector_side import UNSETTLED, CollectorSide, take_ordinal
+from ding_store.middleware.members import Member
 from ding_store.middleware.session import Session
 from ding_store.middleware.side import STREAM
 from ding_store.storage import open_store
@@ -42,6 +43,24 @@ def test_a_server_that_comes_back_full_costs_no_chunk_and_no_collector():
             assert time.monotonic() < deadline
         assert seen == list(range(number + 1))
         assert attempt(number + 1) is not None
+
+
+def test_a_server_that_forgot_its_collectors_gives_nobody_the_number_of_one_that_lives():
+    with open_store('memory://') as store:
+        members = [Member(f'c{number}', 'collector', number) for number in range(3)]
+        for number, member in enumerate(members):
+            assert take_ordinal(store) == number
+            member.figures = {'ordinal': number}
+            member.report(store)
+        assert take_ordinal(store) == 3  # Which has not reported yet.
+        before = store.snapshot()
+        for _ in range(2):
+            store.lose_memory()
+            members[1].report(store)
+            members[2].report(store)
+            assert [take_ordinal(store) for _ in range(2)] == [3, 4]
+        store.lose_memory(keep=before)
+        assert take_ordinal(store) == 4
 
 
 def test_a_collector_waits_for_a_server_at_its_maxmemory(forgetful_server, caplog):
