@@ -11,7 +11,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, Iterator, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, ContextManager, Iterator, List, Optional, Tuple, TypeVar
 
 import numpy as np
 import pytest
@@ -103,6 +103,13 @@ class FaultyStore(Store):
 
     def info(self) -> StoreInfo:
         return self._pass_on(self.store.info)
+
+    @property
+    def is_away(self) -> bool:
+        return self.store.is_away
+
+    def hasty(self) -> ContextManager[None]:
+        return self.store.hasty()
 
     def close(self) -> None:
         self.store.close()
