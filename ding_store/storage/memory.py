@@ -227,8 +227,8 @@ class MemoryStore(PlanedStore):
 
     def close(self) -> None:
         if not self._closed:
-            self._closed = True
             self._writer.close()
+            self._closed = True
         if os.getpid() == self._memory.pid:
             with self._memory.changed:
                 self._memory.changed.notify_all()

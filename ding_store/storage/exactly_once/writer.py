@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Callable, Dict, Iterable, Iterator, List, Optional
 
 from ding_store.errors import AppendUnsettled, ServerFull, StoreError, StoreTimeout, StreamFull
@@ -155,7 +155,11 @@ class Writer:
         return len(lane.outbox) if lane else 0
 
     def close(self) -> None:
+        """Announce once more what could not be until now: a full stream may have room again. Waits for none."""
         for lane in self._all_lanes():
+            if lane.outbox.num_queued:
+                with suppress(StoreError):
+                    self._check(lane)
             if lane.outbox.num_queued:
                 logger.warning('closed with %d entries of %r not announced', lane.outbox.num_queued, lane.outbox.stream)
 

@@ -315,7 +315,8 @@ class RedisStore(PlanedStore):
     def close(self) -> None:
         was_closed, self._closed = self._closed, True
         if not was_closed and self._pid == os.getpid():
-            self._writer.close()
+            with self._link.hasty():
+                self._writer.close()
             self._unanswered.close()
             self._link.close()
 
