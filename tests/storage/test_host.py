@@ -752,6 +752,30 @@ def test_a_writer_that_was_given_up_is_waited_for_when_it_goes_on(tmp_path, monk
     writer.close()
 
 
+def test_a_writer_is_given_as_long_as_it_tries_to_reach_its_server(opened):
+    for reconnect_timeout_s, patience_s in ((60.0, planes.PATIENCE_S), (600.0, 900.0)):
+        store = opened(reconnect_timeout_s=reconnect_timeout_s)
+        assert [each._resolver._patience_s for each in (store, store.store)] == [patience_s] * 2
+
+
+def test_no_writer_is_given_up_for_the_time_that_the_server_was_away(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(planes, 'time', SimpleNamespace(monotonic=lambda: now[0]))
+    far = MemoryStore(memory=Memory())
+    writer = Quiet(far.another(), str(tmp_path))
+    writer.register('s', 'near')
+    for number in range(2):
+        writer.append('s', {}, chunk(number))
+    (first,) = far.read('s')
+    now[0] += planes.PATIENCE_S - 1
+    monkeypatch.setattr(MemoryStore, 'num_sessions', 1)
+    now[0] += 2
+    assert far.read('s', first.id) == []
+    now[0] += planes.PATIENCE_S + 1
+    assert [entry.is_lost for entry in far.read('s', first.id)] == [True]
+    writer.close()
+
+
 def test_an_unread_file_of_the_dead_stays_until_it_is_read(opened):
     near = opened()
     reader = Reader(near, 's', 'near')

@@ -14,7 +14,6 @@ from ding_store.storage.base import OLDEST, Arrays, Buffer, Entry, EntryId, Head
 from ding_store.storage.exactly_once.outbox import Payload
 from ding_store.storage.host.cache_dir import CacheDir, Found, open_cache_dir
 from ding_store.storage.host.planes import (
-    PATIENCE_S,
     Download,
     PlanedStore,
     Record,
@@ -51,7 +50,8 @@ class HostCache(Store):
         - store (:obj:`PlanedStore`): Closed with this one.
         - directory (:obj:`Optional[str]`): Where the host cache is: by default chosen by free space.
         - max_bytes (:obj:`Optional[int]`): What it may take: by default half of what is free, 8 GiB at most.
-        - patience_s (:obj:`float`): How long the writer of an entry on another host is waited for.
+        - patience_s (:obj:`Optional[float]`): How long the writer of an entry on another host is waited for; by
+          default as long as the store says.
         - checked (:obj:`bool`): Whether entries that this process writes to a ring carry a checksum.
     """
 
@@ -60,7 +60,7 @@ class HostCache(Store):
         store: PlanedStore,
         directory: Optional[str] = None,
         max_bytes: Optional[int] = None,
-        patience_s: float = PATIENCE_S,
+        patience_s: Optional[float] = None,
         checked: bool = False,
     ) -> None:
         if max_bytes is not None and max_bytes < 1:

@@ -101,6 +101,11 @@ class Version(NamedTuple):
     is_coming: bool = False  # over the wire: somebody asked before
 
 
+#: How long a writer may take to fill an entry: longer than it tries to reach a server that went away
+#: (``RedisOptions.reconnect_timeout_s``), since what counts as lost is not taken when it comes after all.
+PATIENCE_S = 90.0
+
+
 class PlanedStore(Store):
     """
     Overview:
@@ -109,6 +114,12 @@ class PlanedStore(Store):
 
     address: str
     writer: str
+    patience_s: float = PATIENCE_S  # as its writers are to be waited for
+
+    @property
+    def num_sessions(self) -> int:
+        """Grows when the server was away."""
+        return 0
 
     @property
     @abstractmethod
@@ -209,10 +220,6 @@ def fate(is_held: bool, is_filled: bool, sequence: int, base: int) -> str:
 
 Follow = Callable[[str, Record], Optional[Entry]]
 
-#: How long a writer may take to fill an entry: longer than it tries to reach a server that went away
-#: (``RedisOptions.reconnect_timeout_s``), since what counts as lost is not taken when it comes after all.
-PATIENCE_S = 90.0
-
 
 class Asked(NamedTuple):
     """A writer was asked to fill what it had appended by then."""
@@ -220,9 +227,10 @@ class Asked(NamedTuple):
     epoch: str
     upto: int  # the number of the last one
     since: float  # or since it filled one of them
+    num_sessions: int  # of ours by then: without a server no writer fills
 
-    def is_of(self, entry_id: EntryId) -> bool:
-        return self.epoch == entry_id.epoch and entry_id.number <= self.upto
+    def is_of(self, entry_id: EntryId, num_sessions: int) -> bool:
+        return (self.epoch, self.num_sessions) == (entry_id.epoch, num_sessions) and entry_id.number <= self.upto
 
 
 class Resolver:
@@ -233,7 +241,7 @@ class Resolver:
         - follow (:obj:`Optional[Callable]`): The entry of a reference, if this process can map its file.
         - complain (:obj:`Optional[Callable]`): Called with a stream and a record whose reference cannot be followed.
         - patience_s (:obj:`float`): After so long without an entry filled, those that its writer was asked for count as
-          lost: all of them, since a dead writer fills none.
+          lost: all of them, since a dead writer fills none. By default the store's. Counted anew when it was away.
         - fetch (:obj:`Callable`): Gets what is in the server, but not in the records.
     """
 
@@ -242,14 +250,14 @@ class Resolver:
         store: PlanedStore,
         follow: Optional[Follow] = None,
         complain: Optional[Callable[[str, Record], None]] = None,
-        patience_s: float = PATIENCE_S,
+        patience_s: Optional[float] = None,
         fetch: Fetch = fetch_own,
     ) -> None:
         self._store = store
         self._fetch = fetch
         self._follow = follow
         self._complain = complain or (lambda stream, record: store.want(stream))
-        self._patience_s = patience_s
+        self._patience_s = store.patience_s if patience_s is None else patience_s
         self._asked: Dict[Tuple[str, str], Asked] = {}  # of a stream and a writer
 
     def read(self, stream: str, after: EntryId, max_entries: int, timeout_s: float) -> List[Entry]:
@@ -289,16 +297,17 @@ class Resolver:
         if payload is not None:
             self._note_fill(stream, record)
             return decode_entry(stream, *record._replace(payload=payload))
-        return self._lost(stream, record) if self._is_lost(stream, record, since) else None
+        return self._lost(stream, record) if self._is_lost(stream, record) else None
 
     def _asked_since(self, stream: str, record: Record) -> float:
         """Since when its writer has been asked for it, which it is now if it was not."""
         asked = self._asked.get((stream, record.writer))
-        if asked is not None and asked.is_of(record.id):
+        num_sessions = self._store.num_sessions
+        if asked is not None and asked.is_of(record.id, num_sessions):
             return asked.since
         since = time.monotonic()
         if self._store.fate_of(stream, record) == WAITING:
-            asked = Asked(record.id.epoch, self._newest_of(stream, record), since)
+            asked = Asked(record.id.epoch, self._newest_of(stream, record), since, num_sessions)
             self._complain(stream, record)
             self._asked[stream, record.writer] = asked
         return since
@@ -312,12 +321,15 @@ class Resolver:
 
     def _note_fill(self, stream: str, record: Record) -> None:
         asked = self._asked.get((stream, record.writer))
-        if asked is not None and asked.is_of(record.id):
+        if asked is not None and asked.is_of(record.id, asked.num_sessions):
             self._asked[stream, record.writer] = asked._replace(since=time.monotonic())
 
-    def _is_lost(self, stream: str, record: Record, since: float) -> bool:
+    def _is_lost(self, stream: str, record: Record) -> bool:
         found = self._store.fate_of(stream, record)
-        return found == LOST or (found == WAITING and time.monotonic() - since >= self._patience_s)
+        # Asked once more: the server may have been away meanwhile.
+        return found == LOST or (
+            found == WAITING and time.monotonic() - self._asked_since(stream, record) >= self._patience_s
+        )
 
     def _lost(self, stream: str, record: Record) -> Entry:
         logger.info('the payload of entry %d of %r, of %s, is gone', record.id.number, stream, record.writer)

@@ -19,6 +19,7 @@ from ding_store.storage.base import OLDEST, START, Arrays, Buffer, Entry, EntryI
 from ding_store.storage.exactly_once.outbox import Payload
 from ding_store.storage.exactly_once.writer import Writer, writer_id
 from ding_store.storage.host.planes import (
+    PATIENCE_S,
     WAITING,
     Fetch,
     Moved,
@@ -86,6 +87,7 @@ class RedisStore(PlanedStore):
             self._call, self._script, self._key, self.writer, lambda stream: self._index('stream', stream, again=True)
         )
         self._writer = Writer(streams, self._appends.announce, self._wait_for_room, self._appends.fill)
+        self.patience_s = max(PATIENCE_S, 1.5 * server.reconnect_timeout_s)
         self._resolver = Resolver(self)
         self._parts = Parts(self._call)
         wait = self._link.wait
@@ -188,6 +190,10 @@ class RedisStore(PlanedStore):
     @property
     def is_away(self) -> bool:
         return self._pid == os.getpid() and self._link.is_away()
+
+    @property
+    def num_sessions(self) -> int:
+        return self._link.num_sessions
 
     def hasty(self) -> ContextManager[None]:
         return self._link.hasty()
