@@ -17,14 +17,17 @@ READ_S = 2.0
 class Feed:
     """
     Overview:
-        Follows a reader in a thread and holds up to ``max_entries`` decoded entries.
+        Follows a reader in a thread and reads on while it holds fewer than ``max_entries`` decoded entries, of at most
+        half of ``max_bytes``: it then holds no more than twice of the one, and no more than the other while entries are
+        no larger than those before.
     Raises (take):
         - Exception: What ended the thread, whatever it was: nobody else would ever hear of it.
     """
 
-    def __init__(self, reader: Reader, max_entries: int = 64) -> None:
+    def __init__(self, reader: Reader, max_entries: int = 64, max_bytes: int = 256 << 20) -> None:
         self._reader = reader
-        self._max_entries = max_entries
+        self._max_entries, self._max_bytes = max_entries, max_bytes
+        self._num_bytes = self._largest = 0  # of what is held; of any entry
         self._entries: Deque[Entry] = deque()
         self._looked_at: Optional[EntryId] = None
         self._news = threading.Condition()
@@ -49,6 +52,7 @@ class Feed:
             if self._error and not self._entries:
                 raise self._error
             taken = [self._entries.popleft() for _ in range(min(max_entries, len(self._entries)))]
+            self._num_bytes -= sum(map(_bytes_of, taken))
             self._news.notify_all()
         return taken
 
@@ -66,18 +70,34 @@ class Feed:
         # A reader serves one thread at a time.
         return rest if self._thread.is_alive() else rest + self._reader.read(max_entries=10_000)
 
+    def _room(self) -> int:
+        """How many entries to read now."""
+        if len(self._entries) >= self._max_entries or self._num_bytes > self._max_bytes // 2:
+            return 0
+        if self._largest == 0:
+            return 1  # It tells how large they are.
+        fitting = (self._max_bytes - self._num_bytes) // self._largest
+        return max(1, min(self._max_entries, fitting))
+
     def _run(self) -> None:
         try:
             while not self._closed:
-                entries = self._reader.read(max_entries=self._max_entries, timeout_s=READ_S)
+                entries = self._reader.read(max_entries=self._room(), timeout_s=READ_S)
+                sizes = list(map(_bytes_of, entries))
                 with self._news:
                     self._entries.extend(entries)
+                    self._num_bytes += sum(sizes)
+                    self._largest = max([self._largest, *sizes])
                     self._looked_at = self._reader.cursor
                     self._news.notify_all()
-                    self._news.wait_for(lambda: len(self._entries) < self._max_entries or self._closed)
+                    self._news.wait_for(lambda: self._room() > 0 or self._closed)
         except StoreClosed:
             self.wake()
         except Exception as error:  # noqa: BLE001 - it is raised where entries are taken
             with self._news:
                 self._error = error
                 self._news.notify_all()
+
+
+def _bytes_of(entry: Entry) -> int:
+    return sum(array.nbytes for array in entry.arrays.values())

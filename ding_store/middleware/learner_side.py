@@ -82,7 +82,9 @@ class LearnerSide(Side):
         if taken is not None and taken.number:
             # It is not taken again, and collectors may be waiting for word of it.
             self._advance(ctx, taken)
-        self._feed = Feed(self._reader)  # It reads from now on: behind what was just acked.
+        self._feed = Feed(
+            self._reader, max_bytes=self._session.config.max_pending_bytes
+        )  # It reads from now on: behind what was just acked.
         limiter = getattr(plan.replay.buffer, 'limiter', None) if plan.replay is not None else None
         # Without a ratio of its own the loop keeps the pipeline's: one chunk per iteration, waited for.
         self._paced: Optional[PacedFeed] = None

@@ -1,13 +1,19 @@
 """Reading ahead in a thread: whatever ends it is heard of where entries are taken."""
 
+import threading
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
 pytest.importorskip('ding')
 
 from ding_store.errors import CorruptPayload  # noqa: E402
 from ding_store.middleware.feed import Feed  # noqa: E402
+from ding_store.storage.testing import eventually  # noqa: E402
 
 WAIT_S = 20.0
+ENTRY = SimpleNamespace(arrays={})
 
 
 class Broken:
@@ -17,7 +23,7 @@ class Broken:
 
     def __init__(self, error):
         self._error = error
-        self._entries = ['entry']
+        self._entries = [ENTRY]
 
     def read(self, max_entries=64, timeout_s=0.0):
         if self._entries:
@@ -28,7 +34,51 @@ class Broken:
 @pytest.mark.parametrize('error', [CorruptPayload('entry 7'), PermissionError('file'), KeyError('schema')])
 def test_any_error_is_raised_again_and_again(error):
     feed = Feed(Broken(error))
-    assert feed.take(4, WAIT_S) == ['entry']
+    assert feed.take(4, WAIT_S) == [ENTRY]
     for _ in range(2):
         with pytest.raises(type(error)):
             feed.take(4, WAIT_S)
+
+
+class Endless:
+    """A reader of a stream without end, that says what was asked of it when it is asked for nothing for a while."""
+
+    cursor = None
+
+    def __init__(self, sizes):
+        self._sizes = iter(sizes)
+        self.asked = []
+        self.news = threading.Condition()
+
+    def read(self, max_entries=64, timeout_s=0.0):
+        with self.news:
+            self.asked.append(max_entries)
+            self.news.notify_all()
+        return [SimpleNamespace(arrays={'x': np.zeros(next(self._sizes), np.uint8)}) for _ in range(max_entries)]
+
+
+def test_what_is_read_ahead_is_bounded_in_bytes():
+    reader = Endless([100] * 3 + [400] * 100)
+    feed = Feed(reader, max_entries=64, max_bytes=1000)
+
+    def wait_for(asked):
+        with reader.news:
+            assert reader.news.wait_for(lambda: reader.asked == asked, WAIT_S), reader.asked
+
+    # One tells how large they are; then as many as fit, of the largest that was seen.
+    wait_for([1, 9])
+    eventually(lambda: len(feed) == 10, 'they are there')
+    assert [entry.arrays['x'].nbytes for entry in feed.take(2, WAIT_S)] == [100, 100]
+    assert len(feed) == 8
+    feed.take(7, WAIT_S)
+    wait_for([1, 9, 1])
+    feed.wake()
+
+
+def test_what_is_read_ahead_is_bounded_in_number():
+    reader = Endless([0] * 1000)
+    feed = Feed(reader, max_entries=4, max_bytes=1000)
+    with reader.news:
+        assert reader.news.wait_for(lambda: sum(reader.asked) >= 4, WAIT_S)
+    assert len(feed.take(100, WAIT_S)) < 8
+    feed.wake()
