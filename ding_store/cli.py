@@ -297,11 +297,12 @@ def _gc(options: argparse.Namespace, command: List[str]) -> int:
     if options.json:
         sys.stdout.write(json.dumps([one._asdict() for one in found]) + '\n')
         return 0
+    num_bytes = 0
     for one in found:
+        num_bytes += one.num_bytes
         files = f'{one.num_files} file{"" if one.num_files == 1 else "s"}'
         sys.stdout.write(f'{one.run}: {files}, {one.num_bytes / 1e6:.2f} MB\n')
-    total = sum(one.num_bytes for one in found) / 1e6
-    sys.stdout.write(f'{total:.2f} MB {"would be" if options.dry_run else "were"} freed\n')
+    sys.stdout.write(f'{num_bytes / 1e6:.2f} MB {"would be" if options.dry_run else "were"} freed\n')
     return 0
 
 

@@ -138,7 +138,7 @@ def test_garbage_is_collected_of_runs_that_nobody_is_in(tmp_path, opened):
     opened('run')
     assert sum(one.num_bytes for one in collect_garbage(str(tmp_path))) == 2 * PAGE
     assert [os.path.exists(path) for path in paths] == [False, True]
-    assert collect_garbage(str(tmp_path / 'nowhere')) == []
+    assert list(collect_garbage(str(tmp_path / 'nowhere'))) == []
 
 
 def test_the_last_one_removes_the_run(tmp_path):
@@ -188,7 +188,7 @@ def test_a_process_that_is_stopped_with_the_lock_stops_no_other(tmp_path, opened
             assert late.host == ''
             assert late.get('weights', timeout_s=WAIT_S).version == 1
         with pytest.raises(StoreTimeout, match='stopped'):
-            collect_garbage(str(tmp_path))
+            list(collect_garbage(str(tmp_path)))
         for one in (store, other):
             one.close()
 
@@ -197,6 +197,31 @@ def test_a_process_that_is_stopped_with_the_lock_stops_no_other(tmp_path, opened
         os.kill(pid, signal.SIGCONT)
         eventually(lambda: not is_claimed(os.path.join(cache.root, 'lock')), 'it goes on')
         cache.create_ring(PAGE, {})
+
+
+def test_who_finds_the_lock_stopped_has_no_directory_of_its_own(tmp_path, monkeypatch, caplog):
+    """It would be on another host than the others of its run."""
+    monkeypatch.setattr(cache_dir, '_PATIENCE_S', 0.05)
+    roots = [tmp_path / 'a', tmp_path / 'b']
+    for root in roots:
+        root.mkdir()
+    monkeypatch.setattr(cache_dir, '_directories', lambda: list(map(str, roots)))
+    monkeypatch.setattr(cache_dir, '_free', lambda _: 1 << 30)
+    dead = die_with_a_ring(roots[1], 'gone')
+    with stopped_with_the_lock(roots[0]):
+        with pytest.raises(StoreTimeout, match='stopped'):
+            open_cache_dir('run')
+        garbage = collect_garbage()
+        assert [os.path.basename(next(garbage).run)] == ['gone']
+        with pytest.raises(StoreTimeout, match='stopped'):
+            next(garbage)
+    assert not os.path.exists(dead)
+    roots[0].joinpath(cache_dir._root('')).chmod(0o755)
+    other = open_cache_dir('run')
+    assert other.root.startswith(str(roots[1]))
+    assert f"the host cache is in '{other.root}'" in caplog.text
+    assert str(roots[0]) in caplog.text
+    other.close(is_over=True)
 
 
 def test_the_directory_is_chosen_by_room(monkeypatch, tmp_path):

@@ -287,6 +287,8 @@ def open_cache_dir(run: str, directory: Optional[str] = None, max_bytes: Optiona
         in /dev/shm if that has room, else in the temporary directory with the most free space.
     Raises:
         - ConfigError, OSError: It cannot be had in ``directory``, or nowhere.
+        - StoreTimeout: Another process holds the lock of the best of them and does not get on. In another directory
+          this process would be a host of its own, for as long as it lives.
     """
     if directory is not None:
         os.makedirs(directory, exist_ok=True)
@@ -294,13 +296,19 @@ def open_cache_dir(run: str, directory: Optional[str] = None, max_bytes: Optiona
     reasons = []
     for candidate in _candidates(run):
         try:
-            return CacheDir(_root(candidate), run, max_bytes)
+            cache = CacheDir(_root(candidate), run, max_bytes)
+        except StoreTimeout:
+            raise
         except (OSError, ConfigError) as e:
             reasons.append(str(e))
+        else:
+            if reasons:
+                logger.warning('the host cache is in %r: %s', cache.root, '; '.join(reasons))
+            return cache
     raise NotEnoughSpace(errno.ENOSPC, f'no directory for the host cache: {"; ".join(reasons)}; set host_cache_dir')
 
 
-def collect_garbage(directory: Optional[str] = None, dry_run: bool = False) -> List[Garbage]:
+def collect_garbage(directory: Optional[str] = None, dry_run: bool = False) -> Iterator[Garbage]:
     """
     Overview:
         Remove the files of all runs that no living process of this host takes part in: also what a run that is resumed
@@ -309,21 +317,30 @@ def collect_garbage(directory: Optional[str] = None, dry_run: bool = False) -> L
         - directory (:obj:`Optional[str]`): That of ``host_cache_dir``; by default wherever the cache may be.
         - dry_run (:obj:`bool`): Only tell what would go.
     Returns:
-        - garbage (:obj:`list`): Of each run that had some.
+        - garbage (:obj:`Iterator`): Of each run that had some.
     Raises:
-        - StoreTimeout: Another process holds the lock of such a directory and does not get on.
+        - StoreTimeout: After all others: another process holds the lock of such a directory and does not get on.
     """
     directories = [os.path.abspath(directory)] if directory else _directories()
+    hung: Optional[StoreTimeout] = None
+    for root in filter(os.path.isdir, map(_root, directories)):
+        try:
+            yield from _garbage_in(root, dry_run)
+        except StoreTimeout as e:
+            hung = e
+    if hung is not None:
+        raise hung
+
+
+def _garbage_in(root: str, dry_run: bool) -> List[Garbage]:
     found = []
-    for root in map(_root, directories):
-        if os.path.isdir(root):
-            with _locked(_root_lock(root), root):
-                for run in runs_of(root):
-                    dead = dead_files(run)
-                    if dead or not is_alive(run):
-                        found.append(Garbage(run, len(dead), sum(map(size_of, dead))))
-                        if not dry_run:
-                            remove_if_abandoned(run)
+    with _locked(_root_lock(root), root):
+        for run in runs_of(root):
+            dead = dead_files(run)
+            if dead or not is_alive(run):
+                found.append(Garbage(run, len(dead), sum(map(size_of, dead))))
+                if not dry_run:
+                    remove_if_abandoned(run)
     return found
 
 
