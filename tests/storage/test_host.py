@@ -466,6 +466,35 @@ def test_an_append_that_fails_leaves_no_hole_in_the_ring(opened, what):
     assert ring.num_held == 0
 
 
+def test_acks_are_heard_of_while_a_ring_is_made(opened, monkeypatch):
+    """Another process may hold the lock of the cache for long; reports and reads of this one must not wait with it."""
+    writer, near = opened(), opened()
+    reader = Reader(near, 's', 'near')
+    for number in range(2):
+        writer.append('s', {}, chunk(number))
+    (ring,) = writer._rings['s']._rings
+    create_ring, is_waiting, may_go_on = writer._cache.create_ring, threading.Event(), threading.Event()
+
+    def slowly(*arguments):
+        is_waiting.set()
+        assert may_go_on.wait(WAIT_S)
+        return create_ring(*arguments)
+
+    monkeypatch.setattr(writer._cache, 'create_ring', slowly)
+    with ThreadPoolExecutor() as pool:
+        appending = pool.submit(writer.append, 's', {}, chunk(2, size=100_000))
+        try:
+            assert is_waiting.wait(WAIT_S)
+            assert [number_of(entry) for entry in reader.read()] == [0, 1]
+            reader.ack()
+            pool.submit(writer.store._writer.check_stream, 's', WAIT_S).result(WAIT_S / 2)
+            assert ring.num_held == 0
+        finally:
+            may_go_on.set()
+        appending.result(WAIT_S)
+    assert plane_of(reader.read()) == 'host'
+
+
 def test_an_append_does_not_fail_for_what_else_found_no_memory(opened, monkeypatch):
     writer, near, far = opened(), opened(), opened('b')
     monkeypatch.setattr(writer, '_start_keeper', lambda: None)  # which would fill

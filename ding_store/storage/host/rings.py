@@ -84,6 +84,7 @@ class Rings:
         self._max_bytes = max_bytes
         self._learn = learn
         self._lock = threading.RLock()  # ``learn`` comes back in through ``release``.
+        self._growing = threading.Lock()  # Only who holds it adds a ring.
         self._rings: List[RingWriter] = []
         self._num_refused = 0
 
@@ -101,7 +102,7 @@ class Rings:
             self._learn(left_s)  # Without our lock: other threads come back in through ``release``.
             written = self._write(parts, length)
             left_s = deadline - time.monotonic()
-        written = written or self._write(parts, length, may_grow=True)
+        written = written or self._write_to_larger(parts, length)
         return HostPayload(self, *written, head) if written else None
 
     def release(self, ring: RingWriter, region: Region) -> None:
@@ -116,11 +117,9 @@ class Rings:
             for ring in self._rings:
                 ring.close(unlink)
 
-    def _write(self, parts: List[Buffer], length: int, may_grow: bool = False) -> Optional[Tuple[RingWriter, Region]]:
+    def _write(self, parts: List[Buffer], length: int) -> Optional[Tuple[RingWriter, Region]]:
         with self._lock:
             region = self._rings[-1].reserve(length) if self._rings else None
-            if region is None and may_grow and self._grow(length):
-                region = self._rings[-1].reserve(length)
             if region is None:
                 return None
             at = 0
@@ -129,6 +128,15 @@ class Rings:
                 at += len(part)
             self._rings[-1].commit(region)
             return self._rings[-1], region
+
+    def _write_to_larger(self, parts: List[Buffer], length: int) -> Optional[Tuple[RingWriter, Region]]:
+        # Not under the lock that ``release`` takes: a file may be long in the making, where another process holds the
+        # lock of the cache.
+        with self._growing:
+            written = self._write(parts, length)  # Another thread may have made a ring meanwhile.
+            if written is None and self._grow(length):
+                written = self._write(parts, length)
+            return written
 
     def _may_wait(self, length: int) -> bool:
         """Whether an ack is waited for: only where the next thing would be to grow."""
@@ -144,7 +152,7 @@ class Rings:
         if not self._can_grow(length) or not self._is_time_to_try():
             return False
         try:
-            self._rings.append(self._cache.create_ring(self._next_bytes(length), self._note))
+            ring = self._cache.create_ring(self._next_bytes(length), self._note)
         except OSError as e:
             if self._num_refused == 1:
                 logger.warning(
@@ -152,7 +160,9 @@ class Rings:
                 )
             return False
         self._num_refused = 0
-        self._drop_empty()
+        with self._lock:
+            self._rings.append(ring)
+            self._drop_empty()
         return True
 
     @property
