@@ -278,16 +278,26 @@ class Job:
         return self.is_hurrying and end is not None and not end.header['failed']
 
     def _may_restart(self, code: int, session: Session) -> bool:
-        checkpoints = session.store.get(CHECKPOINTS)
-        if checkpoints is None or session.store.get(FINISH) is not None:
+        limit = self._max_restarts(session.store)
+        if limit is None or session.store.get(FINISH) is not None:
             return False
         if code == os.EX_CONFIG:
             self.say('it is not started again: what it refuses (a ConfigError) it would refuse again')
             return False
-        limit = checkpoints.header['max_restarts']
         if self.num_restarts >= limit:
             self.say(f'it is not started again: that was done {limit} times already (store.checkpoint.max_restarts)')
-        return bool(self.num_restarts < limit)
+        return self.num_restarts < limit
+
+    @staticmethod
+    def _max_restarts(store: Store) -> Optional[int]:
+        """None where nothing makes checkpoints."""
+        checkpoints = store.get(CHECKPOINTS)
+        if checkpoints is not None:
+            return int(checkpoints.header['max_restarts'])
+        # A server that lost its memory knows of none, but what the learner had to report it has again.
+        learners = Members(store).refresh().of('learner')
+        limit: Optional[int] = learners[-1].figures.get('max_restarts') if learners else None
+        return limit
 
     def _restart(self, process: Process, session: Session) -> Process:
         """Another one in its place; who waits for it goes on as soon as it is there."""
@@ -301,8 +311,8 @@ class Job:
         pid = part.spawn(process.log)
         successor = Process(process.role, process.node_id, pid, os.pidfd_open(pid), process.log, address)
         self.processes.append(successor)
-        limit = session.store.get(CHECKPOINTS)
-        of = '' if limit is None else f' of {limit.header["max_restarts"]}'
+        limit = self._max_restarts(session.store)
+        of = '' if limit is None else f' of {limit}'
         self.say(f'started again as {successor.title}, restart {self.num_restarts}{of}; it goes on from its checkpoint')
         return successor
 

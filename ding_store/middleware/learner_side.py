@@ -65,6 +65,8 @@ class LearnerSide(Side):
             self._position.keep_in(plan.replay, path, checkpoints.run if checkpoints is not None else None)
         if checkpoints is None:
             self._session.store.delete(CHECKPOINTS)  # of a learner before this one
+        elif self._session.config.checkpoint is not None:
+            self._session.figures(max_restarts=self._session.config.checkpoint.max_restarts)
         self._reader = Reader(
             self._session.store,
             STREAM,

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip('ding')
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.launch.job import LEAVE_S, Job, Process  # noqa: E402
+from ding_store.middleware.members import Member  # noqa: E402
 from ding_store.middleware.session import CHECKPOINTS, FINISH  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 
@@ -30,15 +31,22 @@ def test_an_evaluator_in_its_last_evaluation_does_not_fail_the_run(tmp_path, rol
     assert ('was not done 10 s after the end' in said[0]) == (not fails)
 
 
+@pytest.mark.parametrize('is_forgotten', [False, True])
 @pytest.mark.parametrize(('code', 'num_restarts'), [(1, 1), (os.EX_CONFIG, 0)])
-def test_a_learner_whose_settings_are_wrong_is_not_started_again(tmp_path, monkeypatch, code, num_restarts):
+def test_a_learner_whose_settings_are_wrong_is_not_started_again(
+    tmp_path, monkeypatch, code, num_restarts, is_forgotten
+):
+    """Nor does another one stay away because the server lost its memory, and with it that there are checkpoints."""
     log, said, restarted = tmp_path / 'log', [], []
     log.touch()
     pid = os.posix_spawn('/bin/sh', ['sh', '-c', f'exit {code}'], os.environ)
     process = Process('learner', 0, pid, os.pidfd_open(pid), log, '')
     monkeypatch.setattr(Job, '_restart', lambda self, process, session: restarted.append(process))
     with open_store('memory://', run='r') as store:
-        store.put(CHECKPOINTS, {'path': str(tmp_path), 'max_restarts': 5}, {})
+        if is_forgotten:
+            Member('l', 'learner', 0, figures={'max_restarts': 5}).report(store)
+        else:
+            store.put(CHECKPOINTS, {'path': str(tmp_path), 'max_restarts': 5}, {})
         session = SimpleNamespace(store=store, finished=False, finish=lambda *args, **kwargs: None)
         job = Job(None, {}, StoreConfig(), tmp_path, say=said.append, processes=[process])
         job._reap(process, session)
