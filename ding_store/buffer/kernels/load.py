@@ -23,6 +23,7 @@ class Kernels(NamedTuple):
     locate: Callable[..., float]
     pick: Callable[..., bool]
     spread: Callable[..., None]
+    mass: Callable[..., None]
     weigh: Callable[..., None]
     gather: Callable[..., None]
     gather_freely: Callable[..., None]
@@ -55,11 +56,12 @@ def _compiled() -> Optional[Kernels]:
 
 
 def _compile(numba: Any, cache: bool) -> Kernels:
-    from ding_store.buffer.kernels import copy_kernels, row_kernels, sum_tree_kernels
+    from ding_store.buffer.kernels import copy_kernels, power_kernels, row_kernels, sum_tree_kernels
 
     def compiled(signature: Any, function: Callable[..., Any], nogil: bool = False) -> Callable[..., Any]:
-        # Signatures compile at once, so that whatever goes wrong does so here and not in the middle of training.
-        made: Callable[..., Any] = numba.njit(signature, cache=cache, nogil=nogil)(function)
+        # Signatures compile at once, so that whatever goes wrong does so here and not in the middle of training. A
+        # division that may raise is a branch, and keeps a loop from being instructions for many values at once.
+        made: Callable[..., Any] = numba.njit(signature, cache=cache, nogil=nogil, error_model='numpy')(function)
         return made
 
     return Kernels(
@@ -68,7 +70,8 @@ def _compile(numba: Any, cache: bool) -> Kernels:
         locate=compiled(draw_kernels.LOCATE, draw_kernels.locate),
         pick=compiled(draw_kernels.PICK, draw_kernels.pick),
         spread=compiled(draw_kernels.SPREAD, draw_kernels.spread),
-        weigh=compiled(draw_kernels.WEIGH, draw_kernels.weigh),
+        mass=compiled(power_kernels.MASS, power_kernels.mass),
+        weigh=compiled(power_kernels.WEIGH, power_kernels.weigh),
         gather=compiled(copy_kernels.GATHER, copy_kernels.gather),
         put=compiled(copy_kernels.PUT, copy_kernels.put),
         free=compiled(row_kernels.FREE, row_kernels.free),
