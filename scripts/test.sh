@@ -12,5 +12,5 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 # Commands that tests start by name are this environment's.
 export PATH="$VENV/bin:$PATH"
 cd "$ROOT"
-# A file's tests stay together: they share what is made once per module. Files in their order, the long ones come early.
+# A file's tests stay together: they share what is made once per module. Files in their order, which ends with short ones.
 exec "$PYTHON" -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
