@@ -308,7 +308,7 @@ def test_unmodified_example_under_ditask(tmp_path):
         '0',
     ]
     with job(ding_store('run', '--run', 'r', '--explain', '--', *ditask), tmp_path) as run:
-        assert run.wait() == 0, run.text
+        assert run.wait(280) == 0, run.text
     assert 'columns go into the replay directly' in run.text
     assert run.text.count('for ding.framework.middleware.ContextExchanger') == 4
     assert 'leaves alone' in run.text
