@@ -46,12 +46,12 @@ def equal(one, other):
 def test_optimizer_steps_wait_for_the_copy_and_for_no_more(monkeypatch):
     training, may_copy, may_write, written = Training(), threading.Event(), threading.Event(), []
     complete = Snapshot.complete
-    monkeypatch.setattr(Snapshot, 'complete', lambda self: may_copy.wait(10) and complete(self))
+    monkeypatch.setattr(Snapshot, 'complete', lambda self: may_copy.wait(30) and complete(self))
     saver = Saver([training.optimizer])
     before = copy.deepcopy(training.state())
 
     def write(state):
-        may_write.wait(10)
+        may_write.wait(30)
         written.append(copy.deepcopy(state))
 
     assert saver.save(training.state(), write)
@@ -61,7 +61,7 @@ def test_optimizer_steps_wait_for_the_copy_and_for_no_more(monkeypatch):
     trained.join(0.2)
     assert trained.is_alive()  # forward and backward may be over, the step is not
     may_copy.set()
-    trained.join(10)
+    trained.join(30)
     assert not trained.is_alive()
     assert saver.is_busy  # it did not wait for the disk
     assert saver.waiting_s > 0
@@ -90,7 +90,7 @@ def test_snapshots_while_training_are_of_one_moment(device):
 def test_changes_outside_of_a_step_are_noticed(monkeypatch, caplog):
     training, may_copy, written = Training(), threading.Event(), []
     complete = Snapshot.complete
-    monkeypatch.setattr(Snapshot, 'complete', lambda self: may_copy.wait(10) and complete(self))
+    monkeypatch.setattr(Snapshot, 'complete', lambda self: may_copy.wait(30) and complete(self))
     saver = Saver([training.optimizer])
     saver.save(training.state(), written.append)
     with torch.no_grad():

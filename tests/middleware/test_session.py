@@ -43,7 +43,7 @@ def member(store):
         session.close()
 
 
-def within(condition, timeout_s=10.0):
+def within(condition, timeout_s=30.0):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline
@@ -53,7 +53,7 @@ def within(condition, timeout_s=10.0):
 def die(session):
     """As kill -9 leaves it: no more reports, and nothing said."""
     session._closing.set()
-    session._thread.join(5)
+    session._thread.join(30)
 
 
 def test_members_report_their_figures_until_they_leave(store, member):
@@ -169,9 +169,9 @@ def test_a_wait_ends_with_the_run(member):
     results = []
     thread = threading.Thread(target=lambda: results.append(collector.wait_for('what never comes', never)))
     thread.start()
-    assert begun.wait(5)
+    assert begun.wait(30)
     learner.finish('done')
-    thread.join(5)
+    thread.join(30)
     assert results == [None]
 
 
@@ -243,7 +243,7 @@ def test_many_members_of_the_next_run_clear_it_once(store):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(30)
     assert not [thread for thread in threads if thread.is_alive()]
     assert store.info().streams == {}
 
@@ -269,7 +269,7 @@ def reporting(store, other):
         yield
     finally:
         stop.set()
-        thread.join(5)
+        thread.join(30)
 
 
 def test_a_second_living_learner_of_another_launch_is_refused(store, member):
