@@ -64,6 +64,10 @@ class RedisServer:
             self._process = None
             self.socket.unlink(missing_ok=True)
 
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def restart(self) -> None:
         self.kill()
         self.start()

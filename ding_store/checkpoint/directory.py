@@ -64,13 +64,17 @@ class CheckpointDir:
         Returns:
             - resumed (:obj:`bool`): There is a run that did not end in order, with a checkpoint or without.
         Raises:
-            - ConfigError: There are checkpoints that are not of ours.
+            - ConfigError: There are checkpoints that are not of ours, or nobody can tell: run.json was damaged.
         """
         os.makedirs(self.path, mode=0o700, exist_ok=True)
         for name in os.listdir(self.path):
             if name.startswith('iteration_') and name.endswith('.new'):  # of a learner that was killed
                 os.unlink(self.file(name))
-        if self.run is not None:
+        try:
+            run = self.run
+        except CorruptPayload as e:
+            raise ConfigError(str(e)) from e
+        if run is not None:
             return True
         if self._describe() is None and self.paths():
             raise ConfigError(
@@ -155,10 +159,11 @@ class CheckpointDir:
     def _describe(self) -> Optional[Dict[str, Any]]:
         try:
             with open(self.file('run.json')) as file:
-                return dict(json.load(file))
+                described = json.load(file)
+                return {name: described[name] for name in ('run', 'finished')}
         except FileNotFoundError:
             return None
-        except ValueError as e:
+        except (ValueError, TypeError, KeyError) as e:
             raise CorruptPayload(
                 f'{self.file("run.json")!r} was damaged: name another directory (store.checkpoint.path), and the '
                 'checkpoint to begin with (store.checkpoint.load)'

@@ -18,7 +18,7 @@ from ding_store.middleware.pace import Pace, PacedFeed
 from ding_store.middleware.pickled import is_pickled
 from ding_store.middleware.plan import Plan
 from ding_store.middleware.position import Position
-from ding_store.middleware.session import CHECKPOINTS, SLICE_S, Session
+from ding_store.middleware.session import CHECKPOINTS, SLICE_S, Session, in_passing
 from ding_store.middleware.side import STREAM, Side
 from ding_store.storage.base import Entry, EntryId
 from ding_store.storage.exactly_once.reader import Reader
@@ -109,9 +109,11 @@ class LearnerSide(Side):
     def _take(self, max_entries: int, timeout_s: float) -> Optional[List[Entry]]:
         is_away = self._is_away()
         if len(self._feed) == 0 and not is_away:
-            self._tell()
-            self._session.store.settle()  # Those who make experience may be waiting for word of the last chunk.
-            self._pass_over_skipped()
+            with in_passing(self._session.store):
+                self._tell()
+                self._session.store.settle()  # Those who make experience may be waiting for word of the last chunk.
+                self._pass_over_skipped()
+            is_away = self._is_away()
         if self._paced is not None:
             return self._paced.take(timeout_s)
         if is_away and self._may_go_on:
@@ -204,7 +206,8 @@ class LearnerSide(Side):
         counts = dict(train_iter=ctx.train_iter, env_step=ctx.env_step, env_episode=ctx.env_episode)
         self._untold = ingested, {'ingested': list(ingested), **counts}
         if not self._is_away():
-            self._tell()
+            with in_passing(self._session.store):
+                self._tell()
         self._session.figures(
             rows=self._position.num_rows,
             chunks=self._position.num_chunks,

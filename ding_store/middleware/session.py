@@ -7,12 +7,13 @@ import os
 import threading
 import time
 import uuid
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, TypeVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, TypeVar
 
 from ditk import logging
 
 from ding_store.config import StoreConfig
-from ding_store.errors import ConfigError, StoreError, StoreTimeout, VersionConflict
+from ding_store.errors import ConfigError, StoreDenied, StoreError, StoreTimeout, StoreUnavailable, VersionConflict
 from ding_store.middleware.claim import claim_run
 from ding_store.middleware.members import ENV_LAUNCHED, STREAM_OPTIONS, Member, Members, die_with_parent, parent_process
 from ding_store.storage import open_store
@@ -286,6 +287,22 @@ class Session:
             members.wait_for_workers(self.member.parent, self._num_workers(), self.config.peer_timeout_s)
 
 
+@contextmanager
+def in_passing(store: Store) -> Iterator[None]:
+    """
+    Overview:
+        For what a loop says to the store while it has better to do than to wait for it: where the server is away, or
+        goes away meanwhile, the rest of the block is left out. Whoever uses this says it again later.
+    """
+    try:
+        with store.hasty():
+            yield
+    except StoreDenied:
+        raise  # later would be no better
+    except StoreUnavailable:
+        pass  # which the connection has logged
+
+
 def retire(store: Store, heartbeat_s: float) -> None:
     """
     Overview:
@@ -347,7 +364,14 @@ class PeerWatch:
 
     def look(self) -> str:
         """A text for the warning. Raises StoreTimeout once the role was seen and has been silent for too long."""
-        peers = self._members.refresh().of(self._role)
+        is_there = False
+        with in_passing(self._session.store):
+            self._members.refresh()
+            is_there = True
+        if not is_there:
+            self._moved_at = time.monotonic()  # nobody can report now
+            return '; the store is away'
+        peers = self._members.of(self._role)
         if not peers:
             return f'; no {self._role} has joined yet'
         moved = any(p.state == 'alive' and p.beat != self._beats.get(p.id) for p in peers)

@@ -11,7 +11,7 @@ from ditk import logging
 
 from ding_store.errors import ConfigError, PayloadLost
 from ding_store.middleware.members import Members
-from ding_store.middleware.session import Session
+from ding_store.middleware.session import Session, in_passing
 from ding_store.middleware.state import load_arrays, state_to_arrays
 
 if TYPE_CHECKING:
@@ -160,11 +160,12 @@ class WeightsSender(_Exchanger):
         header, arrays = state_to_arrays(self._model.state_dict(), dtype, self._pinned, self._buffers)
         header.update(train_iter=ctx.train_iter, iteration=max(0, self._num_iterations - 1), sent_at=time.time())
         self._warn_of(header['not_rounded'])
-        self.version = self._session.store.put(self._value, header, arrays)
-        self._published_iter, self._is_due = ctx.train_iter, False
-        self._session.set_policy_version(self._name, self.version)
-        if time.monotonic() >= self._say_at:
-            self._say(ctx)
+        with in_passing(self._session.store):
+            self.version = self._session.store.put(self._value, header, arrays)
+            self._published_iter, self._is_due = ctx.train_iter, False
+            self._session.set_policy_version(self._name, self.version)
+            if time.monotonic() >= self._say_at:
+                self._say(ctx)
 
     def _say(self, ctx: Context) -> None:
         self._say_at = time.monotonic() + SAY_EVERY_S

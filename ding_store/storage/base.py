@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Type, Union
+from typing import Any, Callable, ContextManager, Dict, List, Mapping, NamedTuple, Optional, Sequence, Type, Union
 
 import numpy as np
 
@@ -195,6 +196,16 @@ class Store(ABC):
         do, in whatever thread.
         """
         return False
+
+    def hasty(self) -> ContextManager[None]:
+        """
+        Overview:
+            Within it, calls of this thread wait for no server that is away: they raise StoreUnavailable at once, also
+            where it goes away during the call; whether it was done is then not known. Other threads bring the server
+            back, and what calls do in passing (announce again, tidy) is left to theirs. A server that hangs is away
+            after ``socket_timeout_s``.
+        """
+        return nullcontext()
 
     @abstractmethod
     def forget(self, stream: str, reader: str) -> bool:

@@ -57,12 +57,14 @@ def test_checkpoints_of_others_are_left_alone(tmp_path):
     assert os.listdir(tmp_path) == ['iteration_3.pth.tar']
 
 
-def test_a_damaged_run_says_how_to_go_on(tmp_path):
+@pytest.mark.parametrize('text', ['', '{', '{}', '[1]', '"run"'])
+def test_a_damaged_run_says_how_to_go_on(tmp_path, text):
+    """It is a ConfigError, for which nobody starts the learner again."""
     directory = CheckpointDir(str(tmp_path / 'run'))
     directory.begin()
     directory.save(3, state(3))
-    (tmp_path / 'run' / 'run.json').write_text('{')
-    with pytest.raises(CorruptPayload, match=r'run\.json.*store\.checkpoint\.path.*store\.checkpoint\.load'):
+    (tmp_path / 'run' / 'run.json').write_text(text)
+    with pytest.raises(ConfigError, match=r'run\.json.*store\.checkpoint\.path.*store\.checkpoint\.load'):
         directory.begin()
     assert files(tmp_path / 'run') == ['iteration_3.pth.tar']
 

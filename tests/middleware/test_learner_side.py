@@ -11,13 +11,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import treetensor.torch as ttorch
 
 pytest.importorskip('ding')
 
 from ding.framework import task  # noqa: E402
 from ding.framework.context import OnlineRLContext  # noqa: E402
-from easydict import EasyDict  # noqa: E402
+from learners import HEADER, Learner, step  # noqa: E402
 
 from ding_store.buffer import StoreBuffer, Uniform, limited  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
@@ -27,56 +26,12 @@ from ding_store.middleware.collector_side import CollectorSide  # noqa: E402
 from ding_store.middleware.feed import Feed  # noqa: E402
 from ding_store.middleware.lead import Lead  # noqa: E402
 from ding_store.middleware.learner_side import LearnerSide  # noqa: E402
-from ding_store.middleware.plan import PUSH_COLUMNS, REPLAY  # noqa: E402
 from ding_store.middleware.position import Position  # noqa: E402
-from ding_store.middleware.replay import data_pusher  # noqa: E402
-from ding_store.middleware.session import Session  # noqa: E402
 from ding_store.middleware.side import STREAM  # noqa: E402
-from ding_store.middleware.weights import WeightsSender  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 from ding_store.storage.base import EntryId  # noqa: E402
 from ding_store.storage.exactly_once.reader import Reader  # noqa: E402
 from ding_store.storage.testing import eventually  # noqa: E402
-
-HEADER = dict(kind='trajectories', env_step=1, env_episode=0, end_idx=[], train_iter=0, policy_version=0)
-CONFIG = EasyDict(policy=dict(collect=dict(unroll_len=1)))
-
-
-def step(number, env=0, **more):
-    return ttorch.as_tensor(
-        {
-            'obs': torch.full((4,), float(number)),
-            'time': torch.tensor([number]),
-            'env_data_id': torch.tensor([env]),
-            'done': torch.tensor([False]),
-            **more,
-        }
-    )
-
-
-class Learner(LearnerSide):
-    """The learner's side in front of a pusher, without a task around it."""
-
-    def __init__(self, store, buffer_, direct=True, position=None, allow_pickle=False, **options):
-        pusher = data_pusher(CONFIG, buffer_)
-        self._push = pusher
-        self._member = SimpleNamespace(figures={'began_s': 1.0})
-        self._plan = SimpleNamespace(
-            push_direct=getattr(pusher, PUSH_COLUMNS)() if direct else None, replay=getattr(pusher, REPLAY)
-        )
-        self._decoder = ChunkDecoder(allow_pickle)
-        self._position = position or Position()
-        self._reader = Reader(store, STREAM, 'learner', marks=self._position.marks or None, **options)
-
-    def take(self, max_entries=64):
-        ctx = OnlineRLContext()
-        entries = self._reader.read(max_entries)
-        if self._merge(ctx, list(entries)):
-            self._push(ctx)
-        self._position.commit()
-        if entries:
-            self._reader.ack(entries[-1].id)
-        return len(entries)
 
 
 @pytest.fixture
@@ -476,55 +431,3 @@ def test_word_goes_out_of_what_was_lost_too():
         learner._pass_over_skipped()
         learner._pass_over_skipped()
     assert told == [EntryId('a', 9)]
-
-
-@pytest.mark.parametrize('ratio', ['keep', 'free'])
-def test_a_learner_trains_on_while_the_store_is_away(own_server, caplog, ratio):
-    """Free on its table, else on the chunks that it has; acks, progress and weights come when the store is back."""
-    config = StoreConfig(url=own_server.url, run='r', train_ratio=ratio, reconnect_timeout_s=20.0)
-    session, ctx, buffer_ = Session(config), OnlineRLContext(), StoreBuffer(100)
-    with session.store as store, open_store(own_server.url, run='r') as collector:
-        learner, sender = Learner(store, buffer_), WeightsSender(session, torch.nn.Linear(2, 2), 'main')
-        learner._plan.count = buffer_.count
-        learner._session, learner._paced, learner._feed = session, None, Feed(learner._reader)
-        learner._taken, learner._num_skipped = [], 0
-        writer, lead = ChunkWriter(collector, STREAM), Lead(collector, max_lead=1)
-
-        def iterate():
-            backward = sender(ctx)
-            next(backward)
-            assert learner._receive(ctx)
-            ctx.train_iter += 1
-            learner._send(ctx)
-            next(backward, None)
-
-        writer.write([step(0)], HEADER)
-        while len(buffer_) < 1:
-            iterate()
-        for number in (1, 2):
-            lead.appended(writer.write([step(number)], HEADER))
-        eventually(lambda: len(learner._feed) == 2, 'two chunks read ahead')
-        version, before = sender.version, ctx.train_iter
-        own_server.kill()
-        begin = monotonic()
-        for _ in range(2 if ratio == 'keep' else 20):
-            iterate()
-        if ratio == 'keep':
-            assert learner._take(1, 0.01) is None
-        assert monotonic() - begin < 10.0
-        assert ctx.train_iter > before
-        assert (len(buffer_), sender.version) == (3, version)
-        own_server.start()
-        lead.appended(writer.write([step(3)], HEADER))
-        eventually(lambda: not store.is_away, 'the store is back')
-        while len(buffer_) < 4:
-            iterate()
-        store.settle()
-        assert lead.caught_up(20.0)
-        assert sender.version > version
-        assert collector.get('weights/main').header['train_iter'] == ctx.train_iter
-        assert [int(item.data.time) for item in buffer_] == [0, 1, 2, 3]
-        assert (learner._reader.lag(), learner._reader.num_lost) == (0, 0)
-        assert collector.stream_info(STREAM).readers['learner'] == 4
-        learner._feed.wake()
-    assert caplog.text.count('the store is away') == caplog.text.count('the store is back after') == 1

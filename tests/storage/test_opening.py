@@ -14,7 +14,9 @@ from redis_server import RedisServer
 import ding_store.storage
 from ding_store import errors
 from ding_store.storage import open_store
+from ding_store.storage.base import OLDEST
 from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.host.planes import GONE, WAITING
 from ding_store.storage.memory import MemoryStore
 from ding_store.storage.redis import link
 from ding_store.storage.redis.server import examine
@@ -183,6 +185,30 @@ def test_at_maxmemory_readers_go_on(forgetful_server):
         client.config_set('maxmemory', 0)
         store.read('s')
         assert [number_of(entry) for entry in other.read('members', said)] == [2]
+
+
+def test_at_maxmemory_who_waits_for_fills_goes_on(forgetful_server):
+    with forgetful_server.client() as client, RedisStore(forgetful_server.url) as store:
+        place = store.append('s', {}, chunk(0))
+        (record,) = store.read_records('s', OLDEST, 1, 0.0)
+        client.config_set('maxmemory', 1)
+        assert store.fate_of('s', record) == WAITING
+        assert store.wait_for_fill('s', record, 0.01) is None
+        client.config_set('maxmemory', 0)
+        store.register('s', 'r')
+        store.ack('s', 'r', place)
+        assert store.fate_of('s', record) == GONE
+
+
+def test_what_was_filled_and_is_no_place_is_refused_with_its_entry(redis_server):
+    with redis_server.client() as client, RedisStore(redis_server.url, 'no-place') as store:
+        store.append('s', {}, chunk(0))
+        (record,) = store.read_records('s', OLDEST, 1, 0.0)
+        client.hset('ding:{no-place/s/0}:filled', '1', b'DGP\x02 is the beginning of a place')
+        for call in (lambda: store.wait_for_fill('s', record, 0.0), lambda: store.fate_of('s', record)):
+            with pytest.raises(errors.CorruptPayload, match="entry 1 of 's'") as raised:
+                call()
+            assert raised.value.entry_id == record.id
 
 
 def test_a_payload_too_large_for_redis_is_refused(redis_server, monkeypatch):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from processes import child
 
-from ding_store.errors import CorruptPayload, PayloadLost, VersionConflict
+from ding_store.errors import CorruptPayload, PayloadLost, StoreUnavailable, VersionConflict
 from ding_store.storage import open_store
 from ding_store.storage.host import slots, values
 from ding_store.storage.host.host_cache import HostCache
@@ -472,7 +472,7 @@ class TwoHosts(RuleBasedStateMachine):
     @rule(who=st.sampled_from(['a1', 'a2', 'b1', 'b2']))
     def fill(self, who):
         for slots_ in self.stores[who]._values._own.values():
-            slots_.fill(self.stores[who].store)
+            slots_.fill()
         self.is_safe |= who == self.author
 
     @rule()
@@ -584,3 +584,28 @@ def lenient(lease):
         return lease(self, slot, self._words[256 + 2 * slot])
 
     return any_stamp
+
+
+@pytest.mark.parametrize('is_done', [False, True])
+def test_announcements_without_a_reply_keep_no_slots(redis_server, tmp_path, monkeypatch, is_done):
+    """Whether the server has had them is asked; else, with all slots in doubt, everything would go over the wire."""
+    with open_store(redis_server.url, f'doubt-{is_done}', host_cache_dir=str(tmp_path)) as store:
+        put = store.store.put_version
+
+        def lost(*arguments):
+            if is_done:
+                put(*arguments)
+            raise StoreUnavailable('its reply is lost')
+
+        store.put('w', {'number': -1}, {'x': np.full(1 << 16, -1)})
+        for number in range(12):
+            monkeypatch.setattr(store.store, 'put_version', lost)
+            with pytest.raises(StoreUnavailable):
+                store.put('w', {'number': number}, {'x': np.full(1 << 16, number)})
+            found = store.get('w')
+            assert found.header['number'] == (number if is_done else -1)
+            assert (found.arrays['x'] == found.header['number']).all()
+        monkeypatch.setattr(store.store, 'put_version', put)
+        store.put('w', {'number': 12}, {'x': np.full(1 << 16, 12)})
+        assert store.get('w').header == {'number': 12}
+        assert store.store.get_version('w', 0).reference

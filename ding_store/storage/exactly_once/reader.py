@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Dict, List, Mapping, Optional
+from typing import Dict, Iterator, List, Mapping, Optional
 
 from ding_store.errors import ConfigError, CorruptPayload, StoreError
 from ding_store.storage.base import Entry, EntryId, Header, Store
@@ -107,6 +108,8 @@ class Reader:
             self._skip(e)
             entries = []
         self._look_around()
+        if entries:
+            self._know(entries[0].id.epoch)
         with self._lock:
             new = self._take(entries) if entries else []
             self._losses.settle(self._marks)
@@ -122,20 +125,29 @@ class Reader:
         Arguments:
             - wait (:obj:`bool`): False for who acks often: see ``Store.ack``.
         """
-        self.store.ack(self.stream, self.name, self._done_with(entry_id), wait)
+        with self._done_with(entry_id) as upto:
+            self.store.ack(self.stream, self.name, upto, wait)
 
     def advance(self, entry_id: EntryId, name: str, header: Header) -> None:
         """The same, and tell others by a value; may return before that is done: see ``Store.advance``."""
-        self.store.advance(self.stream, self.name, self._done_with(entry_id), name, header)
+        with self._done_with(entry_id) as upto:
+            self.store.advance(self.stream, self.name, upto, name, header)
 
-    def _done_with(self, entry_id: Optional[EntryId]) -> EntryId:
+    @contextmanager
+    def _done_with(self, entry_id: Optional[EntryId]) -> Iterator[EntryId]:
+        outstanding = None
         with self._lock:
             if entry_id is None or entry_id == self._outstanding:
                 # With the last one returned, the duplicates behind it are done, too: those of a new epoch included.
-                self._outstanding, entry_id = None, self._cursor
+                outstanding, self._outstanding, entry_id = self._outstanding, None, self._cursor
             elif entry_id.epoch == self._cursor.epoch and entry_id.number > self._cursor.number:
                 self._cursor = entry_id  # Taken by a former life of ours: what the store drops now is no loss.
-        return entry_id
+        try:
+            yield entry_id
+        except StoreError:
+            with self._lock:
+                self._outstanding = self._outstanding or outstanding  # It will be said again.
+            raise
 
     def lag(self) -> int:
         """How many entries of the stream were not yet looked at."""
@@ -198,6 +210,7 @@ class Reader:
         if self.on_corrupt == 'stop' or error.entry_id is None:
             raise error
         entry_id = EntryId(*error.entry_id)
+        self._know(entry_id.epoch)
         with self._lock:
             self._follow(entry_id)
             self._cursor = entry_id
@@ -218,11 +231,15 @@ class Reader:
         if first.epoch == self._cursor.epoch:
             self._losses.drop(max(0, first.number - max(self._cursor.number, self._acked) - 1))
         else:
+            self._losses.begin_epoch(first.epoch, self._marks)
+
+    def _know(self, epoch: str) -> None:
+        """Entries of this epoch are next. Without the lock, since the server may be waited for."""
+        if epoch != self._cursor.epoch:
             # The server lost its memory, perhaps of us too. Numbers missing now may have been acked by us: only
             # sequences tell what is lost.
             place = self.store.register(self.stream, self.name, self.durable)
-            self._acked = place.number if place.epoch == first.epoch else 0
-            self._losses.begin_epoch(first.epoch, self._marks)
+            self._acked = place.number if place.epoch == epoch else 0
 
     def _is_new(self, writer: str, sequence: int) -> bool:
         seen = self._marks.get(writer)

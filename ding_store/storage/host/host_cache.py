@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import zlib
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence, Set, Tuple
 
 from ding_store.errors import ConfigError, CorruptPayload, StoreClosed, StoreError
 from ding_store.storage.base import OLDEST, Arrays, Buffer, Entry, EntryId, Header, Store, StoreInfo, StreamInfo, Value
@@ -146,6 +146,9 @@ class HostCache(Store):
     def is_away(self) -> bool:
         return self.store.is_away
 
+    def hasty(self) -> ContextManager[None]:
+        return self.store.hasty()
+
     def forget(self, stream: str, reader: str) -> bool:
         self._enter()
         with self._lock:
@@ -236,6 +239,8 @@ class HostCache(Store):
                     self._begin()
         if self._closed.is_set():
             raise StoreClosed(f'the store of run {self.run!r} was closed')
+        if self.store.is_hasty:
+            return
         if time.monotonic() - self._tidied_at >= self.store.own_writer.check_every_s:
             self._tidied_at = time.monotonic()
             self.tidy()

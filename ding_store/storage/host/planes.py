@@ -12,7 +12,7 @@ import struct
 import time
 import zlib
 from abc import abstractmethod
-from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -114,6 +114,15 @@ class PlanedStore(Store):
     @abstractmethod
     def own_writer(self) -> Writer:
         """The writing side of this process."""
+
+    @property
+    def is_hasty(self) -> bool:
+        """Whether this thread is in ``hasty``."""
+        return False
+
+    def held(self, lock: ContextManager[Any]) -> ContextManager[Any]:
+        """Holds a lock; who is hasty does not wait for it with those who wait for the server."""
+        return lock
 
     @abstractmethod
     def append_payload(self, stream: str, payload: Payload, timeout_s: Optional[float] = None) -> EntryId:

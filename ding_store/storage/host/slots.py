@@ -133,6 +133,10 @@ class SlotWriter:
         """This slot has the newest version now; those of earlier ones may be written again."""
         self._announced = {slot.number}
 
+    def keep(self, number: Optional[int]) -> None:
+        """Of the slots whose announcement was in doubt it is this one that was announced last; None: none of them."""
+        self._announced = set() if number is None else {number}
+
     def discard(self, slot: Slot) -> None:
         """This slot was not announced, and will not be."""
         self._announced.discard(slot.number)

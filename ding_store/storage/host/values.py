@@ -17,10 +17,10 @@ import struct
 import threading
 import time
 import zlib
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from ding_store.errors import CorruptPayload, PayloadLost, StoreClosed, StoreError, VersionConflict
+from ding_store.errors import CorruptPayload, PayloadLost, StoreClosed, StoreError, StoreUnavailable, VersionConflict
 from ding_store.storage.base import Arrays, Buffer, Header, Value
 from ding_store.storage.host.cache_dir import CacheDir, Found
 from ding_store.storage.host.planes import PlanedStore, Version
@@ -173,7 +173,8 @@ class ValueSlots:
         One writer's slots of one value. Thread-safe.
     """
 
-    def __init__(self, cache: CacheDir, name: str) -> None:
+    def __init__(self, store: PlanedStore, cache: CacheDir, name: str) -> None:
+        self._store = store
         self._cache = cache
         self._name = name
         self._lock = threading.Lock()
@@ -183,10 +184,13 @@ class ValueSlots:
         self._old: List[SlotWriter] = []  # too small; the newest version may still be in them
         self._newest: Optional[Tuple[int, Slot, List[int]]] = None  # that we announced, and the lengths of its pieces
         self._num_refused = 0
+        self._is_in_doubt = False  # whether the last announcement, of which no reply came, was one
 
     def put(self, payload: Pieces, announce: Callable[[bytes], int]) -> Optional[int]:
         """The version that ``announce(reference)`` returns; None where no slot is to be had, and it was not called."""
         with self._in_turn():
+            if self._is_in_doubt:
+                self._look()
             file = self._file_for(payload.num_bytes)
             slot = file.write(payload.buffers) if file is not None else None
             if file is None or slot is None:
@@ -196,20 +200,23 @@ class ValueSlots:
             except VersionConflict:
                 file.discard(slot)
                 raise
+            except StoreUnavailable:
+                self._is_in_doubt = True
+                raise
             file.confirm(slot)
             self._newest = version, slot, payload.lengths
             while self._old:
                 self._old.pop().close()
             return version
 
-    def fill(self, store: PlanedStore) -> None:
+    def fill(self) -> None:
         """Put the newest version's payload into the store, if it is ours and not there yet."""
         with self._in_turn():
-            found = store.get_version(self._name, 0)
+            found = self._store.get_version(self._name, 0)
             if found is not None and self._newest is not None and not found.payload:
                 version, slot, lengths = self._newest
                 if version == found.version:
-                    store.fill_version(self._name, version, Pieces([slot.payload], lengths))
+                    self._store.fill_version(self._name, version, Pieces([slot.payload], lengths))
 
     def close(self, unlink: bool) -> None:
         with self._in_turn():
@@ -219,12 +226,19 @@ class ValueSlots:
 
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
-        with self._next:
-            self._lock.acquire()
-        try:
+        with ExitStack() as turn:
+            with self._store.held(self._next):
+                turn.enter_context(self._store.held(self._lock))
             yield
-        finally:
-            self._lock.release()
+
+    def _look(self) -> None:
+        """Which slot was announced last: the others that may have been are free."""
+        found = self._store.get_version(self._name, 0)
+        reference = SlotReference.unpack(found.reference) if found is not None and found.reference else None
+        if self._file is not None:
+            is_here = reference is not None and _name_of(self._file) == reference.file
+            self._file.keep(reference.slot if reference is not None and is_here else None)
+        self._is_in_doubt = False
 
     def _file_for(self, num_bytes: int) -> Optional[SlotWriter]:
         file = self._file
@@ -248,8 +262,11 @@ class ValueSlots:
 
 def _reference(file: SlotWriter, slot: Slot, parts: List[Buffer]) -> bytes:
     head = bytes(parts[0]) + bytes(parts[1])
-    name = os.path.basename(file.path).split('.')[0]
-    return SlotReference(name, slot.number, slot.stamp, len(slot.payload), len(head), zlib.crc32(head)).pack()
+    return SlotReference(_name_of(file), slot.number, slot.stamp, len(slot.payload), len(head), zlib.crc32(head)).pack()
+
+
+def _name_of(file: SlotWriter) -> str:
+    return os.path.basename(file.path).split('.')[0]
 
 
 class HostValues:
@@ -313,7 +330,7 @@ class HostValues:
         """Fill all that only this host can read. Returns whether that is done."""
         try:
             for slots in list(self._own.values()):
-                slots.fill(self._store)
+                slots.fill()
         except StoreError as e:
             logger.warning('closed with values that only this host can read, in files that stay: %s', e)
             return False
@@ -330,7 +347,7 @@ class HostValues:
     def _slots(self, name: str, cache: CacheDir) -> ValueSlots:
         with self._lock:
             if name not in self._own:
-                self._own[name] = ValueSlots(cache, name)
+                self._own[name] = ValueSlots(self._store, cache, name)
             return self._own[name]
 
     def _start_filler(self) -> None:
@@ -352,7 +369,7 @@ class HostValues:
                 for name in [name for name, token in wanted.items() if token != known[name]]:
                     slots = self._own.get(name)
                     if slots is not None:  # and not deleted meanwhile
-                        slots.fill(self._store)
+                        slots.fill()
                 known = wanted
             except StoreClosed:
                 return

@@ -60,21 +60,28 @@ class RedisEntries:
             - payload (:obj:`Optional[Buffer]`): What it was filled with, if that is asked for with ``fetch``.
             - fate (:obj:`str`): What became of it.
             - room (:obj:`int`): The stream's counter of what made room, which grows with its next fill.
+        Raises:
+            - CorruptPayload: What it was filled with is the place of parts, but malformed.
         """
         meta, filled = self._key(stream, 'meta'), self._key(stream, 'filled')
 
         def command(session: Session) -> Any:
-            pipe = session.client.pipeline(transaction=True)
-            return pipe.hget(filled, record.id.number).hmget(meta, *fields).execute()
+            # No transaction, which a server at its maxmemory refuses: all that may change here changes these.
+            known = ('HMGET', meta, 'epoch', 'floor', 'room', f'b:{record.writer}')
+            begun, payload, ended = session.ask(known, ('HGET', filled, record.id.number), known)
+            while begun != ended:
+                begun, payload, ended = session.ask(known, ('HGET', filled, record.id.number), known)
+            return payload, begun
 
-        fields = ('epoch', 'floor', 'room', f'b:{record.writer}')
         payload, (epoch, floor, room, base) = self._call(f'read {stream!r}', command)
         is_held = epoch == record.id.epoch.encode() and record.id.number > int(floor or 0)
         how = fate(is_held, payload is not None, record.sequence, int(base or 0))
         if how != FILLED:
             return None, how, int(room or 0)
+        record = record._replace(payload=payload)
+        _bytes_in_parts(stream, record)  # which says whose it is if that is no place
         if fetch is not None:
-            (payload,) = self._parts.fetch(stream, [record._replace(payload=payload)], fetch)
+            (payload,) = self._parts.fetch(stream, [record], fetch)
             return payload, how if payload is not None else GONE, int(room or 0)
         return None, how if self._parts.are_there(stream, payload) else GONE, int(room or 0)
 

@@ -56,6 +56,9 @@ _LOST = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.ReadOnlyErr
 _NAME = inspect.signature(redis.ConnectionPool.get_connection).parameters.get('command_name')
 _GET_CONNECTION = ('EVALSHA',) if _NAME is not None and _NAME.default is _NAME.empty else ()
 
+#: So often who is hasty looks whether the server is away, while another thread holds a lock.
+_LOOK_EVERY_S = 0.05
+
 T = TypeVar('T')
 Argument = Union[bytes, str, int, Callable[[], Union[bytes, str, int]]]
 Before = Callable[[Any], Tuple[int, bytes]]
@@ -225,7 +228,9 @@ class Link:
         self._options = options
         self._scripts = load_scripts()
         self._lock = threading.Lock()
+        self._opening = threading.Lock()  # held for as long as that takes
         self._session: Optional[Session] = None
+        self._haste = threading.local()
         self._closed = threading.Event()
 
     def connect(self) -> str:
@@ -237,7 +242,8 @@ class Link:
         Overview:
             Run ``command``, again and again while the connection is lost: it must bear being run twice.
         Raises:
-            - StoreUnavailable: Not connected within ``patience_s``, by default the options' ``reconnect_timeout_s``.
+            - StoreUnavailable: Not connected within ``patience_s``, by default the options' ``reconnect_timeout_s``; at
+              once for who is hasty.
         """
         patience_s = self._options.reconnect_timeout_s if patience_s is None else patience_s
         deadline, delay_s = 0.0, 0.02
@@ -254,6 +260,8 @@ class Link:
                 ) from e
             except _LOST as e:
                 self._drop(session, e)
+                if self.is_hasty:
+                    raise self._away(what, e) from e
                 deadline = deadline or time.monotonic() + patience_s
                 if time.monotonic() >= deadline:
                     raise self._unavailable(what, e) from e
@@ -281,6 +289,40 @@ class Link:
             self._drop(session, redis.ConnectionError('the server closed the connection'))
         return self._session is None and self.num_sessions > 0
 
+    @contextmanager
+    def hasty(self) -> Iterator[None]:
+        """See ``Store.hasty``."""
+        was_hasty, self._haste.is_on = self.is_hasty, True
+        try:
+            yield
+        finally:
+            self._haste.is_on = was_hasty
+
+    @property
+    def is_hasty(self) -> bool:
+        return getattr(self._haste, 'is_on', False)
+
+    @contextmanager
+    def held(self, lock: Any) -> Iterator[None]:
+        """A lock that others may hold while they wait for the server: who is hasty does not wait with them."""
+        while not lock.acquire(timeout=_LOOK_EVERY_S if self.is_hasty else -1):
+            if self.is_away():
+                raise self._away('another thread waits for it', redis.ConnectionError('the connection was lost'))
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def lose(self, session: Session, error: redis.RedisError) -> None:
+        """
+        Overview:
+            A reply was not read through ``call``: what it would do about that error. Who is not hasty may ask again.
+        """
+        if isinstance(error, _LOST):
+            self._drop(session, error)
+            if self.is_hasty:
+                raise self._away('a reply', error) from error
+
     def close(self) -> None:
         """Wakes the threads that wait for a reply; they raise StoreClosed."""
         self._closed.set()
@@ -295,14 +337,17 @@ class Link:
 
     def _open(self) -> Session:
         self._check_open()
-        with self._lock:
-            if self._session is None:
+        if self.is_hasty and self.num_sessions > 0:
+            raise redis.ConnectionError('the connection was lost')
+        with self._opening:
+            session = self._session
+            if session is None:
                 life = Life(self.address)
                 client = make_client(self._target(), life.greet, self._options.socket_timeout_s)
                 client.info('server')
                 self.num_sessions += 1
-                self._session = Session(client, self._scripts, life)
-            return self._session
+                session = self._session = Session(client, self._scripts, life)
+            return session
 
     def _target(self) -> str:
         if self._directory is None:
@@ -321,6 +366,9 @@ class Link:
             self._session = None
         logger.warning('lost the connection to %s: %s', self.address, error)
         session.close()
+
+    def _away(self, what: str, error: Exception) -> StoreUnavailable:
+        return StoreUnavailable(f'{what}: {self.address} is away: {error}')
 
     def _unavailable(self, what: str, error: Exception) -> StoreUnavailable:
         if is_tls_error(error):

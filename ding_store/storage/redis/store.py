@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import uuid
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar
+from typing import Any, Callable, ContextManager, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar
 
 from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed
 from ding_store.storage.base import OLDEST, START, Arrays, Buffer, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
@@ -90,9 +90,9 @@ class RedisStore(PlanedStore):
         self._parts = Parts(self._call)
         wait = self._link.wait
         self._entries = RedisEntries(self._call, wait, self._key, self._parts)
-        self._values = RedisValues(self._call, wait, self._key)
+        self._values = RedisValues(self._call, wait, self._key, self.held)
         self._value_resolver = ValueResolver(self)
-        self._unanswered = Unanswered(self._call)
+        self._unanswered = Unanswered(self._call, self._link)
         self._indexed: Set[str] = set()
         self._stream_keys: Dict[str, List[str]] = {}
         self._num_sessions = 0
@@ -188,6 +188,16 @@ class RedisStore(PlanedStore):
     @property
     def is_away(self) -> bool:
         return self._pid == os.getpid() and self._link.is_away()
+
+    def hasty(self) -> ContextManager[None]:
+        return self._link.hasty()
+
+    @property
+    def is_hasty(self) -> bool:
+        return self._link.is_hasty
+
+    def held(self, lock: ContextManager[Any]) -> ContextManager[Any]:
+        return self._link.held(lock)
 
     def forget(self, stream: str, reader: str) -> bool:
         return bool(self._run('forget', stream, reader))
@@ -322,11 +332,12 @@ class RedisStore(PlanedStore):
             with self._fork_lock:
                 if self._pid != os.getpid():
                     self._begin()
-        self._writer.check()
+        if not self.is_hasty:
+            self._writer.check()
 
     def _call(self, what: str, command: Callable[[Session], T]) -> T:
         result = self._link.call(what, command)
-        if self._num_sessions != self._link.num_sessions:
+        if self._num_sessions != self._link.num_sessions and not self.is_hasty:
             self._after_reconnect()
         return result
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import uuid
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
-from ding_store.errors import CorruptPayload, StoreError, VersionConflict
+from ding_store.errors import CorruptPayload, StoreError, StoreUnavailable, VersionConflict
 from ding_store.storage.host.planes import Moved, Version
 from ding_store.storage.redis.link import Argument, Before, Command, Session
 from ding_store.storage.wire.encoding import INLINE_BYTES, Pieces
@@ -28,12 +28,20 @@ class RedisValues:
         - call (:obj:`Callable`): Runs a command with a ``Session``, again and again while the connection is lost.
         - wait (:obj:`Callable`): The same for commands that block; None when it had to reconnect.
         - key (:obj:`Callable`): Of a name and a part.
+        - held (:obj:`Callable`): Holds a lock that others may hold while they wait for the server.
     """
 
-    def __init__(self, call: Call, wait: Call, key: Callable[[str, str], str]) -> None:
+    def __init__(
+        self,
+        call: Call,
+        wait: Call,
+        key: Callable[[str, str], str],
+        held: Callable[[ContextManager[Any]], ContextManager[Any]],
+    ) -> None:
         self._call = call
         self._wait = wait
         self._key = key
+        self._held = held
         self._versions: Dict[str, int] = {}  # of the values that this writer put
         self._sent: Dict[str, SentParts] = {}
         self._lock = threading.Lock()
@@ -48,7 +56,12 @@ class RedisValues:
         def publish(place: Argument, keys: Argument, before: Optional[Before]) -> Any:
             return self._run('put', name, token, newest, expected, place, keys, reference, before=before)
 
-        done, version, before = self._publish('put', name, payload, token, publish, lambda reply: int(reply[0]))
+        try:
+            done, version, before = self._publish('put', name, payload, token, publish, lambda reply: int(reply[0]))
+        except StoreUnavailable:
+            # A server that had this version may forget it: its number must not come again with other content.
+            self._versions[name] = newest + 1
+            raise
         if not done:
             raise VersionConflict(f'value {name!r} is at version {version}, not at {expected}')
         self._versions[name] = int(version)
@@ -149,7 +162,7 @@ class RedisValues:
             return publish(payload.sealed() if payload is not None else b'', '', None)
         with self._lock:
             sent = self._sent.setdefault(name, SentParts(lambda token: self._part_key(name, token)))
-        with sent.lock:
+        with self._held(sent.lock):
             for _ in range(MAX_TRIES):
                 reply = publish(
                     lambda: sent.parts.pack(),

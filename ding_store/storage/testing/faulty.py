@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, List, Optional, TypeVar
+from typing import Callable, ContextManager, List, Optional, TypeVar
 
 from ding_store.errors import StoreUnavailable
 from ding_store.storage.base import OLDEST, Arrays, Entry, EntryId, Header, Store, StoreInfo, Value
@@ -53,6 +53,13 @@ class FaultyStore(Store):
 
     def info(self) -> StoreInfo:
         return self._pass_on(self.store.info)
+
+    @property
+    def is_away(self) -> bool:
+        return self.store.is_away
+
+    def hasty(self) -> ContextManager[None]:
+        return self.store.hasty()
 
     def close(self) -> None:
         self.store.close()
