@@ -13,6 +13,8 @@ logger = logging.getLogger(__name__)
 
 #: Set to anything but '' or '0' to do without numba.
 NO_NUMBA = 'DING_STORE_NO_NUMBA'
+#: What takes longer to copy than this lets other threads run; who lets go of the interpreter may wait for it after.
+BRIEF_BYTES = 1 << 20
 
 
 class Kernels(NamedTuple):
@@ -32,6 +34,9 @@ class Kernels(NamedTuple):
     retire: Callable[..., bool]
     walk: Callable[..., bool]
     narrow: Callable[..., bool]
+    narrow_freely: Callable[..., bool]
+    widen: Callable[..., None]
+    widen_many: Callable[..., None]
 
 
 def load_kernels() -> Optional[Kernels]:
@@ -77,7 +82,10 @@ def _compile(numba: Any, cache: bool) -> Kernels:
         free=compiled(row_kernels.FREE, row_kernels.free),
         retire=compiled(row_kernels.RETIRE, row_kernels.retire),
         walk=compiled(row_kernels.WALK, row_kernels.walk),
+        narrow=compiled(copy_kernels.NARROW, copy_kernels.narrow),
+        widen=compiled(copy_kernels.WIDEN, copy_kernels.widen),
         # Up to milliseconds, in which other threads may run.
         gather_freely=compiled(copy_kernels.GATHER, copy_kernels.gather, nogil=True),
-        narrow=compiled(copy_kernels.NARROW, copy_kernels.narrow, nogil=True),
+        narrow_freely=compiled(copy_kernels.NARROW, copy_kernels.narrow, nogil=True),
+        widen_many=compiled(copy_kernels.WIDEN, copy_kernels.widen_many, nogil=True),
     )
