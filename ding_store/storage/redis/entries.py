@@ -81,7 +81,7 @@ class RedisEntries:
     def wait(self, stream: str, part: str, number: int, count: int, block_ms: int) -> List[Raw]:
         """What comes behind ``number`` in the Redis stream ``part``; 0 ms: what is there."""
         command = _xread(self._key(stream, part), number, count, block_ms)
-        return _entries_of(self._wait(f'read {stream!r}', lambda session: session.read_entries(command)))
+        return _entries_of(self._wait(f'read {stream!r}', lambda session: session.ask(command)[0]))
 
     def _next(self, stream: str, after: EntryId, max_entries: int, block_ms: int) -> Tuple[str, List[Raw]]:
         """
@@ -95,7 +95,7 @@ class RedisEntries:
         def trusting(session: Session) -> Any:
             if self._known.get(stream) != (after.epoch, session.life.run_id):
                 return None
-            return session.read_entries(_xread(log, after.number, max_entries, block_ms))
+            return session.ask(_xread(log, after.number, max_entries, block_ms))[0]
 
         raw = _entries_of(self._wait(f'read {stream!r}', trusting))
         if raw and _are_of(raw, after.epoch):

@@ -36,7 +36,7 @@ from ding_store.errors import NotEnoughSpace, StoreClosed, StoreDenied, StoreErr
 from ding_store.storage.options import RedisOptions
 from ding_store.storage.redis.server import Life, has_hung_up, is_tls_error, make_client, speaks_plainly, wake
 from ding_store.storage.urls import address_of
-from ding_store.storage.wire.connection import read_entries, send
+from ding_store.storage.wire.connection import send
 
 logger = logging.getLogger(__name__)
 
@@ -159,12 +159,6 @@ class Session:
     def _give_back(self, connection: Any) -> None:
         connection.disconnect()
         self.client.connection_pool.release(connection)
-
-    def read_entries(self, command: Tuple[Argument, ...]) -> Any:
-        """As ``ask`` of one XREAD: see ``connection.read_entries``."""
-        with self.borrowed() as connection:
-            connection.send_packed_command([_pack(command)], check_health=False)
-            return read_entries(connection)
 
     def ask(self, *commands: Tuple[Argument, ...]) -> List[Any]:
         """Send some commands at once, and return their replies as they are."""
