@@ -377,5 +377,9 @@ class TestReader:
 def test_commands_are_packed_alike_without_hiredis(monkeypatch):
     arguments = ('EVALSHA', 'é', 3, b'\x00\r\n', -1, '')
     packed = link._pack(arguments)
+    large = (*arguments, bytes(5000))
+    assert b''.join(link._pieces(large)) == link._pack(large)
+    assert link._pieces(arguments) == [packed]
     monkeypatch.setattr(link, '_PACK_COMMAND', None)
     assert link._pack(arguments) == packed
+    assert b''.join(link._pieces(large)) == link._pack(large)

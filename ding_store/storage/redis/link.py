@@ -36,6 +36,7 @@ from ding_store.errors import NotEnoughSpace, StoreClosed, StoreDenied, StoreErr
 from ding_store.storage.options import RedisOptions
 from ding_store.storage.redis.server import Life, has_hung_up, is_tls_error, make_client, speaks_plainly, wake
 from ding_store.storage.urls import address_of
+from ding_store.storage.wire.connection import send
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,18 @@ def _packer() -> Any:
 
 
 _PACK_COMMAND = _packer()
+
+
+#: As the last argument, larger ones are sent from where they are.
+_COPIED_BYTES = 4 << 10
+_EMPTY = b'$0\r\n\r\n'
+
+
+def _pieces(arguments: Tuple[Argument, ...]) -> List[bytes]:
+    last = arguments[-1]
+    if not isinstance(last, bytes) or len(last) <= _COPIED_BYTES:
+        return [_pack(arguments)]
+    return [b'%b$%d\r\n' % (_pack((*arguments[:-1], b''))[: -len(_EMPTY)], len(last)), last, b'\r\n']
 
 
 def _pack(arguments: Tuple[Argument, ...]) -> bytes:
@@ -173,8 +186,8 @@ class Session:
             if before is not None:
                 num_replies, rest = before(connection)
                 arguments = tuple(one() if callable(one) else one for one in arguments)
-            packed = _pack(self._evalsha(sha, keys, arguments))
-            connection.send_packed_command([rest + packed], check_health=False)
+            head, *payload = _pieces(self._evalsha(sha, keys, arguments))
+            send(connection, [rest + head, *payload])
             for _ in range(num_replies):
                 connection.read_response()
             try:
