@@ -245,3 +245,21 @@ def test_a_learner_trains_on_while_the_store_is_away(own_server, tmp_path, caplo
         own_server.start()
         loop.settle()
     assert caplog.text.count('the store is away') == caplog.text.count('the store is back after') == 1
+
+
+def test_who_is_always_hasty_comes_back(own_server):
+    """Nobody else asks the server, and the hasty do not wait for a connection: one is made beside them."""
+    with open_store(own_server.url, run='hasty') as store, store.hasty():
+        assert store.add('n', 1) == 1
+        own_server.kill()
+        with pytest.raises(StoreUnavailable):
+            store.add('n', 0)
+        own_server.start()
+
+        def is_back():
+            try:
+                return store.add('n', 0) == 1
+            except StoreUnavailable:
+                return False
+
+        eventually(is_back, 'a new connection')

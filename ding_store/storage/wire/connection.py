@@ -1,10 +1,11 @@
-"""What redis-py does with more copies: large buffers are sent from where they are."""
+"""Commands as bytes, and what redis-py does with more copies: large buffers are sent from where they are."""
 
 from __future__ import annotations
 
+import importlib
 import socket
 import ssl
-from typing import Any, Callable, Sequence, TypeVar
+from typing import Any, Callable, List, Sequence, TypeVar
 
 import redis
 
@@ -13,7 +14,37 @@ from ding_store.storage.base import Buffer
 #: More, of one system call, are rather copied; it refuses more than 1024.
 _MAX_BUFFERS = 256
 
+#: As the last argument, larger ones are sent from where they are.
+_COPIED_BYTES = 4 << 10
+_EMPTY = b'$0\r\n\r\n'
+
 T = TypeVar('T')
+
+
+def _packer() -> Any:
+    try:
+        return importlib.import_module('hiredis').pack_command
+    except (ImportError, AttributeError):  # Slower without, or with an old one.
+        return None
+
+
+_PACK_COMMAND = _packer()
+
+
+def pieces(arguments: Sequence[Any]) -> List[bytes]:
+    """A command, as ``pack`` makes it; its last argument, if it is large, as it is."""
+    last = arguments[-1]
+    if not isinstance(last, bytes) or len(last) <= _COPIED_BYTES:
+        return [pack(arguments)]
+    return [b'%b$%d\r\n' % (pack((*arguments[:-1], b''))[: -len(_EMPTY)], len(last)), last, b'\r\n']
+
+
+def pack(arguments: Sequence[Any]) -> bytes:
+    """A command of bytes, texts and integers."""
+    if _PACK_COMMAND is not None:
+        return bytes(_PACK_COMMAND(arguments))
+    items = [one if isinstance(one, bytes) else str(one).encode() for one in arguments]
+    return b''.join([b'*%d\r\n' % len(items), *(b'$%d\r\n%b\r\n' % (len(item), item) for item in items)])
 
 
 def send(connection: Any, buffers: Sequence[Buffer]) -> None:
