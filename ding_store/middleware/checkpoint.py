@@ -199,6 +199,7 @@ class LearnerCheckpoints:
             counters={name: float(x) if name == 'last_eval_value' else int(x) for name, x in counters.items()},
             schedules={name: schedule.state_dict() for name, schedule in schedules_of(self._policy).items()},
             random=random_states(),
+            policy_versions=dict(self._session.policy_versions),
             samplers=[_numpy_state(each.get_state(legacy=True)) for each in self._generators()],
         )
         return {**state, EXTRA: extra}
@@ -231,6 +232,7 @@ class LearnerCheckpoints:
             if name in extra['schedules']:
                 schedule.load_state_dict(extra['schedules'][name])
         set_random_states(extra['random'])
+        self._session.count_versions_from(extra.get('policy_versions', {}))
         for generator, state in zip(self._generators(), extra.get('samplers', [])):
             generator.set_state(_from_numpy_state(state))
         logging.info(f'ding_store: resuming from {path}: train iteration {task.ctx.train_iter}')

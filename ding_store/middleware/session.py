@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import uuid
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, TypeVar
 
 from ditk import logging
 
@@ -146,6 +146,11 @@ class Session:
         self.policy_versions = {**self.policy_versions, name: version}
         own = dict(figures, policy_version=version) if name == self.acting_policy else {}
         self.figures(policy_versions=self.policy_versions, **own)
+
+    def count_versions_from(self, versions: Mapping[str, int]) -> None:
+        """A learner that was started again: what it publishes is newer than these, also if the store has forgotten."""
+        newest = {name: max(version, self.policy_versions.get(name, 0)) for name, version in versions.items()}
+        self.policy_versions = {**self.policy_versions, **newest}
 
     # The run's end
 

@@ -92,6 +92,9 @@ class FaultyStore(Store):
     def put(self, name: str, header: Header, arrays: Arrays, expected_version: Optional[int] = None) -> int:
         return self._pass_on(lambda: self.store.put(name, header, arrays, expected_version))
 
+    def count_from(self, name: str, version: int) -> None:
+        self.store.count_from(name, version)  # it reaches no server
+
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0) -> Optional[Value]:
         return self._pass_on(lambda: self.store.get(name, newer_than, timeout_s))
 
@@ -430,6 +433,17 @@ class StoreTests(ABC):
             assert value is not None
             assert value.version == 1
             assert store.put('v', {}, {}) == 4
+
+    @pytest.mark.parametrize('size', [1, 50_000])
+    def test_versions_go_on_behind_one_that_the_writer_was_told_of(self, store: Store, size: int) -> None:
+        store.count_from('v', 7)
+        store.count_from('v', 5)
+        store.count_from('w', 3)
+        assert store.put('v', {}, chunk(1, size)) == 8
+        assert store.put('v', {}, chunk(1, size), expected_version=8) == 9
+        with self.another(store) as other:
+            other.count_from('v', 4)
+            assert other.put('v', {}, {}) == 10
 
     def test_counters(self, store: Store) -> None:
         assert store.add('n') == 0

@@ -28,10 +28,12 @@ from ding_store.middleware.checkpoint import (  # noqa: E402
 )
 from ding_store.middleware.pipeline import pipeline  # noqa: E402
 from ding_store.middleware.plan import Replay  # noqa: E402
-from ding_store.middleware.position import Position  # noqa: E402
+from ding_store.middleware.position import ENV_ID, Position  # noqa: E402
 from ding_store.middleware.replay import replay_buffer  # noqa: E402
 from ding_store.middleware.session import Session  # noqa: E402
+from ding_store.middleware.weights import WeightsSender  # noqa: E402
 from ding_store.storage.base import Entry, EntryId  # noqa: E402
+from ding_store.storage.memory import MemoryStore  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures('serial_task')
 
@@ -230,6 +232,26 @@ def test_an_evaluator_of_another_host_says_that_it_keeps_nothing(tmp_path, caplo
     assert caplog.text.count(f'no run in {tmp_path}') == 1
 
 
+def test_versions_of_policies_go_on_behind_those_of_a_store_that_is_gone(tmp_path):
+    """Rows that were kept name the old ones: new ones must not look older than they are."""
+    session = session_of(tmp_path, interval_s=0.001)
+    session.count_versions_from({'main': 500})
+    made = checkpointer(session, policy_of())
+    train(made._policy)
+    task.ctx.train_iter = 1
+    made(task.ctx)
+    made._saver.drain()
+    again = Session(session.config, lambda: task.finish, MemoryStore())
+    policy = policy_of()
+    sender = WeightsSender(again, policy._model, 'main')
+    checkpointer(again, policy)
+    next(sender(task.ctx))
+    assert (sender.version, task.ctx.policy_version) == (501, 501)
+    again.count_versions_from({'main': 600})  # by the replay, whose rows may be of later ones
+    sender._publish(task.ctx)
+    assert sender.version == 601
+
+
 def test_without_the_setting_it_is_void():
     session = Session(StoreConfig.from_block({}), lambda: task.finish)
     assert type(checkpointer(session, None)).__name__ == 'VoidMiddleware'
@@ -302,15 +324,43 @@ def test_a_bad_setting_is_named(settings, text):
 # The replay's position
 
 
-def entry(sequence, rows=4):
-    header = dict(rows=rows, env_step=rows, env_episode=1)
-    return Entry(stream='s', id=EntryId('e', sequence), writer='w', sequence=sequence, header=header, arrays={})
+def entry(sequence, rows=4, writer='w', epoch='e', version=0):
+    header = dict(rows=rows, env_step=rows, env_episode=1, policy_versions={'main': version})
+    arrays = {ENV_ID: np.full(rows, 7, np.int64)}
+    return Entry('s', EntryId(epoch, sequence), writer, sequence, header, arrays)
 
 
 def taken(position, buffer_, sequence):
     one = entry(sequence)
     position.take(one)
     buffer_.extend({'x': np.full((4, 2), float(sequence))}, commit=position.note())
+
+
+def test_a_collector_of_an_emptied_store_is_none_that_was(tmp_path):
+    """Numbers of collectors begin at 0 again; rows of both are in the replay."""
+
+    def position():
+        made = Position()
+        buffer_ = StoreBuffer(32)
+        made.keep_in(Replay(buffer_), str(tmp_path), 'run')
+        return made, buffer_
+
+    def ids(*args, **kwargs):
+        taken_ = first.take(entry(*args, **kwargs))
+        return int(taken_.arrays[ENV_ID][0])
+
+    first, buffer_ = position()
+    assert ids(1) == 7
+    buffer_.extend({'x': np.zeros((4, 2))}, commit=first.note())
+    buffer_.close()
+    first, buffer_ = position()
+    found = [ids(2, epoch='f'), ids(1, writer='v', epoch='f'), ids(2, writer='v', epoch='f')]
+    found += [ids(1, writer='u', epoch='g')]
+    assert found[0] == 7
+    assert found[1] == found[2]
+    assert len({7, *found}) == 3
+    assert min(found) > 0
+    buffer_.close()
 
 
 def test_rows_marks_and_priorities_survive_together(tmp_path):
