@@ -128,8 +128,8 @@ class LearnerCheckpoints:
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         self._ctx = ctx
-        if self._last_s is not None and ctx.eval_value is None:  # an evaluation in between is no slower training
-            self._interval.iterated(time.perf_counter() - self._last_s, self._saver.is_busy or self._unreported)
+        if self._last_s is not None and ctx.eval_value in (None, -np.inf):  # an evaluation in between is no training
+            self._interval.iterated(self._trained_s() - self._last_s, self._saver.is_busy or self._unreported)
         if self._unreported and not self._saver.is_busy:
             self._report()
         if self._best is not None:
@@ -140,7 +140,11 @@ class LearnerCheckpoints:
                 self._directory.finish('the task finished')
         elif ctx.train_iter > self._saved_iter and not self._saver.is_busy and self._interval.is_due:
             self._save(ctx)
-        self._last_s = time.perf_counter()
+        self._last_s = self._trained_s()
+
+    def _trained_s(self) -> float:
+        """A clock that stands while the loop waits for experience, or for a store that is away: that is no cost."""
+        return time.perf_counter() - self._session.waited_s
 
     def _save(self, ctx: OnlineRLContext) -> None:
         train_iter = ctx.train_iter

@@ -67,6 +67,7 @@ class Session:
         self._lost = False  # the store: this end is no orderly one
         self.member: Optional[Member] = None
         self.policy_versions: Dict[str, int] = {}  # in use here, or published last, by name
+        self.waited_s = 0.0  # in ``wait_for``, in all
         self.acting_policy: Optional[str] = None  # whose version rows have
         self._acts_by_order = True
 
@@ -223,18 +224,21 @@ class Session:
         """
         begin = warned = looked = time.monotonic()
         peers = PeerWatch(self, role) if role else None
-        while not self.finished:
-            result = attempt(SLICE_S)
-            if result is not None:
-                return result
-            now = time.monotonic()
-            if now - looked >= min(self.config.wait_warn_s, self.config.peer_timeout_s / 4):
-                looked = now
-                state = peers.look() if peers else ''
-                if now - warned >= self.config.wait_warn_s:
-                    warned = now
-                    logging.warning(f'ding_store: waiting for {what} since {now - begin:.0f} s{state}')
-        return None
+        try:
+            while not self.finished:
+                result = attempt(SLICE_S)
+                if result is not None:
+                    return result
+                now = time.monotonic()
+                if now - looked >= min(self.config.wait_warn_s, self.config.peer_timeout_s / 4):
+                    looked = now
+                    state = peers.look() if peers else ''
+                    if now - warned >= self.config.wait_warn_s:
+                        warned = now
+                        logging.warning(f'ding_store: waiting for {what} since {now - begin:.0f} s{state}')
+            return None
+        finally:
+            self.waited_s += time.monotonic() - begin
 
     # Leaving
 

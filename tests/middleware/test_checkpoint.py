@@ -4,6 +4,7 @@ import copy
 import errno
 import os
 import random
+import types
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from ding.policy import DQNPolicy  # noqa: E402
 from ding_store.buffer import Prioritized, StoreBuffer, Uniform, limited  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError  # noqa: E402
+from ding_store.middleware import checkpoint  # noqa: E402
 from ding_store.middleware.checkpoint import (  # noqa: E402
     BestCheckpoint,
     checkpointer,
@@ -250,6 +252,32 @@ def test_versions_of_policies_go_on_behind_those_of_a_store_that_is_gone(tmp_pat
     again.count_versions_from({'main': 600})  # by the replay, whose rows may be of later ones
     sender._publish(task.ctx)
     assert sender.version == 601
+
+
+def test_iterations_beside_a_checkpoint_are_part_of_its_cost(tmp_path, monkeypatch):
+    made, seen, now = run(tmp_path, policy_of(), num_iterations=1), [], [100.0]
+    monkeypatch.setattr(checkpoint, 'time', types.SimpleNamespace(perf_counter=lambda: now[0]))
+    iterated, figures = made._interval.iterated, {}
+    monkeypatch.setattr(made._interval, 'iterated', lambda *args: seen.append(args) or iterated(*args))
+    monkeypatch.setattr(made._session, 'figures', lambda **kwargs: figures.update(kwargs))
+    made._interval._usual_s, made._last_s = 1.0, now[0]
+
+    def iterate(duration_s, waited_s=0.0, eval_value=None):
+        task.ctx = OnlineRLContext()
+        now[0] += duration_s
+        made._session.waited_s += waited_s
+        if eval_value is not None:
+            task.ctx.eval_value = eval_value
+        made(task.ctx)
+
+    iterate(3.0)  # what __call__ finds: a ctx of DI-engine's in which there was no evaluation
+    assert seen == [(3.0, True)]
+    assert made._interval.cost_s >= 2.0
+    assert (figures['checkpoint_iter'], figures['checkpoint_overhead'] > 0) == (1, True)
+    iterate(8.0, eval_value=1.0)  # an evaluation in between is no slower training
+    iterate(2.0)
+    iterate(32.0, waited_s=30.0)  # nor is a wait for experience, or for the store
+    assert seen[1:] == [(2.0, False), (2.0, False)]
 
 
 def test_without_the_setting_it_is_void():
