@@ -134,6 +134,22 @@ def test_a_write_that_fails_costs_that_checkpoint_only(caplog):
     assert len(written) == 1
 
 
+def test_a_state_that_cannot_be_copied_costs_that_checkpoint_only(caplog):
+    """No memory for its copy, or an object that none can be made of: training goes on."""
+    training, written = Training(), []
+    saver = Saver([training.optimizer])
+    assert saver.save({**training.state(), 'lock': threading.Lock()}, written.append) is False
+    assert (saver.num_failed, saver.is_saved, saver.is_busy) == (1, False, False)
+    assert 'could not be written' in caplog.text
+    trained = threading.Thread(target=training.step, daemon=True)
+    trained.start()
+    trained.join(10)
+    assert not trained.is_alive()
+    assert saver.save(training.state(), written.append)
+    saver.drain(10)
+    assert len(written) == 1
+
+
 def test_metadata_of_modules_stays():
     training, snapshot = Training(), Snapshot([])
     snapshot.begin(training.state())
