@@ -124,7 +124,8 @@ class LearnerCheckpoints:
         session.before_leaving.append(self._leave)
         if task.router.is_active:
             # A launcher cannot know from the script: it looks here when the learner or an evaluator dies.
-            session.store.put(CHECKPOINTS, {'path': config.path, 'max_restarts': config.max_restarts}, {})
+            header = {'path': self._directory.path, 'run': self._directory.run, 'max_restarts': config.max_restarts}
+            session.store.put(CHECKPOINTS, header, {})
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         self._ctx = ctx
@@ -179,12 +180,14 @@ class LearnerCheckpoints:
             self._directory.finish(self._session.finish_reason or 'the task finished')
 
     def _save_last(self, ctx: OnlineRLContext) -> None:
+        self._session.figures(is_saving=True)  # A launcher does not end us meanwhile.
         self._complete()
         if ctx.train_iter > self._saved_iter:
             self._save(ctx)
             self._complete()
         if ctx.train_iter > self._saved_iter:
             logging.error(f'ding_store: the policy at train iteration {ctx.train_iter} is in no checkpoint')
+        self._session.figures(is_saving=False)
 
     def _complete(self) -> None:
         self._saver.drain()

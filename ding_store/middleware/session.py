@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import time
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, 
 from ditk import logging
 
 from ding_store.config import StoreConfig
-from ding_store.errors import ConfigError, StoreError, StoreTimeout, VersionConflict
+from ding_store.errors import ConfigError, CorruptPayload, StoreError, StoreTimeout, VersionConflict
 from ding_store.middleware.claim import claim_run
 from ding_store.middleware.members import ENV_LAUNCHED, STREAM_OPTIONS, Member, Members, die_with_parent, parent_process
 from ding_store.storage import open_store
@@ -334,10 +335,24 @@ def clear_ended_run(store: Store, config: StoreConfig) -> None:
                 store.delete(RETIRE)
             else:
                 wait_until_left(store, config.heartbeat_s)
+                _finish_checkpoints(store, value.header['reason'])
                 store.clear(last=(FINISH, RETIRE))
             return
         store.get(RETIRE, newer_than=1, timeout_s=SLICE_S)
         value = store.get(FINISH)
+
+
+def _finish_checkpoints(store: Store, reason: str) -> None:
+    """A learner that was killed after the end of its run could not say in its directory that this had come."""
+    value = store.get(CHECKPOINTS)
+    if value is None:
+        return
+    from ding_store.checkpoint import CheckpointDir  # torch, which not everybody here needs
+
+    directory = CheckpointDir(value.header['path'])
+    with contextlib.suppress(CorruptPayload):  # The learner will say so.
+        if directory.run == value.header.get('run'):  # else it is of another run, or not on this host
+            directory.finish(reason)
 
 
 class PeerWatch:

@@ -280,6 +280,19 @@ def test_iterations_beside_a_checkpoint_are_part_of_its_cost(tmp_path, monkeypat
     assert seen[1:] == [(2.0, False), (2.0, False)]
 
 
+def test_a_launcher_hears_that_the_last_one_is_being_written(tmp_path, monkeypatch):
+    made, said = run(tmp_path, policy_of(), num_iterations=1), []
+
+    def figures(is_saving=None, **others):
+        if is_saving is not None:
+            said.append((is_saving, len(made._directory.paths())))
+
+    monkeypatch.setattr(made._session, 'figures', figures)
+    task.ctx.train_iter, task.finish = 2, True
+    made(task.ctx)
+    assert said == [(True, 1), (False, 2)]
+
+
 def test_without_the_setting_it_is_void():
     session = Session(StoreConfig.from_block({}), lambda: task.finish)
     assert type(checkpointer(session, None)).__name__ == 'VoidMiddleware'
