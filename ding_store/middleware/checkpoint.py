@@ -39,11 +39,18 @@ def checkpointer(session: Session, policy: Any) -> Any:
         - policy (:obj:`Policy`): As CkptSaver's; its ``learn_mode`` and its optimizers are saved.
     Input of ctx:
         - train_iter (:obj:`int`), env_step (:obj:`int`), eval_value (:obj:`Optional[float]`)
+    Raises:
+        - ConfigError: There is one already, of another policy.
     """
     config = session.config.checkpoint
-    if config is None or session.has_checkpointer:
+    if config is None or session.saved_policy is policy:
         return task.void()
-    session.has_checkpointer = True
+    if session.saved_policy is not None:
+        raise ConfigError(
+            'store.checkpoint is on, and keeps one policy of a process: a second one would begin afresh where the '
+            'first is resumed. Use Checkpointer or CkptSaver with one of them, or leave store.checkpoint out'
+        )
+    session.saved_policy = policy
     if not task.router.is_active or task.has_role(task.role.LEARNER):
         return LearnerCheckpoints(session, config, policy)
     return BestCheckpoint(config, policy) if task.has_role(task.role.EVALUATOR) else task.void()

@@ -293,6 +293,17 @@ def test_a_launcher_hears_that_the_last_one_is_being_written(tmp_path, monkeypat
     assert said == [(True, 1), (False, 2)]
 
 
+def test_a_second_policy_is_refused(tmp_path):
+    session, policy = session_of(tmp_path / 'ours'), policy_of()
+    made = checkpointer(session, policy)
+    again = ckpt_saver(session, policy, str(tmp_path / 'exp'))  # CkptSaver beside it is of the same one
+    assert (type(made).__name__, type(again).__name__) == ('LearnerCheckpoints', 'CkptSaver')
+    with pytest.raises(ConfigError, match='keeps one policy'):
+        checkpointer(session, policy_of())
+    with pytest.raises(ConfigError, match='keeps one policy'):
+        ckpt_saver(session, policy_of(), str(tmp_path / 'other'))
+
+
 def test_without_the_setting_it_is_void():
     session = Session(StoreConfig.from_block({}), lambda: task.finish)
     assert type(checkpointer(session, None)).__name__ == 'VoidMiddleware'
