@@ -54,14 +54,16 @@ def write_state(path: str, state: Dict[str, Any], reads_back: bool = True) -> No
     sync_directory(os.path.dirname(os.path.abspath(path)))
 
 
-def read_state(path: str) -> Dict[str, Any]:
+def read_state(path: str, mmap: Optional[bool] = None) -> Dict[str, Any]:
     """
     Overview:
         A checkpoint of ours or of DI-engine's. Nothing in it is run: tensors, arrays, numbers, strings and containers.
+    Arguments:
+        - mmap (:obj:`Optional[bool]`): Of tensors read what is looked at; ours alone can be read so.
     Raises:
         - CorruptPayload: It is truncated, no checkpoint, or holds objects of other kinds.
     """
-    state = _load(path)
+    state = _load(path, mmap)
     if not isinstance(state, dict):
         raise CorruptPayload(f'{path!r} is no checkpoint of a policy: it holds a {type(state).__name__}, not a dict')
     return state

@@ -134,7 +134,7 @@ class CheckpointDir:
 
     def _best_value(self, run: str) -> Optional[float]:
         try:
-            extra = read_state(self.file(BEST)).get(EXTRA, {})
+            extra = read_state(self.file(BEST), mmap=True).get(EXTRA, {})
         except (FileNotFoundError, CorruptPayload):
             return None
         return extra['eval_value'] if extra.get('run') == run else None

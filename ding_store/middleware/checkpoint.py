@@ -87,7 +87,7 @@ class BestCheckpoint:
         self._has_warned = False
 
     def __call__(self, ctx: OnlineRLContext) -> None:
-        if ctx.eval_value is None or not ctx.eval_value > self._best:
+        if not _is_better(ctx, self._best):
             return
         try:
             if self._directory.run is None:
@@ -113,14 +113,14 @@ class LearnerCheckpoints:
     """
     Overview:
         The learner's part: resumes when it is made, saves when there was training and the interval allows it, and once
-        more at the end of the run.
+        more at the end of the run. A process alone also saves whenever an evaluation was the best so far.
     """
 
     def __init__(self, session: Session, config: CheckpointConfig, policy: Any) -> None:
         self._session, self._policy = session, policy
         self._directory = CheckpointDir(config.path, config.keep)
         self._interval = Interval(config.max_overhead, config.interval_s)
-        self._best = None if task.router.is_active else BestCheckpoint(config, policy)
+        self._best = -np.inf  # that is on the disk
         self._directory.begin()
         self._saved_iter = self._saving_iter = self._resume(config)  # on the disk; and on its way there
         self._saver = Saver(optimizers_of(policy))
@@ -140,8 +140,8 @@ class LearnerCheckpoints:
             self._interval.iterated(self._trained_s() - self._last_s, self._saver.is_busy or self._unreported)
         if self._unreported and not self._saver.is_busy:
             self._report()
-        if self._best is not None:
-            self._best(ctx)
+        if not task.router.is_active and _is_better(ctx, self._best):
+            self._save_best(ctx)
         if task.finish:
             self._save_last(ctx)
             if not task.router.is_active:
@@ -154,15 +154,31 @@ class LearnerCheckpoints:
         """A clock that stands while the loop waits for experience, or for a store that is away: that is no cost."""
         return time.perf_counter() - self._session.waited_s
 
-    def _save(self, ctx: OnlineRLContext) -> None:
-        train_iter = ctx.train_iter
+    def _save(self, ctx: OnlineRLContext, eval_value: Optional[float] = None) -> None:
+        train_iter, is_newer = ctx.train_iter, ctx.train_iter > self._saved_iter
+
+        def write(state: Any) -> None:
+            if is_newer:
+                self._directory.save(train_iter, state)
+            if eval_value is not None:
+                self._directory.save_best(state, eval_value)
+                self._best = eval_value  # Not before: a worse one may be the best that is on the disk.
+
         self._interval.begin()
-        self._saver.save(self._state(ctx), lambda state: self._directory.save(train_iter, state))
+        self._saver.save(self._state(ctx), write)
         self._saving_iter, self._unreported = train_iter, True
 
-    def _report(self) -> None:
+    def _save_best(self, ctx: OnlineRLContext) -> None:
+        """Of this moment: one that is on its way to the disk is waited for."""
+        begin = time.perf_counter()
+        self._saver.drain()
+        if self._unreported:
+            self._report(time.perf_counter() - begin)
+        self._save(ctx, float(ctx.eval_value))
+
+    def _report(self, drained_s: float = 0.0) -> None:
         self._unreported = False
-        self._interval.end(self._saver.copying_s, self._saver.waiting_s)
+        self._interval.end(self._saver.copying_s, self._saver.waiting_s + drained_s)
         if not self._saver.is_saved:  # which the saver said
             return
         self._saved_iter = self._saving_iter
@@ -266,6 +282,10 @@ class LearnerCheckpoints:
                 f'{path} does not fit the policy: {e}; was the model changed? To begin afresh, name '
                 'another directory (store.checkpoint.path) or remove this one'
             ) from e
+
+
+def _is_better(ctx: OnlineRLContext, best: float) -> bool:
+    return ctx.eval_value is not None and bool(ctx.eval_value > best)
 
 
 def random_states() -> Dict[str, Any]:

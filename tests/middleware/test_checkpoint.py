@@ -4,6 +4,7 @@ import copy
 import errno
 import os
 import random
+import threading
 import types
 
 import numpy as np
@@ -18,6 +19,7 @@ from ding.model import DQN  # noqa: E402
 from ding.policy import DQNPolicy  # noqa: E402
 
 from ding_store.buffer import Prioritized, StoreBuffer, Uniform, limited  # noqa: E402
+from ding_store.checkpoint import CheckpointDir  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError  # noqa: E402
 from ding_store.middleware import checkpoint  # noqa: E402
@@ -185,10 +187,10 @@ def test_the_directory_of_ckpt_saver_is_refused(tmp_path):
 
 
 def test_an_evaluator_goes_on_where_the_best_cannot_be_kept(tmp_path, caplog):
-    made = run(tmp_path, policy_of(), num_iterations=1)
+    run(tmp_path, policy_of(), num_iterations=1)
     (tmp_path / 'run.json').write_text('{')
     task.ctx.eval_value = 1.0
-    made._best(task.ctx)
+    best_of(tmp_path)(task.ctx)
     assert 'store.checkpoint.load' in caplog.text
 
 
@@ -206,9 +208,44 @@ def test_the_best_policy_is_kept(tmp_path):
         task.ctx.eval_value = value
         made(task.ctx)
         train(policy)
+    made._saver.drain()
     kept = torch.load(tmp_path / 'best.pth.tar')
     assert kept['ding_store']['eval_value'] == 2.0
     assert same({name: kept[name] for name in best}, best)
+
+
+def test_training_does_not_wait_for_the_best_to_be_written(tmp_path, monkeypatch):
+    made, may_write = run(tmp_path, policy_of(), num_iterations=1), threading.Event()
+    save_best = CheckpointDir.save_best
+    monkeypatch.setattr(CheckpointDir, 'save_best', lambda *args: may_write.wait(30) and save_best(*args))
+    task.ctx.train_iter, task.ctx.eval_value = 2, 3.0
+    made(task.ctx)
+    assert made._saver.is_busy
+    assert not (tmp_path / 'best.pth.tar').exists()
+    may_write.set()
+    task.finish = True  # as the evaluation that reaches the stop value says
+    made(task.ctx)
+    assert torch.load(tmp_path / 'best.pth.tar')['ding_store']['eval_value'] == 3.0
+    assert os.path.basename(made._directory.paths()[-1]) == 'iteration_2.pth.tar'
+
+
+def best_of(path):
+    """What an evaluator's process has."""
+    return BestCheckpoint(StoreConfig.from_block({'checkpoint': dict(path=str(path))}).checkpoint, policy_of())
+
+
+def test_an_evaluator_that_is_started_again_keeps_a_better_one(tmp_path, monkeypatch):
+    run(tmp_path, policy_of(), num_iterations=1)
+    evaluator = types.SimpleNamespace(
+        router=types.SimpleNamespace(is_active=True), role=task.role, has_role=lambda role: role == task.role.EVALUATOR
+    )
+    monkeypatch.setattr(checkpoint, 'task', evaluator)
+    for values, kept in (((1.0, 2.0), 2.0), ((1.5,), 2.0), ((1.0, 2.5), 2.5)):
+        best = checkpointer(session_of(tmp_path), policy_of())
+        assert isinstance(best, BestCheckpoint)
+        for task.ctx.eval_value in values:
+            best(task.ctx)
+        assert torch.load(tmp_path / 'best.pth.tar')['ding_store']['eval_value'] == kept
 
 
 def test_the_best_that_is_on_the_disk_counts(tmp_path, monkeypatch):
@@ -220,11 +257,12 @@ def test_the_best_that_is_on_the_disk_counts(tmp_path, monkeypatch):
             if disk:
                 patch.setattr(os, 'pwrite', disk)
             made(task.ctx)
+            made._saver.drain()
     assert torch.load(tmp_path / 'best.pth.tar')['ding_store']['eval_value'] == 2.0
 
 
 def test_an_evaluator_of_another_host_says_that_it_keeps_nothing(tmp_path, caplog):
-    best = BestCheckpoint(StoreConfig.from_block({'checkpoint': dict(path=str(tmp_path))}).checkpoint, policy_of())
+    best = best_of(tmp_path)
     task.ctx.eval_value = 1.0
     best(task.ctx)  # The learner may be late.
     assert caplog.text == ''
@@ -274,9 +312,9 @@ def test_iterations_beside_a_checkpoint_are_part_of_its_cost(tmp_path, monkeypat
     assert seen == [(3.0, True)]
     assert made._interval.cost_s >= 2.0
     assert (figures['checkpoint_iter'], figures['checkpoint_overhead'] > 0) == (1, True)
-    iterate(8.0, eval_value=1.0)  # an evaluation in between is no slower training
     iterate(2.0)
-    iterate(32.0, waited_s=30.0)  # nor is a wait for experience, or for the store
+    iterate(32.0, waited_s=30.0)  # a wait for experience, or for the store, is no slower training
+    iterate(8.0, eval_value=1.0)  # nor is an evaluation in between
     assert seen[1:] == [(2.0, False), (2.0, False)]
 
 
