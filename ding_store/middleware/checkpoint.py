@@ -24,8 +24,8 @@ from ding_store.middleware.session import CHECKPOINTS, Session
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
 
-#: What ``ctx`` counts; the last evaluation is its own process's.
-COUNTERS = ('train_iter', 'env_step', 'env_episode', 'last_eval_iter', 'last_eval_value')
+#: What ``ctx`` counts, online or offline; the last evaluation is its own process's.
+COUNTERS = ('train_iter', 'env_step', 'env_episode', 'trained_env_step', 'last_eval_iter', 'last_eval_value')
 VERSION = 1
 
 
@@ -303,7 +303,8 @@ def set_random_states(states: Dict[str, Any]) -> None:
     np.random.set_state(_from_numpy_state(states['numpy']))
     torch.set_rng_state(states['torch'])
     if 'cuda' in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(states['cuda'])
+        for device, state in zip(range(torch.cuda.device_count()), states['cuda']):  # there may be fewer by now
+            torch.cuda.set_rng_state(state, device)
 
 
 def _numpy_state(state: Any) -> Any:

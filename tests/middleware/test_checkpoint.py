@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip('ding')
 from ding.framework import task  # noqa: E402
-from ding.framework.context import OnlineRLContext  # noqa: E402
+from ding.framework.context import OfflineRLContext, OnlineRLContext  # noqa: E402
 from ding.framework.middleware import CkptSaver  # noqa: E402
 from ding.model import DQN  # noqa: E402
 from ding.policy import DQNPolicy  # noqa: E402
@@ -77,7 +77,7 @@ def run(path, policy, num_iterations=3, finish=False, **settings):
     ctx = task.ctx
     for _ in range(num_iterations):
         train(policy)
-        ctx.train_iter, ctx.env_step = ctx.train_iter + 1, ctx.env_step + 8
+        ctx.train_iter, ctx.env_step = ctx.train_iter + 1, getattr(ctx, 'env_step', 0) + 8
         made._saver.drain()
         made(ctx)
     made._saver.drain()
@@ -352,6 +352,26 @@ def test_random_states_come_back():
     drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
     set_random_states(states)
     assert drawn == [random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+
+@pytest.mark.parametrize('num_gpus', [1, 2, 3])
+def test_random_states_of_gpus_that_are_there_come_back(monkeypatch, num_gpus):
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: num_gpus)
+    found = {}
+    monkeypatch.setattr(torch.cuda, 'set_rng_state', lambda state, device: found.update({device: state}))
+    monkeypatch.setattr(torch.cuda, 'set_rng_state_all', lambda states: found.update(enumerate(states)))
+    set_random_states({**random_states(), 'cuda': ['first', 'second']})
+    assert found == dict(enumerate(['first', 'second'][:num_gpus]))
+
+
+def test_counters_of_offline_pipelines_come_back(tmp_path):
+    task.ctx = OfflineRLContext()
+    task.ctx.trained_env_step = 96
+    run(tmp_path, policy_of(), num_iterations=1)
+    task.ctx = OfflineRLContext()
+    run(tmp_path, policy_of(), num_iterations=0)
+    assert (task.ctx.train_iter, task.ctx.trained_env_step) == (1, 96)
 
 
 @pytest.mark.parametrize(
