@@ -42,6 +42,9 @@ class FaultyStore(Store):
     def put(self, name: str, header: Header, arrays: Arrays, expected_version: Optional[int] = None) -> int:
         return self._pass_on(lambda: self.store.put(name, header, arrays, expected_version))
 
+    def count_from(self, name: str, version: int) -> None:
+        self.store.count_from(name, version)  # it reaches no server
+
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0) -> Optional[Value]:
         return self._pass_on(lambda: self.store.get(name, newer_than, timeout_s))
 
