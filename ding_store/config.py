@@ -176,7 +176,7 @@ class StoreConfig:
         - weights_dtype (:obj:`Optional[str]`): 'float16' or 'bfloat16': what a policy's floats are rounded to when they
             are published, which halves them; None: they are published as they are.
         - weights_in_place (:obj:`bool`): Let collectors' and evaluators' parameters be the published arrays, one copy
-            per host. They are read-only: for inference, writing to them ends the process.
+            per host if their types are the same. They are read-only: for inference, writing to them ends the process.
     """
 
     enable: bool = True

@@ -3,7 +3,7 @@
     python scripts/soak.py --seconds 600
 
 The default rate is that of DQN on Atari: 400 elements of 110 KB a second. Exit status 1 when something was lost,
-repeated, or grew.
+repeated, or grew, or when the rate was not reached.
 """
 
 from __future__ import annotations
@@ -220,6 +220,11 @@ def faults(
     # The first quarter fills caches and pools.
     settled = samples[len(samples) // 4 :]
     half = len(settled) // 2
+    if half:
+        seconds, num_rows = settled[-1].at_s - settled[0].at_s, settled[-1].num_rows - settled[0].num_rows
+        # A second's rows may still be under way.
+        if num_rows < (0.95 * seconds - 1) * options.rate:
+            found.append(f'{options.rate:g} rows a second were asked for, {num_rows / seconds:.0f} came')
     # The lag may be what comes in a second: a busy machine's pause at one moment or another.
     slack = {'server_mb': 10, 'reader_mb': 10, 'writers_mb': 10, 'lag': options.rate / options.chunk}
     for name in slack if half else ():

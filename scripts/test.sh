@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Set up what the tests need and run them. Arguments go to pytest; paths among them start at the checkout's root.
+# Set up what the tests need and run them, two files at a time (-n 0: one test after the other, for --pdb and the like).
+# Arguments go to pytest; paths among them start at the checkout's root.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
@@ -11,4 +12,5 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 # Commands that tests start by name are this environment's.
 export PATH="$VENV/bin:$PATH"
 cd "$ROOT"
-exec "$PYTHON" -m pytest "$@"
+# A file's tests stay together: they share what is made once per module. Files in their order, which ends with short ones.
+exec "$PYTHON" -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"

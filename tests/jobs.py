@@ -68,7 +68,7 @@ class Job:
     def kill_group(self):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(60)
 
 
 @contextlib.contextmanager

@@ -74,7 +74,6 @@ PICKLE_ALLOWED: Dict[Tuple[str, str], str] = {
     ('buffer/saving/files.py', 'hickle'): 'load_data(): files that DequeBuffer has saved',
     ('checkpoint/archive.py', 'torch.save'): "DI-engine's own format, in the user's own file",
     ('checkpoint/archive.py', 'torch.load'): 'the same, with weights_only: nothing in it is run',
-    ('checkpoint/archive.py', 'pickle'): 'the error of torch.load',
     ('bench/checkpoint.py', 'torch.save'): 'what is measured against',
 }
 PICKLERS = {'pickle', '_pickle', 'cPickle', 'cloudpickle', 'dill', 'joblib', 'marshal', 'shelve', 'hickle'}

@@ -82,7 +82,7 @@ def commands() -> List[Tuple[str, List[str]]]:
 def help_of(*command: str) -> str:
     # Wide enough that argparse breaks no option's name.
     environ = {**os.environ, 'COLUMNS': '200'}
-    done = subprocess.run([*command, '--help'], capture_output=True, text=True, timeout=60, env=environ, cwd=ROOT)
+    done = subprocess.run([*command, '--help'], capture_output=True, text=True, timeout=150, env=environ, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -139,7 +139,7 @@ def check_python(words: List[str]) -> None:
         module = words[1]
         code = f'import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)'
         assert (
-            subprocess.run([sys.executable, '-W', 'ignore', '-c', code], timeout=60, cwd=ROOT).returncode == 0
+            subprocess.run([sys.executable, '-W', 'ignore', '-c', code], timeout=150, cwd=ROOT).returncode == 0
         ), module
     elif words[0] != 'main.py':
         assert (ROOT / words[0]).exists(), words[0]

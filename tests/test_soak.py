@@ -26,8 +26,9 @@ def soak():
 
 
 def found(soak, **growing):
-    """The faults of 100 s in which these columns grow from 0, and all others stay."""
+    """The faults of 100 s at the asked rate in which these columns grow from 0, and all others stay."""
     names = soak.Sample.__dataclass_fields__
+    growing = {'at_s': 99, 'num_rows': 99 * 400, **growing}
     samples = [soak.Sample(**{name: growing.get(name, 0) * at / 99 for name in names}) for at in range(100)]
     learner, reader = SimpleNamespace(num_rows=7, num_wrong=0), SimpleNamespace(num_lost=0)
     return soak.faults(samples, learner, reader, 7, SimpleNamespace(rate=400.0, chunk=1))
@@ -38,6 +39,11 @@ def test_what_grows_is_a_fault(soak, name):
     assert found(soak) == []
     (fault,) = found(soak, **{name: 4000})
     assert fault.startswith(f'{name} grew from')
+
+
+def test_a_rate_that_is_not_reached_is_a_fault(soak):
+    assert found(soak, num_rows=99 * 390) == []
+    assert found(soak, num_rows=99 * 300) == ['400 rows a second were asked for, 300 came']
 
 
 def test_a_short_run(tmp_path, redis_binary):

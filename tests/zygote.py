@@ -29,7 +29,7 @@ class Forked:
         self.args = args
         self._said = said
         self.returncode = None
-        self.pid = self._number(timeout_s=60.0)
+        self.pid = self._number(timeout_s=150.0)  # the first one: until all is imported
 
     def poll(self):
         if self.returncode is None and select.select([self._said], [], [], 0.0)[0]:
@@ -65,7 +65,7 @@ class Zygote:
 
     def close(self):
         self._socket.close()
-        self._process.wait(10)
+        self._process.wait(60)
 
     def start(self, arguments, cwd, env, out, errors=None):
         """Run ``ding-store ARGUMENTS`` with its output in the open files ``out`` and ``errors``."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import struct
 import zipfile
-from typing import Any, ContextManager, Dict, Iterator, List, Optional
+import zlib
+from typing import Any, ContextManager, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 import torch
@@ -20,7 +20,10 @@ from ding_store.errors import CorruptPayload
 EXTRA = 'ding_store'
 #: A call holds no lock of the interpreter; of this size it is soon over when the process is told to end.
 _WRITE_BYTES = 8 << 20
-_LOCAL_HEADER = struct.Struct('<26xHH')  # of a zip archive's member: lengths of its name and of its extra field
+#: Of a zip archive's member, before its bytes and in the archive's directory: lengths of name, extra field and comment.
+_LOCAL_HEADER, _HEADER = struct.Struct('<26xHH'), struct.Struct('<28xHHH12x')
+#: Its checksum is in the directory's header, and behind its bytes if a flag says so.
+_CHECKSUM, _CHECKSUM_AT, _CHECKSUM_BEHIND, _IS_BEHIND = struct.Struct('<I'), 16, 4, 1 << 3
 
 
 def write_state(path: str, state: Dict[str, Any], reads_back: bool = True) -> None:
@@ -51,26 +54,49 @@ def write_state(path: str, state: Dict[str, Any], reads_back: bool = True) -> No
     sync_directory(os.path.dirname(os.path.abspath(path)))
 
 
-def read_state(path: str) -> Dict[str, Any]:
+def read_state(path: str, mmap: Optional[bool] = None) -> Dict[str, Any]:
     """
     Overview:
         A checkpoint of ours or of DI-engine's. Nothing in it is run: tensors, arrays, numbers, strings and containers.
+    Arguments:
+        - mmap (:obj:`Optional[bool]`): Of tensors read what is looked at; ours alone can be read so.
     Raises:
         - CorruptPayload: It is truncated, no checkpoint, or holds objects of other kinds.
     """
-    state = _load(path)
+    state = _load(path, mmap)
     if not isinstance(state, dict):
         raise CorruptPayload(f'{path!r} is no checkpoint of a policy: it holds a {type(state).__name__}, not a dict')
     return state
 
 
+def check_state(path: str) -> None:
+    """
+    Overview:
+        Compare what is in a checkpoint of ours with its checksums, of which torch takes no notice. Reads all of it.
+    Raises:
+        - CorruptPayload: It is no longer what was written.
+    """
+    with _damage_is_named(path), zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            if info.CRC == 0:
+                continue  # as torch leaves them, when we fill in the bytes; ours were like that at first
+            with archive.open(info) as member:
+                while member.read(_WRITE_BYTES):
+                    pass
+
+
 def _load(path: str, mmap: Optional[bool] = None) -> Any:
+    with _damage_is_named(path), _numpy_is_safe():
+        return torch.load(path, map_location='cpu', weights_only=True, mmap=mmap)
+
+
+@contextlib.contextmanager
+def _damage_is_named(path: str) -> Iterator[None]:
     try:
-        with _numpy_is_safe():
-            return torch.load(path, map_location='cpu', weights_only=True, mmap=mmap)
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as e:
-        if isinstance(e, FileNotFoundError):
-            raise
+        yield
+    except (FileNotFoundError, MemoryError):
+        raise
+    except Exception as e:  # noqa: BLE001 - of a damaged file anything comes: KeyError, IndexError, TypeError, ...
         raise CorruptPayload(f'{path!r} cannot be read as a checkpoint: {e}') from e
 
 
@@ -113,30 +139,62 @@ def _owns_its_memory(tensor: torch.Tensor) -> bool:
 
 
 def _fill(path: str, tensors: List[torch.Tensor]) -> bool:
-    """Write the bytes that torch left out; False: its file is not laid out as expected, nothing was written."""
-    with zipfile.ZipFile(path) as archive:
-        members = {info.filename.partition('/')[2]: info for info in archive.infolist()}
-    found = [members.get(f'data/{i}') for i in range(len(tensors))]
-    expected = all(info is not None and info.file_size == each.nbytes for info, each in zip(found, tensors))
-    if not expected or f'data/{len(tensors)}' in members:
-        return False
+    """
+    Write the bytes that torch left out, and their checksums; False: its file is not laid out as expected, nothing was
+    written.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        for info, tensor in zip(found, tensors):
-            if info is not None and tensor.nbytes:
-                header = os.pread(descriptor, _LOCAL_HEADER.size, info.header_offset)
-                start = info.header_offset + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(header))
-                _write_bytes(descriptor, tensor, start)
+        members = _members(path, descriptor)
+        found = [members.get(f'data/{i}') for i in range(len(tensors))]
+        if f'data/{len(tensors)}' in members or not all(map(_is_expected, found, tensors)):
+            return False
+        for member, tensor in zip(found, tensors):
+            if member is not None and tensor.nbytes:
+                _fill_member(descriptor, *member, tensor)
     finally:
         os.close(descriptor)
     return True
 
 
-def _write_bytes(descriptor: int, tensor: torch.Tensor, start: int) -> None:
+#: What the archive's directory says of it, and where.
+Member = Tuple[zipfile.ZipInfo, int]
+
+
+def _members(path: str, descriptor: int) -> Dict[str, Member]:
+    """By their names without the archive's, which is each one's first folder."""
+    members: Dict[str, Member] = {}
+    with zipfile.ZipFile(path) as archive:
+        place = archive.start_dir
+        for info in archive.infolist():
+            members[info.filename.partition('/')[2]] = info, place
+            place += _HEADER.size + sum(_HEADER.unpack(os.pread(descriptor, _HEADER.size, place)))
+    return members
+
+
+def _is_expected(member: Optional[Member], tensor: torch.Tensor) -> bool:
+    if member is None or member[0].file_size != tensor.nbytes:
+        return False
+    return tensor.nbytes == 0 or bool(member[0].flag_bits & _IS_BEHIND)
+
+
+def _fill_member(descriptor: int, info: zipfile.ZipInfo, place: int, tensor: torch.Tensor) -> None:
+    header = os.pread(descriptor, _LOCAL_HEADER.size, info.header_offset)
+    start = info.header_offset + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(header))
+    checksum = _CHECKSUM.pack(_write_bytes(descriptor, tensor, start))
+    for at in (start + tensor.nbytes + _CHECKSUM_BEHIND, place + _CHECKSUM_AT):
+        os.pwrite(descriptor, checksum, at)
+
+
+def _write_bytes(descriptor: int, tensor: torch.Tensor, start: int) -> int:
+    """Returns their checksum."""
     flat: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy().data
-    done = 0
+    done = checksum = 0
     while done < len(flat):
-        done += os.pwrite(descriptor, flat[done : done + _WRITE_BYTES], start + done)
+        written = os.pwrite(descriptor, flat[done : done + _WRITE_BYTES], start + done)
+        checksum = zlib.crc32(flat[done : done + written], checksum)
+        done += written
+    return checksum
 
 
 def _sync_file(path: str) -> None:

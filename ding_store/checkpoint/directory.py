@@ -23,7 +23,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from ding_store import private
 from ding_store.buffer.durability.journal import sync_directory
-from ding_store.checkpoint.archive import EXTRA, read_state, write_state
+from ding_store.checkpoint.archive import EXTRA, check_state, read_state, write_state
 from ding_store.errors import ConfigError, CorruptPayload
 
 logger = logging.getLogger(__name__)
@@ -118,6 +118,7 @@ class CheckpointDir:
         """The newest checkpoint that can be read, and its path; a damaged one is named in the log and passed over."""
         for path in reversed(self.paths()):
             try:
+                check_state(path)
                 return path, read_state(path)
             except CorruptPayload as e:
                 logger.warning('%s; trying the one before', e)
@@ -137,7 +138,7 @@ class CheckpointDir:
 
     def _best_value(self, run: str) -> Optional[float]:
         try:
-            extra = read_state(self.file(BEST)).get(EXTRA, {})
+            extra = read_state(self.file(BEST), mmap=True).get(EXTRA, {})
         except (FileNotFoundError, CorruptPayload):
             return None
         return extra['eval_value'] if extra.get('run') == run else None

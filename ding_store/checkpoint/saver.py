@@ -51,21 +51,27 @@ class Saver:
         """
         Overview:
             Take a snapshot and let ``write(snapshot)`` run in the background. Returns at once, and then training may
-            go on. False: the one before is not written yet, nothing was done.
+            go on. False: there will be none, since the one before is not written yet, or the state could not be copied,
+            which is a failure as one of the disk's.
         """
         if self.is_busy:
             return False
         begin = time.perf_counter()
         self.is_saved = False
+        try:
+            self._snapshot.begin(state, at_once=not self._trusts_hooks)
+        except Exception as e:  # noqa: BLE001 - no memory for it, or an object that cannot be copied
+            self._fail(e)
+            return False
+        finally:
+            self.copying_s, self.waiting_s = time.perf_counter() - begin, 0.0
         self._copied.clear()
-        self._snapshot.begin(state, at_once=not self._trusts_hooks)
         with self._news:
             self._write = write
             self._news.notify_all()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name='ding_store-checkpoint', daemon=True)
             self._thread.start()
-        self.copying_s, self.waiting_s = time.perf_counter() - begin, 0.0
         return True
 
     def drain(self, timeout_s: float = 600.0) -> None:
@@ -94,16 +100,20 @@ class Saver:
             try:
                 self._save(write)
                 self._said_failed = False
-            except Exception as e:  # noqa: BLE001 - training goes on without this checkpoint; the next may succeed
-                self.num_failed += 1
-                level = logging.DEBUG if self._said_failed else logging.ERROR
-                logger.log(level, 'a checkpoint could not be written; the ones before are there: %s', e)
-                self._said_failed = True
+            except Exception as e:  # noqa: BLE001
+                self._fail(e)
             finally:
                 self._copied.set()
                 with self._news:
                     self._write = None
                     self._news.notify_all()
+
+    def _fail(self, error: Exception) -> None:
+        """Training goes on without this checkpoint; the next may succeed."""
+        self.num_failed += 1
+        level = logging.DEBUG if self._said_failed else logging.ERROR
+        logger.log(level, 'a checkpoint could not be written; the ones before are there: %s', error)
+        self._said_failed = True
 
     def _save(self, write: Callable[[Any], None]) -> None:
         whole = self._snapshot.complete()

@@ -31,6 +31,8 @@ class Snapshot:
         self._optimizers = optimizers
         self._buffers: Dict[Path, torch.Tensor] = {}
         self._copies: List[_Copy] = []
+        self._marks: Dict[torch.device, Any] = {}  # of each GPU, behind what training had asked of it at ``begin``
+        self._streams: Dict[torch.device, Any] = {}
         self.state: Any = None
 
     def begin(self, state: Any, at_once: bool = False) -> None:
@@ -42,6 +44,8 @@ class Snapshot:
         guarded: Set[int] = set() if at_once else self._guarded()
         self._copies = []
         self.state = self._walk(state, (), guarded)
+        gpus = {each.source.device for each in self._copies if each.source.is_cuda}
+        self._marks = {gpu: torch.cuda.current_stream(gpu).record_event() for gpu in gpus}
 
     def complete(self) -> bool:
         """
@@ -49,10 +53,25 @@ class Snapshot:
             Copy the rest. Returns whether nothing of it was changed meanwhile; if not, the snapshot is of no use.
         """
         for each in self._copies:
-            each.target.copy_(each.source)
+            if not each.source.is_cuda:
+                each.target.copy_(each.source)
+        for gpu, mark in self._marks.items():
+            self._copy_from(gpu, mark)
         whole = all(each.source._version == each.version for each in self._copies)
         self._copies = []
         return whole
+
+    def _copy_from(self, gpu: torch.device, mark: Any) -> None:
+        """In a stream of its own: behind the last step, whichever stream that is in, and beside what training does."""
+        if gpu not in self._streams:
+            self._streams[gpu] = torch.cuda.Stream(gpu)
+        stream = self._streams[gpu]
+        stream.wait_event(mark)
+        with torch.cuda.stream(stream):
+            for each in self._copies:
+                if each.source.device == gpu:
+                    each.target.copy_(each.source, non_blocking=True)
+        stream.synchronize()
 
     def _guarded(self) -> Set[int]:
         """Addresses of memory that nothing but an optimizer step changes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Collection, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -130,15 +130,20 @@ def _python_scalars(leaf: Leaf) -> Collect:
     return collect
 
 
-def make_columns(blocks: Sequence[Block], num_rows: int) -> Dict[str, np.ndarray]:
-    """New columns of these blocks; arrays that nobody else holds become columns as they are."""
-    columns = {}
+def make_columns(blocks: Sequence[Block], num_rows: int, listed: Collection[str]) -> Dict[str, Values]:
+    """
+    New columns of these blocks; arrays that nobody else holds become columns as they are. Those that are ``listed``
+    stay lists.
+    """
+    columns: Dict[str, Values] = {}
     for block in blocks:
         column, values, rows = block
         shape = (num_rows,) + column.shape
-        if rows is not None or (num_rows > 1 and isinstance(values, list)):
-            columns[column.name] = np.empty(shape, column.dtype)
-            write(block, columns[column.name])
+        if column.name in listed and rows is None and isinstance(values, list):
+            columns[column.name] = values
+        elif rows is not None or (num_rows > 1 and isinstance(values, list)):
+            made = columns[column.name] = np.empty(shape, column.dtype)
+            write(block, made)
         elif isinstance(values, np.ndarray):
             columns[column.name] = values.reshape(shape)
         else:

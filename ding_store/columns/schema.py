@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reprlib import repr as short
-from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple, Union
+from typing import Any, Collection, Dict, List, NoReturn, Optional, Sequence, Tuple, Union
 from typing import Mapping as MappingType
 
 import numpy as np
@@ -94,7 +94,16 @@ class Schema:
         """
         if not len(elements):
             return {column.name: np.empty((0,) + column.shape, column.dtype) for column in self._columns}
-        return make_columns(self._blocks(elements), len(elements))
+        columns: Dict[str, np.ndarray] = self.encode_parts(elements, ())
+        return columns
+
+    def encode_parts(self, elements: Sequence[Any], listed: Collection[str]) -> Dict[str, Any]:
+        """
+        Overview:
+            As ``encode`` of one element or more, for who converts columns of these names anyway: where the elements
+            have large arrays for each row, or each of its steps, such a column is the list of those, uncopied.
+        """
+        return make_columns(self._blocks(elements), len(elements), listed)
 
     def encode_into(
         self, columns: MappingType[str, np.ndarray], where: Union[int, np.ndarray], elements: Sequence[Any]

@@ -28,6 +28,8 @@ from ding_store.storage.base import Store
 
 #: How long processes may take to leave after the run has ended, before they are told to, and then made to.
 LEAVE_S, TERM_S = 10.0, 5.0
+#: How long a learner may take for its last checkpoint, while it reports that it is writing one.
+SAVE_S = 600.0
 
 
 def parse_roles(text: str) -> Dict[str, int]:
@@ -120,6 +122,7 @@ class Job:
     addresses: List[str] = field(default_factory=list)
     num_restarts: int = 0
     is_hurrying: bool = False  # who is still there is told to leave
+    saving_s: float = 0.0  # when the learner was last seen writing its last checkpoint
 
     def run(self, out: Any) -> Result:
         """
@@ -219,6 +222,7 @@ class Job:
             selector.register(process.pidfd, selectors.EVENT_READ, process)
         ended: List[float] = []
         session.on_finish(lambda reason: ended.append(time.monotonic()))
+        members = Members(session.store)
         interrupts = 0
         while selector.get_map():
             try:
@@ -234,9 +238,9 @@ class Job:
                 self.say('interrupted: ending the run (once more to kill it)')
                 session.finish('interrupted', failed=True)
                 if interrupts > 1:
-                    self._signal(signal.SIGKILL)
+                    self._kill_all()
             if ended:
-                self._hurry(time.monotonic() - ended[0])
+                self._hurry(ended[0], members)
         selector.close()
         self.left_after_s = time.monotonic() - ended[0] if ended else 0.0
         return 1 if self.failed else 0
@@ -333,16 +337,25 @@ class Job:
                 f'the run ends: it cannot go on without its {process.role}. Its data is kept; run it again to resume'
             )
 
-    def _hurry(self, since_end_s: float) -> None:
-        if since_end_s <= LEAVE_S:
+    def _hurry(self, ended_s: float, members: Members) -> None:
+        """End who is still there; a learner that is saving not before it has, or has stopped saying so."""
+        now = time.monotonic()
+        if now - ended_s <= LEAVE_S:
             return
         self.is_hurrying = True
-        self._signal(signal.SIGKILL if since_end_s > LEAVE_S + TERM_S else signal.SIGTERM)
+        if now - ended_s <= SAVE_S and any(m.figures.get('is_saving') for m in members.refresh().alive('learner')):
+            if not self.saving_s:
+                self.say('waiting for the last checkpoint: the learner is still writing it')
+            self.saving_s = now
+        for process in self.processes:
+            since_s = now - max(ended_s, self.saving_s if process.role == 'learner' else 0.0)
+            if process.code is None and since_s > LEAVE_S:
+                os.kill(process.pid, signal.SIGKILL if since_s > LEAVE_S + TERM_S else signal.SIGTERM)
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _kill_all(self) -> None:
         for process in self.processes:
             if process.code is None:
-                os.kill(process.pid, number)
+                os.kill(process.pid, signal.SIGKILL)
 
 
 def _redirect(log: Path) -> None:

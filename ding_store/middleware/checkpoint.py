@@ -24,8 +24,8 @@ from ding_store.middleware.session import CHECKPOINTS, Session
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
 
-#: What ``ctx`` counts; the last evaluation is its own process's.
-COUNTERS = ('train_iter', 'env_step', 'env_episode', 'last_eval_iter', 'last_eval_value')
+#: What ``ctx`` counts, online or offline; the last evaluation is its own process's.
+COUNTERS = ('train_iter', 'env_step', 'env_episode', 'trained_env_step', 'last_eval_iter', 'last_eval_value')
 VERSION = 1
 
 
@@ -39,11 +39,18 @@ def checkpointer(session: Session, policy: Any) -> Any:
         - policy (:obj:`Policy`): As CkptSaver's; its ``learn_mode`` and its optimizers are saved.
     Input of ctx:
         - train_iter (:obj:`int`), env_step (:obj:`int`), eval_value (:obj:`Optional[float]`)
+    Raises:
+        - ConfigError: There is one already, of another policy.
     """
     config = session.config.checkpoint
-    if config is None or session.has_checkpointer:
+    if config is None or session.saved_policy is policy:
         return task.void()
-    session.has_checkpointer = True
+    if session.saved_policy is not None:
+        raise ConfigError(
+            'store.checkpoint is on, and keeps one policy of a process: a second one would begin afresh where the '
+            'first is resumed. Use Checkpointer or CkptSaver with one of them, or leave store.checkpoint out'
+        )
+    session.saved_policy = policy
     if not task.router.is_active or task.has_role(task.role.LEARNER):
         return LearnerCheckpoints(session, config, policy)
     return BestCheckpoint(config, policy) if task.has_role(task.role.EVALUATOR) else task.void()
@@ -80,7 +87,7 @@ class BestCheckpoint:
         self._has_warned = False
 
     def __call__(self, ctx: OnlineRLContext) -> None:
-        if ctx.eval_value is None or not ctx.eval_value > self._best:
+        if not _is_better(ctx, self._best):
             return
         try:
             if self._directory.run is None:
@@ -106,14 +113,14 @@ class LearnerCheckpoints:
     """
     Overview:
         The learner's part: resumes when it is made, saves when there was training and the interval allows it, and once
-        more at the end of the run.
+        more at the end of the run. A process alone also saves whenever an evaluation was the best so far.
     """
 
     def __init__(self, session: Session, config: CheckpointConfig, policy: Any) -> None:
         self._session, self._policy = session, policy
         self._directory = CheckpointDir(config.path, config.keep)
         self._interval = Interval(config.max_overhead, config.interval_s)
-        self._best = None if task.router.is_active else BestCheckpoint(config, policy)
+        self._best = -np.inf  # that is on the disk
         self._directory.begin()
         self._saved_iter = self._saving_iter = self._resume(config)  # on the disk; and on its way there
         self._saver = Saver(optimizers_of(policy))
@@ -124,33 +131,54 @@ class LearnerCheckpoints:
         session.before_leaving.append(self._leave)
         if task.router.is_active:
             # A launcher cannot know from the script: it looks here when the learner or an evaluator dies.
-            session.store.put(CHECKPOINTS, {'path': config.path, 'max_restarts': config.max_restarts}, {})
+            header = {'path': self._directory.path, 'run': self._directory.run, 'max_restarts': config.max_restarts}
+            session.store.put(CHECKPOINTS, header, {})
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         self._ctx = ctx
-        if self._last_s is not None and ctx.eval_value is None:  # an evaluation in between is no slower training
-            self._interval.iterated(time.perf_counter() - self._last_s, self._saver.is_busy or self._unreported)
+        if self._last_s is not None and ctx.eval_value in (None, -np.inf):  # an evaluation in between is no training
+            self._interval.iterated(self._trained_s() - self._last_s, self._saver.is_busy or self._unreported)
         if self._unreported and not self._saver.is_busy:
             self._report()
-        if self._best is not None:
-            self._best(ctx)
+        if not task.router.is_active and _is_better(ctx, self._best):
+            self._save_best(ctx)
         if task.finish:
             self._save_last(ctx)
             if not task.router.is_active:
                 self._directory.finish('the task finished')
         elif ctx.train_iter > self._saved_iter and not self._saver.is_busy and self._interval.is_due:
             self._save(ctx)
-        self._last_s = time.perf_counter()
+        self._last_s = self._trained_s()
 
-    def _save(self, ctx: OnlineRLContext) -> None:
-        train_iter = ctx.train_iter
+    def _trained_s(self) -> float:
+        """A clock that stands while the loop waits for experience, or for a store that is away: that is no cost."""
+        return time.perf_counter() - self._session.waited_s
+
+    def _save(self, ctx: OnlineRLContext, eval_value: Optional[float] = None) -> None:
+        train_iter, is_newer = ctx.train_iter, ctx.train_iter > self._saved_iter
+
+        def write(state: Any) -> None:
+            if is_newer:
+                self._directory.save(train_iter, state)
+            if eval_value is not None:
+                self._directory.save_best(state, eval_value)
+                self._best = eval_value  # Not before: a worse one may be the best that is on the disk.
+
         self._interval.begin()
-        self._saver.save(self._state(ctx), lambda state: self._directory.save(train_iter, state))
+        self._saver.save(self._state(ctx), write)
         self._saving_iter, self._unreported = train_iter, True
 
-    def _report(self) -> None:
+    def _save_best(self, ctx: OnlineRLContext) -> None:
+        """Of this moment: one that is on its way to the disk is waited for."""
+        begin = time.perf_counter()
+        self._saver.drain()
+        if self._unreported:
+            self._report(time.perf_counter() - begin)
+        self._save(ctx, float(ctx.eval_value))
+
+    def _report(self, drained_s: float = 0.0) -> None:
         self._unreported = False
-        self._interval.end(self._saver.copying_s, self._saver.waiting_s)
+        self._interval.end(self._saver.copying_s, self._saver.waiting_s + drained_s)
         if not self._saver.is_saved:  # which the saver said
             return
         self._saved_iter = self._saving_iter
@@ -175,12 +203,14 @@ class LearnerCheckpoints:
             self._directory.finish(self._session.finish_reason or 'the task finished')
 
     def _save_last(self, ctx: OnlineRLContext) -> None:
+        self._session.figures(is_saving=True)  # A launcher does not end us meanwhile.
         self._complete()
         if ctx.train_iter > self._saved_iter:
             self._save(ctx)
             self._complete()
         if ctx.train_iter > self._saved_iter:
             logging.error(f'ding_store: the policy at train iteration {ctx.train_iter} is in no checkpoint')
+        self._session.figures(is_saving=False)
 
     def _complete(self) -> None:
         self._saver.drain()
@@ -199,6 +229,7 @@ class LearnerCheckpoints:
             counters={name: float(x) if name == 'last_eval_value' else int(x) for name, x in counters.items()},
             schedules={name: schedule.state_dict() for name, schedule in schedules_of(self._policy).items()},
             random=random_states(),
+            policy_versions=dict(self._session.policy_versions),
             samplers=[_numpy_state(each.get_state(legacy=True)) for each in self._generators()],
         )
         return {**state, EXTRA: extra}
@@ -231,6 +262,7 @@ class LearnerCheckpoints:
             if name in extra['schedules']:
                 schedule.load_state_dict(extra['schedules'][name])
         set_random_states(extra['random'])
+        self._session.count_versions_from(extra.get('policy_versions', {}))
         for generator, state in zip(self._generators(), extra.get('samplers', [])):
             generator.set_state(_from_numpy_state(state))
         logging.info(f'ding_store: resuming from {path}: train iteration {task.ctx.train_iter}')
@@ -252,6 +284,10 @@ class LearnerCheckpoints:
             ) from e
 
 
+def _is_better(ctx: OnlineRLContext, best: float) -> bool:
+    return ctx.eval_value is not None and bool(ctx.eval_value > best)
+
+
 def random_states() -> Dict[str, Any]:
     """Of python, numpy and torch; in tensors and numbers, which anybody may read without running anything."""
     states: Dict[str, Any] = dict(python=random.getstate(), torch=torch.get_rng_state())
@@ -267,7 +303,8 @@ def set_random_states(states: Dict[str, Any]) -> None:
     np.random.set_state(_from_numpy_state(states['numpy']))
     torch.set_rng_state(states['torch'])
     if 'cuda' in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(states['cuda'])
+        for device, state in zip(range(torch.cuda.device_count()), states['cuda']):  # there may be fewer by now
+            torch.cuda.set_rng_state(state, device)
 
 
 def _numpy_state(state: Any) -> Any:

@@ -81,6 +81,7 @@ class LearnerSide(Side):
         if self._position.is_resumed:
             ctx.env_step, ctx.env_episode = self._position.env_step, self._position.env_episode
             taken = self._position.cursor
+            self._session.count_versions_from(self._position.policy_versions)
         if taken is not None and taken.number:
             # It is not taken again, and collectors may be waiting for word of it.
             self._advance(ctx, taken)

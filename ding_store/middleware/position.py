@@ -29,6 +29,8 @@ class Position:
     Attributes:
         - marks (:obj:`Dict[str, int]`): writer -> highest sequence that was taken.
         - runs (:obj:`Dict[str, int]`): writer -> the sequence behind its last loss; see ``take``.
+        - num_epochs (:obj:`int`): Of the stream, that entries were taken of.
+        - policy_versions (:obj:`Dict[str, int]`): The newest that entries were collected with, by name.
         - cursor (:obj:`Optional[EntryId]`): The last entry that was taken.
         - num_rows, num_chunks, env_step, env_episode (:obj:`int`): In all lives of the learner.
         - is_resumed (:obj:`bool`): Whether there were lives before this one.
@@ -37,6 +39,8 @@ class Position:
     def __init__(self) -> None:
         self.marks: Dict[str, int] = {}
         self.runs: Dict[str, int] = {}
+        self.policy_versions: Dict[str, int] = {}
+        self.num_epochs = 0
         self.cursor: Optional[EntryId] = None
         self.num_rows = self.num_chunks = self.env_step = self.env_episode = 0
         self.is_resumed = False
@@ -77,20 +81,25 @@ class Position:
         """
         Overview:
             This entry is about to become rows: returns it as they are to be. Behind entries of its writer that never
-            came, ``env_data_id`` is another one: steps before and after them are no neighbours, in whatever groups.
+            came, ``env_data_id`` is another one: steps before and after them are no neighbours, in whatever groups. So
+            it is with a writer that is new in a later epoch: a server that lost its memory numbers collectors from 0.
         """
+        self._pass(entry)
+        if entry.writer not in self.marks and self.num_epochs > 1:
+            self.runs[entry.writer] = 1 - self.num_epochs  # from the top, where losses do not come to
         if entry.sequence > self.marks.get(entry.writer, 0) + 1:
             self.runs[entry.writer] = entry.sequence
         self.marks[entry.writer] = entry.sequence
-        self.cursor = entry.id
         self.num_chunks += 1
         for name, key in (('num_rows', 'rows'), ('env_step', 'env_step'), ('env_episode', 'env_episode')):
             setattr(self, name, getattr(self, name) + entry.header[key])
+        for name, version in entry.header.get('policy_versions', {}).items():
+            self.policy_versions[name] = max(version, self.policy_versions.get(name, 0))
         return _of_run(entry, self.runs.get(entry.writer, 0))
 
     def skip(self, entry: Entry) -> None:
         """This entry will never become rows."""
-        self.cursor = entry.id
+        self._pass(entry)
 
     def note(self) -> Optional[Dict[str, Any]]:
         """What is to be committed with the rows of what was taken; None where nothing is kept."""
@@ -98,7 +107,8 @@ class Position:
             return None
         counts = dict(rows=self.num_rows, chunks=self.num_chunks, env_step=self.env_step, env_episode=self.env_episode)
         cursor = None if self.cursor is None else list(self.cursor)
-        return dict(run=self._run, marks=dict(self.marks), runs=dict(self.runs), cursor=cursor, **counts)
+        states = dict(marks=dict(self.marks), runs=dict(self.runs), policy_versions=dict(self.policy_versions))
+        return dict(run=self._run, cursor=cursor, epochs=self.num_epochs, **states, **counts)
 
     def leave_note(self, is_open: bool) -> None:
         """Let the next push commit it, or ``commit``; ``is_open`` is False when the last push has."""
@@ -111,9 +121,14 @@ class Position:
         if note is not None and self._replay is not None:
             self._replay.buffer.commit(note)
 
+    def _pass(self, entry: Entry) -> None:
+        self.num_epochs += self.cursor is None or self.cursor.epoch != entry.id.epoch
+        self.cursor = entry.id
+
     def _restore(self, note: Dict[str, Any]) -> None:
         self.marks, self.runs = dict(note['marks']), dict(note.get('runs', {}))
         self.cursor = None if note['cursor'] is None else EntryId(*note['cursor'])
+        self.policy_versions, self.num_epochs = dict(note.get('policy_versions', {})), note.get('epochs', 1)
         self.num_rows, self.num_chunks = note['rows'], note['chunks']
         self.env_step, self.env_episode = note['env_step'], note['env_episode']
         self.is_resumed = True

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import time
 import uuid
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, TypeVar
 
 from ditk import logging
 
 from ding_store.config import StoreConfig
 from ding_store.errors import (
     ConfigError,
+    CorruptPayload,
     ServerFull,
     StoreDenied,
     StoreError,
@@ -68,7 +70,7 @@ class Session:
         self._on_finish: list = []
         self.finish_reason: Optional[str] = None
         self.failed = False  # the run, if it has ended
-        self.has_checkpointer = False
+        self.saved_policy: Any = None  # that checkpoints are of
         self.checkpoints: Optional[CheckpointDir] = None  # the learner's
         self.before_leaving: List[Callable[[bool], None]] = []  # called with whether this process failed
         self.has_replay = False  # this process has opened ``replay_path``
@@ -77,6 +79,7 @@ class Session:
         self._lost = False  # the store: this end is no orderly one
         self.member: Optional[Member] = None
         self.policy_versions: Dict[str, int] = {}  # in use here, or published last, by name
+        self.waited_s = 0.0  # in ``wait_for``, in all
         self.acting_policy: Optional[str] = None  # whose version rows have
         self._acts_by_order = True
 
@@ -156,6 +159,11 @@ class Session:
         self.policy_versions = {**self.policy_versions, name: version}
         own = dict(figures, policy_version=version) if name == self.acting_policy else {}
         self.figures(policy_versions=self.policy_versions, **own)
+
+    def count_versions_from(self, versions: Mapping[str, int]) -> None:
+        """A learner that was started again: what it publishes is newer than these, also if the store has forgotten."""
+        newest = {name: max(version, self.policy_versions.get(name, 0)) for name, version in versions.items()}
+        self.policy_versions = {**self.policy_versions, **newest}
 
     # The run's end
 
@@ -237,18 +245,21 @@ class Session:
         """
         begin = warned = looked = time.monotonic()
         peers = PeerWatch(self, role) if role else None
-        while not self.finished:
-            result = attempt(SLICE_S)
-            if result is not None:
-                return result
-            now = time.monotonic()
-            if now - looked >= min(self.config.wait_warn_s, self.config.peer_timeout_s / 4):
-                looked = now
-                state = peers.look() if peers else ''
-                if now - warned >= self.config.wait_warn_s:
-                    warned = now
-                    logging.warning(f'ding_store: waiting for {what} since {now - begin:.0f} s{state}')
-        return None
+        try:
+            while not self.finished:
+                result = attempt(SLICE_S)
+                if result is not None:
+                    return result
+                now = time.monotonic()
+                if now - looked >= min(self.config.wait_warn_s, self.config.peer_timeout_s / 4):
+                    looked = now
+                    state = peers.look() if peers else ''
+                    if now - warned >= self.config.wait_warn_s:
+                        warned = now
+                        logging.warning(f'ding_store: waiting for {what} since {now - begin:.0f} s{state}')
+            return None
+        finally:
+            self.waited_s += time.monotonic() - begin
 
     # Leaving
 
@@ -360,10 +371,24 @@ def clear_ended_run(store: Store, config: StoreConfig) -> None:
                 store.delete(RETIRE)
             else:
                 wait_until_left(store, config.heartbeat_s)
+                _finish_checkpoints(store, value.header['reason'])
                 store.clear(last=(FINISH, RETIRE))
             return
         store.get(RETIRE, newer_than=1, timeout_s=SLICE_S)
         value = store.get(FINISH)
+
+
+def _finish_checkpoints(store: Store, reason: str) -> None:
+    """A learner that was killed after the end of its run could not say in its directory that this had come."""
+    value = store.get(CHECKPOINTS)
+    if value is None:
+        return
+    from ding_store.checkpoint import CheckpointDir  # torch, which not everybody here needs
+
+    directory = CheckpointDir(value.header['path'])
+    with contextlib.suppress(CorruptPayload):  # The learner will say so.
+        if directory.run == value.header.get('run'):  # else it is of another run, or not on this host
+            directory.finish(reason)
 
 
 class PeerWatch:

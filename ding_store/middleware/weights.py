@@ -163,6 +163,8 @@ class WeightsSender(_Exchanger):
         header, arrays = state_to_arrays(self._model.state_dict(), dtype, self._pinned, self._buffers)
         header.update(train_iter=ctx.train_iter, iteration=max(0, self._num_iterations - 1), sent_at=time.time())
         self._warn_of(header['not_rounded'])
+        # A learner that was started again knows of versions that the store may have lost, and rows have.
+        self._session.store.count_from(self._value, self._session.policy_versions[self._name])
         with in_passing(self._session.store):
             self.version = self._session.store.put(self._value, header, arrays)
             self._published_iter, self._is_due = ctx.train_iter, False

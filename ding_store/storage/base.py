@@ -227,6 +227,14 @@ class Store(ABC):
         """
 
     @abstractmethod
+    def count_from(self, name: str, version: int) -> None:
+        """
+        Overview:
+            What this store puts of a value has versions above this one from now on, also where the server has forgotten
+            it: for a writer that was started again. Asks no server.
+        """
+
+    @abstractmethod
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0) -> Optional[Value]:
         """
         Overview:

@@ -15,6 +15,7 @@ pytest.importorskip('ding')
 
 WEIGHTS = ['weights', '--sizes', '2', '--readers', '2', '--rounds', '100000']
 CHECKPOINT = ['checkpoint', '--megabytes', '4', '--repeats', '100000']
+TRANSPORT = ['transport', '--elements', 'cartpole', '--paths', 'bare ring', '--seconds', '0.5']
 
 
 @pytest.mark.parametrize(
@@ -23,7 +24,7 @@ CHECKPOINT = ['checkpoint', '--megabytes', '4', '--repeats', '100000']
         ([*WEIGHTS, '--ways', 'bare'], 4),
         ([*WEIGHTS, '--wire'], 4),
         (CHECKPOINT, 1),
-        (['transport', '--elements', 'cartpole', '--paths', 'bare ring', '--seconds', '0.5'], 2),
+        (TRANSPORT, 2),
     ],
     ids=lambda value: value[0] + '_wire' * ('--wire' in value) if isinstance(value, list) else '',
 )
@@ -47,6 +48,17 @@ def test_a_killed_one_takes_its_redis_server_along(tmp_path, redis_binary):
         (server,) = [pid for pid in processes(bench) if 'redis' in (Path('/proc') / pid / 'comm').read_text()]
         os.kill(bench.process.pid, signal.SIGKILL)
         eventually(lambda: server not in processes(bench), 'the server ends')
+
+
+def test_a_killed_one_takes_its_producer_along_and_its_directory_goes_with_the_next(tmp_path):
+    with job(ding_store('bench', *TRANSPORT), tmp_path) as bench:
+        bench.wait_for(lambda: any(map(num_sent, directories(bench))), 'something is sent')
+        left = directories(bench)
+        (producer,) = producers(bench.process.pid)
+        os.kill(bench.process.pid, signal.SIGKILL)
+        eventually(lambda: producer not in processes(bench), 'the producer ends')
+    with scratch(str(left[0].parent)):
+        assert not any(path.exists() for path in left)
 
 
 def test_the_directory_of_a_killed_one_goes_with_the_next(tmp_path):
@@ -79,3 +91,14 @@ def directories(bench):
         with contextlib.suppress(OSError):
             found.update(os.readlink(one) for one in (Path('/proc') / pid / 'fd').iterdir())
     return [Path(path) for path in found if 'ding-store-bench-' in path]
+
+
+def num_sent(directory):
+    ring = directory / 'ring'  # It begins with that counter.
+    return int.from_bytes(ring.read_bytes()[:8], 'little') if ring.exists() else 0
+
+
+def producers(pid):
+    """Processes of a benchmark that have begun to produce: what helps to start them runs another command."""
+    children = Path(f'/proc/{pid}/task/{pid}/children').read_text().split()
+    return [one for one in children if b'spawn_main' in Path(f'/proc/{one}/cmdline').read_bytes()]

@@ -213,6 +213,19 @@ class Child:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
+def linger(seconds: float = 0.005) -> None:
+    """In the middle of what is wrong: by themselves the moments are so short that hardly any kill would hit them."""
+    time.sleep(seconds)
+
+
+def noticed(path: Path, **kwargs: Any) -> List[str]:
+    """
+    What ``crash_repeatedly`` finds of a worker that goes wrong: it is killed later and later, until something is
+    found. However busy the machine is, it gets to where it goes wrong.
+    """
+    return crash_repeatedly(path, 0, seed=0, reached=lambda words: False, **kwargs)
+
+
 def crash_repeatedly(
     path: Path,
     kills: int,

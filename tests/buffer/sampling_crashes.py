@@ -1,11 +1,10 @@
 """A process that samples a buffer with a path, in every way that is put on record, until it is killed."""
 
 import random
-from pathlib import Path
 from typing import Any, Callable, Iterator, List
 
 import numpy as np
-from crashes import Opened, crash_repeatedly, verified
+from crashes import Opened, verified
 
 from ding_store.buffer import Fifo, Prioritized, RateLimiter, StoreBuffer, limited
 
@@ -138,10 +137,3 @@ def _wrong_queue(opened: Sampled, words: Any) -> Iterator[str]:
     if not left[0] <= first <= left[BATCH // 2]:
         yield f'the queue goes on at {first}, it should at {left[0]} or {left[BATCH // 2]}'
     words[QUEUED] = first + 1
-
-
-def crash(path: Path, kills: int, seed: int) -> List[str]:
-    """See ``crash_repeatedly``."""
-    return crash_repeatedly(
-        path, kills, seed, worker=SamplingWorker, verify=verify, reached=lambda words: words[QUEUED]
-    )

@@ -4,12 +4,11 @@ import os
 import random
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, NamedTuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple
 
 import pytest
-from crashes import Opened, crash_repeatedly, verified
+from crashes import Opened, crash_repeatedly, linger, noticed, verified
 from elements import number, transition
-from test_durable_crash import linger
 from test_packed import episode
 from test_packed import number as number_of_episode
 
@@ -59,20 +58,13 @@ class ClearingWorker(Cleared):
             self.words[CLEARED] = self.words[PUSHED]
 
 
-def crash(path: Path, kills: int, seed: int, kind: Kind) -> List[str]:
-    """See ``crash_repeatedly``."""
+def crashing(kind: Kind) -> Dict[str, Callable]:
+    """What ``crash_repeatedly`` kills, and how it looks at what is left."""
 
     def verify(path: str, words: Any) -> List[str]:
         return verified(Cleared, path, lambda opened: _findings(opened, words, kind))
 
-    return crash_repeatedly(
-        path,
-        kills,
-        seed,
-        worker=partial(ClearingWorker, kind=kind),
-        verify=verify,
-        reached=lambda words: words[CLEARED],
-    )
+    return {'worker': partial(ClearingWorker, kind=kind), 'verify': verify}
 
 
 def _findings(opened: Cleared, words: Any, kind: Kind) -> Iterator[str]:
@@ -98,7 +90,7 @@ def slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     def clear_slowly(index: RowIndex) -> None:
         for slot in index.live_slots.tolist():
             index.row_of_slot[slot] = EMPTY
-            linger()
+            linger(0.001)
         clear(index)
 
     monkeypatch.setattr(RowIndex, 'clear', clear_slowly)
@@ -107,7 +99,10 @@ def slowly(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures('slowly')
 @pytest.mark.parametrize('kind', KINDS)
 def test_killed_anywhere_in_a_clear(kind: str, tmp_path: Path) -> None:
-    assert crash(tmp_path / 'replay', KILLS, KILLS, KINDS[kind]) == []
+    found = crash_repeatedly(
+        tmp_path / 'replay', KILLS, KILLS, reached=lambda words: words[CLEARED], **crashing(KINDS[kind])
+    )
+    assert found == []
 
 
 class ErasesFirst(Table):
@@ -123,7 +118,4 @@ class ErasesFirst(Table):
 @pytest.mark.parametrize('kind', KINDS)
 def test_a_clear_in_two_steps_is_noticed(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elements, 'Table', ErasesFirst)
-    for attempt in range(20):
-        if crash(tmp_path / str(attempt), 20, attempt, KINDS[kind]):
-            return
-    pytest.fail('no kill was noticed')
+    assert noticed(tmp_path / 'replay', **crashing(KINDS[kind]))

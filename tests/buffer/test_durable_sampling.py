@@ -2,15 +2,14 @@
 
 import os
 import re
-import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Iterator
 
 import numpy as np
 import pytest
-from crashes import Child
-from sampling_crashes import crash
+from crashes import Child, crash_repeatedly, linger, noticed
+from sampling_crashes import QUEUED, SamplingWorker, verify
 
 from ding_store.buffer import Fifo, Prioritized, RateLimiter, StoreBuffer, Uniform, limited
 from ding_store.buffer.durability.commits import Record
@@ -208,12 +207,10 @@ def test_a_forked_child_and_a_closed_buffer_put_nothing_on_record(tmp_path: Path
 
 
 def test_killed_anywhere_while_sampling(tmp_path: Path) -> None:
-    assert crash(tmp_path / 'replay', KILLS, seed=KILLS) == []
-
-
-def linger() -> None:
-    """In the middle of what is wrong: by themselves the moments are so short that hardly any kill would hit them."""
-    time.sleep(0.001)
+    found = crash_repeatedly(
+        tmp_path / 'replay', KILLS, KILLS, worker=SamplingWorker, verify=verify, reached=lambda words: words[QUEUED]
+    )
+    assert found == []
 
 
 def names_the_row_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,9 +303,4 @@ def counts_inserts_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_wrong_order_is_noticed(mistake: Any, finding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mistake(monkeypatch)
-    found = []
-    for attempt in range(20):
-        found = crash(tmp_path / str(attempt), 20, seed=attempt)
-        if found:
-            break
-    assert re.search(finding, ' '.join(found))
+    assert re.search(finding, ' '.join(noticed(tmp_path / 'replay', worker=SamplingWorker, verify=verify)))

@@ -2,13 +2,12 @@
 
 import os
 import random
-import time
 from pathlib import Path
 from typing import Any, Callable, Iterator, List
 
 import numpy as np
 import pytest
-from crashes import Opened, crash_repeatedly, verified
+from crashes import Opened, crash_repeatedly, linger, noticed, verified
 from elements import number, transition
 
 from ding_store.buffer import Fifo, Prioritized, RateLimiter, StoreBuffer
@@ -99,14 +98,11 @@ class ClearsFirst(Table):
 
     def replace(self, *args: Any, **kwargs: Any) -> None:
         self.clear()
-        time.sleep(0.001)
+        linger()
         super().replace(*args, **kwargs)
 
 
 def test_a_load_in_two_steps_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elements, 'Table', ClearsFirst)
     write_saves(tmp_path)
-    for attempt in range(20):
-        if crash_repeatedly(tmp_path / str(attempt), 20, attempt, worker=LoadingWorker, verify=verify):
-            return
-    pytest.fail('no kill was noticed')
+    assert noticed(tmp_path / 'replay', worker=LoadingWorker, verify=verify)

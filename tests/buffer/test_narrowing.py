@@ -13,7 +13,8 @@ from needs import lacking
 
 from ding_store.buffer import StoreBuffer, Table
 from ding_store.buffer.kernels.load import NO_NUMBA, load_kernels
-from ding_store.buffer.table.narrowing import narrow, widen
+from ding_store.buffer.table.narrowing import gather, narrow, widen
+from ding_store.errors import NotEnoughSpace
 
 LEVELS = np.arange(256, dtype=np.float32) / np.float32(255)
 SHAPE = (4, 40, 40)
@@ -98,6 +99,30 @@ def test_random_floats_are_narrow_only_if_they_come_back() -> None:
         assert (narrow(moved[part]) is not None) == np.isin(bits(moved[part]), bits(LEVELS)).all()
 
 
+@pytest.mark.parametrize('size', [0, 1, 15, 16, 70, 4097])
+@pytest.mark.parametrize('shift', range(4))
+@pytest.mark.parametrize('num_rows', [3, 700])
+@pytest.mark.usefixtures('either')
+def test_rows_are_widened_to_whatever_place(size: int, shift: int, num_rows: int) -> None:
+    """Few values, and more than caches hold, which are written line by line from where one begins."""
+    column = np.random.RandomState(size).randint(0, 256, (50, size)).astype(np.uint8)
+    slots = np.arange(num_rows) * 7 % 50
+    memory = np.full(num_rows * size + 8, 7, np.float32)
+    out = memory[shift : shift + num_rows * size].reshape(num_rows, size)
+    gather(column, slots, out)
+    assert np.array_equal(bits(out), bits(LEVELS[column[slots]]))
+    assert (memory[:shift] == 7).all()
+    assert (memory[shift + out.size :] == 7).all()
+
+
+@pytest.mark.parametrize('num_rows', [1, 700])
+@pytest.mark.usefixtures('either')
+def test_slots_that_are_out_of_range_read_the_nearest(num_rows: int) -> None:
+    column = np.repeat(np.arange(3, dtype=np.uint8), 500).reshape(3, 500)
+    slots = np.tile([-5, 1, 1 << 60], num_rows)
+    assert np.array_equal(gather(column, slots, None)[:, 0], LEVELS[np.tile([0, 1, 2], num_rows)])
+
+
 @pytest.fixture(params=[False, True], ids=['memory', 'path'])
 def options(request: Any, tmp_path: Path) -> dict:
     return {'path': str(tmp_path / 'table')} if request.param else {}
@@ -148,6 +173,54 @@ def test_widened_once_and_nothing_lost(options: dict, how: str, caplog: pytest.L
         assert all(same(item.data.obs, 4 + i, exact=i < 8) for i, item in enumerate(buffer))
         assert len(list(Path(options['path']).glob('*.column'))) == 3
     buffer.close()
+
+
+def both(i: int, exact: bool = True) -> ttorch.Tensor:
+    """Two frames, of which the second may be none."""
+    leaves = {'obs': torch.from_numpy(frame(i)), 'next_obs': torch.from_numpy(frame(i + 100, exact))}
+    return ttorch.as_tensor({**leaves, 'reward': torch.tensor([float(i)])})
+
+
+@pytest.mark.parametrize('how', ['one', 'several'])
+@pytest.mark.usefixtures('either')
+def test_a_later_leaf_that_is_no_frame(options: dict, how: str) -> None:
+    """Nothing of the row is written before all of it is looked at: those that it takes the place of are whole."""
+    buffer = StoreBuffer(5, **options)
+    for i in range(7):
+        buffer.push(both(i))
+    assert set(buffer.table.narrow) == {'obs', 'next_obs'}
+    pushed = [both(i, exact=i != 8) for i in range(7, 10)]
+    if how == 'one':
+        for element_ in pushed:
+            buffer.push(element_)
+    else:
+        buffer.extend_elements(pushed)
+    assert set(buffer.table.narrow) == {'obs'}
+    assert [item.index for item in buffer] == ['5', '6', '7', '8', '9']
+    for i, item in zip(range(5, 10), buffer):
+        assert same(item.data.obs, i)
+        assert same(item.data.next_obs, i + 100, exact=i != 8)
+        assert item.data.reward.item() == i
+    assert buffer.check() == []
+    buffer.close()
+
+
+@pytest.mark.usefixtures('either')
+def test_a_push_that_finds_no_room_to_widen_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = StoreBuffer(5)
+    for i in range(7):
+        buffer.push(both(i))
+
+    def full(*arguments: Any) -> None:
+        raise NotEnoughSpace('the disk is full')
+
+    monkeypatch.setattr(buffer.table._regions, 'replacing', full)
+    for push in (lambda one: buffer.push(one), lambda one: buffer.extend_elements([both(50), one])):
+        with pytest.raises(NotEnoughSpace):
+            push(both(7, exact=False))
+        assert [item.index for item in buffer] == ['2', '3', '4', '5', '6']
+        assert all(same(item.data.obs, i) and same(item.data.next_obs, i + 100) for i, item in enumerate(buffer, 2))
+        assert buffer.check() == []
 
 
 def test_read_while_it_is_widened(options: dict, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,32 @@ def test_elements_come_back_as_they_were(compiled: bool, make: Any, monkeypatch:
     assert buffer.check() == []
 
 
+@pytest.mark.parametrize('unusual', ['contiguous', 'transposed', 'gradient'])
+def test_frames_that_are_kept_as_bytes_take_the_same_way(unusual: str) -> None:
+    if load_kernels() is None:
+        lacking('no numba, which scripts/setup.sh installs')
+
+    def frames(i: int) -> dict:
+        levels = torch.from_numpy(np.random.RandomState(i).randint(0, 256, (2, 40, 40)))
+        return {'obs': levels.float() / 255, 'reward': torch.tensor([float(i)])}
+
+    buffer = StoreBuffer(7)
+    for i in range(9):
+        buffer.push(frames(i))
+    assert buffer.table.columns['obs'].dtype == np.uint8
+    assert is_compiled(buffer, frames(9))
+    element = frames(9)
+    if unusual == 'transposed':
+        element['obs'] = element['obs'].transpose(1, 2).contiguous().transpose(1, 2)
+    elif unusual == 'gradient':
+        element['obs'].requires_grad_()
+    buffer.push(element)
+    for i, item in zip(range(3, 10), buffer):
+        assert torch.equal(item.data['obs'], frames(i)['obs'])
+        assert item.data['reward'].item() == i
+    assert buffer.check() == []
+
+
 @pytest.mark.parametrize(
     ('name', 'value'),
     [

@@ -158,7 +158,7 @@ def test_a_small_read_keeps_writers_out() -> None:
         return table.take(slots)['a'].tolist()
 
     assert table.read(lambda index: np.array([0, 1]), copy)[1] == [0, 1]
-    writer.join(10)
+    writer.join(30)
     assert table.gather(np.array([1]))['a'].tolist() == [50]
 
 

@@ -38,6 +38,21 @@ def test_a_damaged_one_is_passed_over(tmp_path):
     assert directory.newest()[1][EXTRA]['train_iter'] == 1
 
 
+def test_one_with_a_wrong_weight_is_passed_over(tmp_path, caplog):
+    directory = CheckpointDir(str(tmp_path))
+    directory.begin()
+    for number in (1, 2):
+        directory.save(number, state(number))
+    path = tmp_path / 'iteration_2.pth.tar'
+    content = path.read_bytes()
+    weights = torch.full((3,), 2.0).numpy().tobytes()
+    assert content.count(weights) == 1
+    path.write_bytes(content.replace(weights, torch.full((3,), 2.5).numpy().tobytes()))
+    assert torch.load(path)['model']['w'].tolist() == [2.5] * 3  # torch does not look
+    assert directory.newest()[1][EXTRA]['train_iter'] == 1
+    assert str(path) in caplog.text
+
+
 def test_a_damaged_one_does_not_push_out_others(tmp_path):
     directory = CheckpointDir(str(tmp_path), keep=1)
     directory.begin()

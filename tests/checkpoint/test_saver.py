@@ -1,5 +1,6 @@
 """Snapshots are of one moment, whatever training does meanwhile; the interval keeps to its bound."""
 
+import contextlib
 import copy
 import threading
 
@@ -46,12 +47,12 @@ def equal(one, other):
 def test_optimizer_steps_wait_for_the_copy_and_for_no_more(monkeypatch):
     training, may_copy, may_write, written = Training(), threading.Event(), threading.Event(), []
     complete = Snapshot.complete
-    monkeypatch.setattr(Snapshot, 'complete', lambda self: may_copy.wait(10) and complete(self))
+    monkeypatch.setattr(Snapshot, 'complete', lambda self: may_copy.wait(30) and complete(self))
     saver = Saver([training.optimizer])
     before = copy.deepcopy(training.state())
 
     def write(state):
-        may_write.wait(10)
+        may_write.wait(30)
         written.append(copy.deepcopy(state))
 
     assert saver.save(training.state(), write)
@@ -61,7 +62,7 @@ def test_optimizer_steps_wait_for_the_copy_and_for_no_more(monkeypatch):
     trained.join(0.2)
     assert trained.is_alive()  # forward and backward may be over, the step is not
     may_copy.set()
-    trained.join(10)
+    trained.join(30)
     assert not trained.is_alive()
     assert saver.is_busy  # it did not wait for the disk
     assert saver.waiting_s > 0
@@ -87,10 +88,52 @@ def test_snapshots_while_training_are_of_one_moment(device):
     assert pairs == [True] * 40
 
 
+def test_copies_from_a_gpu_come_behind_the_step_and_are_waited_for(monkeypatch):
+    """With fakes: whether a real one behaves so is tested above, where there is one."""
+    did, gpu, empty = [], torch.device('cuda', 1), torch.empty
+
+    class OnGPU(torch.Tensor):
+        is_cuda, device = True, gpu
+
+    class Stream:
+        def __init__(self, device):
+            assert device == gpu
+
+        def record_event(self):
+            did.append('mark')
+            return 'mark'
+
+        def wait_event(self, event):
+            did.append(f'wait for the {event}')
+
+        def synchronize(self):
+            did.append('wait for it')
+
+    @contextlib.contextmanager
+    def current(stream):
+        did.append('in its stream')
+        yield
+        did.append('out of it')
+
+    monkeypatch.setattr(torch.cuda, 'current_stream', Stream)
+    monkeypatch.setattr(torch.cuda, 'Stream', Stream)
+    monkeypatch.setattr(torch.cuda, 'stream', current)
+    monkeypatch.setattr(torch, 'empty', lambda shape, dtype, pin_memory: empty(shape, dtype=dtype))
+    parameter = torch.full((3,), 5.0).as_subclass(OnGPU).requires_grad_()
+    snapshot = Snapshot([torch.optim.SGD([parameter], 0.1)])
+    for _ in range(2):
+        did.clear()
+        snapshot.begin({'w': parameter.detach()})
+        assert did == ['mark']
+        assert snapshot.complete()
+        assert did[1:] == ['wait for the mark', 'in its stream', 'out of it', 'wait for it']
+        assert snapshot.state['w'].tolist() == [5.0] * 3
+
+
 def test_changes_outside_of_a_step_are_noticed(monkeypatch, caplog):
     training, may_copy, written = Training(), threading.Event(), []
     complete = Snapshot.complete
-    monkeypatch.setattr(Snapshot, 'complete', lambda self: may_copy.wait(10) and complete(self))
+    monkeypatch.setattr(Snapshot, 'complete', lambda self: may_copy.wait(30) and complete(self))
     saver = Saver([training.optimizer])
     saver.save(training.state(), written.append)
     with torch.no_grad():
@@ -130,6 +173,22 @@ def test_a_write_that_fails_costs_that_checkpoint_only(caplog):
     assert saver.num_failed == 1
     assert 'the disk is full' in caplog.text
     saver.save(training.state(), written.append)
+    saver.drain(10)
+    assert len(written) == 1
+
+
+def test_a_state_that_cannot_be_copied_costs_that_checkpoint_only(caplog):
+    """No memory for its copy, or an object that none can be made of: training goes on."""
+    training, written = Training(), []
+    saver = Saver([training.optimizer])
+    assert saver.save({**training.state(), 'lock': threading.Lock()}, written.append) is False
+    assert (saver.num_failed, saver.is_saved, saver.is_busy) == (1, False, False)
+    assert 'could not be written' in caplog.text
+    trained = threading.Thread(target=training.step, daemon=True)
+    trained.start()
+    trained.join(10)
+    assert not trained.is_alive()
+    assert saver.save(training.state(), written.append)
     saver.drain(10)
     assert len(written) == 1
 

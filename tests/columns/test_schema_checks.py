@@ -252,3 +252,14 @@ def test_missing_columns_of_optional_leaves():
     assert new.decode_batch({'a': a, 'b': b}).b.shape == (3, 2)
     with pytest.raises(SchemaMismatch, match="column 'b' is missing"):
         new.decode({'a': a, 'b?': np.ones(3, 'u1')})
+
+
+def test_large_arrays_of_the_columns_that_are_named_are_not_copied():
+    shapes = {'frame': 5000, 'other': 5000, 'small': 3}
+    steps = [{name: torch.rand(size) for name, size in shapes.items()} for _ in range(6)]
+    elements = [steps[:3], steps[3:]]
+    columns = Schema.infer(elements).encode_parts(elements, {'frame', 'small'})
+    assert [part.ctypes.data for part in columns['frame']] == [step['frame'].data_ptr() for step in steps]
+    whole = Schema.infer(elements).encode(elements)
+    assert all(np.array_equal(columns[name], whole[name]) for name in ('other', 'small'))
+    assert np.array_equal(np.reshape(columns['frame'], (2, 3, 5000)), whole['frame'])

@@ -1,14 +1,15 @@
 """How a launcher takes the end of its processes."""
 
 import os
+import time
 from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip('ding')
 from ding_store.config import StoreConfig  # noqa: E402
-from ding_store.launch.job import LEAVE_S, Job, Process  # noqa: E402
-from ding_store.middleware.members import Member  # noqa: E402
+from ding_store.launch.job import LEAVE_S, SAVE_S, TERM_S, Job, Process  # noqa: E402
+from ding_store.middleware.members import STREAM_OPTIONS, Member, Members  # noqa: E402
 from ding_store.middleware.session import CHECKPOINTS, FINISH  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 
@@ -25,10 +26,38 @@ def test_an_evaluator_in_its_last_evaluation_does_not_fail_the_run(tmp_path, rol
         store.put(FINISH, {'reason': 'the learner finished', 'failed': run_failed, 'parent': 0}, {})
         session = SimpleNamespace(store=store, finished=True, finish=lambda *args, **kwargs: None)
         job = Job(None, {}, StoreConfig(), tmp_path, say=said.append, processes=[process])
-        job._hurry(LEAVE_S + 1)
+        job._hurry(time.monotonic() - LEAVE_S - 1, Members(store))
         assert job._reap(process, session) is None
     assert (job.failed is not None) == fails
     assert ('was not done 10 s after the end' in said[0]) == (not fails)
+
+
+def test_a_learner_that_writes_its_last_checkpoint_is_waited_for(tmp_path, monkeypatch):
+    said, killed = [], []
+    monkeypatch.setattr(os, 'kill', lambda pid, number: killed.append((pid, number.name)))
+    learner, evaluator = (Process(role, pid, pid, 0, tmp_path, '') for role, pid in (('learner', 1), ('evaluator', 2)))
+    job = Job(None, {}, StoreConfig(), tmp_path, say=said.append, processes=[learner, evaluator])
+    with open_store('memory://', run='r', stream_options=STREAM_OPTIONS) as store:
+        member, members, now = Member('a', 'learner', 0, figures={'is_saving': True}), Members(store), time.monotonic()
+
+        def hurry(since_end_s):
+            member.report(store)
+            killed.clear()
+            job._hurry(now - since_end_s, members)
+            return list(killed)
+
+        assert hurry(LEAVE_S - 5) == []
+        assert hurry(LEAVE_S + 1) == [(2, 'SIGTERM')]
+        assert hurry(LEAVE_S + TERM_S + 1) == [(2, 'SIGKILL')]
+        assert said == ['waiting for the last checkpoint: the learner is still writing it']
+        member.figures = {'is_saving': False}
+        assert hurry(LEAVE_S + TERM_S + 1) == [(2, 'SIGKILL')]  # then it may leave
+        job.saving_s -= LEAVE_S + 1
+        assert hurry(LEAVE_S + TERM_S + 1) == [(1, 'SIGTERM'), (2, 'SIGKILL')]
+        member.figures = {'is_saving': True}
+        assert hurry(LEAVE_S + TERM_S + 1) == [(2, 'SIGKILL')]
+        job.saving_s = 0.0
+        assert hurry(SAVE_S + 1) == [(1, 'SIGKILL'), (2, 'SIGKILL')]
 
 
 @pytest.mark.parametrize('is_forgotten', [False, True])

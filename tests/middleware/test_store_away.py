@@ -21,7 +21,7 @@ from ding_store.errors import StoreUnavailable  # noqa: E402
 from ding_store.middleware.chunks import ChunkWriter  # noqa: E402
 from ding_store.middleware.feed import Feed  # noqa: E402
 from ding_store.middleware.lead import Lead  # noqa: E402
-from ding_store.middleware.session import Session  # noqa: E402
+from ding_store.middleware.session import PeerWatch, Session  # noqa: E402
 from ding_store.middleware.side import STREAM  # noqa: E402
 from ding_store.middleware.weights import WeightsSender  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
@@ -241,6 +241,25 @@ def test_a_learner_trains_on_while_the_store_is_away(own_server, tmp_path, caplo
             assert loop.learner._take(1, 0.01) is None
         assert loop.ctx.train_iter > before
         assert (len(loop.buffer), loop.sender.version) == (loop.num_collected, version)
+        assert PeerWatch(loop.session, 'collector').look() == '; the store is away'
         own_server.start()
         loop.settle()
     assert caplog.text.count('the store is away') == caplog.text.count('the store is back after') == 1
+
+
+def test_who_is_always_hasty_comes_back(own_server):
+    """Nobody else asks the server, and the hasty do not wait for a connection: one is made beside them."""
+    with open_store(own_server.url, run='hasty') as store, store.hasty():
+        assert store.add('n', 1) == 1
+        own_server.kill()
+        with pytest.raises(StoreUnavailable):
+            store.add('n', 0)
+        own_server.start()
+
+        def is_back():
+            try:
+                return store.add('n', 0) == 1
+            except StoreUnavailable:
+                return False
+
+        eventually(is_back, 'a new connection')

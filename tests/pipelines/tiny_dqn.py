@@ -35,6 +35,7 @@ from dizoo.classic_control.cartpole.config.cartpole_dqn_config import create_con
 parser = argparse.ArgumentParser()
 parser.add_argument('--trace', required=True)
 parser.add_argument('--max-train-iter', type=int)
+parser.add_argument('--until', metavar='FILE', help='the learner trains until it is there')
 parser.add_argument('--nstep', type=int, default=0, help='put nstep_reward_enhancer into the pipeline')
 parser.add_argument('--watch', action='store_true', help='a middleware of the user before the pusher')
 parser.add_argument('--fail', type=int, metavar='NODE', help='this node raises in its 20th iteration')
@@ -68,13 +69,18 @@ def fail(ctx):
         raise RuntimeError('as asked for by --fail')
 
 
+def until(ctx):
+    if os.path.exists(options.until):
+        task.finish = True
+
+
 def main():
     logging.getLogger().setLevel(logging.INFO)
     main_config.exp_name = 'tiny_dqn'
     main_config.policy.model.encoder_hidden_size_list = [32, 32]
     main_config.policy.nstep = max(1, options.nstep)
     main_config.policy.eval.evaluator.eval_freq = 100
-    if options.max_train_iter:
+    if options.max_train_iter or options.until:
         main_config.env.stop_value = 1e9  # it ends there, and not as soon as the policy is good enough
     cfg = compile_config(main_config, create_cfg=create_config, auto=True, save_cfg=False)
     ding_init(cfg)
@@ -112,6 +118,8 @@ def main():
             task.use(fail)
         if options.max_train_iter and task.has_role(task.role.LEARNER):
             task.use(termination_checker(max_train_iter=options.max_train_iter))
+        if options.until and task.has_role(task.role.LEARNER):
+            task.use(until)
         task.run()
         trace(
             event='end',

@@ -52,7 +52,7 @@ class Proxy:
     def __exit__(self, *error: object) -> None:
         self._run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(30)
         self._loop.close()
 
     def url(self, scheme: str = 'redis', user: str = '') -> str:
@@ -76,7 +76,7 @@ class Proxy:
     # What follows runs in the proxy's thread.
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
     def _call(self, work: Callable[[], object]) -> None:
         async def called() -> None:

@@ -270,7 +270,7 @@ def test_gc_takes_what_is_of_the_dead_and_nothing_else(tmp_path):
     try:
         paths = {run: holder.stdout.readline().strip() for run, holder in holders.items()}
         holders['dead'].kill()
-        holders['dead'].wait(10)
+        holders['dead'].wait(30)
 
         def gc(*arguments):
             command = ding_store('gc', '--dir', tmp_path, *arguments)

@@ -325,7 +325,8 @@ def test_lists_of_parts():
     sent = value_parts.SentParts(lambda token: f'{token}:')
     first, second = (number * 32 for number in 'ab')
     assert len(dict(sent.changed(pieces, first))) == 7  # the head, four of a, b with c, d
-    assert b''.join(content for _, content in sent.changed(pieces, first)) == b''.join(pieces.buffers)
+    contents = [one for _, contents in sent.changed(pieces, first) for one in contents]
+    assert b''.join(contents) == b''.join(pieces.buffers)
     listed = sent.parts
     assert value_parts.unpack(listed.pack()) == listed
     assert listed.num_bytes == pieces.num_bytes

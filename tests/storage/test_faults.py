@@ -8,6 +8,7 @@ import json
 import os
 import random
 import struct
+import threading
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -201,13 +202,14 @@ def test_memory_is_bounded_when_the_reader_is_slow(forgetful_server, overflow):
         other = RedisStore(forgetful_server.url, 'run')
         with store, other:
             reader = Reader(other, STREAM, 'learner')
-            done = []
+            done, turns = [], threading.Semaphore(0)
 
             def read():
                 count = 0
                 while not (done and reader.lag() == 0):
+                    # Eight of twenty; a writer that waits for the reader cannot tell it when.
+                    turns.acquire(timeout=0.015 if overflow == 'block' or done else WAIT_S)
                     count += len(reader.read(8, timeout_s=0.02))
-                    time.sleep(0.015)
                     reader.ack()
                 return count
 
@@ -221,12 +223,14 @@ def test_memory_is_bounded_when_the_reader_is_slow(forgetful_server, overflow):
                     except StreamFull:
                         refused += 1
                     if i % 20 == 0:
+                        turns.release()
                         used = max(used, client.info('memory')['used_memory'] - base)
                         held = max(held, rss_bytes())
                         if i == 100:
                             begin = held
             finally:
                 done.append(True)
+                turns.release()
             count = reading.result(WAIT_S)
             stream = other.info().streams[STREAM]
     assert (refused > 0) == (overflow == 'error')
@@ -389,7 +393,7 @@ class TestDamage:
                     fields = {b'e': b'x', b'w': b'w', b's': b'%d' % rng.randint(-5, 5), b'p': hostile(rng, example, 1)}
                 pipe.xadd(LOG, fields, id=f'{number}-0')
             pipe.execute()
-            deadline = time.monotonic() + WAIT_S
+            deadline = time.monotonic() + 5 * WAIT_S  # each has a warning
             while reader.cursor.number < begin + total - 1:
                 assert time.monotonic() < deadline
                 reader.read(max_entries=256)
@@ -411,7 +415,7 @@ class TestDamage:
             for number in range(begin + 1, begin + total):
                 payload = elsewhere(rng, examples[number % 2])
                 client.xadd(log, {b'e': b'x', b'w': b'w', b's': b'%d' % number, b'p': payload}, id=f'{number}-0')
-            before, deadline = rss_bytes(), time.monotonic() + WAIT_S
+            before, deadline = rss_bytes(), time.monotonic() + 5 * WAIT_S
             while reader.cursor.number < begin + total - 1:
                 assert time.monotonic() < deadline
                 for entry in reader.read(max_entries=256):

@@ -18,11 +18,11 @@ from ding_store.storage.base import OLDEST
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.host.planes import GONE, WAITING
 from ding_store.storage.memory import MemoryStore
-from ding_store.storage.redis import link
 from ding_store.storage.redis.server import examine
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, FaultyStore, chunk, number_of
 from ding_store.storage.urls import address_of
+from ding_store.storage.wire import connection
 
 
 def copied(store):
@@ -425,6 +425,10 @@ class TestReader:
 
 def test_commands_are_packed_alike_without_hiredis(monkeypatch):
     arguments = ('EVALSHA', 'é', 3, b'\x00\r\n', -1, '')
-    packed = link._pack(arguments)
-    monkeypatch.setattr(link, '_PACK_COMMAND', None)
-    assert link._pack(arguments) == packed
+    packed = connection.pack(arguments)
+    large = (*arguments, bytes(5000))
+    assert b''.join(connection.pieces(large)) == connection.pack(large)
+    assert connection.pieces(arguments) == [packed]
+    monkeypatch.setattr(connection, '_PACK_COMMAND', None)
+    assert connection.pack(arguments) == packed
+    assert b''.join(connection.pieces(large)) == connection.pack(large)

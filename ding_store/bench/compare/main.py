@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import math
+import multiprocessing
 import os
 import sys
 import tempfile
@@ -70,6 +71,8 @@ def main(options: argparse.Namespace) -> int:
     with sigterm_as_interrupt(), scratch() as directory:
         # Of all processes that follow: libraries leave some, and those that are killed leave more.
         os.environ['TMPDIR'] = directory
+        # The socket of the forkserver, too: a process that is killed leaves the directory that it would else have made.
+        multiprocessing.current_process()._config['tempdir'] = directory  # type: ignore[attr-defined]
         dqn = ROWS[0]
         if settings['elements'] == 'real':
             rows, dqn = _real(rows, dqn, sections, directory)

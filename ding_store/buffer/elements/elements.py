@@ -347,7 +347,7 @@ class Elements(BesideColumns):
         if isinstance(self.objects, PackedColumn):
             stored = self.objects.store(elements[skipped:])
         elif self.table.narrow and self.schema is not None:
-            stored = self.table.as_stored(self.schema.encode(elements[skipped:]))
+            stored = self.table.as_stored(self.schema.encode_parts(elements[skipped:], self.table.narrow))
         with self._storing(), self.table.writing(num_rows - skipped, skipped, note) as (slots, rows):
             if stored is not None:
                 self.table.store(slots, stored)
@@ -365,7 +365,7 @@ class Elements(BesideColumns):
 
     def _writing(self, element: Any) -> Optional[Callable[[int], None]]:
         """What writes this element to a slot; None where the general way has to."""
-        if self._schema is None or self.objects is not None or self.table.narrow or self.table.home is not None:
+        if self._schema is None or self.objects is not None or self.table.home is not None:
             return None
         writer = self._outputs.row_writer(self.table.columns)
         return None if writer is None else writer.writing(element)

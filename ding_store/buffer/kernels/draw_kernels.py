@@ -10,7 +10,6 @@ _FLOATS, _INTS = 'float64[::1]', 'int64[::1]'
 LOCATE = f'float64({_INTS}, {_INTS}, {_FLOATS}, float64, {_INTS})'
 PICK = f'boolean({_FLOATS}, int32[::1], boolean, {_INTS})'
 SPREAD = f'void({_FLOATS}, float64)'
-WEIGH = f'void({_FLOATS}, {_INTS}, float64, float64, float32[::1])'
 
 
 def spread(uniforms: Array, total: float) -> None:
@@ -19,12 +18,6 @@ def spread(uniforms: Array, total: float) -> None:
     share = total / num_shares
     for i in range(num_shares):
         uniforms[i] = (uniforms[i] + i) * share
-
-
-def weigh(masses: Array, slots: Array, smallest: float, exponent: float, weights: Array) -> None:
-    """``(mass / smallest) ** exponent`` of each slot."""
-    for i in range(slots.shape[0]):
-        weights[i] = (masses[slots[i]] / smallest) ** exponent
 
 
 def locate(row_of_slot: Array, rows: Array, values: Array, limit: float, slots: Array) -> float:

@@ -13,6 +13,8 @@ logger = logging.getLogger(__name__)
 
 #: Set to anything but '' or '0' to do without numba.
 NO_NUMBA = 'DING_STORE_NO_NUMBA'
+#: What takes longer to copy than this lets other threads run; who lets go of the interpreter may wait for it after.
+BRIEF_BYTES = 1 << 20
 
 
 class Kernels(NamedTuple):
@@ -23,6 +25,7 @@ class Kernels(NamedTuple):
     locate: Callable[..., float]
     pick: Callable[..., bool]
     spread: Callable[..., None]
+    mass: Callable[..., None]
     weigh: Callable[..., None]
     gather: Callable[..., None]
     gather_freely: Callable[..., None]
@@ -31,6 +34,9 @@ class Kernels(NamedTuple):
     retire: Callable[..., bool]
     walk: Callable[..., bool]
     narrow: Callable[..., bool]
+    narrow_freely: Callable[..., bool]
+    widen: Callable[..., None]
+    widen_many: Callable[..., None]
 
 
 def load_kernels() -> Optional[Kernels]:
@@ -55,11 +61,12 @@ def _compiled() -> Optional[Kernels]:
 
 
 def _compile(numba: Any, cache: bool) -> Kernels:
-    from ding_store.buffer.kernels import copy_kernels, row_kernels, sum_tree_kernels
+    from ding_store.buffer.kernels import copy_kernels, power_kernels, row_kernels, sum_tree_kernels
 
     def compiled(signature: Any, function: Callable[..., Any], nogil: bool = False) -> Callable[..., Any]:
-        # Signatures compile at once, so that whatever goes wrong does so here and not in the middle of training.
-        made: Callable[..., Any] = numba.njit(signature, cache=cache, nogil=nogil)(function)
+        # Signatures compile at once, so that whatever goes wrong does so here and not in the middle of training. A
+        # division that may raise is a branch, and keeps a loop from being instructions for many values at once.
+        made: Callable[..., Any] = numba.njit(signature, cache=cache, nogil=nogil, error_model='numpy')(function)
         return made
 
     return Kernels(
@@ -68,13 +75,17 @@ def _compile(numba: Any, cache: bool) -> Kernels:
         locate=compiled(draw_kernels.LOCATE, draw_kernels.locate),
         pick=compiled(draw_kernels.PICK, draw_kernels.pick),
         spread=compiled(draw_kernels.SPREAD, draw_kernels.spread),
-        weigh=compiled(draw_kernels.WEIGH, draw_kernels.weigh),
+        mass=compiled(power_kernels.MASS, power_kernels.mass),
+        weigh=compiled(power_kernels.WEIGH, power_kernels.weigh),
         gather=compiled(copy_kernels.GATHER, copy_kernels.gather),
         put=compiled(copy_kernels.PUT, copy_kernels.put),
         free=compiled(row_kernels.FREE, row_kernels.free),
         retire=compiled(row_kernels.RETIRE, row_kernels.retire),
         walk=compiled(row_kernels.WALK, row_kernels.walk),
+        narrow=compiled(copy_kernels.NARROW, copy_kernels.narrow),
+        widen=compiled(copy_kernels.WIDEN, copy_kernels.widen),
         # Up to milliseconds, in which other threads may run.
         gather_freely=compiled(copy_kernels.GATHER, copy_kernels.gather, nogil=True),
-        narrow=compiled(copy_kernels.NARROW, copy_kernels.narrow, nogil=True),
+        narrow_freely=compiled(copy_kernels.NARROW, copy_kernels.narrow, nogil=True),
+        widen_many=compiled(copy_kernels.WIDEN, copy_kernels.widen_many, nogil=True),
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba.extending import register_jitable
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic, register_jitable
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.kernels.copy_kernels import prefetch
@@ -81,6 +83,25 @@ def _parents(nodes: Array, count: Any) -> Any:
     return num
 
 
+def _count(context: Any, address: Any, target: Any) -> Any:
+    """How many of a block's numbers are <= target."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        # All at once, and no branch that depends on the target: half of them would be predicted wrongly.
+        block = ir.VectorType(ir.DoubleType(), FAN_OUT)
+        numbers = builder.load(builder.inttoptr(arguments[0], block.as_pointer()), align=8)
+        one = builder.insert_element(ir.Constant(block, ir.Undefined), arguments[1], ir.IntType(32)(0))
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), FAN_OUT), [0] * FAN_OUT)
+        target = builder.shuffle_vector(one, ir.Constant(block, ir.Undefined), zeros)
+        bits = builder.bitcast(builder.fcmp_ordered('<=', numbers, target), ir.IntType(FAN_OUT))
+        return builder.zext(builder.ctpop(bits), ir.IntType(64))
+
+    return types.uint64(address, target), generate
+
+
+_num_up_to: Any = intrinsic(_count)
+
+
 def find_many(masses: Array, prefixes: Array, starts: Array, targets: Array, slots: Array) -> None:
     """The slot of each target; level by level, so that the memory of many draws is on its way at once."""
     num_targets, block_bytes = _u(targets.shape[0]), FAN_OUT * 8
@@ -92,15 +113,11 @@ def find_many(masses: Array, prefixes: Array, starts: Array, targets: Array, slo
         for i in range(num_targets):
             node, target = _u(slots[i]) << _SHIFT, targets[i]
             first = start + node
-            limit = prefixes[first + _FAN_OUT - _ONE]
-            if target >= limit:
-                target = np.nextafter(limit, 0.0)
-            # How many are <= target: in which half, then where in it. No branch that depends on the target: half of
-            # them would be predicted wrongly.
-            child = _u(prefixes[first + _u(3)] <= target) << _u(2)
-            half = first + child
-            for k in (0, 1, 2):
-                child += _u(prefixes[half + _u(k)] <= target)
+            child = _num_up_to(prefix_address + np.int64(first) * 8, target)
+            if child == _FAN_OUT:
+                target = np.nextafter(prefixes[first + _FAN_OUT - _ONE], 0.0)
+                # At most the last one: of a block without mass, too, which is never asked.
+                child = min(_num_up_to(prefix_address + np.int64(first) * 8, target), _FAN_OUT - _ONE)
             if child > 0:
                 target -= prefixes[first + child - _ONE]
             targets[i] = target

@@ -310,7 +310,12 @@ class Prioritized(RowListener):
         self._tree.set(slots, self._mass_of(priorities))
 
     def _mass_of(self, priorities: Array) -> Array:
-        return (priorities + self._epsilon) ** self._alpha
+        if self._tree.kernels is None:
+            powers: Array = (priorities + self._epsilon) ** self._alpha
+            return powers
+        masses = np.empty(len(priorities))
+        self._tree.kernels.mass(priorities, self._epsilon, self._alpha, masses)
+        return masses
 
     def _priorities_at(self, slots: Array) -> Array:
         masses = self._tree.masses[slots]

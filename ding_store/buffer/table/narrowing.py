@@ -6,43 +6,47 @@ when they are read. Atari's frames are such.
 from __future__ import annotations
 
 import threading
-from typing import Dict, Iterable, List, Mapping, Optional
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
 
 from ding_store.buffer.arrays import Array
-from ding_store.buffer.kernels.load import Kernels, load_kernels
+from ding_store.buffer.kernels.load import BRIEF_BYTES, load_kernels
 from ding_store.buffer.table.cold import ColdColumn
 from ding_store.buffer.table.regions import ColumnSpec, spec_bytes
 
 #: Smaller leaves are not worth a look at every push.
 MIN_BYTES = 4096
-#: So many numbers are looked at at once: they stay in the cache.
+#: So many numbers are looked at at once without numba: they stay in the cache.
 _STEP = 1 << 17
-#: As many as a core's own cache holds beside other things.
-_CACHED = 1 << 15
+#: What is narrowed at once and is no more than this is put where the last was.
+_MAX_WARM_BYTES = 16 << 20
 
 _scratch = threading.local()
 
 
 def narrow(values: Array) -> Optional[Array]:
     """The bytes k of float32 values that are all exactly k/255, bit by bit; None if one is not."""
-    flat = np.ascontiguousarray(values).reshape(-1)
-    narrowed = np.empty(flat.shape, np.uint8)
+    narrowed = np.empty(values.shape, np.uint8)
+    return narrowed if narrow_into([values], narrowed[None]) else None
+
+
+def narrow_into(parts: Sequence[Array], narrowed: Array) -> bool:
+    """
+    Overview:
+        As ``narrow``, of arrays that are of one size, into the rows of another array, which has no gaps.
+    Returns:
+        - is_exact (:obj:`bool`): Whether all of them are exactly k/255; else the rows mean nothing.
+    """
     kernels = load_kernels()
-    is_exact = _narrow_in_numpy(flat, narrowed) if kernels is None else _narrow_compiled(kernels, flat, narrowed)
-    return narrowed.reshape(values.shape) if is_exact else None
-
-
-def _narrow_compiled(kernels: Kernels, flat: Array, narrowed: Array) -> bool:
-    # Values that no cache has are copied to where they are in one: the loop alone waits for memory line by line, 65 us
-    # for 113 KB, and 29 with the copy.
-    copied = _reused('copied', min(_CACHED, len(flat)), np.float32)
-    for start in range(0, len(flat), _CACHED):
-        part = copied[: len(flat) - start][:_CACHED]
-        part[...] = flat[start : start + _CACHED]
-        if not kernels.narrow(part, part.view(np.int32), narrowed[start : start + _CACHED]):
+    convert = _narrow_in_numpy
+    if kernels is not None:
+        convert = kernels.narrow if parts[0].nbytes <= BRIEF_BYTES else kernels.narrow_freely
+    for part, target in zip(parts, narrowed.reshape(len(parts), -1)):
+        if not (part.flags.c_contiguous and part.flags.aligned):
+            part = part.copy()
+        if not convert(part.reshape(-1), target):
             return False
     return True
 
@@ -63,6 +67,11 @@ def _narrow_in_numpy(flat: Array, narrowed: Array) -> bool:
     return True
 
 
+def warm_bytes(size: int) -> Array:
+    """Memory for what is narrowed, with anything in it: this thread's until its next call."""
+    return np.empty(size, np.uint8) if size > _MAX_WARM_BYTES else _reused('narrowed', size, np.uint8)[:size]
+
+
 def widen(narrowed: Array, out: Array) -> None:
     """The values that ``narrow`` was given."""
     torch.from_numpy(out).copy_(torch.from_numpy(narrowed)).div_(255.0)
@@ -77,9 +86,15 @@ def gather(column: Array, slots: Array, out: Optional[Array]) -> Array:
     """Rows of a narrow column, widened."""
     if out is None:
         out = np.empty((len(slots), *column.shape[1:]), np.float32)
+    kernels = load_kernels()
+    if kernels is not None and len(column) and column.flags.c_contiguous and out.flags.carray:
+        convert = kernels.widen if out.nbytes <= BRIEF_BYTES else kernels.widen_many
+        rows = np.ascontiguousarray(slots, np.int64)
+        convert(column.reshape(len(column), -1), rows, out.reshape(len(slots), -1))
+        return out
     count = out.size
-    rows = _reused('bytes', count, np.uint8)[:count].reshape(out.shape)
-    widen(column.take(slots, 0, rows, 'clip'), out)
+    taken = _reused('bytes', count, np.uint8)[:count].reshape(out.shape)
+    widen(column.take(slots, 0, taken, 'clip'), out)
     return out
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 import threading
 from collections import OrderedDict
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 import treetensor.torch as ttorch
 
 from ding_store.buffer.arrays import Array
-from ding_store.buffer.kernels.load import Kernels, load_kernels
+from ding_store.buffer.kernels.load import BRIEF_BYTES, Kernels, load_kernels
 from ding_store.buffer.table.cold import ColdColumn
-from ding_store.buffer.table.narrowing import take_into
+from ding_store.buffer.table.narrowing import narrow_into, take_into
 from ding_store.buffer.table.regions import ColumnSpec, spec_bytes
 from ding_store.columns.batch import PlainBatch
 
@@ -24,10 +24,6 @@ MAX_WARM = 8
 MAX_SIZES = 4
 
 
-#: What takes longer to copy than this lets other threads run; who lets go of the interpreter may wait for it after.
-_BRIEF_BYTES = 1 << 20
-
-
 class Gather:
     """Where columns are, for a compiled pass over some of them."""
 
@@ -36,31 +32,48 @@ class Gather:
         self.columns = columns
         taken = [columns[name] for name in arrays]
         self.capacity = len(taken[0]) if taken else 0
-        #: Whether it can be done: rows have to be copied as they are.
-        self.is_plain = bool(self.capacity) and all(
-            column.dtype == array.dtype and column.shape[1:] == array.shape[1:] and column.flags.c_contiguous
-            for column, array in zip(taken, arrays.values())
+        #: Which of them are kept as bytes.
+        self.narrowed = [
+            place
+            for place, (column, array) in enumerate(zip(taken, arrays.values()))
+            if column.dtype == np.uint8 and array.dtype == np.float32
+        ]
+        #: Whether rows lie in memory as they are, or as those bytes.
+        self.fits = bool(self.capacity) and all(
+            (column.dtype == array.dtype or place in self.narrowed)
+            and column.shape[1:] == array.shape[1:]
+            and column.flags.c_contiguous
+            for place, (column, array) in enumerate(zip(taken, arrays.values()))
         )
         self.addresses = np.array([column.ctypes.data for column in taken], np.int64)
         self.sizes = np.array([column[:1].nbytes for column in taken], np.int64)
 
 
-class RowWriter(NamedTuple):
-    """Copies elements to columns, leaf by leaf in one compiled pass."""
+class RowWriter:
+    """
+    Overview:
+        Copies elements to columns, leaf by leaf in one compiled pass; what is kept as bytes becomes such before, in
+        memory of the writer's own. One thread at a time.
+    """
 
-    gather: Gather
-    batch: PlainBatch
-    kernels: Kernels
+    def __init__(self, gather: Gather, batch: PlainBatch, kernels: Kernels) -> None:
+        self.gather, self._batch, self._kernels = gather, batch, kernels
+        made = [np.empty((1, gather.sizes[place]), np.uint8) for place in gather.narrowed]
+        self._narrowed = [(place, array, array.ctypes.data) for place, array in zip(gather.narrowed, made)]
 
     def writing(self, element: Any) -> Optional[Callable[[int], None]]:
         """What writes an element to a slot, and cannot fail; None for one that is not just bytes, or does not fit."""
-        found = self.batch.addresses(element)
+        found = self._batch.addresses(element)
         if found is None:
             return None
         places, held = np.array(found[0], np.int64), found[1]
+        for place, narrowed, address in self._narrowed:
+            if not narrow_into([held[place].detach().numpy()], narrowed):
+                return None
+            places[place] = address
 
         def write(slot: int) -> None:
-            self.kernels.put(places, self.gather.sizes, self.gather.addresses, slot)
+            self._kernels.put(places, self.gather.sizes, self.gather.addresses, slot)
             held.clear()  # Until here: the bytes are theirs.
 
         return write
@@ -151,8 +164,8 @@ class WarmOutputs:
             gather = self._gather
             if gather is None or gather.columns is not columns:
                 gather = self._gather = Gather(columns, arrays)
-            if gather.is_plain:
-                is_brief = len(slots) * self._row_bytes <= _BRIEF_BYTES
+            if gather.fits and not gather.narrowed:
+                is_brief = len(slots) * self._row_bytes <= BRIEF_BYTES
                 copy = self._kernels.gather if is_brief else self._kernels.gather_freely
                 slots = np.ascontiguousarray(slots, np.int64)
                 copy(gather.addresses, gather.sizes, output.addresses, slots, gather.capacity)
@@ -163,13 +176,13 @@ class WarmOutputs:
 
     def row_writer(self, columns: Mapping[str, Array]) -> Optional[RowWriter]:
         """What copies elements to these columns; None where that takes more than their bytes."""
-        if self._kernels is None or self._batch is None or not 0 < self._row_bytes <= _BRIEF_BYTES:
+        if self._kernels is None or self._batch is None or not 0 < self._row_bytes <= BRIEF_BYTES:
             return None
         writer = self._writer
         if writer is None or writer.gather.columns is not columns:
             gather = Gather(columns, {name: self._empty(name, 0) for name in self._batch.names})
             writer = self._writer = RowWriter(gather, self._batch, self._kernels)
-        return writer if writer.gather.is_plain else None
+        return writer if writer.gather.fits else None
 
     def _empty(self, name: str, num_rows: int) -> Array:
         dtype, shape = self._columns[name]

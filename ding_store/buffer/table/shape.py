@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Callable, FrozenSet, Iterable, Mapping, Optional, Tuple
+from typing import Any, Callable, FrozenSet, Iterable, List, Mapping, Optional, Tuple, Union
 
 import numpy as np
 
 from ding_store.buffer.arrays import Array, filled
 from ding_store.buffer.table.base import Columns, TableBase, checked_capacity, checked_specs, stored_columns
-from ding_store.buffer.table.narrowing import narrow, stored_specs, widen
+from ding_store.buffer.table.narrowing import narrow_into, stored_specs, warm_bytes, widen
 from ding_store.buffer.table.regions import ColumnSpec, Regions
 from ding_store.buffer.table.rows import EMPTY
 from ding_store.errors import ConfigError
@@ -22,23 +22,29 @@ _NO_ROWS = np.empty(0, np.int64)
 class TableShape(TableBase):
     """See ``Table``."""
 
-    def as_stored(self, columns: Columns) -> Columns:
+    def as_stored(self, columns: Mapping[str, Any]) -> Columns:
         """
         Overview:
             These columns as they are kept. What was kept as bytes and cannot be any longer is widened first, and stays
-            so. The caller has the lock of the writers.
+            so. The caller has the lock of the writers, and is done with them before this thread calls again.
+        Arguments:
+            - columns (:obj:`Mapping`): Name -> array ``(n, *shape)``; of ``narrow`` ones also the list of
+              ``Schema.encode_parts``.
         Raises:
             - NotEnoughSpace: There is no room for what is widened; nothing changed.
         """
         if not self._narrow:
             return columns
         stored = dict(columns)
-        for name in self._narrow & columns.keys():
-            narrowed = narrow(columns[name])
-            if narrowed is None:
+        parts = {name: _as_list(columns[name]) for name in self._narrow & columns.keys()}
+        sizes = {name: len(each) * each[0].size for name, each in parts.items()}
+        free = warm_bytes(sum(sizes.values()))
+        for name, each in parts.items():
+            narrowed, free = free[: sizes[name]], free[sizes[name] :]
+            if not narrow_into(each, narrowed):
                 self._widen(name)
-            else:
-                stored[name] = narrowed
+                narrowed = np.asarray(columns[name])
+            stored[name] = narrowed.reshape(-1, *self.columns[name].shape[1:])
         return stored
 
     def clear(self) -> None:
@@ -254,3 +260,7 @@ class TableShape(TableBase):
             return numbers
 
         return resize
+
+
+def _as_list(values: Union[Array, List[Array]]) -> List[Array]:
+    return values if isinstance(values, list) else [values]

@@ -161,6 +161,9 @@ class HostCache(Store):
         self._enter()
         return self._values.put(name, header, arrays, expected_version)
 
+    def count_from(self, name: str, version: int) -> None:
+        self.store.count_from(name, version)
+
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0) -> Optional[Value]:
         self._enter()
         return self._values.get(name, newer_than, timeout_s)

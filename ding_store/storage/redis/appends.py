@@ -62,7 +62,7 @@ class RedisAppends:
         what, key = f'fill {said.stream!r}', self._part_key(said.stream, said.sequence, said.payload)
 
         def fill(place: bytes, num_parts: int, key: str, before: Optional[Before]) -> Any:
-            arguments = (*known, place, num_parts, key)
+            arguments = (*known, num_parts, key, place)
             return self._call(what, lambda session: self._script(session, 'fill', said.stream, arguments, before))
 
         publish_in_parts(what, key, said.payload, fill, lambda reply: reply < 0)
@@ -84,10 +84,10 @@ class RedisAppends:
             said.size,
             said.max_pending_bytes,
             int(said.drop_oldest),
-            payload,
             '' if said.plane == WIRE else said.plane,
             num_parts,
             key,
+            payload,
         )
         status, epoch, host, *numbers = self._call(
             f'append to {said.stream!r}',

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
 import logging
 import random
 import threading
 import time
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import (
@@ -36,6 +35,7 @@ from ding_store.errors import ServerFull, StoreClosed, StoreDenied, StoreError, 
 from ding_store.storage.options import RedisOptions
 from ding_store.storage.redis.server import Life, has_hung_up, is_tls_error, make_client, speaks_plainly, wake
 from ding_store.storage.urls import address_of
+from ding_store.storage.wire.connection import pack, pieces, send
 
 logger = logging.getLogger(__name__)
 
@@ -62,23 +62,6 @@ _LOOK_EVERY_S = 0.05
 T = TypeVar('T')
 Argument = Union[bytes, str, int, Callable[[], Union[bytes, str, int]]]
 Before = Callable[[Any], Tuple[int, bytes]]
-
-
-def _packer() -> Any:
-    try:
-        return importlib.import_module('hiredis').pack_command
-    except (ImportError, AttributeError):  # Slower without, or with an old one.
-        return None
-
-
-_PACK_COMMAND = _packer()
-
-
-def _pack(arguments: Tuple[Argument, ...]) -> bytes:
-    if _PACK_COMMAND is not None:
-        return bytes(_PACK_COMMAND(arguments))
-    items = [one if isinstance(one, bytes) else str(one).encode() for one in arguments]
-    return b''.join([b'*%d\r\n' % len(items), *(b'$%d\r\n%b\r\n' % (len(item), item) for item in items)])
 
 
 class Script(NamedTuple):
@@ -153,7 +136,7 @@ class Session:
     def ask(self, *commands: Tuple[Argument, ...]) -> List[Any]:
         """Send some commands at once, and return their replies as they are."""
         with self.borrowed() as connection:
-            connection.send_packed_command([b''.join(map(_pack, commands))], check_health=False)
+            connection.send_packed_command([b''.join(map(pack, commands))], check_health=False)
             return [connection.read_response() for _ in commands]
 
     @staticmethod
@@ -173,8 +156,8 @@ class Session:
             if before is not None:
                 num_replies, rest = before(connection)
                 arguments = tuple(one() if callable(one) else one for one in arguments)
-            packed = _pack(self._evalsha(sha, keys, arguments))
-            connection.send_packed_command([rest + packed], check_health=False)
+            head, *payload = pieces(self._evalsha(sha, keys, arguments))
+            send(connection, [rest + head, *payload])
             for _ in range(num_replies):
                 connection.read_response()
             try:
@@ -188,8 +171,8 @@ class Session:
     def send(self, commands: Sequence[Command]) -> Callable[[], List[Any]]:
         """Run scripts, one after another; returns what waits for their replies and has to be called once."""
         unknown = [one.script for one in commands if one.script not in self.known]
-        packed = [_pack(('SCRIPT', 'LOAD', self.scripts[script].text)) for script in unknown]
-        packed += [_pack(self._evalsha(self.scripts[one.script].sha, one.keys, one.arguments)) for one in commands]
+        packed = [pack(('SCRIPT', 'LOAD', self.scripts[script].text)) for script in unknown]
+        packed += [pack(self._evalsha(self.scripts[one.script].sha, one.keys, one.arguments)) for one in commands]
         connection = self._borrow()
 
         def replies() -> List[Any]:
@@ -231,6 +214,7 @@ class Link:
         self._opening = threading.Lock()  # held for as long as that takes
         self._session: Optional[Session] = None
         self._haste = threading.local()
+        self._opener: Optional[threading.Thread] = None
         self._closed = threading.Event()
 
     def connect(self) -> str:
@@ -338,6 +322,7 @@ class Link:
     def _open(self) -> Session:
         self._check_open()
         if self.is_hasty and self.num_sessions > 0:
+            self._open_beside()
             raise redis.ConnectionError('the connection was lost')
         with self._opening:
             session = self._session
@@ -348,6 +333,17 @@ class Link:
                 self.num_sessions += 1
                 session = self._session = Session(client, self._scripts, life)
             return session
+
+    def _open_beside(self) -> None:
+        """In a thread of its own: where all are hasty, nobody else would."""
+        with self._lock:
+            if self._opener is None or not self._opener.is_alive():
+                self._opener = threading.Thread(target=self._try_to_open, name='ding_store-reconnect', daemon=True)
+                self._opener.start()
+
+    def _try_to_open(self) -> None:
+        with suppress(StoreError):  # who asks next finds out, and begins this again
+            self.call('reconnect', lambda session: None)
 
     def _target(self) -> str:
         if self._directory is None:

@@ -224,6 +224,10 @@ class RedisStore(PlanedStore):
             self._index('value', name, again=True)  # The server may have forgotten that, too.
         return version
 
+    def count_from(self, name: str, version: int) -> None:
+        check_name('value', name)
+        self._values.count_from(name, version)
+
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0) -> Optional[Value]:
         return self._value_resolver.get(name, newer_than, timeout_s)
 

@@ -42,7 +42,7 @@ class RedisValues:
         self._wait = wait
         self._key = key
         self._held = held
-        self._versions: Dict[str, int] = {}  # of the values that this writer put
+        self._versions: Dict[str, int] = {}  # of the values that this writer put, or goes on with
         self._sent: Dict[str, SentParts] = {}
         self._lock = threading.Lock()
 
@@ -66,6 +66,9 @@ class RedisValues:
             raise VersionConflict(f'value {name!r} is at version {version}, not at {expected}')
         self._versions[name] = int(version)
         return int(version), before == 0
+
+    def count_from(self, name: str, version: int) -> None:
+        self._versions[name] = max(version, self._versions.get(name, 0))
 
     def put_command(self, name: str, payload: bytes) -> Command:
         """What puts a payload that is not in parts, whatever the version is."""

@@ -7,7 +7,6 @@ where they are, and received into where they belong.
 
 from __future__ import annotations
 
-import socket
 import struct
 import zlib
 from collections import deque
@@ -18,6 +17,7 @@ import redis
 from ding_store.errors import CorruptPayload, StoreError
 from ding_store.storage.base import Buffer
 from ding_store.storage.host.planes import Fetch, Moved, Record, Remote, fetch_own, unwatched
+from ding_store.storage.wire.connection import checked, received, send
 from ding_store.storage.wire.encoding import INLINE_BYTES, MAX_BYTES, PART_BYTES, Part
 
 #: On the way at once. More only fills buffers, where each reply waits for all that is before it.
@@ -90,12 +90,13 @@ def parts_of(where: Parted, payload: Buffer) -> Iterator[Part]:
         yield key, view[number * where.part_bytes : (number + 1) * where.part_bytes]
 
 
-def write_parts(connection: Any, parts: Iterable[Part], num_bytes: int) -> Tuple[int, bytes]:
+def write_parts(connection: Any, parts: Iterable[Tuple[bytes, Sequence[Buffer]]], num_bytes: int) -> Tuple[int, bytes]:
     """
     Overview:
         Send the parts of a payload. Parts that are there already are left alone: one that was long on its way must not
         give life's end to them.
     Arguments:
+        - parts (:obj:`Iterable`): The key of each, and its bytes, in any number of pieces.
         - num_bytes (:obj:`int`): Of all together, or more.
     Returns:
         - num_replies (:obj:`int`): How many the caller has to read before that to its own command.
@@ -105,15 +106,16 @@ def write_parts(connection: Any, parts: Iterable[Part], num_bytes: int) -> Tuple
     tail = b'\r\n$2\r\nNX\r\n$2\r\nPX\r\n$%d\r\n%d\r\n' % (len(str(life_ms)), life_ms)
     on_the_way: Deque[int] = deque()
     num_ahead, rest = 0, b''
-    for key, part in parts:
-        rest += b'*6\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n' % (len(key), key, len(part))
-        if len(rest) + len(part) <= _JOINED_BYTES:
-            rest = b''.join([rest, part, tail])
+    for key, pieces in parts:
+        part_bytes = sum(map(len, pieces))
+        rest += b'*6\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n' % (len(key), key, part_bytes)
+        if len(rest) + part_bytes <= _JOINED_BYTES:
+            rest = b''.join([rest, *pieces, tail])
         else:
-            connection.send_packed_command([rest, part], check_health=False)
+            send(connection, [rest, *pieces])
             rest = tail
-        on_the_way.append(len(part))
-        num_ahead += len(part)
+        on_the_way.append(part_bytes)
+        num_ahead += part_bytes
         while num_ahead > WINDOW_BYTES and len(on_the_way) > 1:
             connection.read_response()
             num_ahead -= on_the_way.popleft()
@@ -210,7 +212,9 @@ def publish_in_parts(
             where.pack(),
             where.num_parts,
             key,
-            lambda connection: write_parts(connection, parts_of(where, payload), len(payload)),
+            lambda connection: write_parts(
+                connection, ((key, [part]) for key, part in parts_of(where, payload)), len(payload)
+            ),
         )
         if not is_refused(reply):
             return reply
@@ -268,13 +272,6 @@ class _Replies:
             done += self._checked(self._socket.recv_into, into[done:])
 
     def _checked(self, receive: Callable[..., T], argument: Any) -> T:
-        try:
-            received = receive(argument)
-        except socket.timeout as e:
-            raise redis.TimeoutError('Timeout reading from socket') from e
-        except OSError as e:
-            raise redis.ConnectionError(f'Error while reading from socket: {e}') from e
-        if not received:
-            raise redis.ConnectionError('Connection closed by server.')
+        news = received(checked(receive, argument))
         self._moved()
-        return received
+        return news

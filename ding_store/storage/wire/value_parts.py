@@ -17,8 +17,9 @@ from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequenc
 import numpy as np
 
 from ding_store.errors import CorruptPayload
+from ding_store.storage.base import Buffer
 from ding_store.storage.wire.checksum import checksum
-from ding_store.storage.wire.encoding import MAX_BYTES, PART_BYTES, Part, Pieces
+from ding_store.storage.wire.encoding import MAX_BYTES, PART_BYTES, Pieces
 
 #: Arrays up to this size share parts with their neighbours: each part costs a command and its keys, so that 5 MB in
 #: parts of 100 KB take a fifth longer than in these.
@@ -145,11 +146,11 @@ class SentParts:
         self._known: Dict[_Group, ValuePart] = {}  # to be in the server
         self._sent: List[ValuePart] = []
 
-    def changed(self, pieces: Pieces, token: str) -> Iterator[Part]:
+    def changed(self, pieces: Pieces, token: str) -> Iterator[Tuple[bytes, Sequence[Buffer]]]:
         """
         Overview:
-            The parts that are to be sent, with their keys; when all were taken, ``parts`` lists what the version is of.
-            As often as needed, then ``settle`` says what became of it.
+            The keys of the parts that are to be sent, and their bytes in pieces; when all were taken, ``parts`` lists
+            what the version is of. As often as needed, then ``settle`` says what became of it.
         """
         if pieces.lengths != self._lengths:
             self._lengths, self._units, self._known = pieces.lengths, _units_of(pieces.lengths), {}
@@ -165,7 +166,7 @@ class SentParts:
                 held = [unit.content for unit in units]
                 num_bytes = sum(map(len, held))
                 known = ValuePart(token, number, num_bytes, checksum(held, num_bytes))
-                yield f'{self._key(token)}{number}'.encode(), memoryview(held[0] if len(held) == 1 else b''.join(held))
+                yield f'{self._key(token)}{number}'.encode(), held
             self._sent.append(known)
 
     @property

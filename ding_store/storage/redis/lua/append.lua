@@ -8,10 +8,10 @@
 -- ARGV[6] size: bytes of the payload
 -- ARGV[7] limit: bytes that the stream may hold; 0: no limit
 -- ARGV[8] '1': drop the oldest entries to stay below the limit
--- ARGV[9] payload, or a reference to it
--- ARGV[10] plane that the writer believes in, if it is a reference; '' for a payload, which may always come
--- ARGV[11] number of parts that the payload is in; 0: none; -1: only ask whether there is room
--- ARGV[12] key of the parts
+-- ARGV[9] plane that the writer believes in, if it is a reference; '' for a payload, which may always come
+-- ARGV[10] number of parts that the payload is in; 0: none; -1: only ask whether there is room
+-- ARGV[11] key of the parts
+-- ARGV[12] payload, or a reference to it; last, since a server reads what follows a large argument once more
 -- Returns {status, epoch, host, number, last sequence of this writer, floor, room, dropped, plane, wanted}; statuses are
 -- those of outbox.py
 local writer, sequence, base = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -43,7 +43,7 @@ end
 if sequence > math.max(known_sequence + 1, base) then
   return verdict('GAP')
 end
-if ARGV[10] ~= '' and tonumber(ARGV[10]) ~= plane then
+if ARGV[9] ~= '' and tonumber(ARGV[9]) ~= plane then
   return verdict('PLANE')
 end
 if limit > 0 and ARGV[8] == '1' then
@@ -62,17 +62,17 @@ end
 if limit > 0 and total - trimmed + size > limit then
   return verdict('FULL')
 end
-local num_parts = tonumber(ARGV[11])
+local num_parts = tonumber(ARGV[10])
 if num_parts < 0 then
   return verdict('ROOM')
 end
-if not keep_parts(last + 1, num_parts, ARGV[12]) then
+if not keep_parts(last + 1, num_parts, ARGV[11]) then
   return verdict('NO PARTS')
 end
 
 last, total = last + 1, total + size
 known_sequence, known_number = sequence, last
-redis.call('XADD', LOG, digits(last) .. '-0', 'e', epoch, 'w', writer, 's', digits(sequence), 'p', ARGV[9])
+redis.call('XADD', LOG, digits(last) .. '-0', 'e', epoch, 'w', writer, 's', digits(sequence), 'p', ARGV[12])
 redis.call('HSET', SIZES, digits(last), digits(total))
 redis.call('HSET', META, 'last', digits(last), 'total', digits(total), 'w:' .. writer, digits(sequence) .. ':' .. digits(last))
 if is_deleted then

@@ -5,9 +5,9 @@
 -- ARGV[3] writer
 -- ARGV[4] sequence of the entry
 -- ARGV[5] number of the entry, or an upper bound of it
--- ARGV[6] payload
--- ARGV[7] number of parts that the payload is in; 0: none
--- ARGV[8] key of the parts
+-- ARGV[6] number of parts that the payload is in; 0: none
+-- ARGV[7] key of the parts
+-- ARGV[8] payload
 -- Returns 1 if it is filled now, -1 if parts are missing
 if ARGV[2] ~= epoch then
   return 0
@@ -20,10 +20,10 @@ for number = math.min(tonumber(ARGV[5]), last), floor + 1, -1 do
   if found and found[2][4] == ARGV[3] then
     local known = tonumber(found[2][6])
     if known == sequence then
-      if not keep_parts(number, tonumber(ARGV[7]), ARGV[8]) then
+      if not keep_parts(number, tonumber(ARGV[6]), ARGV[7]) then
         return -1
       end
-      redis.call('HSET', FILLED, digits(number), ARGV[6])
+      redis.call('HSET', FILLED, digits(number), ARGV[8])
       tell_room()
       return 1
     elseif known < sequence then

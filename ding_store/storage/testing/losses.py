@@ -1,0 +1,98 @@
+"""What a store promises when its server loses its memory, and when it is closed."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from ding_store.errors import ConfigError, StoreClosed
+from ding_store.storage.base import OLDEST, Store
+from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.testing.case import StoreCase
+from ding_store.storage.testing.helpers import WAIT_S, chunk, eventually, number_of
+
+
+class LossTests(StoreCase):
+    def test_what_was_forgotten_is_announced_again_in_order(self, store: Store) -> None:
+        old = [store.append('s', {}, chunk(i)) for i in range(4)]
+        self.lose_memory(store)
+        new = store.append('s', {}, chunk(4))
+        assert new.epoch != old[-1].epoch
+        assert [number_of(entry) for entry in store.read('s')] == [0, 1, 2, 3, 4]
+        assert [number_of(entry) for entry in store.read('s', old[-1])] == [0, 1, 2, 3, 4]
+
+    def test_only_what_is_not_acked_is_announced_again(self, store: Store) -> None:
+        store.register('s', 'r')
+        places = [store.append('s', {}, chunk(i)) for i in range(4)]
+        store.ack('s', 'r', places[1])
+        store.append('s', {}, chunk(4))
+        self.lose_memory(store)
+        store.append('s', {}, chunk(5))
+        assert [number_of(entry) for entry in store.read('s')] == [2, 3, 4, 5]
+
+    def test_an_idle_writer_announces_again_while_it_waits_for_something_else(self) -> None:
+        with self.open(check_every_s=0.02) as store, self.another(store) as other:
+            for stream in 'st':
+                store.append(stream, {}, chunk(1))
+            self.lose_memory(store)
+            with ThreadPoolExecutor() as pool:
+                waiting = pool.submit(store.get, 'weights', 0, WAIT_S)
+                assert [len(other.read(stream, OLDEST, 64, WAIT_S)) for stream in 'st'] == [1, 1]
+                other.put('weights', {}, {})
+                assert waiting.result(WAIT_S) is not None
+
+    def test_a_waiting_reader_notices_a_new_epoch(self) -> None:
+        with self.open(check_every_s=0.02) as store, self.another(store) as other:
+            places = [other.append('s', {}, chunk(i)) for i in range(3)]
+            reader = Reader(store, 's', 'r')
+            assert len(reader.read()) == 3
+            with ThreadPoolExecutor() as pool:
+                waiting = pool.submit(store.read, 's', places[-1], 64, WAIT_S)
+                self.lose_memory(store)
+                other.append('s', {}, chunk(3))
+                assert waiting.result(WAIT_S)[0].id.epoch != places[-1].epoch
+            assert [number_of(entry) for entry in reader.read(timeout_s=WAIT_S)] == [3]
+            assert (reader.num_duplicates, reader.num_lost) == (3, 0)
+
+    def test_concurrent_appends_are_all_there_once(self, store: Store) -> None:
+        with ThreadPoolExecutor(4) as pool:
+            places = list(pool.map(lambda i: store.append('s', {}, chunk(i)), range(200)))
+        entries = store.read('s', max_entries=1000)
+        assert sorted(number_of(entry) for entry in entries) == list(range(200))
+        assert [entry.sequence for entry in entries] == list(range(1, 201))
+        assert {number_of(entry): entry.id for entry in entries} == dict(enumerate(places))
+
+    @pytest.mark.parametrize('wait', ['read', 'get', 'append'])
+    def test_close_wakes_who_waits(self, wait: str) -> None:
+        store = self.open(max_pending_bytes=1000)
+        store.append('full', {}, chunk(1, 80))
+        calls = {
+            'read': lambda: store.read('s', timeout_s=WAIT_S * 2),
+            'get': lambda: store.get('v', timeout_s=WAIT_S * 2),
+            'append': lambda: store.append('full', {}, chunk(1, 80), timeout_s=WAIT_S * 2),
+        }
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(calls[wait])
+            eventually(waiting.running, 'the thread starts')
+            store.close()
+            with pytest.raises(StoreClosed):
+                waiting.result(WAIT_S)
+
+    def test_closed_is_closed(self, store: Store) -> None:
+        store.close()
+        store.close()
+        for call in (store.read, store.get, store.add, store.delete):
+            with pytest.raises(StoreClosed):
+                call('x')
+        with pytest.raises(StoreClosed):
+            store.append('x', {}, {})
+        with pytest.raises(StoreClosed):
+            store.advance('x', 'r', OLDEST, 'news', {})
+
+    def test_unknown_options_are_refused_with_the_nearest(self) -> None:
+        with pytest.raises(ConfigError, match="did you mean 'overflow'"):
+            self.open(overflw='block')
+        for wrong in ({'overflow': 'never'}, {'max_pending_bytes': 0}, {'check_every_s': 60}):
+            with pytest.raises(ConfigError, match=next(iter(wrong))):
+                self.open(**wrong)

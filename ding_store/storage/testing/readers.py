@@ -1,0 +1,125 @@
+"""What a store promises of readers: what is kept for them, and how they tell how far they are."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from ding_store.errors import ConfigError
+from ding_store.storage.base import OLDEST, EntryId, Store
+from ding_store.storage.testing.case import StoreCase
+from ding_store.storage.testing.helpers import WAIT_S, chunk, found_in, number_of
+
+
+class ReaderTests(StoreCase):
+    def test_nothing_is_trimmed_before_the_first_durable_reader(self, store: Store) -> None:
+        last = [store.append('s', {}, chunk(i)) for i in range(3)][-1]
+        store.register('s', 'viewer', durable=False)
+        store.ack('s', 'viewer', last)
+        assert len(self.raw_log(store, 's')) == 3
+
+    def test_what_all_durable_readers_acked_is_trimmed(self, store: Store) -> None:
+        places = [store.append('s', {}, chunk(i)) for i in range(4)]
+        for reader in 'ab':
+            assert store.register('s', reader).number == 0
+        store.ack('s', 'a', places[3])
+        assert len(self.raw_log(store, 's')) == 4
+        store.ack('s', 'b', places[1])
+        assert [row[0] for row in self.raw_log(store, 's')] == [3, 4]
+        stream = store.info().streams['s']
+        assert (stream.floor, stream.last, stream.readers) == (2, 4, {'a': 4, 'b': 2})
+        assert stream.durable == {'a': True, 'b': True}
+        assert stream.pending_bytes == sum(len(row[3]) for row in self.raw_log(store, 's'))
+
+    def test_acks_that_are_not_waited_for_come_before_what_follows(self, store: Store) -> None:
+        store.register('s', 'a')
+        for i in range(1, 6):
+            place = store.append('s', {}, chunk(i))
+            store.ack('s', 'a', place, wait=False)
+            assert store.read('s', place) == []
+            assert self.raw_log(store, 's') == []
+        for _ in range(3):
+            place = store.append('s', {}, chunk(6))
+            store.ack('s', 'a', place, wait=False)
+        assert store.register('s', 'a') == place
+        store.append('s', {}, chunk(7))
+        store.ack('s', 'a', place._replace(number=place.number + 1), wait=False)
+        with self.another(store) as other:
+            store.close()
+            assert self.raw_log(other, 's') == []
+
+    def test_acks_only_move_forward(self, store: Store) -> None:
+        places = [store.append('s', {}, chunk(i)) for i in range(3)]
+        store.register('s', 'a')
+        store.ack('s', 'a', places[1])
+        store.ack('s', 'a', places[0])
+        store.ack('s', 'a', EntryId('of another epoch', 3))
+        store.ack('s', 'stranger', places[2])
+        assert store.register('s', 'a') == places[1]
+
+    def test_an_ack_beyond_the_end_acks_what_there_is(self, store: Store) -> None:
+        place = store.append('s', {}, {})
+        store.register('s', 'a')
+        store.ack('s', 'a', place._replace(number=100))
+        assert store.append('s', {}, {}).number == 2
+        assert len(store.read('s', store.register('s', 'a'))) == 1
+
+    def test_a_reader_that_advances_acks_and_tells(self, store: Store) -> None:
+        place = store.register('s', 'r')
+        for i in range(3):
+            place = store.append('s', {}, chunk(i))
+            store.advance('s', 'r', place, 'news', {'at': i})
+        store.settle()
+        assert store.read('s') == []
+        with self.another(store) as other:
+            assert found_in(other) == ({'at': 2}, 3)
+        assert store.put('news', {}, {}) == 4
+        assert set(store.info().values) == {'news'}
+
+    def test_who_waits_hears_of_an_advance_that_nobody_settles(self, store: Store) -> None:
+        with self.another(store) as other, ThreadPoolExecutor() as pool:
+            waiting = pool.submit(other.get, 'news', 0, WAIT_S)
+            store.advance('s', 'r', OLDEST, 'news', {'at': 1})
+            assert waiting.result(WAIT_S) is not None
+        assert found_in(store) == ({'at': 1}, 1)
+
+    def test_advances_go_on_when_the_server_lost_its_memory(self, store: Store) -> None:
+        store.register('s', 'r')
+        place = store.append('s', {}, chunk(0))
+        for i in range(3):
+            store.advance('s', 'r', place, 'news', {'at': i})
+            self.lose_memory(store)
+        store.advance('s', 'r', place, 'news', {'at': 3})
+        store.settle()
+        assert found_in(store) == ({'at': 3}, 4)
+
+    def test_news_of_any_size_advance(self, store: Store) -> None:
+        store.advance('s', 'r', OLDEST, 'news', {'long': 'x' * 100_000})
+        store.settle()
+        assert found_in(store) == ({'long': 'x' * 100_000}, 1)
+
+    def test_start_now_sees_only_what_comes(self, store: Store) -> None:
+        place = store.append('s', {}, chunk(1))
+        assert store.register('s', 'late', start='now') == place
+        with pytest.raises(ConfigError, match='start'):
+            store.register('s', 'late', start='then')
+
+    def test_forgetting_the_slowest_reader_trims(self, store: Store) -> None:
+        place = store.append('s', {}, chunk(1))
+        for reader in 'ab':
+            store.register('s', reader)
+        store.ack('s', 'a', place)
+        assert store.forget('s', 'b')
+        assert not store.forget('s', 'b')
+        assert self.raw_log(store, 's') == []
+
+    def test_deleted_streams_stay_deleted(self, store: Store) -> None:
+        store.append('s', {}, chunk(1))
+        assert store.delete('s')
+        assert not store.delete('s')
+        assert store.read('s') == []
+        assert store.info().streams == {}
+        store.append('s', {}, chunk(2))
+        assert [number_of(entry) for entry in store.read('s')] == [2]
+        assert list(store.info().streams) == ['s']

@@ -1,0 +1,89 @@
+"""What a store promises of values and counters."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from ding_store.errors import VersionConflict
+from ding_store.storage.base import Store
+from ding_store.storage.testing.case import StoreCase
+from ding_store.storage.testing.helpers import WAIT_S, chunk
+
+
+class ValueTests(StoreCase):
+    def test_values_have_versions(self, store: Store) -> None:
+        assert store.get('weights/main') is None
+        assert store.put('weights/main', {'iter': 1}, chunk(1)) == 1
+        assert store.put('weights/main', {'iter': 2}, chunk(2)) == 2
+        value = store.get('weights/main')
+        assert value is not None
+        assert (value.name, value.version, value.header) == ('weights/main', 2, {'iter': 2})
+        assert value.arrays['x'][0] == 2
+        assert store.get('weights/main', newer_than=2) is None
+        assert store.info().values == {'weights/main': 2}
+
+    def test_a_waiting_getter_gets_the_next_version(self, store: Store) -> None:
+        store.put('v', {}, chunk(1))
+        with self.another(store) as other, ThreadPoolExecutor() as pool:
+            waiting = pool.submit(store.get, 'v', 1, WAIT_S)
+            other.put('v', {}, chunk(2))
+            value = waiting.result(WAIT_S)
+        assert value is not None
+        assert value.version == 2
+
+    def test_put_compares_and_swaps(self, store: Store) -> None:
+        assert store.put('v', {}, {}, expected_version=0) == 1
+        for expected in (0, 2):
+            with pytest.raises(VersionConflict, match='version 1'):
+                store.put('v', {}, {}, expected_version=expected)
+        assert store.put('v', {}, {}, expected_version=1) == 2
+
+    def test_one_of_many_swaps_wins(self, store: Store) -> None:
+        def swap(_: int) -> int:
+            try:
+                return store.put('v', {}, {}, expected_version=0)
+            except VersionConflict:
+                return 0
+
+        with ThreadPoolExecutor(8) as pool:
+            assert sorted(pool.map(swap, range(8))) == [0] * 7 + [1]
+
+    def test_versions_grow_for_the_writer_and_may_fall_for_others(self, store: Store) -> None:
+        for _ in range(3):
+            store.put('v', {}, {})
+        self.lose_memory(store)
+        with self.another(store) as other:
+            assert other.put('v', {}, chunk(9)) == 1
+            value = store.get('v', newer_than=3)
+            assert value is not None
+            assert value.version == 1
+            assert store.put('v', {}, {}) == 4
+
+    @pytest.mark.parametrize('size', [1, 50_000])
+    def test_versions_go_on_behind_one_that_the_writer_was_told_of(self, store: Store, size: int) -> None:
+        store.count_from('v', 7)
+        store.count_from('v', 5)
+        store.count_from('w', 3)
+        assert store.put('v', {}, chunk(1, size)) == 8
+        assert store.put('v', {}, chunk(1, size), expected_version=8) == 9
+        with self.another(store) as other:
+            other.count_from('v', 4)
+            assert other.put('v', {}, {}) == 10
+
+    def test_counters(self, store: Store) -> None:
+        assert store.add('n') == 0
+        assert store.add('n', 5) == 5
+        with self.another(store) as other:
+            assert other.add('n', -2) == 3
+        assert store.info().counters == {'n': 3}
+        assert store.delete('n')
+        assert store.add('n') == 0
+
+    def test_deleted_values_are_gone(self, store: Store) -> None:
+        store.put('v', {}, {})
+        assert store.delete('v')
+        assert store.get('v') is None
+        assert not store.delete('v')
+        assert store.info().values == {}

@@ -1,0 +1,78 @@
+"""Commands as bytes, and what redis-py does with more copies: large buffers are sent from where they are."""
+
+from __future__ import annotations
+
+import importlib
+import socket
+import ssl
+from typing import Any, Callable, List, Sequence, TypeVar
+
+import redis
+
+from ding_store.storage.base import Buffer
+
+#: More, of one system call, are rather copied; it refuses more than 1024.
+_MAX_BUFFERS = 256
+
+#: As the last argument, larger ones are sent from where they are.
+_COPIED_BYTES = 4 << 10
+_EMPTY = b'$0\r\n\r\n'
+
+T = TypeVar('T')
+
+
+def _packer() -> Any:
+    try:
+        return importlib.import_module('hiredis').pack_command
+    except (ImportError, AttributeError):  # Slower without, or with an old one.
+        return None
+
+
+_PACK_COMMAND = _packer()
+
+
+def pieces(arguments: Sequence[Any]) -> List[bytes]:
+    """A command, as ``pack`` makes it; its last argument, if it is large, as it is."""
+    last = arguments[-1]
+    if not isinstance(last, bytes) or len(last) <= _COPIED_BYTES:
+        return [pack(arguments)]
+    return [b'%b$%d\r\n' % (pack((*arguments[:-1], b''))[: -len(_EMPTY)], len(last)), last, b'\r\n']
+
+
+def pack(arguments: Sequence[Any]) -> bytes:
+    """A command of bytes, texts and integers."""
+    if _PACK_COMMAND is not None:
+        return bytes(_PACK_COMMAND(arguments))
+    items = [one if isinstance(one, bytes) else str(one).encode() for one in arguments]
+    return b''.join([b'*%d\r\n' % len(items), *(b'$%d\r\n%b\r\n' % (len(item), item) for item in items)])
+
+
+def send(connection: Any, buffers: Sequence[Buffer]) -> None:
+    """All of them, in one system call if they fit into the socket's buffer: a server that woke up early would wait."""
+    sock = connection._sock
+    if sock is None or isinstance(sock, ssl.SSLSocket) or len(buffers) > _MAX_BUFFERS:
+        connection.send_packed_command([b''.join(buffers)], check_health=False)
+        return
+    sent, rest = checked(sock.sendmsg, buffers), []
+    for buffer in buffers:
+        if sent < len(buffer):
+            rest.append(memoryview(buffer)[sent:])
+        sent = max(0, sent - len(buffer))
+    if rest:
+        connection.send_packed_command(rest, check_health=False)
+
+
+def received(what: T) -> T:
+    if not what:
+        raise redis.ConnectionError('Connection closed by server.')
+    return what
+
+
+def checked(work: Callable[..., T], *arguments: Any) -> T:
+    """A call of a socket, with the errors of redis-py."""
+    try:
+        return work(*arguments)
+    except socket.timeout as e:
+        raise redis.TimeoutError('Timeout at the socket') from e
+    except OSError as e:
+        raise redis.ConnectionError(f'Error at the socket: {e}') from e
