@@ -18,7 +18,7 @@ EXTRAS = {
     # Compiled sum trees.
     'fast': ['numba>=0.58'],
     # pytest 7, as DI-engine's own tests.
-    'test': ['pytest>=7.4,<8', 'pytest-timeout>=2.2', 'pytest-xdist>=3.3', 'hypothesis>=6.90', *LINTERS],
+    'test': ['pytest>=7.4,<8', 'pytest-timeout>=2.2', 'pytest-xdist>=3.8', 'hypothesis>=6.90', *LINTERS],
     # What `compression` may name.
     'lz4': ['lz4>=3.1'],
     'zstd': ['zstandard>=0.18'],

@@ -57,6 +57,7 @@ def test_a_killed_one_takes_its_producer_along_and_its_directory_goes_with_the_n
         (producer,) = producers(bench.process.pid)
         os.kill(bench.process.pid, signal.SIGKILL)
         eventually(lambda: producer not in processes(bench), 'the producer ends')
+        eventually(lambda: not processes(bench), 'so do all that hold the directory')
     with scratch(str(left[0].parent)):
         assert not any(path.exists() for path in left)
 
@@ -85,12 +86,13 @@ def processes(bench):
 
 
 def directories(bench):
-    """Scratch directories that its processes hold."""
+    """Scratch directories that its processes hold, or have files of."""
     found = set()
     for pid in processes(bench):
         with contextlib.suppress(OSError):
             found.update(os.readlink(one) for one in (Path('/proc') / pid / 'fd').iterdir())
-    return [Path(path) for path in found if 'ding-store-bench-' in path]
+    paths = {above for path in found for above in (Path(path), *Path(path).parents)}
+    return [path for path in paths if path.name.startswith('ding-store-bench-')]
 
 
 def num_sent(directory):

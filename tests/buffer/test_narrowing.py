@@ -1,9 +1,11 @@
 """Frames that are exactly k/255 take a quarter of the memory, and come back bit by bit."""
 
 import logging
+import sys
 import threading
+import time
 from pathlib import Path
-from typing import Any, List
+from typing import Any, List, Tuple
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from ding_store.buffer import StoreBuffer, Table
 from ding_store.buffer.kernels.load import NO_NUMBA, load_kernels
 from ding_store.buffer.table.narrowing import gather, narrow, widen
 from ding_store.errors import NotEnoughSpace
+from ding_store.storage.testing import WAIT_S
 
 LEVELS = np.arange(256, dtype=np.float32) / np.float32(255)
 SHAPE = (4, 40, 40)
@@ -113,6 +116,55 @@ def test_rows_are_widened_to_whatever_place(size: int, shift: int, num_rows: int
     assert np.array_equal(bits(out), bits(LEVELS[column[slots]]))
     assert (memory[:shift] == 7).all()
     assert (memory[shift + out.size :] == 7).all()
+
+
+@pytest.mark.parametrize('shape', [(3, 10), (3, 40), (2, 20), (4, 20), (60,), (20, 3)])
+@pytest.mark.usefixtures('either')
+def test_nothing_is_widened_into_an_output_of_another_shape(shape: Tuple[int, ...]) -> None:
+    """It may belong to columns that another thread has replaced meanwhile."""
+    memory = np.full(1000, 7, np.float32)
+    size = int(np.prod(shape))
+    with pytest.raises(ValueError, match='shape'):
+        gather(np.zeros((50, 20), np.uint8), np.arange(3), memory[:size].reshape(shape))
+    assert (memory == 7).all()
+
+
+@pytest.mark.usefixtures('either')
+def test_no_rows_are_widened_to_none() -> None:
+    assert gather(np.zeros((50, 2, 10), np.uint8), np.empty(0, np.int64), None).shape == (0, 2, 10)
+
+
+@pytest.mark.parametrize('name', ['gather_freely', 'narrow_freely', 'widen_many'])
+def test_others_run_while_much_is_copied(name: str) -> None:
+    """Compiled for that, numba's cache must not give what was compiled without."""
+    kernels = load_kernels()
+    if kernels is None:
+        lacking('no numba')
+    values, levels = np.zeros(1 << 22, np.float32), np.zeros(1 << 22, np.uint8)
+    one, rows = np.array([values.ctypes.data]), np.zeros(1, np.int64)
+    arguments = {
+        'gather_freely': (one, np.array([values.nbytes // 2]), one + values.nbytes // 2, rows, 1),
+        'narrow_freely': (values, levels),
+        'widen_many': (levels.reshape(1, -1), rows, values.reshape(1, -1)),
+    }[name]
+    go, ran = threading.Event(), []
+
+    def run() -> None:
+        go.wait()
+        ran.append(True)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    interval, deadline = sys.getswitchinterval(), time.monotonic() + WAIT_S
+    sys.setswitchinterval(1000.0)  # Only who lets go of the interpreter lets others run.
+    try:
+        go.set()
+        while not ran and time.monotonic() < deadline:
+            getattr(kernels, name)(*arguments)
+    finally:
+        sys.setswitchinterval(interval)
+        thread.join()
+    assert time.monotonic() < deadline, 'it held the interpreter all the time'
 
 
 @pytest.mark.parametrize('num_rows', [1, 700])

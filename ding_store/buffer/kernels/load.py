@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import types
 from typing import Any, Callable, NamedTuple, Optional
 
 from ding_store.buffer.kernels import draw_kernels
@@ -66,6 +67,7 @@ def _compile(numba: Any, cache: bool) -> Kernels:
     def compiled(signature: Any, function: Callable[..., Any], nogil: bool = False) -> Callable[..., Any]:
         # Signatures compile at once, so that whatever goes wrong does so here and not in the middle of training. A
         # division that may raise is a branch, and keeps a loop from being instructions for many values at once.
+        function = _renamed(function, f'{function.__name__}_freely') if nogil else function
         made: Callable[..., Any] = numba.njit(signature, cache=cache, nogil=nogil, error_model='numpy')(function)
         return made
 
@@ -89,3 +91,13 @@ def _compile(numba: Any, cache: bool) -> Kernels:
         narrow_freely=compiled(copy_kernels.NARROW, copy_kernels.narrow, nogil=True),
         widen_many=compiled(copy_kernels.WIDEN, copy_kernels.widen_many, nogil=True),
     )
+
+
+def _renamed(function: Any, name: str) -> Callable[..., Any]:
+    """
+    The same by another name, by which numba's cache finds it: what holds the interpreter's lock and what does not are
+    one to it otherwise.
+    """
+    copied = types.FunctionType(function.__code__, function.__globals__, name)
+    copied.__qualname__, copied.__module__ = name, function.__module__
+    return copied

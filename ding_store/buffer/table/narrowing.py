@@ -83,11 +83,17 @@ def widened(narrowed: Array) -> Array:
 
 
 def gather(column: Array, slots: Array, out: Optional[Array]) -> Array:
-    """Rows of a narrow column, widened."""
+    """
+    Rows of a narrow column, widened. ValueError if ``out`` has another shape: it may be for columns that another thread
+    has replaced meanwhile.
+    """
+    shape = (len(slots), *column.shape[1:])
     if out is None:
-        out = np.empty((len(slots), *column.shape[1:]), np.float32)
+        out = np.empty(shape, np.float32)
+    elif out.shape != shape:
+        raise ValueError(f'rows of shape {shape} do not fit into an array of shape {out.shape}')
     kernels = load_kernels()
-    if kernels is not None and len(column) and column.flags.c_contiguous and out.flags.carray:
+    if kernels is not None and column.size and out.size and column.flags.c_contiguous and out.flags.carray:
         convert = kernels.widen if out.nbytes <= BRIEF_BYTES else kernels.widen_many
         rows = np.ascontiguousarray(slots, np.int64)
         convert(column.reshape(len(column), -1), rows, out.reshape(len(slots), -1))
