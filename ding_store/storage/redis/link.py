@@ -82,6 +82,7 @@ def load_scripts() -> Dict[str, Script]:
     texts = {name: common + (_LUA / f'{name}.lua').read_bytes() for name in _STREAM_SCRIPTS}
     common = (_LUA / 'value.lua').read_bytes()
     texts.update({name: common + (_LUA / f'{name}.lua').read_bytes() for name in _VALUE_SCRIPTS})
+    texts['index'] = (_LUA / 'index.lua').read_bytes()
     # What Redis names a script by; no secret depends on it.
     return {name: Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest()) for name, text in texts.items()}
 
