@@ -122,29 +122,14 @@ def test_a_server_at_its_maxmemory_is_not_the_end_of_the_run(forgetful_server, c
     assert len(warnings) == 2
 
 
-def test_at_maxmemory_members_come_and_go(forgetful_server, monkeypatch):
-    # As under a launcher, which lets nobody in twice; who comes by himself claims the run in a counter, for memory.
-    monkeypatch.setenv('DING_STORE_LAUNCHED', 'test')
-    with forgetful_server.client() as client:
-        learner, collector = (
-            Session(CONFIG, store=open_store(forgetful_server.url, stream_options=STREAM_OPTIONS)) for _ in range(2)
-        )
-        with contextlib.closing(learner), contextlib.closing(collector):
-            client.config_set('maxmemory', 1)
-            learner.join('learner', 0)
-            collector.join('collector', 2)
-            learner.finish('done')
-            within(lambda: collector.finished)
-            collector.leave()
-            learner.leave()
-            assert [learner.member.state, collector.member.state] == ['left', 'left']
-
-
-def test_at_maxmemory_the_learner_still_deletes_what_the_run_had(forgetful_server, caplog):
+@pytest.mark.parametrize('when', ['before', 'after'])
+def test_at_maxmemory_members_come_and_go(forgetful_server, when, caplog):
     learner, collector = (
         Session(CONFIG, store=open_store(forgetful_server.url, stream_options=STREAM_OPTIONS)) for _ in range(2)
     )
     with forgetful_server.client() as client, contextlib.closing(learner), contextlib.closing(collector):
+        if when == 'before':
+            client.config_set('maxmemory', 1)
         learner.join('learner', 0)
         collector.join('collector', 2)
         client.config_set('maxmemory', 1)
@@ -152,7 +137,7 @@ def test_at_maxmemory_the_learner_still_deletes_what_the_run_had(forgetful_serve
         within(lambda: collector.finished)
         collector.close()
         learner.close()
-        assert client.keys() == []
+        assert client.keys() == [], 'the learner deletes what the run had'
         assert 'could not leave' not in caplog.text
 
 
