@@ -115,7 +115,7 @@ class Session:
                 claim_run(self.store, role, first, silence_s(self.config.heartbeat_s))
             name = f'{role}-{node_id}-{os.getpid()}-{uuid.uuid4().hex[:6]}'
             self.member = Member(id=name, role=role, node_id=node_id, address=address)
-            self.member.report(self.store)
+            self._report()
             die_with_parent()
             self.watch()
             atexit.register(self.close)
@@ -227,6 +227,14 @@ class Session:
                 self._finish(f'the store was lost: {error}', failed=True)
                 return
 
+    def _report(self, *state: str) -> None:
+        """Outside of the thread that does it again and again: at maxmemory others see that later, or not."""
+        assert self.member is not None
+        try:
+            self.member.report(self.store, *state)
+        except ServerFull as error:
+            self.note_full(error)
+
     def note_full(self, error: ServerFull) -> None:
         """What could not be said now will be said later; one warning until this process could report again."""
         if not self.is_server_full:
@@ -278,7 +286,7 @@ class Session:
         self._closing.set()
         if self._thread is not None:
             self._thread.join(timeout=2.0)  # it would report this member alive again
-        self.member.report(self.store, 'failed' if failed else 'left', self.finish_reason or '')
+        self._report('failed' if failed else 'left', self.finish_reason or '')
 
     @property
     def is_started_again(self) -> bool:

@@ -122,6 +122,25 @@ def test_a_server_at_its_maxmemory_is_not_the_end_of_the_run(forgetful_server, c
     assert len(warnings) == 2
 
 
+@pytest.mark.parametrize('when', ['before', 'after'])
+def test_at_maxmemory_members_come_and_go(forgetful_server, when, caplog):
+    learner, collector = (
+        Session(CONFIG, store=open_store(forgetful_server.url, stream_options=STREAM_OPTIONS)) for _ in range(2)
+    )
+    with forgetful_server.client() as client, contextlib.closing(learner), contextlib.closing(collector):
+        if when == 'before':
+            client.config_set('maxmemory', 1)
+        learner.join('learner', 0)
+        collector.join('collector', 2)
+        client.config_set('maxmemory', 1)
+        learner.finish('done')
+        within(lambda: collector.finished)
+        collector.close()
+        learner.close()
+        assert client.keys() == [], 'the learner deletes what the run had'
+        assert 'could not leave' not in caplog.text
+
+
 def test_who_was_killed_is_not_reporting(store, member):
     learner = member('learner')
     members = Members(store)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from processes import child
 
-from ding_store.errors import CorruptPayload, PayloadLost, StoreUnavailable, VersionConflict
+from ding_store.errors import CorruptPayload, PayloadLost, ServerFull, StoreUnavailable, VersionConflict
 from ding_store.storage import open_store
 from ding_store.storage.host import slots, values
 from ding_store.storage.host.host_cache import HostCache
@@ -360,6 +360,22 @@ def test_a_refused_put_is_not_seen_and_costs_no_slot(opened):
             writer.put(NAME, {}, weights(9), expected_version=5)
         assert number_of(reader.get(NAME)) == 1
     assert writer.put(NAME, {}, weights(2), expected_version=1) == 2
+    assert len(writer._values._own[NAME]._file._buffers) == 2
+
+
+def test_a_put_that_finds_no_memory_costs_no_slot(opened, monkeypatch):
+    writer = opened()
+    writer.put(NAME, {}, weights(1))
+    with monkeypatch.context() as patch:
+
+        def no_memory(*arguments):
+            raise ServerFull('on purpose')
+
+        patch.setattr(writer.store, 'put_version', no_memory)
+        for _ in range(20):
+            with pytest.raises(ServerFull):
+                writer.put(NAME, {}, weights(9))
+    assert writer.put(NAME, {}, weights(2)) == 2
     assert len(writer._values._own[NAME]._file._buffers) == 2
 
 

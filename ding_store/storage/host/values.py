@@ -20,7 +20,7 @@ import zlib
 from contextlib import ExitStack, contextmanager
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from ding_store.errors import CorruptPayload, PayloadLost, StoreClosed, StoreError, StoreUnavailable, VersionConflict
+from ding_store.errors import CorruptPayload, PayloadLost, ServerFull, StoreClosed, StoreError, VersionConflict
 from ding_store.storage.base import Arrays, Buffer, Header, Value
 from ding_store.storage.host.cache_dir import CacheDir, Found
 from ding_store.storage.host.planes import PlanedStore, Version
@@ -197,10 +197,10 @@ class ValueSlots:
                 return None
             try:
                 version = announce(_reference(file, slot, payload.buffers))
-            except VersionConflict:
+            except (VersionConflict, ServerFull):
                 file.discard(slot)
                 raise
-            except StoreUnavailable:
+            except StoreError:
                 self._is_in_doubt = True
                 raise
             file.confirm(slot)

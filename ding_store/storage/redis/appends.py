@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Optional
 
+from ding_store.errors import ServerFull
 from ding_store.storage.base import Buffer
 from ding_store.storage.exactly_once.outbox import FULL, STALE, WIRE, Announcement, Fill, Verdict
 from ding_store.storage.redis.link import Before, Session
@@ -49,12 +50,17 @@ class RedisAppends:
             if verdict.status != ROOM:
                 return verdict
         what, key = f'append to {said.stream!r}', self._part_key(said.stream, said.sequence, said.payload)
-        verdict = publish_in_parts(
-            what, key, said.payload, lambda *place: self._append(said, *place), lambda one: one.status == NO_PARTS
-        )
+        try:
+            verdict = publish_in_parts(
+                what, key, said.payload, lambda *place: self._append(said, *place), lambda one: one.status == NO_PARTS
+            )
+        except ServerFull:
+            # An earlier try, whose reply was lost, may have come through: then they are the entry's.
+            if key and self._append(said._replace(sequence=0, plane=WIRE), b'', 0, '', None).last < said.sequence:
+                self._drop_parts(what, key, said.payload)
+            raise
         if verdict.status == FULL and key:
-            keys = place_of(key, said.payload).keys  # They would only take more room.
-            self._call(what, lambda session: session.client.unlink(*keys))
+            self._drop_parts(what, key, said.payload)
         return verdict
 
     def fill(self, said: Fill) -> None:
@@ -66,6 +72,11 @@ class RedisAppends:
             return self._call(what, lambda session: self._script(session, 'fill', said.stream, arguments, before))
 
         publish_in_parts(what, key, said.payload, fill, lambda reply: reply < 0)
+
+    def _drop_parts(self, what: str, key: str, payload: bytes) -> None:
+        """Of what was refused: they would only take more room."""
+        keys = place_of(key, payload).keys
+        self._call(what, lambda session: session.client.unlink(*keys))
 
     def _part_key(self, stream: str, sequence: int, payload: bytes) -> str:
         if not is_large(payload):

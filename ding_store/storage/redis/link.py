@@ -35,7 +35,7 @@ from ding_store.errors import ServerFull, StoreClosed, StoreDenied, StoreError, 
 from ding_store.storage.options import RedisOptions
 from ding_store.storage.redis.server import Life, has_hung_up, is_tls_error, make_client, speaks_plainly, wake
 from ding_store.storage.urls import address_of
-from ding_store.storage.wire.connection import pack, pieces, send
+from ding_store.storage.wire.connection import pack, pieces, refusal, send
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +82,7 @@ def load_scripts() -> Dict[str, Script]:
     texts = {name: common + (_LUA / f'{name}.lua').read_bytes() for name in _STREAM_SCRIPTS}
     common = (_LUA / 'value.lua').read_bytes()
     texts.update({name: common + (_LUA / f'{name}.lua').read_bytes() for name in _VALUE_SCRIPTS})
+    texts['index'] = (_LUA / 'index.lua').read_bytes()
     # What Redis names a script by; no secret depends on it.
     return {name: Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest()) for name, text in texts.items()}
 
@@ -149,6 +150,9 @@ class Session:
             - before (:obj:`Optional[Callable]`): Sends other commands on the same connection, first, and returns how
               many replies to them are still to be read, and what is still to be sent. Arguments that are functions are
               called after it.
+        Raises:
+            - ResponseError: To the script, or to one of the commands before it. All replies were read: nothing of this
+              is on its way any more.
         """
         text, sha = self.scripts[script]
         with self.borrowed() as connection:
@@ -158,15 +162,19 @@ class Session:
                 arguments = tuple(one() if callable(one) else one for one in arguments)
             head, *payload = pieces(self._evalsha(sha, keys, arguments))
             send(connection, [rest + head, *payload])
-            for _ in range(num_replies):
-                connection.read_response()
+            refused = refusal(connection, num_replies)
             try:
-                return connection.read_response()
+                reply = connection.read_response()
             except redis.exceptions.NoScriptError:
+                if refused is not None:
+                    raise refused from None
                 connection.send_command('SCRIPT', 'LOAD', text)
                 connection.read_response()
                 connection.send_command('EVALSHA', sha, len(keys), *keys, *arguments)
-                return connection.read_response()
+                reply = connection.read_response()
+            if refused is not None:
+                raise refused
+            return reply
 
     def send(self, commands: Sequence[Command]) -> Callable[[], List[Any]]:
         """Run scripts, one after another; returns what waits for their replies and has to be called once."""

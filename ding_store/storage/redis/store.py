@@ -399,8 +399,8 @@ class RedisStore(PlanedStore):
     def _index(self, kind: str, name: str, again: bool = False) -> None:
         member = f'{kind}:{name}'
         if again or member not in self._indexed:
-            key = f'ding:{{{self.run}}}:index'
-            self._call('index', lambda session: session.client.sadd(key, member))
+            keys = [f'ding:{{{self.run}}}:{part}' for part in ('index', 'counters')]
+            self._call('index', lambda session: session.run('index', keys, member))
             self._indexed.add(member)
 
     def _wait_for_room(self, stream: str, room: int, timeout_s: float) -> None:

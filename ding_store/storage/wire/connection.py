@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import socket
 import ssl
-from typing import Any, Callable, List, Sequence, TypeVar
+from typing import Any, Callable, List, Optional, Sequence, TypeVar
 
 import redis
 
@@ -60,6 +60,17 @@ def send(connection: Any, buffers: Sequence[Buffer]) -> None:
         sent = max(0, sent - len(buffer))
     if rest:
         connection.send_packed_command(rest, check_health=False)
+
+
+def refusal(connection: Any, num_replies: int) -> Optional[redis.ResponseError]:
+    """Read so many replies, whatever they say; returns the first error among them."""
+    first = None
+    for _ in range(num_replies):
+        try:
+            connection.read_response()
+        except redis.ResponseError as e:
+            first = first or e
+    return first
 
 
 def received(what: T) -> T:

@@ -17,7 +17,7 @@ import redis
 from ding_store.errors import CorruptPayload, StoreError
 from ding_store.storage.base import Buffer
 from ding_store.storage.host.planes import Fetch, Moved, Record, Remote, fetch_own, unwatched
-from ding_store.storage.wire.connection import checked, received, send
+from ding_store.storage.wire.connection import checked, received, refusal, send
 from ding_store.storage.wire.encoding import INLINE_BYTES, MAX_BYTES, PART_BYTES, Part
 
 #: On the way at once. More only fills buffers, where each reply waits for all that is before it.
@@ -117,8 +117,12 @@ def write_parts(connection: Any, parts: Iterable[Tuple[bytes, Sequence[Buffer]]]
         on_the_way.append(part_bytes)
         num_ahead += part_bytes
         while num_ahead > WINDOW_BYTES and len(on_the_way) > 1:
-            connection.read_response()
+            refused = refusal(connection, 1)
             num_ahead -= on_the_way.popleft()
+            if refused is not None:
+                send(connection, [rest])
+                refusal(connection, len(on_the_way))  # None that is still on its way comes after it is given up.
+                raise refused
     return len(on_the_way), rest
 
 

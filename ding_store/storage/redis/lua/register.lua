@@ -11,6 +11,7 @@ local cursor = redis.call('HGET', READERS, durable) or redis.call('HGET', READER
 if not cursor then
   cursor = digits(ARGV[4] == 'oldest' and floor or last)
 end
+need_no_memory()
 redis.call('HDEL', READERS, durable, ephemeral)
 redis.call('HSET', READERS, ARGV[3] .. ':' .. ARGV[2], cursor, 'h:' .. ARGV[2], ARGV[5])
 redis.call('HDEL', META, 'deleted')

@@ -5,6 +5,8 @@ local version = redis.call('HGET', META, 'version')
 if not version then
   return 0
 end
+-- As in put.lua: also at maxmemory somebody elsewhere can go on.
+redis.call('HDEL', META, '')
 redis.call('HSET', META, 'want', '1')
 redis.call('XADD', WANTS, 'MAXLEN', '=', '1', '*', 'v', version)
 return 1

@@ -1,0 +1,96 @@
+"""A server at its maxmemory: what is short always goes through, and what is refused leaves nothing there."""
+
+import pytest
+import redis
+
+from ding_store.errors import ServerFull
+from ding_store.storage.redis.store import RedisStore
+from ding_store.storage.redis.values import VALUE_PARTS
+from ding_store.storage.testing import chunk, number_of
+from ding_store.storage.wire.connection import pack
+
+
+@pytest.fixture
+def client(forgetful_server):
+    with forgetful_server.client() as client:
+        yield client
+
+
+@pytest.mark.parametrize('is_known', [False, True], ids=['new names', 'a new connection'])
+def test_what_is_short_goes_through(forgetful_server, client, is_known):
+    with RedisStore(forgetful_server.url, 'run') as store, RedisStore(forgetful_server.url, 'run') as other:
+        places = [store.append('s', {}, chunk(number)) for number in range(3)]
+        other.register('s', 'r')
+        if is_known:
+            other.advance('s', 'r', places[0], 'progress', {'at': 0})
+            other.put('finish', {'reason': 'first'}, {})
+            other.settle()
+            client.execute_command('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes')
+        client.config_set('maxmemory', 1)
+        assert other.register('s', 'r').number == int(is_known)
+        assert other.register('another', 'r').number == 0
+        with other.hasty():
+            other.advance('s', 'r', places[1], 'progress', {'at': 1})
+        other.settle()
+        assert [number_of(entry) for entry in other.read('s', places[1])] == [2]
+        assert other.stream_info('s').floor == 2
+        other.put('finish', {'reason': 'done'}, {})
+        assert (other.get('progress').header, other.get('finish').header) == ({'at': 1}, {'reason': 'done'})
+        assert (sorted(other.info().streams), sorted(other.info().values)) == (['another', 's'], ['finish', 'progress'])
+        other.retire()
+        assert client.keys() == []
+
+
+@pytest.mark.parametrize('size', [400_000, 1_000_000], ids=['at once', 'in windows'])
+def test_parts_of_what_is_refused_take_no_memory(forgetful_server, client, size):
+    with RedisStore(forgetful_server.url, 'run') as store:
+        store.append('s', {}, chunk(0))
+        client.config_set('maxmemory', client.info('memory')['used_memory'] + 2_500_000)
+        for _ in range(2):
+            with pytest.raises(ServerFull):
+                store.append('s', {}, chunk(1, size))
+            assert client.keys('*:part:*') == []
+        client.config_set('maxmemory', 0)
+        store.append('s', {}, chunk(2, size))
+        assert [number_of(entry) for entry in store.read('s')] == [0, 2]
+
+
+def test_parts_of_an_entry_whose_second_try_is_refused_are_kept(forgetful_server, client, monkeypatch):
+    with RedisStore(forgetful_server.url, 'run') as store:
+        store.append('s', {}, chunk(0))
+        append = store._appends._append
+
+        def lossy(said, *place):
+            append(said, *place)
+            monkeypatch.setattr(store._appends, '_append', append)
+            client.config_set('maxmemory', 1)
+            return append(said, *place)
+
+        monkeypatch.setattr(store._appends, '_append', lossy)
+        assert store.append('s', {}, chunk(1, 400_000)).number == 2
+        assert [number_of(entry) for entry in store.read('s')] == [0, 1]
+
+
+def test_a_script_has_run_when_a_command_before_it_is_an_error(forgetful_server, client):
+    """Else who asks what the server has, since one was refused, may ask before the script runs."""
+
+    def before(connection):
+        late = pack(('BLPOP', 'never', '0.3'))
+        return 2, pack(('SET', 'key', 'value', 'no such option')) + late
+
+    with RedisStore(forgetful_server.url, 'run') as store:
+        keys = [store._key('v', part) for part in VALUE_PARTS]
+        put = ('token', 0, -1, b'payload', '', '')
+        session = store._link.call('look', lambda session: session)
+        session.run('put', keys, *put)  # the server has the script
+        with pytest.raises(redis.ResponseError, match='syntax'):
+            session.run('put', keys, 'another', *put[1:3], b'new', '', '', before=before)
+        assert store._values.newest('v', 0, False).payload == b'new'
+
+
+def test_a_value_that_only_its_host_can_read_is_asked_for(forgetful_server, client):
+    with RedisStore(forgetful_server.url, 'run') as store:
+        store.put_version('weights', None, b'a reference')
+        client.config_set('maxmemory', 1)
+        store.want_version('weights')
+        assert store.wait_for_wants({'weights': ''}, 0.0)['weights']
