@@ -22,6 +22,7 @@ from ding_store.errors import (
     ConfigError,
     CorruptPayload,
     PayloadLost,
+    StoreClosed,
     StoreTimeout,
     StoreUnavailable,
     StreamFull,
@@ -30,6 +31,8 @@ from ding_store.storage import open_store
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.host.planes import is_reference
 from ding_store.storage.memory import MemoryStore
+from ding_store.storage.redis import link
+from ding_store.storage.redis.server import make_client
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 from ding_store.storage.wire import encoding as wire
@@ -320,7 +323,23 @@ def test_who_leaves_does_not_wait_for_a_server_that_is_away(forgetful_server, ca
     with pytest.raises(StoreUnavailable):
         store.append(STREAM, {}, chunk(1))
     store.close()
+    assert store._link._opener is None, 'nor is it brought back for who has left'
     assert "closed with 1 entries of 'experience' not announced" in caplog.text
+
+
+def test_who_is_closed_while_it_connects_keeps_no_connection(redis_server, monkeypatch):
+    store, made = RedisStore(redis_server.url, 'run', connect=False), []
+
+    def make_and_close(*args):
+        made.append(make_client(*args))
+        store.close()
+        return made[-1]
+
+    monkeypatch.setattr(link, 'make_client', make_and_close)
+    with pytest.raises(StoreClosed):
+        store._link.connect()
+    (client,) = made
+    assert [connection._sock for connection in client.connection_pool._available_connections] == [None]
 
 
 def test_a_waiting_reader_hears_of_a_memory_that_was_lost_without_a_disconnect(redis_server):
