@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
 from ding_store.config import ENV_RUN, ENV_URL, StoreConfig, unknown_key
-from ding_store.errors import ConfigError
+from ding_store.errors import ConfigError, StoreError
 from ding_store.launch.interrupt import sigterm_as_interrupt
 from ding_store.launch.progress import Display, Figures, summary, table
 from ding_store.launch.role import Role
@@ -123,6 +123,8 @@ class Job:
     num_restarts: int = 0
     is_hurrying: bool = False  # who is still there is told to leave
     saving_s: float = 0.0  # when the learner was last seen writing its last checkpoint
+    saving_beats: Dict[str, int] = field(default_factory=dict)  # the reports that said so
+    heard_s: float = 0.0  # when the last of them came
 
     def run(self, out: Any) -> Result:
         """
@@ -232,6 +234,8 @@ class Job:
                     if successor is not None:
                         selector.register(successor.pidfd, selectors.EVENT_READ, successor)
                 tick()
+                if ended:
+                    self._hurry(ended[0], members)
             except KeyboardInterrupt:
                 interrupts += 1
                 self.failed = self.failed or 'interrupted'
@@ -239,8 +243,6 @@ class Job:
                 session.finish('interrupted', failed=True)
                 if interrupts > 1:
                     self._kill_all()
-            if ended:
-                self._hurry(ended[0], members)
         selector.close()
         self.left_after_s = time.monotonic() - ended[0] if ended else 0.0
         return 1 if self.failed else 0
@@ -343,7 +345,7 @@ class Job:
         if now - ended_s <= LEAVE_S:
             return
         self.is_hurrying = True
-        if now - ended_s <= SAVE_S and any(m.figures.get('is_saving') for m in members.refresh().alive('learner')):
+        if now - ended_s <= SAVE_S and self._is_saving(members, now):
             if not self.saving_s:
                 self.say('waiting for the last checkpoint: the learner is still writing it')
             self.saving_s = now
@@ -351,6 +353,22 @@ class Job:
             since_s = now - max(ended_s, self.saving_s if process.role == 'learner' else 0.0)
             if process.code is None and since_s > LEAVE_S:
                 os.kill(process.pid, signal.SIGKILL if since_s > LEAVE_S + TERM_S else signal.SIGTERM)
+
+    def _is_saving(self, members: Members, now: float) -> bool:
+        """Whether a learner of ours says so that lives; what one said that was killed or stopped counts no more."""
+        pids = {each.pid for each in self.processes if each.role == 'learner' and each.code is None}
+        if not pids:
+            return False
+        try:
+            members.refresh()
+        except StoreError:
+            self.heard_s = now  # nobody can report either
+        host = os.uname().nodename
+        ours = [each for each in members.alive('learner') if each.host == host and each.pid in pids]
+        beats = {each.id: each.beat for each in ours if each.figures.get('is_saving')}
+        if beats != self.saving_beats:
+            self.saving_beats, self.heard_s = beats, now
+        return bool(beats) and now - self.heard_s <= silence_s(self.config.heartbeat_s)
 
     def _kill_all(self) -> None:
         for process in self.processes:

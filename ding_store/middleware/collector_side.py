@@ -154,6 +154,7 @@ class CollectorSide(Side):
             return None
 
     def _leave(self, ctx: OnlineRLContext) -> None:
+        self._session.store.settle()  # Once all have left the run is retired, and what is not in it by then is lost.
         # Said before the script's own clean-up: the learner waits for it, to take what was appended last.
         self._session.leave()
 

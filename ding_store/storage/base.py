@@ -186,7 +186,8 @@ class Store(ABC):
     def settle(self) -> None:  # noqa: B027 - nothing is left to do where ``advance`` is not overridden
         """
         Overview:
-            Return when all that ``advance`` was told is done. To be called before waiting for those who wait for it.
+            Return when all that ``advance`` was told is done, and what a full stream did not take (AppendUnsettled) was
+            announced once more, without a wait for room. To be called before waiting for those who wait for it.
         Raises:
             - StoreError: As ``ack`` and ``put``.
         """

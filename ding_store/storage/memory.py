@@ -231,11 +231,19 @@ class MemoryStore(PlanedStore):
 
     def close(self) -> None:
         if not self._closed:
-            self._writer.close()
+            self._writer.close(self._epoch_of)
             self._closed = True
         if os.getpid() == self._memory.pid:
             with self._memory.changed:
                 self._memory.changed.notify_all()
+
+    def settle(self) -> None:
+        self._enter()
+        self._writer.settle()
+
+    def _epoch_of(self, stream: str) -> Optional[str]:
+        found = self.stream_info(stream)
+        return None if found is None else found.epoch
 
     def snapshot(self) -> State:
         """For tests: what a disk would hold now."""

@@ -1,6 +1,7 @@
 """How a launcher takes the end of its processes."""
 
 import os
+import signal
 import time
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import pytest
 
 pytest.importorskip('ding')
 from ding_store.config import StoreConfig  # noqa: E402
+from ding_store.errors import StoreUnavailable  # noqa: E402
 from ding_store.launch.job import LEAVE_S, SAVE_S, TERM_S, Job, Process  # noqa: E402
 from ding_store.middleware.members import STREAM_OPTIONS, Member, Members  # noqa: E402
 from ding_store.middleware.session import CHECKPOINTS, FINISH  # noqa: E402
@@ -38,10 +40,14 @@ def test_a_learner_that_writes_its_last_checkpoint_is_waited_for(tmp_path, monke
     learner, evaluator = (Process(role, pid, pid, 0, tmp_path, '') for role, pid in (('learner', 1), ('evaluator', 2)))
     job = Job(None, {}, StoreConfig(), tmp_path, say=said.append, processes=[learner, evaluator])
     with open_store('memory://', run='r', stream_options=STREAM_OPTIONS) as store:
-        member, members, now = Member('a', 'learner', 0, figures={'is_saving': True}), Members(store), time.monotonic()
+        member = Member('a', 'learner', 0, pid=learner.pid, figures={'is_saving': True})
+        other = Member('b', 'learner', 0, pid=3, figures={'is_saving': True})  # which this launcher has not started
+        members, now = Members(store), time.monotonic()
 
-        def hurry(since_end_s):
-            member.report(store)
+        def hurry(since_end_s, is_stopped=False):
+            if not is_stopped:
+                member.report(store)
+            other.report(store)
             killed.clear()
             job._hurry(now - since_end_s, members)
             return list(killed)
@@ -56,8 +62,35 @@ def test_a_learner_that_writes_its_last_checkpoint_is_waited_for(tmp_path, monke
         assert hurry(LEAVE_S + TERM_S + 1) == [(1, 'SIGTERM'), (2, 'SIGKILL')]
         member.figures = {'is_saving': True}
         assert hurry(LEAVE_S + TERM_S + 1) == [(2, 'SIGKILL')]
+        job.saving_s = job.heard_s = 0.0
+        assert hurry(LEAVE_S + TERM_S + 1, is_stopped=True) == [(1, 'SIGKILL'), (2, 'SIGKILL')]
+        monkeypatch.setattr(members, 'refresh', lambda: unavailable())
+        assert hurry(LEAVE_S + TERM_S + 1) == [(2, 'SIGKILL')]  # where nobody can report
         job.saving_s = 0.0
         assert hurry(SAVE_S + 1) == [(1, 'SIGKILL'), (2, 'SIGKILL')]
+
+
+def test_an_interrupt_while_the_end_is_waited_for_leaves_the_watch_on(tmp_path, monkeypatch):
+    pid = os.posix_spawn('/bin/sleep', ['sleep', '60'], os.environ)
+    process, looks = Process('learner', 0, pid, os.pidfd_open(pid), tmp_path / 'log', ''), []
+
+    def hurry(self, ended_s, members):
+        looks.append(ended_s)
+        if len(looks) == 1:
+            raise KeyboardInterrupt
+        if process.code is None:
+            os.kill(pid, signal.SIGKILL)
+
+    monkeypatch.setattr(Job, '_hurry', hurry)
+    with open_store('memory://', run='r') as store:
+        finish = {'finished': True, 'on_finish': lambda call: call('it finished'), 'finish': lambda *_, **__: None}
+        job = Job(None, {}, StoreConfig(), tmp_path, processes=[process])
+        assert job.watch(SimpleNamespace(store=store, **finish), lambda: None, tick_s=0.01) == 1
+    assert (job.failed, process.code, len(looks) >= 2) == ('interrupted', 128 + signal.SIGKILL, True)
+
+
+def unavailable():
+    raise StoreUnavailable('the server is away')
 
 
 @pytest.mark.parametrize('is_forgotten', [False, True])

@@ -45,6 +45,27 @@ def test_a_server_that_comes_back_full_costs_no_chunk_and_no_collector():
         assert attempt(number + 1) is not None
 
 
+def test_a_collector_brings_what_a_full_stream_did_not_take_before_it_says_that_it_has_left():
+    with open_store('memory://', max_pending_bytes=1000) as store:
+        learner, number, held = Reader(store.another(), STREAM, 'learner'), 0, []
+        outbox = store.own_writer._lane(STREAM).outbox
+        session = SimpleNamespace(store=store, leave=lambda: held.append(outbox.num_queued))
+        side = SimpleNamespace(_chunks=ChunkWriter(store, STREAM), _session=session)
+
+        def attempt():
+            return CollectorSide._try_append(side, [{'obs': np.zeros(64, np.float32)}], HEADER, {}, 0.0)
+
+        while attempt() is not None:
+            number += 1
+        store.lose_memory(keep=store.snapshot())
+        assert attempt() == UNSETTLED
+        assert len(learner.read()) == number
+        learner.ack()
+        CollectorSide._leave(side, None)
+        assert held == [0]
+        assert len(learner.read()) == 1
+
+
 def test_a_server_that_forgot_its_collectors_gives_nobody_the_number_of_one_that_lives():
     with open_store('memory://') as store:
         members = [Member(f'c{number}', 'collector', number) for number in range(3)]

@@ -805,6 +805,27 @@ def test_no_writer_is_given_up_for_the_time_that_the_server_was_away(tmp_path, m
     writer.close()
 
 
+def test_connections_that_are_lost_again_and_again_keep_no_dead_writer_alive(tmp_path, monkeypatch):
+    """As those do that a server closes because nobody has used them for a while."""
+    now = [0.0]
+    monkeypatch.setattr(planes, 'time', SimpleNamespace(monotonic=lambda: now[0]))
+    far = MemoryStore(memory=Memory())
+    writer = Quiet(far.another(), str(tmp_path))
+    writer.register('s', 'near')
+    for number in range(2):
+        writer.append('s', {}, chunk(number))
+    (first,) = far.read('s')
+    for num_sessions in range(3 * planes.MAX_PATIENCES):
+        monkeypatch.setattr(MemoryStore, 'num_sessions', num_sessions)
+        seen = far.read('s', first.id)
+        if seen:
+            break
+        now[0] += planes.PATIENCE_S / 2
+    assert [entry.is_lost for entry in seen] == [True]
+    assert now[0] == planes.MAX_PATIENCES * planes.PATIENCE_S
+    writer.close()
+
+
 def test_an_unread_file_of_the_dead_stays_until_it_is_read(opened):
     near = opened()
     reader = Reader(near, 's', 'near')

@@ -178,8 +178,13 @@ class Outbox:
         item.payload.is_kept = False
         return True
 
-    def flush(self) -> None:
-        """Announce all that is queued, in order. Raises Refused when the server has no room for the next one."""
+    def flush(self, is_last: bool = False) -> None:
+        """
+        Overview:
+            Announce all that is queued, in order; who does it as the last thing leaves a new epoch alone.
+        Raises:
+            - Refused: The server has no room for the next one.
+        """
         num_refused = 0
         while self._queue:
             item = self._queue[0]
@@ -194,6 +199,8 @@ class Outbox:
             self._learn(verdict)
             if verdict.status == FULL:
                 raise Refused(verdict.room)
+            if verdict.status == STALE and is_last:
+                return
 
     def check(self) -> None:
         """Ask for the stream's state; what a server forgot is queued again, what was acked is let go."""

@@ -154,14 +154,28 @@ class Writer:
         lane = self._lanes.get(stream)
         return len(lane.outbox) if lane else 0
 
-    def close(self) -> None:
+    def settle(self) -> None:
         """Announce once more what could not be until now: a full stream may have room again. Waits for none."""
         for lane in self._all_lanes():
             if lane.outbox.num_queued:
+                self._check(lane)
+
+    def close(self, epoch_of: Callable[[str], Optional[str]]) -> None:
+        """
+        Overview:
+            Settle what was left, in streams that are still those that we wrote to: the run may have been retired
+            meanwhile, and its name be free for the next.
+        Arguments:
+            - epoch_of (:obj:`Callable`): Of a stream, at the server; None if it is not there. Must create none.
+        """
+        for lane in self._all_lanes():
+            outbox = lane.outbox
+            if outbox.num_queued and outbox.epoch:
                 with suppress(StoreError):
-                    self._check(lane)
-            if lane.outbox.num_queued:
-                logger.warning('closed with %d entries of %r not announced', lane.outbox.num_queued, lane.outbox.stream)
+                    if epoch_of(outbox.stream) == outbox.epoch:
+                        self._finish(lane)
+            if outbox.num_queued:
+                logger.warning('closed with %d entries of %r not announced', outbox.num_queued, outbox.stream)
 
     def _lane(self, stream: str) -> Lane:
         with self._lanes_lock:
@@ -193,6 +207,13 @@ class Writer:
             except ServerFull as e:
                 # It is no failure of the call that we look around in: the next append to this stream says it again.
                 logger.info('stream %r waits for memory: %s', lane.outbox.stream, e)
+            finally:
+                lane.lock.release()
+
+    def _finish(self, lane: Lane) -> None:
+        if lane.lock.acquire(blocking=False):
+            try:
+                lane.outbox.flush(is_last=True)
             finally:
                 lane.lock.release()
 

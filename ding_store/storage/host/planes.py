@@ -104,6 +104,8 @@ class Version(NamedTuple):
 #: How long a writer may take to fill an entry: longer than it tries to reach a server that went away
 #: (``RedisOptions.reconnect_timeout_s``), since what counts as lost is not taken when it comes after all.
 PATIENCE_S = 90.0
+#: So many times that in all, for a writer that fills nothing while the connection is lost again and again.
+MAX_PATIENCES = 5
 
 
 class PlanedStore(Store):
@@ -228,9 +230,10 @@ class Asked(NamedTuple):
     upto: int  # the number of the last one
     since: float  # or since it filled one of them
     num_sessions: int  # of ours by then: without a server no writer fills
+    begun: float  # when it was asked first, or filled one, in whichever session
 
-    def is_of(self, entry_id: EntryId, num_sessions: int) -> bool:
-        return (self.epoch, self.num_sessions) == (entry_id.epoch, num_sessions) and entry_id.number <= self.upto
+    def is_of(self, entry_id: EntryId) -> bool:
+        return self.epoch == entry_id.epoch and entry_id.number <= self.upto
 
 
 class Resolver:
@@ -241,7 +244,8 @@ class Resolver:
         - follow (:obj:`Optional[Callable]`): The entry of a reference, if this process can map its file.
         - complain (:obj:`Optional[Callable]`): Called with a stream and a record whose reference cannot be followed.
         - patience_s (:obj:`float`): After so long without an entry filled, those that its writer was asked for count as
-          lost: all of them, since a dead writer fills none. By default the store's. Counted anew when it was away.
+          lost: all of them, since a dead writer fills none. By default the store's. Counted anew when it was away, but
+          no longer than ``MAX_PATIENCES`` of it in all.
         - fetch (:obj:`Callable`): Gets what is in the server, but not in the records.
     """
 
@@ -303,11 +307,14 @@ class Resolver:
         """Since when its writer has been asked for it, which it is now if it was not."""
         asked = self._asked.get((stream, record.writer))
         num_sessions = self._store.num_sessions
-        if asked is not None and asked.is_of(record.id, num_sessions):
-            return asked.since
-        since = time.monotonic()
+        since = begun = time.monotonic()
+        if asked is not None and asked.is_of(record.id):
+            if asked.num_sessions == num_sessions:
+                return asked.since
+            begun = asked.begun
+            since = min(since, begun + (MAX_PATIENCES - 1) * self._patience_s)
         if self._store.fate_of(stream, record) == WAITING:
-            asked = Asked(record.id.epoch, self._newest_of(stream, record), since, num_sessions)
+            asked = Asked(record.id.epoch, self._newest_of(stream, record), since, num_sessions, begun)
             self._complain(stream, record)
             self._asked[stream, record.writer] = asked
         return since
@@ -321,8 +328,9 @@ class Resolver:
 
     def _note_fill(self, stream: str, record: Record) -> None:
         asked = self._asked.get((stream, record.writer))
-        if asked is not None and asked.is_of(record.id, asked.num_sessions):
-            self._asked[stream, record.writer] = asked._replace(since=time.monotonic())
+        if asked is not None and asked.is_of(record.id):
+            now = time.monotonic()
+            self._asked[stream, record.writer] = asked._replace(since=now, begun=now)
 
     def _is_lost(self, stream: str, record: Record) -> bool:
         found = self._store.fate_of(stream, record)

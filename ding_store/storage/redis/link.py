@@ -335,11 +335,15 @@ class Link:
         with self._opening:
             session = self._session
             if session is None:
+                self._check_open()  # it was another thread's turn for long, perhaps
                 life = Life(self.address)
                 client = make_client(self._target(), life.greet, self._options.socket_timeout_s)
                 client.info('server')
                 self.num_sessions += 1
                 session = self._session = Session(client, self._scripts, life)
+                if self._closed.is_set():
+                    session.close()  # close() may have been before it
+                    self._check_open()
             return session
 
     def _open_beside(self) -> None:
