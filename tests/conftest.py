@@ -1,15 +1,19 @@
 """Fixtures for all tests: real redis-servers on private sockets."""
 
+import contextlib
 import gc
 import os
 import signal
 import sys
+import tempfile
+import time
 from typing import Iterator
 
 import pytest
 from needs import lacking
 from redis_server import RedisServer, find_binary
 
+from ding_store.storage.host.cache_files import remove_if_abandoned, runs_of
 from ding_store.storage.host.fetch_lock import FetchLock
 from ding_store.storage.testing import WAIT_S
 
@@ -21,6 +25,20 @@ sys.modules.setdefault('jax', None)  # type: ignore[arg-type]
 os.register_at_fork(after_in_child=gc.freeze)
 # A shell starts what goes to the background with SIGINT ignored, and all that a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+_BEGAN = time.time()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Jobs that tests kill leave in the host cache what they would go on with: gigabytes after a while."""
+    if hasattr(session.config, 'workerinput'):
+        return  # of several at a time, who started them comes last
+    for root in ('/dev/shm', tempfile.gettempdir(), '/var/tmp'):
+        for run in runs_of(os.path.join(root, f'ding-store-cache-{os.geteuid()}')):
+            with contextlib.suppress(OSError):
+                if os.path.basename(run).startswith('r-') and os.stat(run).st_mtime >= _BEGAN:
+                    remove_if_abandoned(run)
 
 
 @pytest.fixture(autouse=True)
