@@ -69,7 +69,11 @@ LOOPS = {
     'pong_dqn_per': ('atari.atari_dqn_main', 'atari.pong_dqn_per_config', ATARI),
     'pong_r2d2': ('atari.atari_r2d2_main', '', {**ATARI, **R2D2}),
     'pong_impala': ('atari.atari_impala_main', '', {**ATARI, **HEADS, **IMPALA}),
-    'qbert_ppo': ('atari.atari_ppo_main', '', {**ATARI, **HEADS, 'policy.collect.n_sample': 256}),
+    'qbert_ppo': (
+        # Its heads are as wide as what comes into them.
+        'atari.atari_ppo_main', '',
+        {**ATARI, **HEADS, 'policy.model.encoder_hidden_size_list': [16, 32, 64], 'policy.collect.n_sample': 256},
+    ),
     'hopper_sac': (
         'mujoco.hopper_sac_main', '', {**SMALL, 'policy.random_collect_size': 1000, 'policy.collect.n_sample': 8},
     ),
