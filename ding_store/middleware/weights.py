@@ -153,24 +153,25 @@ class WeightsSender(_Exchanger):
         if ctx.train_iter != self._published_iter and (self._num_iterations - 1) % self._period == 0:
             self._is_due = True
         if self._is_due and not self._session.store.is_away:  # else when it is back, the newest there are by then
-            try:
-                self._publish(ctx)
-            except ServerFull as error:
-                self._session.note_full(error)  # they are still due
+            self._publish(ctx)
 
     def _publish(self, ctx: Context) -> None:
+        """They are still due where the store is away, or full."""
         dtype = self._session.config.weights_dtype
         header, arrays = state_to_arrays(self._model.state_dict(), dtype, self._pinned, self._buffers)
         header.update(train_iter=ctx.train_iter, iteration=max(0, self._num_iterations - 1), sent_at=time.time())
         self._warn_of(header['not_rounded'])
         # A learner that was started again knows of versions that the store may have lost, and rows have.
         self._session.store.count_from(self._value, self._session.policy_versions[self._name])
-        with in_passing(self._session.store):
-            self.version = self._session.store.put(self._value, header, arrays)
-            self._published_iter, self._is_due = ctx.train_iter, False
-            self._session.set_policy_version(self._name, self.version)
-            if time.monotonic() >= self._say_at:
-                self._say(ctx)
+        try:
+            with in_passing(self._session.store):
+                self.version = self._session.store.put(self._value, header, arrays)
+                self._published_iter, self._is_due = ctx.train_iter, False
+                self._session.set_policy_version(self._name, self.version)
+                if time.monotonic() >= self._say_at:
+                    self._say(ctx)
+        except ServerFull as error:
+            self._session.note_full(error)
 
     def _say(self, ctx: Context) -> None:
         self._say_at = time.monotonic() + SAY_EVERY_S

@@ -6,9 +6,11 @@ import subprocess
 import threading
 import time
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from ding_store.checkpoint import CheckpointDir
 from ding_store.config import StoreConfig
@@ -17,6 +19,7 @@ from ding_store.launch.status import read_status
 from ding_store.middleware.claim import _claim
 from ding_store.middleware.members import STREAM_OPTIONS, Member, Members, pid_space
 from ding_store.middleware.session import CHECKPOINTS, FINISH, RETIRE, Session, clear_ended_run
+from ding_store.middleware.weights import WeightsSender
 from ding_store.storage import open_store
 
 pytest.importorskip('ditk')
@@ -120,6 +123,22 @@ def test_a_server_at_its_maxmemory_is_not_the_end_of_the_run(forgetful_server, c
         assert [learner.finished, collector.finished] == [False, False]
     warnings = [record for record in caplog.records if 'the run goes on as far' in record.message]
     assert len(warnings) == 2
+
+
+def test_weights_that_find_no_memory_are_published_when_there_is_some(forgetful_server):
+    """The first ones, too: a learner may be started again just then."""
+    session = Session(CONFIG, store=open_store(forgetful_server.url, host_plane='off'))
+    sender = WeightsSender(session, torch.nn.Linear(40, 40), 'main')
+
+    def iterate():
+        list(sender(SimpleNamespace(train_iter=0, total_step=0)))
+        return sender.version
+
+    with forgetful_server.client() as client, contextlib.closing(session):
+        client.config_set('maxmemory', 1)
+        assert [iterate(), iterate(), session.is_server_full] == [0, 0, True]
+        client.config_set('maxmemory', 0)
+        assert [iterate(), iterate()] == [1, 1]
 
 
 @pytest.mark.parametrize('when', ['before', 'after'])

@@ -787,7 +787,9 @@ def test_a_writer_is_given_as_long_as_it_tries_to_reach_its_server(opened):
         assert [each._resolver._patience_s for each in (store, store.store)] == [patience_s] * 2
 
 
-def test_no_writer_is_given_up_for_the_time_that_the_server_was_away(tmp_path, monkeypatch):
+@pytest.fixture
+def silent(tmp_path, monkeypatch):
+    """A clock, a reader elsewhere, and the entry that it got of two: the other one's writer is not heard of."""
     now = [0.0]
     monkeypatch.setattr(planes, 'time', SimpleNamespace(monotonic=lambda: now[0]))
     far = MemoryStore(memory=Memory())
@@ -796,34 +798,29 @@ def test_no_writer_is_given_up_for_the_time_that_the_server_was_away(tmp_path, m
     for number in range(2):
         writer.append('s', {}, chunk(number))
     (first,) = far.read('s')
-    now[0] += planes.PATIENCE_S - 1
-    monkeypatch.setattr(MemoryStore, 'num_sessions', 1)
-    now[0] += 2
-    assert far.read('s', first.id) == []
-    now[0] += planes.PATIENCE_S + 1
-    assert [entry.is_lost for entry in far.read('s', first.id)] == [True]
+    yield SimpleNamespace(now=now, far=far, first=first)
     writer.close()
 
 
-def test_connections_that_are_lost_again_and_again_keep_no_dead_writer_alive(tmp_path, monkeypatch):
+def test_no_writer_is_given_up_for_the_time_that_the_server_was_away(silent, monkeypatch):
+    silent.now[0] += planes.PATIENCE_S - 1
+    monkeypatch.setattr(MemoryStore, 'num_sessions', 1)
+    silent.now[0] += 2
+    assert silent.far.read('s', silent.first.id) == []
+    silent.now[0] += planes.PATIENCE_S + 1
+    assert [entry.is_lost for entry in silent.far.read('s', silent.first.id)] == [True]
+
+
+def test_connections_that_are_lost_again_and_again_keep_no_dead_writer_alive(silent, monkeypatch):
     """As those do that a server closes because nobody has used them for a while."""
-    now = [0.0]
-    monkeypatch.setattr(planes, 'time', SimpleNamespace(monotonic=lambda: now[0]))
-    far = MemoryStore(memory=Memory())
-    writer = Quiet(far.another(), str(tmp_path))
-    writer.register('s', 'near')
-    for number in range(2):
-        writer.append('s', {}, chunk(number))
-    (first,) = far.read('s')
     for num_sessions in range(3 * planes.MAX_PATIENCES):
         monkeypatch.setattr(MemoryStore, 'num_sessions', num_sessions)
-        seen = far.read('s', first.id)
+        seen = silent.far.read('s', silent.first.id)
         if seen:
             break
-        now[0] += planes.PATIENCE_S / 2
+        silent.now[0] += planes.PATIENCE_S / 2
     assert [entry.is_lost for entry in seen] == [True]
-    assert now[0] == planes.MAX_PATIENCES * planes.PATIENCE_S
-    writer.close()
+    assert silent.now[0] == planes.MAX_PATIENCES * planes.PATIENCE_S
 
 
 def test_an_unread_file_of_the_dead_stays_until_it_is_read(opened):
