@@ -70,9 +70,12 @@ LOOPS = {
     'pong_r2d2': ('atari.atari_r2d2_main', '', {**ATARI, **R2D2}),
     'pong_impala': ('atari.atari_impala_main', '', {**ATARI, **HEADS, **IMPALA}),
     'qbert_ppo': (
-        # Its heads are as wide as what comes into them.
+        # Heads as wide as what comes into them; a quarter of the steps, and of the updates that max_use permits.
         'atari.atari_ppo_main', '',
-        {**ATARI, **HEADS, 'policy.model.encoder_hidden_size_list': [16, 32, 64], 'policy.collect.n_sample': 256},
+        {
+            **ATARI, **HEADS, 'policy.model.encoder_hidden_size_list': [16, 32, 64],
+            'policy.collect.n_sample': 256, 'policy.learn.update_per_collect': 6,
+        },
     ),
     'hopper_sac': (
         'mujoco.hopper_sac_main', '', {**SMALL, 'policy.random_collect_size': 1000, 'policy.collect.n_sample': 8},
