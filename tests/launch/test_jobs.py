@@ -407,13 +407,14 @@ def test_a_server_at_its_maxmemory_is_a_pause(tmp_path, forgetful_server):
     arguments += tiny(tmp_path / 'trace', '--max-train-iter', 1000)
     with job(ding_store(*arguments), tmp_path) as run, forgetful_server.client() as client:
 
-        def num_full():
+        def all_know():
             logs = [log.read_text() for log in Path(tmp_path, '.ding_store/r/logs').glob('*.log')]
-            return sum('is at its maxmemory' in log for log in logs)
+            num_processes = 4  # of ROLES
+            return len(logs) == num_processes and all('is at its maxmemory' in log for log in logs)
 
         run.wait_for(lambda: last_trained(tmp_path) >= 100, 'training')
         client.config_set('maxmemory', 1)
-        run.wait_for(lambda: num_full() == ROLES.count('='), 'all of them to hear of it')
+        run.wait_for(all_know, 'all of them to hear of it')
         client.config_set('maxmemory', 0)
         assert run.wait() == 0, run.text
         balanced(run.text)
