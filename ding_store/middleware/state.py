@@ -8,6 +8,7 @@ from typing import Any, Container, Dict, Iterator, Mapping, MutableMapping, Opti
 import numpy as np
 import torch
 
+from ding_store.copying import FAR_BYTES, copy_past_caches
 from ding_store.errors import ConfigError, SchemaMismatch
 from ding_store.storage.base import Value
 
@@ -98,10 +99,11 @@ def load_arrays(target: Union[torch.nn.Module, MutableMapping[str, Any]], value:
     if wrong:
         raise SchemaMismatch(f'weights {value.name!r} version {value.version} do not fit the model: {"; ".join(wrong)}')
     done = _point(target, arrays, bfloat16) if in_place and isinstance(target, torch.nn.Module) else set()
+    is_far = sum(array.nbytes for _, array in known) >= FAR_BYTES
     with torch.no_grad():
         for name, array in known:
             if name not in done:
-                _copy_into(fixed[name].detach(), array, name in bfloat16)
+                _copy_into(fixed[name].detach(), array, name in bfloat16, is_far)
     extra = {name: _tensor_of(array, name in bfloat16).clone() for name, array in arrays.items() if name not in fixed}
     for name, entry in {**others, **extra}.items():
         _set_other(target, name, entry)
@@ -205,9 +207,10 @@ def _tensor_of(array: np.ndarray, is_bfloat16: bool) -> torch.Tensor:
     return tensor.view(torch.bfloat16) if is_bfloat16 else tensor
 
 
-def _copy_into(target: torch.Tensor, array: np.ndarray, is_bfloat16: bool) -> None:
+def _copy_into(target: torch.Tensor, array: np.ndarray, is_bfloat16: bool, is_far: bool) -> None:
     if target.device.type == 'cpu' and target.dtype != torch.bfloat16 and not is_bfloat16:
-        np.copyto(target.numpy(), array, casting='same_kind')
+        copy = copy_past_caches if is_far else np.copyto
+        copy(target.numpy(), array)
     else:
         target.copy_(_tensor_of(array, is_bfloat16))
 

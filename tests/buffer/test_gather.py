@@ -9,9 +9,11 @@ import treetensor.torch as ttorch
 from ding.utils.data import default_collate
 
 from ding_store.buffer import StoreBuffer
-from ding_store.buffer.kernels.load import NO_NUMBA, load_kernels
+from ding_store.buffer.kernels.load import load_kernels
 from ding_store.buffer.sampling.samplers import Uniform
+from ding_store.buffer.table import outputs as outputs_module
 from ding_store.buffer.table.outputs import Output, WarmOutputs
+from ding_store.copying.compiler import NO_NUMBA
 
 #: All sizes that are copied in a way of their own, and some that are not.
 SHAPES = [(), (2,), (3,), (4,), (8,), (0,), (5, 7), (40, 40)]
@@ -38,6 +40,21 @@ def test_rows_are_those_of_take(compiled: bool, monkeypatch: pytest.MonkeyPatch)
     few = [np.array([3, 49, 0, 3]), np.arange(50)[::-7], np.array([7], np.int32), np.array([], np.int64)]
     # The last are so many bytes that other threads may run meanwhile.
     for slots in [*few, np.arange(100) * 7 % 50]:
+        arrays, _ = outputs.gather(columns, slots)
+        for name, column in columns.items():
+            assert arrays[name].tobytes() == column[slots].tobytes(), name
+
+
+@pytest.mark.parametrize('compiled', [True, False])
+def test_rows_of_batches_that_are_larger_than_caches(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NO_NUMBA, '0' if compiled else '1')
+    monkeypatch.setattr(outputs_module, 'FAR_BYTES', 1 << 19)
+    rng = np.random.default_rng(0)
+    shapes = [(), (3,), (1024,), (1023,), (1087,), (5, 4321)]
+    columns = {str(shape): rng.integers(0, 256, (40, *shape), np.uint8) for shape in shapes}
+    outputs = WarmOutputs({name: (column.dtype, column.shape[1:]) for name, column in columns.items()})
+    for slots in (np.arange(80) * 7 % 40, np.arange(39, -1, -1)):
+        assert sum(column[slots].nbytes for column in columns.values()) >= 1 << 19
         arrays, _ = outputs.gather(columns, slots)
         for name, column in columns.items():
             assert arrays[name].tobytes() == column[slots].tobytes(), name

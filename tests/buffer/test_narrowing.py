@@ -14,8 +14,9 @@ import treetensor.torch as ttorch
 from needs import lacking
 
 from ding_store.buffer import StoreBuffer, Table
-from ding_store.buffer.kernels.load import NO_NUMBA, load_kernels
+from ding_store.buffer.kernels.load import load_kernels
 from ding_store.buffer.table.narrowing import gather, narrow, widen
+from ding_store.copying.compiler import NO_NUMBA
 from ding_store.errors import NotEnoughSpace
 from ding_store.storage.testing import WAIT_S
 
@@ -143,7 +144,7 @@ def test_others_run_while_much_is_copied(name: str) -> None:
     values, levels = np.zeros(1 << 22, np.float32), np.zeros(1 << 22, np.uint8)
     one, rows = np.array([values.ctypes.data]), np.zeros(1, np.int64)
     arguments = {
-        'gather_freely': (one, np.array([values.nbytes // 2]), one + values.nbytes // 2, rows, 1),
+        'gather_freely': (one, np.array([values.nbytes // 2]), one + values.nbytes // 2, rows, 1, True),
         'narrow_freely': (values, levels),
         'widen_many': (levels.reshape(1, -1), rows, values.reshape(1, -1)),
     }[name]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ding_store.buffer import Prioritized, RankPrioritized, mixed_priority
-from ding_store.buffer.kernels.load import NO_NUMBA
 from ding_store.buffer.table.table import Table
+from ding_store.copying.compiler import NO_NUMBA
 from ding_store.errors import ConfigError, NotEnoughData, PriorityError, SchemaMismatch
 
 BOTH = [Prioritized, RankPrioritized]

@@ -9,7 +9,8 @@ import treetensor.torch as ttorch
 from needs import lacking
 
 from ding_store.buffer import Prioritized, StoreBuffer
-from ding_store.buffer.kernels.load import NO_NUMBA, load_kernels
+from ding_store.buffer.kernels.load import load_kernels
+from ding_store.copying.compiler import NO_NUMBA
 from ding_store.errors import SchemaMismatch
 
 

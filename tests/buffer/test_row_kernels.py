@@ -7,9 +7,10 @@ import pytest
 from needs import lacking
 
 from ding_store.buffer import StoreBuffer
-from ding_store.buffer.kernels.load import NO_NUMBA, load_kernels
+from ding_store.buffer.kernels.load import load_kernels
 from ding_store.buffer.sequences.sequence_index import SequenceIndex
 from ding_store.buffer.table.rows import RowIndex
+from ding_store.copying.compiler import NO_NUMBA
 
 
 @pytest.fixture(autouse=True)

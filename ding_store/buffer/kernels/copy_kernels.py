@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import types
 from numba.extending import intrinsic
 
 from ding_store.buffer.arrays import Array
+from ding_store.copying.lines import LINE, copy_bytes, finish, prefetch, store_past_caches, stream
 
 _INTS = 'int64[::1]'
-GATHER = f'void({_INTS}, {_INTS}, {_INTS}, {_INTS}, int64)'
+GATHER = f'void({_INTS}, {_INTS}, {_INTS}, {_INTS}, int64, boolean)'
 PUT = f'void({_INTS}, {_INTS}, {_INTS}, int64)'
 #: What is narrowed may be read-only: another process's memory.
 NARROW = types.boolean(types.Array(types.float32, 1, 'C', readonly=True), types.uint8[::1])
@@ -38,49 +39,22 @@ def _word_copier(num_bits: int) -> Any:
 _copy_1, _copy_4, _copy_8, _copy_16, _copy_32 = (_word_copier(8 * size) for size in (1, 4, 8, 16, 32))
 
 
-def _copy_bytes(context: Any, target: Any, source: Any, num_bytes: Any) -> Any:
-    """As memcpy."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = ir.IntType(8).as_pointer()
-        target, source = (builder.inttoptr(address, pointer) for address in arguments[:2])
-        cgutils.raw_memcpy(builder, target, source, arguments[2], 1)  # type: ignore[no-untyped-call]
-        return context.get_dummy_value()
-
-    return types.void(target, source, num_bytes), generate
-
-
-_copy_many: Any = intrinsic(_copy_bytes)
-
 #: Of rows this large, the first lines are asked for while those before them are copied: a fifth less time at 1.4 KB, a
 #: fortieth at 56 KB; nothing at 81 bytes, where the processor looks far enough ahead by itself.
 _PREFETCHED_BYTES = 256
-_ROWS_AHEAD, _NUM_LINES, LINE = 4, 8, 64
+_ROWS_AHEAD, _NUM_LINES = 4, 8
 
 
-def _fetch_line(context: Any, address: Any) -> Any:
-    """Have the cache line of an address on its way."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [pointer, word, word, word])
-        module: Any = builder.module
-        fetch = module.declare_intrinsic('llvm.prefetch', [pointer], kind)
-        # To read, in all caches, data.
-        builder.call(fetch, [builder.inttoptr(arguments[0], pointer), word(0), word(3), word(1)])
-        return context.get_dummy_value()
-
-    return types.void(address), generate
+#: Parts of rows that are copied past the caches, where that is to be; smaller ones gain nothing.
+_STREAMED_BYTES = 1024
 
 
-prefetch: Any = intrinsic(_fetch_line)
-
-
-def gather(sources: Array, sizes: Array, targets: Array, slots: Array, capacity: int) -> None:
+def gather(sources: Array, sizes: Array, targets: Array, slots: Array, capacity: int, is_far: bool) -> None:
     """
     Overview:
         Rows ``slots`` of all columns: of the column at address ``sources[k]``, of ``sizes[k]`` bytes per row, to
         consecutive rows at ``targets[k]``. Slots that are out of range count as the nearest, as in ``mode='clip'``.
+        ``is_far``: the targets are more than the caches hold.
     """
     num_rows = slots.shape[0]
     wanted, slots = slots, np.empty(num_rows, np.int64)
@@ -104,6 +78,9 @@ def gather(sources: Array, sizes: Array, targets: Array, slots: Array, capacity:
         elif size == 32:
             for i in range(num_rows):
                 _copy_32(target + i * 32, source + slots[i] * 32)
+        elif is_far and size >= _STREAMED_BYTES:
+            for i in range(num_rows):
+                stream(target + i * size, source + slots[i] * size, size)
         else:
             lines = min(size // LINE, _NUM_LINES) if size >= _PREFETCHED_BYTES else 0
             for i in range(num_rows):
@@ -111,13 +88,23 @@ def gather(sources: Array, sizes: Array, targets: Array, slots: Array, capacity:
                     ahead = source + slots[i + _ROWS_AHEAD] * size
                     for line in range(lines):
                         prefetch(ahead + line * LINE)
-                _copy_many(target + i * size, source + slots[i] * size, size)
+                copy_bytes(target + i * size, source + slots[i] * size, size)
+    if is_far:
+        finish()
 
 
 def put(sources: Array, sizes: Array, targets: Array, slot: int) -> None:
-    """Copy a row: of each column ``sizes[k]`` bytes at ``sources[k]`` to a slot of the column at ``targets[k]``."""
+    """
+    Copy a row: of each column ``sizes[k]`` bytes at ``sources[k]`` to a slot of the column at ``targets[k]``. No cache
+    has the slot of a table, nor needs it soon.
+    """
     for k in range(sources.shape[0]):
-        _copy_many(targets[k] + slot * sizes[k], sources[k], sizes[k])
+        target, source, size = targets[k] + slot * sizes[k], sources[k], sizes[k]
+        if size >= _STREAMED_BYTES:
+            stream(target, source, size)
+        else:
+            copy_bytes(target, source, size)
+    finish()
 
 
 def _float_bits(context: Any, value: Any) -> Any:
@@ -176,32 +163,19 @@ _PER_LINE = LINE // 4
 
 
 def _stream_line(context: Any, target: Any, source: Any) -> Any:
-    """Widen as many bytes as make a line, and write it to memory without reading that first, past the caches."""
+    """Widen as many bytes as make a line, past the caches."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         integers, floats = ir.VectorType(ir.IntType(8), _PER_LINE), ir.VectorType(ir.FloatType(), _PER_LINE)
-        target = builder.inttoptr(arguments[0], floats.as_pointer())
         levels = builder.load(builder.inttoptr(arguments[1], integers.as_pointer()), align=1)
         values = builder.fdiv(builder.uitofp(levels, floats), floats([ir.FloatType()(255.0)] * _PER_LINE))
-        store = builder.store(values, target, align=LINE)
-        store.set_metadata('nontemporal', builder.module.add_metadata([ir.IntType(32)(1)]))
+        store_past_caches(builder, values, arguments[0])
         return context.get_dummy_value()
 
     return types.void(target, source), generate
 
 
-def _fence(context: Any) -> Any:
-    """What was written so far is there for all others from here on: lines past the caches come late otherwise."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.fence('seq_cst')
-        return context.get_dummy_value()
-
-    return types.void(), generate
-
-
 _widen_line: Any = intrinsic(_stream_line)
-_finish: Any = intrinsic(_fence)
 
 
 def widen_many(levels: Array, slots: Array, values: Array) -> None:
@@ -218,4 +192,4 @@ def widen_many(levels: Array, slots: Array, values: Array) -> None:
             _widen_line(target + 4 * k, source + k)
         for k in range(end, size):
             out[k] = np.float32(row[k]) / np.float32(255)
-    _finish()
+    finish()

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import functools
-import logging
-import os
 import types
 from typing import Any, Callable, NamedTuple, Optional
 
 from ding_store.buffer.kernels import draw_kernels
+from ding_store.copying.compiler import Compiler, is_wanted, with_compiler
 
-logger = logging.getLogger(__name__)
-
-#: Set to anything but '' or '0' to do without numba.
-NO_NUMBA = 'DING_STORE_NO_NUMBA'
 #: What takes longer to copy than this lets other threads run; who lets go of the interpreter may wait for it after.
 BRIEF_BYTES = 1 << 20
 
@@ -42,34 +37,19 @@ class Kernels(NamedTuple):
 
 def load_kernels() -> Optional[Kernels]:
     """The compiled kernels; None where there is no numba, or ``DING_STORE_NO_NUMBA`` is set."""
-    return None if os.environ.get(NO_NUMBA, '') not in ('', '0') else _compiled()
+    return _compiled() if is_wanted() else None
 
 
 @functools.cache
 def _compiled() -> Optional[Kernels]:
-    try:
-        import numba
-    except ImportError as e:
-        # Also one that is too old for this numpy.
-        logger.info('loops run in numpy (%s); pip install "ding_store[fast]" makes small rows several times faster', e)
-        return None
-    try:
-        return _compile(numba, cache=True)
-    except (OSError, RuntimeError) as e:
-        # numba's cache lies beside this file, or in the user's cache directory; neither can be written to.
-        logger.info('compiled loops are not cached, which costs seconds at every start: %s', e)
-        return _compile(numba, cache=False)
+    return with_compiler(_compile)
 
 
-def _compile(numba: Any, cache: bool) -> Kernels:
+def _compile(compiled: Compiler) -> Kernels:
     from ding_store.buffer.kernels import copy_kernels, power_kernels, row_kernels, sum_tree_kernels
 
-    def compiled(signature: Any, function: Callable[..., Any], nogil: bool = False) -> Callable[..., Any]:
-        # Signatures compile at once, so that whatever goes wrong does so here and not in the middle of training. A
-        # division that may raise is a branch, and keeps a loop from being instructions for many values at once.
-        function = _renamed(function, f'{function.__name__}_freely') if nogil else function
-        made: Callable[..., Any] = numba.njit(signature, cache=cache, nogil=nogil, error_model='numpy')(function)
-        return made
+    def freely(signature: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+        return compiled(signature, _renamed(function, f'{function.__name__}_freely'), True)
 
     return Kernels(
         set_many=compiled(sum_tree_kernels.SET, sum_tree_kernels.set_many),
@@ -87,9 +67,9 @@ def _compile(numba: Any, cache: bool) -> Kernels:
         narrow=compiled(copy_kernels.NARROW, copy_kernels.narrow),
         widen=compiled(copy_kernels.WIDEN, copy_kernels.widen),
         # Up to milliseconds, in which other threads may run.
-        gather_freely=compiled(copy_kernels.GATHER, copy_kernels.gather, nogil=True),
-        narrow_freely=compiled(copy_kernels.NARROW, copy_kernels.narrow, nogil=True),
-        widen_many=compiled(copy_kernels.WIDEN, copy_kernels.widen_many, nogil=True),
+        gather_freely=freely(copy_kernels.GATHER, copy_kernels.gather),
+        narrow_freely=freely(copy_kernels.NARROW, copy_kernels.narrow),
+        widen_many=freely(copy_kernels.WIDEN, copy_kernels.widen_many),
     )
 
 

@@ -16,6 +16,7 @@ from ding_store.buffer.table.cold import ColdColumn
 from ding_store.buffer.table.narrowing import narrow_into, take_into
 from ding_store.buffer.table.regions import ColumnSpec, spec_bytes
 from ding_store.columns.batch import PlainBatch
+from ding_store.copying import FAR_BYTES
 
 Arrays = Dict[str, Array]
 #: Batches of one size that are kept warm at once; a pipeline that holds more gets fresh arrays.
@@ -165,10 +166,10 @@ class WarmOutputs:
             if gather is None or gather.columns is not columns:
                 gather = self._gather = Gather(columns, arrays)
             if gather.fits and not gather.narrowed:
-                is_brief = len(slots) * self._row_bytes <= BRIEF_BYTES
-                copy = self._kernels.gather if is_brief else self._kernels.gather_freely
-                slots = np.ascontiguousarray(slots, np.int64)
-                copy(gather.addresses, gather.sizes, output.addresses, slots, gather.capacity)
+                num_bytes = len(slots) * self._row_bytes
+                copy = self._kernels.gather if num_bytes <= BRIEF_BYTES else self._kernels.gather_freely
+                slots, is_far = np.ascontiguousarray(slots, np.int64), num_bytes >= FAR_BYTES
+                copy(gather.addresses, gather.sizes, output.addresses, slots, gather.capacity, is_far)
                 return arrays, output
         for name, array in arrays.items():
             take_into(columns[name], slots, array, None if cold is None else cold.get(name))

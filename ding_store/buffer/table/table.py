@@ -14,6 +14,7 @@ from ding_store.buffer.table.base import Columns
 from ding_store.buffer.table.choices import as_rows
 from ding_store.buffer.table.reads import TableReads
 from ding_store.buffer.table.shape import TableShape
+from ding_store.copying import copy_past_caches
 from ding_store.errors import SchemaMismatch
 
 #: Slots and row numbers of rows that are about to be live.
@@ -200,8 +201,11 @@ class Table(TableReads, TableShape):
     def _store(self, slots: Array, columns: Columns, skipped: int) -> None:
         target = _as_slice(slots)
         for name, column in self.columns.items():
-            values = columns[name]
-            column[target] = values[skipped:] if skipped else values
+            values = columns[name][skipped:] if skipped else columns[name]
+            if isinstance(target, slice):
+                copy_past_caches(column[target], values)
+            else:
+                column[target] = values
 
 
 def is_run(slots: Array) -> bool:

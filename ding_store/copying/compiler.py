@@ -1,0 +1,52 @@
+"""numba, which compiles loops where it is installed."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any, Callable, Optional, Protocol, TypeVar
+
+logger = logging.getLogger(__name__)
+
+#: Set to anything but '' or '0' to do without numba.
+NO_NUMBA = 'DING_STORE_NO_NUMBA'
+
+T = TypeVar('T')
+
+
+class Compiler(Protocol):
+    def __call__(self, signature: Any, function: Callable[..., Any], nogil: bool = False) -> Callable[..., Any]:
+        """The compiled function; ``nogil``: it lets go of the interpreter, so that other threads run meanwhile."""
+
+
+def is_wanted() -> bool:
+    """Whether loops are to be compiled, if they can be."""
+    return os.environ.get(NO_NUMBA, '') in ('', '0')
+
+
+def with_compiler(compile_all: Callable[[Compiler], T]) -> Optional[T]:
+    """
+    What a function makes that is given the compiler; None where there is no numba. Signatures compile at once, so that
+    whatever goes wrong does so here and not in the middle of training.
+    """
+    try:
+        import numba
+    except ImportError as e:
+        # Also one that is too old for this numpy.
+        logger.info('loops run in numpy (%s); pip install "ding_store[fast]" makes small rows several times faster', e)
+        return None
+    try:
+        return compile_all(_compiler(numba, cache=True))
+    except (OSError, RuntimeError) as e:
+        # numba's cache lies beside the file of a loop, or in the user's cache directory; neither can be written to.
+        logger.info('compiled loops are not cached, which costs seconds at every start: %s', e)
+        return compile_all(_compiler(numba, cache=False))
+
+
+def _compiler(numba: Any, cache: bool) -> Compiler:
+    def compiled(signature: Any, function: Callable[..., Any], nogil: bool = False) -> Callable[..., Any]:
+        # A division that may raise is a branch, and keeps a loop from being instructions for many values at once.
+        made: Callable[..., Any] = numba.njit(signature, cache=cache, nogil=nogil, error_model='numpy')(function)
+        return made
+
+    return compiled

@@ -1,0 +1,92 @@
+"""What numba's loops do with lines of the caches. Imported, and compiled, only where numba is: see ``compiler``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic, register_jitable
+
+LINE = 64
+#: Lines between what is copied and what is asked for.
+_LINES_AHEAD = 8
+
+
+def _copy(context: Any, target: Any, source: Any, num_bytes: Any) -> Any:
+    """As memcpy."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = ir.IntType(8).as_pointer()
+        target, source = (builder.inttoptr(address, pointer) for address in arguments[:2])
+        cgutils.raw_memcpy(builder, target, source, arguments[2], 1)  # type: ignore[no-untyped-call]
+        return context.get_dummy_value()
+
+    return types.void(target, source, num_bytes), generate
+
+
+def _fetch(context: Any, address: Any) -> Any:
+    """Have the cache line of an address on its way."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer, word, word, word])
+        module: Any = builder.module
+        fetch = module.declare_intrinsic('llvm.prefetch', [pointer], kind)
+        # To read, in all caches, data.
+        builder.call(fetch, [builder.inttoptr(arguments[0], pointer), word(0), word(3), word(1)])
+        return context.get_dummy_value()
+
+    return types.void(address), generate
+
+
+def store_past_caches(builder: Any, value: Any, address: Any) -> None:
+    """Code that writes a vector of a line to memory, at a line's begin, without reading that first."""
+    store = builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=LINE)
+    store.set_metadata('nontemporal', builder.module.add_metadata([ir.IntType(32)(1)]))
+
+
+def _stream(context: Any, target: Any, source: Any) -> Any:
+    """Copy a line past the caches, to a line's begin."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        line = ir.VectorType(ir.IntType(8), LINE)
+        value = builder.load(builder.inttoptr(arguments[1], line.as_pointer()), align=1)
+        store_past_caches(builder, value, arguments[0])
+        return context.get_dummy_value()
+
+    return types.void(target, source), generate
+
+
+def _fence(context: Any) -> Any:
+    """What was written so far is there for all others from here on: lines past the caches come late otherwise."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.fence('seq_cst')
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+copy_bytes: Any = intrinsic(_copy)
+prefetch: Any = intrinsic(_fetch)
+_copy_line: Any = intrinsic(_stream)
+finish: Any = intrinsic(_fence)
+
+
+@register_jitable
+def stream(target: int, source: int, num_bytes: int) -> None:
+    """As ``copy_bytes``, past the caches; ``finish`` afterwards."""
+    head = min(-target % LINE, num_bytes)
+    end = head + (num_bytes - head) // LINE * LINE
+    copy_bytes(target, source, head)
+    for at in range(head, end, LINE):
+        prefetch(source + at + _LINES_AHEAD * LINE)
+        _copy_line(target + at, source + at)
+    copy_bytes(target + end, source + end, num_bytes - end)
+
+
+def copy(target: int, source: int, num_bytes: int) -> None:
+    """Bytes from one address to another, past the caches."""
+    stream(target, source, num_bytes)
+    finish()
