@@ -7,6 +7,8 @@ from typing import Any, Dict, List, NamedTuple, Sequence, Set, Tuple
 
 import torch
 
+from ding_store.copying import copy_past_caches
+
 Path = Tuple[Any, ...]
 
 
@@ -54,7 +56,7 @@ class Snapshot:
         """
         for each in self._copies:
             if not each.source.is_cuda:
-                each.target.copy_(each.source)
+                _copy(each.target, each.source)
         for gpu, mark in self._marks.items():
             self._copy_from(gpu, mark)
         whole = all(each.source._version == each.version for each in self._copies)
@@ -102,8 +104,17 @@ class Snapshot:
         if source.data_ptr() in guarded:
             self._copies.append(_Copy(source, target, source._version))
         else:
-            target.copy_(source)
+            _copy(target, source)
         return target
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Of the same type and shape."""
+    is_here = target.device.type == source.device.type == 'cpu' and not (source.is_conj() or source.is_neg())
+    if is_here and target.is_contiguous() and source.is_contiguous():
+        copy_past_caches(*(each.reshape(-1).view(torch.uint8).numpy() for each in (target, source)))
+    else:
+        target.copy_(source)
 
 
 def optimizers_of(policy: Any) -> List[torch.optim.Optimizer]:

@@ -8,6 +8,8 @@ from typing import Any, Callable, Collection, Dict, List, NamedTuple, Optional, 
 import numpy as np
 import torch
 
+from ding_store.copying import MIN_BYTES, copy_past_caches
+
 from .leaves import PLAIN_ARRAYS, TENSOR_DTYPES, Shape, as_array
 from .nodes import Leaf
 
@@ -160,8 +162,12 @@ def write(block: Block, place: np.ndarray, slots: Optional[np.ndarray] = None) -
         else:
             place[slots] = values.reshape((len(slots), *place.shape[1:]))
     elif rows is None and not column.num_time_axes:
+        is_large = place[:1].nbytes >= MIN_BYTES
         for slot, value in zip(range(len(place)) if slots is None else slots.tolist(), values):
-            place[slot] = value
+            if is_large:
+                copy_past_caches(place[slot], value)
+            else:
+                place[slot] = value
     else:
         num_rows = len(place) if slots is None else len(slots)
         _scatter(values, rows, place, (num_rows, *place.shape[1 : 1 + column.num_time_axes]), slots)

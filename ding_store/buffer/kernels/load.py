@@ -26,6 +26,7 @@ class Kernels(NamedTuple):
     gather: Callable[..., None]
     gather_freely: Callable[..., None]
     put: Callable[..., None]
+    put_freely: Callable[..., None]
     free: Callable[..., None]
     retire: Callable[..., bool]
     walk: Callable[..., bool]
@@ -68,6 +69,7 @@ def _compile(compiled: Compiler) -> Kernels:
         widen=compiled(copy_kernels.WIDEN, copy_kernels.widen),
         # Up to milliseconds, in which other threads may run.
         gather_freely=freely(copy_kernels.GATHER, copy_kernels.gather),
+        put_freely=freely(copy_kernels.PUT, copy_kernels.put),
         narrow_freely=freely(copy_kernels.NARROW, copy_kernels.narrow),
         widen_many=freely(copy_kernels.WIDEN, copy_kernels.widen_many),
     )

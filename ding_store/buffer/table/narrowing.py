@@ -15,6 +15,7 @@ from ding_store.buffer.arrays import Array
 from ding_store.buffer.kernels.load import BRIEF_BYTES, load_kernels
 from ding_store.buffer.table.cold import ColdColumn
 from ding_store.buffer.table.regions import ColumnSpec, spec_bytes
+from ding_store.copying import copy_past_caches
 
 #: Smaller leaves are not worth a look at every push.
 MIN_BYTES = 4096
@@ -22,6 +23,8 @@ MIN_BYTES = 4096
 _STEP = 1 << 17
 #: What is narrowed at once and is no more than this is put where the last was.
 _MAX_WARM_BYTES = 16 << 20
+
+_FIRST = np.zeros(1, np.int64)
 
 _scratch = threading.local()
 
@@ -121,9 +124,13 @@ def take_into(column: Array, slots: Array, out: Array, cold: Optional[ColdColumn
 def put_row(row: Array, out: Array) -> None:
     """A row, narrow or not, into an array of the same shape."""
     if row.dtype == out.dtype:
-        out[...] = row
+        copy_past_caches(out, row)
+    elif out.ndim > 1 and not out.flags.carray and out[0].flags.carray:
+        # Of sequences, each step is in another place.
+        for part, target in zip(row, out):
+            gather(part[None], _FIRST, target[None])
     else:
-        widen(row, out)
+        gather(row[None], _FIRST, out[None])
 
 
 def candidates(specs: Mapping[str, ColumnSpec], columns: Mapping[str, Array]) -> List[str]:

@@ -58,7 +58,8 @@ class RowWriter:
     """
 
     def __init__(self, gather: Gather, batch: PlainBatch, kernels: Kernels) -> None:
-        self.gather, self._batch, self._kernels = gather, batch, kernels
+        self.gather, self._batch = gather, batch
+        self._put = kernels.put if gather.sizes.sum() <= BRIEF_BYTES else kernels.put_freely
         made = [np.empty((1, gather.sizes[place]), np.uint8) for place in gather.narrowed]
         self._narrowed = [(place, array, array.ctypes.data) for place, array in zip(gather.narrowed, made)]
 
@@ -74,7 +75,7 @@ class RowWriter:
             places[place] = address
 
         def write(slot: int) -> None:
-            self._kernels.put(places, self.gather.sizes, self.gather.addresses, slot)
+            self._put(places, self.gather.sizes, self.gather.addresses, slot)
             held.clear()  # Until here: the bytes are theirs.
 
         return write
@@ -177,7 +178,7 @@ class WarmOutputs:
 
     def row_writer(self, columns: Mapping[str, Array]) -> Optional[RowWriter]:
         """What copies elements to these columns; None where that takes more than their bytes."""
-        if self._kernels is None or self._batch is None or not 0 < self._row_bytes <= BRIEF_BYTES:
+        if self._kernels is None or self._batch is None or not self._row_bytes:
             return None
         writer = self._writer
         if writer is None or writer.gather.columns is not columns:
