@@ -26,13 +26,16 @@ PACKAGE = ROOT / 'ding_store'
 LAYERS: Dict[str, Set[str]] = {
     'errors': set(),
     'private': set(),
+    'copying': set(),
     'config': {'errors'},
     'replay_keys': {'errors', 'config'},
-    'columns': {'errors'},
-    'storage': {'errors', 'private', 'config'},
-    'buffer': {'errors', 'private', 'config', 'replay_keys', 'columns', 'storage'},
-    'checkpoint': {'errors', 'private', 'buffer'},
-    'middleware': {'errors', 'private', 'config', 'replay_keys', 'columns', 'storage', 'buffer', 'checkpoint'},
+    'columns': {'errors', 'copying'},
+    'storage': {'errors', 'private', 'copying', 'config'},
+    'buffer': {'errors', 'private', 'copying', 'config', 'replay_keys', 'columns', 'storage'},
+    'checkpoint': {'errors', 'private', 'copying', 'buffer'},
+    'middleware': {
+        *('errors', 'private', 'copying', 'config', 'replay_keys', 'columns', 'storage', 'buffer', 'checkpoint'),
+    },
     'doctor': {'errors', 'config', 'storage'},
 }
 
@@ -40,6 +43,7 @@ TREES = {'treetensor', 'treevalue'}
 #: layer -> third-party packages that it must not import, not even inside a function
 FORBIDDEN: Dict[str, Set[str]] = {
     'private': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
+    'copying': {'redis', 'torch', 'ding', 'dizoo', *TREES},
     'errors': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'config': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'replay_keys': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
