@@ -212,8 +212,8 @@ def test_latency_of_200_ms_costs_round_trips_only(forgetful_server, proxy):
 
 def test_a_slow_line_is_no_lost_line(forgetful_server, proxy):
     """A payload whose way takes longer than the socket timeout arrives at once, as no part of it does."""
-    proxy.bytes_per_s = 10_000_000
-    slow = RedisStore(proxy.url(), 'run', socket_timeout_s=1.0, check_every_s=0.5)
+    proxy.bytes_per_s = 5_000_000
+    slow = RedisStore(proxy.url(), 'run', socket_timeout_s=3.0, check_every_s=0.5)
     with slow as store, RedisStore(forgetful_server.url, 'run') as other:
         connections = proxy.num_connections
         store.append(STREAM, {}, {'x': np.arange(2_000_000)})

@@ -192,14 +192,15 @@ def test_a_reader_stopped_in_mid_download_is_not_waited_for_long(hosts, impatien
             assert pipe.readline().split() == ['0', 'True']
 
 
-def test_a_slow_download_is_waited_for(hosts, impatient):
-    """For several times as long as one that does not move."""
+def test_a_slow_download_is_waited_for(hosts, monkeypatch):
+    """For longer than one that does not move, which is up to twice the patience."""
+    monkeypatch.setattr(FetchLock, 'patience_s', 2.5)
     here, there = hosts
     with here.open(host_plane='off') as writer, contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
         stores = [stack.enter_context(there.open()) for _ in range(3)]
         readers = [Reader(store, STREAM, f'{number}') for number, store in enumerate(stores)]
         writer.append(STREAM, {}, chunk(0, LARGE))
-        there.proxy.bytes_per_s = LARGE_BYTES / (4 * FetchLock.patience_s)
+        there.proxy.bytes_per_s = LARGE_BYTES / (2.5 * FetchLock.patience_s)
         with there.counted() as received:
             for (entry,) in pool.map(lambda reader: reader.read(1), readers):
                 assert (number_of(entry), is_mapped(entry.arrays['x'], '.payload')) == (0, True)
