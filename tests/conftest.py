@@ -9,6 +9,7 @@ import tempfile
 import time
 from typing import Iterator
 
+import hypothesis
 import pytest
 from needs import lacking
 from redis_server import RedisServer, find_binary
@@ -25,6 +26,9 @@ sys.modules.setdefault('jax', None)  # type: ignore[arg-type]
 os.register_at_fork(after_in_child=gc.freeze)
 # A shell starts what goes to the background with SIGINT ignored, and all that a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# An example of a busy machine may take any time.
+hypothesis.settings.register_profile('busy', hypothesis.settings(), deadline=None)
+hypothesis.settings.load_profile('busy')
 
 
 _BEGAN = time.time()

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PIPELINES = ROOT / 'tests' / 'pipelines'
 TINY = str(PIPELINES / 'tiny_dqn.py')
 ROLES = 'learner=1,evaluator=1,collector=2'
-DEADLINE_S = 150.0
+DEADLINE_S = 240.0
 DING_STORE = [sys.executable, '-m', 'ding_store.cli']
 
 
@@ -58,17 +58,18 @@ class Job:
         """Until ``condition()`` gives something true, which is returned; the job must not end before."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
+            has_ended = self.process.poll() is not None  # before we look: what it did last counts, too
             result = condition()
             if result:
                 return result
-            assert self.process.poll() is None, f'ended before {what}:\n{self.text[-4000:]}'
+            assert not has_ended, f'ended before {what}:\n{self.text[-4000:]}'
             time.sleep(0.05)  # a file is looked at: nobody tells us when it grows
         raise AssertionError(f'no {what} within {timeout_s} s:\n{self.text[-4000:]}')
 
     def kill_group(self):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(60)
+        self.process.wait(DEADLINE_S)
 
 
 @contextlib.contextmanager
@@ -81,8 +82,9 @@ def job(command, cwd, **kwargs):
 
 
 def records(path):
-    """The lines of a trace, so far."""
-    return [json.loads(line) for line in Path(path).read_text().splitlines()] if Path(path).exists() else []
+    """The lines of a trace, so far; the last one may be half written."""
+    lines = Path(path).read_text().splitlines(keepends=True) if Path(path).exists() else []
+    return [json.loads(line) for line in lines if line.endswith('\n')]
 
 
 def table(text):
@@ -95,7 +97,7 @@ def status(cwd, *arguments):
     """What ``ding-store status --json`` says of a run."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
         done = zygote().start(['status', '--json', *arguments], cwd, environment(), out.fileno(), errors.fileno())
-        code = done.wait(60)
+        code = done.wait(DEADLINE_S)
         for file in (out, errors):
             file.seek(0)
         assert code == 0, errors.read().decode()

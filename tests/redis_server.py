@@ -13,7 +13,7 @@ from redis.retry import Retry
 
 from ding_store.errors import StoreError
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def find_binary() -> Optional[str]:

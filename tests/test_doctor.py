@@ -271,7 +271,7 @@ def redis_server():
             for line in process.stdout:  # ends when the server does
                 if 'ready to accept connections' in line.lower():
                     return f'unix://{path}'
-            raise AssertionError(f'{command} ended with {process.wait(timeout=10)}')
+            raise AssertionError(f'{command} ended with {process.wait(timeout=60)}')
 
         yield start
 

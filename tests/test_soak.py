@@ -50,7 +50,7 @@ def test_a_short_run(tmp_path, redis_binary):
     size = ['--seconds', '2.5', '--processes', '1', '--threads', '2', '--rate', '100', '--element-bytes', '50000']
     files = ['--json', str(tmp_path / 'result.json'), '--csv', str(tmp_path / 'samples.csv')]
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), *size, *files], env=environment(), capture_output=True, text=True, timeout=60
+        [sys.executable, str(SCRIPT), *size, *files], env=environment(), capture_output=True, text=True, timeout=150
     )
     result = json.loads((tmp_path / 'result.json').read_text())
     assert done.returncode == bool(result['faults']), done.stderr

@@ -29,7 +29,7 @@ class Forked:
         self.args = args
         self._said = said
         self.returncode = None
-        self.pid = self._number(timeout_s=150.0)  # the first one: until all is imported
+        self.pid = self._number(timeout_s=240.0)  # the first one: until all is imported
 
     def poll(self):
         if self.returncode is None and select.select([self._said], [], [], 0.0)[0]:
@@ -103,24 +103,24 @@ def serve(requests):
 
 
 def keep(request, saying, out, errors):
-    """The parent that every job has: says its process id, and how it ended."""
+    """The parent that every job has: says how it ended, as the job has said its process id."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid == 0:
-        os.close(saying)
-        run(request, out, errors)
+        run(request, saying, out, errors)
     for fd in (out, errors):
         os.close(fd)
-    os.write(saying, NUMBER.pack(pid))
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     os.write(saying, NUMBER.pack(code))
     os._exit(0)
 
 
-def run(request, out, errors):
+def run(request, saying, out, errors):
     code = 1
     try:
         os.setsid()
+        os.write(saying, NUMBER.pack(os.getpid()))  # not before: who knows it may kill the session
+        os.close(saying)
         os.dup2(out, 1)
         os.dup2(errors, 2)
         os.close(out)

@@ -15,7 +15,7 @@ pytest.importorskip('ding')
 def test_every_figure_is_there(tmp_path):
     command = ding_store('bench', 'replay', '--scale', '0.002', '--seconds', '0.05', '--json', tmp_path / 'out.json')
     command += ['--workloads', 'small-per,sac-mujoco', '--buffers', 'ding_store,DequeBuffer']
-    done = subprocess.run(command, env=environment(), capture_output=True, timeout=150)
+    done = subprocess.run(command, env=environment(), capture_output=True, timeout=240)
     assert done.returncode == 0, done.stderr.decode()[-3000:]
     small, sac = json.loads((tmp_path / 'out.json').read_text())
     for title in ('ding_store', 'DequeBuffer'):

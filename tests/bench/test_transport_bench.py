@@ -17,7 +17,7 @@ from ding_store.errors import ConfigError
 def test_every_figure_is_there(tmp_path):
     command = ding_store('bench', 'transport', '--seconds', '0.1', '--json', tmp_path / 'out.json')
     command += ['--elements', 'cartpole', '--paths', 'ding_store,ding_store (wire),bare ring']
-    done = subprocess.run(command, env=environment(), capture_output=True, timeout=150)
+    done = subprocess.run(command, env=environment(), capture_output=True, timeout=240)
     assert done.returncode == 0, done.stderr.decode()[-3000:]
     result = json.loads((tmp_path / 'out.json').read_text())
     for element in result['elements']:

@@ -16,7 +16,7 @@ pytest.importorskip('ding')
 def test_every_figure_is_there(tmp_path, redis_binary):
     command = ding_store('bench', 'weights', '--sizes', '2,3', '--rounds', '3', '--readers', '2')
     command += ['--json', tmp_path / 'out.json']
-    done = subprocess.run(command, env=environment(), capture_output=True, timeout=150)
+    done = subprocess.run(command, env=environment(), capture_output=True, timeout=240)
     assert done.returncode == 0, done.stderr.decode()[-3000:]
     result, other = json.loads((tmp_path / 'out.json').read_text())
     assert (result['mb'], other['mb']) == (2, 3)
@@ -37,7 +37,7 @@ def test_every_figure_is_there(tmp_path, redis_binary):
 def test_every_figure_of_the_wire_is_there(tmp_path, redis_binary):
     command = ding_store('bench', 'weights', '--wire', '--sizes', '2', '--rounds', '3', '--readers', '2')
     command += ['--json', tmp_path / 'out.json']
-    done = subprocess.run(command, env=environment(), capture_output=True, timeout=150)
+    done = subprocess.run(command, env=environment(), capture_output=True, timeout=240)
     assert done.returncode == 0, done.stderr.decode()[-3000:]
     (result,) = json.loads((tmp_path / 'out.json').read_text())
     assert list(result['ways']) == ['redis_whole', 'redis_mib', 'redis_quarter', 'ding_store', 'half_frozen']

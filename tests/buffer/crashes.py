@@ -199,7 +199,7 @@ class Child:
         os.close(telling)
 
     def wait_until_told(self) -> None:
-        assert select.select([self._told], [], [], 30)[0], 'nothing was heard of the child for 30 s'
+        assert select.select([self._told], [], [], 60)[0], 'nothing was heard of the child for 60 s'
         assert os.read(self._told, 1), f'the child ended by itself with {self.wait()}'
 
     def kill(self) -> int:

@@ -107,7 +107,7 @@ def test_a_forked_process_reads_too(file):
     assert cold._pool is not None
     child = os.fork()
     if child == 0:
-        signal.alarm(20)
+        signal.alarm(60)
         os._exit(0 if np.array_equal(file.read([3, 4, 5]), file.expected[3:6]) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 

@@ -163,13 +163,15 @@ def test_a_save_while_others_write_is_of_one_moment(
     writer.push(300)
     writer.start()
     try:
-        for i in range(15):
-            buffer.save_data(str(tmp_path / str(i)))
+        num_saves = 0
+        while num_saves < 15 or len(writer.states) <= 20:
+            assert num_saves < 1000, 'nobody writes'
+            buffer.save_data(str(tmp_path / str(num_saves)))
+            num_saves += 1
     finally:
         writer.done.set()
-        writer.join(30)
-    assert len(writer.states) > 20
-    for i in range(15):
+        writer.join(60)
+    for i in range(num_saves):
         loaded = StoreBuffer(300)
         loaded.load_data(str(tmp_path / str(i)))
         rows = loaded.table.rows_by_age()

@@ -290,12 +290,12 @@ def test_read_while_it_is_widened(options: dict, monkeypatch: pytest.MonkeyPatch
     def widened(*arguments: Any) -> None:
         widen(*arguments)
         reader.start()
-        assert is_reading.wait(30)
+        assert is_reading.wait(60)
 
     def asked(self: Table, name: str, column: np.ndarray) -> Any:
         if threading.current_thread() is reader:
             is_reading.set()
-            assert is_wide.wait(30)
+            assert is_wide.wait(60)
         return dtype_of(self, name, column)
 
     def described(self: Table, info: Any) -> None:
@@ -306,7 +306,7 @@ def test_read_while_it_is_widened(options: dict, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Table, '_dtype_of', asked)
     monkeypatch.setattr(Table, '_describe', described)
     table.extend({'obs': np.full((1, *shape), 0.3, np.float32)})
-    reader.join(30)
+    reader.join(60)
     assert [(each.dtype, each.max()) for each in found] == [(np.float32, 1.0)]
     table.close()
 

@@ -277,7 +277,7 @@ def test_the_ratio_stays_within_the_tolerance_whatever_is_asked_for(data: Any) -
 
 
 def test_two_threads_keep_to_the_ratio() -> None:
-    limiter = RateLimiter(20, samples_per_insert=2, error_buffer=20, max_sample=8, timeout_s=30)
+    limiter = RateLimiter(20, samples_per_insert=2, error_buffer=20, max_sample=8, timeout_s=60)
     buffer = StoreBuffer(1000, seed=0, limiter=limiter)
     differences, errors = [], []
 
@@ -294,7 +294,7 @@ def test_two_threads_keep_to_the_ratio() -> None:
         assert len(buffer.sample_batch(8).rows) == 8
         state = limiter.state()
         differences.append((state['num_inserts'] - 20) * 2 - state['num_samples'])
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive()
     assert not errors
     # Only one count may have moved between the sample and the look at the counts.
@@ -304,14 +304,14 @@ def test_two_threads_keep_to_the_ratio() -> None:
 
 
 def test_a_waiting_sample_is_woken() -> None:
-    limiter = RateLimiter(2, timeout_s=30)
+    limiter = RateLimiter(2, timeout_s=60)
     buffer = StoreBuffer(10, limiter=limiter)
     buffer.push({'x': torch.zeros(1)})
     got = []
     thread = threading.Thread(target=lambda: got.append(buffer.sample_batch(1)))
     thread.start()
     buffer.push({'x': torch.ones(1)})
-    thread.join(30)
+    thread.join(60)
     assert len(got) == 1
 
 

@@ -265,6 +265,6 @@ def test_readers_and_writers_meanwhile(options: dict) -> None:
         assert buffer.check() == []
     done.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert wrong == []
     buffer.close()

@@ -59,7 +59,7 @@ def kill_repeatedly(path, kills, seed):
             except BaseException:  # noqa: BLE001  the child must not return into the test
                 traceback.print_exc()
             os._exit(1)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while number % 4 and word[0] == before and time.monotonic() < deadline:
             os.sched_yield()  # three of four are killed after their first save, one while it begins
         # Not to wait for something: to kill it just anywhere.

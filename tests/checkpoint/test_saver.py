@@ -47,12 +47,12 @@ def equal(one, other):
 def test_optimizer_steps_wait_for_the_copy_and_for_no_more(monkeypatch):
     training, may_copy, may_write, written = Training(), threading.Event(), threading.Event(), []
     complete = Snapshot.complete
-    monkeypatch.setattr(Snapshot, 'complete', lambda self: may_copy.wait(30) and complete(self))
+    monkeypatch.setattr(Snapshot, 'complete', lambda self: may_copy.wait(60) and complete(self))
     saver = Saver([training.optimizer])
     before = copy.deepcopy(training.state())
 
     def write(state):
-        may_write.wait(30)
+        may_write.wait(60)
         written.append(copy.deepcopy(state))
 
     assert saver.save(training.state(), write)
@@ -62,12 +62,12 @@ def test_optimizer_steps_wait_for_the_copy_and_for_no_more(monkeypatch):
     trained.join(0.2)
     assert trained.is_alive()  # forward and backward may be over, the step is not
     may_copy.set()
-    trained.join(30)
+    trained.join(60)
     assert not trained.is_alive()
     assert saver.is_busy  # it did not wait for the disk
     assert saver.waiting_s > 0
     may_write.set()
-    saver.drain(10)
+    saver.drain(60)
     assert equal(written[0], before)
     assert not equal(training.state(), before)
 
@@ -84,7 +84,7 @@ def test_snapshots_while_training_are_of_one_moment(device):
         saver.save(training.state(), lambda state, e=expected: pairs.append(equal(copy.deepcopy(state), e)))
         for _ in range(3):
             training.step()
-        saver.drain(10)
+        saver.drain(60)
     assert pairs == [True] * 40
 
 
@@ -133,13 +133,13 @@ def test_copies_from_a_gpu_come_behind_the_step_and_are_waited_for(monkeypatch):
 def test_changes_outside_of_a_step_are_noticed(monkeypatch, caplog):
     training, may_copy, written = Training(), threading.Event(), []
     complete = Snapshot.complete
-    monkeypatch.setattr(Snapshot, 'complete', lambda self: may_copy.wait(30) and complete(self))
+    monkeypatch.setattr(Snapshot, 'complete', lambda self: may_copy.wait(60) and complete(self))
     saver = Saver([training.optimizer])
     saver.save(training.state(), written.append)
     with torch.no_grad():
         training.model[0].weight.mul_(2)
     may_copy.set()
-    saver.drain(10)
+    saver.drain(60)
     assert written == []
     assert 'changed outside of an optimizer step' in caplog.text
     may_copy.clear()
@@ -148,7 +148,7 @@ def test_changes_outside_of_a_step_are_noticed(monkeypatch, caplog):
     with torch.no_grad():
         training.model[0].weight.mul_(2)  # everything had been copied before
     may_copy.set()
-    saver.drain(10)
+    saver.drain(60)
     assert written == [True]
 
 
@@ -157,7 +157,7 @@ def test_memory_is_used_again():
     saver = Saver([training.optimizer])
     for _ in range(2):
         saver.save(training.state(), lambda state: seen.append(state['model']['0.weight'].data_ptr()))
-        saver.drain(10)
+        saver.drain(60)
     assert seen[0] == seen[1]
 
 
@@ -169,11 +169,11 @@ def test_a_write_that_fails_costs_that_checkpoint_only(caplog):
         raise OSError('the disk is full')
 
     saver.save(training.state(), full)
-    saver.drain(10)
+    saver.drain(60)
     assert saver.num_failed == 1
     assert 'the disk is full' in caplog.text
     saver.save(training.state(), written.append)
-    saver.drain(10)
+    saver.drain(60)
     assert len(written) == 1
 
 
@@ -186,10 +186,10 @@ def test_a_state_that_cannot_be_copied_costs_that_checkpoint_only(caplog):
     assert 'could not be written' in caplog.text
     trained = threading.Thread(target=training.step, daemon=True)
     trained.start()
-    trained.join(10)
+    trained.join(60)
     assert not trained.is_alive()
     assert saver.save(training.state(), written.append)
-    saver.drain(10)
+    saver.drain(60)
     assert len(written) == 1
 
 

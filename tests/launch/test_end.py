@@ -11,6 +11,7 @@ pytest.importorskip('ding')
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import StoreUnavailable  # noqa: E402
 from ding_store.launch.job import LEAVE_S, SAVE_S, TERM_S, Job, Process  # noqa: E402
+from ding_store.launch.router import remove_address  # noqa: E402
 from ding_store.middleware.members import STREAM_OPTIONS, Member, Members  # noqa: E402
 from ding_store.middleware.session import CHECKPOINTS, FINISH  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
@@ -114,3 +115,13 @@ def test_a_learner_whose_settings_are_wrong_is_not_started_again(
         job._reap(process, session)
     assert len(restarted) == num_restarts
     assert ('ConfigError' in ''.join(said)) == (job.failed is not None) == (num_restarts == 0)
+
+
+def test_a_socket_may_be_removed_by_who_listened_there_at_the_same_moment(tmp_path, monkeypatch):
+    """nng unlinks it in a thread of its own."""
+    path = tmp_path / 'a.ipc'
+    path.touch()
+    remove_address(f'ipc://{path}')
+    assert not path.exists()
+    monkeypatch.setattr(os.path, 'exists', lambda path: True)  # it was, when somebody looked
+    remove_address(f'ipc://{path}')

@@ -56,7 +56,7 @@ def test_a_sitecustomize_of_the_users_own_still_runs(tmp_path):
     command = ding_store('run', '--', sys.executable, '-c', 'assert was_here')
     extra = environment()
     extra['PYTHONPATH'] += f':{tmp_path}'
-    done = subprocess.run(command, cwd=tmp_path, env=extra, capture_output=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, env=extra, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr.decode()
 
 
@@ -131,7 +131,7 @@ def test_a_config_is_written_though_its_writer_inherits_garbage(tmp_path):
         """,
         tmp_path,
     )
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not (written := tmp_path / 'config.py').exists() or written.read_text() != "exp_config = {'seed': 1}\n":
         assert time.monotonic() < deadline
         time.sleep(0.05)

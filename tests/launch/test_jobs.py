@@ -10,14 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from jobs import ROLES, ROOT, TINY, ding_store, job, records, status, table
+from jobs import DEADLINE_S, ROLES, ROOT, TINY, ding_store, job, records, status, table
 
-from ding_store.launch.job import LEAVE_S  # within which processes leave by themselves
 from ding_store.storage.embedded.server import running
 
 pytest.importorskip('ding')
 pytest.importorskip('gym')
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 DQN_EXAMPLE = 'ding.example.dqn'
 MAIN = str(ROOT / 'dizoo_configs' / 'cartpole' / 'cartpole_dqn_main.py')
@@ -60,7 +59,8 @@ def test_cartpole_converges_and_the_books_balance(tmp_path):
 
 @pytest.mark.parametrize('late', ['learner=4', 'collector=4', 'evaluator=4'])
 def test_any_start_order(tmp_path, late):
-    arguments = ['run', '--run', 'r', '--roles', ROLES, '--delay', late, '--json', tmp_path / 'figures.json']
+    options = ['--delay', late, '--set', 'wait_warn_s=60', '--json', tmp_path / 'figures.json']
+    arguments = ['run', '--run', 'r', '--roles', ROLES, *options]
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 200)), tmp_path) as run:
         assert run.wait() == 0, run.text
         balanced(run.text)
@@ -100,8 +100,8 @@ def test_collector_joins_a_running_job_and_leaves_with_it(tmp_path):
             of_the_first = itertools.takewhile(lambda r: max(r['env_ids']) < 1 << 32, chunks)
             assert sum(r['rows'] for r in of_the_first) - begun < 8 * 300
             os.killpg(run.process.pid, signal.SIGINT)  # as Ctrl-C in a terminal: the whole group
-            assert run.wait(LEAVE_S) == 1
-            joined.wait(LEAVE_S)
+            assert run.wait() == 1
+            joined.wait()
     assert 'interrupted: ending the run' in run.text
     assert 'Traceback' not in run.text
     assert running(tmp_path / '.ding_store' / 'r') is not None  # kept for its grace: the next start goes on with it
@@ -116,19 +116,21 @@ def test_joined_processes_leave_with_the_run_that_finishes(tmp_path):
             joined.wait_for(lambda: rows_of_joined(tmp_path), 'rows of the joined collector')
             stop.touch()
             assert run.wait() == 0, run.text
-            assert joined.wait(LEAVE_S) == 0
+            assert joined.wait() == 0
     balanced(run.text)
-    assert float(re.search(r'all processes had left ([\d.]+) s later', run.text)[1]) < LEAVE_S
+    assert 'all processes had left' in run.text
 
 
 def test_killed_collector_costs_only_its_unfinished_chunk(tmp_path):
-    arguments = ['run', '--run', 'r', '--roles', ROLES]
-    with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 600)), tmp_path) as run:
+    arguments, stop = ['run', '--run', 'r', '--roles', ROLES], tmp_path / 'stop'
+    with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--until', stop)), tmp_path) as run:
         pid = run.wait_for(lambda: members(tmp_path, 'collector'), 'collectors')[0]['pid']
         os.kill(pid, signal.SIGKILL)
+        run.wait_for(lambda: 'the run goes on without it' in run.text, 'word of it')
+        train_on(run, tmp_path)
+        stop.touch()
         assert run.wait() == 0, run.text
     assert 'SIGKILL' in run.text
-    assert 'the run goes on without it' in run.text
     rows = table(run.text)
     # What the dead one appended after its last report is in the replay, though no report of it counts it.
     assert rows['rows ingested'] == rows['rows appended (at least: 1 collector gave no last report)']
@@ -151,8 +153,8 @@ def test_a_job_whose_collector_was_killed_converges_with_a_new_one(tmp_path):
             join = ding_store('join', '--role', 'evaluator', '--run', 'r', '--', 'python', MAIN)
             with job(join, tmp_path, name='evaluator') as evaluator:
                 assert run.wait() == 0, run.text
-                assert joined.wait(30) == 0, joined.text
-                assert evaluator.wait(30) == 0, evaluator.text
+                assert joined.wait() == 0, joined.text
+                assert evaluator.wait() == 0, evaluator.text
     rows = table(run.text)
     assert rows['last evaluation return'] >= 195
     # What the dead one had not reported is there, too.
@@ -193,7 +195,7 @@ def test_learner_that_does_not_take_part_is_not_waited_for(tmp_path):
     )
     command = ['run', '--run', 'r', '--roles', 'learner=1,collector=1', '--', 'python', script]
     with job(ding_store(*command, '--trace', tmp_path / 'trace'), tmp_path) as run:
-        assert run.wait(60) == 1, run.text
+        assert run.wait() == 1, run.text
     assert 'learner (node 0' in run.text
     assert 'ended before the run did' in run.text
 
@@ -204,15 +206,17 @@ def test_killed_learner_or_evaluator_ends_the_job_and_says_so(tmp_path, role):
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 100_000)), tmp_path) as run:
         pid = run.wait_for(lambda: members(tmp_path, role), role)[0]['pid']
         os.kill(pid, signal.SIGKILL)
-        assert run.wait(LEAVE_S) == 1
+        assert run.wait() == 1
     assert f'{role} (node' in run.text
     assert 'was killed by SIGKILL' in run.text
     assert f'cannot go on without its {role}' in run.text
 
 
 def is_running(pid):
-    stat = Path(f'/proc/{pid}/stat')
-    return stat.exists() and stat.read_text().rpartition(')')[2].split()[0] != 'Z'
+    try:
+        return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] != 'Z'
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGKILL])
@@ -222,8 +226,8 @@ def test_no_process_outlives_its_launcher(tmp_path, number):
         run.wait_for(lambda: len(members(tmp_path, 'collector')) == 2, 'collectors')
         pids = [m['pid'] for m in status(tmp_path, '--run', 'r')['members']]
         os.kill(run.process.pid, number)
-        assert run.wait(LEAVE_S) == (1 if number == signal.SIGTERM else -signal.SIGKILL)
-        deadline = time.monotonic() + LEAVE_S
+        assert run.wait() == (1 if number == signal.SIGTERM else -signal.SIGKILL)
+        deadline = time.monotonic() + DEADLINE_S
         while any(map(is_running, pids)):
             assert time.monotonic() < deadline, [pid for pid in pids if is_running(pid)]
             time.sleep(0.05)
@@ -233,21 +237,27 @@ def test_no_process_outlives_its_launcher(tmp_path, number):
 
 @pytest.mark.parametrize('watch', [False, True])
 def test_middleware_of_the_learner_sees_each_chunk_once(tmp_path, watch):
-    extra = ['--watch'] if watch else []
+    extra, stop = ['--watch'] if watch else [], tmp_path / 'stop'
     arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=2']
-    with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 100, *extra)), tmp_path) as run:
+
+    def seen():
+        return [r for r in records(tmp_path / 'trace') if r['event'] == 'watch']
+
+    def are_both_seen():  # each collector's envs keep apart from the other's
+        return len({i for r in seen() for i in r['env_ids']}) > 8
+
+    with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--until', stop, *extra)), tmp_path) as run:
+        run.wait_for(lambda: last_trained(tmp_path) >= 100 and (not watch or are_both_seen()), 'rows of both')
+        stop.touch()
         assert run.wait() == 0, run.text
         rows = table(run.text)
     log = Path(tmp_path, '.ding_store/r/logs/learner-0.log').read_text()
-    seen = [r for r in records(tmp_path / 'trace') if r['event'] == 'watch']
     if watch:
         assert 'experience passes watch' in log
-        assert sum(r['rows'] for r in seen) == rows['env steps'] - (rows['rows appended'] - rows['rows ingested'])
-        # Each collector's envs keep apart from the other's.
-        assert len({i for r in seen for i in r['env_ids']}) > 8
+        assert sum(r['rows'] for r in seen()) == rows['env steps'] - (rows['rows appended'] - rows['rows ingested'])
     else:
         assert 'columns go into the replay directly' in log
-        assert not seen
+        assert not seen()
 
 
 def rewards_in_stock_parallel_mode(monkeypatch, num_steps):
@@ -333,8 +343,8 @@ def test_a_ditask_worker_that_comes_after_the_end_leaves_with_the_others(tmp_pat
     )
     ditask = [sys.executable, '-c', 'from ding.entry.cli_ditask import cli_ditask; cli_ditask()', '--package', '.']
     ditask += ['--main', 'late.main', '--parallel-workers', '4', '--topology', 'mesh', '--startup-interval', '0']
-    with job(ding_store('run', '--run', 'r', '--', *ditask), tmp_path) as run:
-        assert run.wait(150) == 0, run.text
+    with job(ding_store('run', '--run', 'r', '--set', 'wait_warn_s=60', '--', *ditask), tmp_path) as run:
+        assert run.wait() == 0, run.text
     ends = {r['node']: r for r in records(tmp_path / 'trace') if r['event'] == 'end'}
     assert sorted(ends) == [0, 1, 2, 3]
     assert 'waiting for' not in run.text
@@ -403,8 +413,8 @@ def test_death_of_the_embedded_server_is_a_pause(tmp_path, victim):
 
 
 def test_a_server_at_its_maxmemory_is_a_pause(tmp_path, forgetful_server):
-    arguments = ['run', '--run', 'r', '--store', forgetful_server.url, '--set', 'heartbeat_s=0.2', '--roles', ROLES]
-    arguments += tiny(tmp_path / 'trace', '--max-train-iter', 1000)
+    options, stop = ['--store', forgetful_server.url, '--set', 'heartbeat_s=0.2'], tmp_path / 'stop'
+    arguments = ['run', '--run', 'r', *options, '--roles', ROLES, *tiny(tmp_path / 'trace', '--until', stop)]
     with job(ding_store(*arguments), tmp_path) as run, forgetful_server.client() as client:
 
         def all_know():
@@ -416,6 +426,8 @@ def test_a_server_at_its_maxmemory_is_a_pause(tmp_path, forgetful_server):
         client.config_set('maxmemory', 1)
         run.wait_for(all_know, 'all of them to hear of it')
         client.config_set('maxmemory', 0)
+        train_on(run, tmp_path)
+        stop.touch()
         assert run.wait() == 0, run.text
         balanced(run.text)
 
@@ -464,7 +476,7 @@ def test_who_looks_on_does_not_keep_a_finished_run(tmp_path):
             run.wait_for(lambda: 'members' in watch.text, 'a look at it')
             stop.touch()
             assert run.wait() == 0, run.text
-            assert watch.wait(LEAVE_S) == 0, watch.text
+            assert watch.wait() == 0, watch.text
 
 
 def test_status_of_a_run_that_is_not_there_names_those_that_are(tmp_path):

@@ -217,7 +217,7 @@ def test_the_best_policy_is_kept(tmp_path):
 def test_training_does_not_wait_for_the_best_to_be_written(tmp_path, monkeypatch):
     made, may_write = run(tmp_path, policy_of(), num_iterations=1), threading.Event()
     save_best = CheckpointDir.save_best
-    monkeypatch.setattr(CheckpointDir, 'save_best', lambda *args: may_write.wait(30) and save_best(*args))
+    monkeypatch.setattr(CheckpointDir, 'save_best', lambda *args: may_write.wait(60) and save_best(*args))
     task.ctx.train_iter, task.ctx.eval_value = 2, 3.0
     made(task.ctx)
     assert made._saver.is_busy

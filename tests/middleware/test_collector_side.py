@@ -35,7 +35,7 @@ def test_a_server_that_comes_back_full_costs_no_chunk_and_no_collector():
             number += 1
         store.lose_memory(keep=store.snapshot())
         assert attempt(number) == UNSETTLED  # refused by the new life of a server that may have had it in the old one
-        seen, deadline = [], time.monotonic() + 30
+        seen, deadline = [], time.monotonic() + 60
         while len(seen) <= number:
             seen += [int(entry.arrays['obs'][0, 0]) for entry in learner.read()]
             learner.ack()

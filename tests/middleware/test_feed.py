@@ -12,7 +12,7 @@ from ding_store.errors import CorruptPayload  # noqa: E402
 from ding_store.middleware.feed import Feed  # noqa: E402
 from ding_store.storage.testing import eventually  # noqa: E402
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 ENTRY = SimpleNamespace(arrays={})
 
 

@@ -409,7 +409,7 @@ def test_who_appended_what_is_skipped_hears_of_it(redis_server):
         assert lead.caught_up(0.0) is None
         learner._feed = Feed(learner._reader)
         with task.start(async_mode=False, ctx=OnlineRLContext()):
-            deadline = monotonic() + 20
+            deadline = monotonic() + 60
             while lead.caught_up(0.0) is None and monotonic() < deadline:
                 assert not learner._take(1, 0.1)
         assert lead.caught_up(0.0)

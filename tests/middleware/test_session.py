@@ -24,7 +24,7 @@ from ding_store.storage import open_store
 
 pytest.importorskip('ditk')
 
-CONFIG = StoreConfig(enable=True, heartbeat_s=0.05, wait_warn_s=0.2, peer_timeout_s=0.6)
+CONFIG = StoreConfig(enable=True, heartbeat_s=0.05, wait_warn_s=0.2, peer_timeout_s=2.0)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def member(store):
         session.close()
 
 
-def within(condition, timeout_s=30.0):
+def within(condition, timeout_s=60.0):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline
@@ -58,7 +58,7 @@ def within(condition, timeout_s=30.0):
 def die(session):
     """As kill -9 leaves it: no more reports, and nothing said."""
     session._closing.set()
-    session._thread.join(30)
+    session._thread.join(60)
 
 
 def test_members_report_their_figures_until_they_leave(store, member):
@@ -236,9 +236,9 @@ def test_a_wait_ends_with_the_run(member):
     results = []
     thread = threading.Thread(target=lambda: results.append(collector.wait_for('what never comes', never)))
     thread.start()
-    assert begun.wait(30)
+    assert begun.wait(60)
     learner.finish('done')
-    thread.join(30)
+    thread.join(60)
     assert results == [None]
 
 
@@ -325,7 +325,7 @@ def test_many_members_of_the_next_run_clear_it_once(store):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert not [thread for thread in threads if thread.is_alive()]
     assert store.info().streams == {}
 
@@ -351,7 +351,7 @@ def reporting(store, other):
         yield
     finally:
         stop.set()
-        thread.join(30)
+        thread.join(60)
 
 
 def test_a_second_living_learner_of_another_launch_is_refused(store, member):

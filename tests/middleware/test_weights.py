@@ -32,7 +32,7 @@ from ding_store.middleware.state import _to_cpu, load_arrays, state_to_arrays  #
 
 _RUNS = (f'weights{number}' for number in itertools.count())
 NAME = 'weights/main'
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Tied(torch.nn.Module):

@@ -84,7 +84,7 @@ def main(log):
 
     def written(key):
         with open(log) as lines:
-            return sum(key in json.loads(line) for line in lines)
+            return sum(key in json.loads(line) for line in lines if line.endswith('\n'))  # the last may be half there
 
     def begin(ctx):
         if ctx.total_step == 0:
@@ -96,7 +96,7 @@ def main(log):
 
     def wait_for_both(ctx):
         # A collector that comes when others have collected enough at random explores no more.
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 150
         while written('began') < 2:
             assert time.monotonic() < deadline, 'no second collector'
             time.sleep(0.02)

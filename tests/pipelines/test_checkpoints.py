@@ -1,6 +1,5 @@
 """``--checkpoint`` of the mains: a learner that is killed goes on, with its replay of real elements."""
 
-import json
 import os
 import re
 import signal
@@ -10,14 +9,14 @@ from pathlib import Path
 
 import pytest
 from jobs import PIPELINES as HERE
-from jobs import ROOT, ding_store, job, status
+from jobs import ROOT, ding_store, job, records, status
 from needs import need_extra
 
 pytest.importorskip('ding')
 sys.path.insert(0, str(HERE))
 from tiny import PIPELINES, arguments  # noqa: E402
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def log_of(directory):
@@ -71,8 +70,16 @@ def test_nothing_is_trained_on_more_often_than_configured(tmp_path, name, module
     command = ['run', '--run', 'r', '--checkpoint', '--roles', 'learner=1,collector=2', '--', *script, *options]
     with job(ding_store(*command, '--max-train-iter', 10**6), tmp_path, PYTHONUNBUFFERED='1') as run:
         kill_learner_and_wait(run, tmp_path)
-    batches = [json.loads(line) for line in (tmp_path / 'uses').read_text().splitlines()]
-    assert len({batch['pid'] for batch in batches}) == 2, 'two lives of the learner'
-    uses = Counter(number for batch in batches for number in batch['numbers'])
-    assert len({number // 10**6 for number in uses}) == 2, 'of both collectors'
-    assert max(uses.values()) == max_use
+        run.wait_for(lambda: len(collectors(uses_in(tmp_path))) == 2, 'elements of both collectors')
+        run.wait_for(lambda: max(uses_in(tmp_path).values()) >= max_use, 'as many uses as are allowed')
+    assert len({batch['pid'] for batch in records(tmp_path / 'uses')}) == 2, 'two lives of the learner'
+    assert max(uses_in(tmp_path).values()) == max_use
+
+
+def uses_in(directory):
+    """How often each element was trained on."""
+    return Counter(number for batch in records(directory / 'uses') for number in batch['numbers'])
+
+
+def collectors(numbers):
+    return {number // 10**6 for number in numbers}

@@ -7,7 +7,7 @@ from jobs import PIPELINES, ding_store, job, table
 
 pytest.importorskip('ding')
 pytest.importorskip('dizoo.bitflip')
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(300)
 
 
 def test_episodes_of_varying_length_stay_whole(tmp_path):

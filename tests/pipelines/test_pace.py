@@ -5,7 +5,7 @@ from jobs import PIPELINES, ding_store, job, records, table
 
 pytest.importorskip('ding')
 pytest.importorskip('gym')
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(300)
 
 BATCH = 16
 SMALL = {

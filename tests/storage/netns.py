@@ -20,7 +20,7 @@ def why_not() -> Optional[str]:
 
 
 def ip(*arguments: str) -> None:
-    done = subprocess.run(['ip', *arguments], capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(['ip', *arguments], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, f'ip {" ".join(arguments)}: {done.stderr.strip()}'
 
 
@@ -51,7 +51,7 @@ class Network:
 
     def __exit__(self, *error: object) -> None:
         for namespace in (*self._namespaces.values(), self._switch):
-            subprocess.run(['ip', 'netns', 'delete', namespace], capture_output=True, timeout=20, check=False)
+            subprocess.run(['ip', 'netns', 'delete', namespace], capture_output=True, timeout=60, check=False)
 
     def _plug_in(self, host: str) -> None:
         namespace = self._namespaces[host]

@@ -27,6 +27,7 @@ class Proxy:
     Attributes:
         - latency_s (:obj:`float`): By how much each byte comes later, one way.
         - bytes_per_s (:obj:`Optional[float]`): Of each direction of each connection.
+        - num_round_trips (:obj:`int`): How often an answer came to what was sent since the last one.
     """
 
     def __init__(self, target: Any, host: str = '127.0.0.1', tls: Optional[ssl.SSLContext] = None) -> None:
@@ -35,6 +36,8 @@ class Proxy:
         self.num_connections = 0
         self.num_cuts = 0  # by ``cut_after``
         self.num_bytes = {UP: 0, DOWN: 0}
+        self.num_round_trips = 0
+        self._is_asked = False
         self._target = target
         self._tls = tls
         self._cut_at: dict = {}  # direction -> bytes still to pass before the cut
@@ -52,7 +55,7 @@ class Proxy:
     def __exit__(self, *error: object) -> None:
         self._run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(30)
+        self._thread.join(60)
         self._loop.close()
 
     def url(self, scheme: str = 'redis', user: str = '') -> str:
@@ -76,7 +79,7 @@ class Proxy:
     # What follows runs in the proxy's thread.
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     def _call(self, work: Callable[[], object]) -> None:
         async def called() -> None:
@@ -168,6 +171,8 @@ class Proxy:
                     _reset(one)
                 return
         self.num_bytes[direction] += len(data)
+        self.num_round_trips += self._is_asked and direction == DOWN
+        self._is_asked = direction == UP
         writer.write(data)
         await writer.drain()
 

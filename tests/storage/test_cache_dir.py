@@ -270,11 +270,11 @@ def test_gc_takes_what_is_of_the_dead_and_nothing_else(tmp_path):
     try:
         paths = {run: holder.stdout.readline().strip() for run, holder in holders.items()}
         holders['dead'].kill()
-        holders['dead'].wait(30)
+        holders['dead'].wait(60)
 
         def gc(*arguments):
             command = ding_store('gc', '--dir', tmp_path, *arguments)
-            done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+            done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=150)
             assert done.returncode == 0, done.stderr
             return done.stdout
 

@@ -25,7 +25,7 @@ class Connection:
 def ends():
     near, far = socket.socketpair()
     for end in (near, far):
-        end.settimeout(10.0)
+        end.settimeout(60.0)
     with near, far:
         yield Connection(near), far
 
@@ -43,7 +43,7 @@ def test_what_is_sent_comes_whole_and_in_order(ends, lengths):
     thread = threading.Thread(target=receive)
     thread.start()
     send(near, buffers)
-    thread.join(10.0)
+    thread.join(60.0)
     assert received == b''.join(buffers)
 
 

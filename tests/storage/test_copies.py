@@ -146,7 +146,7 @@ def test_a_process_that_is_stopped_in_mid_download_is_not_waited_for_long(hosts,
     here, there = hosts
     with here.open(host_plane='off') as writer, there.open() as reader, ThreadPoolExecutor() as pool:
         writer.put(NAME, {}, weights(1))
-        before, there.proxy.bytes_per_s = there.proxy.num_bytes[DOWN], 20e6
+        before, there.proxy.bytes_per_s = there.proxy.num_bytes[DOWN], 2e6
         with child(lambda pipe: there.open().get(NAME)) as (pid, _):
             eventually(lambda: there.proxy.num_bytes[DOWN] - before > 100_000, 'it is in mid-download')
             os.kill(pid, signal.SIGSTOP)
@@ -158,9 +158,9 @@ def test_a_process_that_is_stopped_in_mid_download_is_not_waited_for_long(hosts,
 
 
 def test_a_lock_is_waited_for_while_its_holder_gets_on(tmp_path):
-    path, patience_s = str(tmp_path / 'lock'), 1.0
+    path, patience_s = str(tmp_path / 'lock'), 2.0
     open(path, 'w').close()
-    first, until = claim(path), time.monotonic() + 3 * patience_s
+    first, until = claim(path), time.monotonic() + 1.5 * patience_s
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(claim_within, path, patience_s)
         while time.monotonic() < until:

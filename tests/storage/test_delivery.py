@@ -216,10 +216,13 @@ def test_delivery_in_memory():
 
 def test_delivery_on_redis(redis_server):
     RedisDelivery.server = redis_server
-    run_state_machine_as_test(
-        RedisDelivery,
-        settings=settings(max_examples=40, stateful_step_count=30, deadline=None, phases=[Phase.generate]),
-    )
+    for _ in range(5):
+        run_state_machine_as_test(
+            RedisDelivery,
+            settings=settings(max_examples=40, stateful_step_count=30, deadline=None, phases=[Phase.generate]),
+        )
+        if RedisDelivery.num_lost > 40:  # which is drawn: mostly in one round
+            break
     assert RedisDelivery.num_lost > 40
 
 

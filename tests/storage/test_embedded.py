@@ -1,5 +1,6 @@
 """The embedded server: who starts it, who keeps it, and what stays when it goes."""
 
+import itertools
 import os
 import pty
 import signal
@@ -211,12 +212,14 @@ class TestMembers:
     def test_arriving_while_it_goes(self, directory):
         """Each round begins somewhere in the end of the server before; nobody gets a dead socket, nothing is lost."""
         num_servers = set()
-        for i in range(16):
+        for i in itertools.count():
+            if i >= 16 and len(num_servers) > 8:
+                break
+            assert i < 300, 'it hardly ever goes'
             assert count(ensure_server(directory, grace_s=0.0)) == i + 1
             num_servers.add(running(directory).supervisor_pid)
             leave_server(directory)
             threading.Event().wait(i % 8 * 0.004)
-        assert len(num_servers) > 8
 
     def test_many_arriving_while_it_goes(self, directory):
         for i in range(4):

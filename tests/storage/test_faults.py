@@ -69,7 +69,7 @@ def read_until(reader, count):
 class TestEmptyAfterACrash:
     def test_living_writers_lose_nothing_and_dead_ones_are_counted(self, forgetful_server, caplog):
         with RedisStore(forgetful_server.url, 'run', **QUICK) as store:
-            reader = Reader(store, STREAM, 'learner', loss_grace_s=0.5)
+            reader = Reader(store, STREAM, 'learner', loss_grace_s=WAIT_S)
             with child(write_and_wait(forgetful_server.url, range(10, 15))) as (_, living):
                 assert living.readline().strip() == 'done'
                 with child(write_and_wait(forgetful_server.url, range(7))) as (_, dying):
@@ -79,8 +79,9 @@ class TestEmptyAfterACrash:
                 forgetful_server.restart()
                 numbers = read_until(reader, 2)
                 assert numbers == [13, 14]
-                while reader.num_lost == 0:
-                    reader.read(timeout_s=0.1)
+                assert reader.num_lost == 0
+                reader._losses._deadline = 0.0  # The grace is over.
+                assert reader.read() == []
             assert reader.num_lost == 7
             assert len([one for one in caplog.records if '7 entries were lost' in one.message]) == 1
 

@@ -421,7 +421,7 @@ def test_rings_grow_and_shrink(opened):
 
 def test_a_ring_stays_small_while_its_reader_keeps_up(opened, monkeypatch):
     """Also when the writer is faster: it waits for room before it takes more."""
-    monkeypatch.setattr(rings, 'PATIENCE_S', 30.0)
+    monkeypatch.setattr(rings, 'PATIENCE_S', WAIT_S)
     writer, near = opened(), opened()
     reader = Reader(near, 's', 'near')
     writer.append('s', {}, chunk(0))  # over the wire: it did not know its readers
@@ -433,11 +433,11 @@ def test_a_ring_stays_small_while_its_reader_keeps_up(opened, monkeypatch):
         reader.ack()
         seen = [number_of(entry)]
         while len(seen) < 200:
-            entries = reader.read(4, timeout_s=30.0)
+            entries = reader.read(4, timeout_s=WAIT_S)
             seen += map(number_of, entries)
             assert {plane_of([entry]) for entry in entries} == {'host'}
             reader.ack()
-        appends.result(30)
+        appends.result(WAIT_S)
     assert seen == list(range(200))
     assert files(writer) == [first]
 
@@ -659,12 +659,12 @@ def test_forked_and_pickled_stores_have_rings_of_their_own(opened):
 
 def test_readers_join_and_leave_in_mid_stream(opened):
     """A writer that never stops, a learner on its host, and a reader from elsewhere that comes and goes."""
-    total, learned, far_errors, joins = 6000, [], [], itertools.count()
+    least, last, learned, far_errors, joins = 6000, [], [], [], []
     writer, near, far = opened(), opened(), opened('b')
     reader, done = Reader(near, 's', 'near'), threading.Event()
 
     def learn():
-        while len(learned) < total:
+        while not last or learned[-1:] != last:
             entries = reader.read(64, timeout_s=WAIT_S)
             assert entries
             learned.extend(map(number_of, entries))
@@ -672,7 +672,7 @@ def test_readers_join_and_leave_in_mid_stream(opened):
 
     def come_and_go():
         while not done.is_set():
-            next(joins)
+            joins.append(True)
             one, seen = Reader(far, 's', 'far', start=random.choice(('now', 'oldest'))), []
             for _ in range(random.randint(0, 3)):
                 seen += map(number_of, one.read(8, timeout_s=0.01))
@@ -683,14 +683,17 @@ def test_readers_join_and_leave_in_mid_stream(opened):
 
     with ThreadPoolExecutor() as pool:
         threads = [pool.submit(learn), pool.submit(come_and_go)]
-        for number in range(total):
+        for number in itertools.count():
+            if number >= least and len(joins) > 50:
+                last.append(number)
             writer.append('s', {}, chunk(number, size=100))
+            if last:
+                break
         threads[0].result(WAIT_S)
         done.set()
         threads[1].result(WAIT_S)
-    assert learned == list(range(total))
+    assert learned == list(range(number + 1))
     assert far_errors == []
-    assert next(joins) > 50
 
 
 def test_writers_killed_at_random_lose_and_tear_nothing(opened):

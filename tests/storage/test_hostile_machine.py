@@ -41,13 +41,13 @@ def small_disk(tmp_path):
     path = tmp_path / 'shm'
     path.mkdir()
     command = ['mount', '-t', 'tmpfs', '-o', 'size=100m', 'tmpfs', str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode != 0:
         lacking(f'needs the right to mount a tmpfs: {done.stderr.strip()}')
     try:
         yield path
     finally:
-        subprocess.run(['umount', '-l', str(path)], capture_output=True, timeout=20, check=True)
+        subprocess.run(['umount', '-l', str(path)], capture_output=True, timeout=60, check=True)
 
 
 def fill_up(path):

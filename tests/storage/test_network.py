@@ -163,8 +163,8 @@ def test_a_partition_longer_than_the_patience_is_an_error(proxy):
             begin = time.monotonic()
             with pytest.raises(StoreUnavailable, match=str(proxy.port)):
                 call()
-            # Noticed after one socket timeout, then the patience, and the last try's own timeout.
-            assert time.monotonic() - begin < 0.4 + 0.5 + 2 * 0.4 + 1
+            # Noticed after one socket timeout, then the patience, and the last try's own timeout: less than 2 s.
+            assert time.monotonic() - begin < WAIT_S / 2
         proxy.heal()
         # The append whose fate was unknown was kept: it comes before the next.
         write(store, [2])
@@ -185,25 +185,21 @@ def test_waits_end_in_a_black_hole(proxy):
             begin = time.monotonic()
             with pytest.raises((StoreUnavailable, StoreTimeout)):
                 call()
-            assert time.monotonic() - begin < 5
+            assert time.monotonic() - begin < WAIT_S / 2
         begin = time.monotonic()
         store.close()
-        assert time.monotonic() - begin < 5  # a few round trips, not a time-out
+        assert time.monotonic() - begin < WAIT_S / 2  # a few round trips, not a time-out
 
 
 def test_latency_of_200_ms_costs_round_trips_only(forgetful_server, proxy):
     proxy.latency_s = 0.1  # each way
-    begin = time.monotonic()
     with RedisStore(proxy.url(), 'run') as store, RedisStore(forgetful_server.url, 'run') as other:
-        connected_s = time.monotonic() - begin
+        assert proxy.num_round_trips < 15
         write(store, [0])  # Loads the scripts.
-        times = []
-        for number in range(1, 6):
-            begin = time.monotonic()
-            write(store, [number])
-            times.append(time.monotonic() - begin)
-        assert 0.2 <= min(times) < 0.3, times  # One round trip each.
-        assert connected_s < 3
+        before, begin = proxy.num_round_trips, time.monotonic()
+        write(store, range(1, 6))
+        assert proxy.num_round_trips - before == 5, 'one each'
+        assert time.monotonic() - begin >= 5 * 0.2
         with ThreadPoolExecutor() as pool:
             reader = Reader(store, STREAM, 'learner')
             assert read_all(reader, 6, []) == list(range(6))
@@ -211,13 +207,13 @@ def test_latency_of_200_ms_costs_round_trips_only(forgetful_server, proxy):
             begin = time.monotonic()
             write(other, [6])
             assert [number_of(entry) for entry in waiting.result(WAIT_S)] == [6]
-            assert time.monotonic() - begin < 5  # a few round trips, not a time-out
+            assert time.monotonic() - begin < WAIT_S / 2  # a few round trips, not a time-out
 
 
 def test_a_slow_line_is_no_lost_line(forgetful_server, proxy):
     """A payload whose way takes longer than the socket timeout arrives at once, as no part of it does."""
-    proxy.bytes_per_s = 10_000_000
-    slow = RedisStore(proxy.url(), 'run', socket_timeout_s=1.0, check_every_s=0.5)
+    proxy.bytes_per_s = 5_000_000
+    slow = RedisStore(proxy.url(), 'run', socket_timeout_s=3.0, check_every_s=0.5)
     with slow as store, RedisStore(forgetful_server.url, 'run') as other:
         connections = proxy.num_connections
         store.append(STREAM, {}, {'x': np.arange(2_000_000)})

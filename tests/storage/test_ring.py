@@ -17,7 +17,7 @@ from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace
 from ding_store.storage.host.mapped import ALIGN, PAGE, is_claimed
 from ding_store.storage.host.ring import COMMITTED, RESERVED, RingReader, RingWriter, read_note
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class OneWord(RingWriter):

@@ -160,7 +160,7 @@ def test_commands(server, words):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
     assert done.stdout + done.stderr
@@ -173,7 +173,7 @@ def test_commands(server, words):
             env=environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=150,
             check=False,
         )
         check(done.stdout + done.stderr)

@@ -20,7 +20,7 @@ from ding_store.storage.host import mapped
 from ding_store.storage.host.mapped import PAGE
 from ding_store.storage.host.slots import MAX_SLOTS, SlotReader, SlotWriter, value_of
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 BIG = 1 << 20
 
 

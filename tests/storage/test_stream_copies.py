@@ -179,7 +179,7 @@ def test_a_reader_stopped_in_mid_download_is_not_waited_for_long(hosts, impatien
         reader = Reader(store, STREAM, 'other')
         for number in range(2):
             writer.append(STREAM, {}, chunk(number, LARGE))
-        before, there.proxy.bytes_per_s = there.proxy.num_bytes[DOWN], 20e6
+        before, there.proxy.bytes_per_s = there.proxy.num_bytes[DOWN], 2e6
         with child(follow(there, 'stopped', 1)) as (pid, pipe):
             assert pipe.readline() == 'ready\n'
             eventually(lambda: there.proxy.num_bytes[DOWN] - before > 100_000, 'it is in mid-download')
@@ -192,18 +192,28 @@ def test_a_reader_stopped_in_mid_download_is_not_waited_for_long(hosts, impatien
             assert pipe.readline().split() == ['0', 'True']
 
 
-def test_a_slow_download_is_waited_for(hosts, impatient):
-    """For several times as long as one that does not move."""
+def test_a_slow_download_is_waited_for(hosts, monkeypatch):
+    """For longer than one that does not move, which is up to twice the patience."""
+    monkeypatch.setattr(FetchLock, 'patience_s', 2.5)
     here, there = hosts
     with here.open(host_plane='off') as writer, contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
         stores = [stack.enter_context(there.open()) for _ in range(3)]
         readers = [Reader(store, STREAM, f'{number}') for number, store in enumerate(stores)]
         writer.append(STREAM, {}, chunk(0, LARGE))
-        there.proxy.bytes_per_s = LARGE_BYTES / (4 * FetchLock.patience_s)
+        there.proxy.bytes_per_s = LARGE_BYTES / (2.5 * FetchLock.patience_s)
         with there.counted() as received:
             for (entry,) in pool.map(lambda reader: reader.read(1), readers):
                 assert (number_of(entry), is_mapped(entry.arrays['x'], '.payload')) == (0, True)
         assert LARGE_BYTES < received[0] < 1.05 * LARGE_BYTES
+
+
+def num_descriptors(host):
+    """Of this process, of files of the host: not of what other tests left for the collector of garbage."""
+    found = 0
+    for one in os.listdir('/proc/self/fd'):
+        with contextlib.suppress(FileNotFoundError):
+            found += os.readlink(f'/proc/self/fd/{one}').startswith(host.directory)
+    return found
 
 
 def test_payloads_that_are_held_take_no_descriptors(hosts):
@@ -214,10 +224,10 @@ def test_payloads_that_are_held_take_no_descriptors(hosts):
         for number in range(8):
             writer.append(STREAM, {}, chunk(number, LARGE))
             held += [entry for reader in readers for entry in reader.read(1, WAIT_S)]
-            before = before or len(os.listdir('/proc/self/fd'))
+            before = before or num_descriptors(there)
         assert all(is_mapped(entry.arrays['x'], '.payload') for entry in held)
         assert [number_of(entry) for entry in held] == [number for number in range(8) for _ in readers]
-        assert len(os.listdir('/proc/self/fd')) == before
+        assert num_descriptors(there) == before
 
 
 def test_readers_killed_at_any_moment_see_each_entry_whole_and_in_order(hosts):

@@ -67,6 +67,17 @@ def damaged(path):
         file.write(b'nothing!')
 
 
+def read_until(reader, count):
+    """The numbers of so many entries, none of which is read in place."""
+    seen = []
+    while len(seen) < count:
+        entries = reader.read(timeout_s=WAIT_S)
+        assert entries, seen
+        assert all(entry.guard is None for entry in entries)
+        seen += map(number_of, entries)
+    return seen
+
+
 @pytest.mark.parametrize('harm', [forbidden, replaced_by_a_loop, damaged])
 def test_rings_and_slots_that_cannot_be_mapped_are_read_over_the_wire(opened, tmp_path, harm):
     writer, near = opened(), opened()
@@ -79,12 +90,7 @@ def test_rings_and_slots_that_cannot_be_mapped_are_read_over_the_wire(opened, tm
     with bound_by_modes():
         for path in paths:
             harm(path)
-        seen = []
-        while len(seen) < 3:
-            entries = reader.read(timeout_s=WAIT_S)
-            assert entries, seen
-            assert all(entry.guard is None for entry in entries)
-            seen += map(number_of, entries)
+        seen = read_until(reader, 3)
         assert near.get('weights', timeout_s=WAIT_S).arrays['x'][-1] == 999
         writer.append('s', {}, chunk(3))
         assert [number_of(entry) for entry in reader.read(timeout_s=WAIT_S)] == [3]
@@ -103,9 +109,9 @@ def test_a_directory_that_is_taken_from_us(opened, tmp_path):
     with bound_by_modes():
         ring.parent.chmod(0)
         try:
-            seen = [number_of(entry) for _ in range(2) for entry in reader.read(timeout_s=1.0)]
+            seen = read_until(reader, 2)
             writer.append('s', {}, chunk(2, size=5_000_000))  # for which its ring has no room
-            seen += [number_of(entry) for entry in reader.read(timeout_s=WAIT_S)]
+            seen += read_until(reader, 1)
             assert (seen, reader.num_lost) == ([0, 1, 2], 0)
             assert writer.put('weights', {}, {'x': np.arange(1000)}) == 1
             assert near.get('weights', timeout_s=WAIT_S).arrays['x'][-1] == 999

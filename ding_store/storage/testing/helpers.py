@@ -11,7 +11,7 @@ import numpy as np
 from ding_store.storage.base import Arrays, Entry, Header, Store
 
 #: A deadline, not a duration.
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def chunk(value: int, size: int = 8) -> Arrays:
