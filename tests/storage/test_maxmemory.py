@@ -24,6 +24,7 @@ def test_what_is_short_goes_through(forgetful_server, client, is_known):
         if is_known:
             other.advance('s', 'r', places[0], 'progress', {'at': 0})
             other.put('finish', {'reason': 'first'}, {})
+            other.add('collectors', 1)
             other.settle()
             client.execute_command('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes')
         client.config_set('maxmemory', 1)
@@ -34,6 +35,7 @@ def test_what_is_short_goes_through(forgetful_server, client, is_known):
         other.settle()
         assert [number_of(entry) for entry in other.read('s', places[1])] == [2]
         assert other.stream_info('s').floor == 2
+        assert (other.add('collectors', 1), other.add('collectors', 1)) == (int(is_known) + 1, int(is_known) + 2)
         other.put('finish', {'reason': 'done'}, {})
         assert (other.get('progress').header, other.get('finish').header) == ({'at': 1}, {'reason': 'done'})
         assert (sorted(other.info().streams), sorted(other.info().values)) == (['another', 's'], ['finish', 'progress'])

@@ -266,7 +266,7 @@ class RedisStore(PlanedStore):
         check_name('counter', counter)
         self._enter()
         key = f'ding:{{{self.run}}}:counters'
-        return int(self._call(f'add to {counter!r}', lambda session: session.client.hincrby(key, counter, amount)))
+        return int(self._call(f'add to {counter!r}', lambda session: session.run('add', [key], counter, amount)))
 
     def delete(self, name: str) -> bool:
         existed = bool(self._run('delete', name))
