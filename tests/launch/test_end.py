@@ -114,3 +114,13 @@ def test_a_learner_whose_settings_are_wrong_is_not_started_again(
         job._reap(process, session)
     assert len(restarted) == num_restarts
     assert ('ConfigError' in ''.join(said)) == (job.failed is not None) == (num_restarts == 0)
+
+
+def test_at_maxmemory_a_process_that_died_is_started_again_unreported(forgetful_server):
+    """That nobody can be told of its death is no reason to end the run."""
+    with open_store(forgetful_server.url, stream_options=STREAM_OPTIONS) as store, forgetful_server.client() as client:
+        member = Member('l', 'learner', 0, host=os.uname().nodename)
+        member.report(store)
+        client.config_set('maxmemory', 1)
+        Job._bury(SimpleNamespace(role='learner', pid=member.pid), store)
+        assert [one.state for one in Members(store).refresh().of('learner')] == ['alive']
