@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 _LUA = Path(__file__).parent / 'lua'
 _STREAM_SCRIPTS = ('append', 'fill', 'want', 'register', 'ack', 'forget', 'delete')
-_VALUE_SCRIPTS = ('put', 'fill_value', 'want_value')
+_VALUE_SCRIPTS = ('put', 'fill_value', 'want_value', 'drop_parts')
 _OTHER_SCRIPTS = ('index', 'add')
 _DENIED = (
     redis.AuthenticationError,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import uuid
+from contextlib import suppress
 from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
-from ding_store.errors import CorruptPayload, StoreError, StoreUnavailable, VersionConflict
+from ding_store.errors import CorruptPayload, ServerFull, StoreError, StoreUnavailable, VersionConflict
 from ding_store.storage.host.planes import Moved, Version
 from ding_store.storage.redis.link import Argument, Before, Command, Session
 from ding_store.storage.wire.encoding import INLINE_BYTES, Pieces
@@ -166,15 +167,21 @@ class RedisValues:
         with self._lock:
             sent = self._sent.setdefault(name, SentParts(lambda token: self._part_key(name, token)))
         with self._held(sent.lock):
-            for _ in range(MAX_TRIES):
-                reply = publish(
-                    lambda: sent.parts.pack(),
-                    lambda: sent.keys,
-                    lambda connection: write_parts(connection, sent.changed(payload, token), payload.num_bytes),
-                )
-                sent.settle(verdict_of(reply) > 0)
-                if verdict_of(reply) >= 0:
-                    return reply
+            try:
+                for _ in range(MAX_TRIES):
+                    reply = publish(
+                        lambda: sent.parts.pack(),
+                        lambda: sent.keys,
+                        lambda connection: write_parts(connection, sent.changed(payload, token), payload.num_bytes),
+                    )
+                    sent.settle(verdict_of(reply) > 0)
+                    if verdict_of(reply) >= 0:
+                        return reply
+            except ServerFull:
+                # They would only take more room. Those that cannot be dropped now go when their time is over.
+                with suppress(StoreError):
+                    self._run('drop_parts', name, sent.keys_of(token))
+                raise
         raise StoreError(f'{what} {name!r}: {VANISHED}')
 
     def _run(self, script: str, name: str, *arguments: Argument, before: Optional[Before] = None) -> Any:
