@@ -292,6 +292,7 @@ class Session:
         if self._thread is not None:
             self._thread.join(timeout=2.0)  # it would report this member alive again
         self._report('failed' if failed else 'left', self.finish_reason or '')
+        self.store.conclude()  # Once all have left the run is retired.
 
     @property
     def is_started_again(self) -> bool:

@@ -82,6 +82,15 @@ def test_figures_do_not_change_in_the_middle_of_a_report(member):
     assert (reported, collector.member.figures) == ({}, {'rows': 8})
 
 
+def test_who_has_left_announces_nothing_again(store, member):
+    collector = member('collector', 2)
+    collector.store.append('experience', {}, {})
+    collector.leave()
+    store.lose_memory()
+    collector.store.own_writer.check(now=True)
+    assert store.info().streams == {}
+
+
 @pytest.mark.parametrize('error', [StoreTimeout, AppendUnsettled])
 def test_a_report_that_comes_late_is_not_the_end_of_the_run(member, monkeypatch, error):
     # While the server is away, another thread of the process may hold what a report waits for; or it is not known

@@ -188,6 +188,9 @@ class RedisStore(PlanedStore):
         self._unanswered.settle()
         self._writer.settle()
 
+    def conclude(self) -> None:
+        self._writer.conclude()
+
     @property
     def is_away(self) -> bool:
         return self._pid == os.getpid() and self._link.is_away()
