@@ -92,7 +92,7 @@ class RedisStore(PlanedStore):
         self._parts = Parts(self._call)
         wait = self._link.wait
         self._entries = RedisEntries(self._call, wait, self._key, self._parts)
-        self._values = RedisValues(self._call, wait, self._key, self.held)
+        self._values = RedisValues(self._call, wait, self._key, self.held, self.writer)
         self._value_resolver = ValueResolver(self)
         self._unanswered = Unanswered(self._call, self._link)
         self._indexed: Set[str] = set()

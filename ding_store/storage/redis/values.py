@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import uuid
 from contextlib import suppress
@@ -30,6 +31,7 @@ class RedisValues:
         - wait (:obj:`Callable`): The same for commands that block; None when it had to reconnect.
         - key (:obj:`Callable`): Of a name and a part.
         - held (:obj:`Callable`): Holds a lock that others may hold while they wait for the server.
+        - writer (:obj:`str`): Whose values these are.
     """
 
     def __init__(
@@ -38,11 +40,14 @@ class RedisValues:
         wait: Call,
         key: Callable[[str, str], str],
         held: Callable[[ContextManager[Any]], ContextManager[Any]],
+        writer: str,
     ) -> None:
         self._call = call
         self._wait = wait
         self._key = key
         self._held = held
+        self._writer = writer
+        self._num_puts = itertools.count(1)
         self._versions: Dict[str, int] = {}  # of the values that this writer put, or goes on with
         self._sent: Dict[str, SentParts] = {}
         self._lock = threading.Lock()
@@ -55,7 +60,8 @@ class RedisValues:
         token, newest = uuid.uuid4().hex, self._versions.get(name, 0)
 
         def publish(place: Argument, keys: Argument, before: Optional[Before]) -> Any:
-            return self._run('put', name, token, newest, expected, place, keys, reference, before=before)
+            order = self._writer, next(self._num_puts)
+            return self._run('put', name, token, newest, expected, place, keys, reference, *order, before=before)
 
         try:
             done, version, before = self._publish('put', name, payload, token, publish, lambda reply: int(reply[0]))
@@ -73,7 +79,9 @@ class RedisValues:
 
     def put_command(self, name: str, payload: bytes) -> Command:
         """What puts a payload that is not in parts, whatever the version is."""
-        return Command('put', self._keys(name), (uuid.uuid4().hex, self._versions.get(name, 0), -1, payload, '', ''))
+        order = self._writer, next(self._num_puts)
+        newest = self._versions.get(name, 0)
+        return Command('put', self._keys(name), (uuid.uuid4().hex, newest, -1, payload, '', '', *order))
 
     def note(self, name: str, reply: Any) -> bool:
         """The reply to ``put_command``; returns whether it was the first version as far as the server knows."""
