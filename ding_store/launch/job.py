@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
 from ding_store.config import ENV_RUN, ENV_URL, StoreConfig, unknown_key
-from ding_store.errors import ConfigError, StoreError
+from ding_store.errors import AppendUnsettled, ConfigError, ServerFull, StoreError
 from ding_store.launch.interrupt import sigterm_as_interrupt
 from ding_store.launch.progress import Display, Figures, summary, table
 from ding_store.launch.role import Role
@@ -328,7 +328,9 @@ class Job:
         host = os.uname().nodename
         for member in Members(store).refresh().alive(process.role):
             if (member.pid, member.host) == (process.pid, host):
-                member.report(store, 'failed', 'it died')
+                # At its maxmemory the server takes no report, and others hear of it by its silence.
+                with contextlib.suppress(ServerFull, AppendUnsettled):
+                    member.report(store, 'failed', 'it died')
 
     def _give_up(self, process: Process, how: str, session: Session) -> None:
         self.failed = f'{process.title} {how}'

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from ding_store.errors import StoreError
 from ding_store.middleware.members import Member, Members
 from ding_store.storage.base import Store
 
@@ -121,6 +122,7 @@ class Display:
     def __init__(
         self, store: Store, out: Any, every_s: float = 1.0, file_every_s: float = 5.0, first_s: float = 1.0
     ) -> None:
+        self._store = store
         self._members = Members(store)
         self._out = out
         self._tty = out.isatty()
@@ -132,12 +134,20 @@ class Display:
         return Figures.of(self._members.refresh())
 
     def tick(self) -> None:
+        """Never waits for a store that is away, nor fails for want of it: whoever shows a run has more to do."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + self._every_s
-            text = f'[{now - self._begin:5.0f} s] {self.figures().line()}'
+            text = f'[{now - self._begin:5.0f} s] {self._line()}'
             self._out.write(f'\r{text}\x1b[K' if self._tty else f'{text}\n')
             self._out.flush()
+
+    def _line(self) -> str:
+        try:
+            with self._store.hasty():
+                return self.figures().line()
+        except StoreError as error:
+            return f'the store does not answer: {error}'
 
     def say(self, text: str) -> None:
         self._out.write(f'\r\x1b[K{text}\n' if self._tty else f'{text}\n')

@@ -37,7 +37,11 @@ class Lead:
         if value is None:
             return None
         self._version = value.version
-        self._ingested = EntryId(*value.header['ingested'])
+        ingested = EntryId(*value.header['ingested'])
+        # Word of a learner that was thought dead may come after that of its successor: the later one stays.
+        is_late = self._ingested is not None and ingested.epoch == self._ingested.epoch and ingested < self._ingested
+        if not is_late:
+            self._ingested = ingested
         return True if self._is_within_bounds() or not self._is_comparable() else None
 
     def _is_comparable(self) -> bool:

@@ -15,6 +15,7 @@ from ditk import logging
 
 from ding_store.config import StoreConfig
 from ding_store.errors import (
+    AppendUnsettled,
     ConfigError,
     CorruptPayload,
     ServerFull,
@@ -217,8 +218,10 @@ class Session:
                 self.is_server_full = False
             except ServerFull as error:
                 self.note_full(error)  # acks will make room
-            except StoreTimeout:
-                continue  # another thread of this process is writing to a server that is away: the next report has all
+            except (StoreTimeout, AppendUnsettled):
+                # Another thread of this process is writing to a server that is away, or nobody knows whether a full one
+                # has this report: the next has all.
+                continue
             except StoreError as error:
                 if self._closing.is_set():
                     return
@@ -234,6 +237,8 @@ class Session:
             self.member.report(self.store, *state)
         except ServerFull as error:
             self.note_full(error)
+        except AppendUnsettled as error:
+            logging.info(f'ding_store: {error}')
 
     def note_full(self, error: ServerFull) -> None:
         """What could not be said now will be said later; one warning until this process could report again."""
@@ -287,6 +292,7 @@ class Session:
         if self._thread is not None:
             self._thread.join(timeout=2.0)  # it would report this member alive again
         self._report('failed' if failed else 'left', self.finish_reason or '')
+        self.store.conclude()  # Once all have left the run is retired.
 
     @property
     def is_started_again(self) -> bool:

@@ -27,7 +27,7 @@ class EntryId(NamedTuple):
     Overview:
         Place of an entry in its stream. Numbers are dense (1, 2, 3, ...) within one epoch of the stream, whatever the
         server's clock does. A new epoch begins whenever the server may have lost entries, so at each of its restarts,
-        and goes on behind the last entry that is left: with 1 after a total loss.
+        and when the stream is deleted; it goes on behind the last entry that is left: with 1 after a total loss.
     """
 
     epoch: str
@@ -190,6 +190,13 @@ class Store(ABC):
             announced once more, without a wait for room. To be called before waiting for those who wait for it.
         Raises:
             - StoreError: As ``ack`` and ``put``.
+        """
+
+    def conclude(self) -> None:  # noqa: B027 - a store that never announces again has nothing to leave
+        """
+        Overview:
+            This process has appended its last. What a stream forgets from now on is not announced again: the run may be
+            over and deleted, and its name the next one's, which from here looks as if the server had lost its memory.
         """
 
     @property

@@ -241,6 +241,9 @@ class MemoryStore(PlanedStore):
         self._enter()
         self._writer.settle()
 
+    def conclude(self) -> None:
+        self._writer.conclude()
+
     def _epoch_of(self, stream: str) -> Optional[str]:
         found = self.stream_info(stream)
         return None if found is None else found.epoch

@@ -108,6 +108,7 @@ class Log:
         self.hosts.clear()
         self._choose_plane()
         self.num_dropped = 0
+        self.epoch = ''  # The next to look begins one.
         return existed
 
     def info(self) -> StreamInfo:

@@ -125,3 +125,13 @@ def test_a_socket_may_be_removed_by_who_listened_there_at_the_same_moment(tmp_pa
     assert not path.exists()
     monkeypatch.setattr(os.path, 'exists', lambda path: True)  # it was, when somebody looked
     remove_address(f'ipc://{path}')
+
+
+def test_at_maxmemory_a_process_that_died_is_started_again_unreported(forgetful_server):
+    """That nobody can be told of its death is no reason to end the run."""
+    with open_store(forgetful_server.url, stream_options=STREAM_OPTIONS) as store, forgetful_server.client() as client:
+        member = Member('l', 'learner', 0, host=os.uname().nodename)
+        member.report(store)
+        client.config_set('maxmemory', 1)
+        Job._bury(SimpleNamespace(role='learner', pid=member.pid), store)
+        assert [one.state for one in Members(store).refresh().of('learner')] == ['alive']

@@ -1,8 +1,11 @@
 """What the figures of a run say after processes of it were killed, or started again."""
 
+import io
+
 import pytest
 
-from ding_store.launch.progress import Figures, summary
+from ding_store.errors import StoreUnavailable
+from ding_store.launch.progress import Display, Figures, summary
 from ding_store.middleware.members import Member, Members
 from ding_store.storage import open_store
 
@@ -54,3 +57,22 @@ def test_rates_of_a_learner_that_began_afresh_are_of_its_own_loop(run):
     cells = summary(figures, 120.0)
     assert (cells['env steps'], cells['rows ingested']) == (600, 600)
     assert (cells['env steps/s'], cells['train iterations/s']) == ('20', '50')
+
+
+def test_a_store_that_is_away_for_a_moment_ends_no_display():
+    with open_store('memory://', run='r') as store:
+        Member('c', 'collector', 2, figures=dict(env_step=16)).report(store)
+        out, failures, read = io.StringIO(), iter([StoreUnavailable('away')] * 2), store.read
+
+        def failing(*arguments, **options):
+            for failure in failures:
+                raise failure
+            return read(*arguments, **options)
+
+        store.read = failing
+        display = Display(store, out, file_every_s=0.0, first_s=0.0)
+        for _ in range(3):
+            display.tick()
+        before, after = out.getvalue().splitlines()[0], out.getvalue().splitlines()[-1]
+        assert 'the store does not answer' in before
+        assert 'env steps 16' in after

@@ -84,6 +84,12 @@ def test_a_server_that_forgot_its_collectors_gives_nobody_the_number_of_one_that
         assert take_ordinal(store) == 4
 
 
+def test_at_maxmemory_collectors_still_get_numbers(forgetful_server):
+    with open_store(forgetful_server.url) as store, forgetful_server.client() as client:
+        client.config_set('maxmemory', 1)
+        assert [take_ordinal(store) for _ in range(2)] == [0, 1]
+
+
 def test_a_collector_waits_for_a_server_at_its_maxmemory(forgetful_server, caplog):
     with open_store(forgetful_server.url) as store, forgetful_server.client() as client:
         chunks, session = ChunkWriter(store, STREAM), Session(StoreConfig(enable=True), store=store)

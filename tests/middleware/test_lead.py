@@ -56,3 +56,14 @@ def test_entries_of_a_former_life_let_one_chunk_pass_each(store, lead):
     assert lead.caught_up(0) is None
     ingest(store, 'a', 98)
     assert lead.caught_up(0) is True
+
+
+def test_late_word_of_a_learner_that_was_thought_dead_sets_nothing_back(store, lead):
+    lead.appended(EntryId('a', 9))
+    ingest(store, 'a', 8)
+    assert lead.caught_up(0) is True
+    ingest(store, 'a', 3)
+    lead.appended(EntryId('a', 11))
+    assert lead.caught_up(0) is None
+    lead.appended(EntryId('a', 10))
+    assert lead.caught_up(0) is True, '8 were taken'

@@ -199,6 +199,30 @@ def test_a_process_that_is_stopped_with_the_lock_stops_no_other(tmp_path, opened
         cache.create_ring(PAGE, {})
 
 
+def test_who_makes_a_file_does_not_wait_for_long(tmp_path, redis_server, monkeypatch):
+    """An append and a put have another way, and look again: who opens a store has the patience, since it has none."""
+    monkeypatch.setattr(cache_dir, '_PATIENCE_S', 10 * WAIT_S)
+    run = f'bounded-{os.getpid()}'
+    store, other = (open_store(redis_server.url, run, host_cache_dir=str(tmp_path)) for _ in range(2))
+    with store, other, ThreadPoolExecutor() as pool:
+        reader = Reader(other, 's', 'first')
+        store.append('s', {}, chunk(0))  # which hears where the readers are
+
+        def use(number):
+            store.append('s', {}, chunk(number))
+            store.put('weights', {}, {'x': np.full(100_000, number)})
+            return other.get('weights').arrays['x'][-1], bool(store.store.get_version('weights', 0).reference)
+
+        with stopped_with_the_lock(tmp_path) as pid:
+            assert [pool.submit(use, number).result(WAIT_S) for number in (1, 2)] == [(1, False), (2, False)]
+            os.kill(pid, signal.SIGCONT)
+            eventually(lambda: not is_claimed(os.path.join(store._cache.root, 'lock')), 'it goes on')
+            assert use(3) == (3, True)
+        entries = reader.read()
+        assert [number_of(entry) for entry in entries] == [0, 1, 2, 3]
+        assert [entry.guard is not None for entry in entries] == [False, False, False, True]
+
+
 def test_who_finds_the_lock_stopped_has_no_directory_of_its_own(tmp_path, monkeypatch, caplog):
     """It would be on another host than the others of its run."""
     monkeypatch.setattr(cache_dir, '_PATIENCE_S', 0.05)

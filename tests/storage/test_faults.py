@@ -18,13 +18,11 @@ import pytest
 from processes import child
 
 from ding_store.errors import (
-    AppendUnsettled,
     ConfigError,
     CorruptPayload,
     PayloadLost,
     StoreClosed,
     StoreTimeout,
-    StoreUnavailable,
     StreamFull,
 )
 from ding_store.storage import open_store
@@ -244,88 +242,6 @@ def test_memory_is_bounded_when_the_reader_is_slow(forgetful_server, overflow):
     assert reader.num_lost <= stream.num_dropped
     assert used < 3 * limit + 8_000_000, f'Redis held {used} bytes'
     assert held - begin < 4 * limit + 20_000_000, f'this process grew by {held - begin} bytes'
-
-
-def test_what_a_full_stream_did_not_take_yet_is_brought_by_who_leaves():
-    with MemoryStore(max_pending_bytes=3000) as store, store.another() as other:
-        reader, number = Reader(other, STREAM, 'learner'), 0
-        with contextlib.suppress(StoreTimeout):
-            while True:
-                store.append(STREAM, {}, chunk(number), timeout_s=0.0)
-                number += 1
-        store.lose_memory(keep=store.snapshot())
-        with pytest.raises(AppendUnsettled):  # refused by a new life of a server that may have had it in the old one
-            store.append(STREAM, {}, chunk(number), timeout_s=0.0)
-        assert read_until(reader, number) == list(range(number))
-        reader.ack()
-        store.close()
-        assert read_until(reader, 1) == [number]
-
-
-def unsettled(store):
-    """Three entries that nobody acks, and a fourth that a full server may have had when its reply was lost."""
-    for number in range(3):
-        store.append(STREAM, {}, chunk(number), timeout_s=0.0)
-    outbox = store.own_writer._lane(STREAM).outbox
-    announce, outbox._announce = outbox._announce, lambda said: unavailable()
-    with pytest.raises(StoreUnavailable):
-        store.append(STREAM, {}, chunk(3))
-    outbox._announce = announce
-
-
-def unavailable():
-    raise StoreUnavailable('the reply was lost')
-
-
-@pytest.mark.parametrize('is_named_again', [False, True])
-def test_who_leaves_writes_nothing_into_a_run_that_was_retired(forgetful_server, caplog, is_named_again):
-    with RedisStore(forgetful_server.url, 'run') as learner, forgetful_server.client() as client:
-        store = RedisStore(forgetful_server.url, 'run')
-        unsettled(store)
-        learner.retire()
-        assert client.keys() == []
-        if is_named_again:
-            learner.register(STREAM, 'learner')
-        keys = set(client.keys())
-        store.close()
-        assert set(client.keys()) == keys
-        assert learner.read(STREAM) == []
-    assert "closed with 1 entries of 'experience' not announced" in caplog.text
-
-
-def test_who_leaves_while_the_run_is_retired_announces_nothing_again(forgetful_server, monkeypatch):
-    """It was there when it was asked for, and no more when something was announced."""
-    with RedisStore(forgetful_server.url, 'run') as learner:
-        store = RedisStore(forgetful_server.url, 'run')
-        unsettled(store)
-        epoch_of = store._epoch_of
-
-        def then_retired(stream):
-            epoch = epoch_of(stream)
-            learner.retire()
-            return epoch
-
-        monkeypatch.setattr(store, '_epoch_of', then_retired)
-        store.close()
-        assert learner.read(STREAM) == []
-
-
-def test_who_settles_announces_what_is_left_without_a_wait(redis_server):
-    with RedisStore(redis_server.url, 'settled') as store:
-        unsettled(store)
-        store.settle()
-        assert [number_of(entry) for entry in store.read(STREAM)] == [0, 1, 2, 3]
-
-
-def test_who_leaves_does_not_wait_for_a_server_that_is_away(forgetful_server, caplog):
-    store = RedisStore(forgetful_server.url, 'run', reconnect_timeout_s=0.2)
-    store.append(STREAM, {}, chunk(0))
-    forgetful_server.kill()
-    with pytest.raises(StoreUnavailable):
-        store.append(STREAM, {}, chunk(1))
-    store.close()
-    assert store._link._opener is None, 'nor is it brought back for who has left'
-    assert "closed with 1 entries of 'experience' not announced" in caplog.text
 
 
 def test_who_is_closed_while_it_connects_keeps_no_connection(redis_server, monkeypatch):

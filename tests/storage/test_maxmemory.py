@@ -1,5 +1,6 @@
 """A server at its maxmemory: what is short always goes through, and what is refused leaves nothing there."""
 
+import numpy as np
 import pytest
 import redis
 
@@ -8,6 +9,7 @@ from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.redis.values import VALUE_PARTS
 from ding_store.storage.testing import chunk, number_of
 from ding_store.storage.wire.connection import pack
+from ding_store.storage.wire.encoding import encode_pieces
 
 
 @pytest.fixture
@@ -24,6 +26,7 @@ def test_what_is_short_goes_through(forgetful_server, client, is_known):
         if is_known:
             other.advance('s', 'r', places[0], 'progress', {'at': 0})
             other.put('finish', {'reason': 'first'}, {})
+            other.add('collectors', 1)
             other.settle()
             client.execute_command('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes')
         client.config_set('maxmemory', 1)
@@ -34,6 +37,7 @@ def test_what_is_short_goes_through(forgetful_server, client, is_known):
         other.settle()
         assert [number_of(entry) for entry in other.read('s', places[1])] == [2]
         assert other.stream_info('s').floor == 2
+        assert (other.add('collectors', 1), other.add('collectors', 1)) == (int(is_known) + 1, int(is_known) + 2)
         other.put('finish', {'reason': 'done'}, {})
         assert (other.get('progress').header, other.get('finish').header) == ({'at': 1}, {'reason': 'done'})
         assert (sorted(other.info().streams), sorted(other.info().values)) == (['another', 's'], ['finish', 'progress'])
@@ -53,6 +57,52 @@ def test_parts_of_what_is_refused_take_no_memory(forgetful_server, client, size)
         client.config_set('maxmemory', 0)
         store.append('s', {}, chunk(2, size))
         assert [number_of(entry) for entry in store.read('s')] == [0, 2]
+
+
+def weights(number):
+    return {f'layer{i}': np.full(1_000_000, number + i, np.uint8) for i in range(6)}
+
+
+@pytest.mark.parametrize('is_fill', [False, True], ids=['put', 'fill'])
+def test_parts_of_a_value_that_is_refused_take_no_memory(forgetful_server, client, is_fill):
+    with RedisStore(forgetful_server.url, 'run') as store:
+
+        def publish(number):
+            if is_fill:
+                return store.fill_version('v', version, encode_pieces({}, weights(number)))
+            return store.put('v', {}, weights(number))
+
+        version = store.put_version('v', None, b'a reference') if is_fill else 0
+        client.config_set('maxmemory', client.info('memory')['used_memory'] + 2_500_000)
+        for _ in range(2):
+            with pytest.raises(ServerFull):
+                publish(1)
+            assert client.keys('*:part:*') == []
+        client.config_set('maxmemory', 0)
+        assert publish(2)
+        assert [array[0] for array in store.get('v').arrays.values()] == [2, 3, 4, 5, 6, 7]
+        kept = client.keys('*:part:*')
+        client.config_set('maxmemory', 1)
+        with pytest.raises(ServerFull):
+            store.put('v', {}, weights(3))
+        assert sorted(client.keys('*:part:*')) == sorted(kept), 'those of the version that is there stay'
+        assert [array[0] for array in store.get('v').arrays.values()] == [2, 3, 4, 5, 6, 7]
+
+
+def test_parts_of_a_version_whose_second_try_is_refused_are_kept(forgetful_server, client, monkeypatch):
+    with RedisStore(forgetful_server.url, 'run') as store:
+        run = store._values._run
+
+        def lossy(*arguments, **options):
+            run(*arguments, **options)
+            monkeypatch.setattr(store._values, '_run', run)
+            client.config_set('maxmemory', 1)
+            return run(*arguments, **options)
+
+        monkeypatch.setattr(store._values, '_run', lossy)
+        with pytest.raises(ServerFull):
+            store.put('v', {}, weights(1))
+        assert [array[0] for array in store.get('v').arrays.values()] == [1, 2, 3, 4, 5, 6]
 
 
 def test_parts_of_an_entry_whose_second_try_is_refused_are_kept(forgetful_server, client, monkeypatch):
@@ -80,11 +130,11 @@ def test_a_script_has_run_when_a_command_before_it_is_an_error(forgetful_server,
 
     with RedisStore(forgetful_server.url, 'run') as store:
         keys = [store._key('v', part) for part in VALUE_PARTS]
-        put = ('token', 0, -1, b'payload', '', '')
+        put, order = ('token', 0, -1, b'payload', '', ''), ('writer', 1)
         session = store._link.call('look', lambda session: session)
-        session.run('put', keys, *put)  # the server has the script
+        session.run('put', keys, *put, *order)  # the server has the script
         with pytest.raises(redis.ResponseError, match='syntax'):
-            session.run('put', keys, 'another', *put[1:3], b'new', '', '', before=before)
+            session.run('put', keys, 'another', *put[1:3], b'new', '', '', 'writer', 2, before=before)
         assert store._values.newest('v', 0, False).payload == b'new'
 
 

@@ -23,7 +23,10 @@ from ding_store.storage.host import slots, values
 from ding_store.storage.host.host_cache import HostCache
 from ding_store.storage.host.slots import SlotWriter
 from ding_store.storage.memory import MemoryStore
+from ding_store.storage.redis.link import Command, Session
+from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, eventually
+from ding_store.storage.wire.encoding import encode_pieces
 
 _RUNS = (f'values{number}' for number in itertools.count())
 NAME = 'weights/main'
@@ -625,3 +628,42 @@ def test_announcements_without_a_reply_keep_no_slots(redis_server, tmp_path, mon
         store.put('w', {'number': 12}, {'x': np.full(1 << 16, 12)})
         assert store.get('w').header == {'number': 12}
         assert store.store.get_version('w', 0).reference
+
+
+def test_an_older_put_of_its_writer_that_expects_another_version_is_refused(redis_server):
+    with RedisStore(redis_server.url, f'order-{os.getpid()}') as store:
+        older = store._values.put_command('v', b'')
+        assert [store.put('v', {}, {}), store.put('v', {}, {})] == [1, 2]
+        session = store._link.call('look', lambda session: session)
+        token, newest, _, payload, *rest = older.arguments
+        assert session.run('put', older.keys, token, newest, 1, payload, *rest) == [0, 2, 2]
+        store.clear()
+
+
+@pytest.mark.parametrize(('way', 'size'), [('advance', 1), ('put', 10), ('put', 300_000)])
+def test_a_put_that_was_long_on_its_way_replaces_nothing_newer_of_its_writer(redis_server, monkeypatch, way, size):
+    """Its connection was lost, it was sent again on another, and then the first one came through, too."""
+    sent, run = [], Session.run
+
+    def noting(session, script, keys, *arguments, before=None):
+        reply = run(session, script, keys, *arguments, before=before)
+        if script == 'put':
+            sent.append(Command(script, keys, tuple(one() if callable(one) else one for one in arguments)))
+        return reply
+
+    with RedisStore(redis_server.url, f'late-{os.getpid()}') as store:
+
+        def put(number):
+            return store.put('v', {'number': number}, {'x': np.full(size, number)})
+
+        with monkeypatch.context() as noted:
+            noted.setattr(Session, 'run', noting)
+            put(0)
+        late = sent[0] if way == 'put' else store._values.put_command('v', encode_pieces({'number': 0}, {}).sealed())
+        for number in (1, 2):
+            version = put(number)
+        session = store._link.call('look', lambda session: session)
+        assert session.run(late.script, late.keys, *late.arguments) == [1, version, version - 1]
+        assert (store.get('v').version, store.get('v').header) == (version, {'number': 2})
+        assert put(3) == version + 1
+        store.clear()

@@ -50,7 +50,7 @@ class Announcement(NamedTuple):
 
 class Verdict(NamedTuple):
     status: str
-    epoch: str
+    epoch: str  # '': there is no such stream
     number: int  # of the entry announced; of this writer's last one for STALE, GAP and sequence 0
     last: int  # this writer's last accepted sequence
     floor: int  # entries up to here are trimmed: nobody needs their copies
@@ -142,6 +142,7 @@ class Outbox:
         self.room = 0  # the stream's counter of what made room, as we last heard
         self._announce = announce
         self._fill = fill
+        self._written_epoch = ''
         self._limit = max_pending_bytes
         self._drop_oldest = drop_oldest
         self._sent: Deque[Item] = deque()  # accepted in this epoch, in order
@@ -157,6 +158,11 @@ class Outbox:
     @property
     def num_queued(self) -> int:
         return len(self._queue)
+
+    @property
+    def num_unheard(self) -> int:
+        """Entries of which no server has said that it has them."""
+        return sum(not item.accepted for item in self._queue)
 
     @property
     def has_references(self) -> bool:
@@ -181,12 +187,17 @@ class Outbox:
     def flush(self, is_last: bool = False) -> None:
         """
         Overview:
-            Announce all that is queued, in order; who does it as the last thing leaves a new epoch alone.
+            Announce all that is queued, in order; who does it as the last thing (``is_last``) brings nothing into an
+            epoch that he has not written to: it may be of the next run of this name.
         Raises:
             - Refused: The server has no room for the next one.
         """
         num_refused = 0
         while self._queue:
+            if not is_last:
+                self._written_epoch = self.epoch
+            elif self._written_epoch != self.epoch:
+                return
             item = self._queue[0]
             verdict = self._send(item)
             num_refused = 0 if verdict.status == OK else num_refused + 1
@@ -199,8 +210,6 @@ class Outbox:
             self._learn(verdict)
             if verdict.status == FULL:
                 raise Refused(verdict.room)
-            if verdict.status == STALE and is_last:
-                return
 
     def check(self) -> None:
         """Ask for the stream's state; what a server forgot is queued again, what was acked is let go."""

@@ -90,6 +90,7 @@ class Writer:
         self._lanes: Dict[str, Lane] = {}
         self._lanes_lock = threading.Lock()
         self._checked_at = time.monotonic()
+        self._is_concluded = False
 
     def append(self, stream: str, payload: Payload, timeout_s: Optional[float]) -> EntryId:
         lane = self._lane(stream)
@@ -155,10 +156,18 @@ class Writer:
         return len(lane.outbox) if lane else 0
 
     def settle(self) -> None:
-        """Announce once more what could not be until now: a full stream may have room again. Waits for none."""
+        """
+        Overview:
+            Announce once more what could not be until now: a full stream may have room again. Waits for none. Where a
+            new epoch has begun that is left to the next check: who leaves may be late, and his run deleted.
+        """
         for lane in self._all_lanes():
             if lane.outbox.num_queued:
-                self._check(lane)
+                self._check(lane, is_last=True)
+
+    def conclude(self) -> None:
+        """From now on what a stream has forgotten is not announced again: see ``Store.conclude``."""
+        self._is_concluded = True
 
     def close(self, epoch_of: Callable[[str], Optional[str]]) -> None:
         """
@@ -174,8 +183,8 @@ class Writer:
                 with suppress(StoreError):
                     if epoch_of(outbox.stream) == outbox.epoch:
                         self._finish(lane)
-            if outbox.num_queued:
-                logger.warning('closed with %d entries of %r not announced', outbox.num_queued, outbox.stream)
+            if outbox.num_unheard:
+                logger.warning('closed with %d entries of %r not announced', outbox.num_unheard, outbox.stream)
 
     def _lane(self, stream: str) -> Lane:
         with self._lanes_lock:
@@ -193,15 +202,16 @@ class Writer:
         try:
             lane.outbox.check()
             lane.outbox.fill()
-            return lane.outbox.num_queued == 0
+            # Who finds no stream finds no reference either.
+            return lane.outbox.num_queued == 0 or not lane.outbox.epoch
         finally:
             lane.lock.release()
 
-    def _check(self, lane: Lane, wait_s: float = 0.0, also_empty: bool = False) -> None:
+    def _check(self, lane: Lane, wait_s: float = 0.0, also_empty: bool = False, is_last: bool = False) -> None:
         if (also_empty or len(lane.outbox)) and lane.lock.acquire(timeout=wait_s):
             try:
                 lane.outbox.check()
-                lane.outbox.flush()
+                lane.outbox.flush(is_last or self._is_concluded)
             except Refused:
                 pass  # Entries never accepted may wait for room; the next append waits with them.
             except ServerFull as e:

@@ -58,6 +58,8 @@ _ENOUGH = 1 << 30
 _MAX_BYTES = 8 << 30
 #: Who holds the root's lock longer, or up to twice as long, is stopped: making room takes much less.
 _PATIENCE_S = 10.0
+#: The same for who makes a file in the middle of its work, and has another way: it looks again soon.
+_BUSY_PATIENCE_S = 1.0
 
 
 class Found(NamedTuple):
@@ -185,7 +187,7 @@ class CacheDir:
             - max_bytes (:obj:`int`): What the payloads of this stream may take together.
         """
         made: List[NewFile] = []
-        with self._locked():
+        with self._locked(is_busy=True):
             there = self.payloads_of(stream)
             there.sort(key=lambda one: host_readers.is_of_epoch(one[0], wanted[0][0]))  # which keeps their order
             used, ours = self.used_bytes(), sum(size_of(path) for _, path in there)
@@ -203,7 +205,7 @@ class CacheDir:
         return made
 
     def _created(self, num_bytes: int, make: Callable[[], T]) -> T:
-        with self._locked():
+        with self._locked(is_busy=True):
             if self.used_bytes() + num_bytes > self.max_bytes:
                 self._remove_abandoned()
             used = self.used_bytes()
@@ -265,8 +267,8 @@ class CacheDir:
         return sum(remove_if_abandoned(run) for run in runs_of(self.root))
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        with _locked(self._root_lock, self.root):
+    def _locked(self, is_busy: bool = False) -> Iterator[None]:
+        with _locked(self._root_lock, self.root, min(_BUSY_PATIENCE_S, _PATIENCE_S) if is_busy else None):
             yield
 
     @contextmanager
@@ -397,8 +399,8 @@ def _root_lock(root: str) -> FetchLock:
 
 
 @contextmanager
-def _locked(lock: FetchLock, root: str) -> Iterator[None]:
-    with lock.taken() as held:
+def _locked(lock: FetchLock, root: str, patience_s: Optional[float] = None) -> Iterator[None]:
+    with lock.taken(patience_s) as held:
         if held is None:
             raise StoreTimeout(
                 f'another process holds the lock of the host cache in {root!r} and does not get on: '

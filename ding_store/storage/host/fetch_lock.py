@@ -34,10 +34,16 @@ class FetchLock:
         self._hung_at = -1  # the file's last change, when it was waited for in vain: who holds it hangs
 
     @contextmanager
-    def taken(self) -> Iterator[Optional[Claim]]:
-        """Within the block it is for us to fetch; None if another hangs over it."""
+    def taken(self, patience_s: Optional[float] = None) -> Iterator[Optional[Claim]]:
+        """
+        Overview:
+            Within the block it is for us to fetch; None if another hangs over it.
+        Arguments:
+            - patience_s (:obj:`Optional[float]`): Another one for this time.
+        """
         path = self._path()
-        held = claim_within(path, 0.0 if changed_at(path) == self._hung_at else self.patience_s)
+        patience_s = self.patience_s if patience_s is None else patience_s
+        held = claim_within(path, 0.0 if changed_at(path) == self._hung_at else patience_s)
         self._hung_at = changed_at(path) if held is None else -1
         if held is not None:
             held.touch()

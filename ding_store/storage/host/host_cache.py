@@ -142,6 +142,9 @@ class HostCache(Store):
         self._enter()
         self.store.settle()
 
+    def conclude(self) -> None:
+        self.store.conclude()
+
     @property
     def is_away(self) -> bool:
         return self.store.is_away
@@ -197,6 +200,7 @@ class HostCache(Store):
         """
         if self._pid == os.getpid() and not self._closed.is_set():
             self._closed.set()
+            self.conclude()
             is_published = self._publish()
             are_values_published = self._is_over or self._values.publish()
             self.store.close()

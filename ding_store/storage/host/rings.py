@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import numpy as np
 
 from ding_store.copying import FAR_BYTES, MIN_BYTES, copy_past_caches
+from ding_store.errors import StoreTimeout
 from ding_store.storage.base import Arrays, Buffer, Header
 from ding_store.storage.exactly_once.outbox import Payload
 from ding_store.storage.host.cache_dir import CacheDir
@@ -165,6 +166,8 @@ class Rings:
                 logger.warning(
                     'stream %r: what finds no room in a ring goes over the wire: %s', self._note['stream'], e
                 )
+            if isinstance(e, StoreTimeout):
+                self._num_refused = _RETRY_AFTER  # It may go on at any moment, and until then to ask costs no wait.
             return False
         self._num_refused = 0
         with self._lock:

@@ -20,7 +20,15 @@ import zlib
 from contextlib import ExitStack, contextmanager
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from ding_store.errors import CorruptPayload, PayloadLost, ServerFull, StoreClosed, StoreError, VersionConflict
+from ding_store.errors import (
+    CorruptPayload,
+    PayloadLost,
+    ServerFull,
+    StoreClosed,
+    StoreError,
+    StoreTimeout,
+    VersionConflict,
+)
 from ding_store.storage.base import Arrays, Buffer, Header, Value
 from ding_store.storage.host.cache_dir import CacheDir, Found
 from ding_store.storage.host.planes import PlanedStore, Version
@@ -252,6 +260,8 @@ class ValueSlots:
         except OSError as e:
             if self._num_refused == 1:
                 logger.warning('value %r goes over the wire: %s', self._name, e)
+            if isinstance(e, StoreTimeout):
+                self._num_refused = _RETRY_AFTER  # It may go on at any moment, and until then to ask costs no wait.
             return None
         self._num_refused = 0
         if file is not None:

@@ -104,7 +104,7 @@ class RedisAppends:
             f'append to {said.stream!r}',
             lambda session: self._script(session, 'append', said.stream, arguments, before),
         )
-        if status == STALE.encode():
+        if status == STALE.encode() and epoch:
             self._forgot(said.stream)
         number, last, floor, room, dropped, plane, wanted = numbers
         known = (number, last, floor, room, dropped, plane)

@@ -41,7 +41,8 @@ logger = logging.getLogger(__name__)
 
 _LUA = Path(__file__).parent / 'lua'
 _STREAM_SCRIPTS = ('append', 'fill', 'want', 'register', 'ack', 'forget', 'delete')
-_VALUE_SCRIPTS = ('put', 'fill_value', 'want_value')
+_VALUE_SCRIPTS = ('put', 'fill_value', 'want_value', 'drop_parts')
+_OTHER_SCRIPTS = ('index', 'add')
 _DENIED = (
     redis.AuthenticationError,
     redis.exceptions.AuthorizationError,
@@ -82,7 +83,7 @@ def load_scripts() -> Dict[str, Script]:
     texts = {name: common + (_LUA / f'{name}.lua').read_bytes() for name in _STREAM_SCRIPTS}
     common = (_LUA / 'value.lua').read_bytes()
     texts.update({name: common + (_LUA / f'{name}.lua').read_bytes() for name in _VALUE_SCRIPTS})
-    texts['index'] = (_LUA / 'index.lua').read_bytes()
+    texts.update({name: (_LUA / f'{name}.lua').read_bytes() for name in _OTHER_SCRIPTS})
     # What Redis names a script by; no secret depends on it.
     return {name: Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest()) for name, text in texts.items()}
 

@@ -92,7 +92,7 @@ class RedisStore(PlanedStore):
         self._parts = Parts(self._call)
         wait = self._link.wait
         self._entries = RedisEntries(self._call, wait, self._key, self._parts)
-        self._values = RedisValues(self._call, wait, self._key, self.held)
+        self._values = RedisValues(self._call, wait, self._key, self.held, self.writer)
         self._value_resolver = ValueResolver(self)
         self._unanswered = Unanswered(self._call, self._link)
         self._indexed: Set[str] = set()
@@ -188,6 +188,9 @@ class RedisStore(PlanedStore):
         self._unanswered.settle()
         self._writer.settle()
 
+    def conclude(self) -> None:
+        self._writer.conclude()
+
     @property
     def is_away(self) -> bool:
         return self._pid == os.getpid() and self._link.is_away()
@@ -266,7 +269,7 @@ class RedisStore(PlanedStore):
         check_name('counter', counter)
         self._enter()
         key = f'ding:{{{self.run}}}:counters'
-        return int(self._call(f'add to {counter!r}', lambda session: session.client.hincrby(key, counter, amount)))
+        return int(self._call(f'add to {counter!r}', lambda session: session.run('add', [key], counter, amount)))
 
     def delete(self, name: str) -> bool:
         existed = bool(self._run('delete', name))

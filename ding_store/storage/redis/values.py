@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import uuid
+from contextlib import suppress
 from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
-from ding_store.errors import CorruptPayload, StoreError, StoreUnavailable, VersionConflict
+from ding_store.errors import CorruptPayload, ServerFull, StoreError, StoreUnavailable, VersionConflict
 from ding_store.storage.host.planes import Moved, Version
 from ding_store.storage.redis.link import Argument, Before, Command, Session
 from ding_store.storage.wire.encoding import INLINE_BYTES, Pieces
@@ -29,6 +31,7 @@ class RedisValues:
         - wait (:obj:`Callable`): The same for commands that block; None when it had to reconnect.
         - key (:obj:`Callable`): Of a name and a part.
         - held (:obj:`Callable`): Holds a lock that others may hold while they wait for the server.
+        - writer (:obj:`str`): Whose values these are.
     """
 
     def __init__(
@@ -37,11 +40,14 @@ class RedisValues:
         wait: Call,
         key: Callable[[str, str], str],
         held: Callable[[ContextManager[Any]], ContextManager[Any]],
+        writer: str,
     ) -> None:
         self._call = call
         self._wait = wait
         self._key = key
         self._held = held
+        self._writer = writer
+        self._num_puts = itertools.count(1)
         self._versions: Dict[str, int] = {}  # of the values that this writer put, or goes on with
         self._sent: Dict[str, SentParts] = {}
         self._lock = threading.Lock()
@@ -54,7 +60,8 @@ class RedisValues:
         token, newest = uuid.uuid4().hex, self._versions.get(name, 0)
 
         def publish(place: Argument, keys: Argument, before: Optional[Before]) -> Any:
-            return self._run('put', name, token, newest, expected, place, keys, reference, before=before)
+            order = self._writer, next(self._num_puts)
+            return self._run('put', name, token, newest, expected, place, keys, reference, *order, before=before)
 
         try:
             done, version, before = self._publish('put', name, payload, token, publish, lambda reply: int(reply[0]))
@@ -72,7 +79,9 @@ class RedisValues:
 
     def put_command(self, name: str, payload: bytes) -> Command:
         """What puts a payload that is not in parts, whatever the version is."""
-        return Command('put', self._keys(name), (uuid.uuid4().hex, self._versions.get(name, 0), -1, payload, '', ''))
+        order = self._writer, next(self._num_puts)
+        newest = self._versions.get(name, 0)
+        return Command('put', self._keys(name), (uuid.uuid4().hex, newest, -1, payload, '', '', *order))
 
     def note(self, name: str, reply: Any) -> bool:
         """The reply to ``put_command``; returns whether it was the first version as far as the server knows."""
@@ -166,15 +175,21 @@ class RedisValues:
         with self._lock:
             sent = self._sent.setdefault(name, SentParts(lambda token: self._part_key(name, token)))
         with self._held(sent.lock):
-            for _ in range(MAX_TRIES):
-                reply = publish(
-                    lambda: sent.parts.pack(),
-                    lambda: sent.keys,
-                    lambda connection: write_parts(connection, sent.changed(payload, token), payload.num_bytes),
-                )
-                sent.settle(verdict_of(reply) > 0)
-                if verdict_of(reply) >= 0:
-                    return reply
+            try:
+                for _ in range(MAX_TRIES):
+                    reply = publish(
+                        lambda: sent.parts.pack(),
+                        lambda: sent.keys,
+                        lambda connection: write_parts(connection, sent.changed(payload, token), payload.num_bytes),
+                    )
+                    sent.settle(verdict_of(reply) > 0)
+                    if verdict_of(reply) >= 0:
+                        return reply
+            except ServerFull:
+                # They would only take more room. Those that cannot be dropped now go when their time is over.
+                with suppress(StoreError):
+                    self._run('drop_parts', name, sent.keys_of(token))
+                raise
         raise StoreError(f'{what} {name!r}: {VANISHED}')
 
     def _run(self, script: str, name: str, *arguments: Argument, before: Optional[Before] = None) -> Any:

@@ -177,6 +177,10 @@ class SentParts:
     def keys(self) -> str:
         return ''.join(f'{self._key(part.token)}{part.number} ' for part in self._sent)
 
+    def keys_of(self, token: str) -> str:
+        """The keys of all parts that ``changed`` may have had sent under this token since the last ``settle``."""
+        return ''.join(f'{self._key(token)}{number} ' for number in range(len(self._groups)))
+
     def settle(self, is_published: bool) -> None:
         """Whether the server has all of these parts and keeps them; else it is not known which it has."""
         if not is_published:

@@ -5,6 +5,7 @@
 -- ARGV[3] reader
 -- ARGV[4] number of the entry acked
 if ARGV[2] ~= epoch then
+  make_none()
   return 0
 end
 local field = 'd:' .. ARGV[3]

@@ -12,7 +12,7 @@
 -- ARGV[10] number of parts that the payload is in; 0: none; -1: only ask whether there is room
 -- ARGV[11] key of the parts
 -- ARGV[12] payload, or a reference to it; last, since a server reads what follows a large argument once more
--- Returns {status, epoch, host, number, last sequence of this writer, floor, room, dropped, plane, wanted}; statuses are
+-- Returns {status, epoch ('': there is no such stream, and nobody asked for one), host, number, last sequence of this writer, floor, room, dropped, plane, wanted}; statuses are
 -- those of outbox.py
 local writer, sequence, base = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local size, limit = tonumber(ARGV[6]), tonumber(ARGV[7])
@@ -30,6 +30,10 @@ local function verdict(status)
 end
 
 if sequence == 0 then
+  if make_none() then
+    epoch = ''
+    return verdict('STALE')
+  end
   -- Whoever waits for this writer to fill what is below waits in vain.
   need_no_memory()
   redis.call('HSET', META, 'b:' .. writer, ARGV[5])

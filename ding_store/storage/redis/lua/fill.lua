@@ -10,6 +10,7 @@
 -- ARGV[8] payload
 -- Returns 1 if it is filled now, -1 if parts are missing
 if ARGV[2] ~= epoch then
+  make_none()
   return 0
 end
 local sequence = tonumber(ARGV[4])

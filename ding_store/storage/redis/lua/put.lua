@@ -6,12 +6,14 @@
 -- ARGV[4] payload, or the list of its parts; '': only the reference, to be filled if somebody wants payloads
 -- ARGV[5] keys of the parts, with a space behind each
 -- ARGV[6] reference to a slot, or ''
+-- ARGV[7] writer
+-- ARGV[8] number of this put: each that a writer begins has a higher one
 -- Returns {1 if it is published, 0 if not, -1 if parts are missing; version now, version before}
 local function digits(number)
   return string.format('%.0f', number)
 end
 
-local stored = redis.call('HMGET', META, 'version', 'token', 'want')
+local stored = redis.call('HMGET', META, 'version', 'token', 'want', 'writer', 'put')
 local version = tonumber(stored[1]) or 0
 if stored[2] == ARGV[1] then
   return { 1, version, version - 1 }
@@ -19,6 +21,10 @@ end
 local expected = tonumber(ARGV[3])
 if expected >= 0 and expected ~= version then
   return { 0, version, version }
+end
+if expected < 0 and stored[4] == ARGV[7] and tonumber(ARGV[8]) < tonumber(stored[5]) then
+  -- It was long on its way, on a connection that its writer has given up since: what it brings was replaced already.
+  return { 1, version, version - 1 }
 end
 if not keep_parts(ARGV[5]) then
   return { -1, version, version }
@@ -45,5 +51,5 @@ elseif is_wanted then
 else
   replace_parts('')
 end
-redis.call('HSET', META, 'version', digits(new), 'token', ARGV[1])
+redis.call('HSET', META, 'version', digits(new), 'token', ARGV[1], 'writer', ARGV[7], 'put', ARGV[8])
 return { 1, new, version }

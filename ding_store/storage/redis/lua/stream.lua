@@ -39,15 +39,24 @@ local function need_no_memory()
 end
 
 -- A server that restarted, and a replica that took over, may lack the newest entries and give their numbers to others.
-local life = string.sub(ARGV[1], 1, 40)
+local life, fresh = string.sub(ARGV[1], 1, 40), string.sub(ARGV[1], 41)
+local is_new = not stored[2]
 if stored[2] ~= life then
-  epoch = string.sub(ARGV[1], 41)
+  epoch = fresh
   need_no_memory()
   redis.call('HSET', META, 'epoch', epoch, 'life', life)
-  if not stored[2] then
+  if is_new then
     redis.call('HSET', META, 'deleted', 1)
     is_deleted = '1'
   end
+end
+
+-- Who only asks, or says what is of no use to a new stream, makes none: its run may be over for good.
+local function make_none()
+  if is_new then
+    redis.call('DEL', META)
+  end
+  return is_new
 end
 
 -- Plain decimal digits, whatever the size.

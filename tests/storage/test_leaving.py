@@ -1,0 +1,166 @@
+"""Who leaves brings what is left of his entries, but into no other run than his."""
+
+import contextlib
+
+import pytest
+
+from ding_store.errors import AppendUnsettled, StoreTimeout, StoreUnavailable
+from ding_store.storage import open_store
+from ding_store.storage.base import OLDEST
+from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.memory import MemoryStore
+from ding_store.storage.redis.store import RedisStore
+from ding_store.storage.testing import WAIT_S, chunk, number_of
+
+STREAM = 'experience'
+
+
+def test_what_a_full_stream_did_not_take_yet_is_brought_by_who_leaves():
+    with MemoryStore(max_pending_bytes=3000) as store, store.another() as other:
+        reader, number = Reader(other, STREAM, 'learner'), 0
+        with contextlib.suppress(StoreTimeout):
+            while True:
+                store.append(STREAM, {}, chunk(number), timeout_s=0.0)
+                number += 1
+        store.lose_memory(keep=store.snapshot())
+        with pytest.raises(AppendUnsettled):  # refused by a new life of a server that may have had it in the old one
+            store.append(STREAM, {}, chunk(number), timeout_s=0.0)
+        assert [number_of(entry) for entry in reader.read(timeout_s=WAIT_S)] == list(range(number))
+        reader.ack()
+        store.close()
+        assert [number_of(entry) for entry in reader.read(timeout_s=WAIT_S)] == [number]
+
+
+def unsettled(store):
+    """Three entries that nobody acks, and a fourth that a full server may have had when its reply was lost."""
+    for number in range(3):
+        store.append(STREAM, {}, chunk(number), timeout_s=0.0)
+    outbox = store.own_writer._lane(STREAM).outbox
+    announce, outbox._announce = outbox._announce, lambda said: unavailable()
+    with pytest.raises(StoreUnavailable):
+        store.append(STREAM, {}, chunk(3))
+    outbox._announce = announce
+
+
+def unavailable():
+    raise StoreUnavailable('the reply was lost')
+
+
+@pytest.mark.parametrize('is_named_again', [False, True])
+def test_who_leaves_writes_nothing_into_a_run_that_was_retired(forgetful_server, caplog, is_named_again):
+    with RedisStore(forgetful_server.url, 'run') as learner, forgetful_server.client() as client:
+        store = RedisStore(forgetful_server.url, 'run')
+        unsettled(store)
+        learner.retire()
+        assert client.keys() == []
+        if is_named_again:
+            learner.register(STREAM, 'learner')
+        keys = set(client.keys())
+        store.close()
+        assert set(client.keys()) == keys
+        assert learner.read(STREAM) == []
+    assert "closed with 1 entries of 'experience' not announced" in caplog.text
+
+
+def test_who_leaves_while_the_run_is_retired_announces_nothing_again(forgetful_server, monkeypatch):
+    """It was there when it was asked for, and no more when something was announced."""
+    with RedisStore(forgetful_server.url, 'run') as learner:
+        store = RedisStore(forgetful_server.url, 'run')
+        unsettled(store)
+        epoch_of = store._epoch_of
+
+        def then_retired(stream):
+            epoch = epoch_of(stream)
+            learner.retire()
+            return epoch
+
+        monkeypatch.setattr(store, '_epoch_of', then_retired)
+        store.close()
+        assert learner.read(STREAM) == []
+
+
+def test_who_settles_announces_what_is_left_without_a_wait(redis_server):
+    with RedisStore(redis_server.url, 'settled') as store:
+        unsettled(store)
+        store.settle()
+        assert [number_of(entry) for entry in store.read(STREAM)] == [0, 1, 2, 3]
+
+
+def test_who_leaves_does_not_wait_for_a_server_that_is_away(forgetful_server, caplog):
+    store = RedisStore(forgetful_server.url, 'run', reconnect_timeout_s=0.2)
+    store.append(STREAM, {}, chunk(0))
+    forgetful_server.kill()
+    with pytest.raises(StoreUnavailable):
+        store.append(STREAM, {}, chunk(1))
+    store.close()
+    assert store._link._opener is None, 'nor is it brought back for who has left'
+    assert "closed with 1 entries of 'experience' not announced" in caplog.text
+
+
+@pytest.mark.parametrize('hears', [False, True])
+def test_who_leaves_writes_nothing_into_the_run_that_took_the_place_of_his(forgetful_server, hears):
+    """What a run left that ended in order is cleared by the next: its streams go on counting."""
+    with RedisStore(forgetful_server.url, 'run') as learner:
+        store = RedisStore(forgetful_server.url, 'run')
+        unsettled(store)
+        learner.clear()
+        place = learner.register(STREAM, 'learner')
+        if hears:
+            store.own_writer.publish(WAIT_S)
+            store.own_writer._lane(STREAM).outbox.check()
+            store.settle()
+        store.close()
+        assert learner.read(STREAM, place) == []
+
+
+def test_who_leaves_a_memory_that_was_cleared_writes_nothing_into_it():
+    with MemoryStore() as learner:
+        store = learner.another()
+        unsettled(store)
+        learner.clear()
+        learner.register(STREAM, 'learner')
+        store.close()
+        assert learner.read(STREAM) == []
+
+
+@pytest.mark.parametrize('is_named_again', [False, True])
+def test_who_was_on_the_host_plane_leaves_nothing_in_a_retired_run(forgetful_server, tmp_path, caplog, is_named_again):
+    options = dict(run='run', host_cache_dir=str(tmp_path))
+    with open_store(forgetful_server.url, **options) as learner, forgetful_server.client() as client:
+        learner.register(STREAM, 'learner')
+        store = open_store(forgetful_server.url, **options)
+        for number in range(3):
+            store.append(STREAM, {}, chunk(number))
+        assert store.store.own_writer._lane(STREAM).outbox.has_references
+        learner.retire()
+        if is_named_again:
+            learner.register(STREAM, 'learner')
+        keys = set(client.keys())
+        store.close()
+        assert set(client.keys()) == keys
+        assert learner.read(STREAM) == []
+    assert is_named_again or 'closed with' not in caplog.text
+    assert is_named_again or not list(tmp_path.rglob('*.ring'))
+
+
+def test_who_has_appended_his_last_announces_nothing_again(forgetful_server):
+    """A run that is retired meanwhile is no server that lost its memory."""
+    with RedisStore(forgetful_server.url, 'run') as learner, forgetful_server.client() as client:
+        store = RedisStore(forgetful_server.url, 'run')
+        for number in range(3):
+            store.append(STREAM, {}, chunk(number))
+        store.conclude()
+        learner.retire()
+        store.own_writer.check(now=True)
+        store.own_writer.check_stream(STREAM)
+        store.close()
+        assert client.keys() == []
+
+
+def test_who_asks_makes_no_stream(redis_server):
+    with RedisStore(redis_server.url, 'asked') as store, redis_server.client() as client:
+        store.own_writer.check_stream('nothing')
+        store.ack('nothing', 'reader', OLDEST)
+        assert store.delete('nothing') is False
+        assert client.keys('*asked*nothing*') == []
+        assert store.info().streams == {}
