@@ -19,6 +19,7 @@ from ding_store.checkpoint.snapshot import optimizers_of, schedules_of
 from ding_store.config import CheckpointConfig
 from ding_store.errors import ConfigError, CorruptPayload
 from ding_store.middleware.policy_state import left_out, set_left_out
+from ding_store.middleware.saving import saving
 from ding_store.middleware.session import CHECKPOINTS, Session
 
 if TYPE_CHECKING:
@@ -143,9 +144,10 @@ class LearnerCheckpoints:
         if not task.router.is_active and _is_better(ctx, self._best):
             self._save_best(ctx)
         if task.finish:
-            self._save_last(ctx)
-            if not task.router.is_active:
-                self._directory.finish('the task finished')
+            with saving():
+                self._save_last(ctx)
+                if not task.router.is_active:
+                    self._directory.finish('the task finished')
         elif ctx.train_iter > self._saved_iter and not self._saver.is_busy and self._interval.is_due:
             self._save(ctx)
         self._last_s = self._trained_s()
@@ -195,22 +197,21 @@ class LearnerCheckpoints:
         Whatever the last iteration did not come to: the run may have ended after it. Only now is it known how, too; one
         that ended in order is not to be resumed.
         """
-        if failed or self._ctx is None:
-            self._saver.drain()
-            return
-        self._save_last(self._ctx)
-        if not self._session.failed:
-            self._directory.finish(self._session.finish_reason or 'the task finished')
+        with saving():
+            if failed or self._ctx is None:
+                self._saver.drain()
+                return
+            self._save_last(self._ctx)
+            if not self._session.failed:
+                self._directory.finish(self._session.finish_reason or 'the task finished')
 
     def _save_last(self, ctx: OnlineRLContext) -> None:
-        self._session.figures(is_saving=True)  # A launcher does not end us meanwhile.
         self._complete()
         if ctx.train_iter > self._saved_iter:
             self._save(ctx)
             self._complete()
         if ctx.train_iter > self._saved_iter:
             logging.error(f'ding_store: the policy at train iteration {ctx.train_iter} is in no checkpoint')
-        self._session.figures(is_saving=False)
 
     def _complete(self) -> None:
         self._saver.drain()

@@ -34,6 +34,7 @@ from ding_store.middleware.pipeline import pipeline  # noqa: E402
 from ding_store.middleware.plan import Replay  # noqa: E402
 from ding_store.middleware.position import ENV_ID, Position  # noqa: E402
 from ding_store.middleware.replay import replay_buffer  # noqa: E402
+from ding_store.middleware.saving import is_saving  # noqa: E402
 from ding_store.middleware.session import Session  # noqa: E402
 from ding_store.middleware.weights import WeightsSender  # noqa: E402
 from ding_store.storage.base import Entry, EntryId  # noqa: E402
@@ -318,17 +319,22 @@ def test_iterations_beside_a_checkpoint_are_part_of_its_cost(tmp_path, monkeypat
     assert seen[1:] == [(2.0, False), (2.0, False)]
 
 
-def test_a_launcher_hears_that_the_last_one_is_being_written(tmp_path, monkeypatch):
-    made, said = run(tmp_path, policy_of(), num_iterations=1), []
+def test_who_would_end_it_sees_that_the_last_one_is_being_written(tmp_path, monkeypatch):
+    made, seen, save = run(tmp_path, policy_of(), num_iterations=1), [], CheckpointDir.save
 
-    def figures(is_saving=None, **others):
-        if is_saving is not None:
-            said.append((is_saving, len(made._directory.paths())))
+    def watched(*args):
+        seen.append(is_saving(os.getpid()))
+        save(*args)
 
-    monkeypatch.setattr(made._session, 'figures', figures)
-    task.ctx.train_iter, task.finish = 2, True
+    monkeypatch.setattr(CheckpointDir, 'save', watched)
+    task.ctx.train_iter = 2
+    made._interval._due = 0.0
     made(task.ctx)
-    assert said == [(True, 1), (False, 2)]
+    made._saver.drain()
+    task.ctx.train_iter, task.finish = 3, True
+    made(task.ctx)
+    assert seen == [False, True]
+    assert not is_saving(os.getpid())
 
 
 def test_a_second_policy_is_refused(tmp_path):
