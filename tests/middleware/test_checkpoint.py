@@ -149,8 +149,9 @@ def test_what_could_not_be_written_is_not_called_saved(tmp_path, monkeypatch, ca
 
 
 def test_a_last_state_that_could_not_be_written_is_named(tmp_path, monkeypatch, caplog):
-    made = run(tmp_path, policy_of())
-    train(made._policy)
+    policy = policy_of()
+    made = run(tmp_path, policy)
+    train(policy)
     task.ctx.train_iter, task.finish = 4, True
     monkeypatch.setattr(os, 'pwrite', full)
     made(task.ctx)
@@ -232,7 +233,9 @@ def test_training_does_not_wait_for_the_best_to_be_written(tmp_path, monkeypatch
 
 def best_of(path):
     """What an evaluator's process has."""
-    return BestCheckpoint(StoreConfig.from_block({'checkpoint': dict(path=str(path))}).checkpoint, policy_of())
+    best = BestCheckpoint(StoreConfig.from_block({'checkpoint': dict(path=str(path))}).checkpoint)
+    best.add(policy_of())
+    return best
 
 
 def test_an_evaluator_that_is_started_again_keeps_a_better_one(tmp_path, monkeypatch):
@@ -277,8 +280,9 @@ def test_versions_of_policies_go_on_behind_those_of_a_store_that_is_gone(tmp_pat
     """Rows that were kept name the old ones: new ones must not look older than they are."""
     session = session_of(tmp_path, interval_s=0.001)
     session.count_versions_from({'main': 500})
-    made = checkpointer(session, policy_of())
-    train(made._policy)
+    policy = policy_of()
+    made = checkpointer(session, policy)
+    train(policy)
     task.ctx.train_iter = 1
     made(task.ctx)
     made._saver.drain()
@@ -337,17 +341,6 @@ def test_who_would_end_it_sees_that_the_last_one_is_being_written(tmp_path, monk
     assert not is_saving(os.getpid())
 
 
-def test_a_second_policy_is_refused(tmp_path):
-    session, policy = session_of(tmp_path / 'ours'), policy_of()
-    made = checkpointer(session, policy)
-    again = ckpt_saver(session, policy, str(tmp_path / 'exp'))  # CkptSaver beside it is of the same one
-    assert (type(made).__name__, type(again).__name__) == ('LearnerCheckpoints', 'CkptSaver')
-    with pytest.raises(ConfigError, match='keeps one policy'):
-        checkpointer(session, policy_of())
-    with pytest.raises(ConfigError, match='keeps one policy'):
-        ckpt_saver(session, policy_of(), str(tmp_path / 'other'))
-
-
 def test_without_the_setting_it_is_void():
     session = Session(StoreConfig.from_block({}), lambda: task.finish)
     assert type(checkpointer(session, None)).__name__ == 'VoidMiddleware'
@@ -403,7 +396,6 @@ def test_a_resumed_learner_draws_what_the_killed_one_would_have_drawn(tmp_path, 
 
     made, buffer_ = learner()
     draws(buffer_)
-    train(made._policy)
     task.ctx.train_iter = 1
     made(task.ctx)
     made._saver.drain()
