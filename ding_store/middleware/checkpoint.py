@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Union
 
 import numpy as np
 import torch
@@ -142,6 +142,8 @@ class LearnerCheckpoints:
             # A launcher cannot know from the script: it looks here when the learner or an evaluator dies.
             header = {'path': self._directory.path, 'run': self._directory.run, 'max_restarts': config.max_restarts}
             session.store.put(CHECKPOINTS, header, {})
+        else:
+            _when_it_stops(lambda: self._leave(failed=not task.finish))
 
     def add(self, policy: Any) -> None:
         """From where it was, if this process resumes; all before the first iteration."""
@@ -282,6 +284,20 @@ class LearnerCheckpoints:
     def _generators(self) -> List[np.random.RandomState]:
         """Those that the replays' samplers have of their own; others draw from numpy's."""
         return [each for replay in self._session.replays for each in generators_of(replay.sampler)]
+
+
+def _when_it_stops(call: Callable[[], None]) -> None:
+    """Before the task of a process alone does: it has no event for that, and may finish when all middleware is done."""
+    stop = task.stop
+
+    def stop_after() -> None:
+        vars(task).pop('stop', None)
+        try:
+            call()
+        finally:
+            stop()
+
+    task.stop = stop_after
 
 
 def _is_better(ctx: OnlineRLContext, best: float) -> bool:

@@ -41,7 +41,7 @@ def wait_until_saved() -> None:
 def is_saving(pid: int) -> bool:
     """Whether another process of this host is in such a block."""
     try:
-        return Path(f'/proc/{pid}/comm').read_text() == f'{NAME}\n'
+        return Path(f'/proc/{pid}/comm').read_bytes() == f'{NAME}\n'.encode()
     except (FileNotFoundError, ProcessLookupError):
         return False
 
@@ -49,12 +49,17 @@ def is_saving(pid: int) -> bool:
 @contextlib.contextmanager
 def _named() -> Iterator[None]:
     own = Path('/proc/self/comm')
-    before = own.read_text()
-    own.write_text(NAME)
+    before = own.read_bytes()
+    _write(own, NAME.encode())
     try:
         yield
     finally:
-        own.write_text(before)
+        _write(own, before)
+
+
+def _write(path: Path, name: bytes) -> None:
+    with contextlib.suppress(OSError):  # of a /proc that is read-only: then nobody waits, but it is written
+        path.write_bytes(name)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """The checkpointer of a task: what it saves is DI-engine's, and what it resumes is what was saved."""
 
+import contextlib
 import copy
 import errno
 import os
@@ -14,7 +15,7 @@ import torch
 pytest.importorskip('ding')
 from ding.framework import task  # noqa: E402
 from ding.framework.context import OfflineRLContext, OnlineRLContext  # noqa: E402
-from ding.framework.middleware import CkptSaver  # noqa: E402
+from ding.framework.middleware import CkptSaver, termination_checker  # noqa: E402
 from ding.model import DQN  # noqa: E402
 from ding.policy import DQNPolicy  # noqa: E402
 
@@ -110,6 +111,30 @@ def test_a_task_that_finished_is_not_resumed(tmp_path):
     run(tmp_path, policy_of(), num_iterations=0)
     assert task.ctx.train_iter == 0
     assert (tmp_path / 'previous' / 'iteration_3.pth.tar').exists()
+
+
+@pytest.mark.parametrize(
+    ('max_train_iter', 'max_step', 'is_interrupted'), [(3, 100, False), (100, 4, False), (100, 4, True)]
+)
+def test_a_task_that_ends_behind_it_was_saved(tmp_path, max_train_iter, max_step, is_interrupted):
+    policy = policy_of()
+
+    def step(ctx):
+        train(policy)
+        ctx.train_iter += 1
+
+    def interrupt(ctx):
+        if is_interrupted and ctx.train_iter == 4:
+            raise KeyboardInterrupt
+
+    made = checkpointer(session_of(tmp_path, interval_s=1000.0), policy)
+    for each in (step, made, interrupt, termination_checker(max_train_iter=max_train_iter)):
+        task.use(each)
+    with pytest.raises(KeyboardInterrupt) if is_interrupted else contextlib.nullcontext(), task:
+        task.run(max_step=max_step)
+    last = 1 if is_interrupted else 4
+    assert [os.path.basename(path) for path in made._directory.paths()][-1] == f'iteration_{last}.pth.tar'
+    assert (made._directory.run is None) == (not is_interrupted)
 
 
 def test_stock_loads_ours_and_we_load_stock(tmp_path):
@@ -241,7 +266,10 @@ def best_of(path):
 def test_an_evaluator_that_is_started_again_keeps_a_better_one(tmp_path, monkeypatch):
     run(tmp_path, policy_of(), num_iterations=1)
     evaluator = types.SimpleNamespace(
-        router=types.SimpleNamespace(is_active=True), role=task.role, has_role=lambda role: role == task.role.EVALUATOR
+        router=types.SimpleNamespace(is_active=True),
+        finish=False,
+        role=task.role,
+        has_role=lambda role: role == task.role.EVALUATOR,
     )
     monkeypatch.setattr(checkpoint, 'task', evaluator)
     for values, kept in (((1.0, 2.0), 2.0), ((1.5,), 2.0), ((1.0, 2.5), 2.5)):
