@@ -18,9 +18,9 @@ logger = logging.getLogger(__name__)
 class Saver:
     """
     Overview:
-        Saves the states of one policy, one at a time. Optimizer steps wait while what they change is being copied.
+        Saves one state after the other. Optimizer steps wait while what they change is being copied.
     Arguments:
-        - optimizers (:obj:`Sequence`): All of the policy's.
+        - optimizers (:obj:`Sequence`): All whose parameters the states have.
     Attributes:
         - copying_s, waiting_s (:obj:`float`): Of the last checkpoint: what ``save`` took, and what optimizer steps have
           waited. Together they are the stall.
@@ -28,10 +28,8 @@ class Saver:
         - is_saved (:obj:`bool`): Whether the last one was, once ``is_busy`` is False.
     """
 
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self._snapshot = Snapshot(optimizers)
-        for each in optimizers:
-            each.register_step_pre_hook(self._before_step)
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
+        self._snapshot = Snapshot()
         self._write: Optional[Callable[[Any], None]] = None
         self._news = threading.Condition()
         self._copied = threading.Event()
@@ -42,10 +40,18 @@ class Saver:
         self.copying_s = self.waiting_s = 0.0
         self.num_failed = 0
         self.is_saved = False
+        self.watch(optimizers)
 
     @property
     def is_busy(self) -> bool:
         return self._write is not None
+
+    def watch(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Also these wait."""
+        for each in optimizers:
+            if not any(each is known for known in self._snapshot.optimizers):
+                each.register_step_pre_hook(self._before_step)
+                self._snapshot.optimizers.append(each)
 
     def save(self, state: Any, write: Callable[[Any], None]) -> bool:
         """

@@ -26,11 +26,11 @@ class Snapshot:
         Everything else (target networks, statistics of normalization, counters) is copied by ``begin``, since a
         forward pass may change it.
     Arguments:
-        - optimizers (:obj:`Sequence`): All of the policy's.
+        - optimizers (:obj:`Sequence`): All whose parameters a state has.
     """
 
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self._optimizers = optimizers
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
+        self.optimizers = list(optimizers)
         self._buffers: Dict[Path, torch.Tensor] = {}
         self._copies: List[_Copy] = []
         self._marks: Dict[torch.device, Any] = {}  # of each GPU, behind what training had asked of it at ``begin``
@@ -78,7 +78,7 @@ class Snapshot:
     def _guarded(self) -> Set[int]:
         """Addresses of memory that nothing but an optimizer step changes."""
         found: Set[int] = set()
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             tensors = [each for group in optimizer.param_groups for each in group['params']]
             tensors += [each for state in optimizer.state.values() for each in state.values()]
             found.update(each.data_ptr() for each in tensors if isinstance(each, torch.Tensor) and each.numel())

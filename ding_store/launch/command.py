@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
-from typing import Iterator, List, Optional, Sequence, Tuple
+from typing import Iterator, List, Sequence, Tuple
 
 from ding_store.errors import ConfigError
+from ding_store.middleware.saving import SAVE_S, is_saving
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 #: How long a command may take to end after it was told to, before all of its processes are made to.
@@ -25,8 +27,9 @@ def run_command(command: Sequence[str], leave_s: float = LEAVE_S) -> int:
     """
     Overview:
         Run a command to its end. A signal that ends this process is handed on, and what is left of the command's
-        processes ``leave_s`` later, or when told once more, is killed: workers that ignore signals, too. Those of
-        another session (the embedded server's, which ends by itself) are not touched.
+        processes ``leave_s`` later, or when told once more, is killed: workers that ignore signals, too. While one of
+        them writes its last checkpoint, ``leave_s`` does not begin. Those of another session (the embedded server's,
+        which ends by itself) are not touched.
     Returns:
         - code (:obj:`int`): As a shell says it: 128 + signal when it was killed.
     Raises:
@@ -37,23 +40,46 @@ def run_command(command: Sequence[str], leave_s: float = LEAVE_S) -> int:
     # What the command leaves without a parent becomes ours, and so is found among our descendants.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     child = _start(command, before)
-    deadline: Optional[float] = None
-    while child.poll() is None or (deadline is not None and any(_descendants())):
+    patience = _Patience(leave_s)
+    while child.poll() is None or (patience.was_told and any(_descendants())):
         # Once told to end, its processes may do so without a word to us, which are no children of ours: look again.
-        told = signal.sigtimedwait([*heard, signal.SIGCHLD], 3600.0 if deadline is None else 0.2)
+        told = signal.sigtimedwait([*heard, signal.SIGCHLD], 0.2 if patience.was_told else 3600.0)
         if told is not None and told.si_signo != signal.SIGCHLD:
-            if deadline is None:
+            if not patience.was_told:
                 sys.stderr.write('ding-store: interrupted: ending the command (once more to kill it)\n')
                 if told.si_pid:  # one of a terminal has reached the command, too
                     child.send_signal(told.si_signo)
-            deadline = time.monotonic() + (leave_s if deadline is None else 0.0)
-        if deadline is not None and time.monotonic() >= deadline:
+            patience.tell()
+        if patience.has_ended():
             left = _kill_all()
             if left:
                 sys.stderr.write(f'ding-store: cannot be killed, and left alone: processes {left}\n')
                 return 128 + signal.SIGKILL
             child.wait()
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+class _Patience:
+    """With a command that was told to end: ``leave_s``, which do not begin before a last checkpoint is written."""
+
+    def __init__(self, leave_s: float) -> None:
+        self._leave_s = leave_s
+        self._ends = self._saving_ends = math.inf
+        self._is_saving = self.was_told = False
+
+    def tell(self) -> None:
+        """The second time it ends at once."""
+        now = time.monotonic()
+        self._ends, self._saving_ends = (now, now) if self.was_told else (now + self._leave_s, now + SAVE_S)
+        self.was_told = True
+
+    def has_ended(self) -> bool:
+        now = time.monotonic()
+        if self.was_told and now < self._saving_ends and any(map(is_saving, _descendants())):
+            if not self._is_saving:
+                sys.stderr.write('ding-store: waiting for the last checkpoint, which is still being written\n')
+            self._is_saving, self._ends = True, now + self._leave_s
+        return now >= self._ends
 
 
 def _start(command: Sequence[str], mask: set) -> subprocess.Popen:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
 from ding_store.config import ENV_RUN, ENV_URL, StoreConfig, unknown_key
-from ding_store.errors import AppendUnsettled, ConfigError, ServerFull, StoreError
+from ding_store.errors import AppendUnsettled, ConfigError, ServerFull
 from ding_store.launch.interrupt import sigterm_as_interrupt
 from ding_store.launch.progress import Display, Figures, summary, table
 from ding_store.launch.role import Role
@@ -23,13 +23,12 @@ from ding_store.launch.router import FIRST_IDS, ROLES, new_addresses, remove_add
 from ding_store.launch.script import Script, exit_process, preload
 from ding_store.middleware.claim import claim_run
 from ding_store.middleware.members import ENV_LAUNCHED, Members, launch
+from ding_store.middleware.saving import SAVE_S, is_saving
 from ding_store.middleware.session import CHECKPOINTS, FINISH, Session, clear_ended_run, retire, silence_s
 from ding_store.storage.base import Store
 
 #: How long processes may take to leave after the run has ended, before they are told to, and then made to.
 LEAVE_S, TERM_S = 10.0, 5.0
-#: How long a learner may take for its last checkpoint, while it reports that it is writing one.
-SAVE_S = 600.0
 
 
 def parse_roles(text: str) -> Dict[str, int]:
@@ -123,8 +122,6 @@ class Job:
     num_restarts: int = 0
     is_hurrying: bool = False  # who is still there is told to leave
     saving_s: float = 0.0  # when the learner was last seen writing its last checkpoint
-    saving_beats: Dict[str, int] = field(default_factory=dict)  # the reports that said so
-    heard_s: float = 0.0  # when the last of them came
 
     def run(self, out: Any) -> Result:
         """
@@ -224,7 +221,6 @@ class Job:
             selector.register(process.pidfd, selectors.EVENT_READ, process)
         ended: List[float] = []
         session.on_finish(lambda reason: ended.append(time.monotonic()))
-        members = Members(session.store)
         interrupts = 0
         while selector.get_map():
             try:
@@ -235,7 +231,7 @@ class Job:
                         selector.register(successor.pidfd, selectors.EVENT_READ, successor)
                 tick()
                 if ended:
-                    self._hurry(ended[0], members)
+                    self._hurry(ended[0])
             except KeyboardInterrupt:
                 interrupts += 1
                 self.failed = self.failed or 'interrupted'
@@ -341,13 +337,13 @@ class Job:
                 f'the run ends: it cannot go on without its {process.role}. Its data is kept; run it again to resume'
             )
 
-    def _hurry(self, ended_s: float, members: Members) -> None:
-        """End who is still there; a learner that is saving not before it has, or has stopped saying so."""
+    def _hurry(self, ended_s: float) -> None:
+        """End who is still there; a learner that is writing its last checkpoint not before it has."""
         now = time.monotonic()
         if now - ended_s <= LEAVE_S:
             return
         self.is_hurrying = True
-        if now - ended_s <= SAVE_S and self._is_saving(members, now):
+        if now - ended_s <= SAVE_S and any(is_saving(each.pid) for each in self.processes if each.code is None):
             if not self.saving_s:
                 self.say('waiting for the last checkpoint: the learner is still writing it')
             self.saving_s = now
@@ -355,22 +351,6 @@ class Job:
             since_s = now - max(ended_s, self.saving_s if process.role == 'learner' else 0.0)
             if process.code is None and since_s > LEAVE_S:
                 os.kill(process.pid, signal.SIGKILL if since_s > LEAVE_S + TERM_S else signal.SIGTERM)
-
-    def _is_saving(self, members: Members, now: float) -> bool:
-        """Whether a learner of ours says so that lives; what one said that was killed or stopped counts no more."""
-        pids = {each.pid for each in self.processes if each.role == 'learner' and each.code is None}
-        if not pids:
-            return False
-        try:
-            members.refresh()
-        except StoreError:
-            self.heard_s = now  # nobody can report either
-        host = os.uname().nodename
-        ours = [each for each in members.alive('learner') if each.host == host and each.pid in pids]
-        beats = {each.id: each.beat for each in ours if each.figures.get('is_saving')}
-        if beats != self.saving_beats:
-            self.saving_beats, self.heard_s = beats, now
-        return bool(beats) and now - self.heard_s <= silence_s(self.config.heartbeat_s)
 
     def _kill_all(self) -> None:
         for process in self.processes:

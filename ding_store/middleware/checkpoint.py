@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Union
 
 import numpy as np
 import torch
@@ -15,10 +15,11 @@ from ditk import logging
 
 from ding_store.buffer.sampling.samplers import generators_of
 from ding_store.checkpoint import EXTRA, CheckpointDir, Interval, Saver, read_state
-from ding_store.checkpoint.snapshot import optimizers_of, schedules_of
+from ding_store.checkpoint.snapshot import optimizers_of
 from ding_store.config import CheckpointConfig
 from ding_store.errors import ConfigError, CorruptPayload
-from ding_store.middleware.policy_state import left_out, set_left_out
+from ding_store.middleware.policies import Policies
+from ding_store.middleware.saving import saving
 from ding_store.middleware.session import CHECKPOINTS, Session
 
 if TYPE_CHECKING:
@@ -34,26 +35,31 @@ def checkpointer(session: Session, policy: Any) -> Any:
     Overview:
         Save the learner's state in the background, and begin with the newest there is: create it after policy and
         roles, and use it last, as CkptSaver. In an evaluator's process it keeps the best policy. Void in collectors,
-        without ``store.checkpoint``, and where there is one already: under ``ding-store run`` CkptSaver makes it.
+        without ``store.checkpoint``, and where there is one already: under ``ding-store run`` CkptSaver makes it. Of
+        another policy that one saves both: several policies of a process are in one file, of one moment.
     Arguments:
         - policy (:obj:`Policy`): As CkptSaver's; its ``learn_mode`` and its optimizers are saved.
     Input of ctx:
         - train_iter (:obj:`int`), env_step (:obj:`int`), eval_value (:obj:`Optional[float]`)
     Raises:
-        - ConfigError: There is one already, of another policy.
+        - ConfigError: What is to be resumed cannot be read, or is of other policies.
     """
     config = session.config.checkpoint
-    if config is None or session.saved_policy is policy:
+    if config is None:
         return task.void()
-    if session.saved_policy is not None:
-        raise ConfigError(
-            'store.checkpoint is on, and keeps one policy of a process: a second one would begin afresh where the '
-            'first is resumed. Use Checkpointer or CkptSaver with one of them, or leave store.checkpoint out'
-        )
-    session.saved_policy = policy
+    if session.checkpointer is not None:
+        session.checkpointer.add(policy)
+        return task.void()
+    made: Union[LearnerCheckpoints, BestCheckpoint]
     if not task.router.is_active or task.has_role(task.role.LEARNER):
-        return LearnerCheckpoints(session, config, policy)
-    return BestCheckpoint(config, policy) if task.has_role(task.role.EVALUATOR) else task.void()
+        made = LearnerCheckpoints(session, config)
+    elif task.has_role(task.role.EVALUATOR):
+        made = BestCheckpoint(config)
+    else:
+        return task.void()
+    made.add(policy)
+    session.checkpointer = made
+    return made
 
 
 def ckpt_saver(session: Session, policy: Any, *args: Any, **kwargs: Any) -> Any:
@@ -80,11 +86,14 @@ def ckpt_saver(session: Session, policy: Any, *args: Any, **kwargs: Any) -> Any:
 class BestCheckpoint:
     """Keep the policy of the best evaluation of this run, also across restarts of the process that evaluates."""
 
-    def __init__(self, config: CheckpointConfig, policy: Any) -> None:
+    def __init__(self, config: CheckpointConfig) -> None:
         self._directory = CheckpointDir(config.path, config.keep)
-        self._policy = policy
+        self._policies = Policies()
         self._best = -np.inf
         self._has_warned = False
+
+    def add(self, policy: Any) -> None:
+        self._policies.add(policy)
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         if not _is_better(ctx, self._best):
@@ -93,9 +102,9 @@ class BestCheckpoint:
             if self._directory.run is None:
                 self._warn(ctx)
                 return
-            state = self._policy.learn_mode.state_dict()
-            extra = dict(train_iter=ctx.train_iter, policy=left_out(self._policy, state))
-            self._directory.save_best({**state, EXTRA: extra}, float(ctx.eval_value))
+            state = self._policies.state()
+            state[EXTRA]['train_iter'] = ctx.train_iter
+            self._directory.save_best(state, float(ctx.eval_value))
             self._best = float(ctx.eval_value)  # Not before: a worse one may be the best that is on the disk.
         except (OSError, CorruptPayload) as e:
             logging.error(f'ding_store: the best policy so far could not be saved: {e}')
@@ -116,14 +125,14 @@ class LearnerCheckpoints:
         more at the end of the run. A process alone also saves whenever an evaluation was the best so far.
     """
 
-    def __init__(self, session: Session, config: CheckpointConfig, policy: Any) -> None:
-        self._session, self._policy = session, policy
+    def __init__(self, session: Session, config: CheckpointConfig) -> None:
+        self._session, self._policies = session, Policies()
         self._directory = CheckpointDir(config.path, config.keep)
         self._interval = Interval(config.max_overhead, config.interval_s)
         self._best = -np.inf  # that is on the disk
         self._directory.begin()
         self._saved_iter = self._saving_iter = self._resume(config)  # on the disk; and on its way there
-        self._saver = Saver(optimizers_of(policy))
+        self._saver = Saver()
         self._unreported = False
         self._last_s: Optional[float] = None
         self._ctx: Optional[OnlineRLContext] = None
@@ -133,8 +142,17 @@ class LearnerCheckpoints:
             # A launcher cannot know from the script: it looks here when the learner or an evaluator dies.
             header = {'path': self._directory.path, 'run': self._directory.run, 'max_restarts': config.max_restarts}
             session.store.put(CHECKPOINTS, header, {})
+        else:
+            _when_it_stops(lambda: self._leave(failed=not task.finish))
+
+    def add(self, policy: Any) -> None:
+        """From where it was, if this process resumes; all before the first iteration."""
+        if self._policies.add(policy):
+            self._saver.watch(optimizers_of(policy))
 
     def __call__(self, ctx: OnlineRLContext) -> None:
+        if self._ctx is None:
+            self._policies.check_complete()
         self._ctx = ctx
         if self._last_s is not None and ctx.eval_value in (None, -np.inf):  # an evaluation in between is no training
             self._interval.iterated(self._trained_s() - self._last_s, self._saver.is_busy or self._unreported)
@@ -143,9 +161,10 @@ class LearnerCheckpoints:
         if not task.router.is_active and _is_better(ctx, self._best):
             self._save_best(ctx)
         if task.finish:
-            self._save_last(ctx)
-            if not task.router.is_active:
-                self._directory.finish('the task finished')
+            with saving():
+                self._save_last(ctx)
+                if not task.router.is_active:
+                    self._directory.finish('the task finished')
         elif ctx.train_iter > self._saved_iter and not self._saver.is_busy and self._interval.is_due:
             self._save(ctx)
         self._last_s = self._trained_s()
@@ -195,22 +214,21 @@ class LearnerCheckpoints:
         Whatever the last iteration did not come to: the run may have ended after it. Only now is it known how, too; one
         that ended in order is not to be resumed.
         """
-        if failed or self._ctx is None:
-            self._saver.drain()
-            return
-        self._save_last(self._ctx)
-        if not self._session.failed:
-            self._directory.finish(self._session.finish_reason or 'the task finished')
+        with saving():
+            if failed or self._ctx is None:
+                self._saver.drain()
+                return
+            self._save_last(self._ctx)
+            if not self._session.failed:
+                self._directory.finish(self._session.finish_reason or 'the task finished')
 
     def _save_last(self, ctx: OnlineRLContext) -> None:
-        self._session.figures(is_saving=True)  # A launcher does not end us meanwhile.
         self._complete()
         if ctx.train_iter > self._saved_iter:
             self._save(ctx)
             self._complete()
         if ctx.train_iter > self._saved_iter:
             logging.error(f'ding_store: the policy at train iteration {ctx.train_iter} is in no checkpoint')
-        self._session.figures(is_saving=False)
 
     def _complete(self) -> None:
         self._saver.drain()
@@ -221,18 +239,16 @@ class LearnerCheckpoints:
 
     def _state(self, ctx: OnlineRLContext) -> Dict[str, Any]:
         counters = {name: getattr(ctx, name) for name in COUNTERS if getattr(ctx, name, None) is not None}
-        state = self._policy.learn_mode.state_dict()
-        extra = dict(
+        state = self._policies.state()
+        state[EXTRA].update(
             version=VERSION,
-            policy=left_out(self._policy, state),
             run=self._directory.run,
             counters={name: float(x) if name == 'last_eval_value' else int(x) for name, x in counters.items()},
-            schedules={name: schedule.state_dict() for name, schedule in schedules_of(self._policy).items()},
             random=random_states(),
             policy_versions=dict(self._session.policy_versions),
             samplers=[_numpy_state(each.get_state(legacy=True)) for each in self._generators()],
         )
-        return {**state, EXTRA: extra}
+        return state
 
     def _resume(self, config: CheckpointConfig) -> int:
         """Returns the train iteration that is on the disk; -1 for none."""
@@ -244,7 +260,7 @@ class LearnerCheckpoints:
             )
         if newest is None and config.load is not None:
             logging.info(f'ding_store: beginning with the policy of {config.load}')
-            self._load(config.load, read_state(config.load))
+            self._policies.load(config.load, read_state(config.load), is_resumed=False)
             return -1
         if newest is None:
             return -1
@@ -254,13 +270,10 @@ class LearnerCheckpoints:
                 f"{path!r} was not written by this run: is the directory another's, too, such as CkptSaver's? Name one "
                 'of its own (store.checkpoint.path)'
             )
-        self._load(path, state)
+        self._policies.load(path, state, is_resumed=True)
         extra = state[EXTRA]
         for name, value in extra['counters'].items():
             setattr(task.ctx, name, value)
-        for name, schedule in schedules_of(self._policy).items():
-            if name in extra['schedules']:
-                schedule.load_state_dict(extra['schedules'][name])
         set_random_states(extra['random'])
         self._session.count_versions_from(extra.get('policy_versions', {}))
         for generator, state in zip(self._generators(), extra.get('samplers', [])):
@@ -272,16 +285,19 @@ class LearnerCheckpoints:
         """Those that the replays' samplers have of their own; others draw from numpy's."""
         return [each for replay in self._session.replays for each in generators_of(replay.sampler)]
 
-    def _load(self, path: str, state: Dict[str, Any]) -> None:
+
+def _when_it_stops(call: Callable[[], None]) -> None:
+    """Before the task of a process alone does: it has no event for that, and may finish when all middleware is done."""
+    stop = task.stop
+
+    def stop_after() -> None:
+        vars(task).pop('stop', None)
         try:
-            self._policy.learn_mode.load_state_dict({key: value for key, value in state.items() if key != EXTRA})
-            if 'policy' in state.get(EXTRA, {}):  # not in stock files, nor in ours of old
-                set_left_out(self._policy, state[EXTRA]['policy'])
-        except (KeyError, RuntimeError, ValueError) as e:
-            raise ConfigError(
-                f'{path} does not fit the policy: {e}; was the model changed? To begin afresh, name '
-                'another directory (store.checkpoint.path) or remove this one'
-            ) from e
+            call()
+        finally:
+            stop()
+
+    task.stop = stop_after
 
 
 def _is_better(ctx: OnlineRLContext, best: float) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from ding_store.errors import CorruptPayload
+from ding_store.middleware.saving import wait_until_saved
 from ding_store.storage.base import OLDEST, Entry, EntryId, Store
 
 logger = logging.getLogger(__name__)
@@ -48,9 +49,9 @@ def launch() -> str:
 def die_with_parent() -> None:
     """
     Overview:
-        Have this process killed as soon as the one that spawned it as a worker is gone: workers of ``ditask`` ignore
-        the signals that end it, and would collect for ever. The kernel's own way (PR_SET_PDEATHSIG) is about the thread
-        that started a process, which may end long before its process does.
+        Have this process killed as soon as the one that spawned it as a worker is gone, and a last checkpoint written:
+        workers of ``ditask`` ignore the signals that end it, and would collect for ever. The kernel's own way
+        (PR_SET_PDEATHSIG) is about the thread that started a process, which may end long before its process does.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
@@ -59,6 +60,7 @@ def die_with_parent() -> None:
 
     def watch() -> None:
         multiprocessing.connection.wait([sentinel])
+        wait_until_saved()
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name='ding_store-parent', daemon=True).start()

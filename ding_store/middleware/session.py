@@ -71,7 +71,7 @@ class Session:
         self._on_finish: list = []
         self.finish_reason: Optional[str] = None
         self.failed = False  # the run, if it has ended
-        self.saved_policy: Any = None  # that checkpoints are of
+        self.checkpointer: Any = None  # of all policies of this process
         self.checkpoints: Optional[CheckpointDir] = None  # the learner's
         self.before_leaving: List[Callable[[bool], None]] = []  # called with whether this process failed
         self.has_replay = False  # this process has opened ``replay_path``

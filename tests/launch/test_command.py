@@ -1,20 +1,25 @@
 """Commands that start their own workers under ``ding-store run``: one job per run, and one end for all of it."""
 
+import contextlib
+import json
 import os
 import signal
 import sys
 import time
 import uuid
+from pathlib import Path
 
 import pytest
-from jobs import DEADLINE_S, PIPELINES, ding_store, job
+from jobs import DEADLINE_S, PIPELINES, ROOT, ding_store, job
 
-from ding_store.config import StoreConfig
+from ding_store.config import ENV_RUN, ENV_URL, StoreConfig
 from ding_store.middleware.members import Members
 from ding_store.middleware.session import Session
 from ding_store.storage import open_store
 
 pytest.importorskip('mpire')
+pytest.importorskip('ding')
+torch = pytest.importorskip('torch')
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -78,6 +83,57 @@ def test_workers_die_with_their_parent(run, tmp_path):
         os.kill(int(members[0].launch.rpartition(' ')[2]), signal.SIGKILL)
         gone([member.pid for member in members])
         assert started.wait() == 137
+
+
+LAST_SAVE = Path(__file__).parent / 'last_save.py'
+#: Of commands that are told to end, here.
+SHORT_S = 1.0
+
+
+@contextlib.contextmanager
+def in_its_last_save(run, tmp_path):
+    """A job whose learner writes its last checkpoint, until the gate is opened; the learner's pid, and the gate."""
+    gate = tmp_path / 'gate'
+    os.mkfifo(gate)
+    command = [sys.executable, str(LAST_SAVE), str(gate), str(tmp_path / 'checkpoints')]
+    code = f'import sys\nfrom ding_store.launch.command import run_command\nsys.exit(run_command({command}, {SHORT_S}))'
+    extra = {ENV_URL: run[0], ENV_RUN: run[1], 'PYTHONPATH': os.pathsep.join([str(ROOT), str(PIPELINES)])}
+    with job([sys.executable, '-c', code], tmp_path, **extra) as started:
+        started.wait_for(lambda: 'learner trained' in started.text and len(alive(run)) == 2, 'a learner')
+        learner = next(member.pid for member in alive(run) if member.role == 'learner')
+        finish(run)
+        started.wait_for(lambda: 'saving' in started.text, 'its last checkpoint')
+        yield started, learner, gate
+
+
+def tell(started, number):
+    """A terminal tells all processes of a command, others its launcher."""
+    (os.killpg if number == signal.SIGINT else os.kill)(started.process.pid, number)
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_a_last_checkpoint_is_written_though_the_command_is_told_to_end(run, tmp_path, number):
+    with in_its_last_save(run, tmp_path) as (started, learner, gate):
+        tell(started, number)
+        told = time.monotonic()
+        started.wait_for(lambda: time.monotonic() > told + 4 * SHORT_S, 'as long as it is waited for a checkpoint')
+        with open(gate, 'w'):
+            pass
+        started.wait(40)
+        gone([learner])
+    assert 'waiting for the last checkpoint' in started.text
+    assert torch.load(tmp_path / 'checkpoints' / 'iteration_2.pth.tar').keys() >= {'weight', 'bias'}
+    assert json.loads((tmp_path / 'checkpoints' / 'run.json').read_text())['finished'] is not None
+
+
+def test_told_twice_a_command_writes_no_last_checkpoint(run, tmp_path):
+    with in_its_last_save(run, tmp_path) as (started, learner, gate):
+        for text in ('waiting for the last checkpoint', ''):
+            tell(started, signal.SIGTERM)
+            started.wait_for(lambda text=text: text in started.text, 'word of it')
+        started.wait(40)
+        gone([learner])
+    assert [path.name for path in (tmp_path / 'checkpoints').glob('*.tar')] == ['iteration_1.pth.tar']
 
 
 def test_what_ignores_every_signal_is_killed_after_a_while(tmp_path):

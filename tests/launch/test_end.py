@@ -9,10 +9,11 @@ import pytest
 
 pytest.importorskip('ding')
 from ding_store.config import StoreConfig  # noqa: E402
-from ding_store.errors import StoreUnavailable  # noqa: E402
-from ding_store.launch.job import LEAVE_S, SAVE_S, TERM_S, Job, Process  # noqa: E402
+from ding_store.launch import job as job_module  # noqa: E402
+from ding_store.launch.job import LEAVE_S, TERM_S, Job, Process  # noqa: E402
 from ding_store.launch.router import remove_address  # noqa: E402
 from ding_store.middleware.members import STREAM_OPTIONS, Member, Members  # noqa: E402
+from ding_store.middleware.saving import SAVE_S  # noqa: E402
 from ding_store.middleware.session import CHECKPOINTS, FINISH  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 
@@ -29,53 +30,43 @@ def test_an_evaluator_in_its_last_evaluation_does_not_fail_the_run(tmp_path, rol
         store.put(FINISH, {'reason': 'the learner finished', 'failed': run_failed, 'parent': 0}, {})
         session = SimpleNamespace(store=store, finished=True, finish=lambda *args, **kwargs: None)
         job = Job(None, {}, StoreConfig(), tmp_path, say=said.append, processes=[process])
-        job._hurry(time.monotonic() - LEAVE_S - 1, Members(store))
+        job._hurry(time.monotonic() - LEAVE_S - 1)
         assert job._reap(process, session) is None
     assert (job.failed is not None) == fails
     assert ('was not done 10 s after the end' in said[0]) == (not fails)
 
 
 def test_a_learner_that_writes_its_last_checkpoint_is_waited_for(tmp_path, monkeypatch):
-    said, killed = [], []
+    said, killed, writers = [], [], {1}
     monkeypatch.setattr(os, 'kill', lambda pid, number: killed.append((pid, number.name)))
+    monkeypatch.setattr(job_module, 'is_saving', lambda pid: pid in writers)
     learner, evaluator = (Process(role, pid, pid, 0, tmp_path, '') for role, pid in (('learner', 1), ('evaluator', 2)))
-    job = Job(None, {}, StoreConfig(), tmp_path, say=said.append, processes=[learner, evaluator])
-    with open_store('memory://', run='r', stream_options=STREAM_OPTIONS) as store:
-        member = Member('a', 'learner', 0, pid=learner.pid, figures={'is_saving': True})
-        other = Member('b', 'learner', 0, pid=3, figures={'is_saving': True})  # which this launcher has not started
-        members, now = Members(store), time.monotonic()
+    job, now = Job(None, {}, StoreConfig(), tmp_path, say=said.append, processes=[learner, evaluator]), time.monotonic()
 
-        def hurry(since_end_s, is_stopped=False):
-            if not is_stopped:
-                member.report(store)
-            other.report(store)
-            killed.clear()
-            job._hurry(now - since_end_s, members)
-            return list(killed)
+    def hurry(since_end_s):
+        killed.clear()
+        job._hurry(now - since_end_s)
+        return list(killed)
 
-        assert hurry(LEAVE_S - 5) == []
-        assert hurry(LEAVE_S + 1) == [(2, 'SIGTERM')]
-        assert hurry(LEAVE_S + TERM_S + 1) == [(2, 'SIGKILL')]
-        assert said == ['waiting for the last checkpoint: the learner is still writing it']
-        member.figures = {'is_saving': False}
-        assert hurry(LEAVE_S + TERM_S + 1) == [(2, 'SIGKILL')]  # then it may leave
-        job.saving_s -= LEAVE_S + 1
-        assert hurry(LEAVE_S + TERM_S + 1) == [(1, 'SIGTERM'), (2, 'SIGKILL')]
-        member.figures = {'is_saving': True}
-        assert hurry(LEAVE_S + TERM_S + 1) == [(2, 'SIGKILL')]
-        job.saving_s = job.heard_s = 0.0
-        assert hurry(LEAVE_S + TERM_S + 1, is_stopped=True) == [(1, 'SIGKILL'), (2, 'SIGKILL')]
-        monkeypatch.setattr(members, 'refresh', lambda: unavailable())
-        assert hurry(LEAVE_S + TERM_S + 1) == [(2, 'SIGKILL')]  # where nobody can report
-        job.saving_s = 0.0
-        assert hurry(SAVE_S + 1) == [(1, 'SIGKILL'), (2, 'SIGKILL')]
+    assert hurry(LEAVE_S - 5) == []
+    assert hurry(LEAVE_S + 1) == [(2, 'SIGTERM')]
+    assert hurry(LEAVE_S + TERM_S + 1) == [(2, 'SIGKILL')]
+    assert said == ['waiting for the last checkpoint: the learner is still writing it']
+    writers.clear()
+    assert hurry(LEAVE_S + TERM_S + 1) == [(2, 'SIGKILL')]  # then it may leave
+    job.saving_s -= LEAVE_S + 1
+    assert hurry(LEAVE_S + TERM_S + 1) == [(1, 'SIGTERM'), (2, 'SIGKILL')]
+    writers.add(1)
+    assert hurry(LEAVE_S + TERM_S + 1) == [(2, 'SIGKILL')]
+    job.saving_s = 0.0
+    assert hurry(SAVE_S + 1) == [(1, 'SIGKILL'), (2, 'SIGKILL')]
 
 
 def test_an_interrupt_while_the_end_is_waited_for_leaves_the_watch_on(tmp_path, monkeypatch):
     pid = os.posix_spawn('/bin/sleep', ['sleep', '60'], os.environ)
     process, looks = Process('learner', 0, pid, os.pidfd_open(pid), tmp_path / 'log', ''), []
 
-    def hurry(self, ended_s, members):
+    def hurry(self, ended_s):
         looks.append(ended_s)
         if len(looks) == 1:
             raise KeyboardInterrupt
@@ -88,10 +79,6 @@ def test_an_interrupt_while_the_end_is_waited_for_leaves_the_watch_on(tmp_path, 
         job = Job(None, {}, StoreConfig(), tmp_path, processes=[process])
         assert job.watch(SimpleNamespace(store=store, **finish), lambda: None, tick_s=0.01) == 1
     assert (job.failed, process.code, len(looks) >= 2) == ('interrupted', 128 + signal.SIGKILL, True)
-
-
-def unavailable():
-    raise StoreUnavailable('the server is away')
 
 
 @pytest.mark.parametrize('is_forgotten', [False, True])

@@ -1,5 +1,6 @@
 """The checkpointer of a task: what it saves is DI-engine's, and what it resumes is what was saved."""
 
+import contextlib
 import copy
 import errno
 import os
@@ -14,7 +15,7 @@ import torch
 pytest.importorskip('ding')
 from ding.framework import task  # noqa: E402
 from ding.framework.context import OfflineRLContext, OnlineRLContext  # noqa: E402
-from ding.framework.middleware import CkptSaver  # noqa: E402
+from ding.framework.middleware import CkptSaver, termination_checker  # noqa: E402
 from ding.model import DQN  # noqa: E402
 from ding.policy import DQNPolicy  # noqa: E402
 
@@ -34,6 +35,7 @@ from ding_store.middleware.pipeline import pipeline  # noqa: E402
 from ding_store.middleware.plan import Replay  # noqa: E402
 from ding_store.middleware.position import ENV_ID, Position  # noqa: E402
 from ding_store.middleware.replay import replay_buffer  # noqa: E402
+from ding_store.middleware.saving import is_saving  # noqa: E402
 from ding_store.middleware.session import Session  # noqa: E402
 from ding_store.middleware.weights import WeightsSender  # noqa: E402
 from ding_store.storage.base import Entry, EntryId  # noqa: E402
@@ -111,6 +113,30 @@ def test_a_task_that_finished_is_not_resumed(tmp_path):
     assert (tmp_path / 'previous' / 'iteration_3.pth.tar').exists()
 
 
+@pytest.mark.parametrize(
+    ('max_train_iter', 'max_step', 'is_interrupted'), [(3, 100, False), (100, 4, False), (100, 4, True)]
+)
+def test_a_task_that_ends_behind_it_was_saved(tmp_path, max_train_iter, max_step, is_interrupted):
+    policy = policy_of()
+
+    def step(ctx):
+        train(policy)
+        ctx.train_iter += 1
+
+    def interrupt(ctx):
+        if is_interrupted and ctx.train_iter == 4:
+            raise KeyboardInterrupt
+
+    made = checkpointer(session_of(tmp_path, interval_s=1000.0), policy)
+    for each in (step, made, interrupt, termination_checker(max_train_iter=max_train_iter)):
+        task.use(each)
+    with pytest.raises(KeyboardInterrupt) if is_interrupted else contextlib.nullcontext(), task:
+        task.run(max_step=max_step)
+    last = 1 if is_interrupted else 4
+    assert [os.path.basename(path) for path in made._directory.paths()][-1] == f'iteration_{last}.pth.tar'
+    assert (made._directory.run is None) == (not is_interrupted)
+
+
 def test_stock_loads_ours_and_we_load_stock(tmp_path):
     policy = policy_of()
     run(tmp_path / 'ours', policy)
@@ -148,8 +174,9 @@ def test_what_could_not_be_written_is_not_called_saved(tmp_path, monkeypatch, ca
 
 
 def test_a_last_state_that_could_not_be_written_is_named(tmp_path, monkeypatch, caplog):
-    made = run(tmp_path, policy_of())
-    train(made._policy)
+    policy = policy_of()
+    made = run(tmp_path, policy)
+    train(policy)
     task.ctx.train_iter, task.finish = 4, True
     monkeypatch.setattr(os, 'pwrite', full)
     made(task.ctx)
@@ -231,13 +258,18 @@ def test_training_does_not_wait_for_the_best_to_be_written(tmp_path, monkeypatch
 
 def best_of(path):
     """What an evaluator's process has."""
-    return BestCheckpoint(StoreConfig.from_block({'checkpoint': dict(path=str(path))}).checkpoint, policy_of())
+    best = BestCheckpoint(StoreConfig.from_block({'checkpoint': dict(path=str(path))}).checkpoint)
+    best.add(policy_of())
+    return best
 
 
 def test_an_evaluator_that_is_started_again_keeps_a_better_one(tmp_path, monkeypatch):
     run(tmp_path, policy_of(), num_iterations=1)
     evaluator = types.SimpleNamespace(
-        router=types.SimpleNamespace(is_active=True), role=task.role, has_role=lambda role: role == task.role.EVALUATOR
+        router=types.SimpleNamespace(is_active=True),
+        finish=False,
+        role=task.role,
+        has_role=lambda role: role == task.role.EVALUATOR,
     )
     monkeypatch.setattr(checkpoint, 'task', evaluator)
     for values, kept in (((1.0, 2.0), 2.0), ((1.5,), 2.0), ((1.0, 2.5), 2.5)):
@@ -276,8 +308,9 @@ def test_versions_of_policies_go_on_behind_those_of_a_store_that_is_gone(tmp_pat
     """Rows that were kept name the old ones: new ones must not look older than they are."""
     session = session_of(tmp_path, interval_s=0.001)
     session.count_versions_from({'main': 500})
-    made = checkpointer(session, policy_of())
-    train(made._policy)
+    policy = policy_of()
+    made = checkpointer(session, policy)
+    train(policy)
     task.ctx.train_iter = 1
     made(task.ctx)
     made._saver.drain()
@@ -318,28 +351,22 @@ def test_iterations_beside_a_checkpoint_are_part_of_its_cost(tmp_path, monkeypat
     assert seen[1:] == [(2.0, False), (2.0, False)]
 
 
-def test_a_launcher_hears_that_the_last_one_is_being_written(tmp_path, monkeypatch):
-    made, said = run(tmp_path, policy_of(), num_iterations=1), []
+def test_who_would_end_it_sees_that_the_last_one_is_being_written(tmp_path, monkeypatch):
+    made, seen, save = run(tmp_path, policy_of(), num_iterations=1), [], CheckpointDir.save
 
-    def figures(is_saving=None, **others):
-        if is_saving is not None:
-            said.append((is_saving, len(made._directory.paths())))
+    def watched(*args):
+        seen.append(is_saving(os.getpid()))
+        save(*args)
 
-    monkeypatch.setattr(made._session, 'figures', figures)
-    task.ctx.train_iter, task.finish = 2, True
+    monkeypatch.setattr(CheckpointDir, 'save', watched)
+    task.ctx.train_iter = 2
+    made._interval._due = 0.0
     made(task.ctx)
-    assert said == [(True, 1), (False, 2)]
-
-
-def test_a_second_policy_is_refused(tmp_path):
-    session, policy = session_of(tmp_path / 'ours'), policy_of()
-    made = checkpointer(session, policy)
-    again = ckpt_saver(session, policy, str(tmp_path / 'exp'))  # CkptSaver beside it is of the same one
-    assert (type(made).__name__, type(again).__name__) == ('LearnerCheckpoints', 'CkptSaver')
-    with pytest.raises(ConfigError, match='keeps one policy'):
-        checkpointer(session, policy_of())
-    with pytest.raises(ConfigError, match='keeps one policy'):
-        ckpt_saver(session, policy_of(), str(tmp_path / 'other'))
+    made._saver.drain()
+    task.ctx.train_iter, task.finish = 3, True
+    made(task.ctx)
+    assert seen == [False, True]
+    assert not is_saving(os.getpid())
 
 
 def test_without_the_setting_it_is_void():
@@ -397,7 +424,6 @@ def test_a_resumed_learner_draws_what_the_killed_one_would_have_drawn(tmp_path, 
 
     made, buffer_ = learner()
     draws(buffer_)
-    train(made._policy)
     task.ctx.train_iter = 1
     made(task.ctx)
     made._saver.drain()
