@@ -36,7 +36,8 @@ def write_state(path: str, state: Dict[str, Any], reads_back: bool = True) -> No
         - reads_back (:obj:`bool`): Look whether ``read_state`` takes it, which costs 0.1 ms per tensor.
     Raises:
         - OSError: The disk is full, or not there; what was at ``path`` still is.
-        - CorruptPayload: The state holds objects of kinds that ``read_state`` refuses; what was at ``path`` still is.
+        - CorruptPayload: The state holds objects that cannot be pickled, or are of kinds that ``read_state``
+          refuses; what was at ``path`` still is.
     """
     temporary = path + '.new'
     try:
@@ -116,6 +117,10 @@ def _write(path: str, state: Dict[str, Any]) -> None:
         _save(path, state)
     except RuntimeError as e:  # torch's, where the disk is full
         raise OSError(f'{path!r} could not be written: {e}') from e
+    except (OSError, MemoryError):
+        raise
+    except Exception as e:  # noqa: BLE001 - pickle's, of what it does not take: PicklingError, TypeError, AttributeError
+        raise CorruptPayload(f'{path!r} cannot be written, for something in the state: {e}') from e
 
 
 def _save(path: str, state: Dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import resource
+import threading
 import zipfile
 import zlib
 from collections import OrderedDict
@@ -98,6 +99,15 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path, owns_memory):
         write_state(path, {'model': {'w': tensor if owns_memory else tensor[1:]}, 'other': Evil()})
     assert same(torch.load(path), state_of(10))
     assert os.listdir(tmp_path) == ['a.pth.tar']
+
+
+@pytest.mark.parametrize('kind', [lambda: (lambda: 0), threading.Lock, lambda: (i for i in ())])
+def test_what_nobody_can_pickle_is_no_error_of_another_kind(tmp_path, kind):
+    write_state(str(tmp_path / 'a'), state_of())
+    with pytest.raises(CorruptPayload, match='cannot be written'):
+        write_state(str(tmp_path / 'a'), {**state_of(), 'odd': kind()})
+    assert os.listdir(tmp_path) == ['a']
+    read_state(str(tmp_path / 'a'))
 
 
 def test_a_full_disk_leaves_the_old_one(tmp_path, monkeypatch):
