@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Iterator, List, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from ding_store.buffer.table.reads import TableReads
 from ding_store.buffer.table.shape import TableShape
 from ding_store.copying import copy_past_caches
 from ding_store.errors import SchemaMismatch
+
+#: More copies than these take longer than one that looks at each slot.
+_MAX_RUNS = 4
 
 #: Slots and row numbers of rows that are about to be live.
 Keep = Callable[[Array, Array], None]
@@ -199,13 +202,15 @@ class Table(TableReads, TableShape):
         self.home.redo.clear()
 
     def _store(self, slots: Array, columns: Columns, skipped: int) -> None:
-        target = _as_slice(slots)
+        runs = _runs(slots)
         for name, column in self.columns.items():
             values = columns[name][skipped:] if skipped else columns[name]
-            if isinstance(target, slice):
-                copy_past_caches(column[target], values)
-            else:
-                column[target] = values
+            if len(runs) > _MAX_RUNS:
+                column[slots] = values
+                continue
+            for begin, end in runs:
+                first = int(slots[begin])
+                copy_past_caches(column[first : first + end - begin], values[begin:end])
 
 
 def is_run(slots: Array) -> bool:
@@ -219,6 +224,9 @@ def is_run(slots: Array) -> bool:
     return bool(slots.tobytes() == np.arange(first, last + 1, dtype=slots.dtype).tobytes())
 
 
-def _as_slice(slots: Array) -> Union[slice, Array]:
-    """Consecutive slots as a slice, which is one copy instead of one per row."""
-    return slice(int(slots[0]), int(slots[0]) + len(slots)) if is_run(slots) else slots
+def _runs(slots: Array) -> List[Tuple[int, int]]:
+    """Where slots are consecutive and in order, which is a copy for each and not one per row: mostly all of them."""
+    if is_run(slots) or not len(slots):
+        return [(0, len(slots))][: len(slots)]
+    breaks = (np.flatnonzero(np.diff(slots) != 1) + 1).tolist()
+    return list(zip([0, *breaks], [*breaks, len(slots)]))
