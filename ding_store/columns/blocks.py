@@ -153,8 +153,11 @@ def make_columns(blocks: Sequence[Block], num_rows: int, listed: Collection[str]
     return columns
 
 
-def write(block: Block, place: np.ndarray, slots: Optional[np.ndarray] = None) -> None:
-    """Write to a column's rows, one for each element: to all of them, or to these."""
+def write(block: Block, place: np.ndarray, slots: Optional[np.ndarray] = None, is_far: bool = False) -> None:
+    """
+    Write to a column's rows, one for each element: to all of them, or to these. ``is_far``: of a table, of which
+    nothing is read soon.
+    """
     column, values, rows = block
     if rows is None and isinstance(values, np.ndarray):
         if slots is None:
@@ -162,9 +165,9 @@ def write(block: Block, place: np.ndarray, slots: Optional[np.ndarray] = None) -
         else:
             place[slots] = values.reshape((len(slots), *place.shape[1:]))
     elif rows is None and not column.num_time_axes:
-        is_large = place[:1].nbytes >= MIN_BYTES
+        is_far = is_far and place[:1].nbytes >= MIN_BYTES
         for slot, value in zip(range(len(place)) if slots is None else slots.tolist(), values):
-            if is_large:
+            if is_far:
                 copy_past_caches(place[slot], value)
             else:
                 place[slot] = value

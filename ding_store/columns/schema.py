@@ -128,7 +128,7 @@ class Schema:
             first, last = where, where + n - 1
         places = [_column_in(columns, block[0], first, last) for block in blocks]
         for block, place in zip(blocks, places):
-            write(block, place[first : last + 1] if slots is None else place, slots)
+            write(block, place[first : last + 1] if slots is None else place, slots, is_far=True)
 
     def check(self, columns: Columns, num_rows: int) -> None:
         """

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import logging
 import os
+import types
+from pathlib import Path
 from typing import Any, Callable, Optional, Protocol, TypeVar
 
 logger = logging.getLogger(__name__)
@@ -45,8 +49,25 @@ def with_compiler(compile_all: Callable[[Compiler], T]) -> Optional[T]:
 
 def _compiler(numba: Any, cache: bool) -> Compiler:
     def compiled(signature: Any, function: Callable[..., Any], nogil: bool = False) -> Callable[..., Any]:
+        function = _renamed(function, '_freely' if nogil else '')
         # A division that may raise is a branch, and keeps a loop from being instructions for many values at once.
         made: Callable[..., Any] = numba.njit(signature, cache=cache, nogil=nogil, error_model='numpy')(function)
         return made
 
     return compiled
+
+
+def _renamed(function: Any, suffix: str) -> Callable[..., Any]:
+    """
+    The same by another name, by which numba's cache finds it: what holds the interpreter's lock and what does not are
+    one to it otherwise; nor does it see that ``lines.py``, of which the loops of other files are made, has changed.
+    """
+    name = f'{function.__name__}{suffix}_{_digest()}'
+    copied = types.FunctionType(function.__code__, function.__globals__, name)
+    copied.__qualname__, copied.__module__ = name, function.__module__
+    return copied
+
+
+@functools.cache
+def _digest() -> str:
+    return hashlib.sha1(Path(__file__).with_name('lines.py').read_bytes(), usedforsecurity=False).hexdigest()[:8]

@@ -6,16 +6,27 @@ hold is a third slower by that; it also drives out what others would have found 
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Optional
+import logging
+import os
+import sys
+import threading
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ding_store.copying.compiler import Compiler, is_wanted, with_compiler
 
+logger = logging.getLogger(__name__)
+
 #: More than a core's caches hold, in all: what is written goes past them.
 FAR_BYTES = 10 << 20
+#: For copies of so much in all the compiler is loaded, half a second and 40 MB, where nothing else has: no collector
+#: has it otherwise.
+LOADING_BYTES = 32 << 20
 #: Arrays that are smaller are copied through the caches: the call takes longer than numpy's.
 MIN_BYTES = 1 << 16
+#: Copies of so much are shared by threads, in pieces.
+_SHARED_BYTES, _PIECE_BYTES, _MAX_THREADS = 64 << 20, 4 << 20, 4
 
 
 def copy_past_caches(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> None:
@@ -36,6 +47,41 @@ def copy_past_caches(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any])
     np.copyto(target, source)
 
 
+def join_past_caches(target: np.ndarray[Any, Any], parts: Sequence[Any]) -> None:
+    """
+    Overview:
+        Copy buffers behind each other into an array of bytes, past the caches; much of that by several threads, as who
+        publishes weights waits for it.
+    """
+    pairs, at = [], 0
+    for part in parts:
+        source = np.frombuffer(part, np.uint8)
+        for begin in range(0, len(source), _PIECE_BYTES):
+            piece = source[begin : begin + _PIECE_BYTES]
+            pairs.append((target[at : at + len(piece)], piece))
+            at += len(piece)
+    num_threads = min(_MAX_THREADS, len(os.sched_getaffinity(0))) if at >= _SHARED_BYTES else 1
+    errors: List[BaseException] = []
+    threads = [
+        threading.Thread(target=_copy_each, args=(pairs[first::num_threads], errors)) for first in range(1, num_threads)
+    ]
+    for thread in threads:
+        thread.start()
+    _copy_each(pairs[::num_threads], errors)
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _copy_each(pairs: Sequence[Tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]], errors: List[BaseException]) -> None:
+    try:
+        for target, source in pairs:
+            copy_past_caches(target, source)
+    except BaseException as e:  # noqa: BLE001 - for the thread that asked
+        errors.append(e)
+
+
 def _are_plain(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> bool:
     """Whether the copy is one of bytes, and large."""
     return (
@@ -48,13 +94,23 @@ def _are_plain(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> bo
     )
 
 
+def load_for(num_bytes: int) -> None:
+    """Copies of so much in all follow: let them go past the caches, if that is worth loading the compiler."""
+    if num_bytes >= LOADING_BYTES and is_wanted():
+        _compiled()
+
+
 def _load() -> Optional[Callable[[int, int, int], None]]:
-    return _compiled() if is_wanted() else None
+    return _compiled() if 'numba' in sys.modules and is_wanted() else None
 
 
 @functools.cache
 def _compiled() -> Optional[Callable[[int, int, int], None]]:
-    return with_compiler(_compile)
+    try:
+        return with_compiler(_compile)
+    except Exception as e:  # noqa: BLE001 - numpy copies what no version of numba can
+        logger.warning('numba cannot compile copies, which numpy makes: %s', e)
+        return None
 
 
 def _compile(compiled: Compiler) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ from typing import Any, Container, Dict, Iterator, Mapping, MutableMapping, Opti
 import numpy as np
 import torch
 
-from ding_store.copying import FAR_BYTES, copy_past_caches
+from ding_store.copying import FAR_BYTES, copy_past_caches, load_for
 from ding_store.errors import ConfigError, SchemaMismatch
 from ding_store.storage.base import Value
 
@@ -99,11 +99,12 @@ def load_arrays(target: Union[torch.nn.Module, MutableMapping[str, Any]], value:
     if wrong:
         raise SchemaMismatch(f'weights {value.name!r} version {value.version} do not fit the model: {"; ".join(wrong)}')
     done = _point(target, arrays, bfloat16) if in_place and isinstance(target, torch.nn.Module) else set()
-    is_far = sum(array.nbytes for _, array in known) >= FAR_BYTES
+    num_bytes = sum(array.nbytes for _, array in known)
+    load_for(num_bytes)
     with torch.no_grad():
         for name, array in known:
             if name not in done:
-                _copy_into(fixed[name].detach(), array, name in bfloat16, is_far)
+                _copy_into(fixed[name].detach(), array, name in bfloat16, num_bytes >= FAR_BYTES)
     extra = {name: _tensor_of(array, name in bfloat16).clone() for name, array in arrays.items() if name not in fixed}
     for name, entry in {**others, **extra}.items():
         _set_other(target, name, entry)

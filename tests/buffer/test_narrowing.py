@@ -15,7 +15,7 @@ from needs import lacking
 
 from ding_store.buffer import StoreBuffer, Table
 from ding_store.buffer.kernels.load import load_kernels
-from ding_store.buffer.table.narrowing import gather, narrow, widen
+from ding_store.buffer.table.narrowing import gather, narrow, put_row, widen
 from ding_store.copying.compiler import NO_NUMBA
 from ding_store.errors import NotEnoughSpace
 from ding_store.storage.testing import WAIT_S
@@ -135,7 +135,23 @@ def test_no_rows_are_widened_to_none() -> None:
     assert gather(np.zeros((50, 2, 10), np.uint8), np.empty(0, np.int64), None).shape == (0, 2, 10)
 
 
-@pytest.mark.parametrize('name', ['gather_freely', 'narrow_freely', 'widen_many'])
+@pytest.mark.usefixtures('either')
+@pytest.mark.parametrize('size', [100, 100_000])
+@pytest.mark.parametrize('layout', ['batch first', 'time first', 'neither'])
+def test_single_rows_go_to_where_they_belong(layout: str, size: int) -> None:
+    row = np.random.RandomState(0).randint(0, 256, (5, size)).astype(np.uint8)
+    memory = np.full(3 * row.size, 7, np.float32)
+    out = {
+        'batch first': lambda: memory.reshape(3, 5, size)[1],
+        'time first': lambda: memory.reshape(5, 3, size)[:, 1],
+        'neither': lambda: memory.reshape(5, size, 3)[:, :, 1],
+    }[layout]()
+    put_row(row, out)
+    assert np.array_equal(bits(out), bits(row.astype(np.float32) / np.float32(255)))
+    assert (memory == 7).sum() == 2 * row.size
+
+
+@pytest.mark.parametrize('name', ['gather_freely', 'put_freely', 'narrow_freely', 'widen_many'])
 def test_others_run_while_much_is_copied(name: str) -> None:
     """Compiled for that, numba's cache must not give what was compiled without."""
     kernels = load_kernels()
@@ -145,6 +161,7 @@ def test_others_run_while_much_is_copied(name: str) -> None:
     one, rows = np.array([values.ctypes.data]), np.zeros(1, np.int64)
     arguments = {
         'gather_freely': (one, np.array([values.nbytes // 2]), one + values.nbytes // 2, rows, 1, True),
+        'put_freely': (one, np.array([values.nbytes // 2]), one + values.nbytes // 2, 0),
         'narrow_freely': (values, levels),
         'widen_many': (levels.reshape(1, -1), rows, values.reshape(1, -1)),
     }[name]

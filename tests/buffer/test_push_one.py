@@ -46,6 +46,19 @@ def test_elements_come_back_as_they_were(compiled: bool, make: Any, monkeypatch:
     assert buffer.check() == []
 
 
+@pytest.mark.parametrize('size', [1023, 300_001])
+def test_large_elements(size: int) -> None:
+    """Past the caches, and of more than a megabyte without the interpreter's lock."""
+    buffer = StoreBuffer(3)
+    for i in range(5):
+        buffer.push({'obs': torch.arange(size) + i, 'reward': torch.tensor([float(i)])})
+    assert is_compiled(buffer, buffer[0].data) == (load_kernels() is not None)
+    for i, item in zip(range(2, 5), buffer):
+        assert torch.equal(item.data['obs'], torch.arange(size) + i)
+        assert item.data['reward'].item() == i
+    assert buffer.check() == []
+
+
 @pytest.mark.parametrize('unusual', ['contiguous', 'transposed', 'gradient'])
 def test_frames_that_are_kept_as_bytes_take_the_same_way(unusual: str) -> None:
     if load_kernels() is None:

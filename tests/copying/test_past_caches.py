@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any, Callable
 
 import numpy as np
 import pytest
 
-from ding_store.copying import copy_past_caches, past_caches
+from ding_store.copying import copy_past_caches, join_past_caches, past_caches
 from ding_store.copying.compiler import NO_NUMBA
 
 SIZE = past_caches.MIN_BYTES
@@ -18,6 +21,7 @@ def is_compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv(NO_NUMBA, '0' if request.param == 'compiled' else '1')
     if request.param == 'compiled':
         pytest.importorskip('numba')
+        past_caches.load_for(past_caches.LOADING_BYTES)
     return bool(request.param == 'compiled')
 
 
@@ -71,3 +75,57 @@ def test_what_numpy_refuses_is_refused(is_compiled: bool) -> None:
     with pytest.raises(TypeError, match='same_kind'):
         copy_past_caches(np.zeros((300, 200), np.int32), source)
     assert not target.any()
+
+
+@pytest.mark.parametrize('shared', [1 << 40, 1 << 20], ids=['one thread', 'several'])
+def test_buffers_behind_each_other(shared: int, is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(past_caches, '_SHARED_BYTES', shared)
+    monkeypatch.setattr(past_caches, '_PIECE_BYTES', 100_000)
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: range(8))
+    rng = np.random.default_rng(0)
+    parts = [rng.bytes(size) for size in (3, 1_000_001, 0, 100_000, 99_999, 2_000_000)]
+    joined = b''.join(parts)
+    target = np.zeros(len(joined) + 10, np.uint8)
+    join_past_caches(target, parts)
+    assert target.tobytes() == joined + bytes(10)
+
+
+def test_an_error_in_a_thread_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(past_caches, '_SHARED_BYTES', 1)
+    monkeypatch.setattr(past_caches, '_PIECE_BYTES', 10)
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: range(2))
+    with pytest.raises(ValueError, match='broadcast'):
+        join_past_caches(np.zeros(15, np.uint8), [bytes(20)])
+
+
+def run_python(code: str) -> str:
+    environment = {**os.environ, NO_NUMBA: '0', 'PYTHONPATH': os.pathsep.join(sys.path)}
+    return subprocess.run(
+        [sys.executable, '-c', code], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_small_copies_load_no_compiler() -> None:
+    code = (
+        'import sys, numpy as np\n'
+        'from ding_store.copying import copy_past_caches, load_for\n'
+        'copy_past_caches(np.zeros(1 << 20), np.ones(1 << 20))\n'
+        'load_for(1 << 20)\n'
+        'print("numba" in sys.modules)'
+    )
+    assert run_python(code).strip() == 'False'
+
+
+def test_numpy_copies_what_numba_cannot_compile() -> None:
+    pytest.importorskip('numba')
+    code = (
+        'import numba, numpy as np\n'
+        'class Broken(Exception): pass\n'
+        'def njit(*args, **options): raise Broken("no such target")\n'
+        'numba.njit = njit\n'
+        'from ding_store.copying import copy_past_caches\n'
+        'target = np.zeros(1 << 20)\n'
+        'copy_past_caches(target, np.ones(1 << 20))\n'
+        'print(target.all())'
+    )
+    assert run_python(code).strip() == 'True'

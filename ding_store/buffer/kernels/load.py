@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import types
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Callable, NamedTuple, Optional
 
 from ding_store.buffer.kernels import draw_kernels
 from ding_store.copying.compiler import Compiler, is_wanted, with_compiler
@@ -49,9 +48,6 @@ def _compiled() -> Optional[Kernels]:
 def _compile(compiled: Compiler) -> Kernels:
     from ding_store.buffer.kernels import copy_kernels, power_kernels, row_kernels, sum_tree_kernels
 
-    def freely(signature: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-        return compiled(signature, _renamed(function, f'{function.__name__}_freely'), True)
-
     return Kernels(
         set_many=compiled(sum_tree_kernels.SET, sum_tree_kernels.set_many),
         find_many=compiled(sum_tree_kernels.FIND, sum_tree_kernels.find_many),
@@ -68,18 +64,8 @@ def _compile(compiled: Compiler) -> Kernels:
         narrow=compiled(copy_kernels.NARROW, copy_kernels.narrow),
         widen=compiled(copy_kernels.WIDEN, copy_kernels.widen),
         # Up to milliseconds, in which other threads may run.
-        gather_freely=freely(copy_kernels.GATHER, copy_kernels.gather),
-        put_freely=freely(copy_kernels.PUT, copy_kernels.put),
-        narrow_freely=freely(copy_kernels.NARROW, copy_kernels.narrow),
-        widen_many=freely(copy_kernels.WIDEN, copy_kernels.widen_many),
+        gather_freely=compiled(copy_kernels.GATHER, copy_kernels.gather, nogil=True),
+        put_freely=compiled(copy_kernels.PUT, copy_kernels.put, nogil=True),
+        narrow_freely=compiled(copy_kernels.NARROW, copy_kernels.narrow, nogil=True),
+        widen_many=compiled(copy_kernels.WIDEN, copy_kernels.widen_many, nogil=True),
     )
-
-
-def _renamed(function: Any, name: str) -> Callable[..., Any]:
-    """
-    The same by another name, by which numba's cache finds it: what holds the interpreter's lock and what does not are
-    one to it otherwise.
-    """
-    copied = types.FunctionType(function.__code__, function.__globals__, name)
-    copied.__qualname__, copied.__module__ = name, function.__module__
-    return copied

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
-from ding_store.copying import FAR_BYTES, MIN_BYTES, copy_past_caches
+from ding_store.copying import FAR_BYTES, join_past_caches
 from ding_store.errors import StoreTimeout
 from ding_store.storage.base import Arrays, Buffer, Header
 from ding_store.storage.exactly_once.outbox import Payload
@@ -126,14 +126,13 @@ class Rings:
             region = self._rings[-1].reserve(length) if self._rings else None
             if region is None:
                 return None
-            at, is_far = 0, length >= FAR_BYTES
-            for part in parts:
-                target = region.buffer[at : at + len(part)]
-                if is_far and len(part) >= MIN_BYTES:
-                    copy_past_caches(np.frombuffer(target, np.uint8), np.frombuffer(part, np.uint8))
-                else:
-                    target[:] = part
-                at += len(part)
+            if length >= FAR_BYTES:
+                join_past_caches(np.frombuffer(region.buffer, np.uint8), parts)
+            else:
+                at = 0
+                for part in parts:
+                    region.buffer[at : at + len(part)] = part
+                    at += len(part)
             self._rings[-1].commit(region)
             return self._rings[-1], region
 

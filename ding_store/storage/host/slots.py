@@ -30,7 +30,7 @@ from typing import Any, Callable, Dict, List, Optional, Set
 
 import numpy as np
 
-from ding_store.copying import FAR_BYTES, copy_past_caches
+from ding_store.copying import FAR_BYTES, join_past_caches, load_for
 from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace
 from ding_store.storage.base import Buffer
 from ding_store.storage.host.mapped import (
@@ -103,6 +103,7 @@ class SlotWriter:
         self._words = Words(head, path)
         self._buffers: List[memoryview] = []
         self._map_all()
+        load_for(self.slot_bytes)
 
     def _map_all(self) -> None:
         """All slots that there are by now."""
@@ -174,12 +175,14 @@ class SlotWriter:
 
     def _fill(self, number: int, parts: List[Buffer], length: int) -> None:
         self._begin(number)
-        # Both let other threads of this process run meanwhile.
-        copy = copy_past_caches if length >= FAR_BYTES else np.copyto
         target, at = np.frombuffer(self._buffers[number], np.uint8), 0
-        for part in parts:
-            copy(target[at : at + len(part)], np.frombuffer(part, np.uint8))
-            at += len(part)
+        if length >= FAR_BYTES:
+            join_past_caches(target, parts)
+        else:
+            for part in parts:
+                # numpy lets other threads of this process run meanwhile.
+                np.copyto(target[at : at + len(part)], np.frombuffer(part, np.uint8))
+                at += len(part)
         self._words[_STAMP[number] + 1] = length
         self._end(number)
 
