@@ -3,7 +3,7 @@
 Learning curves: Pong DQN, Hopper SAC and GoBigger DQN, store and stock, several seeds, in one plot.
 
     scripts/setup.sh --extra atari --extra mujoco --extra gobigger
-    python scripts/learn.py gobigger                  # about a quarter of an hour of one core, and 8 GB, per run
+    python scripts/learn.py gobigger                  # some ten minutes of one core, and 8 GB, per run
     python scripts/learn.py hopper --seeds 0 1 --minutes 30
     python scripts/learn.py --plot                    # only draw what there is
 
