@@ -117,7 +117,7 @@ def _processes() -> Iterator[Tuple[int, int]]:
             try:
                 with open(f'/proc/{name}/stat') as file:
                     state, parent = file.read().rpartition(')')[2].split()[:2]
-            except (FileNotFoundError, ProcessLookupError):
+            except OSError:  # it is gone, or another user's, which /proc may hide (hidepid)
                 continue
             if state not in 'ZX':
                 yield int(name), int(parent)

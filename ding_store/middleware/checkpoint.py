@@ -19,8 +19,8 @@ from ding_store.checkpoint.snapshot import optimizers_of
 from ding_store.config import CheckpointConfig
 from ding_store.errors import ConfigError, CorruptPayload
 from ding_store.middleware.policies import Policies
-from ding_store.middleware.saving import saving
-from ding_store.middleware.session import CHECKPOINTS, Session
+from ding_store.middleware.saving import SAVE_S, saving
+from ding_store.middleware.session import CHECKPOINTS, Session, is_failing
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
@@ -136,6 +136,7 @@ class LearnerCheckpoints:
         self._unreported = False
         self._last_s: Optional[float] = None
         self._ctx: Optional[OnlineRLContext] = None
+        self._saved_by: Optional[float] = None  # once the last one was begun
         session.checkpoints = self._directory
         session.before_leaving.append(self._leave)
         if task.router.is_active:
@@ -143,7 +144,7 @@ class LearnerCheckpoints:
             header = {'path': self._directory.path, 'run': self._directory.run, 'max_restarts': config.max_restarts}
             session.store.put(CHECKPOINTS, header, {})
         else:
-            _when_it_stops(lambda: self._leave(failed=not task.finish))
+            _when_it_stops(lambda: self._leave(failed=is_failing() or not task.finish))
 
     def add(self, policy: Any) -> None:
         """From where it was, if this process resumes; all before the first iteration."""
@@ -162,8 +163,7 @@ class LearnerCheckpoints:
             self._save_best(ctx)
         if task.finish:
             with saving():
-                self._save_last(ctx)
-                if not task.router.is_active:
+                if self._save_last(ctx) and not task.router.is_active:
                     self._directory.finish('the task finished')
         elif ctx.train_iter > self._saved_iter and not self._saver.is_busy and self._interval.is_due:
             self._save(ctx)
@@ -212,28 +212,37 @@ class LearnerCheckpoints:
     def _leave(self, failed: bool) -> None:
         """
         Whatever the last iteration did not come to: the run may have ended after it. Only now is it known how, too; one
-        that ended in order is not to be resumed.
+        that ended in order, with all of it on the disk, is not to be resumed.
         """
         with saving():
             if failed or self._ctx is None:
-                self._saver.drain()
+                self._drain()
                 return
-            self._save_last(self._ctx)
-            if not self._session.failed:
+            if self._save_last(self._ctx) and not self._session.failed:
                 self._directory.finish(self._session.finish_reason or 'the task finished')
 
-    def _save_last(self, ctx: OnlineRLContext) -> None:
+    def _save_last(self, ctx: OnlineRLContext) -> bool:
+        """Returns whether it is on the disk."""
         self._complete()
         if ctx.train_iter > self._saved_iter:
             self._save(ctx)
             self._complete()
-        if ctx.train_iter > self._saved_iter:
+        is_saved = ctx.train_iter <= self._saved_iter
+        if not is_saved:
             logging.error(f'ding_store: the policy at train iteration {ctx.train_iter} is in no checkpoint')
+        return is_saved
 
     def _complete(self) -> None:
-        self._saver.drain()
+        self._drain()
         if self._unreported:
             self._report()
+
+    def _drain(self) -> None:
+        """Of a last checkpoint, and what was on its way before it: in all no longer than others wait for them."""
+        now = time.perf_counter()
+        if self._saved_by is None:
+            self._saved_by = now + SAVE_S
+        self._saver.drain(max(0.0, self._saved_by - now))
 
     # What is in a checkpoint
 

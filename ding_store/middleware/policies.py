@@ -19,7 +19,7 @@ class Policies:
 
     def __init__(self) -> None:
         self._policies: List[Any] = []
-        self._path, self._is_resumed = '', False
+        self._path, self._is_resumed, self._is_complete = '', False, False
         self._parts: List[Dict[str, Any]] = []  # of a checkpoint, for those that come
 
     def load(self, path: str, state: Dict[str, Any], is_resumed: bool) -> None:
@@ -40,10 +40,15 @@ class Policies:
         Overview:
             Returns whether it is a new one.
         Raises:
-            - ConfigError: The checkpoint has another one in its place, or none.
+            - ConfigError: The checkpoint has another one in its place, or none; or it comes too late to begin with it.
         """
         if any(each is policy for each in self._policies):
             return False
+        if self._is_complete:
+            raise ConfigError(
+                'a Checkpointer (or CkptSaver) of another policy was made after the first iteration: what was resumed '
+                'is in use by then; make all of them before the first iteration'
+            )
         number = len(self._policies)
         self._policies.append(policy)
         if number < len(self._parts):
@@ -55,13 +60,13 @@ class Policies:
     def check_complete(self) -> None:
         """
         Overview:
-            All have come; what was loaded is let go.
+            All have come, and no other may; what was loaded is let go.
         Raises:
             - ConfigError: The checkpoint that is resumed has more.
         """
         if self._is_resumed and len(self._policies) < len(self._parts):
             self._refuse()
-        self._parts, self._is_resumed = [], False
+        self._parts, self._is_resumed, self._is_complete = [], False, True
 
     def state(self) -> Dict[str, Any]:
         """What a checkpoint holds of them."""

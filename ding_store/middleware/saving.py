@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import signal
 import threading
 from pathlib import Path
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, Iterator, List, Union
 
 logger = logging.getLogger(__name__)
 
@@ -39,27 +38,33 @@ def wait_until_saved() -> None:
 
 
 def is_saving(pid: int) -> bool:
-    """Whether another process of this host is in such a block."""
-    try:
-        return Path(f'/proc/{pid}/comm').read_bytes() == f'{NAME}\n'.encode()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    """Whether another process of this host is in such a block; not, where /proc does not say so."""
+    return _name_of(pid) == NAME.encode()
 
 
 @contextlib.contextmanager
 def _named() -> Iterator[None]:
-    own = Path('/proc/self/comm')
-    before = own.read_bytes()
-    _write(own, NAME.encode())
+    before = _name_of('self')
+    if before:  # else nobody could see the other one either, or it could not be given back
+        _rename(NAME.encode())
     try:
         yield
     finally:
-        _write(own, before)
+        if before:
+            _rename(before)
 
 
-def _write(path: Path, name: bytes) -> None:
+def _name_of(pid: Union[int, str]) -> bytes:
+    """Empty where it cannot be seen."""
+    try:
+        return Path(f'/proc/{pid}/comm').read_bytes()[:-1]
+    except OSError:
+        return b''
+
+
+def _rename(name: bytes) -> None:
     with contextlib.suppress(OSError):  # of a /proc that is read-only: then nobody waits, but it is written
-        path.write_bytes(name)
+        Path('/proc/self/comm').write_bytes(name)
 
 
 @contextlib.contextmanager
@@ -76,12 +81,17 @@ def _signals_deferred() -> Iterator[None]:
 
     handlers: Dict[int, Any] = {number: signal.getsignal(number) for number in _SIGNALS}
     before = {number: handler for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
-    for number in before:
-        signal.signal(number, note)
     try:
+        for number in before:
+            signal.signal(number, note)
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    for number in heard:
-        os.kill(os.getpid(), number)
+        # Also after an error; and all of them: who raises out of a handler does not keep the others from theirs.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, before)
+        try:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            for number in heard:
+                signal.pthread_kill(threading.get_ident(), number)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import sys
 import threading
 import time
 import uuid
@@ -276,14 +277,16 @@ class Session:
 
     # Leaving
 
-    def leave(self) -> None:
+    def leave(self, failed: bool = False) -> None:
         """
         Overview:
             Report the last figures, and report no more. A learner or evaluator that leaves ends the run.
+        Arguments:
+            - failed (:obj:`bool`): Also where it had finished.
         """
         if self.member is None or self._closing.is_set():
             return
-        failed = self._lost or not self.finished
+        failed = failed or self._lost or not self.finished
         for call in self.before_leaving:
             call(failed)
         if self.member.role in ('learner', 'evaluator') and not (failed and self.is_started_again):
@@ -328,6 +331,12 @@ class Session:
         if self.member is not None and self.member.parent is not None:
             members = Members(self.store)
             members.wait_for_workers(self.member.parent, self._num_workers(), self.config.peer_timeout_s)
+
+
+def is_failing() -> bool:
+    """For ``task.stop``: whether an exception ends the task, other than of a script that exits in order."""
+    error = sys.exc_info()[1]
+    return error is not None and not (isinstance(error, SystemExit) and not error.code)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Generator, Optional
 
 from ding.framework import task
@@ -10,7 +9,7 @@ from ditk import logging
 
 from ding_store.errors import StoreError
 from ding_store.middleware.plan import Plan
-from ding_store.middleware.session import Session
+from ding_store.middleware.session import Session, is_failing
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
@@ -45,15 +44,14 @@ class Side:
         brought this one here: the run must not pass for one that ended in order.
         """
         del task.stop  # from here on the class's own again
-        error = sys.exc_info()[1]
-        if error is None or (isinstance(error, SystemExit) and not error.code):
+        if not is_failing():
             if self._plan is not None:
                 self._conclude(task.ctx)
             task.stop()
             return
         ends_the_run = self.is_vital and not self._session.is_started_again
         try:
-            self._session.leave()
+            self._session.leave(failed=True)
         except StoreError as lost:
             logging.warning(f'ding_store: nobody could be told that this process failed: {lost}')
         was_active = task.router.is_active

@@ -13,6 +13,7 @@ import pytest
 from jobs import DEADLINE_S, PIPELINES, ROOT, ding_store, job
 
 from ding_store.config import ENV_RUN, ENV_URL, StoreConfig
+from ding_store.launch import command
 from ding_store.middleware.members import Members
 from ding_store.middleware.session import Session
 from ding_store.storage import open_store
@@ -119,7 +120,7 @@ def test_a_last_checkpoint_is_written_though_the_command_is_told_to_end(run, tmp
         started.wait_for(lambda: time.monotonic() > told + 4 * SHORT_S, 'as long as it is waited for a checkpoint')
         with open(gate, 'w'):
             pass
-        started.wait(40)
+        started.wait()
         gone([learner])
     assert 'waiting for the last checkpoint' in started.text
     assert torch.load(tmp_path / 'checkpoints' / 'iteration_2.pth.tar').keys() >= {'weight', 'bias'}
@@ -131,7 +132,7 @@ def test_told_twice_a_command_writes_no_last_checkpoint(run, tmp_path):
         for text in ('waiting for the last checkpoint', ''):
             tell(started, signal.SIGTERM)
             started.wait_for(lambda text=text: text in started.text, 'word of it')
-        started.wait(40)
+        started.wait()
         gone([learner])
     assert [path.name for path in (tmp_path / 'checkpoints').glob('*.tar')] == ['iteration_1.pth.tar']
 
@@ -172,3 +173,15 @@ def test_what_cannot_be_killed_is_named_and_left_alone(tmp_path):
 def test_the_exit_code_is_the_commands(tmp_path):
     with job(ding_store('run', '--', sys.executable, '-c', 'raise SystemExit(3)'), tmp_path) as started:
         assert started.wait() == 3
+
+
+def test_processes_that_may_not_be_looked_at_are_passed_over(monkeypatch):
+    def hidden(path):
+        if path == '/proc/1/stat':
+            raise PermissionError(path)
+        return open(path)
+
+    monkeypatch.setattr(command, 'open', hidden, raising=False)
+    found = [pid for pid, _ in command._processes()]
+    assert os.getpid() in found
+    assert 1 not in found

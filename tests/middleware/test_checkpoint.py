@@ -137,6 +137,54 @@ def test_a_task_that_ends_behind_it_was_saved(tmp_path, max_train_iter, max_step
     assert (made._directory.run is None) == (not is_interrupted)
 
 
+@pytest.mark.parametrize(('error', 'failed'), [(OSError, True), (KeyboardInterrupt, True), (SystemExit, False)])
+def test_a_task_that_fails_after_it_was_finished_is_resumed(tmp_path, error, failed):
+    def step(ctx):
+        ctx.train_iter += 1
+
+    def fail(ctx):
+        if task.finish:
+            raise error
+
+    made = checkpointer(session_of(tmp_path, interval_s=1000.0), policy_of())
+    for each in (step, made, termination_checker(max_train_iter=3), fail):
+        task.use(each)
+    with pytest.raises(error), task:
+        task.run(max_step=100)
+    assert (made._directory.run is not None) == failed
+
+
+def test_a_task_whose_last_state_is_not_on_the_disk_is_resumed(tmp_path, monkeypatch, caplog):
+    made = run(tmp_path, policy_of())
+    task.ctx.train_iter, task.finish = 4, True
+    with monkeypatch.context() as patch:
+        patch.setattr(os, 'pwrite', full)
+        made(task.ctx)
+        made._leave(failed=False)
+    assert 'iteration 4 is in no checkpoint' in caplog.text
+    assert made._directory.run is not None
+    made._leave(failed=False)
+    assert made._directory.run is None
+
+
+def test_all_of_a_last_checkpoint_has_one_deadline(tmp_path, monkeypatch):
+    made, now, seen = run(tmp_path, policy_of()), [100.0], []
+    monkeypatch.setattr(checkpoint, 'time', types.SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(made._saver, 'drain', seen.append)
+
+    def save(ctx):
+        now[0] += 250.0
+
+    monkeypatch.setattr(made, '_save', save)
+    task.ctx.train_iter, task.finish = 4, True
+    made(task.ctx)
+    made._leave(failed=False)
+    assert seen == [600.0, 350.0, 350.0, 100.0]
+    now[0] += 250.0
+    made._leave(failed=True)
+    assert seen[4:] == [0.0]
+
+
 def test_stock_loads_ours_and_we_load_stock(tmp_path):
     policy = policy_of()
     run(tmp_path / 'ours', policy)

@@ -3,10 +3,11 @@
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from ding_store.middleware.saving import NAME, is_saving
+from ding_store.middleware.saving import NAME, is_saving, saving
 
 pytestmark = pytest.mark.timeout(60)
 SAVE = """
@@ -17,16 +18,26 @@ try:
         print('saving', flush=True)
         sys.stdin.readline()
         print('saved', flush=True)
+        if sys.argv[1:]:
+            raise OSError('no disk')
     print('went on', flush=True)
+except OSError:
+    print('failed', flush=True)
 except KeyboardInterrupt:
     print('interrupted', flush=True)
+print('ended', flush=True)
 """
 
 
 @pytest.fixture
-def writer():
+def arguments():
+    return []
+
+
+@pytest.fixture
+def writer(arguments):
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1)
-    with subprocess.Popen([sys.executable, '-c', SAVE], **pipes) as process:
+    with subprocess.Popen([sys.executable, '-c', SAVE, *arguments], **pipes) as process:
         try:
             assert process.stdout.readline() == 'saving\n'
             assert is_saving(process.pid)
@@ -42,18 +53,24 @@ def end_of(process):
 
 def test_others_see_it_and_it_ends(writer):
     assert len(NAME) <= 15  # of which the kernel keeps no more
-    assert end_of(writer) == ['saved', 'went on']
+    assert end_of(writer) == ['saved', 'went on', 'ended']
     assert writer.wait() == 0
     assert not is_saving(writer.pid)
 
 
+@pytest.mark.parametrize('arguments', [[], ['and fail']], ids=['', 'failed'])
 @pytest.mark.parametrize(
-    ('number', 'said', 'code'),
-    [(signal.SIGINT, ['saved', 'interrupted'], 0), (signal.SIGTERM, ['saved'], -signal.SIGTERM)],
+    ('numbers', 'said', 'code'),
+    [
+        ([signal.SIGINT], ['saved', 'interrupted', 'ended'], 0),
+        ([signal.SIGTERM], ['saved'], -signal.SIGTERM),
+        ([signal.SIGINT, signal.SIGTERM], ['saved'], -signal.SIGTERM),
+    ],
 )
-def test_a_signal_comes_after_it(writer, number, said, code):
-    writer.send_signal(number)
-    assert 'still being written' in writer.stderr.readline()
+def test_a_signal_comes_after_it_whatever_came_of_it(writer, numbers, said, code):
+    for number in numbers:
+        writer.send_signal(number)
+        assert 'still being written' in writer.stderr.readline()
     assert end_of(writer) == said
     assert writer.wait() == code
 
@@ -64,3 +81,43 @@ def test_a_second_signal_comes_at_once(writer):
     writer.send_signal(signal.SIGTERM)
     assert writer.wait() == -signal.SIGTERM
     assert writer.stdout.read() == ''
+
+
+def test_one_handler_that_raises_does_not_keep_the_others_from_their_signals():
+    def save():
+        with saving():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.raise_signal(number)
+            assert heard == []
+
+    heard, before = [], signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            save()
+        assert heard == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_the_process_is_called_afterwards_what_it_was():
+    own = Path('/proc/self/comm')
+    before = own.read_bytes()
+    for _ in range(2):
+        with saving():
+            assert own.read_text() == f'{NAME}\n'
+        assert own.read_bytes() == before
+
+
+@pytest.mark.parametrize('error', [FileNotFoundError, PermissionError])
+def test_it_is_written_where_no_name_can_be_read(monkeypatch, error):
+    def unreadable(self):
+        raise error(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, 'read_bytes', unreadable)
+        done = False
+        with saving():
+            assert not is_saving(1)
+            done = True
+    assert done
+    assert Path('/proc/self/comm').read_text() != f'{NAME}\n'

@@ -19,12 +19,17 @@ from ding_store.launch.status import read_status
 from ding_store.middleware.claim import _claim
 from ding_store.middleware.members import STREAM_OPTIONS, Member, Members, pid_space
 from ding_store.middleware.session import CHECKPOINTS, FINISH, RETIRE, Session, clear_ended_run
+from ding_store.middleware.side import Side
 from ding_store.middleware.weights import WeightsSender
 from ding_store.storage import open_store
 
 pytest.importorskip('ditk')
 
 CONFIG = StoreConfig(enable=True, heartbeat_s=0.05, wait_warn_s=0.2, peer_timeout_s=2.0)
+
+
+class SideOfTest(Side):
+    role = 'learner'
 
 
 @pytest.fixture
@@ -319,6 +324,22 @@ def test_leaving_learner_ends_the_run_as_failed(store, member):
     value = store.get(FINISH)
     assert value.header['failed'] is True
     assert 'learner' in value.header['reason']
+
+
+@pytest.mark.parametrize(('error', 'failed'), [(None, False), (SystemExit(0), False), (OSError('the log'), True)])
+def test_a_learner_that_fails_when_its_task_was_finished_has_failed(store, member, monkeypatch, error, failed):
+    """Its checkpoints are then to be resumed, with what is left of the run."""
+    task, seen = pytest.importorskip('ding.framework').task, []
+    with contextlib.suppress(OSError, SystemExit), task.start():
+        monkeypatch.setattr(task.router, 'node_id', 0)
+        side = SideOfTest(member('learner', finished=lambda: task.finish), 0)
+        side._session.before_leaving.append(seen.append)
+        task.finish = True
+        if error:
+            raise error
+    side._session.leave()
+    assert seen == [failed]
+    assert store.get(FINISH).header['failed'] is failed
 
 
 def test_learner_retires_a_run_that_ended_in_order(store, member):

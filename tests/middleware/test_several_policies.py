@@ -124,6 +124,20 @@ def test_others_than_were_there_are_refused(tmp_path, sizes):
         again(tmp_path, sizes=sizes)[1](task.ctx)
 
 
+@pytest.mark.parametrize('is_resumed', [False, True])
+def test_one_that_comes_after_the_first_iteration_is_refused(tmp_path, is_resumed):
+    session, made, policies = league(tmp_path)
+    if is_resumed:
+        iterate(made, policies, 1)
+        made._saver.drain()
+        session, made, policies = again(tmp_path)
+    made(task.ctx)
+    checkpointer(session, policies[1])  # which was there
+    with pytest.raises(ConfigError, match='before the first iteration'):
+        checkpointer(session, Policy(3))
+    iterate(made, policies, 1)
+
+
 def test_one_that_does_not_fit_is_named(tmp_path):
     _, made, policies = league(tmp_path)
     iterate(made, policies, 1)
