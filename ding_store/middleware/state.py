@@ -99,12 +99,12 @@ def load_arrays(target: Union[torch.nn.Module, MutableMapping[str, Any]], value:
     if wrong:
         raise SchemaMismatch(f'weights {value.name!r} version {value.version} do not fit the model: {"; ".join(wrong)}')
     done = _point(target, arrays, bfloat16) if in_place and isinstance(target, torch.nn.Module) else set()
-    num_bytes = sum(array.nbytes for _, array in known)
+    copied = [(name, array) for name, array in known if name not in done]
+    num_bytes = sum(array.nbytes for _, array in copied)
     load_for(num_bytes)
     with torch.no_grad():
-        for name, array in known:
-            if name not in done:
-                _copy_into(fixed[name].detach(), array, name in bfloat16, num_bytes >= FAR_BYTES)
+        for name, array in copied:
+            _copy_into(fixed[name].detach(), array, name in bfloat16, num_bytes >= FAR_BYTES)
     extra = {name: _tensor_of(array, name in bfloat16).clone() for name, array in arrays.items() if name not in fixed}
     for name, entry in {**others, **extra}.items():
         _set_other(target, name, entry)
