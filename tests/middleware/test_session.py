@@ -21,6 +21,7 @@ from ding_store.middleware.members import STREAM_OPTIONS, Member, Members, pid_s
 from ding_store.middleware.session import CHECKPOINTS, FINISH, RETIRE, Session, clear_ended_run
 from ding_store.middleware.weights import WeightsSender
 from ding_store.storage import open_store
+from ding_store.storage.redis.store import RedisStore
 
 pytest.importorskip('ditk')
 
@@ -82,13 +83,19 @@ def test_figures_do_not_change_in_the_middle_of_a_report(member):
     assert (reported, collector.member.figures) == ({}, {'rows': 8})
 
 
-def test_who_has_left_announces_nothing_again(store, member):
-    collector = member('collector', 2)
-    collector.store.append('experience', {}, {})
-    collector.leave()
-    store.lose_memory()
-    collector.store.own_writer.check(now=True)
-    assert store.info().streams == {}
+def test_who_has_left_brings_nothing_into_the_next_run_but_what_a_server_forgot(forgetful_server):
+    with open_store(forgetful_server.url) as store:
+        collector = Session(CONFIG, store=RedisStore(forgetful_server.url, stream_options=STREAM_OPTIONS))
+        with contextlib.closing(collector):
+            collector.join('collector', 2)
+            collector.store.append('experience', {}, {})
+            collector.leave()
+            forgetful_server.restart()
+            collector.store.own_writer.check(now=True)
+            assert sorted(store.info().streams) == ['experience', 'members']
+            store.retire()
+            collector.store.own_writer.check(now=True)
+            assert store.info().streams == {}
 
 
 @pytest.mark.parametrize('error', [StoreTimeout, AppendUnsettled])
