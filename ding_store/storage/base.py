@@ -196,7 +196,7 @@ class Store(ABC):
         """
         Overview:
             This process has appended its last. From now on a stream that was deleted is left alone, and an append to it
-            raises StoreClosed: its run may be over, and its name the next one's. What a server loses is announced again.
+            raises StoreClosed: its run may be over, and its name the next one's. What is lost is announced again.
         """
 
     @property
