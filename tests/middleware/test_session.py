@@ -98,6 +98,36 @@ def test_who_has_left_brings_nothing_into_the_next_run_but_what_a_server_forgot(
             assert store.info().streams == {}
 
 
+def test_who_is_late_and_hears_that_his_run_is_retired_brings_nothing_into_the_next(forgetful_server):
+    with RedisStore(forgetful_server.url) as store:
+        collector = Session(CONFIG, store=RedisStore(forgetful_server.url, stream_options=STREAM_OPTIONS))
+        with contextlib.closing(collector):
+            collector.join('collector', 2)
+            for _ in range(3):
+                collector.store.append('experience', {}, {})
+            store.put(FINISH, {'reason': 'enough', 'failed': False}, {})
+            within(lambda: collector.finished)
+            store.retire(last=(FINISH, RETIRE))
+            within(lambda: not collector._thread.is_alive())
+            store.register('experience', 'learner')
+            beat = collector.member.beat
+            collector.store.own_writer.check(now=True)
+            collector.leave()
+            assert collector.member.beat == beat + 1
+        assert store.read('experience') == []
+
+
+def test_a_report_that_a_full_server_may_have_says_that_it_is_full(member, monkeypatch):
+    collector = member('collector', 2)
+
+    def full(self, *arguments):
+        raise AppendUnsettled('kept') from ServerFull('no room')
+
+    monkeypatch.setattr(Member, 'report', full)
+    within(lambda: collector.is_server_full)
+    assert not collector.finished
+
+
 @pytest.mark.parametrize('error', [StoreTimeout, AppendUnsettled])
 def test_a_report_that_comes_late_is_not_the_end_of_the_run(member, monkeypatch, error):
     # While the server is away, another thread of the process may hold what a report waits for; or it is not known

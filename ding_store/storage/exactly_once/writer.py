@@ -241,7 +241,8 @@ class Writer:
                     raise _given_up(outbox, item, StoreTimeout(f'{is_full}: no room was made in time')) from None
                 self._wait_for_room(outbox.stream, refused.room, deadline - time.monotonic())
             except ServerFull as e:
-                raise _given_up(outbox, item, e) from e.__cause__
+                error = _given_up(outbox, item, e)
+                raise error from (e.__cause__ if error is e else e)
         if outbox.num_queued:
             raise _given_up(outbox, item, _retired(outbox))
         lane.warn_of_drops()
