@@ -133,6 +133,7 @@ def test_who_was_on_the_host_plane_leaves_nothing_in_a_retired_run(forgetful_ser
         for number in range(3):
             store.append(STREAM, {}, chunk(number))
         assert store.store.own_writer._lane(STREAM).outbox.has_references
+        store.conclude()  # else its thread may look after the stream at any moment
         learner.retire()
         if is_named_again:
             learner.register(STREAM, 'learner')
