@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
 from ding_store.config import ENV_RUN, ENV_URL, StoreConfig, unknown_key
-from ding_store.errors import AppendUnsettled, ConfigError, ServerFull
+from ding_store.errors import AppendUnsettled, ConfigError, ServerFull, StoreError
 from ding_store.launch.interrupt import sigterm_as_interrupt
 from ding_store.launch.progress import Display, Figures, summary, table
 from ding_store.launch.role import Role
@@ -154,7 +154,10 @@ class Job:
         result = Result(code, session.finish_reason or 'all processes left', display.figures())
         display.say(f'finished: {result.reason} (all processes had left {self.left_after_s:.1f} s later)')
         if code == 0:
-            retire(session.store, self.config.heartbeat_s)
+            try:
+                retire(session.store, self.config.heartbeat_s)
+            except StoreError as error:
+                display.say(f'the run could not be retired, which the next one of its name sees to: {error}')
         return result
 
     def _end_rest(self) -> None:

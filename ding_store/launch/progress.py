@@ -131,7 +131,12 @@ class Display:
         self._next = self._begin + first_s
 
     def figures(self) -> Figures:
-        return Figures.of(self._members.refresh())
+        """As they were last read, where the store is away."""
+        try:
+            self._members.refresh()
+        except StoreError as error:
+            self.say(f'the last figures may be missing: {error}')
+        return Figures.of(self._members)
 
     def tick(self) -> None:
         """Never waits for a store that is away, nor fails for want of it: whoever shows a run has more to do."""
@@ -145,7 +150,7 @@ class Display:
     def _line(self) -> str:
         try:
             with self._store.hasty():
-                return self.figures().line()
+                return Figures.of(self._members.refresh()).line()
         except StoreError as error:
             return f'the store does not answer: {error}'
 

@@ -20,6 +20,7 @@ from ding_store.errors import (
     ConfigError,
     CorruptPayload,
     ServerFull,
+    StoreClosed,
     StoreDenied,
     StoreError,
     StoreTimeout,
@@ -208,21 +209,29 @@ class Session:
             call(reason)
 
     def _watch(self) -> None:
+        has_heard = False
         while not self._closing.is_set():
             try:
-                value = self.store.get(FINISH, timeout_s=self.config.heartbeat_s)
-                if value is not None:
-                    self._finish(value.header['reason'], value.header['failed'])
+                if has_heard:
                     self._closing.wait(self.config.heartbeat_s)
-                if self.member is not None:
+                    if self._is_retired():
+                        self.store.conclude()
+                        return
+                else:
+                    value = self.store.get(FINISH, timeout_s=self.config.heartbeat_s)
+                    if value is not None:
+                        has_heard = True
+                        self._finish(value.header['reason'], value.header['failed'])
+                if self.member is not None and not self._closing.is_set():
                     self.member.report(self.store)
                 self.is_server_full = False
             except ServerFull as error:
                 self.note_full(error)  # acks will make room
-            except (StoreTimeout, AppendUnsettled):
+            except (StoreTimeout, AppendUnsettled) as error:
                 # Another thread of this process is writing to a server that is away, or nobody knows whether a full one
                 # has this report: the next has all.
-                continue
+                if isinstance(error.__cause__, ServerFull):
+                    self.note_full(error)
             except StoreError as error:
                 if self._closing.is_set():
                     return
@@ -231,6 +240,12 @@ class Session:
                 self._finish(f'the store was lost: {error}', failed=True)
                 return
 
+    def _is_retired(self) -> bool:
+        """After its end. Asked in passing, so that nothing is announced again before it is known."""
+        with in_passing(self.store):
+            return self.store.get(FINISH) is None
+        return False
+
     def _report(self, *state: str) -> None:
         """Outside of the thread that does it again and again: at maxmemory others see that later, or not."""
         assert self.member is not None
@@ -238,10 +253,10 @@ class Session:
             self.member.report(self.store, *state)
         except ServerFull as error:
             self.note_full(error)
-        except AppendUnsettled as error:
+        except (AppendUnsettled, StoreClosed) as error:  # the run may be retired
             logging.info(f'ding_store: {error}')
 
-    def note_full(self, error: ServerFull) -> None:
+    def note_full(self, error: StoreError) -> None:
         """What could not be said now will be said later; one warning until this process could report again."""
         if not self.is_server_full:
             self.is_server_full = True

@@ -195,8 +195,8 @@ class Store(ABC):
     def conclude(self) -> None:  # noqa: B027 - a store that never announces again has nothing to leave
         """
         Overview:
-            This process has appended its last. What a stream forgets from now on is not announced again: the run may be
-            over and deleted, and its name the next one's, which from here looks as if the server had lost its memory.
+            This process has appended its last. From now on a stream that was deleted is left alone, and an append to it
+            raises StoreClosed: its run may be over, and its name the next one's. What is lost is announced again.
         """
 
     @property

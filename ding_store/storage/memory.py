@@ -52,6 +52,7 @@ class Memory:
         self.changed = threading.Condition()
         self.state = State()
         self.pid = os.getpid()
+        self.life = uuid.uuid4().hex
 
     def log(self, stream: str) -> Log:
         log = self.state.logs.setdefault(stream, Log(deleted=True))
@@ -60,7 +61,7 @@ class Memory:
 
     def restart(self, state: State) -> None:
         """Every stream begins a new epoch: numbers after a crash may be given to other entries than before it."""
-        self.state = copy.deepcopy(state)
+        self.state, self.life = copy.deepcopy(state), uuid.uuid4().hex
         for log in self.state.logs.values():
             log.epoch = uuid.uuid4().hex
 
@@ -231,7 +232,7 @@ class MemoryStore(PlanedStore):
 
     def close(self) -> None:
         if not self._closed:
-            self._writer.close(self._epoch_of)
+            self._writer.close(lambda: self.is_away)
             self._closed = True
         if os.getpid() == self._memory.pid:
             with self._memory.changed:
@@ -243,10 +244,6 @@ class MemoryStore(PlanedStore):
 
     def conclude(self) -> None:
         self._writer.conclude()
-
-    def _epoch_of(self, stream: str) -> Optional[str]:
-        found = self.stream_info(stream)
-        return None if found is None else found.epoch
 
     def snapshot(self) -> State:
         """For tests: what a disk would hold now."""
@@ -293,7 +290,7 @@ class MemoryStore(PlanedStore):
 
     def _announce(self, said: Announcement) -> Verdict:
         with self._change(said.stream) as log:
-            return log.announce(self.writer, said)
+            return log.announce(self.writer, said)._replace(life=self._memory.life)
 
     def _wait_for_room(self, stream: str, room: int, timeout_s: float) -> None:
         self._wait(lambda: self._memory.log(stream).room > room, timeout_s, slices=1)

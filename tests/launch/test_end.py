@@ -1,5 +1,6 @@
 """How a launcher takes the end of its processes."""
 
+import io
 import os
 import signal
 import time
@@ -11,11 +12,13 @@ pytest.importorskip('ding')
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.launch import job as job_module  # noqa: E402
 from ding_store.launch.job import LEAVE_S, TERM_S, Job, Process  # noqa: E402
+from ding_store.launch.progress import Display  # noqa: E402
 from ding_store.launch.router import remove_address  # noqa: E402
 from ding_store.middleware.members import STREAM_OPTIONS, Member, Members  # noqa: E402
 from ding_store.middleware.saving import SAVE_S  # noqa: E402
 from ding_store.middleware.session import CHECKPOINTS, FINISH  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
+from ding_store.storage.testing.faulty import FaultyStore  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -112,6 +115,26 @@ def test_a_socket_may_be_removed_by_who_listened_there_at_the_same_moment(tmp_pa
     assert not path.exists()
     monkeypatch.setattr(os.path, 'exists', lambda path: True)  # it was, when somebody looked
     remove_address(f'ipc://{path}')
+
+
+def test_a_store_that_is_away_at_the_end_takes_no_result(tmp_path, monkeypatch):
+    job, out = Job(None, {}, StoreConfig(), tmp_path), io.StringIO()
+    with open_store('memory://', run='r', stream_options=STREAM_OPTIONS) as store:
+        Member('c', 'collector', 2, figures={'rows': 8}).report(store)
+        session = SimpleNamespace(store=store, watch=lambda: None, finish_reason='enough')
+
+        def watch(session, tick):
+            display._members.refresh()
+            session.store = display._members._store = FaultyStore(store, num_faults=1000)
+            return 0
+
+        display = Display(store, out)
+        monkeypatch.setattr(job_module, 'Display', lambda *arguments: display)
+        monkeypatch.setattr(job, 'watch', watch)
+        result = job._watched(session, out)
+    assert (result.code, result.reason, result.figures.rows_appended) == (0, 'enough', 8)
+    assert 'figures may be missing' in out.getvalue()
+    assert 'could not be retired' in out.getvalue()
 
 
 def test_at_maxmemory_a_process_that_died_is_started_again_unreported(forgetful_server):

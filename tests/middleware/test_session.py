@@ -22,6 +22,7 @@ from ding_store.middleware.session import CHECKPOINTS, FINISH, RETIRE, Session, 
 from ding_store.middleware.side import Side
 from ding_store.middleware.weights import WeightsSender
 from ding_store.storage import open_store
+from ding_store.storage.redis.store import RedisStore
 
 pytest.importorskip('ditk')
 
@@ -87,13 +88,49 @@ def test_figures_do_not_change_in_the_middle_of_a_report(member):
     assert (reported, collector.member.figures) == ({}, {'rows': 8})
 
 
-def test_who_has_left_announces_nothing_again(store, member):
+def test_who_has_left_brings_nothing_into_the_next_run_but_what_a_server_forgot(forgetful_server):
+    with open_store(forgetful_server.url) as store:
+        collector = Session(CONFIG, store=RedisStore(forgetful_server.url, stream_options=STREAM_OPTIONS))
+        with contextlib.closing(collector):
+            collector.join('collector', 2)
+            collector.store.append('experience', {}, {})
+            collector.leave()
+            forgetful_server.restart()
+            collector.store.own_writer.check(now=True)
+            assert sorted(store.info().streams) == ['experience', 'members']
+            store.retire()
+            collector.store.own_writer.check(now=True)
+            assert store.info().streams == {}
+
+
+def test_who_is_late_and_hears_that_his_run_is_retired_brings_nothing_into_the_next(forgetful_server):
+    with RedisStore(forgetful_server.url) as store:
+        collector = Session(CONFIG, store=RedisStore(forgetful_server.url, stream_options=STREAM_OPTIONS))
+        with contextlib.closing(collector):
+            collector.join('collector', 2)
+            for _ in range(3):
+                collector.store.append('experience', {}, {})
+            store.put(FINISH, {'reason': 'enough', 'failed': False}, {})
+            within(lambda: collector.finished)
+            store.retire(last=(FINISH, RETIRE))
+            within(lambda: not collector._thread.is_alive())
+            store.register('experience', 'learner')
+            beat = collector.member.beat
+            collector.store.own_writer.check(now=True)
+            collector.leave()
+            assert collector.member.beat == beat + 1
+        assert store.read('experience') == []
+
+
+def test_a_report_that_a_full_server_may_have_says_that_it_is_full(member, monkeypatch):
     collector = member('collector', 2)
-    collector.store.append('experience', {}, {})
-    collector.leave()
-    store.lose_memory()
-    collector.store.own_writer.check(now=True)
-    assert store.info().streams == {}
+
+    def full(self, *arguments):
+        raise AppendUnsettled('kept') from ServerFull('no room')
+
+    monkeypatch.setattr(Member, 'report', full)
+    within(lambda: collector.is_server_full)
+    assert not collector.finished
 
 
 @pytest.mark.parametrize('error', [StoreTimeout, AppendUnsettled])

@@ -4,13 +4,13 @@ import contextlib
 
 import pytest
 
-from ding_store.errors import AppendUnsettled, StoreTimeout, StoreUnavailable
+from ding_store.errors import AppendUnsettled, StoreClosed, StoreError, StoreTimeout, StoreUnavailable
 from ding_store.storage import open_store
 from ding_store.storage.base import OLDEST
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.memory import MemoryStore
 from ding_store.storage.redis.store import RedisStore
-from ding_store.storage.testing import WAIT_S, chunk, number_of
+from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 
 STREAM = 'experience'
 
@@ -67,14 +67,14 @@ def test_who_leaves_while_the_run_is_retired_announces_nothing_again(forgetful_s
     with RedisStore(forgetful_server.url, 'run') as learner:
         store = RedisStore(forgetful_server.url, 'run')
         unsettled(store)
-        epoch_of = store._epoch_of
+        outbox = store.own_writer._lane(STREAM).outbox
+        check = outbox.check
 
-        def then_retired(stream):
-            epoch = epoch_of(stream)
+        def then_retired():
+            check()
             learner.retire()
-            return epoch
 
-        monkeypatch.setattr(store, '_epoch_of', then_retired)
+        monkeypatch.setattr(outbox, 'check', then_retired)
         store.close()
         assert learner.read(STREAM) == []
 
@@ -106,6 +106,7 @@ def test_who_leaves_writes_nothing_into_the_run_that_took_the_place_of_his(forge
         learner.clear()
         place = learner.register(STREAM, 'learner')
         if hears:
+            store.conclude()
             store.own_writer.publish(WAIT_S)
             store.own_writer._lane(STREAM).outbox.check()
             store.settle()
@@ -132,6 +133,7 @@ def test_who_was_on_the_host_plane_leaves_nothing_in_a_retired_run(forgetful_ser
         for number in range(3):
             store.append(STREAM, {}, chunk(number))
         assert store.store.own_writer._lane(STREAM).outbox.has_references
+        store.conclude()  # else its thread may look after the stream at any moment
         learner.retire()
         if is_named_again:
             learner.register(STREAM, 'learner')
@@ -139,8 +141,8 @@ def test_who_was_on_the_host_plane_leaves_nothing_in_a_retired_run(forgetful_ser
         store.close()
         assert set(client.keys()) == keys
         assert learner.read(STREAM) == []
-    assert is_named_again or 'closed with' not in caplog.text
-    assert is_named_again or not list(tmp_path.rglob('*.ring'))
+    assert 'closed with' not in caplog.text
+    assert not list(tmp_path.rglob('*.ring'))
 
 
 def test_who_has_appended_his_last_announces_nothing_again(forgetful_server):
@@ -164,3 +166,118 @@ def test_who_asks_makes_no_stream(redis_server):
         assert store.delete('nothing') is False
         assert client.keys('*asked*nothing*') == []
         assert store.info().streams == {}
+
+
+@pytest.mark.parametrize('is_concluded', [False, True])
+def test_who_leaves_announces_again_what_the_server_forgot(forgetful_server, is_concluded):
+    """Its memory lost is no run retired."""
+    with RedisStore(forgetful_server.url, 'run') as learner:
+        store = RedisStore(forgetful_server.url, 'run')
+        unsettled(store)
+        if is_concluded:
+            store.conclude()
+        forgetful_server.restart()
+        store.settle()
+        store.conclude()
+        assert [number_of(entry) for entry in learner.read(STREAM)] == [0, 1, 2, 3]
+        store.close()
+        assert [number_of(entry) for entry in learner.read(STREAM)] == [0, 1, 2, 3]
+
+
+def test_who_leaves_a_memory_that_was_lost_announces_again():
+    with MemoryStore() as learner, learner.another() as store:
+        for number in range(3):
+            store.append(STREAM, {}, chunk(number))
+        store.conclude()
+        learner.lose_memory()
+        store.own_writer.check(now=True)
+        assert [number_of(entry) for entry in learner.read(STREAM)] == [0, 1, 2]
+        learner.lose_memory()
+        store.own_writer.check(now=True)
+        assert [number_of(entry) for entry in learner.read(STREAM)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize('is_concluded', [False, True])
+def test_who_leaves_the_host_plane_announces_again_what_the_server_forgot(forgetful_server, tmp_path, is_concluded):
+    options = dict(run='run', host_cache_dir=str(tmp_path))
+    with open_store(forgetful_server.url, **options) as learner:
+        learner.register(STREAM, 'learner')
+        store = open_store(forgetful_server.url, **options)
+        for number in range(4):
+            store.append(STREAM, {}, chunk(number))
+        store.append('members', {}, {})
+        assert store.store.own_writer._lane(STREAM).outbox.has_references
+        if is_concluded:
+            store.conclude()
+        forgetful_server.restart()
+        store.close()
+        assert [number_of(entry) for entry in learner.read(STREAM)] == [0, 1, 2, 3]
+
+
+def test_who_was_on_the_host_plane_and_lives_on_announces_again_what_the_server_forgot(forgetful_server, tmp_path):
+    options = dict(run='run', host_cache_dir=str(tmp_path), check_every_s=0.1)
+    with open_store(forgetful_server.url, **options) as learner, open_store(forgetful_server.url, **options) as store:
+        learner.register(STREAM, 'learner')
+        for number in range(4):
+            store.append(STREAM, {}, chunk(number))
+        store.conclude()
+        forgetful_server.restart()
+        eventually(lambda: [number_of(entry) for entry in learner.read(STREAM)] == [0, 1, 2, 3], 'announced again')
+
+
+def test_what_cannot_be_announced_again_by_who_leaves_is_said(forgetful_server, caplog):
+    store = RedisStore(forgetful_server.url, 'run', reconnect_timeout_s=0.2)
+    unsettled(store)
+    forgetful_server.restart()
+    lane = store.own_writer._lane(STREAM)
+    with lane.lock:  # else it is announced again at the reconnect
+        lane.outbox.check()
+    forgetful_server.kill()
+    store.close()
+    assert "closed with 4 entries of 'experience' not announced" in caplog.text
+
+
+def test_an_append_after_the_last_brings_nothing_into_the_next_run(forgetful_server):
+    with RedisStore(forgetful_server.url, 'run') as learner, forgetful_server.client() as client:
+        store = RedisStore(forgetful_server.url, 'run')
+        unsettled(store)
+        store.conclude()
+        assert store.append(STREAM, {}, chunk(4)).number == 5
+        learner.retire()
+        for is_named_again in (False, True):
+            if is_named_again:
+                learner.register(STREAM, 'learner')
+            keys = set(client.keys())
+            with pytest.raises(StoreClosed, match='retired'):
+                store.append(STREAM, {}, chunk(5))
+            assert set(client.keys()) == keys
+        store.close()
+        assert learner.read(STREAM) == []
+
+
+def test_an_append_after_the_last_is_none_where_the_run_is_retired_meanwhile(forgetful_server, monkeypatch):
+    with RedisStore(forgetful_server.url, 'run') as learner:
+        store = RedisStore(forgetful_server.url, 'run')
+        unsettled(store)
+        store.conclude()
+        outbox = store.own_writer._lane(STREAM).outbox
+        check = outbox.check
+
+        def then_retired():
+            check()
+            learner.retire()
+
+        monkeypatch.setattr(outbox, 'check', then_retired)
+        with pytest.raises(StoreError, match='retired'):
+            store.append(STREAM, {}, chunk(4))
+        store.close()
+        assert learner.read(STREAM) == []
+
+
+def test_an_append_after_the_last_announces_again_what_the_server_forgot(forgetful_server):
+    with RedisStore(forgetful_server.url, 'run') as learner, RedisStore(forgetful_server.url, 'run') as store:
+        unsettled(store)
+        store.conclude()
+        forgetful_server.restart()
+        assert store.append(STREAM, {}, chunk(4)).number == 5
+        assert [number_of(entry) for entry in learner.read(STREAM)] == [0, 1, 2, 3, 4]

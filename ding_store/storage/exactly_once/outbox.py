@@ -59,6 +59,7 @@ class Verdict(NamedTuple):
     plane: int = 0
     host: str = ''  # that all readers are on: references to its files may be announced; '': the wire plane
     wanted: int = 0  # entries up to here must be readable over the wire
+    life: str = ''  # of the server: another one may have lost its memory
 
 
 class Fill(NamedTuple):
@@ -142,7 +143,8 @@ class Outbox:
         self.room = 0  # the stream's counter of what made room, as we last heard
         self._announce = announce
         self._fill = fill
-        self._written_epoch = ''
+        self._life = ''  # of the server, as we last heard
+        self._written = '', ''  # the epoch that we bring entries into, and the server's life then
         self._limit = max_pending_bytes
         self._drop_oldest = drop_oldest
         self._sent: Deque[Item] = deque()  # accepted in this epoch, in order
@@ -160,9 +162,15 @@ class Outbox:
         return len(self._queue)
 
     @property
-    def num_unheard(self) -> int:
-        """Entries of which no server has said that it has them."""
-        return sum(not item.accepted for item in self._queue)
+    def is_over(self) -> bool:
+        """Whether the epoch that we wrote to was ended on purpose, as far as we have heard: the server lost nothing."""
+        epoch, life = self._written
+        return self.epoch != epoch and self._life == life
+
+    @property
+    def num_left(self) -> int:
+        """Entries that wait for the server; where the epoch is over, those of which it never said that it has them."""
+        return sum(not (item.accepted and self.is_over) for item in self._queue)
 
     @property
     def has_references(self) -> bool:
@@ -187,16 +195,16 @@ class Outbox:
     def flush(self, is_last: bool = False) -> None:
         """
         Overview:
-            Announce all that is queued, in order; who does it as the last thing (``is_last``) brings nothing into an
-            epoch that he has not written to: it may be of the next run of this name.
+            Announce all that is queued, in order; who does it as the last thing (``is_last``) leaves it where the epoch
+            that he wrote to ``is_over``: what is there now may be the next run of this name.
         Raises:
             - Refused: The server has no room for the next one.
         """
         num_refused = 0
-        while self._queue:
-            if not is_last:
-                self._written_epoch = self.epoch
-            elif self._written_epoch != self.epoch:
+        while not (is_last and self.is_over):
+            if self.epoch:
+                self._written = self.epoch, self._life
+            if not self._queue:
                 return
             item = self._queue[0]
             verdict = self._send(item)
@@ -254,7 +262,7 @@ class Outbox:
         forgot = self._sent and self._sent[-1].sequence > verdict.last
         if forgot or verdict.status in (STALE, GAP) or verdict.epoch != self.epoch:
             self._requeue(verdict)
-        self.epoch, self.num_dropped = verdict.epoch, verdict.num_dropped
+        self.epoch, self._life, self.num_dropped = verdict.epoch, verdict.life, verdict.num_dropped
         self.plane, self.host, self.room = verdict.plane, verdict.host, verdict.room
         while self._sent and self._sent[0].number <= verdict.floor:
             self._sent.popleft().payload.release()

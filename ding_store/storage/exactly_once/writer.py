@@ -11,7 +11,7 @@ import uuid
 from contextlib import contextmanager, suppress
 from typing import Callable, Dict, Iterable, Iterator, List, Optional
 
-from ding_store.errors import AppendUnsettled, ServerFull, StoreError, StoreTimeout, StreamFull
+from ding_store.errors import AppendUnsettled, ServerFull, StoreClosed, StoreError, StoreTimeout, StreamFull
 from ding_store.storage.base import Arrays, EntryId, Header
 from ding_store.storage.exactly_once.outbox import Announcement, Fill, Item, Outbox, Payload, Refused, Verdict
 from ding_store.storage.options import StoreOptions, StreamOptions
@@ -158,33 +158,31 @@ class Writer:
     def settle(self) -> None:
         """
         Overview:
-            Announce once more what could not be until now: a full stream may have room again. Waits for none. Where a
-            new epoch has begun that is left to the next check: who leaves may be late, and his run deleted.
+            Announce once more what could not be until now: a full stream may have room again. Waits for none.
         """
         for lane in self._all_lanes():
             if lane.outbox.num_queued:
-                self._check(lane, is_last=True)
+                self._check(lane)
 
     def conclude(self) -> None:
-        """From now on what a stream has forgotten is not announced again: see ``Store.conclude``."""
+        """From now on nothing is brought into a stream that was deleted: see ``Store.conclude``."""
         self._is_concluded = True
 
-    def close(self, epoch_of: Callable[[str], Optional[str]]) -> None:
+    def close(self, is_away: Callable[[], bool]) -> None:
         """
         Overview:
             Settle what was left, in streams that are still those that we wrote to: the run may have been retired
             meanwhile, and its name be free for the next.
         Arguments:
-            - epoch_of (:obj:`Callable`): Of a stream, at the server; None if it is not there. Must create none.
+            - is_away (:obj:`Callable`): Whether the server is: to ask it anything might bring it back.
         """
+        self.conclude()
         for lane in self._all_lanes():
-            outbox = lane.outbox
-            if outbox.num_queued and outbox.epoch:
+            if lane.outbox.num_queued and not is_away():
                 with suppress(StoreError):
-                    if epoch_of(outbox.stream) == outbox.epoch:
-                        self._finish(lane)
-            if outbox.num_unheard:
-                logger.warning('closed with %d entries of %r not announced', outbox.num_unheard, outbox.stream)
+                    self._check(lane)
+            if lane.outbox.num_left:
+                logger.warning('closed with %d entries of %r not announced', lane.outbox.num_left, lane.outbox.stream)
 
     def _lane(self, stream: str) -> Lane:
         with self._lanes_lock:
@@ -201,17 +199,19 @@ class Writer:
             return False
         try:
             lane.outbox.check()
+            with suppress(Refused):
+                lane.outbox.flush(is_last=True)
             lane.outbox.fill()
-            # Who finds no stream finds no reference either.
-            return lane.outbox.num_queued == 0 or not lane.outbox.epoch
+            # In an epoch that is over nobody finds a reference.
+            return lane.outbox.num_queued == 0 or lane.outbox.is_over
         finally:
             lane.lock.release()
 
-    def _check(self, lane: Lane, wait_s: float = 0.0, also_empty: bool = False, is_last: bool = False) -> None:
+    def _check(self, lane: Lane, wait_s: float = 0.0, also_empty: bool = False) -> None:
         if (also_empty or len(lane.outbox)) and lane.lock.acquire(timeout=wait_s):
             try:
                 lane.outbox.check()
-                lane.outbox.flush(is_last or self._is_concluded)
+                lane.outbox.flush(is_last=self._is_concluded)
             except Refused:
                 pass  # Entries never accepted may wait for room; the next append waits with them.
             except ServerFull as e:
@@ -220,22 +220,19 @@ class Writer:
             finally:
                 lane.lock.release()
 
-    def _finish(self, lane: Lane) -> None:
-        if lane.lock.acquire(blocking=False):
-            try:
-                lane.outbox.flush(is_last=True)
-            finally:
-                lane.lock.release()
-
     def _append(self, lane: Lane, payload: Payload, deadline: float) -> EntryId:
         outbox, options = lane.outbox, lane.options
         if outbox.queued_bytes + payload.size > options.max_pending_bytes:
             raise StreamFull(f'{outbox.num_queued} entries of {outbox.stream!r} already wait for the server to return')
+        if self._is_concluded:
+            outbox.check()  # Which makes no stream of one that is gone.
+            if outbox.is_over:
+                raise _retired(outbox)
         item = outbox.add(payload)
         is_full = f'stream {outbox.stream!r} holds max_pending_bytes ({options.max_pending_bytes})'
         while True:
             try:
-                outbox.flush()
+                outbox.flush(is_last=self._is_concluded)
                 break
             except Refused as refused:
                 if options.overflow == 'error':
@@ -244,9 +241,16 @@ class Writer:
                     raise _given_up(outbox, item, StoreTimeout(f'{is_full}: no room was made in time')) from None
                 self._wait_for_room(outbox.stream, refused.room, deadline - time.monotonic())
             except ServerFull as e:
-                raise _given_up(outbox, item, e) from e.__cause__
+                error = _given_up(outbox, item, e)
+                raise error from (e.__cause__ if error is e else e)
+        if outbox.num_queued:
+            raise _given_up(outbox, item, _retired(outbox))
         lane.warn_of_drops()
         return EntryId(outbox.epoch, item.number)
+
+
+def _retired(outbox: Outbox) -> StoreError:
+    return StoreClosed(f'this process had appended its last to {outbox.stream!r}, and the stream was retired since')
 
 
 def _given_up(outbox: Outbox, item: Item, error: StoreError) -> StoreError:

@@ -31,7 +31,8 @@ class FetchLock:
         self._path = path
         if patience_s is not None:
             self.patience_s = patience_s
-        self._hung_at = -1  # the file's last change, when it was waited for in vain: who holds it hangs
+        # The file's last change, when it was waited for in vain, and how long: who waits no longer need not again.
+        self._hung = -1, 0.0
 
     @contextmanager
     def taken(self, patience_s: Optional[float] = None) -> Iterator[Optional[Claim]]:
@@ -43,10 +44,14 @@ class FetchLock:
         """
         path = self._path()
         patience_s = self.patience_s if patience_s is None else patience_s
-        held = claim_within(path, 0.0 if changed_at(path) == self._hung_at else patience_s)
-        self._hung_at = changed_at(path) if held is None else -1
+        hung_at, waited_s = self._hung
+        is_known = changed_at(path) == hung_at and patience_s <= waited_s
+        held = claim_within(path, 0.0 if is_known else patience_s)
         if held is not None:
+            self._hung = -1, 0.0
             held.touch()
+        elif not is_known:
+            self._hung = changed_at(path), patience_s
         try:
             yield held
         finally:

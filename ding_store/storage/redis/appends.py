@@ -100,12 +100,13 @@ class RedisAppends:
             key,
             payload,
         )
-        status, epoch, host, *numbers = self._call(
-            f'append to {said.stream!r}',
-            lambda session: self._script(session, 'append', said.stream, arguments, before),
-        )
+
+        def run(session: Session) -> Any:
+            return session.life.run_id, self._script(session, 'append', said.stream, arguments, before)
+
+        life, (status, epoch, host, *numbers) = self._call(f'append to {said.stream!r}', run)
         if status == STALE.encode() and epoch:
             self._forgot(said.stream)
         number, last, floor, room, dropped, plane, wanted = numbers
         known = (number, last, floor, room, dropped, plane)
-        return Verdict(status.decode(), epoch.decode(), *known, host.decode(), wanted)
+        return Verdict(status.decode(), epoch.decode(), *known, host.decode(), wanted, life)

@@ -330,16 +330,9 @@ class RedisStore(PlanedStore):
         was_closed, self._closed = self._closed, True
         if not was_closed and self._pid == os.getpid():
             with self._link.hasty():
-                self._writer.close(self._epoch_of)
+                self._writer.close(self._link.is_away)
             self._unanswered.close()
             self._link.close()
-
-    def _epoch_of(self, stream: str) -> Optional[str]:
-        """For who closes: asks no server that is away, since that would bring it back."""
-        if self._link.is_away():
-            return None
-        found = self._call('close', lambda session: read_stream(session, self.run, stream))
-        return None if found is None else found.epoch
 
     def __reduce__(self) -> Tuple[Callable[..., RedisStore], Tuple[Any, ...]]:
         # embedded:// is relative to the directory that this process was in.

@@ -57,6 +57,12 @@ class FaultyStore(Store):
     def info(self) -> StoreInfo:
         return self._pass_on(self.store.info)
 
+    def settle(self) -> None:
+        self._pass_on(self.store.settle)
+
+    def conclude(self) -> None:
+        self.store.conclude()  # it reaches no server
+
     @property
     def is_away(self) -> bool:
         return self.store.is_away
