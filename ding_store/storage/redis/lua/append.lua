@@ -12,8 +12,8 @@
 -- ARGV[10] number of parts that the payload is in; 0: none; -1: only ask whether there is room
 -- ARGV[11] key of the parts
 -- ARGV[12] payload, or a reference to it; last, since a server reads what follows a large argument once more
--- Returns {status, epoch ('': there is no such stream, and nobody asked for one), host, number, last sequence of this writer, floor, room, dropped, plane, wanted}; statuses are
--- those of outbox.py
+-- Returns {status, epoch ('': there is no such stream, and nobody asked for one), host, number, last sequence of this
+-- writer, floor, room, dropped, plane, wanted}; statuses are those of outbox.py
 local writer, sequence, base = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local size, limit = tonumber(ARGV[6]), tonumber(ARGV[7])
 
