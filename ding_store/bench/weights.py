@@ -92,7 +92,7 @@ def measure(
         shared, total = Round(num_readers), num_rounds + 2
         of_readers = [way for way in ways if not way.starts_readers]
         arguments = [(of_readers, shared, number, total, num_bytes) for number in range(num_readers)]
-        with _readers(_read, arguments):
+        with _readers(_read, arguments) as readers:
             model = model_of(num_bytes)
             for way in ways:
                 way.open_writer(model)
@@ -102,6 +102,8 @@ def measure(
                 say(f'{num_bytes / 1e6:.0f} MB: round {i + 1} of {total}')
                 for name, way in zip(names, ways):
                     times[name].append(way.write_round(shared, float(i + 1)))
+            for reader in readers:  # to end takes them some of a core
+                reader.join(LIMIT_S)
             alone = {name: _publish_alone(way) for name, way in zip(names, ways) if isinstance(way, Ours)}
             for way in ways:
                 way.close()
