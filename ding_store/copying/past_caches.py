@@ -62,11 +62,16 @@ def join_past_caches(target: np.ndarray[Any, Any], parts: Sequence[Any]) -> None
             at += len(piece)
     num_threads = min(_MAX_THREADS, len(os.sched_getaffinity(0))) if at >= _SHARED_BYTES else 1
     errors: List[BaseException] = []
-    threads = [
-        threading.Thread(target=_copy_each, args=(pairs[first::num_threads], errors)) for first in range(1, num_threads)
-    ]
-    for thread in threads:
-        thread.start()
+    threads = []
+    for first in range(1, num_threads):
+        share = pairs[first::num_threads]
+        thread = threading.Thread(target=_copy_each, args=(share, errors))
+        try:
+            thread.start()
+        except RuntimeError:  # there are too many; those that have begun must have ended before the caller goes on
+            _copy_each(share, errors)
+        else:
+            threads.append(thread)
     _copy_each(pairs[::num_threads], errors)
     for thread in threads:
         thread.join()

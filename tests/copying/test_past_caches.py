@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from typing import Any, Callable
 
 import numpy as np
@@ -88,6 +89,19 @@ def test_buffers_behind_each_other(shared: int, is_compiled: bool, monkeypatch: 
     target = np.zeros(len(joined) + 10, np.uint8)
     join_past_caches(target, parts)
     assert target.tobytes() == joined + bytes(10)
+
+
+def test_where_no_thread_can_be_started_the_caller_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(past_caches, '_SHARED_BYTES', 1)
+    monkeypatch.setattr(past_caches, '_PIECE_BYTES', 10)
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: range(4))
+    monkeypatch.setattr(threading.Thread, 'start', refuse)
+    source, target = bytes(range(105)), np.zeros(105, np.uint8)
+    join_past_caches(target, [source])
+    assert target.tobytes() == source
 
 
 def test_an_error_in_a_thread_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:

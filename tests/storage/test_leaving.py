@@ -62,19 +62,23 @@ def test_who_leaves_writes_nothing_into_a_run_that_was_retired(forgetful_server,
     assert "closed with 1 entries of 'experience' not announced" in caplog.text
 
 
+def retire_after_check(monkeypatch, store, learner):
+    """The stream is there when the store asks for it, and no more when it announces something."""
+    outbox = store.own_writer._lane(STREAM).outbox
+    check = outbox.check
+
+    def then_retired():
+        check()
+        learner.retire()
+
+    monkeypatch.setattr(outbox, 'check', then_retired)
+
+
 def test_who_leaves_while_the_run_is_retired_announces_nothing_again(forgetful_server, monkeypatch):
-    """It was there when it was asked for, and no more when something was announced."""
     with RedisStore(forgetful_server.url, 'run') as learner:
         store = RedisStore(forgetful_server.url, 'run')
         unsettled(store)
-        outbox = store.own_writer._lane(STREAM).outbox
-        check = outbox.check
-
-        def then_retired():
-            check()
-            learner.retire()
-
-        monkeypatch.setattr(outbox, 'check', then_retired)
+        retire_after_check(monkeypatch, store, learner)
         store.close()
         assert learner.read(STREAM) == []
 
@@ -260,14 +264,7 @@ def test_an_append_after_the_last_is_none_where_the_run_is_retired_meanwhile(for
         store = RedisStore(forgetful_server.url, 'run')
         unsettled(store)
         store.conclude()
-        outbox = store.own_writer._lane(STREAM).outbox
-        check = outbox.check
-
-        def then_retired():
-            check()
-            learner.retire()
-
-        monkeypatch.setattr(outbox, 'check', then_retired)
+        retire_after_check(monkeypatch, store, learner)
         with pytest.raises(StoreError, match='retired'):
             store.append(STREAM, {}, chunk(4))
         store.close()

@@ -226,7 +226,7 @@ def is_run(slots: Array) -> bool:
 
 def _runs(slots: Array) -> List[Tuple[int, int]]:
     """Where slots are consecutive and in order, which is a copy for each and not one per row: mostly all of them."""
-    if is_run(slots) or not len(slots):
-        return [(0, len(slots))][: len(slots)]
-    breaks = (np.flatnonzero(np.diff(slots) != 1) + 1).tolist()
+    if not len(slots):
+        return []
+    breaks = [] if is_run(slots) else (np.flatnonzero(np.diff(slots) != 1) + 1).tolist()
     return list(zip([0, *breaks], [*breaks, len(slots)]))
