@@ -10,7 +10,7 @@ import numpy as np
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.sampling.samplers import Sampler, not_enough
 from ding_store.buffer.sequences.groups import Groups
-from ding_store.buffer.table.rows import RowIndex
+from ding_store.buffer.table.rows import NO_ROWS, RowIndex
 from ding_store.errors import RowGone
 
 #: (number of items, how many, with replacement) -> which of them.
@@ -116,7 +116,7 @@ class Sampled:
         self._sampler, self._size, self._replace, self._range = sampler, size, replace, sample_range
         self.weights: Optional[Array] = None
         self._delivered: Optional[Callable[[Array], Optional[Array]]] = getattr(sampler, 'delivered', None)
-        self._rows = np.empty(0, np.int64)
+        self._rows = NO_ROWS
 
     def __call__(self, index: RowIndex) -> Array:
         slots = self._sampler.choose(index, self._size, self._replace, self._range)

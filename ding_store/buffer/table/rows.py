@@ -14,7 +14,7 @@ from ding_store.buffer.kernels.load import load_kernels
 #: In ``row_of_slot``: the slot is free, or its row is being written at this moment.
 EMPTY = -1
 
-_NO_ROWS = np.empty(0, np.int64)
+NO_ROWS = np.empty(0, np.int64)
 
 
 class RowListener:
@@ -101,7 +101,7 @@ class RowIndex:
             - evicted (:obj:`np.ndarray`): Row numbers of those who left; theirs were the first slots.
         """
         shortage = self.count + num_rows - self.capacity
-        retired, evicted = self._retire(shortage) if shortage > 0 else (_NO_ROWS, _NO_ROWS)
+        retired, evicted = self._retire(shortage) if shortage > 0 else (NO_ROWS, NO_ROWS)
         if shortage == num_rows:
             return retired, evicted
         return self._slots[self.count : self.count + num_rows].astype(np.intp), evicted

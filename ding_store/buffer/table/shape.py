@@ -11,12 +11,10 @@ from ding_store.buffer.arrays import Array, filled
 from ding_store.buffer.table.base import Columns, TableBase, checked_capacity, checked_specs, stored_columns
 from ding_store.buffer.table.narrowing import narrow_into, stored_specs, warm_bytes, widen
 from ding_store.buffer.table.regions import ColumnSpec, Regions
-from ding_store.buffer.table.rows import EMPTY
+from ding_store.buffer.table.rows import EMPTY, NO_ROWS
 from ding_store.errors import ConfigError
 
 logger = logging.getLogger(__name__)
-
-_NO_ROWS = np.empty(0, np.int64)
 
 
 class TableShape(TableBase):
@@ -101,7 +99,7 @@ class TableShape(TableBase):
         regions: Regions,
         info: Any,
         narrow_columns: Iterable[str],
-        rows: Array = _NO_ROWS,
+        rows: Array = NO_ROWS,
         next_row: int = 0,
         metas: Iterable[bytes] = (),
         cleared: Callable[[], None] = lambda: None,
@@ -219,7 +217,7 @@ class TableShape(TableBase):
         regions: Regions,
         narrow_columns: FrozenSet[str],
         info: Any,
-        rows: Array = _NO_ROWS,
+        rows: Array = NO_ROWS,
         next_row: int = 0,
         metas: Iterable[bytes] = (),
         are_others: bool = True,
