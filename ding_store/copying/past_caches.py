@@ -101,18 +101,19 @@ def _are_plain(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> bo
 
 def load_for(num_bytes: int) -> None:
     """Copies of so much in all follow: let them go past the caches, if that is worth loading the compiler."""
-    if num_bytes >= LOADING_BYTES and is_wanted():
+    if num_bytes >= LOADING_BYTES:
         _compiled()
 
 
 def _load() -> Optional[Callable[[int, int, int], None]]:
-    return _compiled() if 'numba' in sys.modules and is_wanted() else None
+    return _compiled() if 'numba' in sys.modules else None
 
 
 @functools.cache
 def _compiled() -> Optional[Callable[[int, int, int], None]]:
+    # Asked once: a look at the environment takes a tenth of a push of small rows.
     try:
-        return with_compiler(_compile)
+        return with_compiler(_compile) if is_wanted() else None
     except Exception as e:  # noqa: BLE001 - numpy copies what no version of numba can
         logger.warning('numba cannot compile copies, which numpy makes: %s', e)
         return None

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import numpy as np
 import pytest
@@ -18,12 +18,14 @@ SIZE = past_caches.MIN_BYTES
 
 
 @pytest.fixture(params=['compiled', 'numpy'])
-def is_compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+def is_compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
     monkeypatch.setenv(NO_NUMBA, '0' if request.param == 'compiled' else '1')
+    past_caches._compiled.cache_clear()
     if request.param == 'compiled':
         pytest.importorskip('numba')
         past_caches.load_for(past_caches.LOADING_BYTES)
-    return bool(request.param == 'compiled')
+    yield request.param == 'compiled'
+    past_caches._compiled.cache_clear()
 
 
 def test_it_is_compiled_where_numba_is(is_compiled: bool) -> None:

@@ -14,7 +14,7 @@ from ding_store.buffer.table.base import Columns
 from ding_store.buffer.table.choices import as_rows
 from ding_store.buffer.table.reads import TableReads
 from ding_store.buffer.table.shape import TableShape
-from ding_store.copying import copy_past_caches
+from ding_store.copying import MIN_BYTES, copy_past_caches
 from ding_store.errors import SchemaMismatch
 
 #: More copies than these take longer than one that looks at each slot.
@@ -210,7 +210,11 @@ class Table(TableReads, TableShape):
                 continue
             for begin, end in runs:
                 first = int(slots[begin])
-                copy_past_caches(column[first : first + end - begin], values[begin:end])
+                target, source = column[first : first + end - begin], values[begin:end]
+                if target.nbytes < MIN_BYTES:
+                    target[...] = source
+                else:
+                    copy_past_caches(target, source)
 
 
 def is_run(slots: Array) -> bool:
