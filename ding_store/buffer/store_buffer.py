@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 import numpy as np
 from ding.data.buffer import Buffer, BufferedData, apply_middleware
 
+from ding_store.buffer import served
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.batch import Batch
 from ding_store.buffer.compat import IndexView, StorageView
@@ -21,7 +22,6 @@ from ding_store.buffer.sampling.rate_limiter import RateLimiter
 from ding_store.buffer.sampling.samplers import Sampler, Uniform
 from ding_store.buffer.saving import files
 from ding_store.buffer.sequence_sampling import SequenceSampling
-from ding_store.buffer.served import ServedPriorities, ServedUses, served
 from ding_store.buffer.table.base import Columns
 from ding_store.buffer.table.choices import (
     Sampled,
@@ -333,12 +333,12 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             Middleware between the calls and the buffer, the first one outermost. Of DI-engine's, those that keep
             tables of their own are served by the buffer's samplers, which know of every row that leaves.
         """
-        self._middleware.append(served(func, self))
+        served.use(self._middleware, func, self)
         return self
 
     def _tell_served(self) -> None:
         for middleware in self._middleware:
-            if isinstance(middleware, (ServedPriorities, ServedUses)):
+            if isinstance(middleware, (served.ServedPriorities, served.ServedUses)):
                 middleware.loaded()
 
     def check(self) -> List[str]:
@@ -450,7 +450,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             if self._priorities is not None and twin._priorities is not None:
                 twin._priorities.load_state(self._priorities.state())
             for own, copied in zip(self._middleware, twin._middleware):
-                if isinstance(own, ServedPriorities):
+                if isinstance(own, served.ServedPriorities):
                     copied.loaded()
                     copied.sampler.load_state(own.sampler.state())
         return twin
