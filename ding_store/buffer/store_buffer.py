@@ -22,7 +22,7 @@ from ding_store.buffer.sampling.rate_limiter import RateLimiter
 from ding_store.buffer.sampling.samplers import Sampler, Uniform
 from ding_store.buffer.saving import files
 from ding_store.buffer.sequence_sampling import SequenceSampling
-from ding_store.buffer.table.base import Columns
+from ding_store.buffer.table.base import Columns, checked_capacity
 from ding_store.buffer.table.choices import (
     Sampled,
     by_rows,
@@ -79,8 +79,8 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         super().__init__(size=size)
         self.sliced = sliced
         self._uniform = Uniform(seed)
-        self._elements = Elements(size, path, fsync)
-        self._sample_with(sampler or self._uniform)
+        self._elements = Elements(checked_capacity(size, 'size'), path, fsync)
+        self._sample_with(self._uniform if sampler is None else sampler)
         self._prefetch = None if prefetch == 0 else Prefetch(prefetch, self.table)
         self.limiter: Optional[RateLimiter] = None
         if limiter is not None:
@@ -321,8 +321,10 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         Overview:
             Let this limiter make samples and inserts wait from now on, as if the buffer were made with it.
         Raises:
-            - ConfigError: The buffer is too small for it.
+            - ConfigError: The buffer is too small for it, or it is none.
         """
+        if not isinstance(limiter, RateLimiter):
+            raise ConfigError(f'limiter ({limiter!r}) must be a RateLimiter')
         limiter.attach(self.count, int(self.size), self._sampler)
         self.limiter = limiter
         self._keep_counts()

@@ -16,7 +16,7 @@ from ding.utils.data import default_collate
 from elements import number, transition
 from torch.utils.data import DataLoader
 
-from ding_store.buffer import StoreBuffer
+from ding_store.buffer import Prioritized, RateLimiter, StoreBuffer, limited
 from ding_store.errors import ConfigError, CorruptPayload, NotEnoughData, RowGone, SchemaMismatch
 
 
@@ -337,7 +337,7 @@ def test_a_data_loader_reads_it(buffer: StoreBuffer) -> None:
 
 @pytest.mark.parametrize('size', [0, -3, 1.5, None])
 def test_bad_size(size: Any) -> None:
-    with pytest.raises(ConfigError, match='capacity'):
+    with pytest.raises(ConfigError, match=r'size \(.*\) must be an integer >= 1'):
         StoreBuffer(size)
 
 
@@ -394,3 +394,13 @@ def test_own_seed() -> None:
     first = draws()
     np.random.seed(1)
     assert draws() == first
+
+
+@pytest.mark.parametrize('bad', ['uniform', 0, Prioritized, RateLimiter(1)])
+def test_what_is_no_sampler_is_named(bad: Any, buffer: StoreBuffer) -> None:
+    for make in (lambda: StoreBuffer(5, sampler=bad), lambda: buffer.view(bad), lambda: limited(bad, 1)):
+        with pytest.raises(ConfigError, match=r'sampler \(.*\) must be a sampler, such as'):
+            make()
+    with pytest.raises(ConfigError, match=r'limiter \(.*\) must be a RateLimiter'):
+        StoreBuffer(5, limiter=Prioritized())
+    assert len(buffer.sample(3)) == 3

@@ -8,9 +8,10 @@ import numpy as np
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.table.rows import RowIndex
-from ding_store.errors import NotEnoughData
+from ding_store.errors import ConfigError, NotEnoughData
 
 
+@runtime_checkable
 class Sampler(Protocol):
     """
     Overview:
@@ -123,6 +124,17 @@ class Uniform:
 def not_enough(size: int, count: int, what: str = 'records') -> NotEnoughData:
     """The shortage, in the words that DI-engine's buffers use."""
     return NotEnoughData(f'There are less than {size} {what} in buffer({count})')
+
+
+def check_is_sampler(sampler: Any) -> None:
+    """
+    Overview:
+        Whether this is a sampler.
+    Raises:
+        - ConfigError: It is none.
+    """
+    if isinstance(sampler, type) or not isinstance(sampler, Sampler):
+        raise ConfigError(f'sampler ({sampler!r}) must be a sampler, such as Prioritized()')
 
 
 def generators_of(sampler: Any) -> List[np.random.RandomState]:
