@@ -8,7 +8,7 @@ import numpy as np
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.sampling.pending import PendingSlots
-from ding_store.buffer.sampling.samplers import not_enough
+from ding_store.buffer.sampling.samplers import is_within, not_enough
 from ding_store.buffer.sampling.sum_tree import SumTree
 from ding_store.buffer.table.choices import as_rows
 from ding_store.buffer.table.rows import EMPTY, RowIndex, RowListener
@@ -46,11 +46,11 @@ class Prioritized(RowListener):
         seed: Optional[int] = None,
     ) -> None:
         for name, value in (('alpha', alpha), ('beta', beta), ('beta_end', beta_end)):
-            if not 0 <= value <= 1:
+            if not is_within(value, 0, 1):
                 raise ConfigError(f'{name} ({value!r}) must be in [0, 1]')
-        if not 0 <= epsilon < 1:
+        if not is_within(epsilon, 0) or epsilon >= 1:
             raise ConfigError(f'epsilon ({epsilon!r}) must be in [0, 1)')
-        if not beta_anneal_steps >= 0:
+        if not is_within(beta_anneal_steps, 0):
             raise ConfigError(f'beta_anneal_steps ({beta_anneal_steps!r}) must be >= 0')
         self._alpha, self._epsilon = float(alpha), float(epsilon)
         self._beta_start, self._beta_end, self._anneal_steps = float(beta), float(beta_end), beta_anneal_steps
@@ -404,7 +404,7 @@ def mixed_priority(td_errors: Any, eta: float = 0.9) -> Array:
     Returns:
         - priority (:obj:`np.ndarray`): ``(B,)``, float64.
     """
-    if not 0 <= eta <= 1:
+    if not is_within(eta, 0, 1):
         raise ConfigError(f'eta ({eta!r}) must be in [0, 1]')
     errors = np.abs(np.asarray(td_errors, np.float64))
     if errors.ndim != 2 or not len(errors):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from typing import Any, Dict, List, Mapping, Optional, Protocol, runtime_checkable
 
 import numpy as np
@@ -135,6 +137,11 @@ def check_is_sampler(sampler: Any) -> None:
     """
     if isinstance(sampler, type) or not isinstance(sampler, Sampler):
         raise ConfigError(f'sampler ({sampler!r}) must be a sampler, such as Prioritized()')
+
+
+def is_within(value: Any, least: float, most: float = math.inf) -> bool:
+    """Whether it is a number, and in this range."""
+    return isinstance(value, numbers.Real) and least <= float(value) <= most
 
 
 def generators_of(sampler: Any) -> List[np.random.RandomState]:
