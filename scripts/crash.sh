@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Kill processes that write to a buffer with a path, load into it, clear it or sample it: at 2000 random moments, and at
-# every line of what is rare. Minutes.
+# every line of what is rare. Half an hour; DING_STORE_KILLS=100 DING_STORE_LINES=20 (every twentieth line) are minutes.
+# Says after every 50 kills how far it is. Arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export DING_STORE_KILLS="${DING_STORE_KILLS:-2000}" DING_STORE_LINES="${DING_STORE_LINES:-1}"
-exec scripts/test.sh --timeout 3600 tests/buffer/test_durable*.py tests/buffer/test_{clear,load,packed}_crash.py "$@"
+exec scripts/test.sh -s --timeout 3600 tests/buffer/test_durable*.py tests/buffer/test_{clear,load,packed}_crash.py "$@"

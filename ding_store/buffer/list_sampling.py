@@ -29,7 +29,8 @@ from ding_store.buffer.table.choices import (
     check_sample_arguments,
     split,
 )
-from ding_store.errors import NotEnoughData, SchemaMismatch
+from ding_store.columns import Schema
+from ding_store.errors import NotEnoughData
 
 logger = logging.getLogger(__name__)
 
@@ -175,12 +176,15 @@ class ListSampling:
         if sample_range is not None:
             options['sample_range'] = sample_range
         items = self.sample(size, **options)
-        if not isinstance(items[0].data, ttorch.Tensor):
-            raise SchemaMismatch(f'elements of type {type(items[0].data).__name__} make no batch behind middleware')
-        weights = [item.meta.get('priority_IS') for item in items]
+        data, weights = [item.data for item in items], [item.meta.get('priority_IS') for item in items]
+        if isinstance(data[0], ttorch.Tensor):
+            batch = ttorch_collate(data)
+        else:
+            schema = Schema.infer(data)
+            batch = schema.decode_batch(schema.encode(data))
         return Batch(
-            ttorch_collate([item.data for item in items]),
+            batch,
             np.array([int(item.index) for item in items], np.int64),
-            lambda: [item.data for item in items],
+            lambda: data,
             None if None in weights else np.array(weights, np.float32),
         )

@@ -11,7 +11,7 @@ from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.sampling.fifo import Fifo
 from ding_store.buffer.sampling.limits import Limited
 from ding_store.buffer.sampling.rate_limiter import RateLimiter
-from ding_store.buffer.sampling.samplers import PrioritySampler, Sampler
+from ding_store.buffer.sampling.samplers import PrioritySampler, Sampler, check_is_sampler
 from ding_store.buffer.table.table import Keep
 from ding_store.errors import PriorityError
 
@@ -64,6 +64,7 @@ class Priorities:
             self.limiter.keep(record, lambda: table.next_row - home.num_skipped)
 
     def _attach(self, sampler: Sampler) -> None:
+        check_is_sampler(sampler)
         sampler.attach(self._elements.table.index)
         if isinstance(sampler, Limited):
             sampler.bind(self._elements)

@@ -76,7 +76,8 @@ class SequenceSampling:
         index = self._elements.sequences.index(groupby, done)
         elements, draw, ahead = self._elements, self._uniform.draw, self._prefetch
 
-        by_priority = self._sampler if isinstance(self._sampler, SequencePrioritized) else None
+        sampler = self._sampler.sampler if isinstance(self._sampler, Limited) else self._sampler
+        by_priority = sampler if isinstance(sampler, SequencePrioritized) else None
 
         def choose() -> Union[SequenceChoice, PrioritizedSequenceChoice]:
             if by_priority is not None:

@@ -3,41 +3,56 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 import torch
 from ding.data.buffer import BufferedData
 from ding.data.buffer.middleware import PriorityExperienceReplay
 
+from ding_store.buffer.arrays import Array
+from ding_store.buffer.list_sampling import Samples
 from ding_store.buffer.sampling.prioritized import Prioritized
+from ding_store.buffer.sequences.group_runs import GroupRuns
+from ding_store.buffer.table.choices import check_sample_arguments, split
+from ding_store.buffer.table.rows import RowIndex
 from ding_store.errors import ConfigError, NotEnoughData
 
 #: What DI-engine's middleware adds to updated priorities.
 _EPSILON = 1e-5
 #: Counts of rows that are gone, which nobody minds.
 _FEW = 64
-#: What DI-engine's PriorityExperienceReplay must not be around, and why.
-_NOT_INSIDE = {
-    'staleness_check': 'would take rows out that are drawn already',
-    'sample_range_view': 'would come after the draw, which it is to restrict',
-}
+#: What staleness_check wants in every meta.
+_COLLECTED = 'train_iter_data_collected'
+#: The arguments of a sample behind its size, in their places.
+_OPTIONS = ('indices', 'replace', 'sample_range', 'ignore_insufficient', 'groupby', 'unroll_len')
+#: What is outside of DI-engine's PriorityExperienceReplay whenever it is used: it says what may be drawn, or looks at
+#: the groups that were, where inside there are elements, drawn already.
+_OUTSIDE = ('staleness_check', 'sample_range_view', 'group_sample', 'padding')
 
 
-def served(middleware: Callable, buffer_: Any) -> Callable:
+def use(chain: List[Callable], middleware: Callable, buffer_: Any) -> None:
     """
     Overview:
-        What does the same as this middleware, also where rows leave without it, or come twice, or others are around it;
-        else itself.
+        Add a middleware to those that are used, or what does the same also where rows leave without it, or come twice,
+        or others are around it.
     Raises:
-        - ConfigError: It cannot be inside of a PriorityExperienceReplay that is used already.
+        - ConfigError: It cannot be inside of the PriorityExperienceReplay that is used already.
     """
     name = _name_of(middleware)
-    if name in _NOT_INSIDE and any(isinstance(each, PriorityExperienceReplay) for each in buffer_._middleware):
+    drawn_at = [place for place, each in enumerate(chain) if isinstance(each, PriorityExperienceReplay)]
+    if not drawn_at or name not in _OUTSIDE:
+        chain.append(_served(middleware, name, buffer_))
+    elif isinstance(chain[drawn_at[0]], ServedPriorities):
+        chain.insert(drawn_at[0], _served(middleware, name, buffer_))
+    else:
         raise ConfigError(
-            f'{name} is used inside of PriorityExperienceReplay, but {_NOT_INSIDE[name]}: '
+            f'{name} is used inside of PriorityExperienceReplay, which draws before it: '
             f'use({name}(...)) before use(PriorityExperienceReplay(...))'
         )
+
+
+def _served(middleware: Callable, name: str, buffer_: Any) -> Callable:
     if type(middleware) is PriorityExperienceReplay and _is_possible(middleware):
         return ServedPriorities(middleware, buffer_)
     if name == 'use_time_check':
@@ -45,6 +60,8 @@ def served(middleware: Callable, buffer_: Any) -> Callable:
         return ServedUses(_inside(need_delete, 'max_use'), buffer_)
     if name == 'sample_range_view':
         return ServedRange(_inside(middleware, 'sample_range'))
+    if name == 'staleness_check':
+        return ServedAge(middleware, _inside(middleware, 'sample', 'max_staleness'), buffer_)
     return middleware
 
 
@@ -53,6 +70,8 @@ class ServedPriorities(PriorityExperienceReplay):
 
     def __init__(self, settings: PriorityExperienceReplay, buffer_: Any) -> None:
         self.buffer, self.IS_weight, self.max_priority = buffer_, settings.IS_weight, settings.max_priority
+        self.priority_power_factor = settings.priority_power_factor
+        self.IS_weight_anneal_train_iter = settings.IS_weight_anneal_train_iter
         self.sampler = Prioritized(
             alpha=settings.priority_power_factor,
             beta=settings.IS_weight_power_factor,
@@ -70,30 +89,67 @@ class ServedPriorities(PriorityExperienceReplay):
         self.sampler.insert(np.array([int(buffered.index)]), values)
         return buffered
 
-    def sample(self, chain: Callable, size: int, *args: Any, **kwargs: Any) -> List[BufferedData]:
-        if args or kwargs.get('groupby') or kwargs.get('indices') or kwargs.get('unroll_len'):
-            raise TypeError(
-                'PriorityExperienceReplay draws elements by their priorities: no groupby, indices or unroll_len with '
-                'it; sample_sequences() of a view without middleware draws groups'
-            )
-        kwargs.pop('replace', None)
-        index, ignore = self.buffer.table.index, kwargs.pop('ignore_insufficient', False)
+    @property
+    def IS_weight_power_factor(self) -> float:  # noqa: N802  DI-engine's name
+        """How much of the bias of priorities is corrected now."""
+        return self.sampler.beta
+
+    def sample(self, chain: Callable, size: Optional[int] = None, *args: Any, **kwargs: Any) -> Samples:
+        options = {**dict(zip(_OPTIONS, args)), **kwargs}
+        if options.get('indices'):
+            read: Samples = chain(size, **options)
+            return read  # For which nothing is drawn.
+        groupby, unroll_len, limits = (options.pop(name, None) for name in ('groupby', 'unroll_len', 'sample_range'))
+        replace, ignore = (options.pop(name, False) for name in ('replace', 'ignore_insufficient'))
+        num_drawn, _ = check_sample_arguments(size, options.pop('indices', None), groupby, unroll_len, limits)
         try:
-            with self.buffer._sampling(size):
-                with index.lock:
-                    slots = self.sampler.choose(index, size, True, kwargs.pop('sample_range', None))
-                    weights = self.sampler.weigh(slots) if self.IS_weight else None
-                    rows = index.row_of_slot[slots]
-                items: List[BufferedData] = chain(indices=[str(row) for row in rows.tolist()], **kwargs)
+            with self.buffer._sampling(num_drawn):
+                index = self.buffer.table.index
+                if groupby is None:
+                    rows, weights = self._draw(index, num_drawn, limits)
+                    lengths = None
+                else:
+                    rows, weights, lengths = self._draw_groups(index, num_drawn, groupby, unroll_len, replace, limits)
+                items: List[BufferedData] = chain(indices=[str(row) for row in rows.tolist()], **options)
         except NotEnoughData:
             if ignore:
                 return []
             raise
-        for item, weight in zip(items, [] if weights is None else weights.tolist()):
-            # Of this sample alone: written past the row's own meta, which would keep it.
-            dict.__setitem__(item.meta, 'priority_IS', weight)
-            item.data['priority_IS'] = torch.tensor([weight], dtype=torch.float32)
-        return items
+        if self.IS_weight:
+            for item, weight in zip(items, weights.tolist()):
+                # Of this sample alone: written past the row's own meta, which would keep it.
+                dict.__setitem__(item.meta, 'priority_IS', weight)
+                item.data['priority_IS'] = torch.tensor([weight], dtype=torch.float32)
+        return items if lengths is None else split(items, lengths)
+
+    def _draw(self, index: RowIndex, size: int, limits: Optional[slice]) -> Tuple[Array, Array]:
+        """Rows ``(size,)`` and their weights."""
+        with index.lock:
+            slots = self.sampler.choose(index, size, True, limits)
+            return index.row_of_slot[slots], self.sampler.weigh(slots)
+
+    def _draw_groups(
+        self,
+        index: RowIndex,
+        size: int,
+        groupby: str,
+        unroll_len: Optional[int],
+        replace: bool,
+        limits: Optional[slice],
+    ) -> Tuple[Array, Array, List[int]]:
+        """
+        Rows of ``size`` groups, which come in proportion to the masses of all their rows, or of ``size`` runs of
+        ``unroll_len`` rows, in proportion to that of the row at which each begins; a weight for each row, and how many
+        rows each has.
+        """
+        elements = self.buffer._elements
+        with elements.table.write_lock, index.lock:
+            slots = index.slots_by_age()[limits or slice(None)].astype(np.intp)
+            runs = GroupRuns(elements.metas.groups(groupby), slots, unroll_len or None, self.buffer.sliced)
+            chosen, weights = self.sampler.choose_sets(runs.slots, runs.run_of_slot, size, replace)
+            rows = [index.row_of_slot[runs.slots_of(run)] for run in chosen.tolist()]
+        lengths = [len(each) for each in rows]
+        return np.concatenate(rows), np.repeat(weights, lengths), lengths
 
     def update(
         self, chain: Callable, index: str, data: Any = None, meta: Any = None, *args: Any, **kwargs: Any
@@ -113,6 +169,15 @@ class ServedPriorities(PriorityExperienceReplay):
     def clear(self, chain: Callable) -> None:
         self.max_priority = 1.0
         chain()
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Everything that draws depend on."""
+        return {'max_priority': self.max_priority, 'sampler': self.sampler.state()}
+
+    def load_state_dict(self, _state_dict: Dict[str, Any], deepcopy: bool = False) -> None:
+        """Go on from a ``state_dict`` of a buffer with the same elements."""
+        self.sampler.load_state(_state_dict['sampler'])
+        self.max_priority = _state_dict['max_priority']
 
     def loaded(self) -> None:
         """The buffer has other rows, or another table, or has some already: their metas say their priorities."""
@@ -136,7 +201,7 @@ class ServedUses:
     def __call__(self, action: str, chain: Callable, *args: Any, **kwargs: Any) -> Any:
         result = chain(*args, **kwargs)
         if action == 'sample':
-            self._count([item for each in result for item in (each if isinstance(each, list) else [each])])
+            self._count(_items_of(result))
         return result
 
     def _count(self, items: List[BufferedData]) -> None:
@@ -163,6 +228,32 @@ class ServedUses:
         self._counts = {str(row): count for row, count in zip(rows.tolist(), uses)}
 
 
+class ServedAge:
+    """staleness_check: rows leave that were collected too many iterations ago; no element is read for it."""
+
+    def __init__(self, middleware: Callable, max_staleness: float, buffer_: Any) -> None:
+        self._middleware, self._max_staleness, self._buffer = middleware, max_staleness, buffer_
+
+    def __call__(self, action: str, chain: Callable, *args: Any, **kwargs: Any) -> Any:
+        if action != 'sample':
+            return self._middleware(action, chain, *args, **kwargs)
+        if 'train_iter_sample_data' not in kwargs:
+            # By its name it may come with any arguments in their places, else it is the first of them.
+            if not args:
+                raise TypeError('staleness_check needs train_iter_sample_data=<iteration> at every sample')
+            kwargs['train_iter_sample_data'], args = args[0], args[1:]
+        return self._sample(chain, kwargs.pop('train_iter_sample_data'), args, kwargs)
+
+    def _sample(self, chain: Callable, now: int, args: Tuple[Any, ...], options: Dict[str, Any]) -> Samples:
+        rows, collected = self._buffer._elements.metas.values_of(_COLLECTED)
+        self._buffer.delete([str(row) for row, at in zip(rows.tolist(), collected) if now - at > self._max_staleness])
+        result: Samples = chain(*args, **options)
+        for item in _items_of(result):
+            # Of this sample alone: written past the row's own meta, which would keep it.
+            dict.__setitem__(item.meta, 'staleness', now - item.meta[_COLLECTED])
+        return result
+
+
 class ServedRange:
     """sample_range_view: with all other arguments of the sample."""
 
@@ -173,6 +264,12 @@ class ServedRange:
         if action == 'sample':
             kwargs['sample_range'] = self._range
         return chain(*args, **kwargs)
+
+
+def _items_of(result: Samples) -> List[BufferedData]:
+    """Of a sample, of groups, too; without what they are padded with."""
+    items = [item for each in result for item in (each if isinstance(each, list) else [each])]
+    return [item for item in items if item.index is not None]
 
 
 def _name_of(middleware: Callable) -> str:

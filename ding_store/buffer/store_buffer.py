@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 import numpy as np
 from ding.data.buffer import Buffer, BufferedData, apply_middleware
 
+from ding_store.buffer import served
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.batch import Batch
 from ding_store.buffer.compat import IndexView, StorageView
@@ -21,8 +22,7 @@ from ding_store.buffer.sampling.rate_limiter import RateLimiter
 from ding_store.buffer.sampling.samplers import Sampler, Uniform
 from ding_store.buffer.saving import files
 from ding_store.buffer.sequence_sampling import SequenceSampling
-from ding_store.buffer.served import ServedPriorities, ServedUses, served
-from ding_store.buffer.table.base import Columns
+from ding_store.buffer.table.base import Columns, checked_capacity
 from ding_store.buffer.table.choices import (
     Sampled,
     by_rows,
@@ -79,8 +79,8 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         super().__init__(size=size)
         self.sliced = sliced
         self._uniform = Uniform(seed)
-        self._elements = Elements(size, path, fsync)
-        self._sample_with(sampler or self._uniform)
+        self._elements = Elements(checked_capacity(size, 'size'), path, fsync)
+        self._sample_with(self._uniform if sampler is None else sampler)
         self._prefetch = None if prefetch == 0 else Prefetch(prefetch, self.table)
         self.limiter: Optional[RateLimiter] = None
         if limiter is not None:
@@ -321,8 +321,10 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         Overview:
             Let this limiter make samples and inserts wait from now on, as if the buffer were made with it.
         Raises:
-            - ConfigError: The buffer is too small for it.
+            - ConfigError: The buffer is too small for it, or it is none.
         """
+        if not isinstance(limiter, RateLimiter):
+            raise ConfigError(f'limiter ({limiter!r}) must be a RateLimiter')
         limiter.attach(self.count, int(self.size), self._sampler)
         self.limiter = limiter
         self._keep_counts()
@@ -333,12 +335,12 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             Middleware between the calls and the buffer, the first one outermost. Of DI-engine's, those that keep
             tables of their own are served by the buffer's samplers, which know of every row that leaves.
         """
-        self._middleware.append(served(func, self))
+        served.use(self._middleware, func, self)
         return self
 
     def _tell_served(self) -> None:
         for middleware in self._middleware:
-            if isinstance(middleware, (ServedPriorities, ServedUses)):
+            if isinstance(middleware, (served.ServedPriorities, served.ServedUses)):
                 middleware.loaded()
 
     def check(self) -> List[str]:
@@ -450,7 +452,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             if self._priorities is not None and twin._priorities is not None:
                 twin._priorities.load_state(self._priorities.state())
             for own, copied in zip(self._middleware, twin._middleware):
-                if isinstance(own, ServedPriorities):
+                if isinstance(own, served.ServedPriorities):
                     copied.loaded()
                     copied.sampler.load_state(own.sampler.state())
         return twin

@@ -18,7 +18,7 @@ from .encode import splitter
 from .infer import infer, merge_all, refusal
 from .json_form import from_json, to_json
 from .merge import NotColumnar, merge
-from .nodes import Node, leaf_names
+from .nodes import Node, Positional, Unrolled, leaf_names
 
 #: Of what ``to_json`` gives; another one is refused.
 FORMAT = 1
@@ -75,6 +75,25 @@ class Schema:
         """
         root = merge(self._root, other._root)
         return self if root == self._root else Schema(root)
+
+    @property
+    def is_list(self) -> bool:
+        """Whether an element is a list."""
+        return _items_of(self._root) is not None
+
+    def check_items(self, other: Schema) -> None:
+        """
+        Overview:
+            Of two schemas of lists: whether the items of the other are built as those of this one, if these are all
+            built alike. How many there are, and what of them is None, may differ.
+        Raises:
+            - SchemaMismatch: They are not; names the path.
+        """
+        try:
+            item = merge_all(_items_of(self._root) or ())
+        except SchemaMismatch:
+            return
+        merge_all([item, *(_items_of(other._root) or ())])
 
     def columns(self) -> Dict[str, Tuple[np.dtype, Tuple[int, ...]]]:
         """What storage allocates per row: name -> (dtype, shape), presence columns included."""
@@ -230,6 +249,13 @@ def _root_of(element: Any) -> Node:
         return infer(element)
     except RecursionError as e:
         raise refusal(element, '', 'it is nested too deeply, or contains itself') from e
+
+
+def _items_of(root: Node) -> Optional[Tuple[Node, ...]]:
+    """What the items of a list are; None for what is no list."""
+    if isinstance(root, Unrolled):
+        return (root.item,)
+    return root.items if isinstance(root, Positional) and root.kind == 'list' else None
 
 
 def _column_in(columns: Columns, column: Column, first: int, last: int) -> np.ndarray:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any, List, Optional
 
+from ditk import logging
+
 from ding_store.buffer.sampling.rate_limiter import RateLimiter
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, NotEnoughData, StoreTimeout
@@ -73,6 +75,12 @@ def pace_of(config: StoreConfig, cfg: Any) -> Optional[Pace]:
     least = max(config.min_size_to_sample, batch_size)
     largest = sys.maxsize if ratio is None else max(1, int(tolerance / ratio))
     return Pace(least, ratio, tolerance, largest, batch_size, timeout_s=0.0)
+
+
+def warn_of_no_pace(config: StoreConfig, reason: str) -> None:
+    """What the flag's block says of the ratio has no effect, if it says anything."""
+    if config.samples_per_insert is not None or config.min_size_to_sample > 1:
+        logging.warning(f'ding_store: store.samples_per_insert and min_size_to_sample are ignored: {reason}')
 
 
 class PacedFeed:

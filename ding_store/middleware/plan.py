@@ -7,6 +7,8 @@ from typing import Any, Callable, Dict, List, Optional
 from ding.framework import Task
 from ditk import logging
 
+from ding_store.middleware.pace import warn_of_no_pace
+
 #: Our middleware that reads or writes no trajectories between the exchanger and the pusher.
 HARMLESS = '__ding_store_harmless__'
 #: Our pusher's way for whole columns, ``(schema, arrays, commit, meta) -> None``; what it pushes into, a ``Replay``.
@@ -70,6 +72,7 @@ class Plan:
             return
         pushers = [i for i, middleware in enumerate(following) if hasattr(middleware, PUSH_COLUMNS)]
         if not pushers:
+            warn_of_no_pace(exchanger._session.config, 'no data_pusher of the store follows the exchanger')
             return
         pusher = following[pushers[0]]
         self._to_pusher = following[: pushers[0] + 1]

@@ -20,7 +20,7 @@ from ding_store.buffer.store_buffer import Batch, StoreBuffer
 from ding_store.checkpoint import CheckpointDir
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, NotEnoughData
-from ding_store.middleware.pace import pace_of
+from ding_store.middleware.pace import pace_of, warn_of_no_pace
 from ding_store.middleware.plan import PUSH_COLUMNS, REPLAY, Replay
 from ding_store.middleware.position import is_of_run
 from ding_store.middleware.session import Session
@@ -125,7 +125,7 @@ def _keep_pace(config: StoreConfig, cfg: Any, buffer_: Buffer) -> None:
     else:
         buffer_.limit_with(pace)
         return
-    logging.warning(f'ding_store: store.samples_per_insert and min_size_to_sample are ignored: {reason}')
+    warn_of_no_pace(config, reason)
 
 
 def _push_whole(

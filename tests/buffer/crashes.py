@@ -7,6 +7,7 @@ import os
 import random
 import select
 import signal
+import sys
 import time
 import traceback
 import zlib
@@ -24,6 +25,8 @@ T = TypeVar('T', bound='Opened')
 CAPACITY = 200
 MAX_CHUNK = 40
 PAYLOAD = 2000
+
+_SAY_EVERY = 50
 
 #: Words that the worker shares with whoever kills it: what it knows to be done.
 PUSHED, DELETED, UPDATED, CURSOR = range(4)
@@ -243,6 +246,9 @@ def crash_repeatedly(
     for number in itertools.count():
         if number >= kills and reached(words):
             break
+        if number and number % _SAY_EVERY == 0:
+            # Shown by ``scripts/crash.sh`` only, which is silent for minutes otherwise.
+            sys.stderr.write(f'{worker.__name__}: {number} of {kills} kills\n')
         assert number < kills or time.monotonic() < deadline, f'{number} kills, and none was late enough'
         child = Child(lambda tell, seed=seed + number: worker(str(path), words, seed).run(tell))
         child.wait_until_told()

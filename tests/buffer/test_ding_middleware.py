@@ -53,9 +53,12 @@ def test_staleness_check_removes_what_is_stale() -> None:
     for i in range(100):
         buffer.push(transition(i), meta={'train_iter_data_collected': i // 2})
     # Iterations 0 .. 24 are older than 10 at iteration 35.
-    assert {number(item.data) for item in buffer.sample(size=50, train_iter_sample_data=35)} == set(range(50, 100))
+    items = buffer.sample(size=50, train_iter_sample_data=35)
+    assert {number(item.data) for item in items} == set(range(50, 100))
     assert buffer.count() == 50
-    assert buffer[0].meta == {'train_iter_data_collected': 25, 'staleness': 10}
+    for item in items:
+        iteration = number(item.data) // 2
+        assert item.meta == {'train_iter_data_collected': iteration, 'staleness': 35 - iteration}
 
 
 def test_clone_object() -> None:

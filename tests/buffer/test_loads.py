@@ -1,5 +1,6 @@
 """Loads that fail: whatever is wrong has a name, and the buffer is as it was, also when it is opened again."""
 
+import contextlib
 import shutil
 from pathlib import Path
 from typing import Any, List
@@ -46,6 +47,25 @@ def test_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
     buffer.load_data(name)
     assert contents(buffer) == contents(small)
     buffer.close()
+
+
+def test_a_table_opens_on_a_full_disk(small_disk: Path) -> None:
+    path, filler = str(small_disk / 'table'), small_disk / 'filler'
+    with contextlib.closing(filled_in(small_disk / 'table')) as buffer:
+        expected = contents(buffer)
+    for is_full in (True, False):
+        if is_full:
+            with open(filler, 'wb', buffering=0) as file, contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(4096))
+        with contextlib.closing(StoreBuffer(300, path=path)) as buffer:
+            assert contents(buffer) == expected
+            assert buffer.check() == []
+            if is_full:
+                with pytest.raises(NotEnoughSpace):
+                    buffer.push(transition(10), {'text': 'x' * (2 << 20)})
+                assert contents(buffer) == expected
+                filler.unlink()
 
 
 def test_episodes_for_which_there_is_no_room_leave_none_taken(tmp_path: Path, small_disk: Path) -> None:

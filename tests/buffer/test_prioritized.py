@@ -247,14 +247,15 @@ def test_updates_take_what_array_there_is(numba: str, monkeypatch: pytest.Monkey
 
 
 def test_bad_settings() -> None:
-    for options in (dict(alpha=-0.1), dict(alpha=float('nan')), dict(beta=1.1), dict(beta_end=2.0)):
+    for options in (dict(alpha=-0.1), dict(alpha=float('nan')), dict(alpha='x'), dict(beta=1.1), dict(beta_end=None)):
         with pytest.raises(ConfigError, match=next(iter(options))):
             Prioritized(**options)
-    for options in (dict(epsilon=-1.0), dict(beta_anneal_steps=-1)):
+    for options in (dict(epsilon=-1.0), dict(epsilon=1), dict(beta_anneal_steps=-1), dict(beta_anneal_steps='1')):
         with pytest.raises(ConfigError, match=next(iter(options))):
             Prioritized(**options)
-    with pytest.raises(ConfigError, match='sort_every'):
-        RankPrioritized(sort_every=0)
+    for sort_every in (0, '9'):
+        with pytest.raises(ConfigError, match='sort_every'):
+            RankPrioritized(sort_every=sort_every)
     sampler = attached(table_of(3))
     with pytest.raises(ConfigError, match='one table'):
         sampler.attach(table_of(3).index)

@@ -46,6 +46,10 @@ def test_the_ratio_holds_within_the_tolerance() -> None:
         dict(min_size_to_sample=1, samples_per_insert=0),
         dict(min_size_to_sample=1, samples_per_insert=-1.0),
         dict(min_size_to_sample=1, samples_per_insert=float('nan')),
+        dict(min_size_to_sample=1, samples_per_insert=float('inf')),
+        dict(min_size_to_sample=1, samples_per_insert='2'),
+        dict(min_size_to_sample=1, samples_per_insert=4, error_buffer='9'),
+        dict(min_size_to_sample=1, timeout_s=None),
         dict(min_size_to_sample=1, max_sample=0),
         dict(min_size_to_sample=1, timeout_s=-1),
         dict(min_size_to_sample=1, samples_per_insert=4, error_buffer=float('nan')),
@@ -80,7 +84,7 @@ def test_what_can_deadlock_is_refused_with_its_numbers() -> None:
         RateLimiter(1, max_sample=64).await_can_sample(65)
 
 
-def can_deadlock(least: int, ratio: int, error: int, max_insert: int, batch: int, times: Optional[int]) -> bool:
+def can_deadlock(least: int, ratio: float, error: int, max_insert: int, batch: int, times: Optional[int]) -> bool:
     """
     Whether the largest insert and the largest batch can wait for each other, by looking at all states: rows inserted
     and rows sampled; of a queue that gives each row once what was sampled cannot come again. Inserts never wait where
@@ -130,6 +134,24 @@ def test_exactly_what_can_deadlock_is_refused(
     stuck = can_deadlock(least, ratio, error, max_insert, batch, 1 if is_queue else None)
     # What the limiter alone refuses it does whatever the sampler is.
     assert refused == stuck or (is_queue and refused)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    least=st.integers(1, 8),
+    quarters=st.integers(1, 12),
+    error=st.integers(1, 16),
+    max_insert=st.integers(1, 4),
+    batch=st.integers(1, 10),
+)
+def test_no_broken_ratio_that_can_deadlock_is_taken(
+    least: int, quarters: int, error: int, max_insert: int, batch: int
+) -> None:
+    try:
+        RateLimiter(least, quarters / 4, error, max_insert, batch)
+    except ConfigError:
+        return
+    assert not can_deadlock(least, quarters / 4, error, max_insert, batch, None)
 
 
 def test_a_minimal_size_below_the_batch() -> None:

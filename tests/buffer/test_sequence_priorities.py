@@ -75,6 +75,30 @@ def test_priorities_pushed_before_their_sequence_is_whole() -> None:
     assert buffer.sampler.priorities_of(np.array([8, 20])) == pytest.approx([8.0, 1000.0])
 
 
+@pytest.mark.parametrize('prefetch', [0, 2])
+def test_below_a_limit_of_age(prefetch: int, tmp_path: Path) -> None:
+    for life in range(2):
+        sampler = SequencePrioritized(alpha=1.0, epsilon=0.0, seed=0)
+        limits = limited(sampler, max_age=1, version='version')
+        buffer = StoreBuffer(200, sampler=limits, prefetch=prefetch, path=str(tmp_path))
+        if life == 0:
+            for version in range(4):
+                rows = np.arange(30 * version, 30 * version + 30)
+                buffer.extend({'env': rows % 3, 'version': rows // 30, 'done': rows < 0}, priority=np.ones(30))
+            # Of what is young enough 90, and 40, which leaves with its version.
+            buffer.update_priorities(np.array([40, 90]), [100.0, 1000.0])
+        for newest in (3, 4) if life == 0 else (4,):
+            buffer.sampler.set_version(newest)
+            for _ in range(4):
+                batch = buffer.sample_sequences(8, LENGTH, 'env')
+                assert batch.rows.min() >= 30 * (newest - 1)
+                assert (batch.rows[0] == 90).mean() > 0.5
+                assert batch.weights.shape == (8,)
+        assert buffer.count() == 30
+        assert buffer.sampler.sampler.priorities_of(np.array([40, 90])) == pytest.approx([np.nan, 1000.0], nan_ok=True)
+        buffer.close()
+
+
 def test_new_starts_get_the_largest_priority_and_gone_ones_are_counted() -> None:
     buffer = filled(30, size=40)
     batch = buffer.sample_sequences(4, LENGTH, 'env', burn_in=1)
@@ -155,7 +179,7 @@ def test_misuse() -> None:
     assert other.sample_sequences(2, LENGTH + 1, 'env').rows.shape == (LENGTH + 1, 2)
     with pytest.raises(PriorityError):
         buffer.update_priorities(np.arange(2), [1.0, np.nan])
-    with pytest.raises(ConfigError, match='draws sequences'):
+    with pytest.raises(ConfigError, match='share them'):
         limited(SequencePrioritized(), max_times_sampled=1)
     with pytest.raises(NotEnoughData, match='less than 500'):
         buffer.sample_sequences(500, LENGTH, 'env')

@@ -2,15 +2,19 @@
 
 import copy
 from collections import Counter
+from itertools import permutations
 from pathlib import Path
 from typing import Any, Callable, Dict
 
 import numpy as np
 import pytest
+import torch
 from ding.data import DequeBuffer
 from ding.data.buffer.middleware import (
     PriorityExperienceReplay,
     clone_object,
+    group_sample,
+    padding,
     sample_range_view,
     staleness_check,
     use_time_check,
@@ -18,7 +22,7 @@ from ding.data.buffer.middleware import (
 from elements import number, transition
 
 from ding_store.buffer import Fifo, RateLimiter, StoreBuffer
-from ding_store.errors import ConfigError, PriorityError, StoreTimeout
+from ding_store.errors import ConfigError, NotEnoughData, PriorityError, StoreTimeout
 
 
 def made(*makers: Callable, count: int = 40, size: int = 40, kind: type = StoreBuffer) -> Any:
@@ -34,7 +38,6 @@ def per(buffer: Any, power: float = 0.6) -> Any:
     return PriorityExperienceReplay(buffer, IS_weight=True, priority_power_factor=power)
 
 
-#: In this order, the outermost first.
 MIDDLEWARE: Dict[str, Callable] = {
     'clone': lambda buffer: clone_object(),
     'stale': lambda buffer: staleness_check(buffer, max_staleness=30),
@@ -42,13 +45,14 @@ MIDDLEWARE: Dict[str, Callable] = {
     'per': per,
     'use': lambda buffer: use_time_check(buffer, max_use=3),
 }
-PAIRS = [(a, b) for i, a in enumerate(MIDDLEWARE) for b in list(MIDDLEWARE)[i:]]
+#: The outermost first.
+ORDERS = [names for many in (1, 2, 3) for names in permutations(MIDDLEWARE, many)]
 
 
-@pytest.mark.parametrize('names', PAIRS, ids=lambda names: '-'.join(names))
-def test_pairs_against_a_model(names: tuple) -> None:
+@pytest.mark.parametrize('names', ORDERS, ids=lambda names: '-'.join(names))
+def test_all_orders_against_a_model(names: tuple) -> None:
     np.random.seed(0)
-    buffer, uses = made(*[MIDDLEWARE[name] for name in sorted(set(names), key=list(MIDDLEWARE).index)]), Counter()
+    buffer, uses = made(*[MIDDLEWARE[name] for name in names]), Counter()
     alive = set(range(40))
     for _ in range(6):
         options: Dict[str, Any] = {}
@@ -59,8 +63,7 @@ def test_pairs_against_a_model(names: tuple) -> None:
             newest = set(sorted(alive)[20:]) if len(alive) > 20 else set()
         if ('range' in names and len(newest) < 8) or len(alive) < 8:
             break
-        # staleness_check takes its number in the first place.
-        items = buffer.sample(size=8, **options) if 'stale' in names else buffer.sample(8)
+        items = buffer.sample(8, **options)
         got = [number(item.data) for item in items]
         assert set(got) <= (newest if 'range' in names else alive)
         uses.update(got)
@@ -74,13 +77,138 @@ def test_pairs_against_a_model(names: tuple) -> None:
         assert {number(item.data) for item in buffer} == alive
 
 
-@pytest.mark.parametrize('power', [0.6, 1.5])
-@pytest.mark.parametrize(('name', 'inner'), [('stale', 'staleness_check'), ('range', 'sample_range_view')])
-def test_what_cannot_be_inside_of_priorities(name: str, inner: str, power: float) -> None:
-    buffer = made(lambda buffer: per(buffer, power))
-    with pytest.raises(ConfigError, match=rf'{inner} is used inside of PriorityExperienceReplay.*before'):
+@pytest.mark.parametrize('name', ['stale', 'range'])
+def test_what_cannot_be_inside_of_priorities_that_are_not_served(name: str) -> None:
+    buffer = made(lambda buffer: per(buffer, 1.5))
+    with pytest.raises(ConfigError, match='is used inside of PriorityExperienceReplay.*before'):
         buffer.use(MIDDLEWARE[name](buffer))
     assert len(buffer.sample(8)) == 8
+
+
+@pytest.mark.parametrize('arguments', [(45, 8), (45,)])
+def test_a_staleness_comes_first_or_by_its_name(arguments: tuple) -> None:
+    buffer = made(MIDDLEWARE['stale'])
+    buffer.table.take = None  # which would read those that are only looked through
+    with pytest.raises(TypeError, match='train_iter_sample_data'):
+        buffer.sample(size=8)
+    with pytest.raises(NotEnoughData):
+        buffer.sample(26, train_iter_sample_data=45)
+    assert len(buffer.sample(*arguments, **({} if len(arguments) == 2 else {'size': 8}))) == 8
+    del buffer.table.take
+    twin = copy.deepcopy(buffer)
+    assert len(twin.sample(20, train_iter_sample_data=50)) == 20
+    assert (twin.count(), buffer.count()) == (20, 25)
+
+
+GROUPED: Dict[str, Callable] = {
+    'stale': MIDDLEWARE['stale'],
+    'pad': lambda buffer: padding(),
+    'part': lambda buffer: group_sample(size_in_group=3),
+    'per': per,
+    'use': MIDDLEWARE['use'],
+}
+
+
+GROUPED_ORDERS = [names for many in (2, 3) for names in permutations(GROUPED, many)]
+
+
+@pytest.mark.parametrize('names', GROUPED_ORDERS, ids=lambda names: '-'.join(names))
+def test_groups_in_all_orders(names: tuple) -> None:
+    np.random.seed(0)
+    buffer = made(*[GROUPED[name] for name in names])
+    options: Dict[str, Any] = {'train_iter_sample_data': 45} if 'stale' in names else {}
+    oldest = 15 if 'stale' in names else 0
+    for _ in range(2):
+        groups = buffer.sample(3, groupby='priority', **options)
+        assert [{item.meta['i'] % 4 for item in group} for group in groups] == [
+            {group[0].meta['i'] % 4} for group in groups
+        ]
+        assert all(item.meta['i'] >= oldest and number(item.data) == item.meta['i'] for g in groups for item in g)
+        if 'part' in names:
+            assert [len(group) for group in groups] == [3, 3, 3]
+        elif 'pad' in names:
+            assert len({len(group) for group in groups}) == 1
+        for group in groups if 'per' in names else []:
+            assert len({item.data['priority_IS'].item() for item in group}) == 1
+        if 'use' in names:
+            break  # Groups that were used up have left.
+    assert all(item.meta['i'] >= oldest for item in buffer)
+
+
+def test_groups_come_in_proportion_to_their_masses() -> None:
+    np.random.seed(0)
+    buffer, counts, weights = made(lambda buffer: per(buffer, 1.0), count=0), Counter(), {}
+    for i in range(40):
+        buffer.push(transition(i), meta={'i': i, 'group': i % 4, 'priority': 1.0 + i % 4})
+    beta = buffer._middleware[0].IS_weight_power_factor
+    for group in buffer.sample(2000, groupby='group', replace=True):
+        assert [item.meta['i'] for item in group] == list(range(group[0].meta['group'], 40, 4))
+        counts[group[0].meta['group']] += 1
+        weights[group[0].meta['group']] = group[0].meta['priority_IS']
+    assert [counts[group] / 200 for group in range(4)] == pytest.approx([1, 2, 3, 4], abs=0.02)
+    assert [weights[group] for group in range(4)] == pytest.approx([(1 + group) ** -beta for group in range(4)])
+    assert [len(group) for group in buffer.sample(3, groupby='group', sample_range=slice(-8, None))] == [2, 2, 2]
+    assert buffer.sample(5, groupby='group', ignore_insufficient=True) == []
+    with pytest.raises(NotEnoughData, match='less than 5 records/groups'):
+        buffer.sample(5, groupby='group')
+
+
+@pytest.mark.parametrize('sliced', [False, True])
+def test_runs_come_in_proportion_to_the_masses_of_their_starts(sliced: bool) -> None:
+    np.random.seed(0)
+    buffer, counts = StoreBuffer(40, sliced=sliced), Counter()
+    buffer.use(per(buffer, 1.0))
+    for i in range(14):
+        # Of group 0 rows 0, 2 ... 12; of group 1 rows 1, 3 ... 13.
+        buffer.push(transition(i), meta={'i': i, 'group': i % 2, 'priority': 1.0 + i})
+    for group in buffer.sample(4000, groupby='group', unroll_len=3, replace=True):
+        first = group[0].meta['i']
+        assert [item.meta['i'] for item in group] == [first, first + 2, first + 4]
+        counts[first] += 1
+    if sliced:
+        # Each row stands for its slice; the last slice ends with the group.
+        masses = {0: 1 + 3 + 5, 6: 7 + 9 + 11, 8: 13, 1: 2 + 4 + 6, 7: 8 + 10 + 12, 9: 14}
+    else:
+        masses = {first: 1 + first for first in range(10)}
+    total = sum(masses.values())
+    assert set(counts) == set(masses)
+    assert all(counts[first] / 4000 == pytest.approx(mass / total, abs=0.004) for first, mass in masses.items())
+
+
+def test_reads_by_index_draw_nothing() -> None:
+    buffer = made(per)
+    items = buffer.sample(indices=['3', '5'])
+    assert [number(item.data) for item in items] == [3, 5]
+    assert all('priority_IS' not in item.meta for item in items)
+
+
+def test_priorities_have_a_state() -> None:
+    """DI-engine's asks for what it does not have."""
+    buffer, twin = made(per), made(per)
+    for item in buffer.sample(8):
+        buffer.update(item.index, meta={'priority': 7.0})
+    twin._middleware[0].load_state_dict(buffer._middleware[0].state_dict())
+    assert twin._middleware[0].max_priority == buffer._middleware[0].max_priority > 7
+    assert twin._middleware[0].IS_weight_power_factor == buffer._middleware[0].IS_weight_power_factor > 0.4
+    drawn = []
+    for each in (buffer, twin):
+        np.random.seed(2)
+        drawn.append([(item.index, item.meta['priority_IS']) for item in each.sample(8)])
+    assert drawn[0] == drawn[1]
+
+
+def test_a_batch_of_dicts_behind_middleware() -> None:
+    np.random.seed(0)
+    buffer = StoreBuffer(40)
+    buffer.use(per(buffer))
+    for i in range(40):
+        buffer.push({'obs': torch.full((4,), float(i)), 'at': (i, 1.5 * i), 'done': i % 2 == 1})
+    batch = buffer.sample_batch(8)
+    plain = buffer.view().gather_batch(batch.rows)
+    assert batch.data.obs.tolist() == plain.data.obs.tolist()
+    assert batch.data.done.tolist() == plain.data.done.tolist() == [row % 2 == 1 for row in batch.rows.tolist()]
+    assert [each.tolist() for each in batch.data['at']] == [each.tolist() for each in plain.data['at']]
+    assert batch.data.priority_IS.tolist() == batch.weights.tolist()
 
 
 def test_a_range_takes_all_arguments() -> None:
@@ -126,8 +254,8 @@ def test_rows_that_leave_without_the_middleware(tmp_path: Path) -> None:
 
 def test_what_is_refused() -> None:
     buffer = made(per)
-    with pytest.raises(TypeError, match='no groupby'):
-        buffer.sample(2, groupby='i')
+    with pytest.raises(TypeError, match='unroll_len .2. needs groupby'):
+        buffer.sample(2, unroll_len=2)
     for bad in (-1.0, float('nan')):
         with pytest.raises(PriorityError):
             buffer.update('3', meta={'priority': bad})

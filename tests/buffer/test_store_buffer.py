@@ -4,7 +4,7 @@ import copy
 import logging
 from itertools import count
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Dict, Iterator
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from ding.utils.data import default_collate
 from elements import number, transition
 from torch.utils.data import DataLoader
 
-from ding_store.buffer import StoreBuffer
+from ding_store.buffer import Prioritized, RateLimiter, StoreBuffer, limited
 from ding_store.errors import ConfigError, CorruptPayload, NotEnoughData, RowGone, SchemaMismatch
 
 
@@ -220,6 +220,59 @@ def test_elements_that_differ_are_refused_and_nothing_is_lost() -> None:
     assert buffer.push(ttorch.as_tensor({'obs': torch.zeros(4)})).index == '2'
 
 
+@pytest.mark.parametrize('in_path', [False, True])
+@pytest.mark.parametrize(
+    ('first', 'wrong', 'message'),
+    [
+        ({'x': torch.zeros(3)}, [1, 2], 'the element: expected dict with keys .*, got list of length 2'),
+        (
+            {'x': torch.zeros(3)},
+            [{'x': torch.zeros(3)}],
+            'the element: expected dict with keys .*, got list of length 1',
+        ),
+        ({'x': torch.zeros(3)}, [], 'got list of length 0|no array'),
+        ({'x': torch.zeros(3)}, ['a'], 'cannot hold a str'),
+        (torch.zeros(3), [torch.zeros(3)] * 2, 'the element: expected float32'),
+        ([{'x': torch.zeros(3)}] * 4, [{'x': torch.zeros(5)}] * 4, r"'x': expected float32 \(3,\), got float32 \(5,\)"),
+        ([{'x': torch.zeros(3)}] * 4, [{'x': torch.zeros(5)}] * 6, r"'x': expected float32 \(3,\), got float32 \(5,\)"),
+        (
+            [{'x': torch.zeros(3)}] * 4,
+            [{'x': torch.zeros(3)}] * 2 + [{'x': torch.zeros(3, dtype=torch.int64)}],
+            'int64',
+        ),
+        ([{'x': torch.zeros(3)}] * 4, [{'y': torch.zeros(3)}], 'expected dict with keys'),
+    ],
+)
+def test_lists_that_differ_in_more_than_their_length_are_refused(
+    first: Any, wrong: Any, message: str, in_path: bool, tmp_path: Path
+) -> None:
+    buffer = StoreBuffer(9, path=str(tmp_path) if in_path else None)
+    buffer.extend_elements([first] * 3)
+    schema = buffer.schema
+    for push in (buffer.push, lambda element: buffer.extend_elements([first, element])):
+        with pytest.raises(SchemaMismatch, match=message):
+            push(wrong)
+        assert buffer.schema is schema
+        assert buffer.count() == 3
+    assert buffer.check() == []
+    buffer.close()
+
+
+@pytest.mark.parametrize('in_path', [False, True])
+def test_lists_may_differ_in_their_length_and_in_what_is_none(in_path: bool, tmp_path: Path) -> None:
+    buffer = StoreBuffer(9, path=str(tmp_path) if in_path else None)
+
+    def step(state: Any) -> Dict[str, Any]:
+        return {'x': torch.ones(3), 'state': state}
+
+    elements = [[step(None)] * 2, [step(None)], [step(torch.ones(2))] * 3, [step(None), step(torch.ones(2))] * 2]
+    for element in elements:
+        buffer.push(element)
+    assert [len(item.data) for item in buffer] == [2, 1, 3, 4]
+    assert buffer[2].data[0]['state'].tolist() == [1.0, 1.0]
+    buffer.close()
+
+
 @pytest.mark.parametrize('first_has_it', [True, False])
 def test_none_where_others_have_a_tensor(first_has_it: bool) -> None:
     buffer = StoreBuffer(6)
@@ -284,7 +337,7 @@ def test_a_data_loader_reads_it(buffer: StoreBuffer) -> None:
 
 @pytest.mark.parametrize('size', [0, -3, 1.5, None])
 def test_bad_size(size: Any) -> None:
-    with pytest.raises(ConfigError, match='capacity'):
+    with pytest.raises(ConfigError, match=r'size \(.*\) must be an integer >= 1'):
         StoreBuffer(size)
 
 
@@ -341,3 +394,13 @@ def test_own_seed() -> None:
     first = draws()
     np.random.seed(1)
     assert draws() == first
+
+
+@pytest.mark.parametrize('bad', ['uniform', 0, Prioritized, RateLimiter(1)])
+def test_what_is_no_sampler_is_named(bad: Any, buffer: StoreBuffer) -> None:
+    for make in (lambda: StoreBuffer(5, sampler=bad), lambda: buffer.view(bad), lambda: limited(bad, 1)):
+        with pytest.raises(ConfigError, match=r'sampler \(.*\) must be a sampler, such as'):
+            make()
+    with pytest.raises(ConfigError, match=r'limiter \(.*\) must be a RateLimiter'):
+        StoreBuffer(5, limiter=Prioritized())
+    assert len(buffer.sample(3)) == 3

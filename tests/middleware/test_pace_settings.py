@@ -6,13 +6,18 @@ import pytest
 
 pytest.importorskip('ding')
 
+from ding.data import DequeBuffer  # noqa: E402
+from ding.framework import task  # noqa: E402
 from easydict import EasyDict  # noqa: E402
 
+from ding_store.buffer import RateLimiter, StoreBuffer  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError, NotEnoughData, StoreTimeout  # noqa: E402
 from ding_store.middleware.pace import PacedFeed, pace_of  # noqa: E402
+from ding_store.middleware.plan import Plan  # noqa: E402
+from ding_store.middleware.replay import data_pusher  # noqa: E402
 
-CONFIG = EasyDict(policy=dict(learn=dict(batch_size=16)))
+CONFIG = EasyDict(policy=dict(learn=dict(batch_size=16), collect=dict(unroll_len=1)))
 
 
 def pace(**store):
@@ -92,3 +97,25 @@ def test_the_rest_of_a_run_is_inserted_whatever_the_ratio():
     assert not limiter.may_insert(8)
     limiter.end()
     limiter.await_can_insert(80)
+
+
+def test_what_has_no_effect_is_said(caplog):
+    """Outside of runs with roles, of other buffers, of two ratios, and where nothing of ours pushes."""
+    config = StoreConfig.from_block(dict(samples_per_insert=4.0, error_buffer=64.0))
+    own = StoreBuffer(100, limiter=RateLimiter(1))
+    with task.start():
+        for buffer_, reason in (
+            (StoreBuffer(100), 'runs with roles'),
+            (DequeBuffer(100), 'no StoreBuffer'),
+            (own, 'own'),
+        ):
+            data_pusher(CONFIG, buffer_, config=config)
+            assert reason in caplog.text
+            caplog.clear()
+        exchanger = SimpleNamespace(role='learner', _session=SimpleNamespace(config=config))
+        Plan(task, exchanger)
+        assert 'samples_per_insert and min_size_to_sample are ignored: no data_pusher' in caplog.text
+        caplog.clear()
+        exchanger._session.config = StoreConfig.from_block({})
+        Plan(task, exchanger)
+        assert not caplog.text

@@ -12,6 +12,7 @@ from ding_store.buffer.arrays import Array
 from ding_store.buffer.elements import packed
 from ding_store.buffer.elements.beside_columns import BesideColumns
 from ding_store.buffer.elements.flat import complete, fill_values, schema_of
+from ding_store.buffer.elements.lists import are_lists, check_lengths_alone_differ
 from ding_store.buffer.elements.metas import Meta, MetaStore
 from ding_store.buffer.elements.objects import ObjectColumn
 from ding_store.buffer.elements.packed import PackedColumn
@@ -383,8 +384,10 @@ class Elements(BesideColumns):
         except SchemaMismatch as e:
             if isinstance(e, NotColumnar):
                 self._refuse_objects(e)
-            elif not _are_lists(elements):
+            elif not are_lists(elements):
                 raise
+            else:
+                check_lengths_alone_differ(Schema.infer(elements[:1]), elements)
             self.start_objects()
         else:
             self.start(schema, schema.encode(elements[:1]))
@@ -398,8 +401,9 @@ class Elements(BesideColumns):
         try:
             self._adapt(Schema.infer(elements))
         except SchemaMismatch as e:
-            if not _are_lists(elements):
+            if not are_lists(elements) or not self.schema.is_list:
                 raise
+            check_lengths_alone_differ(self.schema, elements)
             if isinstance(e, NotColumnar):
                 self._refuse_objects(e)
             self._move_to_objects()
@@ -490,7 +494,3 @@ class Elements(BesideColumns):
 
     def _decode(self, columns: Columns) -> List[Any]:
         return self._schema.decode(columns) if self._schema is not None and columns else []
-
-
-def _are_lists(elements: Sequence[Any]) -> bool:
-    return all(type(element) is list for element in elements)

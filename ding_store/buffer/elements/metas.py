@@ -12,6 +12,7 @@ from ding_store.buffer.durability.journal import Journal
 from ding_store.buffer.elements import meta_form
 from ding_store.buffer.sequences.groups import Groups
 from ding_store.buffer.table.rows import RowIndex
+from ding_store.errors import NotEnoughSpace
 
 #: Values that are worth sharing: few different ones. Floats (priorities) nearly never are equal.
 _SHARED_TYPES = (int, str, bool, type(None))
@@ -114,15 +115,22 @@ class MetaStore:
         return bool(self._held or self._groups)
 
     def restore(self) -> None:
-        """Read what is on record of rows that live; the rest of it is dropped from the record."""
+        """Read what is on record of rows that live; the rest of it is dropped from the record, if there is room to."""
         if self._journal is None:
             return
+        has_unborn = False
         for record in self._journal.read():
             rows, meta = meta_form.decode(record)
             slots, found = self._index.find(rows)
+            has_unborn |= bool((rows >= self._index.next_row).any())
             for slot, row in zip(slots[found].tolist(), rows[found].tolist()):
                 self.put(slot, row, meta, record=False)
-        self._journal.rewrite(self._records())
+        try:
+            self._journal.rewrite(self._records())
+        except NotEnoughSpace:
+            # Metas of rows that left harm nobody; those of rows that a kill kept from coming would be others' later.
+            if has_unborn:
+                raise
 
     def encode(self, rows: Array, metas: Optional[Sequence[Optional[Mapping[Any, Any]]]]) -> List[bytes]:
         """

@@ -12,7 +12,7 @@ from ding_store.buffer.arrays import Array
 from ding_store.buffer.durability.kept import Kept
 from ding_store.buffer.durability.slot_values import SlotValues
 from ding_store.buffer.elements.elements import Elements
-from ding_store.buffer.sampling.samplers import PrioritySampler, Sampler, not_enough
+from ding_store.buffer.sampling.samplers import PrioritySampler, Sampler, check_is_sampler, not_enough
 from ding_store.buffer.sequences.sequence_priorities import SequencePrioritized
 from ding_store.buffer.table.rows import RowIndex, RowListener
 from ding_store.errors import ConfigError, SchemaMismatch
@@ -56,8 +56,12 @@ class Limited(RowListener):
             raise ConfigError('limited() needs max_times_sampled, max_age or both')
         if isinstance(sampler, Limited):
             raise ConfigError('limited() takes a sampler without limits: give it all limits at once')
-        if isinstance(sampler, SequencePrioritized):
-            raise ConfigError('limited() counts rows: it takes no SequencePrioritized, which draws sequences of them')
+        if isinstance(sampler, SequencePrioritized) and max_times_sampled is not None:
+            raise ConfigError(
+                f'max_times_sampled ({max_times_sampled}) counts rows one by one, but the sequences of a '
+                'SequencePrioritized share them: limit their max_age, or sample elements that are whole sequences'
+            )
+        check_is_sampler(sampler)
         self.sampler = sampler
         self.max_times_sampled, self.max_age, self.version = max_times_sampled, max_age, version
         #: Samples through this sampler take turns: what one of them uses up the next must not get.

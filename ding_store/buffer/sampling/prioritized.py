@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 import numpy as np
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.sampling.pending import PendingSlots
-from ding_store.buffer.sampling.samplers import not_enough
+from ding_store.buffer.sampling.samplers import is_within, not_enough
 from ding_store.buffer.sampling.sum_tree import SumTree
 from ding_store.buffer.table.choices import as_rows
 from ding_store.buffer.table.rows import EMPTY, RowIndex, RowListener
@@ -46,11 +46,11 @@ class Prioritized(RowListener):
         seed: Optional[int] = None,
     ) -> None:
         for name, value in (('alpha', alpha), ('beta', beta), ('beta_end', beta_end)):
-            if not 0 <= value <= 1:
+            if not is_within(value, 0, 1):
                 raise ConfigError(f'{name} ({value!r}) must be in [0, 1]')
-        if not 0 <= epsilon < 1:
+        if not is_within(epsilon, 0) or epsilon >= 1:
             raise ConfigError(f'epsilon ({epsilon!r}) must be in [0, 1)')
-        if not beta_anneal_steps >= 0:
+        if not is_within(beta_anneal_steps, 0):
             raise ConfigError(f'beta_anneal_steps ({beta_anneal_steps!r}) must be >= 0')
         self._alpha, self._epsilon = float(alpha), float(epsilon)
         self._beta_start, self._beta_end, self._anneal_steps = float(beta), float(beta_end), beta_anneal_steps
@@ -121,6 +121,26 @@ class Prioritized(RowListener):
         weights = np.empty(len(slots), np.float32)
         tree.kernels.weigh(tree.masses, np.ascontiguousarray(slots, np.int64), tree.smallest, exponent, weights)
         return weights
+
+    def choose_sets(self, slots: Array, set_of_slot: Array, size: int, replace: bool) -> Tuple[Array, Array]:
+        """
+        Overview:
+            Sets of rows, each in proportion to the sum of its rows' masses. O(len(slots)).
+        Arguments:
+            - slots (:obj:`np.ndarray`): Rows ``(n,)``, with the index locked.
+            - set_of_slot (:obj:`np.ndarray`): Which set each of them is in ``(n,)``: every number from 0 on.
+        Returns:
+            - chosen (:obj:`np.ndarray`): Sets ``(size,)``.
+            - weights (:obj:`np.ndarray`): As of ``weigh``, of sets instead of rows.
+        Raises:
+            - NotEnoughData: There are fewer sets than that (with ``replace``: none), or none with a priority.
+        """
+        self._pending.flush()
+        masses = np.bincount(set_of_slot, self._tree.masses[slots])
+        check_count(size, len(masses), replace, masses.sum(), 'records/groups')
+        chosen, exponent = self._pick(masses, size), -self.beta
+        self.step += 1
+        return chosen, ((masses[chosen] / masses[masses > 0].min()) ** exponent).astype(np.float32)
 
     def update(self, rows: Array, priority: Any) -> None:
         """
@@ -269,11 +289,17 @@ class Prioritized(RowListener):
 
     def _choose_within(self, slots: Array, size: int, replace: bool) -> Array:
         """The same among a few slots; O(len(slots))."""
-        running = np.cumsum(self._tree.masses[slots])
-        total = float(running[-1]) if len(running) else 0.0
-        check_count(size, len(slots), replace, total)
+        masses = self._tree.masses[slots]
+        check_count(size, len(slots), replace, masses.sum())
+        return slots[self._pick(masses, size)].astype(np.intp)
+
+    def _pick(self, masses: Array, size: int) -> Array:
+        """Places of some of these, in proportion to them."""
+        running = np.cumsum(masses)
+        total = float(running[-1])
         targets = np.minimum(self._targets(size, total), np.nextafter(total, 0.0))
-        return slots[np.searchsorted(running, targets, side='right')].astype(np.intp)
+        picked: Array = np.searchsorted(running, targets, side='right')
+        return picked
 
     def _put(self, rows: Array, priority: Any) -> int:
         """Returns how many of the rows are gone."""
@@ -361,11 +387,11 @@ def _as_floats(priority: Any, num_rows: int) -> Array:
     return values
 
 
-def check_count(size: int, count: int, replace: bool, total: float) -> None:
+def check_count(size: int, count: int, replace: bool, total: float, what: str = 'records') -> None:
     if count < (1 if replace else size):
-        raise not_enough(size, count)
+        raise not_enough(size, count, what)
     if not total > 0:
-        raise NotEnoughData(f'There are less than {size} records with a priority above 0 in buffer({count})')
+        raise NotEnoughData(f'There are less than {size} {what} with a priority above 0 in buffer({count})')
 
 
 def mixed_priority(td_errors: Any, eta: float = 0.9) -> Array:
@@ -378,7 +404,7 @@ def mixed_priority(td_errors: Any, eta: float = 0.9) -> Array:
     Returns:
         - priority (:obj:`np.ndarray`): ``(B,)``, float64.
     """
-    if not 0 <= eta <= 1:
+    if not is_within(eta, 0, 1):
         raise ConfigError(f'eta ({eta!r}) must be in [0, 1]')
     errors = np.abs(np.asarray(td_errors, np.float64))
     if errors.ndim != 2 or not len(errors):

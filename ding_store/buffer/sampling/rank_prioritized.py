@@ -8,6 +8,7 @@ import numpy as np
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.sampling.prioritized import Prioritized, moved
+from ding_store.buffer.sampling.samplers import is_within
 from ding_store.buffer.table.rows import EMPTY, RowIndex
 from ding_store.errors import ConfigError, PriorityError
 
@@ -43,7 +44,7 @@ class RankPrioritized(Prioritized):
         self._priorities: Array = np.empty(0)
         self._num_changes = 0
         super().__init__(alpha, beta, beta_end, beta_anneal_steps, epsilon=0.0, seed=seed)
-        if sort_every is not None and not sort_every >= 1:
+        if sort_every is not None and not is_within(sort_every, 1):
             raise ConfigError(f'sort_every ({sort_every!r}) must be >= 1')
         self._sort_every = sort_every
         self._start(1)

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterator, Mapping, Optional
 
 from ding_store.buffer.durability.commits import Record
 from ding_store.buffer.sampling.fifo import Fifo
-from ding_store.buffer.sampling.samplers import Sampler
+from ding_store.buffer.sampling.samplers import Sampler, is_within
 from ding_store.errors import ConfigError, NotEnoughData, StoreTimeout
 
 #: Of ratios such as 0.1: rounded the one way and the other, both sides could wait at the same point.
@@ -52,15 +52,16 @@ class RateLimiter:
         for name, value in (('min_size_to_sample', min_size_to_sample), ('max_insert', max_insert)):
             _check_count(name, value)
         _check_count('max_sample', max_sample)
-        if samples_per_insert is not None and not 0 < samples_per_insert < math.inf:
+        ratio = samples_per_insert
+        if ratio is not None and not (is_within(ratio, 0) and 0 < ratio < math.inf):
             raise ConfigError(f'samples_per_insert ({samples_per_insert!r}) must be a number > 0')
-        if not timeout_s >= 0:
+        if not is_within(timeout_s, 0):
             raise ConfigError(f'timeout_s ({timeout_s!r}) must be >= 0')
+        if not is_within(error_buffer, 0):
+            raise ConfigError(f'error_buffer ({error_buffer!r}) must be a number >= 0')
         self.min_size_to_sample, self.samples_per_insert = min_size_to_sample, samples_per_insert
         self.error_buffer, self.timeout_s = float(error_buffer), timeout_s
         self.max_insert, self.max_sample = max_insert, max_sample
-        if not error_buffer >= 0:
-            raise ConfigError(f'error_buffer ({error_buffer!r}) must be a number >= 0')
         self._check_deadlock()
         self.num_inserts = self.num_samples = 0
         self._changed = threading.Condition()

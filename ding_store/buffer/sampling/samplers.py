@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from typing import Any, Dict, List, Mapping, Optional, Protocol, runtime_checkable
 
 import numpy as np
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.table.rows import RowIndex
-from ding_store.errors import NotEnoughData
+from ding_store.errors import ConfigError, NotEnoughData
 
 
+@runtime_checkable
 class Sampler(Protocol):
     """
     Overview:
@@ -123,6 +126,22 @@ class Uniform:
 def not_enough(size: int, count: int, what: str = 'records') -> NotEnoughData:
     """The shortage, in the words that DI-engine's buffers use."""
     return NotEnoughData(f'There are less than {size} {what} in buffer({count})')
+
+
+def check_is_sampler(sampler: Any) -> None:
+    """
+    Overview:
+        Whether this is a sampler.
+    Raises:
+        - ConfigError: It is none.
+    """
+    if isinstance(sampler, type) or not isinstance(sampler, Sampler):
+        raise ConfigError(f'sampler ({sampler!r}) must be a sampler, such as Prioritized()')
+
+
+def is_within(value: Any, least: float, most: float = math.inf) -> bool:
+    """Whether it is a number, and in this range."""
+    return isinstance(value, numbers.Real) and least <= float(value) <= most
 
 
 def generators_of(sampler: Any) -> List[np.random.RandomState]:

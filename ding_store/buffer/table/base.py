@@ -236,13 +236,13 @@ class TableBase:
         return num_rows or 0
 
 
-def checked_capacity(capacity: Any) -> int:
+def checked_capacity(capacity: Any, name: str = 'capacity') -> int:
     """
     Raises:
         - ConfigError: It is no positive integer.
     """
     if isinstance(capacity, bool) or not isinstance(capacity, (int, np.integer)) or capacity < 1:
-        raise ConfigError(f'capacity ({capacity!r}) must be an integer >= 1')
+        raise ConfigError(f'{name} ({capacity!r}) must be an integer >= 1')
     return int(capacity)
 
 

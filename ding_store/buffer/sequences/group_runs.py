@@ -1,0 +1,51 @@
+"""The runs of rows that a draw of groups may give: whole groups, or so many rows of one that follow each other."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import numpy as np
+
+from ding_store.buffer.arrays import Array
+from ding_store.buffer.sequences.groups import Groups
+
+
+class GroupRuns:
+    """
+    Overview:
+        Each row stands for a run: its group, or that of ``unroll_len`` rows which begins with it, or, ``sliced``, the
+        slice that it is in, as GroupChoice cuts them. O(rows).
+    Members:
+        - slots (:obj:`np.ndarray`): Of the rows that stand for a run, ``(n,)``.
+        - run_of_slot (:obj:`np.ndarray`): Which one, ``(n,)``: every number from 0 on.
+    """
+
+    def __init__(self, groups: Groups, slots: Array, unroll_len: Optional[int], sliced: bool) -> None:
+        """
+        Arguments:
+            - slots (:obj:`np.ndarray`): Of all rows, by age.
+        """
+        slots = slots[groups.codes[slots] != Groups.NONE]
+        codes = groups.codes[slots]
+        order = np.argsort(codes, kind='stable')
+        #: By group, and there by age.
+        self._ordered = slots[order]
+        begins = np.flatnonzero(np.diff(codes[order], prepend=-1))
+        counts = np.diff(begins, append=len(slots))
+        begin, count = np.repeat(begins, counts), np.repeat(counts, counts)
+        place = np.arange(len(slots)) - begin
+        if unroll_len is None:
+            first, length = begin, count
+        else:
+            length = np.full(len(slots), unroll_len)
+            first = begin + (np.minimum(place // length * length, count - length) if sliced else place)
+        is_whole = (length <= count) & (first + length <= begin + count)
+        self.slots = self._ordered[is_whole]
+        self._firsts, at, self.run_of_slot = np.unique(first[is_whole], return_index=True, return_inverse=True)
+        self._lengths = length[is_whole][at]
+
+    def slots_of(self, run: int) -> Array:
+        """The rows of a run, by age."""
+        first = self._firsts[run]
+        rows: Array = self._ordered[first : first + self._lengths[run]]
+        return rows
