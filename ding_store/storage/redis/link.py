@@ -226,6 +226,10 @@ class Link:
         self._opener: Optional[threading.Thread] = None
         self._closed = threading.Event()
 
+    @property
+    def reconnect_timeout_s(self) -> float:
+        return self._options.reconnect_timeout_s
+
     def connect(self) -> str:
         """Connect now or say what is wrong, before long; returns the server's name and version."""
         return self.call('connect', lambda session: session.life.server, self._options.connect_timeout_s)

@@ -12,9 +12,10 @@ import os
 import threading
 import time
 import uuid
+from contextlib import suppress
 from typing import Any, Callable, ContextManager, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar
 
-from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed
+from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed, StoreError
 from ding_store.storage.base import OLDEST, START, Arrays, Buffer, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
 from ding_store.storage.exactly_once.outbox import Payload
 from ding_store.storage.exactly_once.writer import Writer, writer_id
@@ -44,6 +45,8 @@ from ding_store.storage.wire.parts import Parts
 from ding_store.storage.wire.value_parts import ValuePart
 
 MAX_PAYLOAD_BYTES = MAX_BYTES
+#: How long close() tries to reach a server that went away, since nobody else can bring what that forgot of us.
+LEAVE_S = 5.0
 _STREAM_PARTS = ('meta', 'log', 'sizes', 'room', 'readers', 'filled', 'planes')
 
 T = TypeVar('T')
@@ -329,8 +332,12 @@ class RedisStore(PlanedStore):
     def close(self) -> None:
         was_closed, self._closed = self._closed, True
         if not was_closed and self._pid == os.getpid():
+            is_kept = self._directory is not None  # in its append-only file: it need not be started to see
+            if not is_kept and self._writer.has_unacked and self._link.is_away():
+                with suppress(StoreError):
+                    self._link.call('close', lambda session: None, min(LEAVE_S, self._link.reconnect_timeout_s))
             with self._link.hasty():
-                self._writer.close(self._link.is_away)
+                self._writer.close(self._link.is_away, is_kept)
             self._unanswered.close()
             self._link.close()
 
