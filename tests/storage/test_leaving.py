@@ -230,6 +230,8 @@ def test_who_has_appended_his_last_announces_nothing_again(forgetful_server):
 def test_who_asks_makes_no_stream(redis_server):
     with RedisStore(redis_server.url, 'asked') as store, redis_server.client() as client:
         store.own_writer.check_stream('nothing')
+        store.want('nothing')
+        store.forget('nothing', 'reader')
         store.ack('nothing', 'reader', OLDEST)
         assert store.delete('nothing') is False
         assert client.keys('*asked*nothing*') == []

@@ -166,7 +166,7 @@ class RedisStore(PlanedStore):
         check_name('stream', stream)
         check_name('value', name)
         payload = encode_pieces(header, {})
-        if payload.num_bytes > INLINE_BYTES:
+        if payload.num_bytes > INLINE_BYTES or not self._values.has_seen(name):
             super().advance(stream, reader, entry_id, name, header)
             return
         self._enter()
@@ -177,7 +177,10 @@ class RedisStore(PlanedStore):
             return [ack, self._values.put_command(name, payload.sealed())]
 
         def note(replies: List[Any]) -> None:
-            if self._values.note(name, replies[1]):
+            is_published, is_first = self._values.note(name, replies[1])
+            if not is_published:
+                self.put(name, header, {})
+            elif is_first:
                 self._index('value', name, again=True)  # The server may have forgotten that, too.
 
         def again() -> None:
