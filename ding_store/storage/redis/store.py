@@ -36,7 +36,8 @@ from ding_store.storage.options import ALL_OPTIONS, check_name, redis_options, r
 from ding_store.storage.redis.appends import RedisAppends
 from ding_store.storage.redis.entries import RedisEntries
 from ding_store.storage.redis.info import read_counters, read_stream, read_streams, read_values
-from ding_store.storage.redis.link import Before, Command, Link, Session
+from ding_store.storage.redis.link import Before, Link, Session
+from ding_store.storage.redis.scripts import Command
 from ding_store.storage.redis.unanswered import Unanswered
 from ding_store.storage.redis.values import VALUE_PARTS, RedisValues
 from ding_store.storage.urls import check_url, directory_of, scheme_of
