@@ -88,7 +88,7 @@ class RedisStore(PlanedStore):
         self.address = self._link.address
         self.writer = writer_id()
         self._appends = RedisAppends(
-            self._call, self._script, self._key, self.writer, lambda stream: self._index('stream', stream, again=True)
+            self._call, self._script, self._key, self.writer, lambda stream, again: self._index('stream', stream, again)
         )
         self._writer = Writer(streams, self._appends.announce, self._wait_for_room, self._appends.fill)
         self.patience_s = max(PATIENCE_S, 1.5 * server.reconnect_timeout_s)
@@ -112,9 +112,13 @@ class RedisStore(PlanedStore):
     def append_payload(self, stream: str, payload: Payload, timeout_s: Optional[float] = None) -> EntryId:
         check_name('stream', stream)
         _check_size(f'entry of {stream!r}', payload.size)
-        self._enter()
-        self._index('stream', stream)
-        return self._writer.append(stream, payload, timeout_s)
+        self._enter(looks_around=False)
+        place = self._writer.append(stream, payload, timeout_s)
+        # Behind it: an append that finds no server says what became of its entry.
+        if not self.is_hasty:
+            with suppress(StoreError):
+                self._writer.check()
+        return place
 
     def read(self, stream: str, after: EntryId = OLDEST, max_entries: int = 64, timeout_s: float = 0.0) -> List[Entry]:
         return self._resolver.read(stream, after, max_entries, timeout_s)
@@ -350,7 +354,7 @@ class RedisStore(PlanedStore):
         url = self._url if self._directory is None else f'embedded://{os.path.dirname(self._directory)}'
         return _reopened, (url, self.run, self._options)
 
-    def _enter(self) -> None:
+    def _enter(self, looks_around: bool = True) -> None:
         """Before every call: this process's own connections, and nothing of ours forgotten by the server."""
         if self._closed:
             raise StoreClosed(f'the store at {self.address} was closed')
@@ -358,7 +362,7 @@ class RedisStore(PlanedStore):
             with self._fork_lock:
                 if self._pid != os.getpid():
                     self._begin()
-        if not self.is_hasty:
+        if looks_around and not self.is_hasty:
             self._writer.check()
 
     def _call(self, what: str, command: Callable[[Session], T]) -> T:
