@@ -412,6 +412,22 @@ def test_death_of_the_embedded_server_is_a_pause(tmp_path, victim):
         balanced(run.text)
 
 
+@pytest.mark.parametrize('plane', ['auto', 'off'])
+def test_a_server_that_comes_back_empty_is_a_pause(tmp_path, forgetful_server, plane):
+    """Writers announce again, readers and members make themselves known again, and the books balance."""
+    settings = f'store_options={{"host_plane": "{plane}"}}'
+    options, stop = ['--store', forgetful_server.url, '--set', settings], tmp_path / 'stop'
+    arguments = ['run', '--run', 'r', *options, '--roles', ROLES, *tiny(tmp_path / 'trace', '--until', stop)]
+    with job(ding_store(*arguments), tmp_path) as run:
+        for _ in range(2):
+            run.wait_for(lambda: last_trained(tmp_path) >= 100, 'training')
+            forgetful_server.restart()
+            train_on(run, tmp_path)
+        stop.touch()
+        assert run.wait() == 0, run.text
+        balanced(run.text)
+
+
 def test_a_server_at_its_maxmemory_is_a_pause(tmp_path, forgetful_server):
     options, stop = ['--store', forgetful_server.url, '--set', 'heartbeat_s=0.2'], tmp_path / 'stop'
     arguments = ['run', '--run', 'r', *options, '--roles', ROLES, *tiny(tmp_path / 'trace', '--until', stop)]

@@ -10,7 +10,10 @@ import pytest
 from processes import child
 
 from ding_store.errors import StoreClosed, StoreUnavailable
+from ding_store.storage import open_store
 from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.host import rings
+from ding_store.storage.host.mapped import PAGE
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 
@@ -124,6 +127,40 @@ def test_the_server_stays_away(forgetful_server):
         # What was not confirmed is kept, and comes before anything new.
         store.append(STREAM, {}, chunk(2))
         assert [number_of(entry) for entry in store.read(STREAM)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize('first', ['an append', 'nothing'])
+def test_an_append_that_finds_no_server_is_kept_whatever_it_would_do_first(forgetful_server, first):
+    """It may look after other streams, or tell the list of names: what it says of the entry is the same."""
+    with RedisStore(forgetful_server.url, 'run', reconnect_timeout_s=0.2, check_every_s=0.001) as store:
+        if first == 'an append':
+            store.append(STREAM, {}, chunk(0))
+        forgetful_server.kill()
+        for number in (1, 2):
+            with pytest.raises(StoreUnavailable):
+                store.append(STREAM, {}, chunk(number))
+        forgetful_server.start()
+        store.settle()
+        assert [number_of(entry) for entry in store.read(STREAM)] == ([0, 1, 2] if first == 'an append' else [1, 2])
+        assert list(store.info().streams) == [STREAM]
+
+
+def test_an_append_that_finds_no_server_and_a_full_ring_is_kept(own_server, tmp_path, monkeypatch):
+    monkeypatch.setattr(rings, 'FIRST_BYTES', PAGE)
+    options = dict(host_cache_dir=str(tmp_path), reconnect_timeout_s=0.2)
+    with open_store(own_server.url, 'run', **options) as store, open_store(own_server.url, 'run', **options) as other:
+        reader = Reader(other, STREAM, 'learner')
+        store.append(STREAM, {}, chunk(0))
+        for number in range(1, 5):
+            store.append(STREAM, {}, chunk(number, 300))
+        own_server.kill()
+        for number in range(5, 9):
+            with pytest.raises(StoreUnavailable):
+                store.append(STREAM, {}, chunk(number, 300))
+        own_server.start()
+        store.settle()
+        assert [number_of(entry) for entry in reader.read()] == list(range(9))
+        reader.ack()
 
 
 def test_close_ends_the_wait_for_a_server(forgetful_server):

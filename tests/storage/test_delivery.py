@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from redis_server import RedisServer
 
 from ding_store.errors import StoreTimeout, StoreUnavailable, StreamFull
+from ding_store.storage.exactly_once import losses
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.memory import Memory, MemoryStore
 from ding_store.storage.redis.store import RedisStore
@@ -287,3 +288,31 @@ def test_what_was_acked_before_a_crash_is_not_lost_after_it():
     far.ack()
     assert [number_of(entry) for entry in learner.read()] == [2]
     assert (learner.num_lost, far.num_lost) == (0, 0)
+
+
+@pytest.mark.parametrize('is_read', [False, True])
+def test_a_reader_that_is_forgotten_while_it_lives_is_known_again(monkeypatch, caplog, is_read):
+    """Else its acks would make no room: writers would wait for ever for a learner that an operator took for dead."""
+    monkeypatch.setattr(losses, 'LOOK_EVERY_S', 0.0)
+    with MemoryStore(max_pending_bytes=LIMIT) as store, store.another() as other:
+        reader, count = Reader(other, STREAM, 'learner'), 0
+        while True:
+            try:
+                store.append(STREAM, {}, chunk(count), timeout_s=0.0)
+            except StoreTimeout:
+                break
+            count += 1
+        seen = [number_of(entry) for entry in reader.read(count - 1)]
+        assert store.forget(STREAM, 'learner')
+        if is_read:
+            seen += [number_of(entry) for entry in reader.read()]
+        reader.ack()
+        seen += [number_of(entry) for entry in reader.read()]
+        reader.ack()
+        store.append(STREAM, {}, chunk(count), timeout_s=0.0)
+        assert [*seen, *(number_of(entry) for entry in reader.read())] == list(range(count + 1))
+        assert (reader.num_lost, reader.num_duplicates) == (0, 0)
+        assert caplog.text.count('was forgotten') == 1
+        reader.forget()
+        reader.read()
+        assert store.stream_info(STREAM).readers == {}, 'who leaves stays away'

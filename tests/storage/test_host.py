@@ -22,7 +22,7 @@ from redis_server import RedisServer
 from test_contract import damaged
 from test_delivery import STREAM, MemoryDelivery
 
-from ding_store.errors import ConfigError, CorruptPayload, ServerFull, StoreUnavailable
+from ding_store.errors import ConfigError, CorruptPayload, ServerFull, StoreUnavailable, StreamFull
 from ding_store.storage import open_store
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.host import planes, rings, values
@@ -442,24 +442,25 @@ def test_a_ring_stays_small_while_its_reader_keeps_up(opened, monkeypatch):
     assert files(writer) == [first]
 
 
-@pytest.mark.parametrize('what', ['_index', '_enter'])
+@pytest.mark.parametrize('what', ['append', '_enter'])
 def test_an_append_that_fails_leaves_no_hole_in_the_ring(opened, what):
     writer, near = opened(), opened()
     reader = Reader(near, 's', 'near')
     writer.append('s', {}, chunk(0))  # over the wire: it did not know its readers
     writer.append('s', {}, chunk(1))
     (ring,) = writer._rings['s']._rings
-    original = getattr(writer.store, what)
+    owner = writer.store._writer if what == 'append' else writer.store
+    original = getattr(owner, what)
 
-    def failing(*arguments):
+    def failing(*arguments, **options):
         if ring.num_held > 1:
-            raise StoreUnavailable('on purpose')
-        return original(*arguments)
+            raise StreamFull('on purpose')
+        return original(*arguments, **options)
 
-    setattr(writer.store, what, failing)
-    with pytest.raises(StoreUnavailable):
+    setattr(owner, what, failing)
+    with pytest.raises(StreamFull):
         writer.append('s', {}, chunk(2))
-    delattr(writer.store, what)
+    delattr(owner, what)
     assert [number_of(entry) for entry in reader.read()] == [0, 1]
     reader.ack()
     writer.store._writer.check_stream('s')

@@ -6,13 +6,16 @@ import multiprocessing
 import os
 import re
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 from needs import lacking
+from redis_server import RedisServer
 
 import ding_store
+from ding_store.errors import StoreUnavailable
 from ding_store.storage import open_store
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
@@ -92,6 +95,65 @@ def test_a_memory_disk_that_fills_up_costs_nothing(opened, small_disk):
     while len(seen) < total:
         read()
     assert (seen, reader.num_lost, planes) == (list(range(total)), 0, {'host', 'wire'})
+
+
+@pytest.fixture
+def stuck_server(redis_binary, tmp_path):
+    """Its last snapshot failed, as on a full disk: it takes no writes until ``heal``."""
+    gone = tmp_path / 'gone'
+    gone.mkdir()
+    with RedisServer(redis_binary, '--dir', str(gone)) as server, server.client() as client:
+        gone.rmdir()
+        client.config_set('save', '3600 1')
+
+        def fail():
+            client.set('x', 1)
+            client.bgsave()
+            eventually(lambda: client.info('persistence')['rdb_last_bgsave_status'] == 'err', 'it cannot write')
+
+        server.fail, server.heal = fail, lambda: client.config_set('stop-writes-on-bgsave-error', 'no')
+        yield server
+
+
+def test_a_server_whose_disk_is_full_is_waited_for(stuck_server, tmp_path, caplog):
+    """Whoever writes waits, the learner trains on, and nothing is appended twice."""
+    options = dict(run='run', host_cache_dir=str(tmp_path / 'cache'))
+    with open_store(stuck_server.url, **options) as writer, open_store(stuck_server.url, **options) as near:
+        reader = Reader(near, STREAM, 'learner')
+        for number in range(2):
+            writer.append(STREAM, {}, chunk(number))
+        near.put('news', {'at': 0}, {})
+        stuck_server.fail()
+        assert [number_of(entry) for entry in reader.read()] == [0, 1]
+        with near.hasty(), pytest.raises(StoreUnavailable, match='cannot write'):
+            reader.ack()
+        with near.hasty():
+            near.advance(STREAM, 'learner', reader.cursor, 'news', {'at': 1})  # whose reply is not waited for
+            with pytest.raises(StoreUnavailable, match='cannot write'):
+                near.settle()
+        with ThreadPoolExecutor() as pool:
+            appending = pool.submit(writer.append, STREAM, {}, chunk(2))
+            eventually(lambda: caplog.text.count('cannot write') == 2, 'each has said it')
+            stuck_server.heal()
+            appending.result(WAIT_S)
+        near.settle()
+        assert near.get('news').header == {'at': 1}
+        assert [number_of(entry) for entry in reader.read(timeout_s=WAIT_S)] == [2]
+        reader.ack()
+        assert (reader.num_lost, reader.num_duplicates) == (0, 0)
+        assert caplog.text.count('cannot write') == 2, 'once'
+
+
+def test_a_server_whose_disk_stays_full_is_named(stuck_server):
+    with open_store(stuck_server.url, 'run', reconnect_timeout_s=0.2) as store:
+        store.append(STREAM, {}, chunk(0))
+        stuck_server.fail()
+        for call in (lambda: store.append(STREAM, {}, chunk(1)), lambda: store.put('v', {}, {})):
+            with pytest.raises(StoreUnavailable, match='redis.sock cannot write.*MISCONF.*disk'):
+                call()
+        stuck_server.heal()
+        store.append(STREAM, {}, chunk(2))
+        assert [number_of(entry) for entry in store.read(STREAM)] == [0, 1, 2], 'it was kept, as where a reply is lost'
 
 
 def test_no_clock_that_jumps_is_asked():

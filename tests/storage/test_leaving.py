@@ -1,14 +1,18 @@
 """Who leaves brings what is left of his entries, but into no other run than his."""
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from embedded_helpers import kill
 
 from ding_store.errors import AppendUnsettled, StoreClosed, StoreError, StoreTimeout, StoreUnavailable
 from ding_store.storage import open_store
 from ding_store.storage.base import OLDEST
+from ding_store.storage.embedded.server import running
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.memory import MemoryStore
+from ding_store.storage.redis import store as redis_store
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 
@@ -101,6 +105,66 @@ def test_who_leaves_does_not_wait_for_a_server_that_is_away(forgetful_server, ca
     assert "closed with 1 entries of 'experience' not announced" in caplog.text
 
 
+def test_who_leaves_brings_what_a_server_forgot_while_nothing_was_asked_of_it(forgetful_server):
+    store = RedisStore(forgetful_server.url, 'run')
+    for number in range(3):
+        store.append(STREAM, {}, chunk(number))
+    forgetful_server.restart()
+    store.close()
+    with RedisStore(forgetful_server.url, 'run') as learner:
+        assert [number_of(entry) for entry in learner.read(STREAM)] == [0, 1, 2]
+
+
+def test_who_leaves_a_memory_that_forgot_brings_what_it_had_from_him():
+    with MemoryStore() as learner:
+        store = learner.another()
+        store.append(STREAM, {}, chunk(0))
+        learner.lose_memory()
+        store.close()
+        assert [number_of(entry) for entry in learner.read(STREAM)] == [0]
+
+
+def test_who_leaves_waits_a_moment_for_a_server_that_is_restarted(forgetful_server, monkeypatch):
+    monkeypatch.setattr(redis_store, 'LEAVE_S', WAIT_S)
+    store = RedisStore(forgetful_server.url, 'run')
+    store.append(STREAM, {}, chunk(0))
+    forgetful_server.kill()
+    with ThreadPoolExecutor() as pool:
+        closing = pool.submit(store.close)
+        eventually(lambda: store._link.is_away(), 'it is looked for')
+        forgetful_server.start()
+        closing.result(WAIT_S)
+    with RedisStore(forgetful_server.url, 'run') as learner:
+        assert [number_of(entry) for entry in learner.read(STREAM)] == [0]
+
+
+@pytest.mark.parametrize('is_acked', [False, True])
+def test_who_leaves_while_the_server_is_away_says_what_it_may_lose(forgetful_server, caplog, is_acked):
+    store = RedisStore(forgetful_server.url, 'run', reconnect_timeout_s=0.2)
+    store.register(STREAM, 'learner')
+    store.append(STREAM, {}, chunk(0))
+    place = store.append(STREAM, {}, chunk(1))
+    if is_acked:
+        store.ack(STREAM, 'learner', place)
+        store.own_writer.check(now=True)
+    forgetful_server.kill()
+    store.close()
+    assert ("closed with 2 entries of 'experience' that only" in caplog.text) is not is_acked
+
+
+def test_who_leaves_starts_no_server_to_see_what_it_has(tmp_path, caplog):
+    """Its file has what was accepted."""
+    store = RedisStore(f'embedded://{tmp_path}', 'run')
+    store.append(STREAM, {}, chunk(0))
+    kill(running(store._directory).supervisor_pid)
+    eventually(lambda: store.is_away, 'it dies with its supervisor')
+    store.close()
+    assert running(store._directory) is None
+    assert 'closed with' not in caplog.text
+    with RedisStore(f'embedded://{tmp_path}', 'run') as learner:
+        assert [number_of(entry) for entry in learner.read(STREAM)] == [0]
+
+
 @pytest.mark.parametrize('hears', [False, True])
 def test_who_leaves_writes_nothing_into_the_run_that_took_the_place_of_his(forgetful_server, hears):
     """What a run left that ended in order is cleared by the next: its streams go on counting."""
@@ -166,6 +230,8 @@ def test_who_has_appended_his_last_announces_nothing_again(forgetful_server):
 def test_who_asks_makes_no_stream(redis_server):
     with RedisStore(redis_server.url, 'asked') as store, redis_server.client() as client:
         store.own_writer.check_stream('nothing')
+        store.want('nothing')
+        store.forget('nothing', 'reader')
         store.ack('nothing', 'reader', OLDEST)
         assert store.delete('nothing') is False
         assert client.keys('*asked*nothing*') == []

@@ -130,11 +130,11 @@ def test_a_script_has_run_when_a_command_before_it_is_an_error(forgetful_server,
 
     with RedisStore(forgetful_server.url, 'run') as store:
         keys = [store._key('v', part) for part in VALUE_PARTS]
-        put, order = ('token', 0, -1, b'payload', '', ''), ('writer', 1)
+        put, known = ('token', 0, -1, b'payload', '', ''), ('writer', 1, '')
         session = store._link.call('look', lambda session: session)
-        session.run('put', keys, *put, *order)  # the server has the script
+        session.run('put', keys, *put, *known)  # the server has the script
         with pytest.raises(redis.ResponseError, match='syntax'):
-            session.run('put', keys, 'another', *put[1:3], b'new', '', '', 'writer', 2, before=before)
+            session.run('put', keys, 'another', *put[1:3], b'new', '', '', 'writer', 2, '', before=before)
         assert store._values.newest('v', 0, False).payload == b'new'
 
 

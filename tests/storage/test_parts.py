@@ -13,6 +13,7 @@ from ding_store.storage.redis import values as redis_values
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import chunk, eventually, number_of
 from ding_store.storage.wire import parts
+from ding_store.storage.wire.encoding import encode_pieces
 
 STREAM = 'experience'
 #: 3.2 MB: four parts.
@@ -210,10 +211,30 @@ def test_values_keep_the_version_before(store, client):
     store.put('weights', {}, chunk(9))
     assert num_parts(client) == 5
     assert number_of(store.get('weights')) == 9
-    with pytest.raises(VersionConflict):
-        store.put('weights', {}, chunk(1, LARGE), expected_version=3)
     store.delete('weights')
-    assert {client.ttl(key) > 0 for key in client.keys('*:part:*')} <= {True}
+    assert num_parts(client) == 0
+
+
+def test_a_put_in_vain_leaves_no_parts(store, client):
+    assert store.put('weights', {}, chunk(1, LARGE)) == 1
+    kept = sorted(client.keys('*:part:*'))
+    with pytest.raises(VersionConflict):
+        store.put('weights', {}, chunk(2, LARGE), expected_version=3)
+    assert sorted(client.keys('*:part:*')) == kept
+    with pytest.raises(VersionConflict):
+        store.put('nothing', {}, chunk(2, LARGE), expected_version=3)
+    assert sorted(client.keys('*:part:*')) == kept
+    assert number_of(store.get('weights')) == 1
+    assert store.put('weights', {}, chunk(3, LARGE), expected_version=1) == 2
+    assert number_of(store.get('weights')) == 3
+
+
+def test_a_fill_in_vain_leaves_no_parts(store, client):
+    assert store.put('weights', {}, chunk(1, LARGE)) == 1
+    kept = sorted(client.keys('*:part:*'))
+    assert not store.fill_version('weights', 7, encode_pieces({}, chunk(2, LARGE)))
+    assert sorted(client.keys('*:part:*')) == kept
+    assert number_of(store.get('weights')) == 1
 
 
 def test_a_value_replaced_while_it_is_fetched(store, client, monkeypatch):

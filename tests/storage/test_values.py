@@ -23,7 +23,8 @@ from ding_store.storage.host import slots, values
 from ding_store.storage.host.host_cache import HostCache
 from ding_store.storage.host.slots import SlotWriter
 from ding_store.storage.memory import MemoryStore
-from ding_store.storage.redis.link import Command, Session
+from ding_store.storage.redis.link import Session
+from ding_store.storage.redis.scripts import Command
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, eventually
 from ding_store.storage.wire.encoding import encode_pieces
@@ -636,7 +637,7 @@ def test_an_older_put_of_its_writer_that_expects_another_version_is_refused(redi
         assert [store.put('v', {}, {}), store.put('v', {}, {})] == [1, 2]
         session = store._link.call('look', lambda session: session)
         token, newest, _, payload, *rest = older.arguments
-        assert session.run('put', older.keys, token, newest, 1, payload, *rest) == [0, 2, 2]
+        assert session.run('put', older.keys, token, newest, 1, payload, *rest)[:3] == [0, 2, 2]
         store.clear()
 
 
@@ -663,7 +664,7 @@ def test_a_put_that_was_long_on_its_way_replaces_nothing_newer_of_its_writer(red
         for number in (1, 2):
             version = put(number)
         session = store._link.call('look', lambda session: session)
-        assert session.run(late.script, late.keys, *late.arguments) == [1, version, version - 1]
+        assert session.run(late.script, late.keys, *late.arguments)[:3] == [1, version, version - 1]
         assert (store.get('v').version, store.get('v').header) == (version, {'number': 2})
         assert put(3) == version + 1
         store.clear()

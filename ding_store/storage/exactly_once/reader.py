@@ -74,6 +74,7 @@ class Reader:
         self._cursor = store.register(stream, name, durable, start)
         self._outstanding: Optional[EntryId] = None  # the last entry returned, until it is acked
         self._acked = 0  # In this epoch, what the server remembers of our acks from before it lost its newest changes.
+        self._has_left = False
         self._said_lost = self._said_duplicates = self._said_corrupt = False
 
     @property
@@ -159,6 +160,7 @@ class Reader:
 
     def forget(self) -> bool:
         """Nothing waits for this reader any more; reading again makes it known anew only as a new Reader."""
+        self._has_left = True
         return self.store.forget(self.stream, self.name)
 
     def close(self) -> None:
@@ -182,7 +184,18 @@ class Reader:
     def _look_around(self) -> None:
         """Remember what writers have appended that we have not read: only so can its loss be counted."""
         if self._losses.is_time_to_look():
-            self._losses.look(self.store.stream_info(self.stream), self._cursor, self._marks)
+            stream = self.store.stream_info(self.stream)
+            self._losses.look(stream, self._cursor, self._marks)
+            is_known = stream is None or stream.epoch != self._cursor.epoch or self.name in stream.readers
+            if not is_known and not self._has_left:
+                self._come_back()
+
+    def _come_back(self) -> None:
+        """Somebody took us for dead. Acks of a reader that is not known make no room, and writers would wait for it."""
+        logger.warning('reader %r of %r was forgotten while it lives: it goes on', self.name, self.stream)
+        self.store.register(self.stream, self.name, self.durable)
+        if self._outstanding is None:
+            self.ack()
 
     def _take(self, entries: List[Entry]) -> List[Entry]:
         self._follow(entries[0].id)

@@ -155,6 +155,10 @@ class Writer:
         lane = self._lanes.get(stream)
         return len(lane.outbox) if lane else 0
 
+    @property
+    def has_unacked(self) -> bool:
+        return any(len(lane.outbox) for lane in self._all_lanes())
+
     def settle(self) -> None:
         """
         Overview:
@@ -168,21 +172,30 @@ class Writer:
         """From now on nothing is brought into a stream that was deleted: see ``Store.conclude``."""
         self._is_concluded = True
 
-    def close(self, is_away: Callable[[], bool]) -> None:
+    def close(self, is_away: Callable[[], bool], is_kept: bool = False) -> None:
         """
         Overview:
-            Settle what was left, in streams that are still those that we wrote to: the run may have been retired
-            meanwhile, and its name be free for the next.
+            Bring what the server does not have, in streams that are still those that we wrote to: the run may have been
+            retired meanwhile, and its name be free for the next.
         Arguments:
             - is_away (:obj:`Callable`): Whether the server is: to ask it anything might bring it back.
+            - is_kept (:obj:`bool`): Whether it comes back with what it has accepted.
         """
         self.conclude()
         for lane in self._all_lanes():
-            if lane.outbox.num_queued and not is_away():
+            outbox = lane.outbox
+            if len(outbox) and not is_away():
                 with suppress(StoreError):
                     self._check(lane)
-            if lane.outbox.num_left:
-                logger.warning('closed with %d entries of %r not announced', lane.outbox.num_left, lane.outbox.stream)
+            if outbox.num_left:
+                logger.warning('closed with %d entries of %r not announced', outbox.num_left, outbox.stream)
+            elif len(outbox) and not is_kept and is_away():
+                logger.warning(
+                    'closed with %d entries of %r that only the server has, which is away: they are lost if it comes '
+                    'back without them',
+                    len(outbox),
+                    outbox.stream,
+                )
 
     def _lane(self, stream: str) -> Lane:
         with self._lanes_lock:

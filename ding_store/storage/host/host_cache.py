@@ -7,9 +7,10 @@ import os
 import threading
 import time
 import zlib
+from contextlib import suppress
 from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence, Set, Tuple
 
-from ding_store.errors import ConfigError, CorruptPayload, StoreClosed, StoreError
+from ding_store.errors import ConfigError, CorruptPayload, StoreClosed, StoreError, StoreUnavailable
 from ding_store.storage.base import OLDEST, Arrays, Buffer, Entry, EntryId, Header, Store, StoreInfo, StreamInfo, Value
 from ding_store.storage.exactly_once.outbox import Payload
 from ding_store.storage.host.cache_dir import CacheDir, Found, open_cache_dir
@@ -274,11 +275,16 @@ class HostCache(Store):
                     cache,
                     note,
                     limit + limit // 4,
-                    lambda wait_s: writer.learn(stream, wait_s),
+                    lambda wait_s: self._learn(stream, wait_s),
                     options.compression,
                     self._checked,
                 )
             return self._rings[stream]
+
+    def _learn(self, stream: str, wait_s: float) -> None:
+        """Of acks. Who is not there to ask is waited for by the append itself, which keeps its entry."""
+        with suppress(StoreUnavailable), self.store.hasty():
+            self.store.own_writer.learn(stream, wait_s)
 
     def _publish(self) -> bool:
         if not self._rings or self._is_over:

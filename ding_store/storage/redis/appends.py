@@ -27,7 +27,8 @@ class RedisAppends:
         - script (:obj:`Callable`): ``(session, script, stream, arguments, before)``: runs a script on a stream.
         - key (:obj:`Callable`): ``(stream, part)``: the key of a part.
         - writer (:obj:`str`): Whose entries these are.
-        - forgot (:obj:`Callable`): Called with a stream whose epoch is over: the server may have forgotten it.
+        - index (:obj:`Callable`): ``(stream, again)``: put it on the run's list of names; again where its epoch is
+          over, since the server may have forgotten that, too.
     """
 
     def __init__(
@@ -36,15 +37,17 @@ class RedisAppends:
         script: Callable[..., Any],
         key: Callable[[str, str], str],
         writer: str,
-        forgot: Callable[[str], None],
+        index: Callable[[str, bool], None],
     ) -> None:
         self._call = call
         self._script = script
         self._key = key
         self._writer = writer
-        self._forgot = forgot
+        self._index = index
 
     def announce(self, said: Announcement) -> Verdict:
+        if said.sequence > 0:
+            self._index(said.stream, False)
         if len(said.payload) >= ASK_BYTES:
             verdict = self._append(said, b'', -1, '', None)
             if verdict.status != ROOM:
@@ -106,7 +109,7 @@ class RedisAppends:
 
         life, (status, epoch, host, *numbers) = self._call(f'append to {said.stream!r}', run)
         if status == STALE.encode() and epoch:
-            self._forgot(said.stream)
+            self._index(said.stream, True)
         number, last, floor, room, dropped, plane, wanted = numbers
         known = (number, last, floor, room, dropped, plane)
         return Verdict(status.decode(), epoch.decode(), *known, host.decode(), wanted, life)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import logging
 import random
@@ -11,38 +10,31 @@ import time
 from collections import deque
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import (
     Any,
     Callable,
     Deque,
-    Dict,
     Iterator,
     List,
     Mapping,
-    NamedTuple,
     Optional,
     Sequence,
     Set,
     Tuple,
     TypeVar,
-    Union,
 )
 
 import redis
 
 from ding_store.errors import ServerFull, StoreClosed, StoreDenied, StoreError, StoreUnavailable
 from ding_store.storage.options import RedisOptions
+from ding_store.storage.redis.scripts import Argument, Command, Script, load_scripts
 from ding_store.storage.redis.server import Life, has_hung_up, is_tls_error, make_client, speaks_plainly, wake
 from ding_store.storage.urls import address_of
 from ding_store.storage.wire.connection import pack, pieces, refusal, send
 
 logger = logging.getLogger(__name__)
 
-_LUA = Path(__file__).parent / 'lua'
-_STREAM_SCRIPTS = ('append', 'fill', 'want', 'register', 'ack', 'forget', 'delete')
-_VALUE_SCRIPTS = ('put', 'fill_value', 'want_value', 'drop_parts')
-_OTHER_SCRIPTS = ('index', 'add')
 _DENIED = (
     redis.AuthenticationError,
     redis.exceptions.AuthorizationError,
@@ -53,6 +45,9 @@ _DENIED = (
 _DENIED_IN_SCRIPTS = ("The user executing the script can't", 'ACL failure in script')
 _LOST = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.ReadOnlyError)
 
+#: In what a server says that cannot write to its disk: it refuses all writes until it can, and keeps what it has.
+_STUCK = 'MISCONF'
+
 # Before redis-py 5.3 it wants the name of the command, after that it warns of one.
 _NAME = inspect.signature(redis.ConnectionPool.get_connection).parameters.get('command_name')
 _GET_CONNECTION = ('EVALSHA',) if _NAME is not None and _NAME.default is _NAME.empty else ()
@@ -61,31 +56,7 @@ _GET_CONNECTION = ('EVALSHA',) if _NAME is not None and _NAME.default is _NAME.e
 _LOOK_EVERY_S = 0.05
 
 T = TypeVar('T')
-Argument = Union[bytes, str, int, Callable[[], Union[bytes, str, int]]]
 Before = Callable[[Any], Tuple[int, bytes]]
-
-
-class Script(NamedTuple):
-    text: bytes
-    sha: str
-
-
-class Command(NamedTuple):
-    """A script with its keys and arguments."""
-
-    script: str
-    keys: Sequence[str]
-    arguments: Tuple[Argument, ...]
-
-
-def load_scripts() -> Dict[str, Script]:
-    common = (_LUA / 'stream.lua').read_bytes()
-    texts = {name: common + (_LUA / f'{name}.lua').read_bytes() for name in _STREAM_SCRIPTS}
-    common = (_LUA / 'value.lua').read_bytes()
-    texts.update({name: common + (_LUA / f'{name}.lua').read_bytes() for name in _VALUE_SCRIPTS})
-    texts.update({name: (_LUA / f'{name}.lua').read_bytes() for name in _OTHER_SCRIPTS})
-    # What Redis names a script by; no secret depends on it.
-    return {name: Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest()) for name, text in texts.items()}
 
 
 @dataclass(frozen=True)
@@ -225,6 +196,11 @@ class Link:
         self._haste = threading.local()
         self._opener: Optional[threading.Thread] = None
         self._closed = threading.Event()
+        self._is_stuck = False  # the server: a warning for each time
+
+    @property
+    def reconnect_timeout_s(self) -> float:
+        return self._options.reconnect_timeout_s
 
     def connect(self) -> str:
         """Connect now or say what is wrong, before long; returns the server's name and version."""
@@ -245,7 +221,9 @@ class Link:
             try:
                 session = session or self._open()
                 self._check_open()
-                return command(session)
+                result = command(session)
+                self._is_stuck &= deadline == 0.0  # It was, until this.
+                return result
             except _DENIED as e:
                 raise StoreDenied(
                     f'{what}: {self.address} refuses us: {e}; check user and password in '
@@ -253,13 +231,17 @@ class Link:
                 ) from e
             except _LOST as e:
                 self._drop(session, e)
-                if self.is_hasty:
-                    raise self._away(what, e) from e
-                deadline = deadline or time.monotonic() + patience_s
-                if time.monotonic() >= deadline:
-                    raise self._unavailable(what, e) from e
+                error: redis.RedisError = e
             except redis.RedisError as e:
-                raise self._translated(what, e) from e
+                if _STUCK not in str(e):
+                    raise self._translated(what, e) from e
+                self._note_stuck(e)
+                error = e
+            if self.is_hasty:
+                raise self._away(what, error) from error
+            deadline = deadline or time.monotonic() + patience_s
+            if time.monotonic() >= deadline:
+                raise self._unavailable(what, error) from error
             # Spread out: all processes of a run lose their server at the same moment.
             self._closed.wait(min(delay_s, max(0.0, deadline - time.monotonic())) * random.uniform(0.5, 1.0))
             delay_s = min(1.0, delay_s * 2)
@@ -376,10 +358,19 @@ class Link:
         logger.warning('lost the connection to %s: %s', self.address, error)
         session.close()
 
+    def _note_stuck(self, error: Exception) -> None:
+        if not self._is_stuck:
+            self._is_stuck = True
+            logger.warning('%s cannot write: %s; make room on its disk: it is waited for', self.address, _stuck(error))
+
     def _away(self, what: str, error: Exception) -> StoreUnavailable:
+        if _STUCK in str(error):
+            return StoreUnavailable(f'{what}: {self.address} cannot write: {_stuck(error)}')
         return StoreUnavailable(f'{what}: {self.address} is away: {error}')
 
     def _unavailable(self, what: str, error: Exception) -> StoreUnavailable:
+        if _STUCK in str(error):
+            return StoreUnavailable(f'{what}: {self.address} cannot write: {_stuck(error)}; make room on its disk')
         if is_tls_error(error):
             return StoreDenied(f'{what}: {self.address}: TLS failed: {error}')
         if self._url.startswith('rediss:') and speaks_plainly(self._url):
@@ -398,3 +389,8 @@ class Link:
                 f'{what}: {self.address} refuses us: {error}; the user needs more rights: docs/deploy.md'
             )
         return StoreError(f'{what}: {self.address}: {error}')
+
+
+def _stuck(error: Exception) -> str:
+    """What the server says, without what a script puts around it."""
+    return str(error)[str(error).index(_STUCK) :]

@@ -12,9 +12,10 @@ import os
 import threading
 import time
 import uuid
+from contextlib import suppress
 from typing import Any, Callable, ContextManager, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar
 
-from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed
+from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed, StoreError
 from ding_store.storage.base import OLDEST, START, Arrays, Buffer, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
 from ding_store.storage.exactly_once.outbox import Payload
 from ding_store.storage.exactly_once.writer import Writer, writer_id
@@ -35,7 +36,8 @@ from ding_store.storage.options import ALL_OPTIONS, check_name, redis_options, r
 from ding_store.storage.redis.appends import RedisAppends
 from ding_store.storage.redis.entries import RedisEntries
 from ding_store.storage.redis.info import read_counters, read_stream, read_streams, read_values
-from ding_store.storage.redis.link import Before, Command, Link, Session
+from ding_store.storage.redis.link import Before, Link, Session
+from ding_store.storage.redis.scripts import Command
 from ding_store.storage.redis.unanswered import Unanswered
 from ding_store.storage.redis.values import VALUE_PARTS, RedisValues
 from ding_store.storage.urls import check_url, directory_of, scheme_of
@@ -44,6 +46,8 @@ from ding_store.storage.wire.parts import Parts
 from ding_store.storage.wire.value_parts import ValuePart
 
 MAX_PAYLOAD_BYTES = MAX_BYTES
+#: How long close() tries to reach a server that went away, since nobody else can bring what that forgot of us.
+LEAVE_S = 5.0
 _STREAM_PARTS = ('meta', 'log', 'sizes', 'room', 'readers', 'filled', 'planes')
 
 T = TypeVar('T')
@@ -84,7 +88,7 @@ class RedisStore(PlanedStore):
         self.address = self._link.address
         self.writer = writer_id()
         self._appends = RedisAppends(
-            self._call, self._script, self._key, self.writer, lambda stream: self._index('stream', stream, again=True)
+            self._call, self._script, self._key, self.writer, lambda stream, again: self._index('stream', stream, again)
         )
         self._writer = Writer(streams, self._appends.announce, self._wait_for_room, self._appends.fill)
         self.patience_s = max(PATIENCE_S, 1.5 * server.reconnect_timeout_s)
@@ -108,9 +112,13 @@ class RedisStore(PlanedStore):
     def append_payload(self, stream: str, payload: Payload, timeout_s: Optional[float] = None) -> EntryId:
         check_name('stream', stream)
         _check_size(f'entry of {stream!r}', payload.size)
-        self._enter()
-        self._index('stream', stream)
-        return self._writer.append(stream, payload, timeout_s)
+        self._enter(looks_around=False)
+        place = self._writer.append(stream, payload, timeout_s)
+        # Behind it: an append that finds no server says what became of its entry.
+        if not self.is_hasty:
+            with suppress(StoreError):
+                self._writer.check()
+        return place
 
     def read(self, stream: str, after: EntryId = OLDEST, max_entries: int = 64, timeout_s: float = 0.0) -> List[Entry]:
         return self._resolver.read(stream, after, max_entries, timeout_s)
@@ -163,7 +171,7 @@ class RedisStore(PlanedStore):
         check_name('stream', stream)
         check_name('value', name)
         payload = encode_pieces(header, {})
-        if payload.num_bytes > INLINE_BYTES:
+        if payload.num_bytes > INLINE_BYTES or not self._values.has_seen(name):
             super().advance(stream, reader, entry_id, name, header)
             return
         self._enter()
@@ -174,7 +182,10 @@ class RedisStore(PlanedStore):
             return [ack, self._values.put_command(name, payload.sealed())]
 
         def note(replies: List[Any]) -> None:
-            if self._values.note(name, replies[1]):
+            is_published, is_first = self._values.note(name, replies[1])
+            if not is_published:
+                self.put(name, header, {})
+            elif is_first:
                 self._index('value', name, again=True)  # The server may have forgotten that, too.
 
         def again() -> None:
@@ -329,8 +340,12 @@ class RedisStore(PlanedStore):
     def close(self) -> None:
         was_closed, self._closed = self._closed, True
         if not was_closed and self._pid == os.getpid():
+            is_kept = self._directory is not None  # in its append-only file: it need not be started to see
+            if not is_kept and self._writer.has_unacked and self._link.is_away():
+                with suppress(StoreError):
+                    self._link.call('close', lambda session: None, min(LEAVE_S, self._link.reconnect_timeout_s))
             with self._link.hasty():
-                self._writer.close(self._link.is_away)
+                self._writer.close(self._link.is_away, is_kept)
             self._unanswered.close()
             self._link.close()
 
@@ -339,7 +354,7 @@ class RedisStore(PlanedStore):
         url = self._url if self._directory is None else f'embedded://{os.path.dirname(self._directory)}'
         return _reopened, (url, self.run, self._options)
 
-    def _enter(self) -> None:
+    def _enter(self, looks_around: bool = True) -> None:
         """Before every call: this process's own connections, and nothing of ours forgotten by the server."""
         if self._closed:
             raise StoreClosed(f'the store at {self.address} was closed')
@@ -347,7 +362,7 @@ class RedisStore(PlanedStore):
             with self._fork_lock:
                 if self._pid != os.getpid():
                     self._begin()
-        if not self.is_hasty:
+        if looks_around and not self.is_hasty:
             self._writer.check()
 
     def _call(self, what: str, command: Callable[[Session], T]) -> T:

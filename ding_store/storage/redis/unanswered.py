@@ -9,7 +9,8 @@ from typing import Any, Callable, List, NamedTuple, Optional
 import redis
 
 from ding_store.errors import StoreUnavailable
-from ding_store.storage.redis.link import Command, Link, Session
+from ding_store.storage.redis.link import Link, Session
+from ding_store.storage.redis.scripts import Command
 
 Replies = Callable[[], List[Any]]
 

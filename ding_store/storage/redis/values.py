@@ -10,13 +10,19 @@ from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional,
 
 from ding_store.errors import CorruptPayload, ServerFull, StoreError, StoreUnavailable, VersionConflict
 from ding_store.storage.host.planes import Moved, Version
-from ding_store.storage.redis.link import Argument, Before, Command, Session
+from ding_store.storage.redis.link import Before, Session
+from ding_store.storage.redis.scripts import Argument, Command
 from ding_store.storage.wire.encoding import INLINE_BYTES, Pieces
 from ding_store.storage.wire.parts import MAX_TRIES, VANISHED, read_parts, write_parts
 from ding_store.storage.wire.value_parts import SentParts, ValuePart, is_good
 
 #: Of a value: ``value``, ``version`` (a hash) and ``wants``, see lua/value.lua.
 VALUE_PARTS = ('value', 'version', 'wants')
+
+#: The server's verdict on a put whose writer may be dead: who lives puts once more.
+ASKED = 2
+#: So often a writer is asked: others may be faster again and again.
+MAX_ASKED = 10
 
 Call = Callable[[str, Callable[[Session], Any]], Any]
 T = TypeVar('T')
@@ -49,6 +55,7 @@ class RedisValues:
         self._writer = writer
         self._num_puts = itertools.count(1)
         self._versions: Dict[str, int] = {}  # of the values that this writer put, or goes on with
+        self._seen: Dict[str, str] = {}  # value -> token of its newest version when the server told us last
         self._sent: Dict[str, SentParts] = {}
         self._lock = threading.Lock()
 
@@ -60,34 +67,44 @@ class RedisValues:
         token, newest = uuid.uuid4().hex, self._versions.get(name, 0)
 
         def publish(place: Argument, keys: Argument, before: Optional[Before]) -> Any:
-            order = self._writer, next(self._num_puts)
-            return self._run('put', name, token, newest, expected, place, keys, reference, *order, before=before)
+            known = self._writer, next(self._num_puts), self._seen.get(name, '') if num_asked < MAX_ASKED else '*'
+            return self._run('put', name, token, newest, expected, place, keys, reference, *known, before=before)
 
+        done, num_asked = ASKED, 0
         try:
-            done, version, before = self._publish('put', name, payload, token, publish, lambda reply: int(reply[0]))
+            while done == ASKED:
+                reply = self._publish('put', name, payload, token, publish, lambda reply: int(reply[0]))
+                done, version, before, self._seen[name] = _reply(reply)
+                num_asked += 1
         except StoreUnavailable:
             # A server that had this version may forget it: its number must not come again with other content.
             self._versions[name] = newest + 1
             raise
         if not done:
             raise VersionConflict(f'value {name!r} is at version {version}, not at {expected}')
-        self._versions[name] = int(version)
-        return int(version), before == 0
+        self._versions[name] = version
+        return version, before == 0
 
     def count_from(self, name: str, version: int) -> None:
         self._versions[name] = max(version, self._versions.get(name, 0))
 
+    def has_seen(self, name: str) -> bool:
+        """Whether we know of this value what who puts it must know; else the put would be sent in vain."""
+        return name in self._seen
+
     def put_command(self, name: str, payload: bytes) -> Command:
         """What puts a payload that is not in parts, whatever the version is."""
-        order = self._writer, next(self._num_puts)
+        known = self._writer, next(self._num_puts), self._seen.get(name, '')
         newest = self._versions.get(name, 0)
-        return Command('put', self._keys(name), (uuid.uuid4().hex, newest, -1, payload, '', '', *order))
+        return Command('put', self._keys(name), (uuid.uuid4().hex, newest, -1, payload, '', '', *known))
 
-    def note(self, name: str, reply: Any) -> bool:
-        """The reply to ``put_command``; returns whether it was the first version as far as the server knows."""
-        _, version, before = reply
-        self._versions[name] = int(version)
-        return int(before) == 0
+    def note(self, name: str, reply: Any) -> Tuple[bool, bool]:
+        """The reply to ``put_command``: whether it is published, and the first version as far as the server knows."""
+        done, version, before, self._seen[name] = _reply(reply)
+        if done == ASKED:
+            return False, False
+        self._versions[name] = version
+        return True, before == 0
 
     def newest(self, name: str, newer_than: int, or_filled: bool) -> Optional[Version]:
         """The newest version if it is news; it is not sent in vain."""
@@ -183,14 +200,19 @@ class RedisValues:
                         lambda connection: write_parts(connection, sent.changed(payload, token), payload.num_bytes),
                     )
                     sent.settle(verdict_of(reply) > 0)
+                    if verdict_of(reply) == 0:
+                        self._drop_parts(name, sent.keys_of(token))
                     if verdict_of(reply) >= 0:
                         return reply
             except ServerFull:
-                # They would only take more room. Those that cannot be dropped now go when their time is over.
-                with suppress(StoreError):
-                    self._run('drop_parts', name, sent.keys_of(token))
+                self._drop_parts(name, sent.keys_of(token))
                 raise
         raise StoreError(f'{what} {name!r}: {VANISHED}')
+
+    def _drop_parts(self, name: str, keys: str) -> None:
+        """Of what was refused: they only take room. What cannot be dropped now goes when its time is over."""
+        with suppress(StoreError):
+            self._run('drop_parts', name, keys)
 
     def _run(self, script: str, name: str, *arguments: Argument, before: Optional[Before] = None) -> Any:
         keys = self._keys(name)
@@ -201,6 +223,11 @@ class RedisValues:
 
     def _part_key(self, name: str, token: str) -> str:
         return self._key(f'{name}/{token}', 'part:')
+
+
+def _reply(reply: Any) -> Tuple[int, int, int, str]:
+    done, version, before, token = reply
+    return int(done), int(version), int(before), token.decode()
 
 
 def _known(newer_than: int, or_filled: bool) -> str:

@@ -1,5 +1,5 @@
--- Drop parts that were sent for a payload that found no memory; not those of one that is there, since an earlier try may
--- have come through whose reply was lost.
+-- Drop parts that were sent for a payload that was refused; not those of one that is there, since an earlier try may have
+-- come through whose reply was lost.
 -- KEYS    as in value.lua
 -- ARGV[1] keys of the parts, with a space behind each
 -- Returns how many there were

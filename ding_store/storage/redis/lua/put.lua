@@ -8,26 +8,33 @@
 -- ARGV[6] reference to a slot, or ''
 -- ARGV[7] writer
 -- ARGV[8] number of this put: each that a writer begins has a higher one
--- Returns {1 if it is published, 0 if not, -1 if parts are missing; version now, version before}
+-- ARGV[9] token of the version that the writer has seen last, '': of none; '*': he was asked often enough
+-- Returns {1 if it is published, 0 if not, -1 if parts are missing, 2 if the writer is asked to put once more; version
+-- now, version before, token of the version now}
 local function digits(number)
   return string.format('%.0f', number)
 end
 
 local stored = redis.call('HMGET', META, 'version', 'token', 'want', 'writer', 'put')
-local version = tonumber(stored[1]) or 0
-if stored[2] == ARGV[1] then
-  return { 1, version, version - 1 }
+local version, token = tonumber(stored[1]) or 0, stored[2] or ''
+if token == ARGV[1] then
+  return { 1, version, version - 1, token }
 end
 local expected = tonumber(ARGV[3])
 if expected >= 0 and expected ~= version then
-  return { 0, version, version }
+  return { 0, version, version, token }
 end
-if expected < 0 and stored[4] == ARGV[7] and tonumber(ARGV[8]) < tonumber(stored[5]) then
-  -- It was long on its way, on a connection that its writer has given up since: what it brings was replaced already.
-  return { 1, version, version - 1 }
+if expected < 0 and stored[4] == ARGV[7] then
+  if tonumber(ARGV[8]) < tonumber(stored[5]) then
+    -- It was long on its way, on a connection that its writer has given up since: what it brings was replaced already.
+    return { 1, version, version - 1, token }
+  end
+elseif expected < 0 and ARGV[9] ~= token and ARGV[9] ~= '*' then
+  -- Long on its way, too, perhaps, and its writer dead since. One that lives hears this, and puts it again.
+  return { 2, version, version, token }
 end
 if not keep_parts(ARGV[5]) then
-  return { -1, version, version }
+  return { -1, version, version, token }
 end
 if #ARGV[4] + #ARGV[6] <= 1024 then
   -- As an ack must go through at maxmemory, so must word of it. The version before makes room for this one; after a first
@@ -52,4 +59,4 @@ else
   replace_parts('')
 end
 redis.call('HSET', META, 'version', digits(new), 'token', ARGV[1], 'writer', ARGV[7], 'put', ARGV[8])
-return { 1, new, version }
+return { 1, new, version, ARGV[1] }

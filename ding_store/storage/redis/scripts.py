@@ -1,0 +1,37 @@
+"""The Lua scripts of a store, and what is said to them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Callable, Dict, NamedTuple, Sequence, Tuple, Union
+
+_LUA = Path(__file__).parent / 'lua'
+_STREAM_SCRIPTS = ('append', 'fill', 'want', 'register', 'ack', 'forget', 'delete')
+_VALUE_SCRIPTS = ('put', 'fill_value', 'want_value', 'drop_parts')
+_OTHER_SCRIPTS = ('index', 'add')
+
+Argument = Union[bytes, str, int, Callable[[], Union[bytes, str, int]]]
+
+
+class Script(NamedTuple):
+    text: bytes
+    sha: str
+
+
+class Command(NamedTuple):
+    """A script with its keys and arguments."""
+
+    script: str
+    keys: Sequence[str]
+    arguments: Tuple[Argument, ...]
+
+
+def load_scripts() -> Dict[str, Script]:
+    common = (_LUA / 'stream.lua').read_bytes()
+    texts = {name: common + (_LUA / f'{name}.lua').read_bytes() for name in _STREAM_SCRIPTS}
+    common = (_LUA / 'value.lua').read_bytes()
+    texts.update({name: common + (_LUA / f'{name}.lua').read_bytes() for name in _VALUE_SCRIPTS})
+    texts.update({name: (_LUA / f'{name}.lua').read_bytes() for name in _OTHER_SCRIPTS})
+    # What Redis names a script by; no secret depends on it.
+    return {name: Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest()) for name, text in texts.items()}

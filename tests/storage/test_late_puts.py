@@ -1,0 +1,166 @@
+"""Puts that come when their writer is dead, or has given them up: those that nobody has answered replace nothing."""
+
+import itertools
+from contextlib import ExitStack
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from ding_store.storage.base import OLDEST
+from ding_store.storage.redis.link import Session
+from ding_store.storage.redis.store import RedisStore
+from ding_store.storage.testing import chunk, found_in
+from ding_store.storage.wire.encoding import encode_pieces
+
+_RUNS = (f'late{number}' for number in itertools.count())
+NAME = 'news'
+
+
+@pytest.fixture
+def opened(redis_server):
+    run = next(_RUNS)
+    with ExitStack() as stores:
+        yield lambda **options: stores.enter_context(RedisStore(redis_server.url, run, **options))
+
+
+def underway(store, number):
+    """A put of this writer as its kernel may still have it."""
+    return store._values.put_command(NAME, encode_pieces({'number': number}, {}).sealed())
+
+
+def arrive(store, late):
+    """On some connection: nobody reads the reply."""
+    store._link.call('arrive', lambda session: session.run(late.script, late.keys, *late.arguments))
+
+
+@pytest.mark.parametrize('has_put', [False, True])
+def test_what_a_dead_writer_had_under_way_does_not_replace_what_its_successor_has_put(opened, has_put):
+    dead, successor = opened(), opened()
+    if has_put:
+        dead.put(NAME, {'number': 0}, {})
+    late = underway(dead, 1)
+    version = successor.put(NAME, {'number': 2}, {})
+    arrive(successor, late)
+    assert found_in(successor) == ({'number': 2}, version)
+    assert successor.put(NAME, {'number': 3}, {}) == version + 1
+
+
+def test_what_a_dead_writer_had_under_way_does_not_bring_back_what_was_deleted(opened):
+    dead, successor = opened(), opened()
+    dead.put(NAME, {'number': 0}, {})
+    late = underway(dead, 1)
+    successor.delete(NAME)
+    arrive(successor, late)
+    assert successor.get(NAME) is None
+
+
+@pytest.mark.parametrize('size', [1, 400_000])
+def test_living_writers_take_turns(opened, size):
+    stores = [opened(), opened()]
+    for number, store in zip(range(1, 7), itertools.cycle(stores)):
+        assert store.put(NAME, {'number': number}, chunk(number, size)) == number
+        value = stores[0].get(NAME)
+        assert (value.header, value.arrays['x'][-1]) == ({'number': number}, number)
+
+
+def test_an_advance_that_is_asked_is_put_again(opened):
+    stores = [opened(), opened()]
+    for number, store in zip(range(1, 7), itertools.cycle(stores)):
+        store.advance('s', 'r', OLDEST, NAME, {'number': number})
+        store.settle()
+        assert found_in(stores[0]) == ({'number': number}, number)
+
+
+def test_a_writer_that_others_are_always_faster_than_comes_through(opened, monkeypatch):
+    slow, fast = opened(), opened()
+    run, is_on = Session.run, True
+
+    def overtaken(session, script, keys, *arguments, before=None):
+        nonlocal is_on
+        if script == 'put' and is_on:
+            is_on = False
+            fast.put(NAME, {'number': 0}, {})
+            is_on = True
+        return run(session, script, keys, *arguments, before=before)
+
+    monkeypatch.setattr(Session, 'run', overtaken)
+    version = slow.put(NAME, {'number': 1}, {})
+    assert found_in(slow) == ({'number': 1}, version)
+
+
+class Puts(RuleBasedStateMachine):
+    """Writers put, die and come back as others; what they had under way arrives at any time, or never."""
+
+    url = ''
+
+    @initialize()
+    def begin(self):
+        self.stores, self.run, self.numbers = ExitStack(), next(_RUNS), itertools.count(1)
+        self.looker, self.writers = self.open(), [self.open(), self.open()]
+        self.newest = None  # number in the newest version
+        self.author = None  # whose that is, and which of his puts
+        self.heard = {}  # writer -> number in the newest version when he was last answered
+        self.under_way = []
+
+    def open(self):
+        return self.stores.enter_context(RedisStore(self.url, self.run))
+
+    def publish(self, store, number):
+        self.newest, self.author = number, store
+
+    @rule(who=st.integers(0, 1), way=st.sampled_from(['put', 'advance']))
+    def put(self, who, way):
+        number, store = next(self.numbers), self.writers[who]
+        if way == 'put':
+            store.put(NAME, {'number': number}, {})
+        else:
+            store.advance('s', 'r', OLDEST, NAME, {'number': number})
+            store.settle()
+        self.publish(store, number)
+        self.heard[store] = number
+
+    @rule(who=st.integers(0, 1))
+    def send(self, who):
+        number, store = next(self.numbers), self.writers[who]
+        self.under_way.append((underway(store, number), store, number, self.heard.get(store)))
+
+    @rule(data=st.data())
+    def arrive(self, data):
+        if self.under_way:
+            late, store, number, heard = self.under_way.pop(data.draw(st.integers(0, len(self.under_way) - 1)))
+            arrive(self.looker, late)
+            # Nothing has happened since he heard of the value, or only puts of his own, of before.
+            if heard == self.newest or (self.author is store and number > self.newest):
+                self.publish(store, number)
+
+    @rule(who=st.integers(0, 1))
+    def die(self, who):
+        self.writers[who] = self.open()
+
+    @rule()
+    def delete(self):
+        self.looker.delete(NAME)
+        self.publish(None, None)
+
+    @invariant()
+    def look(self):
+        value = self.looker.get(NAME)
+        assert (value and value.header['number']) == self.newest
+
+    def teardown(self):
+        if hasattr(self, 'stores'):
+            self.stores.close()
+
+
+def test_puts_of_the_living_and_the_dead(redis_server):
+    class Here(Puts):
+        url = redis_server.url
+
+    run_state_machine_as_test(
+        Here,
+        settings=settings(
+            max_examples=100, stateful_step_count=20, deadline=None, phases=[Phase.generate], derandomize=True
+        ),
+    )
