@@ -139,6 +139,7 @@ class LearnerCheckpoints:
         self._ctx: Optional[OnlineRLContext] = None
         self._saved_by: Optional[float] = None  # once the last one was begun
         self._last_save = LastSave()
+        self._num_steps = 0  # at the end of the last iteration
         session.checkpoints = self._directory
         session.before_leaving.append(self._leave)
         session.while_waiting.append(self._end_in_a_wait)
@@ -173,11 +174,15 @@ class LearnerCheckpoints:
             self._save(ctx)
         if self._last_save.is_told:
             self._end(ctx)
-        self._last_s = self._trained_s()
+        self._last_s, self._num_steps = self._trained_s(), self._saver.num_steps
+
+    def _may_end_here(self) -> bool:
+        """Told to end, and the state is still that at the end of the last iteration."""
+        return self._last_save.is_told and self._saver.num_steps == self._num_steps
 
     def _end_in_a_wait(self) -> None:
         """For experience, which may never come: who makes it was told, too."""
-        if self._last_save.is_told and self._ctx is not None and task.ctx.train_iter == self._ctx.train_iter:
+        if self._ctx is not None and self._may_end_here():
             self._end(self._ctx)
 
     def _end(self, ctx: OnlineRLContext) -> None:
@@ -235,9 +240,10 @@ class LearnerCheckpoints:
         """
         try:
             with saving():
-                if failed or self._ctx is None:
+                # What failed may be environments, which hear a Ctrl-C themselves, and not what was trained.
+                if self._ctx is None or (failed and not self._may_end_here()):
                     self._drain()
-                elif self._save_last(self._ctx) and not self._session.failed:
+                elif self._save_last(self._ctx) and not (failed or self._session.failed):
                     self._directory.finish(self._session.finish_reason or 'the task finished')
         finally:
             self._last_save.done()

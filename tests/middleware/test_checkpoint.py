@@ -138,17 +138,21 @@ def test_a_task_that_ends_behind_it_was_saved(tmp_path, max_train_iter, max_step
     assert (made._directory.run is None) == (not is_interrupted)
 
 
-@pytest.mark.parametrize('is_waiting', [False, True])
-def test_a_task_that_is_told_to_end_saves_what_it_trained_first(tmp_path, is_waiting):
+@pytest.mark.parametrize('moment', ['iteration', 'wait', 'failure', 'failed step'])
+def test_a_task_that_is_told_to_end_saves_what_it_trained_first(tmp_path, moment):
     policy, session = policy_of(), session_of(tmp_path, interval_s=1000.0)
     trained = []
 
     def step(ctx):
         is_last = ctx.train_iter == 3
-        if is_last and not is_waiting:
-            signal.raise_signal(signal.SIGINT)
-        elif is_last:
+        if is_last and moment == 'wait':
             session.wait_for('experience', lambda timeout_s: signal.raise_signal(signal.SIGINT))
+        elif is_last:
+            signal.raise_signal(signal.SIGINT)
+        if is_last and moment == 'failed step':
+            train(policy)
+        if is_last and 'fail' in moment:
+            raise EOFError  # of environments in processes of their own, which a Ctrl-C ends
         train(policy)
         trained.append(copy.deepcopy(policy.learn_mode.state_dict()))
         ctx.train_iter += 1
@@ -160,11 +164,11 @@ def test_a_task_that_is_told_to_end_saves_what_it_trained_first(tmp_path, is_wai
     with pytest.raises(KeyboardInterrupt), task:
         task.run(max_step=100)
     assert signal.getsignal(signal.SIGINT) is before
-    last = 3 if is_waiting else 4
-    assert len(trained) == last
-    assert [os.path.basename(path) for path in made._directory.paths()] == [f'iteration_{n}.pth.tar' for n in (1, last)]
+    last = {'iteration': 4, 'wait': 3, 'failure': 3, 'failed step': 1}[moment]
+    saved = [os.path.basename(path) for path in made._directory.paths()]
+    assert saved == [f'iteration_{n}.pth.tar' for n in sorted({1, last})]
     _, state = made._directory.newest()
-    assert same({key: state[key] for key in trained[-1]}, trained[-1])
+    assert same({key: state[key] for key in trained[last - 1]}, trained[last - 1])
     assert state['ding_store']['counters']['train_iter'] == last
     assert made._directory.run is not None  # to be resumed
 
