@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 SAVE_S = 600.0
 #: How long it may take to come to it: an iteration that takes longer is broken off. Less than launchers wait.
 ARRIVE_S = 8.0
+#: Two signals of a kind within this time are one: a scheduler told all processes, and a launcher handed its own on.
+SAME_S = 1.0
 #: What a process is called while it writes one (in ``ps``, too), of no more characters than the kernel keeps.
 NAME = 'ding_store-save'
 #: The last one is how mpire's pool, and so ``ditask``, interrupts its workers.
@@ -119,6 +121,7 @@ class _HeldBack:
     def __init__(self) -> None:
         self.heard: List[int] = []
         self.parent_is_gone = False
+        self._heard_at: Dict[int, float] = {}
         self._num_holds = self._pid = 0
         self._before: Dict[int, Any] = {}
         self._news: Any = queue.SimpleQueue()  # which may be put into by a handler, whatever it has interrupted
@@ -155,10 +158,13 @@ class _HeldBack:
             self.heard = [number]
             self._give_back()
         elif number in self.heard:
+            if time.monotonic() - self._heard_at[number] < SAME_S:
+                return
             self.heard.remove(number)
             signal.signal(number, self._before[number])
             signal.raise_signal(number)
         else:
+            self._heard_at[number] = time.monotonic()
             self.heard.append(number)
             self._news.put(number)
 

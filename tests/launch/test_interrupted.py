@@ -44,7 +44,11 @@ def logs(tmp_path):
 
 @pytest.mark.parametrize(
     ('kind', 'number', 'everybody'),
-    [('ditask', signal.SIGINT, True), ('ditask', signal.SIGTERM, False), ('roles', signal.SIGTERM, True)],
+    [
+        ('ditask', signal.SIGINT, True),
+        ('ditask', signal.SIGTERM, False),
+        ('roles', signal.SIGTERM, True),
+    ],
 )
 def test_what_was_trained_is_on_the_disk(tmp_path, kind, number, everybody):
     """A terminal tells the whole group, as Slurm and systemd do; Kubernetes tells the first process."""
@@ -59,3 +63,15 @@ def test_what_was_trained_is_on_the_disk(tmp_path, kind, number, everybody):
         assert run.wait() != 0, run.text
     before, last = saved(tmp_path)
     assert (before, last >= known) == (first, True)
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_a_script_by_itself_that_is_told_twice_at_once_saves_what_it_trained(tmp_path, number):
+    """By who tells the whole group, and by its launcher, which hands on what it was told."""
+    command = ding_store(*RUN, '--', sys.executable, TINY, *TINY_ARGUMENTS, '--fail', 99)
+    with job(command, tmp_path) as run:
+        run.wait_for(lambda: 'Training: Train Iter(100)' in run.text, 'iterations')
+        os.killpg(run.process.pid, number)
+        assert run.wait() == 128 + number, run.text
+    assert 'checkpoint of iteration' in run.text.partition('told to end')[2]
+    assert saved(tmp_path)[-1] >= 100

@@ -63,7 +63,7 @@ def iterate():
 
 if __name__ == '__main__':
     if sys.argv[1:]:
-        module.ARRIVE_S = float(sys.argv[1])
+        module.ARRIVE_S, module.SAME_S = map(float, sys.argv[1:])
     last_save = LastSave()
     try:
         iterate()

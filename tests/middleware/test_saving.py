@@ -15,7 +15,9 @@ ITERATING = Path(__file__).parent / 'iterating.py'
 SAVE = """
 import select
 import sys
+from ding_store.middleware import saving as module
 from ding_store.middleware.saving import saving
+module.SAME_S = 0.0
 try:
     with saving():
         print('saving', flush=True)
@@ -113,6 +115,14 @@ def test_a_signal_comes_after_the_iteration_and_its_checkpoint(iterating, number
     assert iterating.wait() == code
 
 
+def test_a_signal_that_a_launcher_hands_on_is_no_second_one(iterating):
+    for _ in range(2):
+        iterating.send_signal(signal.SIGINT)
+    assert 'told to end' in iterating.stderr.readline()
+    assert end_of(iterating) == ['saved', 'interrupted', 'ended']
+
+
+@pytest.mark.parametrize('arguments', [['60', '0']])
 def test_a_second_signal_breaks_an_iteration_off(iterating):
     iterating.send_signal(signal.SIGINT)
     assert 'told to end' in iterating.stderr.readline()
@@ -120,7 +130,7 @@ def test_a_second_signal_breaks_an_iteration_off(iterating):
     assert iterating.stdout.read() == 'interrupted\nended\n'
 
 
-@pytest.mark.parametrize('arguments', [['0.2']])
+@pytest.mark.parametrize('arguments', [['0.2', '0']])
 @pytest.mark.parametrize(
     ('number', 'said', 'code'),
     [(signal.SIGINT, 'interrupted\nended\n', 0), (signal.SIGTERM, '', -signal.SIGTERM)],
