@@ -25,6 +25,7 @@ class Saver:
         - copying_s, waiting_s (:obj:`float`): Of the last checkpoint: what ``save`` took, and what optimizer steps have
           waited. Together they are the stall.
         - num_failed (:obj:`int`): Checkpoints that could not be written.
+        - num_steps (:obj:`int`): Of all optimizers, begun.
         - is_saved (:obj:`bool`): Whether the last one was, once ``is_busy`` is False.
     """
 
@@ -38,7 +39,7 @@ class Saver:
         self._trusts_hooks = True
         self._said_failed = False
         self.copying_s = self.waiting_s = 0.0
-        self.num_failed = 0
+        self.num_failed = self.num_steps = 0
         self.is_saved = False
         self.watch(optimizers)
 
@@ -92,6 +93,7 @@ class Saver:
                 raise StoreTimeout(f'the checkpoint that is being written was not finished within {timeout_s:.0f} s')
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.num_steps += 1
         if not self._copied.is_set():
             begin = time.perf_counter()
             self._copied.wait()

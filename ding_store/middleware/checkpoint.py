@@ -19,7 +19,7 @@ from ding_store.checkpoint.snapshot import optimizers_of
 from ding_store.config import CheckpointConfig
 from ding_store.errors import ConfigError, CorruptPayload
 from ding_store.middleware.policies import Policies
-from ding_store.middleware.saving import SAVE_S, saving
+from ding_store.middleware.saving import SAVE_S, LastSave, saving
 from ding_store.middleware.session import CHECKPOINTS, Session, is_failing
 
 if TYPE_CHECKING:
@@ -122,7 +122,8 @@ class LearnerCheckpoints:
     """
     Overview:
         The learner's part: resumes when it is made, saves when there was training and the interval allows it, and once
-        more at the end of the run. A process alone also saves whenever an evaluation was the best so far.
+        more at the end of the run, or of an iteration in which it was told to end. A process alone also saves whenever
+        an evaluation was the best so far.
     """
 
     def __init__(self, session: Session, config: CheckpointConfig) -> None:
@@ -137,8 +138,11 @@ class LearnerCheckpoints:
         self._last_s: Optional[float] = None
         self._ctx: Optional[OnlineRLContext] = None
         self._saved_by: Optional[float] = None  # once the last one was begun
+        self._last_save = LastSave()
+        self._num_steps = 0  # at the end of the last iteration
         session.checkpoints = self._directory
         session.before_leaving.append(self._leave)
+        session.while_waiting.append(self._end_in_a_wait)
         if task.router.is_active:
             # A launcher cannot know from the script: it looks here when the learner or an evaluator dies.
             header = {'path': self._directory.path, 'run': self._directory.run, 'max_restarts': config.max_restarts}
@@ -154,6 +158,7 @@ class LearnerCheckpoints:
     def __call__(self, ctx: OnlineRLContext) -> None:
         if self._ctx is None:
             self._policies.check_complete()
+            self._last_save.expect()
         self._ctx = ctx
         if self._last_s is not None and ctx.eval_value in (None, -np.inf):  # an evaluation in between is no training
             self._interval.iterated(self._trained_s() - self._last_s, self._saver.is_busy or self._unreported)
@@ -167,7 +172,26 @@ class LearnerCheckpoints:
                     self._directory.finish('the task finished')
         elif ctx.train_iter > self._saved_iter and not self._saver.is_busy and self._interval.is_due:
             self._save(ctx)
-        self._last_s = self._trained_s()
+        if self._last_save.is_told:
+            self._end(ctx)
+        self._last_s, self._num_steps = self._trained_s(), self._saver.num_steps
+
+    def _may_end_here(self) -> bool:
+        """Told to end, and the state is still that at the end of the last iteration."""
+        return self._last_save.is_told and self._saver.num_steps == self._num_steps
+
+    def _end_in_a_wait(self) -> None:
+        """For experience, which may never come: who makes it was told, too."""
+        if self._ctx is not None and self._may_end_here():
+            self._end(self._ctx)
+
+    def _end(self, ctx: OnlineRLContext) -> None:
+        """It was told to: the signal comes behind its last checkpoint, and the run is one to be resumed."""
+        try:
+            with saving():
+                self._save_last(ctx)
+        finally:
+            self._last_save.done()
 
     def _trained_s(self) -> float:
         """A clock that stands while the loop waits for experience, or for a store that is away: that is no cost."""
@@ -214,12 +238,15 @@ class LearnerCheckpoints:
         Whatever the last iteration did not come to: the run may have ended after it. Only now is it known how, too; one
         that ended in order, with all of it on the disk, is not to be resumed.
         """
-        with saving():
-            if failed or self._ctx is None:
-                self._drain()
-                return
-            if self._save_last(self._ctx) and not self._session.failed:
-                self._directory.finish(self._session.finish_reason or 'the task finished')
+        try:
+            with saving():
+                # What failed may be environments, which hear a Ctrl-C themselves, and not what was trained.
+                if self._ctx is None or (failed and not self._may_end_here()):
+                    self._drain()
+                elif self._save_last(self._ctx) and not (failed or self._session.failed):
+                    self._directory.finish(self._session.finish_reason or 'the task finished')
+        finally:
+            self._last_save.done()
 
     def _save_last(self, ctx: OnlineRLContext) -> bool:
         """Returns whether it is on the disk."""

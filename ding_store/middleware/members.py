@@ -24,6 +24,9 @@ STREAM = 'members'
 #: The newest reports are what matters: old ones make room.
 STREAM_OPTIONS = {STREAM: {'max_pending_bytes': 1 << 20, 'overflow': 'drop_oldest'}}
 
+#: Who has reported nothing while the others did so many times each is no more.
+SILENT_AFTER = 10
+
 #: Set for processes of ``ding-store run --roles`` and ``join``, to their launch. Launchers retire the run, after they
 #: have read the last figures.
 ENV_LAUNCHED = 'DING_STORE_LAUNCHED'
@@ -115,6 +118,8 @@ class Members:
         self._store = store
         self.after: EntryId = OLDEST
         self.by_id: Dict[str, Member] = {}
+        self._num_reports = 0
+        self._reported: Dict[str, int] = {}  # which one of them was a member's last
         self._has_complained = False
 
     def refresh(self) -> Members:
@@ -142,6 +147,8 @@ class Members:
         if member is None:
             self._complain(f'entry {entry.id.number} of {STREAM!r} is no report of a member')
             return
+        self._num_reports += 1
+        self._reported[member.id] = self._num_reports
         known = self.by_id.get(member.id)
         if known is None or member.beat >= known.beat:
             self.by_id[member.id] = member
@@ -211,7 +218,13 @@ class Members:
 
     def policy_lag(self, name: str, version: int) -> int:
         """This version of a policy less the oldest that a living collector uses of it."""
-        held = [m.figures.get('policy_versions', {}).get(name, version) for m in self.alive('collector')]
+        patience = SILENT_AFTER * len(self.alive())
+        living = [
+            member
+            for member in self.alive('collector')
+            if not member.was_killed and self._num_reports - self._reported[member.id] <= patience
+        ]
+        held = [member.figures.get('policy_versions', {}).get(name, version) for member in living]
         return max(0, version - min(held, default=version))
 
     def total(self, role: str, figure: str) -> float:

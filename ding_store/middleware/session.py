@@ -76,6 +76,7 @@ class Session:
         self.checkpointer: Any = None  # of all policies of this process
         self.checkpoints: Optional[CheckpointDir] = None  # the learner's
         self.before_leaving: List[Callable[[bool], None]] = []  # called with whether this process failed
+        self.while_waiting: List[Callable[[], None]] = []  # called now and then
         self.has_replay = False  # this process has opened ``replay_path``
         self.replays: List[StoreBuffer] = []  # that it made, in this order
         self.is_server_full = False  # so that nobody can report
@@ -276,6 +277,8 @@ class Session:
         peers = PeerWatch(self, role) if role else None
         try:
             while not self.finished:
+                for call in self.while_waiting:
+                    call()
                 result = attempt(SLICE_S)
                 if result is not None:
                     return result

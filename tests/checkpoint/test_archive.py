@@ -49,6 +49,25 @@ def test_torch_reads_what_is_written(tmp_path, monkeypatch):
     assert filled == [True]  # by our own writes, not by torch.save under the interpreter's lock
 
 
+def test_bytes_are_on_the_disk_before_their_name_and_the_name_before_it_returns(tmp_path, monkeypatch):
+    """Which no kill can show, only a power cut."""
+    path, done = str(tmp_path / 'a.pth.tar'), []
+    fsync, replace = os.fsync, os.replace
+
+    def sync(descriptor):
+        done.append(('fsync', os.readlink(f'/proc/self/fd/{descriptor}')))
+        fsync(descriptor)
+
+    def rename(source, target):
+        done.append(('replace', source, target))
+        replace(source, target)
+
+    monkeypatch.setattr(os, 'fsync', sync)
+    monkeypatch.setattr(os, 'replace', rename)
+    write_state(path, state_of())
+    assert done == [('fsync', f'{path}.new'), ('replace', f'{path}.new', path), ('fsync', str(tmp_path))]
+
+
 def test_tensors_that_share_or_skip_memory_are_written_too(tmp_path):
     path, base = str(tmp_path / 'a.pth.tar'), torch.arange(24.0).reshape(4, 6)
     state = {'whole': base, 'view': base[1:], 'column': base[:, 2], 'twice': [base, base]}

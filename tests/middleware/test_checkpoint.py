@@ -5,6 +5,7 @@ import copy
 import errno
 import os
 import random
+import signal
 import threading
 import types
 
@@ -135,6 +136,41 @@ def test_a_task_that_ends_behind_it_was_saved(tmp_path, max_train_iter, max_step
     last = 1 if is_interrupted else 4
     assert [os.path.basename(path) for path in made._directory.paths()][-1] == f'iteration_{last}.pth.tar'
     assert (made._directory.run is None) == (not is_interrupted)
+
+
+@pytest.mark.parametrize('moment', ['iteration', 'wait', 'failure', 'failed step'])
+def test_a_task_that_is_told_to_end_saves_what_it_trained_first(tmp_path, moment):
+    policy, session = policy_of(), session_of(tmp_path, interval_s=1000.0)
+    trained = []
+
+    def step(ctx):
+        is_last = ctx.train_iter == 3
+        if is_last and moment == 'wait':
+            session.wait_for('experience', lambda timeout_s: signal.raise_signal(signal.SIGINT))
+        elif is_last:
+            signal.raise_signal(signal.SIGINT)
+        if is_last and moment == 'failed step':
+            train(policy)
+        if is_last and 'fail' in moment:
+            raise EOFError  # of environments in processes of their own, which a Ctrl-C ends
+        train(policy)
+        trained.append(copy.deepcopy(policy.learn_mode.state_dict()))
+        ctx.train_iter += 1
+
+    before = signal.getsignal(signal.SIGINT)
+    made = checkpointer(session, policy)
+    for each in (step, made):
+        task.use(each)
+    with pytest.raises(KeyboardInterrupt), task:
+        task.run(max_step=100)
+    assert signal.getsignal(signal.SIGINT) is before
+    last = {'iteration': 4, 'wait': 3, 'failure': 3, 'failed step': 1}[moment]
+    saved = [os.path.basename(path) for path in made._directory.paths()]
+    assert saved == [f'iteration_{n}.pth.tar' for n in sorted({1, last})]
+    _, state = made._directory.newest()
+    assert same({key: state[key] for key in trained[last - 1]}, trained[last - 1])
+    assert state['ding_store']['counters']['train_iter'] == last
+    assert made._directory.run is not None  # to be resumed
 
 
 @pytest.mark.parametrize(('error', 'failed'), [(OSError, True), (KeyboardInterrupt, True), (SystemExit, False)])

@@ -72,6 +72,15 @@ def test_rows_know_the_version_of_each_policy_of_their_collector(store, direct):
     assert [item.meta for item in buffer_] == [both[1], {'policy_version': 4}]
 
 
+@pytest.mark.parametrize(('direct', 'known'), [(True, [4, 6]), (False, [4, 4])])
+def test_rows_of_chunks_that_pass_middleware_together_have_the_oldest_version(store, direct, known):
+    buffer_, writer = StoreBuffer(20), ChunkWriter(store, STREAM)
+    for number, version in ((1, 4), (2, 6)):
+        writer.write([step(number)], {**HEADER, 'policy_version': version})
+    assert Learner(store, buffer_, direct).take() == 2
+    assert [item.meta['policy_version'] for item in buffer_] == known
+
+
 HOSTILE = [None, -1, 2**70, 'x', [], {}, 'object', '<U9999999', 1.5, True, [[]], '__class__', 10**9]
 
 

@@ -1,5 +1,6 @@
 """Who would end a process while it writes its last checkpoint: signals come after it, and others can see it."""
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -10,13 +11,18 @@ import pytest
 from ding_store.middleware.saving import NAME, is_saving, saving
 
 pytestmark = pytest.mark.timeout(60)
+ITERATING = Path(__file__).parent / 'iterating.py'
 SAVE = """
+import select
 import sys
+from ding_store.middleware import saving as module
 from ding_store.middleware.saving import saving
+module.SAME_S = 0.0
 try:
     with saving():
         print('saving', flush=True)
-        sys.stdin.readline()
+        while not select.select([sys.stdin], [], [], 0.1)[0]:
+            pass  # in slices: who is told just before it waits hears of it afterwards
         print('saved', flush=True)
         if sys.argv[1:]:
             raise OSError('no disk')
@@ -34,16 +40,29 @@ def arguments():
     return []
 
 
-@pytest.fixture
-def writer(arguments):
+@contextlib.contextmanager
+def started(*arguments):
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1)
-    with subprocess.Popen([sys.executable, '-c', SAVE, *arguments], **pipes) as process:
+    with subprocess.Popen([sys.executable, *arguments], **pipes) as process:
         try:
-            assert process.stdout.readline() == 'saving\n'
-            assert is_saving(process.pid)
             yield process
         finally:
             process.kill()
+
+
+@pytest.fixture
+def writer(arguments):
+    with started('-c', SAVE, *arguments) as process:
+        assert process.stdout.readline() == 'saving\n'
+        assert is_saving(process.pid)
+        yield process
+
+
+@pytest.fixture
+def iterating(arguments):
+    with started(ITERATING, *arguments) as process:
+        assert process.stdout.readline() == 'iterating\n'
+        yield process
 
 
 def end_of(process):
@@ -70,17 +89,70 @@ def test_others_see_it_and_it_ends(writer):
 def test_a_signal_comes_after_it_whatever_came_of_it(writer, numbers, said, code):
     for number in numbers:
         writer.send_signal(number)
-        assert 'still being written' in writer.stderr.readline()
+        assert 'told to end' in writer.stderr.readline()
     assert end_of(writer) == said
     assert writer.wait() == code
 
 
 def test_a_second_signal_comes_at_once(writer):
     writer.send_signal(signal.SIGTERM)
-    assert 'still being written' in writer.stderr.readline()
+    assert 'told to end' in writer.stderr.readline()
     writer.send_signal(signal.SIGTERM)
     assert writer.wait() == -signal.SIGTERM
     assert writer.stdout.read() == ''
+
+
+@pytest.mark.parametrize(
+    ('number', 'said', 'code'),
+    [(signal.SIGINT, ['saved', 'interrupted', 'ended'], 0), (signal.SIGTERM, ['saved'], -signal.SIGTERM)],
+)
+def test_a_signal_comes_after_the_iteration_and_its_checkpoint(iterating, number, said, code):
+    iterating.stdin.write('\n')
+    assert iterating.stdout.readline() == 'iterating\n'
+    iterating.send_signal(number)
+    assert 'told to end' in iterating.stderr.readline()
+    assert end_of(iterating) == said
+    assert iterating.wait() == code
+
+
+def test_a_signal_that_a_launcher_hands_on_is_no_second_one(iterating):
+    for _ in range(2):
+        iterating.send_signal(signal.SIGINT)
+    assert 'told to end' in iterating.stderr.readline()
+    assert end_of(iterating) == ['saved', 'interrupted', 'ended']
+
+
+@pytest.mark.parametrize('arguments', [['60', '0']])
+def test_a_second_signal_breaks_an_iteration_off(iterating):
+    iterating.send_signal(signal.SIGINT)
+    assert 'told to end' in iterating.stderr.readline()
+    iterating.send_signal(signal.SIGINT)
+    assert iterating.stdout.read() == 'interrupted\nended\n'
+
+
+@pytest.mark.parametrize('arguments', [['0.2', '0']])
+@pytest.mark.parametrize(
+    ('number', 'said', 'code'),
+    [(signal.SIGINT, 'interrupted\nended\n', 0), (signal.SIGTERM, '', -signal.SIGTERM)],
+)
+def test_an_iteration_that_takes_too_long_is_broken_off(iterating, number, said, code):
+    iterating.send_signal(number)
+    assert iterating.stdout.read() == said
+    assert iterating.wait() == code
+    assert 'there is no last checkpoint' in iterating.stderr.read()
+
+
+def test_a_forked_child_ends_when_it_is_told_to(iterating):
+    iterating.stdin.write('fork\n')
+    assert iterating.stdout.readline() == f'the child ended with {-signal.SIGTERM}\n'
+    assert iterating.stdout.readline() == 'iterating\n'
+
+
+def test_who_has_lost_its_parent_is_given_time_for_its_checkpoint(iterating):
+    iterating.stdin.write('lose parent\n')
+    said = iterating.stdout.read().split()
+    assert said[0] == 'saved'
+    assert 'killed' in said
 
 
 def test_one_handler_that_raises_does_not_keep_the_others_from_their_signals():

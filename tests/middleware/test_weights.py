@@ -4,6 +4,7 @@ import faulthandler
 import gc
 import itertools
 import signal
+import subprocess
 import types
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
@@ -15,7 +16,7 @@ import pytest
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, SchemaMismatch
 from ding_store.launch.progress import Figures
-from ding_store.middleware.members import Member, Members
+from ding_store.middleware.members import SILENT_AFTER, Member, Members
 from ding_store.middleware.session import Session
 from ding_store.storage import open_store
 from ding_store.storage.base import Value
@@ -428,6 +429,28 @@ def test_versions_of_several_policies_are_told_apart(exchanger):
     in_process_of(other, 'collector', 'blue', acting=True)
     with pytest.raises(ConfigError, match="'green'.*'blue'"):
         in_process_of(other, 'collector', 'green', acting=True)
+
+
+def test_the_lag_is_that_of_collectors_that_live():
+    gone = subprocess.Popen(['true'])
+    gone.wait()
+    with open_store('memory://', 'r') as store:
+        here, elsewhere, alive = (Member(name, 'collector', 2) for name in ('here', 'elsewhere', 'alive'))
+        here.pid, elsewhere.pid_space = gone.pid, 'of another host'
+        for member, version in ((elsewhere, 3), (alive, 8)):
+            member.figures = {'policy_versions': {'main': version}}
+            member.report(store)
+        members = Members(store)
+        assert members.refresh().policy_lag('main', 10) == 7
+        here.figures = {'policy_versions': {'main': 1}}
+        here.report(store)
+        assert members.refresh().policy_lag('main', 10) == 7
+        for _ in range(3 * SILENT_AFTER + 1):  # while one of another host is silent, and cannot be seen from here
+            alive.report(store)
+        for each in (members, Members(store)):
+            assert each.refresh().policy_lag('main', 10) == 2
+        elsewhere.report(store)
+        assert members.refresh().policy_lag('main', 10) == 7
 
 
 def test_the_log_tells_versions_and_lag_now_and_then(exchanger, monkeypatch, caplog):
