@@ -3,20 +3,21 @@
 Learning curves: Pong DQN, Hopper SAC and GoBigger DQN, store and stock, several seeds, in one plot.
 
     scripts/setup.sh --extra atari --extra mujoco --extra gobigger
-    python scripts/learn.py gobigger                  # some ten minutes of one core, and 8 GB, per run
+    python scripts/learn.py gobigger                  # half an hour of one core, and 8 GB, per run
     python scripts/learn.py hopper --seeds 0 1 --minutes 30
     python scripts/learn.py --plot                    # only draw what there is
 
 Every run is a process of its own (one collector and the learner in it, so that store and stock do the same work), ends
 at its env steps or after its minutes, and writes a line per evaluation to DIRECTORY/TASK-KIND-sSEED/curve.jsonl: env
 step, train iteration, seconds, mean return over 20 episodes. Started again, runs that ended are left as they are, and
-the others begin anew; so do those that their minutes ended, when they are given more. A random policy's returns are
-measured first; the plot shows their mean and 3 standard deviations.
+the others begin anew; so do those that their minutes ended, when they are given more. None outlives this command. A
+random policy's returns are measured first; the plot shows their mean and 3 standard deviations.
 """
 
 import argparse
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -177,6 +178,8 @@ class Run:
     """One run in a process of its own, with its output and curve in its directory."""
 
     def __init__(self, task: str, kind: str, seed: int, minutes: float, directory: Path):
+        from ding_store.launch.interrupt import die_with_starter
+
         self.name, self.directory = f'{task}-{kind}-s{seed}', directory / f'{task}-{kind}-s{seed}'
         self.max_env_step = TASKS[task]['max_env_step']
         self.directory.mkdir(exist_ok=True)
@@ -185,8 +188,9 @@ class Run:
         environment = {'OMP_NUM_THREADS': '1', **os.environ, 'PYTHONPATH': str(ROOT)}
         with open(self.directory / 'out', 'wb') as out:
             self.process = subprocess.Popen(
-                [*command, '--minutes', str(minutes)], cwd=self.directory, env=environment, stdout=out, stderr=out
-            )
+                [*command, '--minutes', str(minutes)], cwd=self.directory, env=environment, stdout=out, stderr=out,
+                preexec_fn=die_with_starter,
+            )  # fmt: skip
 
     def has_ended(self) -> bool:
         if self.process.poll() is None:
@@ -297,15 +301,27 @@ def main() -> None:
     given = parser.parse_args()
     for task in set(given.tasks) - set(TASKS):
         parser.error(f'no task {task!r}; there are: {", ".join(TASKS)}')
+    if not given.tasks and not given.plot:
+        parser.error(f'name a task ({", ".join(TASKS)}), or --plot')
+    if given.jobs < 1:
+        parser.error(f'--jobs ({given.jobs}) must be at least 1')
+    if not 0 < given.minutes < math.inf:
+        parser.error(f'--minutes ({given.minutes:g}) must be above 0, and finite')
     if given.one:
         run_one(given.tasks[0], given.one[0], int(given.one[1]), given.minutes)
         return
     sys.path.insert(0, str(ROOT))
+    from ding_store.launch.interrupt import sigterm_as_interrupt
+
     directory = given.directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
-    if not given.plot:
-        learn(given.tasks, given.kinds, given.seeds, given.minutes, given.jobs, directory)
-    plot(directory)
+    try:
+        with sigterm_as_interrupt():
+            if not given.plot:
+                learn(given.tasks, given.kinds, given.seeds, given.minutes, given.jobs, directory)
+            plot(directory)
+    except KeyboardInterrupt:
+        raise SystemExit('interrupted: the same command begins anew the runs that have not ended') from None
 
 
 if __name__ == '__main__':

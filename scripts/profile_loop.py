@@ -15,6 +15,7 @@ import argparse
 import functools
 import importlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -23,7 +24,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Optional
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Rounds of the loop that trained, before the clock starts.
@@ -203,7 +204,13 @@ def run_one(name: str, side: str, seconds: float, out: str) -> None:
     module.main(Options(config=config, stock=side == 'stock', env_manager='base', settings=tuple(settings.items())))
 
 
+class NoExtra(RuntimeError):
+    """What the environment of a loop needs is not installed."""
+
+
 def measure(name: str, side: str, seconds: float, roles: str) -> Dict[str, Any]:
+    from ding_store.launch.interrupt import die_with_starter
+
     environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(ROOT), 'SDL_VIDEODRIVER': 'dummy'}
     with tempfile.TemporaryDirectory(prefix='profile') as directory:
         out, log = Path(directory, 'out.json'), Path(directory, 'log')
@@ -212,9 +219,15 @@ def measure(name: str, side: str, seconds: float, roles: str) -> Dict[str, Any]:
         if roles:
             command = [sys.executable, '-m', 'ding_store.cli', 'run', '--roles', roles, '--', 'python', *child]
         with log.open('wb') as stream:
-            subprocess.run(command, cwd=directory, env=environment, stdout=stream, stderr=stream, timeout=600)
+            subprocess.run(
+                command, cwd=directory, env=environment, stdout=stream, stderr=stream, timeout=600 + seconds,
+                preexec_fn=die_with_starter,
+            )  # fmt: skip
         if not out.exists():
-            raise RuntimeError(f'{name} {side} gave no figures:\n{log.read_text(errors="replace")[-3000:]}')
+            said = log.read_text(errors='replace')
+            for missing in [line for line in said.splitlines() if line.startswith('ModuleNotFoundError')][-1:]:
+                raise NoExtra(f'{name} is left out: {missing}')
+            raise RuntimeError(f'{name} {side} gave no figures:\n{said[-3000:]}')
         return dict(json.loads(out.read_text()))
 
 
@@ -239,21 +252,42 @@ def main() -> int:
     for name in options.loops:
         if name not in LOOPS:
             parser.error(f'no loop {name!r}; known are {", ".join(LOOPS)}')
-    parts = [part for part in PARTS if options.roles or part not in EXCHANGES.values()]
+    if not 0 < options.seconds < math.inf:
+        parser.error(f'--seconds ({options.seconds:g}) must be above 0, and finite')
+    file = Path(options.json).resolve() if options.json else None
+    if file and not file.parent.is_dir():
+        parser.error(f'--json {options.json}: there is no directory {file.parent}')
+    sys.path.insert(0, str(ROOT))
+    from ding_store.launch.interrupt import sigterm_as_interrupt
+
+    try:
+        with sigterm_as_interrupt():
+            return profile(options.loops, options.seconds, options.roles, file)
+    except KeyboardInterrupt:
+        raise SystemExit('interrupted') from None
+
+
+def profile(loops: List[str], seconds: float, roles: str, file: Optional[Path]) -> int:
+    """1: a loop gave no figures, or one that was named has not its extra."""
+    parts = [part for part in PARTS if roles or part not in EXCHANGES.values()]
     titles = ''.join(f'{part + " %":>15}' for part in parts)
     sys.stdout.write(f'{"loop":<16}{"side":<7}{"train it/s":>10}{"step/s":>10}{titles}\n')
     failed, figures = 0, {}
-    for name in options.loops or LOOPS:
-        for side in ['store'] if options.roles else ['stock', 'store']:
+    for name in loops or LOOPS:
+        for side in ['store'] if roles else ['stock', 'store']:
             try:
-                figures[f'{name} {side}'] = found = measure(name, side, options.seconds, options.roles)
+                figures[f'{name} {side}'] = found = measure(name, side, seconds, roles)
                 sys.stdout.write(line(name, side, found, parts) + '\n')
+            except NoExtra as error:
+                failed = failed or int(bool(loops))
+                sys.stderr.write(f'{error}\n')
+                break
             except (RuntimeError, subprocess.TimeoutExpired) as error:
                 failed = 1
                 sys.stderr.write(f'{error}\n')
             sys.stdout.flush()
-    if options.json:
-        Path(options.json).write_text(json.dumps(figures, indent=1))
+            if file:
+                file.write_text(json.dumps(figures, indent=1))
     return failed
 
 

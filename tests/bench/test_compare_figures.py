@@ -18,7 +18,7 @@ from ding_store.bench.compare.main import _facts, _measure
 from ding_store.bench.compare.page import page
 from ding_store.bench.compare.results import Results, finite, machine
 from ding_store.bench.compare.sections import OTHER_SECTIONS
-from ding_store.bench.compare.terminal import Progress, render
+from ding_store.bench.compare.terminal import Progress, render, times
 from ding_store.bench.compare.worker import WorkerFailed
 from ding_store.errors import ConfigError
 
@@ -66,6 +66,15 @@ def test_what_is_left_goes_by_what_was_measured(monkeypatch):
     progress.step()
     now[0] = 200.0
     assert 'left' not in said(), 'it takes longer than those before'
+
+
+def test_a_label_does_not_stand_on_the_line_of_what_is_required():
+    """A bar that ends just before it: its value goes behind."""
+    lines = [svg.Bar('qmix', '', {'stock': 0.79, 'store': 128.0})]
+    drawn = svg.bars(lines, times, {'required': 1.0})
+    line = float(re.search(r'class="required" d="M([\d.]+) ', drawn)[1])
+    label = float(re.search(r'<text x="([\d.]+)"[^>]*>0.79x<', drawn)[1])
+    assert label > line
 
 
 def test_a_curve_of_one_point_stands_in_the_middle():

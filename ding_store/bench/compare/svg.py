@@ -73,8 +73,9 @@ def bars(lines: Sequence[Bar], form: Format, marks: Dict[str, float]) -> str:
         drawn.append(_text(_LEFT - 12, middle - 1, line.name, 'name', 'end'))
         drawn.append(_text(_LEFT - 12, middle + 11, line.note, 'note', 'end'))
         own = [scale(value) for value in line.marks.values()]
+        avoided = [*own, *(scale(value) for value in marks.values())]
         for k, (series, value) in enumerate(line.values.items()):
-            drawn.append(_bar(scale, top + k * (_BAR + _GAP), series, value, form, line.name, own))
+            drawn.append(_bar(scale, top + k * (_BAR + _GAP), series, value, form, line.name, avoided))
         for at, (kind, value) in zip(own, line.marks.items()):
             title = f'<title>{escape(line.name)}, {kind}: {form(value)}</title>'
             bottom = top + len(names) * (_BAR + _GAP)
