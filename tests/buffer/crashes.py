@@ -242,10 +242,12 @@ def crash_repeatedly(
     Kill workers of one buffer at random points of time, so often at least, and until they have ``reached`` what is to
     be killed, going by the shared words; the findings of the first that left something wrong.
     """
-    rng, words, deadline = random.Random(seed), shared_words(1 << 20), time.monotonic() + 60
+    rng, words, deadline = random.Random(seed), shared_words(1 << 20), 0.0
     for number in itertools.count():
         if number >= kills and reached(words):
             break
+        if number == kills:
+            deadline = time.monotonic() + 60
         if number and number % _SAY_EVERY == 0:
             # Shown by ``scripts/crash.sh`` only, which is silent for minutes otherwise.
             sys.stderr.write(f'{worker.__name__}: {number} of {kills} kills\n')
