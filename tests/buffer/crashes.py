@@ -250,7 +250,7 @@ def crash_repeatedly(
             deadline = time.monotonic() + 60
         if number and number % _SAY_EVERY == 0:
             # Shown by ``scripts/crash.sh`` only, which is silent for minutes otherwise.
-            sys.stderr.write(f'{worker.__name__}: {number} of {kills} kills\n')
+            sys.stderr.write(f'{number} of {kills} kills\n')
         assert number < kills or time.monotonic() < deadline, f'{number} kills, and none was late enough'
         child = Child(lambda tell, seed=seed + number: worker(str(path), words, seed).run(tell))
         child.wait_until_told()
