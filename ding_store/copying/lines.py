@@ -9,6 +9,9 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic, register_jitable
 
 LINE = 64
+_BYTES = types.Array(types.uint8, 1, 'C')
+#: What is copied may be read-only.
+COPY = types.void(_BYTES, _BYTES.copy(readonly=True))
 #: Lines between what is copied and what is asked for.
 _LINES_AHEAD = 8
 
@@ -86,7 +89,7 @@ def stream(target: int, source: int, num_bytes: int) -> None:
     copy_bytes(target + end, source + end, num_bytes - end)
 
 
-def copy(target: int, source: int, num_bytes: int) -> None:
-    """Bytes from one address to another, past the caches."""
-    stream(target, source, num_bytes)
+def copy(target: Any, source: Any) -> None:
+    """The bytes of one array into another, past the caches."""
+    stream(target.ctypes.data, source.ctypes.data, target.nbytes)
     finish()

@@ -18,6 +18,8 @@ from ding_store.copying.compiler import Compiler, is_wanted, with_compiler
 
 logger = logging.getLogger(__name__)
 
+_Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
 #: More than a core's caches hold, in all: what is written goes past them.
 FAR_BYTES = 10 << 20
 #: For copies of so much in all the compiler is loaded, half a second and 40 MB, where nothing else has: no collector
@@ -42,7 +44,8 @@ def copy_past_caches(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any])
     if _are_plain(target, source):
         copy = _load()
         if copy is not None:
-            copy(target.ctypes.data, source.ctypes.data, target.nbytes)
+            # Views and not addresses, which numpy takes three times as long to tell.
+            copy(target.ravel().view(np.uint8), source.ravel().view(np.uint8))
             return
     np.copyto(target, source)
 
@@ -105,12 +108,12 @@ def load_for(num_bytes: int) -> None:
         _compiled()
 
 
-def _load() -> Optional[Callable[[int, int, int], None]]:
+def _load() -> Optional[Callable[[_Bytes, _Bytes], None]]:
     return _compiled() if 'numba' in sys.modules else None
 
 
 @functools.cache
-def _compiled() -> Optional[Callable[[int, int, int], None]]:
+def _compiled() -> Optional[Callable[[_Bytes, _Bytes], None]]:
     # Asked once: a look at the environment takes a tenth of a push of small rows.
     try:
         return with_compiler(_compile) if is_wanted() else None
@@ -122,4 +125,4 @@ def _compiled() -> Optional[Callable[[int, int, int], None]]:
 def _compile(compiled: Compiler) -> Callable[..., Any]:
     from ding_store.copying import lines
 
-    return compiled('void(int64, int64, int64)', lines.copy, nogil=True)
+    return compiled(lines.COPY, lines.copy, nogil=True)
