@@ -23,12 +23,13 @@ from ding_store.launch.router import FIRST_IDS, ROLES, new_addresses, remove_add
 from ding_store.launch.script import Script, exit_process, preload
 from ding_store.middleware.claim import claim_run
 from ding_store.middleware.members import ENV_LAUNCHED, Members, launch
-from ding_store.middleware.saving import SAVE_S, is_saving
+from ding_store.middleware.saving import ARRIVE_S, SAVE_S, is_saving
 from ding_store.middleware.session import CHECKPOINTS, FINISH, Session, clear_ended_run, retire, silence_s
 from ding_store.storage.base import Store
 
-#: How long processes may take to leave after the run has ended, before they are told to, and then made to.
-LEAVE_S, TERM_S = 10.0, 5.0
+#: How long processes may take to leave after the run has ended, before they are told to, and then made to: a learner
+#: that is told has some seconds to come to its last checkpoint.
+LEAVE_S, TERM_S = 10.0, ARRIVE_S + 2.0
 
 
 def parse_roles(text: str) -> Dict[str, int]:
@@ -89,6 +90,7 @@ class Process:
     log: Path
     address: str
     code: Optional[int] = None  # as a shell says it: 128 + signal when killed
+    is_told: bool = False  # to end, once: who is told twice does not save any more
 
     @property
     def title(self) -> str:
@@ -352,8 +354,13 @@ class Job:
             self.saving_s = now
         for process in self.processes:
             since_s = now - max(ended_s, self.saving_s if process.role == 'learner' else 0.0)
-            if process.code is None and since_s > LEAVE_S:
-                os.kill(process.pid, signal.SIGKILL if since_s > LEAVE_S + TERM_S else signal.SIGTERM)
+            if process.code is not None or since_s <= LEAVE_S:
+                continue
+            if since_s > LEAVE_S + TERM_S:
+                os.kill(process.pid, signal.SIGKILL)
+            elif not process.is_told:
+                process.is_told = True
+                os.kill(process.pid, signal.SIGTERM)
 
     def _kill_all(self) -> None:
         for process in self.processes:

@@ -2,7 +2,8 @@
 A process's last checkpoint: its launchers, the end of its parent and signals wait for it.
 
 A signal that would end a learner with checkpoints is held back until a moment between two updates, or to the end of a
-checkpoint that is being written, and comes then. Not for ever, and never a second one of its kind.
+checkpoint that is being written, and comes then. Not for ever, and never a second one of its kind; but a main thread
+that hangs in a C call hears of none, and SIGKILL alone ends it.
 """
 
 from __future__ import annotations
@@ -157,6 +158,8 @@ class _HeldBack:
         if os.getpid() != self._pid:  # a child that was forked meanwhile has our handlers, and nothing to save
             self.heard = [number]
             self._give_back()
+        elif not self._num_holds:  # somebody's handler that came later calls this one: it is nobody's business any more
+            self._pass_on(number, frame)
         elif number in self.heard:
             if time.monotonic() - self._heard_at[number] < SAME_S:
                 return
@@ -168,8 +171,23 @@ class _HeldBack:
             self.heard.append(number)
             self._news.put(number)
 
+    def _pass_on(self, number: int, frame: Any) -> None:
+        before = self._before.get(number)
+        if callable(before):
+            before(number, frame)
+        elif before == signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
     def _give_back(self) -> None:
         """All of them, also after an error: who raises out of a handler does not keep the others from theirs."""
+        if threading.current_thread() is not threading.main_thread():
+            # Handlers can be changed in that one only: what comes is passed on from here on.
+            self._news.put(None)
+            self._is_over.set()
+            for number in self.heard:
+                os.kill(os.getpid(), number)
+            return
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._before)
         try:
             for number, handler in self._before.items():

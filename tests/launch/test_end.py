@@ -53,6 +53,7 @@ def test_a_learner_that_writes_its_last_checkpoint_is_waited_for(tmp_path, monke
 
     assert hurry(LEAVE_S - 5) == []
     assert hurry(LEAVE_S + 1) == [(2, 'SIGTERM')]
+    assert hurry(LEAVE_S + 2) == []  # a second one would end a learner at once
     assert hurry(LEAVE_S + TERM_S + 1) == [(2, 'SIGKILL')]
     assert said == ['waiting for the last checkpoint: the learner is still writing it']
     writers.clear()

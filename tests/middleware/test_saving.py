@@ -171,6 +171,48 @@ def test_one_handler_that_raises_does_not_keep_the_others_from_their_signals():
         signal.signal(signal.SIGTERM, before)
 
 
+CHAINED = """
+import signal, sys
+from ding_store.middleware.saving import LastSave
+last = LastSave()
+last.expect()
+ours = signal.getsignal(signal.SIGTERM)
+signal.signal(signal.SIGTERM, lambda number, frame: ours(number, frame))
+last.done()
+print('done', flush=True)
+sys.stdin.read()
+"""
+#: ``done`` is called by another thread, before or after the signal.
+ELSEWHERE = """
+import signal, sys, threading
+from ding_store.middleware import saving
+from ding_store.middleware.saving import LastSave
+saving.ARRIVE_S = 1000.0
+last = LastSave()
+last.expect()
+if sys.argv[1:]:
+    signal.raise_signal(signal.SIGTERM)
+thread = threading.Thread(target=last.done)
+thread.start()
+thread.join()
+print('done', flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize('code', [CHAINED, ELSEWHERE])
+def test_a_handler_that_could_not_be_given_back_passes_on(code):
+    with started('-c', code) as process:
+        assert process.stdout.readline() == 'done\n'
+        process.terminate()
+        assert process.wait() == -signal.SIGTERM
+
+
+def test_what_was_held_back_comes_also_if_another_thread_says_so():
+    with started('-c', ELSEWHERE, 'told') as process:
+        assert process.wait() == -signal.SIGTERM
+
+
 def test_the_process_is_called_afterwards_what_it_was():
     own = Path('/proc/self/comm')
     before = own.read_bytes()
