@@ -200,7 +200,7 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize('code', [CHAINED, ELSEWHERE])
+@pytest.mark.parametrize('code', [CHAINED, ELSEWHERE], ids=['chained', 'elsewhere'])
 def test_a_handler_that_could_not_be_given_back_passes_on(code):
     with started('-c', code) as process:
         assert process.stdout.readline() == 'done\n'
