@@ -15,10 +15,12 @@ random policy's returns are measured first; the plot shows their mean and 3 stan
 """
 
 import argparse
+import functools
 import itertools
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -178,7 +180,7 @@ class Run:
     """One run in a process of its own, with its output and curve in its directory."""
 
     def __init__(self, task: str, kind: str, seed: int, minutes: float, directory: Path):
-        from ding_store.launch.interrupt import die_with_starter
+        from ding_store.parent import end_with
 
         self.name, self.directory = f'{task}-{kind}-s{seed}', directory / f'{task}-{kind}-s{seed}'
         self.max_env_step = TASKS[task]['max_env_step']
@@ -189,7 +191,7 @@ class Run:
         with open(self.directory / 'out', 'wb') as out:
             self.process = subprocess.Popen(
                 [*command, '--minutes', str(minutes)], cwd=self.directory, env=environment, stdout=out, stderr=out,
-                preexec_fn=die_with_starter,
+                preexec_fn=functools.partial(end_with, os.getpid(), signal.SIGKILL),
             )  # fmt: skip
 
     def has_ended(self) -> bool:

@@ -17,6 +17,7 @@ import importlib
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -209,7 +210,7 @@ class NoExtra(RuntimeError):
 
 
 def measure(name: str, side: str, seconds: float, roles: str) -> Dict[str, Any]:
-    from ding_store.launch.interrupt import die_with_starter
+    from ding_store.parent import end_with
 
     environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(ROOT), 'SDL_VIDEODRIVER': 'dummy'}
     with tempfile.TemporaryDirectory(prefix='profile') as directory:
@@ -221,7 +222,7 @@ def measure(name: str, side: str, seconds: float, roles: str) -> Dict[str, Any]:
         with log.open('wb') as stream:
             subprocess.run(
                 command, cwd=directory, env=environment, stdout=stream, stderr=stream, timeout=600 + seconds,
-                preexec_fn=die_with_starter,
+                preexec_fn=functools.partial(end_with, os.getpid(), signal.SIGKILL),
             )  # fmt: skip
         if not out.exists():
             said = log.read_text(errors='replace')

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import functools
 import os
 import signal
 import socket
@@ -19,10 +19,10 @@ from ding_store.bench.output import say, show
 from ding_store.bench.weights import measure, sizes_of, write_json
 from ding_store.bench.weights_ways import LIMIT_S, NUM_TENSORS, Ours, Way
 from ding_store.errors import ConfigError, StoreError
+from ding_store.parent import end_with
 from ding_store.storage import open_store
 from ding_store.storage.embedded.binary import find_server
 
-_PR_SET_PDEATHSIG = 1
 #: Set by ``_server``, for the processes that are forked meanwhile.
 _PORT = 'DING_STORE_BENCH_PORT'
 
@@ -150,14 +150,8 @@ def _server() -> Iterator[None]:
         free.bind(('127.0.0.1', 0))
         port = free.getsockname()[1]
     words = [str(find_server()), '--bind', '127.0.0.1', '--port', str(port), '--save', '', '--appendonly', 'no']
-    parent = os.getpid()
-
-    def end_with_parent() -> None:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died before we asked to be told
-            os._exit(1)
-
-    server = subprocess.Popen([*words, '--daemonize', 'no'], stdout=subprocess.DEVNULL, preexec_fn=end_with_parent)
+    end_with_us = functools.partial(end_with, os.getpid(), signal.SIGKILL)
+    server = subprocess.Popen([*words, '--daemonize', 'no'], stdout=subprocess.DEVNULL, preexec_fn=end_with_us)
     os.environ[_PORT] = str(port)
     try:
         open_store(f'redis://127.0.0.1:{port}', 'bench', host_plane='off').close()  # It answers.

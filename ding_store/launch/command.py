@@ -14,8 +14,9 @@ from typing import Iterator, List, Sequence, Tuple
 
 from ding_store.errors import ConfigError
 from ding_store.middleware.saving import SAVE_S, is_saving
+from ding_store.parent import end_with
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_CHILD_SUBREAPER = 36
 #: How long a command may take to end after it was told to, before all of its processes are made to.
 LEAVE_S = 10.0
 #: How long processes that were killed may take to be gone.
@@ -87,9 +88,7 @@ def _start(command: Sequence[str], mask: set) -> subprocess.Popen:
 
     def enter() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:  # it died before we asked to be told
-            os._exit(1)
+        end_with(parent)
 
     try:
         return subprocess.Popen(command, preexec_fn=enter)

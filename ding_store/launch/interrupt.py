@@ -1,14 +1,10 @@
-"""Commands that are told to end, or that are killed: what they clean up, and what must not outlive them."""
+"""Commands that are told to end, and what they clean up."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import signal
 from typing import Iterator
-
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
 
 
 @contextlib.contextmanager
@@ -19,8 +15,3 @@ def sigterm_as_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def die_with_starter() -> None:
-    """``preexec_fn`` of a process that is killed when the thread that starts it has ended, in whatever way."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

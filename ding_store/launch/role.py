@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -15,8 +14,7 @@ from typing import List
 
 from ding_store import private
 from ding_store.launch.script import Script, exit_process
-
-_PR_SET_PDEATHSIG = 1
+from ding_store.parent import end_with
 
 
 @dataclass
@@ -45,9 +43,7 @@ class Role:
         # Ctrl-C reaches every process of the terminal's group. The launcher ends the run for all, in order.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != self.launcher:  # it died before we asked to be told
-            os._exit(1)
+        end_with(self.launcher)
 
     def run(self) -> int:
         """Run the script to its end; returns its exit code."""
