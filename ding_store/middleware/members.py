@@ -12,7 +12,7 @@ import threading
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
 from ding_store.errors import CorruptPayload
 from ding_store.middleware.saving import wait_until_saved
@@ -218,14 +218,17 @@ class Members:
 
     def policy_lag(self, name: str, version: int) -> int:
         """This version of a policy less the oldest that a living collector uses of it."""
-        patience = SILENT_AFTER * len(self.alive())
-        living = [
-            member
-            for member in self.alive('collector')
-            if not member.was_killed and self._num_reports - self._reported[member.id] <= patience
-        ]
+        living = [m for m in self._heard() if m.role == 'collector' and not m.was_killed]
         held = [member.figures.get('policy_versions', {}).get(name, version) for member in living]
         return max(0, version - min(held, default=version))
+
+    def _heard(self) -> Iterator[Member]:
+        """Who lives, the latest to report first: who is silent for ``SILENT_AFTER`` is judged by those before alone."""
+        latest = sorted(self.alive(), key=lambda member: -self._reported[member.id])
+        for count, member in enumerate(latest, 1):
+            if self._num_reports - self._reported[member.id] > SILENT_AFTER * count:
+                return
+            yield member
 
     def total(self, role: str, figure: str) -> float:
         """Sum of one figure over all members that ever had this role, the dead included."""

@@ -448,7 +448,8 @@ class PeerWatch:
 
     def look(self) -> str:
         """A text for the warning. Raises StoreTimeout once the role was seen and has been silent for too long."""
-        is_there = False
+        own, is_there = self._session.member, False
+        own_beat = own.beat if own is not None else 0
         with in_passing(self._session.store):
             self._members.refresh()
             is_there = True
@@ -458,6 +459,10 @@ class PeerWatch:
         if self._session.is_server_full:
             self._moved_at = time.monotonic()  # others cannot report either
             return '; the server is at its maxmemory'
+        known = self._members.by_id.get(own.id) if own is not None else None
+        if own is not None and (known is None or known.beat < own_beat):
+            self._moved_at = time.monotonic()  # nor can they where our own report does not come through
+            return '; the server takes no reports'
         peers = self._members.of(self._role)
         if not peers:
             return f'; no {self._role} has joined yet'

@@ -18,7 +18,7 @@ from ding_store.errors import AppendUnsettled, ConfigError, ServerFull, StoreTim
 from ding_store.launch.status import read_status
 from ding_store.middleware.claim import _claim
 from ding_store.middleware.members import STREAM_OPTIONS, Member, Members, pid_space
-from ding_store.middleware.session import CHECKPOINTS, FINISH, RETIRE, Session, clear_ended_run
+from ding_store.middleware.session import CHECKPOINTS, FINISH, RETIRE, PeerWatch, Session, clear_ended_run
 from ding_store.middleware.side import Side
 from ding_store.middleware.weights import WeightsSender
 from ding_store.storage import open_store
@@ -324,6 +324,23 @@ def test_a_dead_learner_is_waited_for_and_then_named(member):
     with pytest.raises(StoreTimeout, match=r'learner \(node 0, pid \d+ on .*is silent and was not started again'):
         collector.wait_for('chunks', lambda timeout_s: time.sleep(0.02), 'learner')
     assert time.monotonic() - begin >= collector.waited_s >= CONFIG.peer_timeout_s
+
+
+def test_nobody_counts_as_silent_while_own_reports_do_not_come_through_either(member, monkeypatch):
+    """As where the server's disk is full: it can be read, and refuses all reports."""
+    learner, collector = member('learner'), member('collector', 2)
+    peers = PeerWatch(collector, 'learner')
+    die(learner)
+    die(collector)  # its thread, which would report it
+    peers.look()
+    collector.member.beat += 1
+    monkeypatch.setattr(peers, '_moved_at', -1e6)
+    assert 'takes no reports' in peers.look()
+    collector.member.beat -= 1
+    assert 'has gone silent' in peers.look()
+    monkeypatch.setattr(peers, '_moved_at', -1e6)
+    with pytest.raises(StoreTimeout, match='is silent'):
+        peers.look()
 
 
 def test_a_learner_that_comes_back_ends_the_countdown(member):

@@ -453,6 +453,21 @@ def test_the_lag_is_that_of_collectors_that_live():
         assert members.refresh().policy_lag('main', 10) == 7
 
 
+def test_the_dead_of_long_ago_lend_the_silent_no_time():
+    with open_store('memory://', 'r') as store:
+        dead = [Member(f'dead{number}', 'collector', 2) for number in range(20)]
+        silent, alive = Member('silent', 'collector', 2), Member('alive', 'collector', 2)
+        for member, version in (*((one, 1) for one in dead), (silent, 3), (alive, 8)):
+            member.pid_space, member.figures = 'of another host', {'policy_versions': {'main': version}}
+            member.report(store)
+        members = Members(store)
+        for _ in range(2 * SILENT_AFTER):
+            assert members.refresh().policy_lag('main', 10) >= 7
+            alive.report(store)
+        alive.report(store)
+        assert members.refresh().policy_lag('main', 10) == 2
+
+
 def test_the_log_tells_versions_and_lag_now_and_then(exchanger, monkeypatch, caplog):
     caplog.set_level('INFO')
     learner = Learner(exchanger(exchangers.model_exchanger, Tied(), role='learner'))

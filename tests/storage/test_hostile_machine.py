@@ -110,6 +110,7 @@ def stuck_server(redis_binary, tmp_path):
             client.set('x', 1)
             client.bgsave()
             eventually(lambda: client.info('persistence')['rdb_last_bgsave_status'] == 'err', 'it cannot write')
+            client.config_set('stop-writes-on-bgsave-error', 'yes')
 
         server.fail, server.heal = fail, lambda: client.config_set('stop-writes-on-bgsave-error', 'no')
         yield server
@@ -154,6 +155,35 @@ def test_a_server_whose_disk_stays_full_is_named(stuck_server):
         stuck_server.heal()
         store.append(STREAM, {}, chunk(2))
         assert [number_of(entry) for entry in store.read(STREAM)] == [0, 1, 2], 'it was kept, as where a reply is lost'
+
+
+def test_who_is_hasty_does_not_wait_with_who_waits_for_room_on_a_disk(stuck_server):
+    with open_store(stuck_server.url, 'run', host_plane='off') as store, ThreadPoolExecutor() as pool:
+        arrays = {'x': np.zeros(100_000)}
+        store.put('weights', {}, arrays)
+        stuck_server.fail()
+        putting = pool.submit(store.put, 'weights', {}, {'x': np.ones(100_000)})
+        eventually(store._values._sent['weights'].lock.locked, 'it waits with the lock of the value')
+        with store.hasty(), pytest.raises(StoreUnavailable, match='cannot write'):
+            store.put('weights', {}, arrays)
+        assert not putting.done()
+        stuck_server.heal()
+        assert putting.result(WAIT_S) == 2
+        assert store.get('weights').arrays['x'][0] == 1
+
+
+def test_each_time_that_a_disk_is_full_is_said_once(stuck_server, caplog):
+    """Also where nobody waits for it."""
+    with open_store(stuck_server.url, 'run') as store, store.hasty():
+        for times in (1, 2):
+            store.put('v', {}, {})
+            stuck_server.fail()
+            for _ in range(2):
+                with pytest.raises(StoreUnavailable, match='cannot write'):
+                    store.put('v', {}, {})
+                store.get('v')
+            assert caplog.text.count('cannot write') == times
+            stuck_server.heal()
 
 
 def test_no_clock_that_jumps_is_asked():

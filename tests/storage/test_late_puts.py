@@ -3,6 +3,7 @@
 import itertools
 from contextlib import ExitStack
 
+import numpy as np
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from ding_store.storage.redis.link import Session
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import chunk, found_in
 from ding_store.storage.wire.encoding import encode_pieces
+from ding_store.storage.wire.value_parts import STILL_AFTER, SentParts
 
 _RUNS = (f'late{number}' for number in itertools.count())
 NAME = 'news'
@@ -63,6 +65,46 @@ def test_living_writers_take_turns(opened, size):
         assert store.put(NAME, {'number': number}, chunk(number, size)) == number
         value = stores[0].get(NAME)
         assert (value.header, value.arrays['x'][-1]) == ({'number': number}, number)
+
+
+@pytest.mark.parametrize('other', ['deletes', 'puts'])
+def test_an_asked_put_of_arrays_that_have_just_become_still_is_whole(opened, redis_server, other):
+    """Those that stay part from those that change: a try's parts must not bear the names of the try before."""
+    store = opened()
+    for number in range(1, 8):
+        if number == STILL_AFTER + 1 and other == 'deletes':
+            opened().delete(NAME)
+        elif number == STILL_AFTER + 1:
+            opened().put(NAME, {}, {})
+        arrays = {str(i): np.full(12_500, number if i % 3 else 0.0) for i in range(30)}
+        version = store.put(NAME, {'number': number}, arrays)
+        for reader in (store, opened()):
+            value = reader.get(NAME)
+            assert (value.version, value.header) == (version, {'number': number})
+            assert [set(array) for array in value.arrays.values()] == [{number if i % 3 else 0.0} for i in range(30)]
+    with redis_server.client() as client:
+        lives = {client.ttl(part) for part in client.keys(f'ding:{{{store.run}/{NAME}/*:part:*')}
+    assert lives == {-1}, 'what was sent was used'
+
+
+def test_parts_that_are_there_are_not_sent_again_with_the_next_try():
+    """Nor are they others, though an array was the same for long enough with this version; it is published but once."""
+    sent, fresh = SentParts(lambda token: f'{token}:'), (f'{number:032x}' for number in itertools.count())
+    for version in range(STILL_AFTER):
+        pieces = encode_pieces({}, {'still': np.zeros(100), 'moving': np.full(100, version)})
+        dict(sent.changed(pieces, next(fresh)))
+        sent.settle(True)
+    pieces = encode_pieces({}, {'still': np.zeros(100), 'moving': np.full(100, -1)})
+    assert len(dict(sent.changed(pieces, next(fresh)))) == 1
+    listed = sent.parts
+    sent.keep()
+    for _ in range(STILL_AFTER + 1):
+        assert dict(sent.changed(pieces, next(fresh))) == {}
+        assert sent.parts == listed
+        sent.keep()
+    sent.settle(True)
+    assert len(dict(sent.changed(pieces, next(fresh)))) == 2, 'no longer in one part'
+    assert [unit.age for unit in sent._units][1:] == [STILL_AFTER, 0]
 
 
 def test_an_advance_that_is_asked_is_put_again(opened):

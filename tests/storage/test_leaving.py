@@ -152,6 +152,18 @@ def test_who_leaves_while_the_server_is_away_says_what_it_may_lose(forgetful_ser
     assert ("closed with 2 entries of 'experience' that only" in caplog.text) is not is_acked
 
 
+def test_who_leaves_waits_for_nothing_that_may_be_dropped_and_says_nothing_of_it(forgetful_server, caplog, monkeypatch):
+    """Reports of members, which nobody acks: all that has left of a run would wait for them."""
+    options = {STREAM: {'max_pending_bytes': 1 << 20, 'overflow': 'drop_oldest'}}
+    store = RedisStore(forgetful_server.url, 'run', stream_options=options)
+    store.append(STREAM, {}, chunk(0))
+    forgetful_server.kill()
+    eventually(lambda: store.is_away, 'it is noticed')
+    monkeypatch.setattr(store._link, 'call', lambda *arguments: pytest.fail('it is waited for'))
+    store.close()
+    assert 'closed with' not in caplog.text
+
+
 def test_who_leaves_starts_no_server_to_see_what_it_has(tmp_path, caplog):
     """Its file has what was accepted."""
     store = RedisStore(f'embedded://{tmp_path}', 'run')

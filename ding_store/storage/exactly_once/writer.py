@@ -39,7 +39,8 @@ class Lane:
     ) -> None:
         self.lock = threading.Lock()
         self.options = options
-        self.outbox = Outbox(stream, announce, options.max_pending_bytes, options.overflow == 'drop_oldest', fill)
+        self.may_drop = options.overflow == 'drop_oldest'  # what nobody has acked
+        self.outbox = Outbox(stream, announce, options.max_pending_bytes, self.may_drop, fill)
         self._dropping = False
         self._num_dropped = 0
 
@@ -157,7 +158,8 @@ class Writer:
 
     @property
     def has_unacked(self) -> bool:
-        return any(len(lane.outbox) for lane in self._all_lanes())
+        """Of what may not be dropped."""
+        return any(len(lane.outbox) for lane in self._all_lanes() if not lane.may_drop)
 
     def settle(self) -> None:
         """
@@ -189,7 +191,7 @@ class Writer:
                     self._check(lane)
             if outbox.num_left:
                 logger.warning('closed with %d entries of %r not announced', outbox.num_left, outbox.stream)
-            elif len(outbox) and not is_kept and is_away():
+            elif len(outbox) and not (is_kept or lane.may_drop) and is_away():
                 logger.warning(
                     'closed with %d entries of %r that only the server has, which is away: they are lost if it comes '
                     'back without them',

@@ -10,19 +10,7 @@ import time
 from collections import deque
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import (
-    Any,
-    Callable,
-    Deque,
-    Iterator,
-    List,
-    Mapping,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-    TypeVar,
-)
+from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar
 
 import redis
 
@@ -196,7 +184,8 @@ class Link:
         self._haste = threading.local()
         self._opener: Optional[threading.Thread] = None
         self._closed = threading.Event()
-        self._is_stuck = False  # the server: a warning for each time
+        self._stuck: Set[str] = set()  # calls that were refused since the server cannot write: a warning for each time
+        self._waiting: Dict[int, redis.RedisError] = {}  # threads that try a call again and again -> why
 
     @property
     def reconnect_timeout_s(self) -> float:
@@ -214,7 +203,13 @@ class Link:
             - StoreUnavailable: Not connected within ``patience_s``, by default the options' ``reconnect_timeout_s``; at
               once for who is hasty.
         """
-        patience_s = self._options.reconnect_timeout_s if patience_s is None else patience_s
+        try:
+            return self._call(what, command, self._options.reconnect_timeout_s if patience_s is None else patience_s)
+        finally:
+            if self._waiting:
+                self._waiting.pop(threading.get_ident(), None)
+
+    def _call(self, what: str, command: Callable[[Session], T], patience_s: float) -> T:
         deadline, delay_s = 0.0, 0.02
         while True:
             session = self._session
@@ -222,7 +217,8 @@ class Link:
                 session = session or self._open()
                 self._check_open()
                 result = command(session)
-                self._is_stuck &= deadline == 0.0  # It was, until this.
+                if what in self._stuck:
+                    self._stuck.clear()
                 return result
             except _DENIED as e:
                 raise StoreDenied(
@@ -235,10 +231,11 @@ class Link:
             except redis.RedisError as e:
                 if _STUCK not in str(e):
                     raise self._translated(what, e) from e
-                self._note_stuck(e)
+                self._note_stuck(what, e)
                 error = e
             if self.is_hasty:
                 raise self._away(what, error) from error
+            self._waiting[threading.get_ident()] = error
             deadline = deadline or time.monotonic() + patience_s
             if time.monotonic() >= deadline:
                 raise self._unavailable(what, error) from error
@@ -281,8 +278,11 @@ class Link:
     def held(self, lock: Any) -> Iterator[None]:
         """A lock that others may hold while they wait for the server: who is hasty does not wait with them."""
         while not lock.acquire(timeout=_LOOK_EVERY_S if self.is_hasty else -1):
-            if self.is_away():
-                raise self._away('another thread waits for it', redis.ConnectionError('the connection was lost'))
+            error = next(iter(list(self._waiting.values())), None)
+            if error is None and self.is_away():
+                error = redis.ConnectionError('the connection was lost')
+            if error is not None:
+                raise self._away('another thread waits for it', error) from error
         try:
             yield
         finally:
@@ -358,10 +358,10 @@ class Link:
         logger.warning('lost the connection to %s: %s', self.address, error)
         session.close()
 
-    def _note_stuck(self, error: Exception) -> None:
-        if not self._is_stuck:
-            self._is_stuck = True
+    def _note_stuck(self, what: str, error: Exception) -> None:
+        if not self._stuck:
             logger.warning('%s cannot write: %s; make room on its disk: it is waited for', self.address, _stuck(error))
+        self._stuck.add(what)
 
     def _away(self, what: str, error: Exception) -> StoreUnavailable:
         if _STUCK in str(error):

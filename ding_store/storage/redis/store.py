@@ -46,7 +46,8 @@ from ding_store.storage.wire.parts import Parts
 from ding_store.storage.wire.value_parts import ValuePart
 
 MAX_PAYLOAD_BYTES = MAX_BYTES
-#: How long close() tries to reach a server that went away, since nobody else can bring what that forgot of us.
+#: How long close() begins tries, behind a first one, to reach a server that went away, since nobody else can bring what
+#: that forgot of us.
 LEAVE_S = 5.0
 _STREAM_PARTS = ('meta', 'log', 'sizes', 'room', 'readers', 'filled', 'planes')
 

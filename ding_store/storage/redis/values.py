@@ -64,7 +64,7 @@ class RedisValues:
     ) -> Tuple[int, bool]:
         """Returns the new version, and whether it is the first one as far as the server knows."""
         expected = -1 if expected_version is None else expected_version
-        token, newest = uuid.uuid4().hex, self._versions.get(name, 0)
+        newest = self._versions.get(name, 0)
 
         def publish(place: Argument, keys: Argument, before: Optional[Before]) -> Any:
             known = self._writer, next(self._num_puts), self._seen.get(name, '') if num_asked < MAX_ASKED else '*'
@@ -73,6 +73,8 @@ class RedisValues:
         done, num_asked = ASKED, 0
         try:
             while done == ASKED:
+                # Between two tries another thread may put this value: the parts of each have names of their own.
+                token = uuid.uuid4().hex
                 reply = self._publish('put', name, payload, token, publish, lambda reply: int(reply[0]))
                 done, version, before, self._seen[name] = _reply(reply)
                 num_asked += 1
@@ -185,7 +187,8 @@ class RedisValues:
             ``publish(payload, '', None)``; or for a large one ``publish(list of parts, their keys, before)``, where
             ``before`` sends those that changed: all takes one round trip. Once more, with all parts, if some are gone.
         Arguments:
-            - verdict_of (:obj:`Callable`): Of a reply: 1 if it was published, -1 if parts are missing.
+            - verdict_of (:obj:`Callable`): Of a reply: 1 if it was published; ``ASKED`` if it was not, but may be with
+              the parts that are there now; 0 if it never will be; -1 if parts are missing.
         """
         if payload is None or payload.num_bytes <= INLINE_BYTES:
             return publish(payload.sealed() if payload is not None else b'', '', None)
@@ -199,13 +202,17 @@ class RedisValues:
                         lambda: sent.keys,
                         lambda connection: write_parts(connection, sent.changed(payload, token), payload.num_bytes),
                     )
-                    sent.settle(verdict_of(reply) > 0)
-                    if verdict_of(reply) == 0:
+                    verdict = verdict_of(reply)
+                    if verdict == ASKED:
+                        sent.keep()
+                    else:
+                        sent.settle(verdict > 0)
+                    if verdict == 0:
                         self._drop_parts(name, sent.keys_of(token))
-                    if verdict_of(reply) >= 0:
+                    if verdict >= 0:
                         return reply
             except ServerFull:
-                self._drop_parts(name, sent.keys_of(token))
+                self._drop_parts(name, sent.keys + sent.keys_of(token))  # of the tries before, too
                 raise
         raise StoreError(f'{what} {name!r}: {VANISHED}')
 

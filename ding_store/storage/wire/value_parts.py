@@ -105,7 +105,7 @@ class _Unit:
         self.shares = shares  # a part with its neighbours
         self.content = bytearray()
         self.has_changed = False
-        self.age = 0
+        self.age = 0  # -1 from a change to ``settle``
 
     @property
     def is_still(self) -> bool:
@@ -114,14 +114,14 @@ class _Unit:
     def take(self, content: memoryview) -> None:
         if self.content == content:  # compared by memcmp, with bytearrays alone
             return
-        self.has_changed = True
+        self.has_changed, self.age = True, -1
         if self.content:
             np.copyto(np.frombuffer(self.content, np.uint8), np.frombuffer(content, np.uint8))
         else:
             self.content = bytearray(content)
 
     def settle(self) -> None:
-        self.age = 0 if self.has_changed else self.age + 1
+        self.age += 1
         self.has_changed = False
 
 
@@ -150,7 +150,7 @@ class SentParts:
         """
         Overview:
             The keys of the parts that are to be sent, and their bytes in pieces; when all were taken, ``parts`` lists
-            what the version is of. As often as needed, then ``settle`` says what became of it.
+            what the version is of. As often as needed, then ``settle`` or ``keep`` says what became of it.
         """
         if pieces.lengths != self._lengths:
             self._lengths, self._units, self._known = pieces.lengths, _units_of(pieces.lengths), {}
@@ -180,6 +180,12 @@ class SentParts:
     def keys_of(self, token: str) -> str:
         """The keys of all parts that ``changed`` may have had sent under this token since the last ``settle``."""
         return ''.join(f'{self._key(token)}{number} ' for number in range(len(self._groups)))
+
+    def keep(self) -> None:
+        """The server has all of these parts, of no version yet: the next try is of the same, and sends none again."""
+        self._known = dict(zip(self._groups, self._sent))
+        for unit in self._units:
+            unit.has_changed = False
 
     def settle(self, is_published: bool) -> None:
         """Whether the server has all of these parts and keeps them; else it is not known which it has."""
