@@ -100,6 +100,14 @@ def test_a_staleness_comes_first_or_by_its_name(arguments: tuple) -> None:
     assert (twin.count(), buffer.count()) == (20, 25)
 
 
+def test_a_batch_has_no_iteration_for_a_staleness() -> None:
+    """Its size is none: rows left before it was refused."""
+    buffer = made(MIDDLEWARE['stale'])
+    with pytest.raises(TypeError, match='train_iter_sample_data'):
+        buffer.sample_batch(39)
+    assert buffer.count() == 40
+
+
 GROUPED: Dict[str, Callable] = {
     'stale': MIDDLEWARE['stale'],
     'pad': lambda buffer: padding(),
