@@ -26,9 +26,11 @@ _FEW = 64
 _COLLECTED = 'train_iter_data_collected'
 #: The arguments of a sample behind its size, in their places.
 _OPTIONS = ('indices', 'replace', 'sample_range', 'ignore_insufficient', 'groupby', 'unroll_len')
-#: What is outside of DI-engine's PriorityExperienceReplay whenever it is used: it says what may be drawn, or looks at
-#: the groups that were, where inside there are elements, drawn already.
-_OUTSIDE = ('staleness_check', 'sample_range_view', 'group_sample', 'padding')
+#: What is outside of a PriorityExperienceReplay that is served, whenever it is used: it says what may be drawn, where
+#: inside there are elements, drawn already ...
+_LIMITS = ('staleness_check', 'sample_range_view')
+#: ... or looks at the groups that were.
+_OUTSIDE = (*_LIMITS, 'group_sample', 'padding')
 
 
 def use(chain: List[Callable], middleware: Callable, buffer_: Any) -> None:
@@ -41,10 +43,11 @@ def use(chain: List[Callable], middleware: Callable, buffer_: Any) -> None:
     """
     name = _name_of(middleware)
     drawn_at = [place for place, each in enumerate(chain) if isinstance(each, PriorityExperienceReplay)]
-    if not drawn_at or name not in _OUTSIDE:
-        chain.append(_served(middleware, name, buffer_))
-    elif isinstance(chain[drawn_at[0]], ServedPriorities):
+    is_served = bool(drawn_at) and isinstance(chain[drawn_at[0]], ServedPriorities)
+    if is_served and name in _OUTSIDE:
         chain.insert(drawn_at[0], _served(middleware, name, buffer_))
+    elif is_served or not drawn_at or name not in _LIMITS:
+        chain.append(_served(middleware, name, buffer_))
     else:
         raise ConfigError(
             f'{name} is used inside of PriorityExperienceReplay, which draws before it: '

@@ -85,6 +85,14 @@ def test_what_cannot_be_inside_of_priorities_that_are_not_served(name: str) -> N
     assert len(buffer.sample(8)) == 8
 
 
+def test_groups_inside_of_priorities_that_are_not_served() -> None:
+    buffer = made(lambda buffer: per(buffer, 1.5))
+    for each in (padding(), group_sample(size_in_group=3)):
+        buffer.use(each)
+    assert len(buffer._middleware) == 3
+    assert type(buffer._middleware[0]) is PriorityExperienceReplay
+
+
 @pytest.mark.parametrize('arguments', [(45, 8), (45,)])
 def test_a_staleness_comes_first_or_by_its_name(arguments: tuple) -> None:
     buffer = made(MIDDLEWARE['stale'])
