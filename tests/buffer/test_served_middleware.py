@@ -108,6 +108,15 @@ def test_a_staleness_comes_first_or_by_its_name(arguments: tuple) -> None:
     assert (twin.count(), buffer.count()) == (20, 25)
 
 
+def test_a_row_that_does_not_say_when_it_was_collected() -> None:
+    """Whether it is sampled or not."""
+    buffer = made(MIDDLEWARE['stale'])
+    buffer.view().push(transition(7), meta={'i': 7})
+    with pytest.raises(KeyError, match="row 40 has no meta 'train_iter_data_collected'"):
+        buffer.sample(1, train_iter_sample_data=100)
+    assert buffer.count() == 40
+
+
 def test_a_batch_has_no_iteration_for_a_staleness() -> None:
     """Its size is none: rows left before it was refused."""
     buffer = made(MIDDLEWARE['stale'])
