@@ -81,6 +81,8 @@ class ServedPriorities(PriorityExperienceReplay):
             beta_anneal_steps=settings.IS_weight_anneal_train_iter,
             epsilon=0.0,
         )
+        # What the user holds; its tables of its own are not used.
+        settings.state_dict, settings.load_state_dict = self.state_dict, self.load_state_dict
         self.loaded()
 
     def push(self, chain: Callable, data: Any, meta: Optional[dict] = None, *args: Any, **kwargs: Any) -> BufferedData:

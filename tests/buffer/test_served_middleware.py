@@ -209,10 +209,11 @@ def test_reads_by_index_draw_nothing() -> None:
 
 def test_priorities_have_a_state() -> None:
     """DI-engine's asks for what it does not have."""
-    buffer, twin = made(per), made(per)
+    used: list = []
+    buffer, twin = (made(lambda buffer: used.append(per(buffer)) or used[-1]) for _ in range(2))
     for item in buffer.sample(8):
         buffer.update(item.index, meta={'priority': 7.0})
-    twin._middleware[0].load_state_dict(buffer._middleware[0].state_dict())
+    used[1].load_state_dict(used[0].state_dict())
     assert twin._middleware[0].max_priority == buffer._middleware[0].max_priority > 7
     assert twin._middleware[0].IS_weight_power_factor == buffer._middleware[0].IS_weight_power_factor > 0.4
     drawn = []
