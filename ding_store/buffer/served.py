@@ -131,7 +131,8 @@ class ServedPriorities(PriorityExperienceReplay):
         """Rows ``(size,)`` and their weights."""
         with index.lock:
             slots = self.sampler.choose(index, size, True, limits)
-            return index.row_of_slot[slots], self.sampler.weigh(slots)
+            # Without weights the correction that they are does not grow.
+            return index.row_of_slot[slots], self.sampler.weigh(slots) if self.IS_weight else np.ones(len(slots))
 
     def _draw_groups(
         self,
@@ -151,7 +152,10 @@ class ServedPriorities(PriorityExperienceReplay):
         with elements.table.write_lock, index.lock:
             slots = index.slots_by_age()[limits or slice(None)].astype(np.intp)
             runs = GroupRuns(elements.metas.groups(groupby), slots, unroll_len or None, self.buffer.sliced)
+            step = self.sampler.step
             chosen, weights = self.sampler.choose_sets(runs.slots, runs.run_of_slot, size, replace)
+            if not self.IS_weight:
+                self.sampler.step = step
             rows = [index.row_of_slot[runs.slots_of(run)] for run in chosen.tolist()]
         lengths = [len(each) for each in rows]
         return np.concatenate(rows), np.repeat(weights, lengths), lengths

@@ -223,6 +223,13 @@ def test_priorities_have_a_state() -> None:
     assert drawn[0] == drawn[1]
 
 
+@pytest.mark.parametrize('how', [{}, {'groupby': 'priority'}])
+def test_without_weights_their_power_stays(how: dict) -> None:
+    buffer = made(lambda buffer: PriorityExperienceReplay(buffer, IS_weight=False))
+    buffer.sample(3, **how)
+    assert buffer._middleware[0].IS_weight_power_factor == 0.4
+
+
 def test_a_batch_of_dicts_behind_middleware() -> None:
     np.random.seed(0)
     buffer = StoreBuffer(40)
