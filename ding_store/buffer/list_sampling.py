@@ -175,7 +175,7 @@ class ListSampling:
         options: Dict[str, Any] = {'replace': True} if replace else {}
         if sample_range is not None:
             options['sample_range'] = sample_range
-        items = self.sample(size, **options)
+        items = self.sample(size=size, **options)  # By its name: another argument may come first.
         data, weights = [item.data for item in items], [item.meta.get('priority_IS') for item in items]
         if isinstance(data[0], ttorch.Tensor):
             batch = ttorch_collate(data)

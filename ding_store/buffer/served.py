@@ -26,9 +26,11 @@ _FEW = 64
 _COLLECTED = 'train_iter_data_collected'
 #: The arguments of a sample behind its size, in their places.
 _OPTIONS = ('indices', 'replace', 'sample_range', 'ignore_insufficient', 'groupby', 'unroll_len')
-#: What is outside of DI-engine's PriorityExperienceReplay whenever it is used: it says what may be drawn, or looks at
-#: the groups that were, where inside there are elements, drawn already.
-_OUTSIDE = ('staleness_check', 'sample_range_view', 'group_sample', 'padding')
+#: What is outside of a PriorityExperienceReplay that is served, whenever it is used: it says what may be drawn, where
+#: inside there are elements, drawn already ...
+_LIMITS = ('staleness_check', 'sample_range_view')
+#: ... or looks at the groups that were.
+_OUTSIDE = (*_LIMITS, 'group_sample', 'padding')
 
 
 def use(chain: List[Callable], middleware: Callable, buffer_: Any) -> None:
@@ -41,10 +43,11 @@ def use(chain: List[Callable], middleware: Callable, buffer_: Any) -> None:
     """
     name = _name_of(middleware)
     drawn_at = [place for place, each in enumerate(chain) if isinstance(each, PriorityExperienceReplay)]
-    if not drawn_at or name not in _OUTSIDE:
-        chain.append(_served(middleware, name, buffer_))
-    elif isinstance(chain[drawn_at[0]], ServedPriorities):
+    is_served = bool(drawn_at) and isinstance(chain[drawn_at[0]], ServedPriorities)
+    if is_served and name in _OUTSIDE:
         chain.insert(drawn_at[0], _served(middleware, name, buffer_))
+    elif is_served or not drawn_at or name not in _LIMITS:
+        chain.append(_served(middleware, name, buffer_))
     else:
         raise ConfigError(
             f'{name} is used inside of PriorityExperienceReplay, which draws before it: '
@@ -78,6 +81,8 @@ class ServedPriorities(PriorityExperienceReplay):
             beta_anneal_steps=settings.IS_weight_anneal_train_iter,
             epsilon=0.0,
         )
+        # What the user holds; its tables of its own are not used.
+        settings.state_dict, settings.load_state_dict = self.state_dict, self.load_state_dict
         self.loaded()
 
     def push(self, chain: Callable, data: Any, meta: Optional[dict] = None, *args: Any, **kwargs: Any) -> BufferedData:
@@ -126,7 +131,8 @@ class ServedPriorities(PriorityExperienceReplay):
         """Rows ``(size,)`` and their weights."""
         with index.lock:
             slots = self.sampler.choose(index, size, True, limits)
-            return index.row_of_slot[slots], self.sampler.weigh(slots)
+            # Without weights the correction that they are does not grow.
+            return index.row_of_slot[slots], self.sampler.weigh(slots) if self.IS_weight else np.ones(len(slots))
 
     def _draw_groups(
         self,
@@ -146,7 +152,10 @@ class ServedPriorities(PriorityExperienceReplay):
         with elements.table.write_lock, index.lock:
             slots = index.slots_by_age()[limits or slice(None)].astype(np.intp)
             runs = GroupRuns(elements.metas.groups(groupby), slots, unroll_len or None, self.buffer.sliced)
+            step = self.sampler.step
             chosen, weights = self.sampler.choose_sets(runs.slots, runs.run_of_slot, size, replace)
+            if not self.IS_weight:
+                self.sampler.step = step
             rows = [index.row_of_slot[runs.slots_of(run)] for run in chosen.tolist()]
         lengths = [len(each) for each in rows]
         return np.concatenate(rows), np.repeat(weights, lengths), lengths
@@ -245,7 +254,11 @@ class ServedAge:
         return self._sample(chain, kwargs.pop('train_iter_sample_data'), args, kwargs)
 
     def _sample(self, chain: Callable, now: int, args: Tuple[Any, ...], options: Dict[str, Any]) -> Samples:
+        before = self._buffer.table.rows_by_age()
         rows, collected = self._buffer._elements.metas.values_of(_COLLECTED)
+        without = np.setdiff1d(before, rows)
+        for row in without[self._buffer.table.contains(without)].tolist():
+            raise KeyError(f'row {row} has no meta {_COLLECTED!r}, which staleness_check needs of every row')
         self._buffer.delete([str(row) for row, at in zip(rows.tolist(), collected) if now - at > self._max_staleness])
         result: Samples = chain(*args, **options)
         for item in _items_of(result):

@@ -228,8 +228,17 @@ class StoreBufferWrapper:
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], deepcopy: bool = False) -> None:
+        """
+        Overview:
+            Have the elements of a ``state_dict`` instead, or of a list of them in DI-engine's.
+        Raises:
+            - SchemaMismatch: They do not fit together, or not into a path; nothing changed.
+        """
+        elements = [element for element in state_dict['data'] if element is not None]
+        if elements:
+            self.buffer._elements.check_fit(self._without_priority(elements)[0])
         self.clear()
-        self.push([element for element in state_dict['data'] if element is not None])
+        self.push(elements)
         self._push_count = state_dict.get('push_count', self._push_count)
         if 'priorities' not in state_dict or not self._has_priorities():
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reprlib import repr as short
-from typing import Any, Collection, Dict, List, NoReturn, Optional, Sequence, Tuple, Union
+from typing import Any, Collection, Dict, List, NoReturn, Optional, Sequence, Set, Tuple, Union
 from typing import Mapping as MappingType
 
 import numpy as np
@@ -15,10 +15,11 @@ from .batch import batcher, plain_batch
 from .blocks import Block, Column, Misfit, make_columns, write
 from .decode import Columns, joiner
 from .encode import splitter
-from .infer import infer, merge_all, refusal
+from .infer import MAPPING_TYPES, infer, merge_all, refusal
 from .json_form import from_json, to_json
 from .merge import NotColumnar, merge
-from .nodes import Node, Positional, Unrolled, leaf_names
+from .nodes import Mapping, Node, Nothing, Positional, Unrolled, leaf_names
+from .nodes import Optional as OptionalNode
 
 #: Of what ``to_json`` gives; another one is refused.
 FORMAT = 1
@@ -80,6 +81,17 @@ class Schema:
     def is_list(self) -> bool:
         """Whether an element is a list."""
         return _items_of(self._root) is not None
+
+    @property
+    def kinds_of_items(self) -> Set[bool]:
+        """Of a schema of lists: whether items of them are mappings, or no mappings, or there are both."""
+        held = [node.node if isinstance(node, OptionalNode) else node for node in _items_of(self._root) or ()]
+        return {isinstance(node, Mapping) for node in held if not isinstance(node, Nothing)}
+
+    @staticmethod
+    def kinds_in(items: Sequence[Any]) -> Set[bool]:
+        """As ``kinds_of_items``, of a list that may be in no columns."""
+        return {type(item) in MAPPING_TYPES for item in items if item is not None}
 
     def check_items(self, other: Schema) -> None:
         """

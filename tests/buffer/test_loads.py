@@ -1,6 +1,8 @@
 """Loads that fail: whatever is wrong has a name, and the buffer is as it was, also when it is opened again."""
 
 import contextlib
+import errno
+import os
 import shutil
 from pathlib import Path
 from typing import Any, List
@@ -14,6 +16,7 @@ from test_files import contents, filled, save_old, save_unchecked
 from test_threads import run_all
 
 from ding_store.buffer import StoreBuffer
+from ding_store.buffer.durability import journal
 from ding_store.buffer.saving import files
 from ding_store.buffer.table import reads as table_reads
 from ding_store.buffer.table.outputs import WarmOutputs
@@ -66,6 +69,64 @@ def test_a_table_opens_on_a_full_disk(small_disk: Path) -> None:
                     buffer.push(transition(10), {'text': 'x' * (2 << 20)})
                 assert contents(buffer) == expected
                 filler.unlink()
+
+
+def test_a_push_on_a_disk_that_was_full_as_the_buffer_opened_loses_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The metas are long enough to be compacted, for which there is no room; for one more there is."""
+    path = str(tmp_path)
+    with contextlib.closing(StoreBuffer(2000, path=path)) as buffer:
+        for i in range(2000):
+            buffer.push(transition(i), {'text': f'{i:1500}'})
+    reserve = journal.reserve
+    tries: List[str] = []
+
+    def full(descriptor: int, file: str, start: int, num_bytes: int) -> None:
+        if os.path.basename(file).endswith('.new'):
+            tries.append(file)
+            raise NotEnoughSpace(errno.ENOSPC, 'full')
+        reserve(descriptor, file, start, num_bytes)
+
+    monkeypatch.setattr(journal, 'reserve', full)
+    for num_rows in (2000, 2002):
+        del tries[:]
+        with contextlib.closing(StoreBuffer(2000, path=path)) as buffer:
+            assert buffer.table.next_row == num_rows
+            for i in range(2):
+                buffer.push(transition(i), {'text': 'new'})
+            assert buffer.count() == 2000
+            assert [item.meta['text'].strip() for item in (buffer[0], buffer[-1])] == [str(num_rows - 1998), 'new']
+            assert buffer.check() == []
+        assert len(tries) == 1
+
+
+@pytest.mark.parametrize('num_left', [1, 3])
+def test_a_disk_is_full_as_a_buffer_opens_whose_last_push_was_killed(
+    num_left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is on record of the rows that did not come is not those of later ones."""
+    path, later = str(tmp_path), [{'text': f'later {i}'} for i in range(3)]
+    with contextlib.closing(StoreBuffer(9, path=path)) as buffer:
+        for i in range(3):
+            buffer.push(transition(i), {'text': f'{i:1500}'})
+        metas = buffer._elements.metas
+        # As far as a push gets that is killed before its rows are committed.
+        metas.record(metas.encode(np.arange(3, 3 + num_left), later[:num_left]))
+
+    def full(*arguments: Any) -> None:
+        raise NotEnoughSpace(errno.ENOSPC, 'full')
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, 'reserve', full)
+        with contextlib.closing(StoreBuffer(9, path=path)) as buffer:
+            buffer.push(transition(3), {'text': 'other 3'})
+    with contextlib.closing(StoreBuffer(9, path=path)) as buffer:
+        for i in (4, 5):
+            buffer.push(transition(i))
+        assert [item.meta.get('text', '').strip() for item in buffer] == ['0', '1', '2', 'other 3', '', '']
+    with contextlib.closing(StoreBuffer(9, path=path)) as buffer:
+        assert [item.meta.get('text', '').strip() for item in buffer] == ['0', '1', '2', 'other 3', '', '']
 
 
 def test_episodes_for_which_there_is_no_room_leave_none_taken(tmp_path: Path, small_disk: Path) -> None:

@@ -85,6 +85,14 @@ def test_what_cannot_be_inside_of_priorities_that_are_not_served(name: str) -> N
     assert len(buffer.sample(8)) == 8
 
 
+def test_groups_inside_of_priorities_that_are_not_served() -> None:
+    buffer = made(lambda buffer: per(buffer, 1.5))
+    for each in (padding(), group_sample(size_in_group=3)):
+        buffer.use(each)
+    assert len(buffer._middleware) == 3
+    assert type(buffer._middleware[0]) is PriorityExperienceReplay
+
+
 @pytest.mark.parametrize('arguments', [(45, 8), (45,)])
 def test_a_staleness_comes_first_or_by_its_name(arguments: tuple) -> None:
     buffer = made(MIDDLEWARE['stale'])
@@ -98,6 +106,23 @@ def test_a_staleness_comes_first_or_by_its_name(arguments: tuple) -> None:
     twin = copy.deepcopy(buffer)
     assert len(twin.sample(20, train_iter_sample_data=50)) == 20
     assert (twin.count(), buffer.count()) == (20, 25)
+
+
+def test_a_row_that_does_not_say_when_it_was_collected() -> None:
+    """Whether it is sampled or not."""
+    buffer = made(MIDDLEWARE['stale'])
+    buffer.view().push(transition(7), meta={'i': 7})
+    with pytest.raises(KeyError, match="row 40 has no meta 'train_iter_data_collected'"):
+        buffer.sample(1, train_iter_sample_data=100)
+    assert buffer.count() == 40
+
+
+def test_a_batch_has_no_iteration_for_a_staleness() -> None:
+    """Its size is none: rows left before it was refused."""
+    buffer = made(MIDDLEWARE['stale'])
+    with pytest.raises(TypeError, match='train_iter_sample_data'):
+        buffer.sample_batch(39)
+    assert buffer.count() == 40
 
 
 GROUPED: Dict[str, Callable] = {
@@ -184,10 +209,11 @@ def test_reads_by_index_draw_nothing() -> None:
 
 def test_priorities_have_a_state() -> None:
     """DI-engine's asks for what it does not have."""
-    buffer, twin = made(per), made(per)
+    used: list = []
+    buffer, twin = (made(lambda buffer: used.append(per(buffer)) or used[-1]) for _ in range(2))
     for item in buffer.sample(8):
         buffer.update(item.index, meta={'priority': 7.0})
-    twin._middleware[0].load_state_dict(buffer._middleware[0].state_dict())
+    used[1].load_state_dict(used[0].state_dict())
     assert twin._middleware[0].max_priority == buffer._middleware[0].max_priority > 7
     assert twin._middleware[0].IS_weight_power_factor == buffer._middleware[0].IS_weight_power_factor > 0.4
     drawn = []
@@ -195,6 +221,13 @@ def test_priorities_have_a_state() -> None:
         np.random.seed(2)
         drawn.append([(item.index, item.meta['priority_IS']) for item in each.sample(8)])
     assert drawn[0] == drawn[1]
+
+
+@pytest.mark.parametrize('how', [{}, {'groupby': 'priority'}])
+def test_without_weights_their_power_stays(how: dict) -> None:
+    buffer = made(lambda buffer: PriorityExperienceReplay(buffer, IS_weight=False))
+    buffer.sample(3, **how)
+    assert buffer._middleware[0].IS_weight_power_factor == 0.4
 
 
 def test_a_batch_of_dicts_behind_middleware() -> None:

@@ -233,20 +233,20 @@ def test_elements_that_differ_are_refused_and_nothing_is_lost() -> None:
         ({'x': torch.zeros(3)}, [], 'got list of length 0|no array'),
         ({'x': torch.zeros(3)}, ['a'], 'cannot hold a str'),
         (torch.zeros(3), [torch.zeros(3)] * 2, 'the element: expected float32'),
-        ([{'x': torch.zeros(3)}] * 4, [{'x': torch.zeros(5)}] * 4, r"'x': expected float32 \(3,\), got float32 \(5,\)"),
-        ([{'x': torch.zeros(3)}] * 4, [{'x': torch.zeros(5)}] * 6, r"'x': expected float32 \(3,\), got float32 \(5,\)"),
-        (
-            [{'x': torch.zeros(3)}] * 4,
-            [{'x': torch.zeros(3)}] * 2 + [{'x': torch.zeros(3, dtype=torch.int64)}],
-            'int64',
-        ),
-        ([{'x': torch.zeros(3)}] * 4, [{'y': torch.zeros(3)}], 'expected dict with keys'),
+        ([{'x': torch.zeros(3)}] * 4, {'x': torch.zeros(3)}, 'the element: expected list'),
+        ([{'x': torch.zeros(3)}] * 4, [torch.zeros(3)] * 4, 'list of what is no dict among lists of dicts: '),
+        ([{'x': torch.zeros(3)}] * 4, [torch.zeros(3)] * 2, 'list of what is no dict among lists of dicts'),
+        ([{'x': torch.zeros(3)}] * 4, ['a'], 'list of what is no dict|cannot hold a str'),
+        ([torch.zeros(3)] * 4, [{'x': torch.zeros(3)}] * 2, 'list of dicts among lists of what is no dict'),
     ],
 )
-def test_lists_that_differ_in_more_than_their_length_are_refused(
+def test_lists_among_what_they_are_not_alike_to_are_refused(
     first: Any, wrong: Any, message: str, in_path: bool, tmp_path: Path
 ) -> None:
     buffer = StoreBuffer(9, path=str(tmp_path) if in_path else None)
+    with pytest.raises(SchemaMismatch, match=message):
+        buffer.extend_elements([first, wrong])
+    assert buffer.count() == 0
     buffer.extend_elements([first] * 3)
     schema = buffer.schema
     for push in (buffer.push, lambda element: buffer.extend_elements([first, element])):
@@ -256,6 +256,44 @@ def test_lists_that_differ_in_more_than_their_length_are_refused(
         assert buffer.count() == 3
     assert buffer.check() == []
     buffer.close()
+
+
+@pytest.mark.parametrize('in_path', [False, True])
+@pytest.mark.parametrize(
+    'steps',
+    [
+        ({'x': torch.ones(3)}, {'x': torch.ones(5)}),
+        ({'x': torch.ones(3)}, {'x': torch.ones(3, dtype=torch.int64)}),
+        ({'x': torch.ones(3), 'r': 1.0}, {'x': torch.ones(3), 'r': 0}),
+        ({'x': torch.ones(3)}, {'x': torch.ones(3), 'last': True}),
+        (1, 1.5),
+    ],
+)
+def test_lists_of_steps_that_differ_are_kept_one_by_one_however_they_are_pushed(
+    steps: tuple, in_path: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = steps
+    pushed = [[one] * 4, [one] * 4, [other] * 4, [one, other], [one] * 2]
+    for cut in range(len(pushed)):
+        buffer = StoreBuffer(9, path=str(tmp_path / str(cut)) if in_path else None)
+        caplog.clear()
+        for part in (pushed[:cut], pushed[cut:]):
+            buffer.extend_elements(part)
+        assert [len(item.data) for item in buffer] == [4, 4, 4, 2, 2]
+        assert str(buffer[3].data) == str([one, other])
+        assert caplog.text.count('lists whose steps differ in more than their number') == 1
+        assert buffer.schema is None
+        buffer.close()
+
+
+@pytest.mark.parametrize('first', [[], [None], ['a']])
+def test_the_first_list_has_nothing_for_columns(first: list) -> None:
+    steps, buffers = [{'x': torch.ones(3)}] * 2, [StoreBuffer(9), StoreBuffer(9)]
+    buffers[0].extend_elements([first, steps])
+    for each in (first, steps):
+        buffers[1].push(each)
+    for buffer in buffers:
+        assert [len(item.data) for item in buffer] == [len(first), 2]
 
 
 @pytest.mark.parametrize('in_path', [False, True])

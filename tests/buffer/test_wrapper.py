@@ -14,7 +14,7 @@ from ding.worker.replay_buffer import create_buffer
 from easydict import EasyDict
 
 from ding_store.buffer import StoreBufferWrapper
-from ding_store.errors import ConfigError
+from ding_store.errors import ConfigError, SchemaMismatch
 
 
 def element(i: int) -> dict:
@@ -262,3 +262,18 @@ def test_serial_pipeline(priority: bool, tmp_path: Path, monkeypatch: pytest.Mon
     policy = serial_pipeline((main, create), seed=0, max_train_iter=60)
     assert policy is not None
     assert len(updates) == (60 if priority else 0)
+
+
+def test_a_state_that_does_not_fit_changes_nothing() -> None:
+    def step(size: int) -> dict:
+        return {'obs': torch.zeros(size)}
+
+    episodes = make()
+    for episode in ([step(3)] * 2, [step(3)], [step(5)] * 2, []):
+        episodes.push([episode])
+    again = filled(5)
+    again.load_state_dict(episodes.state_dict())
+    assert again.episode_len == [2, 1, 2, 0]
+    with pytest.raises(SchemaMismatch):
+        again.load_state_dict({'data': [step(3), [step(3)]]})
+    assert again.episode_len == [2, 1, 2, 0]

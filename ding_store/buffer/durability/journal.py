@@ -6,7 +6,7 @@ import errno
 import os
 import struct
 import zlib
-from typing import Iterable, Iterator, Optional
+from typing import Iterable, Iterator, List, Optional
 
 from ding_store.buffer import space
 from ding_store.errors import NotEnoughSpace
@@ -48,6 +48,11 @@ class Journal:
             yield record
 
     @property
+    def end(self) -> int:
+        """Where the records end; while they are read, where the last one did."""
+        return self._end
+
+    @property
     def wants_compaction(self) -> bool:
         """Whether more than half of it may be dead, and it is worth the while."""
         return self._end > 2 * self._end_compact + _STEP_BYTES
@@ -75,10 +80,36 @@ class Journal:
         """Have these records instead, at once."""
         self.take(self.prepare(records))
 
-    def prepare(self, records: Iterable[bytes], path: Optional[str] = None) -> Journal:
+    def try_rewrite(self, records: Iterable[bytes], more: Iterable[bytes] = ()) -> bool:
         """
         Overview:
-            A journal of these records beside this one, for ``take``, or at a path of its own, for ``move_to``.
+            As ``rewrite``, with room for more records.
+        Returns:
+            - is_done (:obj:`bool`): False when the disk is full: nothing changed, and it is not wanted again until much
+              has been added.
+        """
+        try:
+            other = self.prepare(records, more=more)
+        except NotEnoughSpace:
+            self._end_compact = self._end
+            return False
+        self.take(other)
+        return True
+
+    def cut(self, starts: List[int]) -> None:
+        """Drop the last records, which begin here, in their own place: a full disk has no other."""
+        for start in reversed(starts):
+            # All of it, else records of their length, added later, would lead to what is left of them; and the last one
+            # first, so that whoever is killed meanwhile finds the others again.
+            write_at(self._descriptor, bytes(self._end - start), start)
+            self._end = start
+        self.sync()
+
+    def prepare(self, records: Iterable[bytes], path: Optional[str] = None, more: Iterable[bytes] = ()) -> Journal:
+        """
+        Overview:
+            A journal of these records beside this one, for ``take``, or at a path of its own, for ``move_to``; with
+            room for more records.
         Raises:
             - NotEnoughSpace: The disk is full; nothing changed.
         """
@@ -90,6 +121,7 @@ class Journal:
             for record in records:
                 other.reserve([record])
                 other.append([record])
+            other.reserve(more)
             other.sync()
         except BaseException:
             other.discard()
@@ -169,4 +201,7 @@ def write_at(descriptor: int, data: bytes, start: int) -> None:
 
 
 def _open(path: str) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as e:
+        raise explained(e, path, 0) from e

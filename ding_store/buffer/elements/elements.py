@@ -12,7 +12,7 @@ from ding_store.buffer.arrays import Array
 from ding_store.buffer.elements import packed
 from ding_store.buffer.elements.beside_columns import BesideColumns
 from ding_store.buffer.elements.flat import complete, fill_values, schema_of
-from ding_store.buffer.elements.lists import are_lists, check_lengths_alone_differ
+from ding_store.buffer.elements.lists import check_may_differ, tell
 from ding_store.buffer.elements.metas import Meta, MetaStore
 from ding_store.buffer.elements.objects import ObjectColumn
 from ding_store.buffer.elements.packed import PackedColumn
@@ -378,17 +378,32 @@ class Elements(BesideColumns):
         assert self.schema is not None
         self.schema.encode_into(self.table.columns, int(slots[0]) if is_run(slots) else slots, elements)
 
+    def check_fit(self, elements: Sequence[Any]) -> None:
+        """
+        Overview:
+            Whether an empty buffer would have these elements.
+        Raises:
+            - SchemaMismatch: It would not.
+        """
+        try:
+            Schema.infer(elements)
+        except SchemaMismatch as e:
+            check_may_differ(None, elements, e)
+            for element in elements if self.table.home is not None else ():
+                try:
+                    Schema.infer([element])
+                except NotColumnar as reason:
+                    self._refuse_objects(reason)
+
     def _decide(self, elements: Sequence[Any]) -> None:
         try:
             schema = Schema.infer(elements)
         except SchemaMismatch as e:
+            difference = check_may_differ(None, elements, e)
             if isinstance(e, NotColumnar):
                 self._refuse_objects(e)
-            elif not are_lists(elements):
-                raise
-            else:
-                check_lengths_alone_differ(Schema.infer(elements[:1]), elements)
             self.start_objects()
+            tell(difference)
         else:
             self.start(schema, schema.encode(elements[:1]))
 
@@ -397,16 +412,14 @@ class Elements(BesideColumns):
         if len(self.table) == 0:
             self._decide(elements)
             return
-        assert self.schema is not None
         try:
             self._adapt(Schema.infer(elements))
         except SchemaMismatch as e:
-            if not are_lists(elements) or not self.schema.is_list:
-                raise
-            check_lengths_alone_differ(self.schema, elements)
+            difference = check_may_differ(self.schema, elements, e)
             if isinstance(e, NotColumnar):
                 self._refuse_objects(e)
             self._move_to_objects()
+            tell(difference)
 
     def _adapt(self, schema: Schema) -> None:
         """Make the columns hold elements of this schema, too."""

@@ -12,7 +12,6 @@ from ding_store.buffer.durability.journal import Journal
 from ding_store.buffer.elements import meta_form
 from ding_store.buffer.sequences.groups import Groups
 from ding_store.buffer.table.rows import RowIndex
-from ding_store.errors import NotEnoughSpace
 
 #: Values that are worth sharing: few different ones. Floats (priorities) nearly never are equal.
 _SHARED_TYPES = (int, str, bool, type(None))
@@ -118,19 +117,23 @@ class MetaStore:
         """Read what is on record of rows that live; the rest of it is dropped from the record, if there is room to."""
         if self._journal is None:
             return
-        has_unborn = False
-        for record in self._journal.read():
+        journal, start, end = self._journal, 0, 0
+        unborn: List[int] = []  # Where records begin of rows that a kill kept from coming.
+        for record in journal.read():
             rows, meta = meta_form.decode(record)
             slots, found = self._index.find(rows)
-            has_unborn |= bool((rows >= self._index.next_row).any())
+            if (rows >= self._index.next_row).any():
+                unborn.append(start)
+            start = journal.end
+            if found.any():
+                end = start
             for slot, row in zip(slots[found].tolist(), rows[found].tolist()):
                 self.put(slot, row, meta, record=False)
-        try:
-            self._journal.rewrite(self._records())
-        except NotEnoughSpace:
-            # Metas of rows that left harm nobody; those of rows that a kill kept from coming would be others' later.
-            if has_unborn:
-                raise
+        # Metas of rows that left harm nobody; those of rows that never came would be others' later.
+        if unborn and unborn[0] < end:
+            journal.rewrite(self._records())
+        elif not journal.try_rewrite(self._records()) and unborn:
+            journal.cut(unborn)
 
     def encode(self, rows: Array, metas: Optional[Sequence[Optional[Mapping[Any, Any]]]]) -> List[bytes]:
         """
@@ -155,8 +158,8 @@ class MetaStore:
         if self._journal is None or not records:
             return
         if self._journal.wants_compaction:
-            self._journal.rewrite(self._records())
-            self._journal.reserve(records)
+            # Without it the records have their room already: it must not fail where rows are being written.
+            self._journal.try_rewrite(self._records(), records)
         self._journal.append(records)
 
     def put(self, slot: int, row: int, meta: Optional[Mapping[Any, Any]], record: bool = True) -> None:
