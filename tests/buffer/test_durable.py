@@ -131,8 +131,10 @@ def test_objects_are_refused(tmp_path: Path) -> None:
     buffer.push([torch.ones(1)] * 2)
     with pytest.raises(SchemaMismatch):
         buffer.push({'x': torch.ones(1)})
-    with pytest.raises(SchemaMismatch, match=r'Python objects.*path=None.*str'):
+    with pytest.raises(SchemaMismatch, match=r'a list of dicts among lists of what is no dict.*str'):
         buffer.push([{'x': 'text'}] * 3)
+    with pytest.raises(SchemaMismatch, match=r'Python objects.*path=None.*str'):
+        buffer.push(['text'] * 3)
     assert len(buffer) == 1
     assert buffer.schema is not None
     buffer.push([torch.ones(1)] * 3)
