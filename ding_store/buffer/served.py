@@ -256,9 +256,10 @@ class ServedAge:
     def _sample(self, chain: Callable, now: int, args: Tuple[Any, ...], options: Dict[str, Any]) -> Samples:
         before = self._buffer.table.rows_by_age()
         rows, collected = self._buffer._elements.metas.values_of(_COLLECTED)
-        without = np.setdiff1d(before, rows)
-        for row in without[self._buffer.table.contains(without)].tolist():
-            raise KeyError(f'row {row} has no meta {_COLLECTED!r}, which staleness_check needs of every row')
+        if len(rows) < len(before):  # Some have none, or left meanwhile: which is sorted out only then.
+            without = np.setdiff1d(before, rows)
+            for row in without[self._buffer.table.contains(without)].tolist():
+                raise KeyError(f'row {row} has no meta {_COLLECTED!r}, which staleness_check needs of every row')
         self._buffer.delete([str(row) for row, at in zip(rows.tolist(), collected) if now - at > self._max_staleness])
         result: Samples = chain(*args, **options)
         for item in _items_of(result):
