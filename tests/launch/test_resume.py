@@ -59,8 +59,9 @@ def assert_each_row_once(path, size):
         note = buffer.committed
         assert note['rows'] == buffer.table.next_row == len(rows)
         columns = buffer.table.gather(rows)
-        # Collectors have env ids of their own; their envs begin in the same states.
-        moves = np.concatenate([columns['obs'], columns['next_obs'], columns['env_data_id'].reshape(-1, 1)], axis=1)
+        # Each episode has an id of its own; some begin in the same state. A float would not tell all ids apart.
+        _, episodes = np.unique(columns['env_data_id'], return_inverse=True)
+        moves = np.concatenate([columns['obs'], columns['next_obs'], episodes.reshape(-1, 1)], axis=1)
         assert len(np.unique(moves, axis=0)) == len(rows)
         # Each knows which version of the policy collected it; a collector's versions only grow.
         versions = np.array([buffer.get_by_index(str(row)).meta['policy_version'] for row in rows[::7]])
