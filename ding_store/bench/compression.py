@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import time
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Collection, Dict, List
 
 import numpy as np
 
 from ding_store.bench.scratch import scratch
 from ding_store.bench.workloads import size_text
+from ding_store.buffer.table.narrowing import narrowed_columns
 from ding_store.storage import Reader, open_store
 from ding_store.storage.wire.compression import CODECS
 
@@ -25,23 +26,29 @@ def needs() -> List[str]:
 
 
 def measure_compression(seconds: float, say: Callable[[str], None]) -> List[Dict[str, Any]]:
-    """Per game and codec seconds of append, of read with its ack, and bytes in the server; medians, taken in turns."""
+    """
+    Per game and codec seconds of append, with the narrowing, of read with its ack, and bytes in the server; medians,
+    taken in turns. First as float32, then as the bytes that such frames travel as.
+    """
     codecs = [None, *(name for name, codec in CODECS.items() if importlib.util.find_spec(codec.module))]
-    special = {f'{codec}': {'compression': codec} for codec in codecs}
+    ways = [('float32', None), *(('uint8', codec) for codec in codecs)]
+    special = {f'{dtype}_{codec}': {'compression': codec} for dtype, codec in ways}
     results: List[Dict[str, Any]] = []
     with scratch() as directory:
         url = f'embedded://{directory}'
         with open_store(url, 'bench', host_plane='off', stream_options=special) as store:
-            readers = {codec: Reader(store, f'{codec}', 'consumer') for codec in codecs}
+            readers = {way: Reader(store, '{}_{}'.format(*way), 'consumer') for way in ways}
             for game in GAMES:
                 say(f'compression: {game}')
                 columns = transitions(game)
-                records = {codec: _Record(reader, columns) for codec, reader in readers.items()}
+                frames = {'float32': (), 'uint8': ('obs', 'next_obs')}
+                records = {way: _Record(reader, columns, frames[way[0]]) for way, reader in readers.items()}
                 deadline = time.perf_counter() + seconds
-                while len(records[None].appends) < 6 or time.perf_counter() < deadline:
+                while len(records[ways[0]].appends) < 6 or time.perf_counter() < deadline:
                     for record in records.values():
                         record.step()
-                results += [{'game': game, 'codec': codec, **one.figures()} for codec, one in records.items()]
+                for (dtype, codec), record in records.items():
+                    results.append({'game': game, 'dtype': dtype, 'codec': codec, **record.figures()})
             store.retire()
     return results
 
@@ -74,16 +81,22 @@ def transitions(game: str) -> Dict[str, np.ndarray]:
 
 
 class _Record:
-    def __init__(self, reader: Reader, columns: Dict[str, np.ndarray]) -> None:
+    def __init__(self, reader: Reader, columns: Dict[str, np.ndarray], narrow: Collection[str]) -> None:
         self.appends: List[float] = []
         self._reads: List[float] = []
         self._reader = reader
         self._columns = columns
+        self._narrow = narrow
         self._stored_bytes = 0
 
     def step(self) -> None:
         begin = time.perf_counter()
-        self._reader.store.append(self._reader.stream, {}, self._columns)
+        arrays = dict(self._columns)
+        for name, values in narrowed_columns(self._columns, self._narrow).items():
+            if values is None:
+                raise AssertionError('frames of a game that are not exactly k/255')
+            arrays[name] = values.reshape(arrays[name].shape)
+        self._reader.store.append(self._reader.stream, {}, arrays)
         self.appends.append(time.perf_counter() - begin)
         info = self._reader.store.stream_info(self._reader.stream)
         self._stored_bytes = info.pending_bytes if info else 0
@@ -91,7 +104,7 @@ class _Record:
         (entry,) = self._reader.read(timeout_s=10.0)
         self._reader.ack()
         self._reads.append(time.perf_counter() - begin)
-        if not np.array_equal(entry.arrays['next_obs'], self._columns['next_obs']):
+        if not np.array_equal(entry.arrays['next_obs'], arrays['next_obs']):
             raise AssertionError('another entry than the one appended')
 
     def figures(self) -> Dict[str, float]:
@@ -106,12 +119,13 @@ class _Record:
 def render_compression(results: List[Dict[str, Any]]) -> str:
     lines = [
         '',
-        f'wire plane with compression: chunks of {ROWS} transitions of a game (float32 frames), through the server',
-        f'  {"game":<12} {"codec":<8} {"payload":>8} {"stored":>9} {"ratio":>7} {"append":>10} {"read+ack":>10}',
+        f'wire plane: chunks of {ROWS} transitions of a game, as float32, as the bytes they travel as, and compressed',
+        f'  {"game":<12} {"frames":<8} {"codec":<8} {"payload":>8}'
+        f' {"stored":>9} {"ratio":>7} {"append":>10} {"read+ack":>10}',
     ]
     for one in results:
         stored, ratio = size_text(one['stored_bytes']), one['bytes'] / one['stored_bytes']
         times = ' '.join(f'{one[name] * 1e3:>8.2f}ms' for name in ('append', 'read'))
         sizes = f'{size_text(one["bytes"]):>8} {stored:>9} {ratio:>7.1f}'
-        lines.append(f'  {one["game"]:<12} {one["codec"] or "-":<8} {sizes} {times}')
+        lines.append(f'  {one["game"]:<12} {one["dtype"]:<8} {one["codec"] or "-":<8} {sizes} {times}')
     return '\n'.join(lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 from ding.data.buffer import Buffer, BufferedData, apply_middleware
@@ -29,6 +29,7 @@ from ding_store.buffer.table.choices import (
     check_sample_arguments,
     to_row,
 )
+from ding_store.buffer.table.narrowing import widened_columns
 from ding_store.buffer.table.table import Keep, Table
 from ding_store.columns import Schema
 from ding_store.errors import ConfigError
@@ -120,6 +121,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         priority: Optional[Any] = None,
         commit: Optional[Mapping[str, Any]] = None,
         meta: Optional[Dict[Any, Any]] = None,
+        narrowed: Collection[str] = (),
     ) -> Array:
         """
         Overview:
@@ -132,6 +134,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             - commit (:obj:`Optional[Mapping]`): What ``committed`` is as soon as these elements are there, and not
               before, even if the process is killed: such as a stream's cursor. With middleware it comes after them.
             - meta (:obj:`Optional[dict]`): Of each of these elements.
+            - narrowed (:obj:`Collection[str]`): Names of columns of float32 that come as uint8: k for the value k/255.
         Returns:
             - rows (:obj:`np.ndarray`): Row numbers ``(n,)``, int64.
         Raises:
@@ -142,16 +145,16 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             known = schema or self._elements.schema
             if known is None:
                 raise TypeError('columns need a schema to go through middleware before the first element is pushed')
-            elements = known.decode(columns)
+            elements = known.decode(widened_columns(columns, narrowed))
             metas = None if meta is None else [dict(meta) for _ in elements]
             return self.extend_elements(elements, metas, priority=priority, commit=commit)
         if priority is None:
             with self._inserting(_num_rows(columns)):
-                return self._elements.extend(columns, schema, commit, meta=meta)
+                return self._elements.extend(columns, schema, commit, meta=meta, narrowed=narrowed)
         sampler = self._with_priorities()
         values = sampler.check(priority, _num_rows(columns))
         with self._inserting(len(values)):
-            rows = self._elements.extend(columns, schema, commit, keeping(sampler, values), meta)
+            rows = self._elements.extend(columns, schema, commit, keeping(sampler, values), meta, narrowed)
         sampler.insert(rows, values)
         return rows
 

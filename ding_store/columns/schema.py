@@ -161,18 +161,25 @@ class Schema:
         for block, place in zip(blocks, places):
             write(block, place[first : last + 1] if slots is None else place, slots, is_far=True)
 
-    def check(self, columns: Columns, num_rows: int) -> None:
+    def check(self, columns: Columns, num_rows: int, narrowed: Collection[str] = ()) -> None:
         """
         Overview:
             Whether these are what ``encode`` makes of so many elements.
+        Arguments:
+            - narrowed (:obj:`Collection[str]`): Names of those of float32 whose values stand there as uint8.
         Raises:
             - SchemaMismatch: They are not; names the column.
         """
         specs = self.columns()
         if specs.keys() != columns.keys():
             raise SchemaMismatch(f'columns {sorted(columns)} where {sorted(specs)} are expected')
+        for name in narrowed:
+            if name not in specs or specs[name][0] != np.float32:
+                raise SchemaMismatch(f'column {name!r}: expected uint8 for float32, but that is not what it holds')
         for name, column in columns.items():
             dtype, shape = specs[name]
+            if name in narrowed:
+                dtype = np.dtype(np.uint8)
             if column.dtype != dtype or column.shape != (num_rows, *shape):
                 found = f'{column.dtype} {column.shape}'
                 raise SchemaMismatch(f'column {name!r}: expected {dtype} {(num_rows, *shape)}, got {found}')

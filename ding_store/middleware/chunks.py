@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
 
 import numpy as np
+from ditk import logging
 
+from ding_store.buffer.table.narrowing import candidates, narrowed_columns, widened_columns
 from ding_store.columns import NotColumnar, Schema
 from ding_store.errors import ConfigError, SchemaMismatch, VersionConflict
 from ding_store.middleware.pickled import add_offsets, is_pickled, pickled, unpickled, what_is_wrong
@@ -15,6 +17,8 @@ from ding_store.storage.wire.encoding import corrupt_entry
 
 #: One schema per stream, agreed by the first append and checked on every other.
 SCHEMA_VALUE = 'schema/{stream}'
+#: In a header: names of the columns whose float32 values, all exactly k/255, travel as the bytes k.
+NARROWED = 'narrowed'
 #: What a chunk's rows are.
 KINDS = ('trajectories', 'episodes')
 #: What bytes of a stranger do to who reads them as a schema.
@@ -25,7 +29,8 @@ class ChunkWriter:
     """
     Overview:
         Appends lists of elements to a stream. The schema is agreed through the store: a second writer whose elements
-        differ is refused before anything is sent.
+        differ is refused before anything is sent. Large leaves of float32 travel in a quarter of their bytes for as
+        long as that is exact: see ``narrowing``.
     Arguments:
         - allow_pickle (:obj:`bool`): Let a chunk of elements that no columns can hold travel pickled.
     """
@@ -36,6 +41,8 @@ class ChunkWriter:
         self._stream = stream
         self._schema: Optional[Schema] = None
         self._text = ''
+        self._narrow: Set[str] = set()  # columns that travel narrow
+        self._is_wide: Set[str] = set()  # and that did, until one of their values was another
 
     def write(
         self,
@@ -48,7 +55,7 @@ class ChunkWriter:
         Overview:
             Append one chunk; elements of one call travel together and in order.
         Arguments:
-            - header (:obj:`dict`): JSON-able; 'rows' and 'schema' are added.
+            - header (:obj:`dict`): JSON-able; 'rows', 'schema' and 'narrowed' are added.
             - fixups (:obj:`Optional[dict]`): Column name -> what to add to it, where the column exists.
         Raises:
             - SchemaMismatch: Naming the leaf, what was expected and what came.
@@ -64,18 +71,41 @@ class ChunkWriter:
         for name, offset in (fixups or {}).items():
             if name in columns:
                 columns[name] = columns[name] + columns[name].dtype.type(offset)
+        narrowed = self._narrow_in(columns)
         header = {**header, 'rows': len(elements), 'schema': self._text if elements else ''}
+        if narrowed:
+            header[NARROWED] = narrowed
         return self._store.append(self._stream, header, columns, timeout_s=timeout_s)
 
-    def _encode(self, elements: Sequence[Any]) -> Dict[str, np.ndarray]:
+    def _encode(self, elements: Sequence[Any]) -> Dict[str, Any]:
+        """Their columns; those that travel narrow may be lists of what they are made of."""
         if self._schema is not None:
             try:
-                return self._schema.encode(elements)
+                return self._schema.encode_parts(elements, self._narrow)
             except SchemaMismatch:
                 pass  # perhaps only a None where a tensor was: agree on the schema that fits both, or refuse
         self._agree(Schema.infer(elements))
         assert self._schema is not None
-        return self._schema.encode(elements)
+        found = candidates(self._schema.columns(), self._schema.encode(elements[:1]))
+        self._narrow = set(found) - self._is_wide
+        return self._schema.encode_parts(elements, self._narrow)
+
+    def _narrow_in(self, columns: Dict[str, Any]) -> List[str]:
+        """Replaces columns by the bytes that stand for them; returns which."""
+        if not columns or not self._narrow:
+            return []
+        assert self._schema is not None
+        specs, made = self._schema.columns(), narrowed_columns(columns, sorted(self._narrow))
+        for name, values in made.items():
+            if values is None:
+                logging.info(
+                    f'ding_store: {name!r} is no longer of values k/255 only, and travels as float32 from now on'
+                )
+                self._narrow.remove(name)
+                self._is_wide.add(name)
+                values = np.asarray(columns[name])
+            columns[name] = values.reshape(-1, *specs[name][1])
+        return sorted(self._narrow)
 
     def _agree(self, mine: Schema) -> None:
         name = SCHEMA_VALUE.format(stream=self._stream)
@@ -125,7 +155,7 @@ class ChunkDecoder:
                 if not reason:
                     self._unpickled[entry.id] = unpickled(entry)
             elif not reason and entry.header['rows']:
-                self.schema(entry).check(entry.arrays, entry.header['rows'])
+                self.schema(entry).check(entry.arrays, entry.header['rows'], narrowed_in(entry))
         except SchemaMismatch as e:
             reason = str(e)
         except _MALFORMED as e:
@@ -149,7 +179,15 @@ class ChunkDecoder:
             return []
         if is_pickled(entry):
             return add_offsets(self._unpickled.pop(entry.id), entry)
-        return self.schema(entry).decode({name: array.copy() for name, array in entry.arrays.items()})
+        narrowed = narrowed_in(entry)
+        own = {name: array if name in narrowed else array.copy() for name, array in entry.arrays.items()}
+        return self.schema(entry).decode(widened_columns(own, narrowed))
+
+
+def narrowed_in(entry: Entry) -> List[str]:
+    """Names of the columns that came narrow."""
+    names: List[str] = entry.header.get(NARROWED, [])
+    return names
 
 
 def _wrong_header(header: Mapping[str, Any]) -> str:
@@ -160,6 +198,9 @@ def _wrong_header(header: Mapping[str, Any]) -> str:
         return f'kind ({header.get("kind")!r}) is none of {", ".join(KINDS)}'
     if not isinstance(header.get('schema'), str):
         return 'it names no schema'
+    narrowed = header.get(NARROWED, [])
+    if not isinstance(narrowed, list) or not all(isinstance(name, str) for name in narrowed):
+        return f'{NARROWED} ({narrowed!r}) are no names'
     if 'policy_version' in header and not _is_count(header['policy_version']):
         return f'policy_version ({header["policy_version"]!r}) is no count'
     versions = header.get('policy_versions', {})

@@ -10,7 +10,7 @@ from ding.framework import task
 from ditk import logging
 
 from ding_store.errors import ConfigError, CorruptPayload, ServerFull
-from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter
+from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter, narrowed_in
 from ding_store.middleware.feed import Feed
 from ding_store.middleware.lead import PROGRESS
 from ding_store.middleware.members import Members
@@ -159,7 +159,8 @@ class LearnerSide(Side):
             ctx.env_episode += taken.header['env_episode']
             entry = entries[i] = self._position.take(taken)
             if entry.header['rows'] and push_direct is not None:
-                push_direct(self._decoder.schema(entry), entry.arrays, self._position.note(), _meta([entry]))
+                schema, note = self._decoder.schema(entry), self._position.note()
+                push_direct(schema, entry.arrays, note, _meta([entry]), narrowed_in(entry))
         self._position.leave_note(push_direct is None or not (entries and entries[-1].header['rows']))
         filled = [entry for entry in entries if entry.header['rows']]
         if filled and self._plan.replay is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Callable, Dict, Generator, List, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Collection, Dict, Generator, List, Optional, Tuple, Union
 
 import numpy as np
 import torch
@@ -102,10 +102,16 @@ def data_pusher(
             return None
         logging.info('ding_store: only a pusher stands before the buffer, so columns go into the replay directly')
 
-        def push_direct(schema: Any, arrays: Any, commit: Any = None, meta: Optional[Dict[str, Any]] = None) -> None:
+        def push_direct(
+            schema: Any,
+            arrays: Any,
+            commit: Any = None,
+            meta: Optional[Dict[str, Any]] = None,
+            narrowed: Collection[str] = (),
+        ) -> None:
             # As DI-engine's PriorityExperienceReplay has it: who collected an element may know its priority.
             priority = arrays.get('priority') if gives_priorities else None
-            buffer_.extend(arrays, schema=schema, priority=priority, commit=commit, meta=meta)
+            buffer_.extend(arrays, schema, priority, commit, meta, narrowed)
 
         return push_direct
 

@@ -37,6 +37,9 @@ def test_every_figure_is_there(tmp_path):
     if not needs():
         assert {one['game'] for one in result['compression']} == set(GAMES)
         assert all(one['stored_bytes'] < one['bytes'] / 5 for one in result['compression'] if one['codec'])
+        narrow = [one for one in result['compression'] if one['dtype'] == 'uint8']
+        assert narrow
+        assert all(one['bytes'] / one['stored_bytes'] > 3.9 for one in narrow)
 
 
 def test_the_stock_way_loses_a_burst():

@@ -74,8 +74,8 @@ class Unhurried(Dict[str, np.ndarray]):
 class UpdatesWithoutRecord(Table):
     """Overwrites rows in place, and keeps nothing to do it again from."""
 
-    def as_stored(self, columns: Any) -> Any:
-        return Unhurried(super().as_stored(columns))
+    def as_stored(self, columns: Any, narrowed: Any = ()) -> Any:
+        return Unhurried(super().as_stored(columns, narrowed))
 
     @contextmanager
     def _repeatable(self, rows: np.ndarray, columns: Any) -> Iterator[None]:

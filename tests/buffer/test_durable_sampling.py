@@ -228,8 +228,8 @@ def commits_before_priorities(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are live before it is known that they have priorities."""
     extend = table_module.Table.extend
 
-    def late(self: Any, columns: Any, note: Any = None, keep: Any = None) -> np.ndarray:
-        rows = extend(self, columns, note)
+    def late(self: Any, columns: Any, note: Any = None, keep: Any = None, narrowed: Any = ()) -> np.ndarray:
+        rows = extend(self, columns, note, None, narrowed)
         linger()
         if keep is not None:
             slots, found = self.index.find(rows)

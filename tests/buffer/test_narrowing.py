@@ -16,8 +16,9 @@ from needs import lacking
 from ding_store.buffer import StoreBuffer, Table
 from ding_store.buffer.kernels.load import load_kernels
 from ding_store.buffer.table.narrowing import gather, narrow, put_row, widen
+from ding_store.columns import Schema
 from ding_store.copying.compiler import NO_NUMBA
-from ding_store.errors import NotEnoughSpace
+from ding_store.errors import NotEnoughSpace, SchemaMismatch
 from ding_store.storage.testing import WAIT_S
 
 LEVELS = np.arange(256, dtype=np.float32) / np.float32(255)
@@ -362,3 +363,89 @@ def test_lists_of_frames_read_time_first() -> None:
     assert any(column.dtype == np.uint8 for column in buffer.table.columns.values())
     for i, item in enumerate(buffer):
         assert all(same(step['obs'], 10 * i + t) for t, step in enumerate(item.data))
+
+
+def as_columns(rows: Any, exact: bool = True, narrowed: bool = False) -> Any:
+    frames = np.stack([frame(i, exact) for i in rows])
+    obs = narrow(frames) if narrowed else frames
+    return {'obs': obs, 'small': np.ones((len(rows), 4), np.float32), 'reward': np.array([[i] for i in rows], 'f4')}
+
+
+@pytest.mark.usefixtures('either')
+def test_columns_that_come_narrow(options: dict) -> None:
+    """Among others that do not, more than there is room for, before and after the column had to be widened."""
+    buffer, expected, schema = StoreBuffer(5, **options), [], Schema.infer([element(0)])
+    pushes = [(2, True, True), (1, True, False), (9, True, True), (1, False, False), (3, True, True), (7, True, True)]
+    for count, exact, narrowed in pushes:
+        rows = range(len(expected), len(expected) + count)
+        columns = as_columns(rows, exact, narrowed)
+        if narrowed:
+            columns['obs'].flags.writeable = False
+        found = buffer.extend(columns, schema, narrowed=['obs'] if narrowed else ())
+        assert found.tolist() == list(rows)
+        expected += [exact] * count
+        assert set(buffer.table.narrow) == (set() if False in expected else {'obs'})
+        for item in buffer:
+            assert same(item.data.obs, int(item.index), expected[int(item.index)])
+            assert item.data.reward.item() == int(item.index)
+        assert len(buffer) == min(5, len(expected))
+        assert buffer.check() == []
+    buffer.close()
+
+
+def test_columns_that_come_narrow_where_nothing_is_kept_so(options: dict) -> None:
+    """To buffers of objects, behind middleware, without a schema, and of leaves that are too small."""
+    seen: List[Any] = []
+
+    def look(action: str, chain: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(args[0])
+        return chain(*args, **kwargs)
+
+    columns = as_columns(range(3), narrowed=True)
+    watched = StoreBuffer(5, **options).use(look)
+    watched.extend(columns, Schema.infer([element(0)]), narrowed=['obs'])
+    assert [same(each.obs, i) for i, each in enumerate(seen)] == [True] * 3
+    watched.close()
+    objects = StoreBuffer(5)
+    objects.push({'obs': object()})
+    objects.extend(columns, Schema.infer([element(0)]), narrowed=['obs'])
+    assert [same(item.data.obs, i) for i, item in enumerate(list(objects)[1:])] == [True] * 3
+    plain = StoreBuffer(5)
+    plain.extend(columns, narrowed=['obs'])
+    assert [same(item.data.obs, i) for i, item in enumerate(plain)] == [True] * 3
+    small = StoreBuffer(5)
+    small.extend({'x': np.array([[0, 51, 255]], np.uint8)}, narrowed=['x'])
+    assert small.table.narrow == set()
+    assert small.sample_batch(1).data.x.tolist() == [[0.0, np.float32(0.2), 1.0]]
+
+
+@pytest.mark.parametrize(('name', 'dtype'), [('obs', np.float32), ('there', None)])
+@pytest.mark.parametrize('known', [True, False])
+def test_what_is_no_narrow_column_is_refused(name: str, dtype: Any, known: bool) -> None:
+    """And nothing changed."""
+    buffer, schema = StoreBuffer(5), Schema.infer([element(0)])
+    if known:
+        buffer.extend(as_columns(range(2), narrowed=True), schema, narrowed=['obs'])
+    columns = as_columns(range(2), narrowed=True)
+    if dtype is not None:
+        columns[name] = columns[name].astype(dtype)
+    with pytest.raises(SchemaMismatch, match=f'{name}.*uint8') as refusal:
+        buffer.extend(columns, schema, narrowed=[name])
+    assert 'float32' in str(refusal.value)
+    assert len(buffer) == 2 * known
+    buffer.extend(as_columns(range(2), narrowed=True), schema, narrowed=['obs'])
+    assert [same(item.data.obs, i % 2) for i, item in enumerate(buffer)] == [True] * len(buffer)
+    counts = StoreBuffer(5)
+    with pytest.raises(SchemaMismatch, match='x: expected int64'):
+        counts.extend({'x': np.ones((1, 3), np.uint8)}, Schema.infer([{'x': np.ones(3, np.int64)}]), narrowed=['x'])
+    assert len(counts) == 0
+
+
+def test_a_buffer_that_is_empty_again_decides_again(options: dict) -> None:
+    """What is k/255 is found out for a schema that follows another, too."""
+    buffer = StoreBuffer(5, **options)
+    buffer.extend({'x': np.ones((2, 3), np.float32)})
+    buffer.clear()
+    buffer.extend(as_columns(range(2)), Schema.infer([element(0)]))
+    assert set(buffer.table.narrow) == {'obs'}
+    buffer.close()

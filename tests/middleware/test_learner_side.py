@@ -21,7 +21,7 @@ from learners import HEADER, Learner, step  # noqa: E402
 from ding_store.buffer import StoreBuffer, Uniform, limited  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError, CorruptPayload, SchemaMismatch  # noqa: E402
-from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter  # noqa: E402
+from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter, narrowed_in  # noqa: E402
 from ding_store.middleware.collector_side import CollectorSide  # noqa: E402
 from ding_store.middleware.feed import Feed  # noqa: E402
 from ding_store.middleware.lead import Lead  # noqa: E402
@@ -108,12 +108,17 @@ def test_any_chunk_is_pushed_or_named(store):
     """Headers, schemas and columns that no collector wrote, in entries whose checksums are right."""
     rng, num_good, refused = random.Random(0), 0, set()
     elements = [
-        {'obs': torch.zeros(4), 'extra': {'a': torch.zeros(2)}, 'maybe': torch.ones(3) if number == 3 else None}
+        {
+            'obs': torch.zeros(4),
+            'extra': {'a': torch.zeros(2), 'frame': torch.full((32, 32), number / 255)},
+            'maybe': torch.ones(3) if number == 3 else None,
+        }
         for number in range(6)
     ]
     ChunkWriter(store, STREAM).write(elements, {**HEADER, 'policy_versions': {'red': 0, 'blue': 3}})
     (entry,) = store.read(STREAM)
     schema = json.loads(entry.header['schema'])
+    assert entry.header['narrowed'] == ['extra/frame']
     for _ in range(4000):
         header, arrays = dict(entry.header), dict(entry.arrays)
         header = changed(rng, header)
@@ -133,7 +138,7 @@ def test_any_chunk_is_pushed_or_named(store):
         num_good += 1
         if header['rows']:
             buffer_ = StoreBuffer(20)
-            buffer_.extend(arrays, schema=decoder.schema(hostile))
+            buffer_.extend(arrays, schema=decoder.schema(hostile), narrowed=narrowed_in(hostile))
             buffer_.sample_batch(2)
             assert len(decoder.elements(hostile)) == 6
     assert 20 < num_good < 2000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import treetensor.torch as ttorch
@@ -18,7 +18,7 @@ from ding_store.buffer.elements.objects import ObjectColumn
 from ding_store.buffer.elements.packed import PackedColumn
 from ding_store.buffer.sequences.sequences import Sequences
 from ding_store.buffer.table.base import Columns
-from ding_store.buffer.table.narrowing import candidates
+from ding_store.buffer.table.narrowing import candidates, widened_columns
 from ding_store.buffer.table.outputs import Output, WarmOutputs
 from ding_store.buffer.table.regions import Regions
 from ding_store.buffer.table.rows import RowIndex
@@ -132,21 +132,23 @@ class Elements(BesideColumns):
         note: Optional[Mapping[str, Any]] = None,
         keep: Optional[Keep] = None,
         meta: Optional[Mapping[Any, Any]] = None,
+        narrowed: Collection[str] = (),
     ) -> Array:
         """Add rows that are columns already, of the given schema or of this table's: see ``StoreBuffer.extend``."""
         with self.table.write_lock:
-            schema = schema or self.schema or schema_of(columns)
+            schema = schema or self.schema or schema_of(widened_columns(columns, narrowed))
             if self.objects is not None:
-                elements = schema.decode(columns)
+                elements = schema.decode(widened_columns(columns, narrowed))
                 return self._add(elements, None if meta is None else [meta] * len(elements), note, keep)[0]
-            if self.schema is None:
-                self.start(schema, columns)
-            elif schema is not self.schema and schema != self.schema:
-                self._adapt(schema)
+            if schema is not self.schema and schema != self.schema:
+                if self.schema is None or not len(self.table):
+                    self.start(schema, candidates(schema.columns(), columns, narrowed))
+                else:
+                    self._adapt(schema)
             columns = complete(columns, self.table.specs)
             if meta is not None:
                 keep = self._with_meta(meta, len(next(iter(columns.values()), ())), keep)
-            rows = self.table.extend(columns, note, keep)
+            rows = self.table.extend(columns, note, keep, narrowed)
             if meta is None and self.metas.is_used:
                 slots, found = self.table.index.find(rows)
                 self.metas.drop(slots[found])
@@ -234,18 +236,15 @@ class Elements(BesideColumns):
             self.table.close()
             self._schema, self.objects = None, None
 
-    def start(self, schema: Schema, columns: Optional[Columns] = None, narrow: Optional[Iterable[str]] = None) -> None:
+    def start(self, schema: Schema, narrow: Iterable[str] = ()) -> None:
         """
         Overview:
             Be empty, and for elements of this schema.
         Arguments:
-            - columns (:obj:`Optional[Mapping]`): Of the first elements, to find out what can be kept narrow.
-            - narrow (:obj:`Optional[Iterable]`): What can, where that is known.
+            - narrow (:obj:`Iterable`): Columns that can be kept so: see ``candidates``.
         """
         if schema != self.schema:
             specs = schema.columns()
-            if narrow is None:
-                narrow = candidates(specs, columns or {})
             self.table.replace_columns(specs, schema.to_json(), narrow)
             self._outputs = self._new_outputs(schema)
         if self.objects is not None:
@@ -405,7 +404,7 @@ class Elements(BesideColumns):
             self.start_objects()
             tell(difference)
         else:
-            self.start(schema, schema.encode(elements[:1]))
+            self.start(schema, candidates(schema.columns(), schema.encode(elements[:1])))
 
     def _make_fit(self, elements: Sequence[Any]) -> None:
         """After a mismatch: widen the schema, or let go of it, or say what does not fit."""
@@ -423,9 +422,6 @@ class Elements(BesideColumns):
 
     def _adapt(self, schema: Schema) -> None:
         """Make the columns hold elements of this schema, too."""
-        if len(self.table) == 0:
-            self.start(schema)
-            return
         assert self.schema is not None
         merged = self.schema.merge(schema)
         known = self.table.specs

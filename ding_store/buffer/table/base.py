@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Tuple
+from typing import Any, Collection, Dict, FrozenSet, List, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from ding_store.buffer.durability.durable import Home
 from ding_store.buffer.durability.header import ENCODING, StoredColumn
 from ding_store.buffer.table.choices import as_rows
 from ding_store.buffer.table.cold import ColdColumn
+from ding_store.buffer.table.narrowing import not_narrowed
 from ding_store.buffer.table.regions import ColumnSpec, Regions
 from ding_store.buffer.table.rows import RowIndex
 from ding_store.errors import ConfigError, SchemaMismatch
@@ -216,7 +217,13 @@ class TableBase:
             self.home.metas.sync()
             self.home.sync_kept()
 
-    def _check(self, columns: Columns, num_rows: Optional[int] = None, partial: bool = False) -> int:
+    def _check(
+        self,
+        columns: Columns,
+        num_rows: Optional[int] = None,
+        partial: bool = False,
+        narrowed: Collection[str] = (),
+    ) -> int:
         """Compare arrays with the schema before anything is written; returns their length."""
         specs = self.specs
         if columns.keys() != specs.keys():
@@ -225,8 +232,15 @@ class TableBase:
                 raise SchemaMismatch(
                     f'columns differ from the table: unknown {sorted(unknown)}, missing {sorted(missing)}'
                 )
+        for name in narrowed:
+            if name not in columns or columns[name].dtype != np.uint8:
+                raise not_narrowed(name, columns)
         for name, values in columns.items():
             dtype, shape = specs[name]
+            if name in narrowed and dtype == np.float32:
+                dtype = values.dtype
+            elif name in narrowed:
+                raise SchemaMismatch(f'{name}: expected {dtype}, which uint8 cannot stand for')
             num_rows = len(values) if num_rows is None and values.ndim else num_rows
             if values.dtype != dtype or values.shape != (num_rows, *shape):
                 raise SchemaMismatch(

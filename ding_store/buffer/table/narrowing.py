@@ -6,7 +6,7 @@ when they are read. Atari's frames are such.
 from __future__ import annotations
 
 import threading
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence
+from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from ding_store.buffer.kernels.load import BRIEF_BYTES, load_kernels
 from ding_store.buffer.table.cold import ColdColumn
 from ding_store.buffer.table.regions import ColumnSpec, spec_bytes
 from ding_store.copying import copy_past_caches
+from ding_store.errors import SchemaMismatch
 
 #: Smaller leaves are not worth a look at every push.
 MIN_BYTES = 4096
@@ -33,6 +34,25 @@ def narrow(values: Array) -> Optional[Array]:
     """The bytes k of float32 values that are all exactly k/255, bit by bit; None if one is not."""
     narrowed = np.empty(values.shape, np.uint8)
     return narrowed if narrow_into([values], narrowed[None]) else None
+
+
+def narrowed_columns(columns: Mapping[str, Any], names: Iterable[str]) -> Dict[str, Optional[Array]]:
+    """
+    Overview:
+        The bytes of these columns, each an array or the list of its parts, in one piece of memory: this thread's until
+        it calls again.
+    Returns:
+        - narrowed (:obj:`Dict[str, Optional[np.ndarray]]`): Name -> bytes ``(size,)``; None where one value of a column
+          is not exactly k/255.
+    """
+    parts = {name: columns[name] if isinstance(columns[name], list) else [columns[name]] for name in names}
+    sizes = {name: len(each) * each[0].size for name, each in parts.items()}
+    free = _warm_bytes(sum(sizes.values()))
+    narrowed: Dict[str, Optional[Array]] = {}
+    for name, each in parts.items():
+        target, free = free[: sizes[name]], free[sizes[name] :]
+        narrowed[name] = target if narrow_into(each, target) else None
+    return narrowed
 
 
 def narrow_into(parts: Sequence[Array], narrowed: Array) -> bool:
@@ -70,8 +90,7 @@ def _narrow_in_numpy(flat: Array, narrowed: Array) -> bool:
     return True
 
 
-def warm_bytes(size: int) -> Array:
-    """Memory for what is narrowed, with anything in it: this thread's until its next call."""
+def _warm_bytes(size: int) -> Array:
     return np.empty(size, np.uint8) if size > _MAX_WARM_BYTES else _reused('narrowed', size, np.uint8)[:size]
 
 
@@ -83,6 +102,24 @@ def widen(narrowed: Array, out: Array) -> None:
 def widened(narrowed: Array) -> Array:
     """As ``widen``, of bytes that may be read-only, into a fresh array."""
     return gather(narrowed, np.arange(len(narrowed)), None)
+
+
+def widened_columns(columns: Mapping[str, Array], names: Collection[str]) -> Mapping[str, Array]:
+    """
+    Overview:
+        These columns, those of these names widened.
+    Raises:
+        - SchemaMismatch: One of them is not there, or no bytes.
+    """
+    for name in names:
+        if name not in columns or columns[name].dtype != np.uint8:
+            raise not_narrowed(name, columns)
+    return {**columns, **{name: widened(columns[name]) for name in names}} if names else columns
+
+
+def not_narrowed(name: str, columns: Mapping[str, Array]) -> SchemaMismatch:
+    found = f'it is {columns[name].dtype}' if name in columns else f'there are {sorted(columns)}'
+    return SchemaMismatch(f'{name}: narrowed columns are uint8, which stands for float32; {found}')
 
 
 def gather(column: Array, slots: Array, out: Optional[Array]) -> Array:
@@ -133,10 +170,14 @@ def put_row(row: Array, out: Array) -> None:
         gather(row[None], _FIRST, out[None])
 
 
-def candidates(specs: Mapping[str, ColumnSpec], columns: Mapping[str, Array]) -> List[str]:
-    """Names of columns that may be kept so, going by these rows of them."""
+def candidates(
+    specs: Mapping[str, ColumnSpec], columns: Mapping[str, Array], narrowed: Collection[str] = ()
+) -> List[str]:
+    """Names of columns that may be kept so, going by these rows of them; ``narrowed`` are those that are bytes now."""
     large = [name for name, spec in specs.items() if spec[0] == np.float32 and spec_bytes(spec) >= MIN_BYTES]
-    return [name for name in large if name in columns and len(columns[name]) and narrow(columns[name]) is not None]
+    found = [name for name in large if name in narrowed or (name in columns and len(columns[name]))]
+    # What has another dtype than the schema says is refused later, by who checks it.
+    return [n for n in found if n in narrowed or (columns[n].dtype == np.float32 and narrow(columns[n]) is not None)]
 
 
 def stored_specs(specs: Mapping[str, ColumnSpec], names: Iterable[str]) -> Dict[str, ColumnSpec]:

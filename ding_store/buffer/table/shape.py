@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Callable, FrozenSet, Iterable, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Collection, FrozenSet, Iterable, Mapping, Optional, Tuple
 
 import numpy as np
 
 from ding_store.buffer.arrays import Array, filled
 from ding_store.buffer.table.base import Columns, TableBase, checked_capacity, checked_specs, stored_columns
-from ding_store.buffer.table.narrowing import narrow_into, stored_specs, warm_bytes, widen
+from ding_store.buffer.table.narrowing import narrowed_columns, stored_specs, widen, widened
 from ding_store.buffer.table.regions import ColumnSpec, Regions
 from ding_store.buffer.table.rows import EMPTY, NO_ROWS
 from ding_store.errors import ConfigError
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 class TableShape(TableBase):
     """See ``Table``."""
 
-    def as_stored(self, columns: Mapping[str, Any]) -> Columns:
+    def as_stored(self, columns: Mapping[str, Any], narrowed: Collection[str] = ()) -> Columns:
         """
         Overview:
             These columns as they are kept. What was kept as bytes and cannot be any longer is widened first, and stays
@@ -28,21 +28,20 @@ class TableShape(TableBase):
         Arguments:
             - columns (:obj:`Mapping`): Name -> array ``(n, *shape)``; of ``narrow`` ones also the list of
               ``Schema.encode_parts``.
+            - narrowed (:obj:`Collection[str]`): Names of those that are bytes already.
         Raises:
             - NotEnoughSpace: There is no room for what is widened; nothing changed.
         """
-        if not self._narrow:
+        if not self._narrow and not narrowed:
             return columns
         stored = dict(columns)
-        parts = {name: _as_list(columns[name]) for name in self._narrow & columns.keys()}
-        sizes = {name: len(each) * each[0].size for name, each in parts.items()}
-        free = warm_bytes(sum(sizes.values()))
-        for name, each in parts.items():
-            narrowed, free = free[: sizes[name]], free[sizes[name] :]
-            if not narrow_into(each, narrowed):
+        for name, values in narrowed_columns(columns, self._narrow.intersection(columns).difference(narrowed)).items():
+            if values is None:
                 self._widen(name)
-                narrowed = np.asarray(columns[name])
-            stored[name] = narrowed.reshape(-1, *self.columns[name].shape[1:])
+                values = np.asarray(columns[name])
+            stored[name] = values.reshape(-1, *self.columns[name].shape[1:])
+        for name in set(narrowed) - self._narrow:
+            stored[name] = widened(columns[name])
         return stored
 
     def clear(self) -> None:
@@ -258,7 +257,3 @@ class TableShape(TableBase):
             return numbers
 
         return resize
-
-
-def _as_list(values: Union[Array, List[Array]]) -> List[Array]:
-    return values if isinstance(values, list) else [values]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Collection, Iterator, List, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -43,7 +43,13 @@ class Table(TableReads, TableShape):
         - TableLocked, FormatMismatch, CorruptPayload: As ``durable.Home``. Nothing was changed.
     """
 
-    def extend(self, columns: Columns, note: Optional[Mapping[str, Any]] = None, keep: Optional[Keep] = None) -> Array:
+    def extend(
+        self,
+        columns: Columns,
+        note: Optional[Mapping[str, Any]] = None,
+        keep: Optional[Keep] = None,
+        narrowed: Collection[str] = (),
+    ) -> Array:
         """
         Overview:
             Add rows: a copy per column. Of more rows than the capacity only the last are kept.
@@ -51,16 +57,17 @@ class Table(TableReads, TableShape):
             - columns (:obj:`Mapping`): Name -> array ``(n, *shape)`` for exactly the columns of the table.
             - note (:obj:`Optional[Mapping]`): What ``committed`` is from the moment on when these rows are live.
             - keep (:obj:`Optional[Keep]`): Called before that, to put on record what is to be known of them then.
+            - narrowed (:obj:`Collection[str]`): Names of columns of float32 that come as bytes, see ``narrowing``.
         Returns:
             - rows (:obj:`np.ndarray`): Row numbers ``(n,)``, int64.
         Raises:
             - SchemaMismatch: A column is missing, unknown, or of another dtype, shape or length; nothing was added.
             - NotEnoughSpace: The disk is full; nothing was added.
         """
-        num_rows = self._check(columns)
+        num_rows = self._check(columns, narrowed=narrowed)
         skipped = max(0, num_rows - self.capacity)
         with self.write_lock:
-            columns = self.as_stored(columns)
+            columns = self.as_stored(columns, narrowed)
             with self.writing(num_rows - skipped, skipped, note) as (slots, rows):
                 self._store(slots, columns, skipped)
                 if keep is not None:
