@@ -87,7 +87,10 @@ class ChunkWriter:
         self._agree(Schema.infer(elements))
         assert self._schema is not None
         found = candidates(self._schema.columns(), self._schema.encode(elements[:1]))
-        self._narrow = set(found) - self._is_wide
+        narrow = set(found) - self._is_wide
+        if narrow - self._narrow:
+            logging.info(f'ding_store: {sorted(narrow)} are all k/255 so far, and travel as bytes while they are')
+        self._narrow = narrow
         return self._schema.encode_parts(elements, self._narrow)
 
     def _narrow_in(self, columns: Dict[str, Any]) -> List[str]:
