@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from typing import Any, Callable, ContextManager, Optional, TypeVar, Union
 
 from ding_store.buffer.batch import Batch
+from ding_store.buffer.checks import integer
 from ding_store.buffer.elements.elements import Choose, Elements
 from ding_store.buffer.sampling.limits import Limited
 from ding_store.buffer.sampling.prefetch import Prefetch
@@ -69,8 +70,8 @@ class SequenceSampling:
             - TypeError: A number makes no sense, or the sampler has ``max_times_sampled``.
         """
         size, _ = check_sample_arguments(size, None, None, None, None)
-        num_steps = _at_least('length', length, 1) + _at_least('burn_in', burn_in, 0)
-        stride = 1 if overlap is None else num_steps - _at_least('overlap', overlap, 0)
+        num_steps = integer('length', length, 1, TypeError) + integer('burn_in', burn_in, 0, TypeError)
+        stride = 1 if overlap is None else num_steps - integer('overlap', overlap, 0, TypeError)
         if stride < 1:
             raise TypeError(f'overlap ({overlap}) must be below burn_in + length ({num_steps})')
         index = self._elements.sequences.index(groupby, done)
@@ -117,7 +118,7 @@ class SequenceSampling:
         """
         size, _ = check_sample_arguments(size, None, None, None, None)
         if max_length is not None:
-            _at_least('max_length', max_length, 1)
+            max_length = integer('max_length', max_length, 1, TypeError)
         index = self._elements.sequences.index(groupby, done)
         choose = EpisodeChoice(index, self._uniform.draw, size, replace, max_length)
         with self._sampling(size):
@@ -166,10 +167,3 @@ class SequenceSampling:
 
     def _inserting(self, num_rows: int) -> ContextManager[None]:
         return _AT_ONCE if self.limiter is None else self.limiter.inserting(num_rows)
-
-
-def _at_least(name: str, value: Any, least: int) -> int:
-    # No ValueError, which DI-engine's fetcher takes for a shortage.
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise TypeError(f'{name} ({value!r}) must be an integer >= {least}')
-    return int(value)

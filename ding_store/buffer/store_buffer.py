@@ -12,6 +12,7 @@ from ding.data.buffer import Buffer, BufferedData, apply_middleware
 from ding_store.buffer import served
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.batch import Batch
+from ding_store.buffer.checks import integer
 from ding_store.buffer.compat import IndexView, StorageView
 from ding_store.buffer.durability.kept import checked_view_name
 from ding_store.buffer.elements.elements import Elements
@@ -22,7 +23,7 @@ from ding_store.buffer.sampling.rate_limiter import RateLimiter
 from ding_store.buffer.sampling.samplers import Sampler, Uniform
 from ding_store.buffer.saving import files
 from ding_store.buffer.sequence_sampling import SequenceSampling
-from ding_store.buffer.table.base import Columns, checked_capacity
+from ding_store.buffer.table.base import Columns
 from ding_store.buffer.table.choices import (
     Sampled,
     by_rows,
@@ -80,7 +81,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         super().__init__(size=size)
         self.sliced = sliced
         self._uniform = Uniform(seed)
-        self._elements = Elements(checked_capacity(size, 'size'), path, fsync)
+        self._elements = Elements(integer('size', size, 1), path, fsync)
         self._sample_with(self._uniform if sampler is None else sampler)
         self._prefetch = None if prefetch == 0 else Prefetch(prefetch, self.table)
         self.limiter: Optional[RateLimiter] = None
@@ -283,9 +284,8 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             - NotEnoughSpace: The disk is full. Nothing changed.
         """
         # No ConfigError, which is a ValueError: DI-engine's fetcher takes those for a shortage.
-        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
-            raise TypeError(f'size ({size!r}) must be an integer >= 1')
-        problem = None if self.limiter is None else self.limiter.problem_of_capacity(int(size))
+        size = integer('size', size, 1, TypeError)
+        problem = None if self.limiter is None else self.limiter.problem_of_capacity(size)
         if problem is not None:
             raise TypeError(problem)
         self._elements.resize(size)

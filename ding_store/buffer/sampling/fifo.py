@@ -8,6 +8,7 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 import numpy as np
 
 from ding_store.buffer.arrays import Array
+from ding_store.buffer.checks import integer
 from ding_store.buffer.durability.commits import Record
 from ding_store.buffer.durability.kept import Kept
 from ding_store.buffer.sampling.samplers import not_enough
@@ -31,9 +32,7 @@ class Fifo(RowListener):
     """
 
     def __init__(self, times: int = 1) -> None:
-        if isinstance(times, bool) or not isinstance(times, int) or times < 1:
-            raise ConfigError(f'times ({times!r}) must be an integer >= 1')
-        self.times = times
+        self.times = integer('times', times, 1)
         #: Samples through this sampler take turns, so that no two of them get the same rows.
         self.lock = threading.RLock()
         self._index: Optional[RowIndex] = None

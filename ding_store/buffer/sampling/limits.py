@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Mapping, Optional
 import numpy as np
 
 from ding_store.buffer.arrays import Array
+from ding_store.buffer.checks import integer
 from ding_store.buffer.durability.kept import Kept
 from ding_store.buffer.durability.slot_values import SlotValues
 from ding_store.buffer.elements.elements import Elements
@@ -49,9 +50,10 @@ class Limited(RowListener):
     def __init__(
         self, sampler: Sampler, max_times_sampled: Optional[int], max_age: Optional[int], version: str
     ) -> None:
-        for name, value, least in (('max_times_sampled', max_times_sampled, 1), ('max_age', max_age, 0)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise ConfigError(f'{name} ({value!r}) must be an integer >= {least}')
+        if max_times_sampled is not None:
+            max_times_sampled = integer('max_times_sampled', max_times_sampled, 1)
+        if max_age is not None:
+            max_age = integer('max_age', max_age, 0)
         if max_times_sampled is None and max_age is None:
             raise ConfigError('limited() needs max_times_sampled, max_age or both')
         if isinstance(sampler, Limited):

@@ -11,10 +11,11 @@ from threading import RLock
 from typing import Any, Callable, Deque, Dict, Hashable, NamedTuple, Optional, TypeVar
 
 from ding_store.buffer.arrays import Array
+from ding_store.buffer.checks import integer
 from ding_store.buffer.table.choices import by_rows
 from ding_store.buffer.table.rows import RowIndex, RowListener
 from ding_store.buffer.table.table import Table
-from ding_store.errors import ConfigError, NotEnoughData, RowGone, StoreTimeout
+from ding_store.errors import NotEnoughData, RowGone, StoreTimeout
 
 T = TypeVar('T')
 Choose = Callable[[RowIndex], Array]
@@ -47,13 +48,11 @@ class Prefetch(RowListener):
         - depth (:obj:`int`): Batches ahead; each takes the memory of a batch.
         - table (:obj:`Table`): What they are gathered from.
     Raises:
-        - ConfigError: ``depth`` is no integer >= 1.
+        - ConfigError: ``depth`` is no integer >= 0.
     """
 
     def __init__(self, depth: int, table: Table) -> None:
-        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
-            raise ConfigError(f'prefetch ({depth!r}) must be an integer >= 0')
-        self.depth, self._table = depth, table
+        self.depth, self._table = integer('prefetch', depth, 0), table
         self._lock = RLock()
         self._key: Hashable = None
         self._sampler: Any = None

@@ -8,6 +8,7 @@ import time
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, Mapping, Optional
 
+from ding_store.buffer.checks import integer
 from ding_store.buffer.durability.commits import Record
 from ding_store.buffer.sampling.fifo import Fifo
 from ding_store.buffer.sampling.samplers import Sampler, is_within
@@ -49,9 +50,6 @@ class RateLimiter:
         max_sample: int = 1,
         timeout_s: float = 60.0,
     ) -> None:
-        for name, value in (('min_size_to_sample', min_size_to_sample), ('max_insert', max_insert)):
-            _check_count(name, value)
-        _check_count('max_sample', max_sample)
         ratio = samples_per_insert
         if ratio is not None and not (is_within(ratio, 0) and 0 < ratio < math.inf):
             raise ConfigError(f'samples_per_insert ({samples_per_insert!r}) must be a number > 0')
@@ -59,9 +57,10 @@ class RateLimiter:
             raise ConfigError(f'timeout_s ({timeout_s!r}) must be >= 0')
         if not is_within(error_buffer, 0):
             raise ConfigError(f'error_buffer ({error_buffer!r}) must be a number >= 0')
-        self.min_size_to_sample, self.samples_per_insert = min_size_to_sample, samples_per_insert
+        self.min_size_to_sample = integer('min_size_to_sample', min_size_to_sample, 1)
+        self.samples_per_insert = samples_per_insert
         self.error_buffer, self.timeout_s = float(error_buffer), timeout_s
-        self.max_insert, self.max_sample = max_insert, max_sample
+        self.max_insert, self.max_sample = integer('max_insert', max_insert, 1), integer('max_sample', max_sample, 1)
         self._check_deadlock()
         self.num_inserts = self.num_samples = 0
         self._changed = threading.Condition()
@@ -197,11 +196,9 @@ class RateLimiter:
     def load_state(self, state: Mapping[str, int]) -> None:
         """Go on from a ``state``."""
         counts = {name: state.get(name) for name in ('num_inserts', 'num_samples')}
-        for name, value in counts.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise TypeError(f'{name} ({value!r}) must be an integer >= 0')
+        num_inserts, num_samples = (integer(name, value, 0, TypeError) for name, value in counts.items())
         with self._changed:
-            self.num_inserts, self.num_samples = int(state['num_inserts']), int(state['num_samples'])
+            self.num_inserts, self.num_samples = num_inserts, num_samples
             self._short_at = None
             self._begin_counting()
             self._changed.notify_all()
@@ -297,11 +294,6 @@ def max_times(sampler: Any) -> Optional[int]:
     inner = getattr(sampler, 'sampler', None)
     times.append(None if inner is None else max_times(inner))
     return min((each for each in times if each is not None), default=None)
-
-
-def _check_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f'{name} ({value!r}) must be an integer >= 1')
 
 
 def _check_within(name: str, num_rows: int, limit: int) -> None:

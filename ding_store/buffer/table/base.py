@@ -8,6 +8,7 @@ from typing import Any, Collection, Dict, FrozenSet, List, Mapping, Optional, Tu
 import numpy as np
 
 from ding_store.buffer.arrays import Array
+from ding_store.buffer.checks import integer
 from ding_store.buffer.durability import redo
 from ding_store.buffer.durability.commits import encode_note
 from ding_store.buffer.durability.durable import Home
@@ -38,7 +39,7 @@ class TableBase:
         self._specs: Optional[Tuple[Dict[str, Array], FrozenSet[str], Dict[str, ColumnSpec]]] = None
         self._watchers: List[List[Array]] = []
         self._note: Optional[Dict[str, Any]] = None
-        capacity = checked_capacity(capacity)
+        capacity = integer('capacity', capacity, 1)
         self.home = None if path is None else Home(path, capacity, fsync)
         self._regions = Regions(capacity, self.home)
         try:
@@ -248,16 +249,6 @@ class TableBase:
                     f'got {values.dtype} of shape {values.shape}'
                 )
         return num_rows or 0
-
-
-def checked_capacity(capacity: Any, name: str = 'capacity') -> int:
-    """
-    Raises:
-        - ConfigError: It is no positive integer.
-    """
-    if isinstance(capacity, bool) or not isinstance(capacity, (int, np.integer)) or capacity < 1:
-        raise ConfigError(f'{name} ({capacity!r}) must be an integer >= 1')
-    return int(capacity)
 
 
 def stored_columns(regions: Regions, narrow: FrozenSet[str]) -> List[StoredColumn]:

@@ -8,6 +8,7 @@ from typing import Any, Callable, ContextManager, List, Optional, Protocol, Sequ
 import numpy as np
 
 from ding_store.buffer.arrays import Array
+from ding_store.buffer.checks import integer
 from ding_store.buffer.sampling.samplers import Sampler, not_enough
 from ding_store.buffer.sequences.groups import Groups
 from ding_store.buffer.table.rows import NO_ROWS, RowIndex
@@ -245,14 +246,14 @@ def check_sample_arguments(
         indices = list(indices)
     if not size and not indices:
         raise TypeError(f'one of size ({size!r}) and indices ({indices!r}) must not be empty')
-    if size is not None and (isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0):
-        raise TypeError(f'size ({size!r}) must be an integer >= 1')
+    if size is not None and size != 0:
+        size = integer('size', size, 1, TypeError)
     if size and indices and size != len(indices):
         raise TypeError(f'size ({size}) and the number of indices ({len(indices)}) must be equal')
     if indices and groupby is not None:
         raise TypeError(f'indices cannot be combined with groupby ({groupby!r})')
-    if unroll_len is not None and (not isinstance(unroll_len, (int, np.integer)) or unroll_len < 0):
-        raise TypeError(f'unroll_len ({unroll_len!r}) must be an integer >= 1')
+    if unroll_len is not None and unroll_len != 0:
+        integer('unroll_len', unroll_len, 1, TypeError)
     if unroll_len and groupby is None:
         raise TypeError(f'unroll_len ({unroll_len}) needs groupby')
     if sample_range is not None and (not isinstance(sample_range, slice) or sample_range.step == 0):

@@ -8,7 +8,8 @@ from typing import Any, Callable, Collection, FrozenSet, Iterable, Mapping, Opti
 import numpy as np
 
 from ding_store.buffer.arrays import Array, filled
-from ding_store.buffer.table.base import Columns, TableBase, checked_capacity, checked_specs, stored_columns
+from ding_store.buffer.checks import integer
+from ding_store.buffer.table.base import Columns, TableBase, checked_specs, stored_columns
 from ding_store.buffer.table.narrowing import narrowed_columns, stored_specs, widen, widened
 from ding_store.buffer.table.regions import ColumnSpec, Regions
 from ding_store.buffer.table.rows import EMPTY, NO_ROWS
@@ -185,7 +186,7 @@ class TableShape(TableBase):
             - ConfigError: ``capacity`` is no positive integer.
             - NotEnoughSpace: The disk is full; nothing changed.
         """
-        capacity = checked_capacity(capacity)
+        capacity = integer('capacity', capacity, 1)
         with self.write_lock, self.index.lock:
             self._check_open()
             resize_regions, resize_numbers = self._regions.resizing(capacity), self._resizing_numbers(capacity)
