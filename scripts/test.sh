@@ -13,4 +13,4 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 export PATH="$VENV/bin:$PATH"
 cd "$ROOT"
 # A file's tests stay together: they share what is made once per module. Files in their order, which ends with short ones.
-exec "$PYTHON" -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
+exec "$PYTHON" -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=25 --durations-min=5 "$@"
