@@ -291,11 +291,11 @@ class Link:
     def lose(self, session: Session, error: redis.RedisError) -> None:
         """
         Overview:
-            A reply was not read through ``call``: what it would do about that error. Who is not hasty may ask again.
+            A reply was not read through ``call``: what it would do about that error. Who need not wait may ask again.
         """
         if isinstance(error, _LOST):
             self._drop(session, error)
-            if self.is_hasty:
+            if self.is_hasty and self._session is None:
                 raise self._away('a reply', error) from error
 
     def close(self) -> None:

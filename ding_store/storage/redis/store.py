@@ -165,7 +165,7 @@ class RedisStore(PlanedStore):
             f'ack {stream!r}',
             lambda session: [self._command(session, 'ack', stream, arguments)],
             lambda replies: None,
-            lambda: self.ack(stream, reader, entry_id),
+            lambda: self._ack(stream, arguments),
         )
 
     def advance(self, stream: str, reader: str, entry_id: EntryId, name: str, header: Header) -> None:
@@ -177,21 +177,22 @@ class RedisStore(PlanedStore):
             return
         self._enter()
         self._index('value', name)
+        acked = entry_id.epoch, reader, entry_id.number
 
         def commands(session: Session) -> List[Command]:
-            ack = self._command(session, 'ack', stream, (entry_id.epoch, reader, entry_id.number))
+            ack = self._command(session, 'ack', stream, acked)
             return [ack, self._values.put_command(name, payload.sealed())]
 
         def note(replies: List[Any]) -> None:
             is_published, is_first = self._values.note(name, replies[1])
             if not is_published:
-                self.put(name, header, {})
+                self._publish(name, payload)
             elif is_first:
                 self._index('value', name, again=True)  # The server may have forgotten that, too.
 
         def again() -> None:
-            self.ack(stream, reader, entry_id)
-            self.put(name, header, {})
+            self._ack(stream, acked)
+            self._publish(name, payload)
 
         self._unanswered.send(f'advance {reader!r} in {stream!r}', commands, note, again)
 
@@ -235,10 +236,7 @@ class RedisStore(PlanedStore):
         _check_size(f'value {name!r}', payload.num_bytes if payload is not None else 0)
         self._enter()
         self._index('value', name)
-        version, is_first = self._values.put(name, payload, reference, expected_version)
-        if is_first:
-            self._index('value', name, again=True)  # The server may have forgotten that, too.
-        return version
+        return self._publish(name, payload, reference, expected_version)
 
     def count_from(self, name: str, version: int) -> None:
         check_name('value', name)
@@ -347,7 +345,7 @@ class RedisStore(PlanedStore):
                     self._link.call('close', lambda session: None, min(LEAVE_S, self._link.reconnect_timeout_s))
             with self._link.hasty():
                 self._writer.close(self._link.is_away, is_kept)
-            self._unanswered.close()
+            self._unanswered.close(is_kept)
             self._link.close()
 
     def __reduce__(self) -> Tuple[Callable[..., RedisStore], Tuple[Any, ...]]:
@@ -396,6 +394,17 @@ class RedisStore(PlanedStore):
 
     def _keys(self, name: str, *parts: str) -> List[str]:
         return [self._key(name, part) for part in parts]
+
+    def _ack(self, stream: str, arguments: Tuple[str, str, int]) -> None:
+        self._call(f'ack {stream!r}', lambda session: self._script(session, 'ack', stream, arguments))
+
+    def _publish(
+        self, name: str, payload: Optional[Pieces], reference: bytes = b'', expected_version: Optional[int] = None
+    ) -> int:
+        version, is_first = self._values.put(name, payload, reference, expected_version)
+        if is_first:
+            self._index('value', name, again=True)  # The server may have forgotten that, too.
+        return version
 
     def _run(self, script: str, stream: str, *arguments: Any) -> Any:
         check_name('stream', stream)
