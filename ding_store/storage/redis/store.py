@@ -1,6 +1,7 @@
 """A store in a Redis server: a stream per stream, a stream of one entry per value, a hash of counters.
 
 Keys of run R:  ding:{R/<stream>/0}:meta, :log, :sizes, :room, :readers, :filled, :planes   see lua/stream.lua
+                ding:{R/<stream>/0}:ends                          outlives its run for a day, see lua/stream.lua
                 ding:{R/<value>/0}:value, :version, :wants                see lua/value.lua
                 ding:{R}:counters  hash    ding:{R}:index  set of "stream:<name>" and "value:<name>"
 """
@@ -422,7 +423,7 @@ class RedisStore(PlanedStore):
         token = f'{session.life.run_id}{self._tokens}{next(self._num_tokens):x}'
         keys = self._stream_keys.get(stream)
         if keys is None:
-            keys = self._stream_keys[stream] = self._keys(stream, *_STREAM_PARTS)
+            keys = self._stream_keys[stream] = self._keys(stream, *_STREAM_PARTS, 'ends')
         return Command(script, keys, (token, *arguments))
 
     def _index(self, kind: str, name: str, again: bool = False) -> None:
