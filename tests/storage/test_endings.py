@@ -316,7 +316,7 @@ def test_what_is_left_of_a_retired_run_expires(redis_server):
 
 @pytest.mark.parametrize('is_named_again', [False, True])
 def test_an_embedded_server_that_is_killed_after_the_end_has_forgotten_nothing_but_what_ended(tmp_path, is_named_again):
-    store = RedisStore(f'embedded://{tmp_path}', 'run')
+    store = RedisStore(f'embedded://{tmp_path}', 'run', grace_s=0.0)
     for number in range(3):
         store.append(STREAM, {}, chunk(number))
     store.conclude()
@@ -324,7 +324,7 @@ def test_an_embedded_server_that_is_killed_after_the_end_has_forgotten_nothing_b
     subprocess.run([sys.executable, '-c', retire], check=True, timeout=WAIT_S)
     kill(running(store._directory).supervisor_pid)
     eventually(lambda: store.is_away, 'it dies with its supervisor')
-    with RedisStore(f'embedded://{tmp_path}', 'run') as other:
+    with RedisStore(f'embedded://{tmp_path}', 'run', grace_s=0.0) as other:
         if is_named_again:
             other.register(STREAM, 'learner')
         store.settle()
