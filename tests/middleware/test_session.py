@@ -18,9 +18,11 @@ from ding_store.config import StoreConfig
 from ding_store.errors import AppendUnsettled, ConfigError, ServerFull, StoreTimeout
 from ding_store.launch.status import read_status
 from ding_store.middleware.claim import _claim
+from ding_store.middleware.ending import CHECKPOINTS, FINISH, RETIRE, clear_ended_run
 from ding_store.middleware.members import STREAM_OPTIONS, Member, Members, pid_space
-from ding_store.middleware.session import CHECKPOINTS, FINISH, RETIRE, PeerWatch, Session, clear_ended_run
+from ding_store.middleware.session import Session
 from ding_store.middleware.side import Side
+from ding_store.middleware.waiting import PeerWatch
 from ding_store.middleware.weights import WeightsSender
 from ding_store.storage import open_store
 from ding_store.storage.redis.store import RedisStore
