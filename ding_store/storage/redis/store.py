@@ -32,7 +32,7 @@ from ding_store.storage.host.planes import (
     fetch_own,
     unwatched,
 )
-from ding_store.storage.host.values import ValueResolver
+from ding_store.storage.host.value_resolver import ValueResolver
 from ding_store.storage.options import ALL_OPTIONS, check_name, redis_options, refuse_rest, stream_options
 from ding_store.storage.redis.appends import RedisAppends
 from ding_store.storage.redis.entries import RedisEntries
