@@ -130,7 +130,7 @@ def test_a_script_has_run_when_a_command_before_it_is_an_error(forgetful_server,
         return 2, pack(('SET', 'key', 'value', 'no such option')) + late
 
     with RedisStore(forgetful_server.url, 'run') as store:
-        keys = [store._key('v', part) for part in VALUE_PARTS]
+        keys = [store._keys.of('v', part) for part in VALUE_PARTS]
         put, known = ('token', 0, -1, b'payload', '', ''), ('writer', 1, '')
         session = store._link.call('look', lambda session: session)
         session.run('put', keys, *put, *known)  # the server has the script
