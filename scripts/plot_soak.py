@@ -15,6 +15,7 @@ PANELS = (
     ('server_mb', "redis-server's memory, MB"),
     ('reader_mb', "the learner's own memory, MB"),
     ('writers_mb', "all writers' own memory, MB"),
+    ('cache_mb', "the run's files in the host cache, MB"),
 )
 WIDTH, HEIGHT, LEFT, TOP, GAP = 720, 90, 60, 24, 36
 

@@ -27,6 +27,7 @@ from ding_store.storage.host.cache_files import files_of, size_of
 
 STREAM = 'experience'
 PAGE_BYTES = os.sysconf('SC_PAGE_SIZE')
+MIN_SECONDS = 2
 BARS = ' ▁▂▃▄▅▆▇█'
 
 
@@ -65,7 +66,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument('--host-plane', choices=('auto', 'off'), default='auto', help='off: all through the server')
     parser.add_argument('--csv', metavar='FILE', help='write every second there')
     parser.add_argument('--json', metavar='FILE', help='write the result there')
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.seconds < MIN_SECONDS:
+        parser.error(f'--seconds ({options.seconds:g}) must be >= {MIN_SECONDS}: it is watched once a second')
+    return options
 
 
 def soak(options: argparse.Namespace, url: str) -> int:
@@ -87,8 +91,8 @@ def soak(options: argparse.Namespace, url: str) -> int:
         learner.run(options.seconds)
         stop.set()
         deadline = time.monotonic() + 60
-        for _ in appended:  # All is appended; writers stay until it is drained.
-            done.acquire(timeout=max(0.0, deadline - time.monotonic()))
+        # All is appended; writers stay until it is drained.
+        num_ended = sum(done.acquire(timeout=max(0.0, deadline - time.monotonic())) for _ in appended)
         learner.drain(sum(appended))
         for writer in writers:
             writer.join(60)
@@ -100,7 +104,7 @@ def soak(options: argparse.Namespace, url: str) -> int:
             'num_wrong': learner.num_wrong,
             'num_writers': len(learner.expected),
             'max_lag': max(sample.lag for sample in samples),
-            'faults': faults(samples, learner, reader, sum(appended), options),
+            'faults': faults(samples, learner, reader, sum(appended), num_ended, options),
         }
         store.retire()
     report(options, samples, result)
@@ -210,9 +214,16 @@ def cache_bytes(store: Any) -> int:
 
 
 def faults(
-    samples: List[Sample], learner: Learner, reader: Reader, num_appended: int, options: argparse.Namespace
+    samples: List[Sample],
+    learner: Learner,
+    reader: Reader,
+    num_appended: int,
+    num_ended: int,
+    options: argparse.Namespace,
 ) -> List[str]:
-    found = []
+    found, num_writers = [], options.processes * options.threads
+    if num_ended < num_writers:
+        found.append(f'{num_writers - num_ended} of {num_writers} writers did not come to their end')
     if learner.num_rows != num_appended:
         found.append(f'{num_appended} rows were appended, {learner.num_rows} ingested')
     if reader.num_lost or learner.num_wrong:
@@ -226,7 +237,7 @@ def faults(
         if num_rows < (0.95 * seconds - 1) * options.rate:
             found.append(f'{options.rate:g} rows a second were asked for, {num_rows / seconds:.0f} came')
     # The lag may be what comes in a second: a busy machine's pause at one moment or another.
-    slack = {'server_mb': 10, 'reader_mb': 10, 'writers_mb': 10, 'lag': options.rate / options.chunk}
+    slack = {'server_mb': 10, 'reader_mb': 10, 'writers_mb': 10, 'cache_mb': 20, 'lag': options.rate / options.chunk}
     for name in slack if half else ():
         before, after = (np.median([getattr(one, name) for one in part]) for part in (settled[:half], settled[half:]))
         if after > 1.1 * before + slack[name]:

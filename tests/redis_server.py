@@ -25,6 +25,11 @@ def find_binary() -> Optional[str]:
         return None
 
 
+def left_by_runs(client: redis.Redis, pattern: str = '*') -> List[bytes]:
+    """Keys, but those that only say that a run ended, and expire."""
+    return [key for key in client.scan_iter(pattern) if not (key.endswith(b':ends') and client.ttl(key) > 0)]
+
+
 class RedisServer:
     """Its directory, and all in it, go when the ``with`` block ends."""
 

@@ -25,16 +25,17 @@ def soak():
         del sys.modules['soak']
 
 
-def found(soak, **growing):
+def found(soak, num_ended=64, **growing):
     """The faults of 100 s at the asked rate in which these columns grow from 0, and all others stay."""
     names = soak.Sample.__dataclass_fields__
     growing = {'at_s': 99, 'num_rows': 99 * 400, **growing}
     samples = [soak.Sample(**{name: growing.get(name, 0) * at / 99 for name in names}) for at in range(100)]
     learner, reader = SimpleNamespace(num_rows=7, num_wrong=0), SimpleNamespace(num_lost=0)
-    return soak.faults(samples, learner, reader, 7, SimpleNamespace(rate=400.0, chunk=1))
+    options = SimpleNamespace(rate=400.0, chunk=1, processes=4, threads=16)
+    return soak.faults(samples, learner, reader, 7, num_ended, options)
 
 
-@pytest.mark.parametrize('name', ['lag', 'server_mb', 'reader_mb', 'writers_mb'])
+@pytest.mark.parametrize('name', ['lag', 'server_mb', 'reader_mb', 'writers_mb', 'cache_mb'])
 def test_what_grows_is_a_fault(soak, name):
     assert found(soak) == []
     (fault,) = found(soak, **{name: 4000})
@@ -44,6 +45,18 @@ def test_what_grows_is_a_fault(soak, name):
 def test_a_rate_that_is_not_reached_is_a_fault(soak):
     assert found(soak, num_rows=99 * 390) == []
     assert found(soak, num_rows=99 * 300) == ['400 rows a second were asked for, 300 came']
+
+
+def test_a_writer_that_does_not_come_to_its_end_is_a_fault(soak):
+    """One of 64 is not seen by the rate."""
+    assert found(soak, num_ended=63) == ['1 of 64 writers did not come to their end']
+
+
+def test_a_run_too_short_to_judge_is_refused(soak, monkeypatch, capsys):
+    monkeypatch.setattr(sys, 'argv', ['soak.py', '--seconds', '1'])
+    with pytest.raises(SystemExit):
+        soak.parse()
+    assert '--seconds' in capsys.readouterr().err
 
 
 def test_a_short_run(tmp_path, redis_binary):

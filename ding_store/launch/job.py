@@ -22,9 +22,10 @@ from ding_store.launch.role import Role
 from ding_store.launch.router import FIRST_IDS, ROLES, new_addresses, remove_address
 from ding_store.launch.script import Script, exit_process, preload
 from ding_store.middleware.claim import claim_run
+from ding_store.middleware.ending import CHECKPOINTS, FINISH, clear_ended_run, retire, silence_s
 from ding_store.middleware.members import ENV_LAUNCHED, Members, launch
 from ding_store.middleware.saving import ARRIVE_S, SAVE_S, is_saving
-from ding_store.middleware.session import CHECKPOINTS, FINISH, Session, clear_ended_run, retire, silence_s
+from ding_store.middleware.session import Session
 from ding_store.storage.base import Store
 
 #: How long processes may take to leave after the run has ended, before they are told to, and then made to: a learner

@@ -13,8 +13,9 @@ from ding_store.launch.router import activate, claim_node_id, deactivate, new_ad
 from ding_store.launch.script import Script
 from ding_store.launch.status import check_running
 from ding_store.middleware.claim import claim_role
+from ding_store.middleware.ending import FINISH, silence_s
 from ding_store.middleware.members import ENV_LAUNCHED, Members, launch
-from ding_store.middleware.session import FINISH, Session, silence_s
+from ding_store.middleware.session import Session
 
 
 def join(config: StoreConfig, role: str, node_id: Optional[int], script: Script, wait: bool = False) -> int:

@@ -12,8 +12,9 @@ from typing import Any, Dict, Optional
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError
 from ding_store.launch.progress import Figures
+from ding_store.middleware.ending import FINISH
 from ding_store.middleware.members import Member, Members
-from ding_store.middleware.session import FINISH, Session
+from ding_store.middleware.session import Session
 from ding_store.storage.base import Store
 from ding_store.storage.embedded.server import running
 

@@ -18,9 +18,10 @@ from ding_store.checkpoint import EXTRA, CheckpointDir, Interval, Saver, read_st
 from ding_store.checkpoint.snapshot import optimizers_of
 from ding_store.config import CheckpointConfig
 from ding_store.errors import ConfigError, CorruptPayload
+from ding_store.middleware.ending import CHECKPOINTS, is_failing
 from ding_store.middleware.policies import Policies
 from ding_store.middleware.saving import SAVE_S, LastSave, saving
-from ding_store.middleware.session import CHECKPOINTS, Session, is_failing
+from ding_store.middleware.session import Session
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext

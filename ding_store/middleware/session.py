@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
-import sys
 import threading
 import time
 import uuid
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, TypeVar
 
 from ditk import logging
 
@@ -18,17 +15,17 @@ from ding_store.config import StoreConfig
 from ding_store.errors import (
     AppendUnsettled,
     ConfigError,
-    CorruptPayload,
     ServerFull,
     StoreClosed,
-    StoreDenied,
     StoreError,
     StoreTimeout,
-    StoreUnavailable,
     VersionConflict,
 )
 from ding_store.middleware.claim import claim_run
+from ding_store.middleware.ending import CHECKPOINTS as CHECKPOINTS  # which the learner's side looks for here
+from ding_store.middleware.ending import FINISH, clear_ended_run, retire, silence_s
 from ding_store.middleware.members import ENV_LAUNCHED, STREAM_OPTIONS, Member, Members, die_with_parent, parent_process
+from ding_store.middleware.waiting import SLICE_S, PeerWatch, in_passing
 from ding_store.storage import open_store
 from ding_store.storage.base import Store
 
@@ -36,12 +33,7 @@ if TYPE_CHECKING:
     from ding_store.buffer.store_buffer import StoreBuffer
     from ding_store.checkpoint import CheckpointDir
 
-FINISH, RETIRE = 'finish', 'retire'
-#: A value while the learner makes checkpoints: who died may be started again.
-CHECKPOINTS = 'checkpoints'
 T = TypeVar('T')
-#: Waits look at the task's own finish flag this often; news from the store wakes them at once.
-SLICE_S = 0.5
 
 
 class Session:
@@ -349,134 +341,3 @@ class Session:
         if self.member is not None and self.member.parent is not None:
             members = Members(self.store)
             members.wait_for_workers(self.member.parent, self._num_workers(), self.config.peer_timeout_s)
-
-
-def is_failing() -> bool:
-    """For ``task.stop``: whether an exception ends the task, other than of a script that exits in order."""
-    error = sys.exc_info()[1]
-    return error is not None and not (isinstance(error, SystemExit) and not error.code)
-
-
-@contextmanager
-def in_passing(store: Store) -> Iterator[None]:
-    """
-    Overview:
-        For what a loop says to the store while it has better to do than to wait for it: where the server is away, or
-        goes away meanwhile, the rest of the block is left out. Whoever uses this says it again later.
-    """
-    try:
-        with store.hasty():
-            yield
-    except StoreDenied:
-        raise  # later would be no better
-    except StoreUnavailable:
-        pass  # which the connection has logged
-
-
-def retire(store: Store, heartbeat_s: float) -> None:
-    """
-    Overview:
-        Delete all data of a run that ended in order, once its members have left. Its name is then free for the next.
-    """
-    wait_until_left(store, heartbeat_s)
-    store.retire(last=(FINISH, RETIRE))
-
-
-def wait_until_left(store: Store, heartbeat_s: float) -> None:
-    Members(store).wait_until_left(silent_s=silence_s(heartbeat_s))
-
-
-def silence_s(heartbeat_s: float) -> float:
-    """How long a member may be silent that lives."""
-    return max(3 * heartbeat_s, 2.0)
-
-
-def clear_ended_run(store: Store, config: StoreConfig) -> None:
-    """
-    Overview:
-        Make way for a new run where an earlier one of this name has ended: all of its data if it ended in order, only
-        its end if it failed, so that its experience is taken up again.
-    """
-    value = store.get(FINISH)
-    while value is not None:
-        try:
-            store.put(RETIRE, {}, {}, expected_version=0)
-        except VersionConflict:
-            pass  # another process does it: wait for the end to vanish
-        else:
-            if value.header['failed']:
-                logging.warning(
-                    f'ding_store: run {store.run!r} had failed ({value.header["reason"]}); going on with it'
-                )
-                store.delete(FINISH)
-                store.delete(RETIRE)
-            else:
-                wait_until_left(store, config.heartbeat_s)
-                _finish_checkpoints(store, value.header['reason'])
-                store.clear(last=(FINISH, RETIRE))
-            return
-        store.get(RETIRE, newer_than=1, timeout_s=SLICE_S)
-        value = store.get(FINISH)
-
-
-def _finish_checkpoints(store: Store, reason: str) -> None:
-    """A learner that was killed after the end of its run could not say in its directory that this had come."""
-    value = store.get(CHECKPOINTS)
-    if value is None:
-        return
-    from ding_store.checkpoint import CheckpointDir  # torch, which not everybody here needs
-
-    directory = CheckpointDir(value.header['path'])
-    with contextlib.suppress(CorruptPayload):  # The learner will say so.
-        if directory.run == value.header.get('run'):  # else it is of another run, or not on this host
-            directory.finish(reason)
-
-
-class PeerWatch:
-    """
-    Overview:
-        Whether a role that a wait depends on is still reporting itself. Compares reports, not clocks: a member whose
-        report number has not moved between two looks is silent.
-    """
-
-    def __init__(self, session: Session, role: str) -> None:
-        self._session = session
-        self._role = role
-        self._members = Members(session.store)
-        self._beats: Dict[str, int] = {}
-        self._moved_at = time.monotonic()
-
-    def look(self) -> str:
-        """A text for the warning. Raises StoreTimeout once the role was seen and has been silent for too long."""
-        own, is_there = self._session.member, False
-        own_beat = own.beat if own is not None else 0
-        with in_passing(self._session.store):
-            self._members.refresh()
-            is_there = True
-        if not is_there:
-            self._moved_at = time.monotonic()  # nobody can report now
-            return '; the store is away'
-        if self._session.is_server_full:
-            self._moved_at = time.monotonic()  # others cannot report either
-            return '; the server is at its maxmemory'
-        known = self._members.by_id.get(own.id) if own is not None else None
-        if own is not None and (known is None or known.beat < own_beat):
-            self._moved_at = time.monotonic()  # nor can they where our own report does not come through
-            return '; the server takes no reports'
-        peers = self._members.of(self._role)
-        if not peers:
-            return f'; no {self._role} has joined yet'
-        moved = any(p.state == 'alive' and p.beat != self._beats.get(p.id) for p in peers)
-        self._beats = {p.id: p.beat for p in peers}
-        now = time.monotonic()
-        if moved:
-            self._moved_at = now
-            return ''
-        silent, limit = now - self._moved_at, self._session.config.peer_timeout_s
-        last = max(peers, key=lambda p: p.beat)
-        if silent >= limit:
-            raise StoreTimeout(
-                f'{last.title} is {last.state if last.state != "alive" else "silent"} and was not started again within '
-                f'{limit:.0f} s (store.peer_timeout_s); the run is kept, start it again to go on'
-            )
-        return f'; {last.title} has gone silent, start it again within {limit - silent:.0f} s and the run goes on'

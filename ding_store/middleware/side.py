@@ -8,8 +8,9 @@ from ding.framework import task
 from ditk import logging
 
 from ding_store.errors import StoreError
+from ding_store.middleware.ending import is_failing
 from ding_store.middleware.plan import Plan
-from ding_store.middleware.session import Session, is_failing
+from ding_store.middleware.session import Session
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext

@@ -11,8 +11,9 @@ from ditk import logging
 
 from ding_store.errors import ConfigError, PayloadLost, ServerFull
 from ding_store.middleware.members import Members
-from ding_store.middleware.session import Session, in_passing
+from ding_store.middleware.session import Session
 from ding_store.middleware.state import load_arrays, state_to_arrays
+from ding_store.middleware.waiting import in_passing
 
 if TYPE_CHECKING:
     from ding.framework import Context

@@ -176,7 +176,8 @@ class Store(ABC):
         """
         Overview:
             ``ack`` and then ``put(name, header, {})``, for a reader that tells others after each entry how far it has
-            come. May return before that is done; others see it as soon as it is.
+            come. May return before that is done; others see it as soon as it is. ``close`` does it where the server is
+            there, and warns where it is not.
         Raises:
             - StoreError: What this one, or the one before it, met with; see ``settle``.
         """

@@ -28,7 +28,7 @@ from ding_store.storage.host.planes import (
     unwatched,
 )
 from ding_store.storage.host.planes import Record as Found
-from ding_store.storage.host.values import ValueResolver
+from ding_store.storage.host.value_resolver import ValueResolver
 from ding_store.storage.memory_log import Log
 from ding_store.storage.options import STORE_OPTIONS, check_name, refuse_rest, stream_options
 from ding_store.storage.wire.encoding import Pieces, encode_pieces

@@ -35,6 +35,7 @@ class Log:
     num_dropped: int = 0
     room: int = 0
     deleted: bool = False
+    num_ends: int = 0
     records: Dict[int, Record] = field(default_factory=dict)
     writers: Dict[str, Tuple[int, int]] = field(default_factory=dict)  # writer -> last sequence, its number
     readers: Dict[str, int] = field(default_factory=dict)
@@ -108,6 +109,7 @@ class Log:
         self.hosts.clear()
         self._choose_plane()
         self.num_dropped = 0
+        self.num_ends += 1
         self.epoch = ''  # The next to look begins one.
         return existed
 
@@ -132,7 +134,7 @@ class Log:
 
     def _verdict(self, status: str, number: int, last: int) -> Verdict:
         state = (self.floor, self.room, self.num_dropped, self.plane, self.host, self.wanted)
-        return Verdict(status, self.epoch, number, last, *state)
+        return Verdict(status, self.epoch, number, last, *state, ends=(0, self.num_ends))
 
     def _choose_plane(self) -> None:
         hosts = set(self.hosts.values())

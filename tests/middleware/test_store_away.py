@@ -21,8 +21,9 @@ from ding_store.errors import StoreUnavailable  # noqa: E402
 from ding_store.middleware.chunks import ChunkWriter  # noqa: E402
 from ding_store.middleware.feed import Feed  # noqa: E402
 from ding_store.middleware.lead import Lead  # noqa: E402
-from ding_store.middleware.session import PeerWatch, Session  # noqa: E402
+from ding_store.middleware.session import Session  # noqa: E402
 from ding_store.middleware.side import STREAM  # noqa: E402
+from ding_store.middleware.waiting import PeerWatch  # noqa: E402
 from ding_store.middleware.weights import WeightsSender  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 from ding_store.storage.testing import WAIT_S, eventually  # noqa: E402

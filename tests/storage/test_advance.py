@@ -1,8 +1,13 @@
 """What was sent without waiting for its reply is done, or said not to be, whatever happens to the server meanwhile."""
 
-import pytest
+import signal
+from concurrent.futures import ThreadPoolExecutor
 
-from ding_store.errors import ServerFull, StoreUnavailable
+import pytest
+import redis
+
+from ding_store.errors import ServerFull, StoreClosed, StoreUnavailable
+from ding_store.storage.base import OLDEST
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk
 
@@ -98,3 +103,61 @@ def test_a_store_that_is_closed_right_after_it(own_server):
                 store.register('s', 'r')
                 advance(store, number)
             assert other.get('news', newer_than=number, timeout_s=WAIT_S).header == {'at': number}
+
+
+@pytest.fixture
+def unheard(own_server):
+    """A store whose last news a server has got, but never read, before it was killed."""
+    with RedisStore(own_server.url, 'run') as store:
+        for number in range(2):
+            store.advance('s', 'r', OLDEST, 'news', {'at': number})
+        store.settle()
+        own_server.signal(signal.SIGSTOP)
+        store.advance('s', 'r', OLDEST, 'news', {'at': 2})
+        own_server.kill()
+        yield store
+
+
+@pytest.mark.parametrize('is_noticed', [False, True])
+def test_a_store_that_is_closed_says_again_what_a_server_did_not_hear(own_server, unheard, is_noticed):
+    """A learner's: it appends nothing that others must have."""
+    own_server.start()
+    if is_noticed:
+        with pytest.raises(StoreUnavailable), unheard.hasty():
+            unheard.settle()
+    unheard.close()
+    assert is_told(own_server.url, 2)
+
+
+@pytest.mark.parametrize('is_noticed', [False, True])
+def test_a_store_that_is_closed_while_its_server_is_away_waits_for_none(unheard, caplog, is_noticed):
+    if is_noticed:
+        with pytest.raises(StoreUnavailable), unheard.hasty():
+            unheard.settle()
+    unheard.close()
+    assert "closed before advance 'r' in 's' was done" in caplog.text
+    assert unheard._link._opener is None, 'nor is it brought back for who has left'
+
+
+def test_a_store_that_is_closed_at_its_servers_limit_says_what_it_leaves(own_server, store, caplog):
+    with own_server.client() as client:
+        for number in range(2):
+            advance(store, number)
+        store.settle()
+        client.config_set('maxmemory', 1)
+        store.advance('s', 'r', OLDEST, 'news', {'much': 'x' * 2000})
+        store.close()
+    assert 'maxmemory' in caplog.text
+
+
+def test_who_sends_while_another_thread_closes_that_cannot_wait_hears_of_it(store):
+    """The server may pass over what comes from a connection that is closed by then."""
+
+    def closed_meanwhile(session):
+        store._link._waiting[0] = redis.ConnectionError('lost')  # so that nobody in haste waits for a lock
+        with ThreadPoolExecutor() as pool:
+            pool.submit(store._unanswered.close, is_kept=True).result(WAIT_S)
+        return []
+
+    with pytest.raises(StoreClosed, match='meanwhile'):
+        store._unanswered.send('advance', closed_meanwhile, lambda replies: None, lambda: None)

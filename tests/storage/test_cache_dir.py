@@ -17,7 +17,7 @@ from jobs import ding_store, environment
 
 from ding_store.errors import ConfigError, NotEnoughSpace, StoreTimeout
 from ding_store.storage import Reader, open_store
-from ding_store.storage.host import cache_dir
+from ding_store.storage.host import cache_root
 from ding_store.storage.host.cache_dir import collect_garbage, open_cache_dir
 from ding_store.storage.host.mapped import PAGE, is_claimed
 from ding_store.storage.host.ring import RingReader
@@ -170,7 +170,7 @@ def test_a_directory_of_others_is_refused(tmp_path):
 
 def test_a_process_that_is_stopped_with_the_lock_stops_no_other(tmp_path, opened, redis_server, monkeypatch):
     """All goes over the wire, until it goes on."""
-    monkeypatch.setattr(cache_dir, '_PATIENCE_S', 0.05)
+    monkeypatch.setattr(cache_root, 'PATIENCE_S', 0.05)
     cache, run = opened(), f'stopped-{os.getpid()}'
     store, other = (open_store(redis_server.url, run, host_cache_dir=str(tmp_path)) for _ in range(2))
     reader = Reader(other, 's', 'first')
@@ -202,7 +202,7 @@ def test_a_process_that_is_stopped_with_the_lock_stops_no_other(tmp_path, opened
 
 def test_who_makes_a_file_does_not_wait_for_long(tmp_path, redis_server, monkeypatch):
     """An append and a put have another way, and look again: who opens a store has the patience, since it has none."""
-    monkeypatch.setattr(cache_dir, '_PATIENCE_S', 10 * WAIT_S)
+    monkeypatch.setattr(cache_root, 'PATIENCE_S', 10 * WAIT_S)
     run = f'bounded-{os.getpid()}'
     store, other = (open_store(redis_server.url, run, host_cache_dir=str(tmp_path)) for _ in range(2))
     with store, other, ThreadPoolExecutor() as pool:
@@ -229,12 +229,12 @@ def test_who_makes_a_file_does_not_wait_for_long(tmp_path, redis_server, monkeyp
 
 def test_who_finds_the_lock_stopped_has_no_directory_of_its_own(tmp_path, monkeypatch, caplog):
     """It would be on another host than the others of its run."""
-    monkeypatch.setattr(cache_dir, '_PATIENCE_S', 0.05)
+    monkeypatch.setattr(cache_root, 'PATIENCE_S', 0.05)
     roots = [tmp_path / 'a', tmp_path / 'b']
     for root in roots:
         root.mkdir()
-    monkeypatch.setattr(cache_dir, '_directories', lambda: list(map(str, roots)))
-    monkeypatch.setattr(cache_dir, '_free', lambda _: 1 << 30)
+    monkeypatch.setattr(cache_root, 'directories', lambda: list(map(str, roots)))
+    monkeypatch.setattr(cache_root, 'free_bytes', lambda _: 1 << 30)
     dead = die_with_a_ring(roots[1], 'gone')
     with stopped_with_the_lock(roots[0]):
         with pytest.raises(StoreTimeout, match='stopped'):
@@ -244,7 +244,7 @@ def test_who_finds_the_lock_stopped_has_no_directory_of_its_own(tmp_path, monkey
         with pytest.raises(StoreTimeout, match='stopped'):
             next(garbage)
     assert not os.path.exists(dead)
-    roots[0].joinpath(cache_dir._root('')).chmod(0o755)
+    roots[0].joinpath(cache_root.root_in('')).chmod(0o755)
     other = open_cache_dir('run')
     assert other.root.startswith(str(roots[1]))
     assert f"the host cache is in '{other.root}'" in caplog.text
@@ -254,15 +254,15 @@ def test_who_finds_the_lock_stopped_has_no_directory_of_its_own(tmp_path, monkey
 
 def test_the_directory_is_chosen_by_room(monkeypatch, tmp_path):
     free = {'/dev/shm': 64 << 20, '/a': 5 << 30, '/b': 9 << 30}
-    monkeypatch.setattr(cache_dir, '_directories', lambda: list(free))
-    monkeypatch.setattr(cache_dir, '_free', free.__getitem__)
+    monkeypatch.setattr(cache_root, 'directories', lambda: list(free))
+    monkeypatch.setattr(cache_root, 'free_bytes', free.__getitem__)
     monkeypatch.setattr(os, 'access', lambda *_: True)
-    assert cache_dir._candidates('run') == ['/b', '/a', '/dev/shm']
+    assert cache_root.candidates('run') == ['/b', '/a', '/dev/shm']
     free['/dev/shm'] = 2 << 30
-    assert cache_dir._candidates('run') == ['/dev/shm', '/b', '/a']
+    assert cache_root.candidates('run') == ['/dev/shm', '/b', '/a']
     # Wherever the run is already, whatever is free by now.
     monkeypatch.setattr(os.path, 'isdir', lambda path: path.startswith('/a/'))
-    assert cache_dir._candidates('run')[0] == '/a'
+    assert cache_root.candidates('run')[0] == '/a'
 
 
 def test_a_directory_that_vanished(opened):
@@ -275,7 +275,7 @@ def test_a_directory_that_vanished(opened):
 
 
 def test_nowhere_to_go(monkeypatch):
-    monkeypatch.setattr(cache_dir, '_directories', lambda: ['/proc'])
+    monkeypatch.setattr(cache_root, 'directories', lambda: ['/proc'])
     with pytest.raises(NotEnoughSpace, match='host_cache_dir'):
         open_cache_dir('run')
 

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from redis_server import RedisServer
+from redis_server import RedisServer, left_by_runs
 
 from ding_store.storage import open_store
 from ding_store.storage.memory import MemoryStore
@@ -80,6 +80,5 @@ def test_retired_run_leaves_no_key(redis_server):
         store.put('weights/main', {}, {})
         store.add('collectors', 1)
         store.retire(last=('weights/main',))
-    client = redis_server.client()
-    assert list(client.scan_iter('ding:{retired*')) == []
-    client.close()
+    with redis_server.client() as client:
+        assert not left_by_runs(client, 'ding:{retired*')

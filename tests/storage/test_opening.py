@@ -224,7 +224,7 @@ def test_what_a_former_life_may_have_had_is_announced_when_there_is_memory(forge
             announce(said)
             client.flushall()  # And its epoch with it.
             monkeypatch.setattr(outbox, '_announce', announce)
-            store._index('stream', 's', again=True)
+            store._keys.list_name('stream', 's', again=True)
             client.config_set('maxmemory', 1)
             return announce(said)
 

@@ -68,6 +68,7 @@ def test_four_readers_of_a_host_cause_one_download(forgetful_server, tmp_path, p
         work = [follow(there, f'reader{number}', 5, host_plane=plane) for number in range(4)]
         pipes = [stack.enter_context(child(one))[1] for one in work]
         assert [pipe.readline() for pipe in pipes] == ['ready\n'] * 4
+        writer.store.own_writer.check_stream(STREAM)  # its first question about a stream takes a GET
         calls, num_bytes = sent_by(forgetful_server)
         for number in range(5):
             writer.append(STREAM, {}, chunk(number, LARGE))

@@ -403,12 +403,12 @@ def test_a_server_that_lost_the_newest_versions(opened):
     writer, near = opened(), opened()
     writer.put(NAME, {}, weights(1))
     with writer.store._link._open().borrowed() as connection:
-        key = writer.store._key(NAME, 'value')
+        key = writer.store._keys.of(NAME, 'value')
         connection.send_command('XRANGE', key, '-', '+')
         ((redis_id, fields),) = connection.read_response()
         for number in (2, 3):
             writer.put(NAME, {}, weights(number))
-        for command in (('DEL', key), ('HSET', writer.store._key(NAME, 'version'), 'version', 1)):
+        for command in (('DEL', key), ('HSET', writer.store._keys.of(NAME, 'version'), 'version', 1)):
             connection.send_command(*command)
             connection.read_response()
         connection.send_command('XADD', key, redis_id, *fields)

@@ -28,6 +28,7 @@ __all__ = [
     'find_server',
     'leave_server',
     'mark_finished',
+    'num_ends',
     'remove_run',
     'running',
     'server_version',
@@ -111,6 +112,11 @@ def mark_finished(directory: PathLike, timeout_s: float = 30.0) -> None:
     leave_server(files.directory, timeout_s)
 
 
+def num_ends(directory: PathLike) -> int:
+    """How often a run in this directory ended well, and its data was put aside for the next."""
+    return run_files(directory).num_ends()
+
+
 def stop_server(directory: PathLike, timeout_s: float = 30.0) -> bool:
     """
     Overview:
@@ -165,7 +171,8 @@ def remove_run(directory: PathLike, timeout_s: float = 30.0) -> bool:
         if stale is not None:
             remove_socket_directory(stale)
         shutil.rmtree(files.previous, ignore_errors=True)
-        for path in [*files.data(), files.finished, files.log, files.log + '.1', files.pointer, files.start_lock]:
+        marks = [files.finished, files.ends, files.pointer, files.start_lock]
+        for path in [*files.data(), *marks, files.log, files.log + '.1']:
             _remove(path)
         _remove(files.lock)
     with contextlib.suppress(OSError):  # not empty: other things are kept there

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import dataclass
-from typing import Callable, Deque, NamedTuple, Optional, Union
+from typing import Callable, Deque, NamedTuple, Optional, Tuple, Union
 
 from ding_store.errors import ServerFull, StoreError
 
@@ -48,6 +48,11 @@ class Announcement(NamedTuple):
     plane: int = WIRE  # on which this reference is good
 
 
+#: How often runs of this name ended, as far as the server remembers: all of its data was put aside; the stream was
+#: deleted since then. What grows was no loss.
+Ends = Tuple[int, int]
+
+
 class Verdict(NamedTuple):
     status: str
     epoch: str  # '': there is no such stream
@@ -60,6 +65,7 @@ class Verdict(NamedTuple):
     host: str = ''  # that all readers are on: references to its files may be announced; '': the wire plane
     wanted: int = 0  # entries up to here must be readable over the wire
     life: str = ''  # of the server: another one may have lost its memory
+    ends: Ends = (0, 0)  # only good where ``epoch`` is another than was announced
 
 
 class Fill(NamedTuple):
@@ -144,7 +150,9 @@ class Outbox:
         self._announce = announce
         self._fill = fill
         self._life = ''  # of the server, as we last heard
-        self._written = '', ''  # the epoch that we bring entries into, and the server's life then
+        self._ends: Ends = (0, 0)  # before the epoch that we last heard of
+        #: The epoch that we bring entries into, the server's life then, and the ends before it.
+        self._written: Tuple[str, str, Ends] = ('', '', (0, 0))
         self._limit = max_pending_bytes
         self._drop_oldest = drop_oldest
         self._sent: Deque[Item] = deque()  # accepted in this epoch, in order
@@ -164,8 +172,11 @@ class Outbox:
     @property
     def is_over(self) -> bool:
         """Whether the epoch that we wrote to was ended on purpose, as far as we have heard: the server lost nothing."""
-        epoch, life = self._written
-        return self.epoch != epoch and self._life == life
+        epoch, life, ends = self._written
+        if self.epoch == epoch or not epoch:
+            return False
+        # Another life has lost its memory, unless it remembers that.
+        return self._life == life or self._ends > ends
 
     @property
     def num_left(self) -> int:
@@ -203,7 +214,7 @@ class Outbox:
         num_refused = 0
         while not (is_last and self.is_over):
             if self.epoch:
-                self._written = self.epoch, self._life
+                self._written = self.epoch, self._life, self._ends
             if not self._queue:
                 return
             item = self._queue[0]
@@ -262,6 +273,8 @@ class Outbox:
         forgot = self._sent and self._sent[-1].sequence > verdict.last
         if forgot or verdict.status in (STALE, GAP) or verdict.epoch != self.epoch:
             self._requeue(verdict)
+        if verdict.epoch != self.epoch:
+            self._ends = verdict.ends
         self.epoch, self._life, self.num_dropped = verdict.epoch, verdict.life, verdict.num_dropped
         self.plane, self.host, self.room = verdict.plane, verdict.host, verdict.room
         while self._sent and self._sent[0].number <= verdict.floor:

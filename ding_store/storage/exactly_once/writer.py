@@ -239,14 +239,12 @@ class Writer:
         outbox, options = lane.outbox, lane.options
         if outbox.queued_bytes + payload.size > options.max_pending_bytes:
             raise StreamFull(f'{outbox.num_queued} entries of {outbox.stream!r} already wait for the server to return')
-        if self._is_concluded:
-            outbox.check()  # Which makes no stream of one that is gone.
-            if outbox.is_over:
-                raise _retired(outbox)
         item = outbox.add(payload)
         is_full = f'stream {outbox.stream!r} holds max_pending_bytes ({options.max_pending_bytes})'
         while True:
             try:
+                if self._is_concluded:
+                    outbox.check()  # Which makes no stream of one that is gone.
                 outbox.flush(is_last=self._is_concluded)
                 break
             except Refused as refused:

@@ -18,13 +18,12 @@ import errno
 import hashlib
 import logging
 import os
-import stat
-import tempfile
 import uuid
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 from ding_store.errors import ConfigError, NotEnoughSpace, StoreTimeout
+from ding_store.storage.host import cache_root
 from ding_store.storage.host import readers as host_readers
 from ding_store.storage.host.cache_files import (
     COPIES,
@@ -43,7 +42,6 @@ from ding_store.storage.host.cache_files import (
     size_of,
     unlink,
 )
-from ding_store.storage.host.fetch_lock import FetchLock
 from ding_store.storage.host.mapped import PAGE, Claim, NewFile, aligned, claim, is_claimed
 from ding_store.storage.host.ring import RingWriter, read_note
 from ding_store.storage.host.slots import SharedSlots, SlotWriter, create_slots, value_of
@@ -52,13 +50,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar('T')
 
-#: Memory is taken where it has this much; containers often have 64 MB of /dev/shm.
-_ENOUGH = 1 << 30
 #: By default the cache takes half of what is free when a store is opened, and no more than this.
 _MAX_BYTES = 8 << 30
-#: Who holds the root's lock longer, or up to twice as long, is stopped: making room takes much less.
-_PATIENCE_S = 10.0
-#: The same for who makes a file in the middle of its work, and has another way: it looks again soon.
+#: As ``cache_root.PATIENCE_S``, for who makes a file in the middle of its work and has another way: it looks again.
 _BUSY_PATIENCE_S = 1.0
 
 
@@ -93,14 +87,16 @@ class CacheDir:
 
     def __init__(self, root: str, run: str, max_bytes: Optional[int] = None) -> None:
         self.root = root
-        self.max_bytes = min(_free(os.path.dirname(root)) // 2, _MAX_BYTES) if max_bytes is None else max_bytes
+        if max_bytes is None:
+            max_bytes = min(cache_root.free_bytes(os.path.dirname(root)) // 2, _MAX_BYTES)
+        self.max_bytes = max_bytes
         self._run = os.path.join(root, 'runs', run)
-        self._root_lock = _root_lock(root)
-        _make_private(root)
+        self._root_lock = cache_root.root_lock(root)
+        cache_root.make_private(root)
         with self._locked():
-            self.host = f"{_identity(os.path.join(root, 'marker'))}-{run}"
+            self.host = f"{cache_root.identity(os.path.join(root, 'marker'))}-{run}"
             for directory in (os.path.dirname(self._run), self._run):
-                _make_private(directory)
+                cache_root.make_private(directory)
             members = os.path.join(self._run, 'members')
             os.close(os.open(members, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
             self._claim: Optional[Claim] = claim(members, shared=True)
@@ -268,12 +264,13 @@ class CacheDir:
 
     @contextmanager
     def _locked(self, is_busy: bool = False) -> Iterator[None]:
-        with _locked(self._root_lock, self.root, min(_BUSY_PATIENCE_S, _PATIENCE_S) if is_busy else None):
+        patience_s = min(_BUSY_PATIENCE_S, cache_root.PATIENCE_S) if is_busy else None
+        with cache_root.locked(self._root_lock, self.root, patience_s):
             yield
 
     @contextmanager
     def _locked_at_once(self) -> Iterator[None]:
-        held = claim(_lock_path(self.root))
+        held = claim(cache_root.lock_path(self.root))
         if held is None:
             raise StoreTimeout(f'the host cache in {self.root!r} is in use')
         try:
@@ -294,11 +291,11 @@ def open_cache_dir(run: str, directory: Optional[str] = None, max_bytes: Optiona
     """
     if directory is not None:
         os.makedirs(directory, exist_ok=True)
-        return CacheDir(_root(os.path.abspath(directory)), run, max_bytes)
+        return CacheDir(cache_root.root_in(os.path.abspath(directory)), run, max_bytes)
     reasons = []
-    for candidate in _candidates(run):
+    for candidate in cache_root.candidates(run):
         try:
-            cache = CacheDir(_root(candidate), run, max_bytes)
+            cache = CacheDir(cache_root.root_in(candidate), run, max_bytes)
         except StoreTimeout:
             raise
         except (OSError, ConfigError) as e:
@@ -323,9 +320,9 @@ def collect_garbage(directory: Optional[str] = None, dry_run: bool = False) -> I
     Raises:
         - StoreTimeout: After all others: another process holds the lock of such a directory and does not get on.
     """
-    directories = [os.path.abspath(directory)] if directory else _directories()
+    directories = [os.path.abspath(directory)] if directory else cache_root.directories()
     hung: Optional[StoreTimeout] = None
-    for root in filter(os.path.isdir, map(_root, directories)):
+    for root in filter(os.path.isdir, map(cache_root.root_in, directories)):
         try:
             yield from _garbage_in(root, dry_run)
         except StoreTimeout as e:
@@ -336,7 +333,7 @@ def collect_garbage(directory: Optional[str] = None, dry_run: bool = False) -> I
 
 def _garbage_in(root: str, dry_run: bool) -> List[Garbage]:
     found = []
-    with _locked(_root_lock(root), root):
+    with cache_root.locked(cache_root.root_lock(root), root):
         for run in runs_of(root):
             dead = dead_files(run)
             if dead or not is_alive(run):
@@ -352,76 +349,6 @@ def _goes_for(mark: int, other: int) -> bool:
 
 def _short(name: str) -> str:
     return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
-
-
-def _root(directory: str) -> str:
-    return os.path.join(directory, f'ding-store-cache-{os.geteuid()}')
-
-
-def _directories() -> List[str]:
-    return [d for d in dict.fromkeys(('/dev/shm', tempfile.gettempdir(), '/var/tmp')) if os.path.isdir(d)]
-
-
-def _candidates(run: str) -> List[str]:
-    """Directories, best first: where the run is already, where memory has room, then by free space."""
-
-    def rank(directory: str) -> Any:
-        is_there = os.path.isdir(os.path.join(_root(directory), 'runs', run))
-        is_memory = directory == '/dev/shm' and _free(directory) >= _ENOUGH
-        return not is_there, not is_memory, -_free(directory)
-
-    return sorted((d for d in _directories() if os.access(d, os.W_OK)), key=rank)
-
-
-def _free(directory: str) -> int:
-    status = os.statvfs(directory)
-    return status.f_bavail * status.f_frsize
-
-
-def _make_private(root: str) -> None:
-    try:
-        os.mkdir(root, 0o700)
-    except FileExistsError:
-        pass
-    status = os.lstat(root)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise ConfigError(f'{root!r} must be a directory of user {os.geteuid()} with mode 0700: remove it')
-
-
-def _lock_path(root: str) -> str:
-    path = os.path.join(root, 'lock')
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-    return path
-
-
-def _root_lock(root: str) -> FetchLock:
-    return FetchLock(lambda: _lock_path(root), _PATIENCE_S)
-
-
-@contextmanager
-def _locked(lock: FetchLock, root: str, patience_s: Optional[float] = None) -> Iterator[None]:
-    with lock.taken(patience_s) as held:
-        if held is None:
-            raise StoreTimeout(
-                f'another process holds the lock of the host cache in {root!r} and does not get on: '
-                'is one of this user stopped?'
-            )
-        yield
-
-
-def _identity(marker: str) -> str:
-    try:
-        descriptor = os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        pass
-    else:
-        with os.fdopen(descriptor, 'w') as file:
-            file.write(uuid.uuid4().hex)
-    with open(marker) as file:
-        word, status = file.read(), os.fstat(file.fileno())
-    with open('/proc/sys/kernel/random/boot_id') as file:
-        boot = file.read().strip()
-    return f'{boot}-{status.st_dev}-{status.st_ino}-{word}'
 
 
 def _note(path: str) -> Dict[str, Any]:

@@ -105,11 +105,12 @@ class RedisAppends:
         )
 
         def run(session: Session) -> Any:
-            return session.life.run_id, self._script(session, 'append', said.stream, arguments, before)
+            return session.life, self._script(session, 'append', said.stream, arguments, before)
 
         life, (status, epoch, host, *numbers) = self._call(f'append to {said.stream!r}', run)
         if status == STALE.encode() and epoch:
             self._index(said.stream, True)
-        number, last, floor, room, dropped, plane, wanted = numbers
+        number, last, floor, room, dropped, plane, wanted, num_ends = numbers
         known = (number, last, floor, room, dropped, plane)
-        return Verdict(status.decode(), epoch.decode(), *known, host.decode(), wanted, life)
+        ends = life.num_ends, num_ends
+        return Verdict(status.decode(), epoch.decode(), *known, host.decode(), wanted, life.run_id, ends)

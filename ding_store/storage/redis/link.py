@@ -291,11 +291,11 @@ class Link:
     def lose(self, session: Session, error: redis.RedisError) -> None:
         """
         Overview:
-            A reply was not read through ``call``: what it would do about that error. Who is not hasty may ask again.
+            A reply was not read through ``call``: what it would do about that error. Who need not wait may ask again.
         """
         if isinstance(error, _LOST):
             self._drop(session, error)
-            if self.is_hasty:
+            if self.is_hasty and self._session is None:
                 raise self._away('a reply', error) from error
 
     def close(self) -> None:
@@ -319,8 +319,9 @@ class Link:
             session = self._session
             if session is None:
                 self._check_open()  # it was another thread's turn for long, perhaps
-                life = Life(self.address)
-                client = make_client(self._target(), life.greet, self._options.socket_timeout_s)
+                url, num_ends = self._target()
+                life = Life(self.address, num_ends)
+                client = make_client(url, life.greet, self._options.socket_timeout_s)
                 client.info('server')
                 self.num_sessions += 1
                 session = self._session = Session(client, self._scripts, life)
@@ -340,12 +341,14 @@ class Link:
         with suppress(StoreError):  # who asks next finds out, and begins this again
             self.call('reconnect', lambda session: None)
 
-    def _target(self) -> str:
+    def _target(self) -> Tuple[str, int]:
+        """Where the server is, and how often its data was put aside."""
         if self._directory is None:
-            return self._url
-        from ding_store.storage.embedded.server import ensure_server  # Not needed for a server that others run.
+            return self._url, 0
+        from ding_store.storage.embedded.server import ensure_server, num_ends  # Not needed for one that others run.
 
-        return f'unix://{ensure_server(self._directory, self._options.grace_s)}'
+        socket = ensure_server(self._directory, self._options.grace_s)
+        return f'unix://{socket}', num_ends(self._directory)
 
     def _drop(self, session: Optional[Session], error: Exception) -> None:
         self._check_open(error)

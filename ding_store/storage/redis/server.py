@@ -58,11 +58,13 @@ class Life:
     Attributes:
         - run_id (:obj:`str`): Random, of one life of a server process; '' before the first connection.
         - server (:obj:`str`): Its name and version.
+        - num_ends (:obj:`int`): How often its data was put aside before it, since a run had ended.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, num_ends: int = 0) -> None:
         self.run_id = ''
         self.server = ''
+        self.num_ends = num_ends
         self._address = address
         self._lock = threading.Lock()
 

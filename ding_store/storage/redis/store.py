@@ -1,19 +1,12 @@
-"""A store in a Redis server: a stream per stream, a stream of one entry per value, a hash of counters.
-
-Keys of run R:  ding:{R/<stream>/0}:meta, :log, :sizes, :room, :readers, :filled, :planes   see lua/stream.lua
-                ding:{R/<value>/0}:value, :version, :wants                see lua/value.lua
-                ding:{R}:counters  hash    ding:{R}:index  set of "stream:<name>" and "value:<name>"
-"""
+"""A store in a Redis server: a stream per stream, a stream of one entry per value, a hash of counters; see keys.py."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import time
-import uuid
 from contextlib import suppress
-from typing import Any, Callable, ContextManager, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar
+from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed, StoreError
 from ding_store.storage.base import OLDEST, START, Arrays, Buffer, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
@@ -31,15 +24,16 @@ from ding_store.storage.host.planes import (
     fetch_own,
     unwatched,
 )
-from ding_store.storage.host.values import ValueResolver
+from ding_store.storage.host.value_resolver import ValueResolver
 from ding_store.storage.options import ALL_OPTIONS, check_name, redis_options, refuse_rest, stream_options
 from ding_store.storage.redis.appends import RedisAppends
 from ding_store.storage.redis.entries import RedisEntries
 from ding_store.storage.redis.info import read_counters, read_stream, read_streams, read_values
-from ding_store.storage.redis.link import Before, Link, Session
+from ding_store.storage.redis.keys import RunKeys
+from ding_store.storage.redis.link import Link, Session
 from ding_store.storage.redis.scripts import Command
 from ding_store.storage.redis.unanswered import Unanswered
-from ding_store.storage.redis.values import VALUE_PARTS, RedisValues
+from ding_store.storage.redis.values import RedisValues
 from ding_store.storage.urls import check_url, directory_of, scheme_of
 from ding_store.storage.wire.encoding import INLINE_BYTES, MAX_BYTES, Pieces, encode_pieces
 from ding_store.storage.wire.parts import Parts
@@ -49,7 +43,6 @@ MAX_PAYLOAD_BYTES = MAX_BYTES
 #: How long close() begins tries, behind a first one, to reach a server that went away, since nobody else can bring what
 #: that forgot of us.
 LEAVE_S = 5.0
-_STREAM_PARTS = ('meta', 'log', 'sizes', 'room', 'readers', 'filled', 'planes')
 
 T = TypeVar('T')
 
@@ -88,22 +81,20 @@ class RedisStore(PlanedStore):
         self._link = Link(self._url, self._directory, server)
         self.address = self._link.address
         self.writer = writer_id()
+        self._keys = keys = RunKeys(self._call, self.run)
         self._appends = RedisAppends(
-            self._call, self._script, self._key, self.writer, lambda stream, again: self._index('stream', stream, again)
+            self._call, keys.run, keys.of, self.writer, lambda stream, again: keys.list_name('stream', stream, again)
         )
         self._writer = Writer(streams, self._appends.announce, self._wait_for_room, self._appends.fill)
         self.patience_s = max(PATIENCE_S, 1.5 * server.reconnect_timeout_s)
         self._resolver = Resolver(self)
         self._parts = Parts(self._call)
         wait = self._link.wait
-        self._entries = RedisEntries(self._call, wait, self._key, self._parts)
-        self._values = RedisValues(self._call, wait, self._key, self.held, self.writer)
+        self._entries = RedisEntries(self._call, wait, keys.of, self._parts)
+        self._values = RedisValues(self._call, wait, keys.of, self.held, self.writer)
         self._value_resolver = ValueResolver(self)
         self._unanswered = Unanswered(self._call, self._link)
-        self._indexed: Set[str] = set()
-        self._stream_keys: Dict[str, List[str]] = {}
         self._num_sessions = 0
-        self._tokens, self._num_tokens = f'{uuid.uuid4().hex[:16]}-', itertools.count()
         self._pid = os.getpid()
 
     def append(self, stream: str, header: Header, arrays: Arrays, timeout_s: Optional[float] = None) -> EntryId:
@@ -150,7 +141,7 @@ class RedisStore(PlanedStore):
             raise ConfigError(f'start ({start!r}) must be one of {", ".join(START)}')
         check_name('stream', stream)
         self._enter()
-        self._index('stream', stream, again=True)
+        self._keys.list_name('stream', stream, again=True)
         epoch, number = self._run('register', stream, reader, 'd' if durable else 'e', start, host)
         return EntryId(epoch.decode(), number)
 
@@ -163,9 +154,9 @@ class RedisStore(PlanedStore):
         self._enter()
         self._unanswered.send(
             f'ack {stream!r}',
-            lambda session: [self._command(session, 'ack', stream, arguments)],
+            lambda session: [self._keys.command(session, 'ack', stream, arguments)],
             lambda replies: None,
-            lambda: self.ack(stream, reader, entry_id),
+            lambda: self._ack(stream, arguments),
         )
 
     def advance(self, stream: str, reader: str, entry_id: EntryId, name: str, header: Header) -> None:
@@ -176,22 +167,23 @@ class RedisStore(PlanedStore):
             super().advance(stream, reader, entry_id, name, header)
             return
         self._enter()
-        self._index('value', name)
+        self._keys.list_name('value', name)
+        acked = entry_id.epoch, reader, entry_id.number
 
         def commands(session: Session) -> List[Command]:
-            ack = self._command(session, 'ack', stream, (entry_id.epoch, reader, entry_id.number))
+            ack = self._keys.command(session, 'ack', stream, acked)
             return [ack, self._values.put_command(name, payload.sealed())]
 
         def note(replies: List[Any]) -> None:
             is_published, is_first = self._values.note(name, replies[1])
             if not is_published:
-                self.put(name, header, {})
+                self._publish(name, payload)
             elif is_first:
-                self._index('value', name, again=True)  # The server may have forgotten that, too.
+                self._keys.list_name('value', name, again=True)  # The server may have forgotten that, too.
 
         def again() -> None:
-            self.ack(stream, reader, entry_id)
-            self.put(name, header, {})
+            self._ack(stream, acked)
+            self._publish(name, payload)
 
         self._unanswered.send(f'advance {reader!r} in {stream!r}', commands, note, again)
 
@@ -234,11 +226,7 @@ class RedisStore(PlanedStore):
         check_name('value', name)
         _check_size(f'value {name!r}', payload.num_bytes if payload is not None else 0)
         self._enter()
-        self._index('value', name)
-        version, is_first = self._values.put(name, payload, reference, expected_version)
-        if is_first:
-            self._index('value', name, again=True)  # The server may have forgotten that, too.
-        return version
+        return self._publish(name, payload, reference, expected_version)
 
     def count_from(self, name: str, version: int) -> None:
         check_name('value', name)
@@ -280,14 +268,13 @@ class RedisStore(PlanedStore):
     def add(self, counter: str, amount: int = 0) -> int:
         check_name('counter', counter)
         self._enter()
-        key = f'ding:{{{self.run}}}:counters'
-        return int(self._call(f'add to {counter!r}', lambda session: session.run('add', [key], counter, amount)))
+        keys = [self._keys.counters]
+        return int(self._call(f'add to {counter!r}', lambda session: session.run('add', keys, counter, amount)))
 
     def delete(self, name: str) -> bool:
         existed = bool(self._run('delete', name))
-        counters = f'ding:{{{self.run}}}:counters'
         values = self._values.delete(name)
-        numbers = self._call(f'delete {name!r}', lambda session: session.client.hdel(counters, name))
+        numbers = self._call(f'delete {name!r}', lambda session: session.client.hdel(self._keys.counters, name))
         return bool(existed or values or numbers)
 
     def info(self) -> StoreInfo:
@@ -303,7 +290,7 @@ class RedisStore(PlanedStore):
         counters = self.info().counters
         super().retire(last)
         if self._directory is None:
-            self._call('retire', lambda session: self._forget_keys(session, counters))
+            self._call('retire', lambda session: self._keys.delete(session, counters))
             return
         from ding_store.storage.embedded.server import mark_finished  # Not needed for a server that others run.
 
@@ -334,7 +321,7 @@ class RedisStore(PlanedStore):
 
     def wait_for_planes(self, known: Mapping[str, int], timeout_s: float) -> None:
         self._enter()
-        after = {self._key(stream, 'planes'): f'{plane}-0' for stream, plane in known.items()}
+        after = {self._keys.of(stream, 'planes'): f'{plane}-0' for stream, plane in known.items()}
         block_ms = self._slice_ms(timeout_s)
         self._link.wait('wait for planes', lambda session: session.client.xread(after, count=1, block=block_ms))
 
@@ -347,7 +334,7 @@ class RedisStore(PlanedStore):
                     self._link.call('close', lambda session: None, min(LEAVE_S, self._link.reconnect_timeout_s))
             with self._link.hasty():
                 self._writer.close(self._link.is_away, is_kept)
-            self._unanswered.close()
+            self._unanswered.close(is_kept)
             self._link.close()
 
     def __reduce__(self) -> Tuple[Callable[..., RedisStore], Tuple[Any, ...]]:
@@ -375,53 +362,30 @@ class RedisStore(PlanedStore):
     def _after_reconnect(self) -> None:
         """The server may be another, or have lost its memory: bring back what is ours before anything else happens."""
         self._num_sessions = self._link.num_sessions  # First, because what follows comes through here again.
-        self._indexed.clear()
+        self._keys.doubt_list()
         self._writer.check(now=True)
 
     def _info(self, session: Session) -> StoreInfo:
         streams, values = read_streams(session, self.run), read_values(session, self.run)
         return StoreInfo(self.address, self.run, session.life.server, streams, values, read_counters(session, self.run))
 
-    def _forget_keys(self, session: Session, counters: Iterable[str]) -> None:
-        """Nobody writes any more, so the writers' numbers, which ``delete`` keeps, are not needed either."""
-        index = f'ding:{{{self.run}}}:index'
-        members: Any = session.client.smembers(index)
-        for name in {*counters, *(member.decode().split(':', 1)[1] for member in members)}:
-            session.client.delete(*self._keys(name, *_STREAM_PARTS))
-            session.client.delete(*self._keys(name, *VALUE_PARTS))
-        session.client.delete(index, f'ding:{{{self.run}}}:counters')
+    def _ack(self, stream: str, arguments: Tuple[str, str, int]) -> None:
+        self._call(f'ack {stream!r}', lambda session: self._keys.run(session, 'ack', stream, arguments))
 
-    def _key(self, name: str, part: str) -> str:
-        return f'ding:{{{self.run}/{name}/0}}:{part}'
-
-    def _keys(self, name: str, *parts: str) -> List[str]:
-        return [self._key(name, part) for part in parts]
+    def _publish(
+        self, name: str, payload: Optional[Pieces], reference: bytes = b'', expected_version: Optional[int] = None
+    ) -> int:
+        self._keys.list_name('value', name)
+        version, is_first = self._values.put(name, payload, reference, expected_version)
+        if is_first:
+            self._keys.list_name('value', name, again=True)  # The server may have forgotten that, too.
+        return version
 
     def _run(self, script: str, stream: str, *arguments: Any) -> Any:
         check_name('stream', stream)
         self._enter()
         self._unanswered.settle()
-        return self._call(f'{script} {stream!r}', lambda session: self._script(session, script, stream, arguments))
-
-    def _script(
-        self, session: Session, script: str, stream: str, arguments: Tuple[Any, ...], before: Optional[Before] = None
-    ) -> Any:
-        command = self._command(session, script, stream, arguments)
-        return session.run(script, command.keys, *command.arguments, before=before)
-
-    def _command(self, session: Session, script: str, stream: str, arguments: Tuple[Any, ...]) -> Command:
-        token = f'{session.life.run_id}{self._tokens}{next(self._num_tokens):x}'
-        keys = self._stream_keys.get(stream)
-        if keys is None:
-            keys = self._stream_keys[stream] = self._keys(stream, *_STREAM_PARTS)
-        return Command(script, keys, (token, *arguments))
-
-    def _index(self, kind: str, name: str, again: bool = False) -> None:
-        member = f'{kind}:{name}'
-        if again or member not in self._indexed:
-            keys = [f'ding:{{{self.run}}}:{part}' for part in ('index', 'counters')]
-            self._call('index', lambda session: session.run('index', keys, member))
-            self._indexed.add(member)
+        return self._call(f'{script} {stream!r}', lambda session: self._keys.run(session, script, stream, arguments))
 
     def _wait_for_room(self, stream: str, room: int, timeout_s: float) -> None:
         self._enter()

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from contextlib import suppress
 from typing import Any, Callable, List, NamedTuple, Optional
 
 import redis
 
-from ding_store.errors import StoreUnavailable
+from ding_store.errors import StoreClosed, StoreError, StoreUnavailable
 from ding_store.storage.redis.link import Link, Session
 from ding_store.storage.redis.scripts import Command
+
+logger = logging.getLogger(__name__)
 
 Replies = Callable[[], List[Any]]
 
 
 class _Sent(NamedTuple):
+    what: str
     session: Session
     replies: Optional[Replies]  # None: they were lost
     note: Callable[[List[Any]], None]
@@ -37,6 +41,7 @@ class Unanswered:
         self._link = link
         self._lock = threading.RLock()  # ``again`` is made of calls that settle first
         self._sent: Optional[_Sent] = None
+        self._is_closed = False
 
     def send(
         self,
@@ -56,21 +61,40 @@ class Unanswered:
         with self._link.held(self._lock):
             self._settle()
             session, replies = self._call(what, lambda session: (session, session.send(commands(session))))
-            self._sent = _Sent(session, replies, note, again)
+            self._sent = _Sent(what, session, replies, note, again)
+            if self._is_closed:
+                raise StoreClosed(f'{what}: the store was closed meanwhile')
 
     def settle(self) -> None:
         """Return when all is done that was sent. Raises what ``again`` does; what was not done is kept."""
         with self._link.held(self._lock):
             self._settle()
 
-    def close(self) -> None:
-        """Before the connections are: a server may pass over what comes from one that is closed by then."""
-        if self._lock.acquire(blocking=False):
-            sent, self._sent = self._sent, None
-            self._lock.release()
-            if sent is not None and sent.replies is not None:
-                with suppress(redis.RedisError):
-                    sent.replies()
+    def close(self, is_kept: bool) -> None:
+        """
+        Overview:
+            Settle before the connections are closed: a server may pass over what comes from one that is closed by then,
+            and nobody else says it again. Waits for none that is away, but looks once whether it is there again.
+        Arguments:
+            - is_kept (:obj:`bool`): It is not looked for, which would start it.
+        """
+        sent, error = self._sent, self._settle_last()
+        if isinstance(error, StoreUnavailable) and sent is not None and not is_kept:
+            with suppress(StoreError):
+                self._link.call('close', lambda session: None, 0.0)
+                error = self._settle_last()
+        if error is not None and sent is not None:
+            logger.warning('closed before %s was done: %s', sent.what, error)
+
+    def _settle_last(self) -> Optional[StoreError]:
+        try:
+            with self._link.hasty(), self._link.held(self._lock):
+                self._is_closed = True
+                self._settle()
+        except StoreError as e:
+            self._is_closed = True
+            return e
+        return None
 
     def _settle(self) -> None:
         sent, self._sent = self._sent, None
@@ -91,4 +115,6 @@ class Unanswered:
             else:
                 sent.note(replies)
                 return
+        if self._is_closed and self._link.is_away():
+            raise StoreUnavailable(f'{self._link.address} is away')  # to ask it might bring it back
         sent.again()

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ding_store.errors import ConfigError
+from ding_store.errors import ConfigError, StoreClosed
 from ding_store.storage.base import OLDEST, EntryId, Store
 from ding_store.storage.testing.case import StoreCase
 from ding_store.storage.testing.helpers import WAIT_S, chunk, found_in, number_of
@@ -99,6 +99,31 @@ class ReaderTests(StoreCase):
         store.settle()
         assert found_in(store) == ({'long': 'x' * 100_000}, 1)
 
+    @pytest.mark.parametrize('is_told_by_another', [False, True])
+    def test_who_closes_has_advanced(self, store: Store, is_told_by_another: bool) -> None:
+        store.register('s', 'r')
+        for i in range(2):
+            place = store.append('s', {}, chunk(i))
+            store.advance('s', 'r', place, 'news', {'at': i})
+        with self.another(store) as other:
+            if is_told_by_another:
+                store.settle()
+                other.put('news', {'at': 'another'}, {})
+                store.advance('s', 'r', place, 'news', {'at': 2})
+            store.close()
+            assert found_in(other) == (({'at': 2}, 4) if is_told_by_another else ({'at': 1}, 2))
+            assert other.read('s') == []
+
+    def test_an_advance_is_done_or_refused_by_a_store_that_is_closed_meanwhile(self) -> None:
+        for _ in range(10):
+            with self.open() as store, self.another(store) as other, ThreadPoolExecutor() as pool:
+                done = pool.submit(_advance_until_closed, store)
+                assert other.get('news', timeout_s=WAIT_S) is not None
+                store.close()
+                last, news = done.result(WAIT_S), found_in(other)
+                assert news is not None
+                assert news[0]['at'] >= last
+
     def test_start_now_sees_only_what_comes(self, store: Store) -> None:
         place = store.append('s', {}, chunk(1))
         assert store.register('s', 'late', start='now') == place
@@ -123,3 +148,14 @@ class ReaderTests(StoreCase):
         store.append('s', {}, chunk(2))
         assert [number_of(entry) for entry in store.read('s')] == [2]
         assert list(store.info().streams) == ['s']
+
+
+def _advance_until_closed(store: Store) -> int:
+    """The last news that it took."""
+    at = 0
+    while True:
+        try:
+            store.advance('s', 'r', OLDEST, 'news', {'at': at + 1})
+        except StoreClosed:
+            return at
+        at += 1

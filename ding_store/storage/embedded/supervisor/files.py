@@ -27,6 +27,7 @@ class RunFiles:
         ``server.log``        what supervisor and redis said
         ``appendonly*``       the data
         ``finished``          the run ended well: the next server begins empty
+        ``ends``              how often that has been, or more; what is late finds out that its run is over
         ``previous/``         the data of the last run that ended well
         ====================  ======================================================================================
     """
@@ -38,6 +39,7 @@ class RunFiles:
         self.pointer = os.path.join(directory, 'socket')
         self.log = os.path.join(directory, 'server.log')
         self.finished = os.path.join(directory, 'finished')
+        self.ends = os.path.join(directory, 'ends')
         self.previous = os.path.join(directory, 'previous')
 
     def is_finished(self) -> bool:
@@ -48,9 +50,17 @@ class RunFiles:
         names = [name for name in os.listdir(self.directory) if name.startswith(('appendonly', 'temp-rewriteaof-'))]
         return [os.path.join(self.directory, name) for name in names]
 
+    def num_ends(self) -> int:
+        try:
+            with open(self.ends) as file:
+                return int(file.read())
+        except (FileNotFoundError, ValueError):
+            return 0
+
     def archive(self) -> None:
         """Put a finished run's data aside. The mark goes last: a crash on the way does it all again."""
         shutil.rmtree(self.previous, ignore_errors=True)
+        self.write(self.ends, f'{self.num_ends() + 1}')
         os.makedirs(self.previous, mode=0o700, exist_ok=True)
         for path in self.data():
             os.replace(path, os.path.join(self.previous, os.path.basename(path)))

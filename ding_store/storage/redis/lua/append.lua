@@ -13,7 +13,8 @@
 -- ARGV[11] key of the parts
 -- ARGV[12] payload, or a reference to it; last, since a server reads what follows a large argument once more
 -- Returns {status, epoch ('': there is no such stream, and nobody asked for one), host, number, last sequence of this
--- writer, floor, room, dropped, plane, wanted}; statuses are those of outbox.py
+-- writer, floor, room, dropped, plane, wanted, ends (of use to who knows another epoch; else 0)}; statuses are those of
+-- outbox.py
 local writer, sequence, base = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local size, limit = tonumber(ARGV[6]), tonumber(ARGV[7])
 
@@ -26,7 +27,8 @@ if known then
 end
 
 local function verdict(status)
-  return { status, epoch, host, known_number, known_sequence, floor, room, dropped, plane, wanted }
+  local ends = ARGV[2] ~= epoch and tonumber(redis.call('GET', ENDS)) or 0
+  return { status, epoch, host, known_number, known_sequence, floor, room, dropped, plane, wanted, ends }
 end
 
 if sequence == 0 then

@@ -3,10 +3,13 @@
 -- KEYS    as in stream.lua
 -- ARGV[1] life and fresh token, see stream.lua
 -- Returns 1 if there was such a stream
+-- Who comes later than that, and after a restart of the server, takes his run for lost, and brings back what he has.
+local ENDS_S = 86400
 if make_none() then
   return 0
 end
 need_no_memory()
+redis.call('SET', ENDS, digits((tonumber(redis.call('GET', ENDS)) or 0) + 1), 'EX', ENDS_S)
 trim(last)
 redis.call('DEL', READERS)
 choose_plane()

@@ -19,10 +19,11 @@
 --                         h:<name> -> host that it is on, '' if it reads over the wire only
 -- KEYS[6] filled  hash    number -> payload, of entries that hold a reference but are wanted over the wire
 -- KEYS[7] planes  stream  one entry, replaced by every change of plane: id "<plane>-0"
+-- KEYS[8] ends    string  how often the stream was deleted: outlives it for ENDS_S
 -- ARGV[1]         run_id of the server (40 hex digits), as the client learnt it on this very connection, which ends with
 --                 that life of the server (INFO here costs 10 us); then a fresh token: the epoch, if one begins now
 local META, LOG, SIZES, ROOM, READERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local FILLED, PLANES = KEYS[6], KEYS[7]
+local FILLED, PLANES, ENDS = KEYS[6], KEYS[7], KEYS[8]
 
 local stored = redis.call('HMGET', META, 'epoch', 'life', 'last', 'floor', 'total', 'trimmed', 'dropped', 'room',
   'plane', 'host', 'wanted', 'parted', 'deleted')

@@ -1,0 +1,83 @@
+"""The end of a run: where it is said, how its data goes, and how the next of its name makes way for itself."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+from ditk import logging
+
+from ding_store.config import StoreConfig
+from ding_store.errors import CorruptPayload, VersionConflict
+from ding_store.middleware.members import Members
+from ding_store.middleware.waiting import SLICE_S
+from ding_store.storage.base import Store
+
+FINISH, RETIRE = 'finish', 'retire'
+#: A value while the learner makes checkpoints: who died may be started again.
+CHECKPOINTS = 'checkpoints'
+
+
+def is_failing() -> bool:
+    """For ``task.stop``: whether an exception ends the task, other than of a script that exits in order."""
+    error = sys.exc_info()[1]
+    return error is not None and not (isinstance(error, SystemExit) and not error.code)
+
+
+def retire(store: Store, heartbeat_s: float) -> None:
+    """
+    Overview:
+        Delete all data of a run that ended in order, once its members have left. Its name is then free for the next.
+    """
+    wait_until_left(store, heartbeat_s)
+    store.retire(last=(FINISH, RETIRE))
+
+
+def wait_until_left(store: Store, heartbeat_s: float) -> None:
+    Members(store).wait_until_left(silent_s=silence_s(heartbeat_s))
+
+
+def silence_s(heartbeat_s: float) -> float:
+    """How long a member may be silent that lives."""
+    return max(3 * heartbeat_s, 2.0)
+
+
+def clear_ended_run(store: Store, config: StoreConfig) -> None:
+    """
+    Overview:
+        Make way for a new run where an earlier one of this name has ended: all of its data if it ended in order, only
+        its end if it failed, so that its experience is taken up again.
+    """
+    value = store.get(FINISH)
+    while value is not None:
+        try:
+            store.put(RETIRE, {}, {}, expected_version=0)
+        except VersionConflict:
+            pass  # another process does it: wait for the end to vanish
+        else:
+            if value.header['failed']:
+                logging.warning(
+                    f'ding_store: run {store.run!r} had failed ({value.header["reason"]}); going on with it'
+                )
+                store.delete(FINISH)
+                store.delete(RETIRE)
+            else:
+                wait_until_left(store, config.heartbeat_s)
+                _finish_checkpoints(store, value.header['reason'])
+                store.clear(last=(FINISH, RETIRE))
+            return
+        store.get(RETIRE, newer_than=1, timeout_s=SLICE_S)
+        value = store.get(FINISH)
+
+
+def _finish_checkpoints(store: Store, reason: str) -> None:
+    """A learner that was killed after the end of its run could not say in its directory that this had come."""
+    value = store.get(CHECKPOINTS)
+    if value is None:
+        return
+    from ding_store.checkpoint import CheckpointDir  # torch, which not everybody here needs
+
+    directory = CheckpointDir(value.header['path'])
+    with contextlib.suppress(CorruptPayload):  # The learner will say so.
+        if directory.run == value.header.get('run'):  # else it is of another run, or not on this host
+            directory.finish(reason)

@@ -1,0 +1,72 @@
+"""What the keys of a run are called, which of them there are, and the scripts that work on those of a stream.
+
+Keys of run R:  ding:{R/<stream>/0}:meta, :log, :sizes, :room, :readers, :filled, :planes   see lua/stream.lua
+                ding:{R/<stream>/0}:ends                          outlives its run for a day, see lua/stream.lua
+                ding:{R/<value>/0}:value, :version, :wants                see lua/value.lua
+                ding:{R}:counters  hash    ding:{R}:index  set of "stream:<name>" and "value:<name>"
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
+
+from ding_store.storage.redis.link import Before, Session
+from ding_store.storage.redis.scripts import Command
+from ding_store.storage.redis.values import VALUE_PARTS
+
+_STREAM_PARTS = ('meta', 'log', 'sizes', 'room', 'readers', 'filled', 'planes')
+
+
+class RunKeys:
+    """
+    Overview:
+        Of one process. Thread-safe.
+    Arguments:
+        - call (:obj:`Callable`): Runs a command with a ``Session``, again and again while the connection is lost.
+    """
+
+    def __init__(self, call: Callable[[str, Callable[[Session], Any]], Any], run: str) -> None:
+        self.counters = f'ding:{{{run}}}:counters'
+        self._call = call
+        self._run = run
+        self._index = f'ding:{{{run}}}:index'
+        self._listed: Set[str] = set()
+        self._of_streams: Dict[str, List[str]] = {}
+        self._tokens, self._num_tokens = f'{uuid.uuid4().hex[:16]}-', itertools.count()
+
+    def of(self, name: str, part: str) -> str:
+        return f'ding:{{{self._run}/{name}/0}}:{part}'
+
+    def list_name(self, kind: str, name: str, again: bool = False) -> None:
+        """Put a stream or value on the list of the run's names, once, and ``again`` where a server may forget it."""
+        member = f'{kind}:{name}'
+        if again or member not in self._listed:
+            self._call('index', lambda session: session.run('index', [self._index, self.counters], member))
+            self._listed.add(member)
+
+    def doubt_list(self) -> None:
+        """The server may be another, or have lost its memory."""
+        self._listed.clear()
+
+    def delete(self, session: Session, counters: Iterable[str]) -> None:
+        """Nobody writes any more, so the writers' numbers, which ``Store.delete`` keeps, are not needed either."""
+        members: Any = session.client.smembers(self._index)
+        for name in {*counters, *(member.decode().split(':', 1)[1] for member in members)}:
+            session.client.delete(*(self.of(name, part) for part in _STREAM_PARTS))
+            session.client.delete(*(self.of(name, part) for part in VALUE_PARTS))
+        session.client.delete(self._index, self.counters)
+
+    def command(self, session: Session, script: str, stream: str, arguments: Tuple[Any, ...]) -> Command:
+        token = f'{session.life.run_id}{self._tokens}{next(self._num_tokens):x}'
+        keys = self._of_streams.get(stream)
+        if keys is None:
+            keys = self._of_streams[stream] = [self.of(stream, part) for part in (*_STREAM_PARTS, 'ends')]
+        return Command(script, keys, (token, *arguments))
+
+    def run(
+        self, session: Session, script: str, stream: str, arguments: Tuple[Any, ...], before: Optional[Before] = None
+    ) -> Any:
+        command = self.command(session, script, stream, arguments)
+        return session.run(script, command.keys, *command.arguments, before=before)

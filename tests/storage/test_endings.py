@@ -1,0 +1,333 @@
+"""Who is late brings nothing of a run that ended into the next of its name, whatever became of the server meanwhile."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import uuid
+
+import pytest
+from embedded_helpers import kill
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from redis_server import RedisServer
+
+from ding_store.errors import StoreClosed, StoreUnavailable
+from ding_store.storage.base import OLDEST
+from ding_store.storage.embedded.server import running
+from ding_store.storage.memory import Memory, MemoryStore
+from ding_store.storage.redis import server
+from ding_store.storage.redis.store import RedisStore
+from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
+
+STREAM = 'experience'
+
+
+@contextlib.contextmanager
+def unavailable(store, is_on=True):
+    """For what the store announces."""
+
+    def fail(said):
+        if not is_on:
+            return announce(said)
+        raise StoreUnavailable('the request was lost')
+
+    outbox = store.own_writer._lane(STREAM).outbox
+    announce, outbox._announce = outbox._announce, fail
+    try:
+        yield
+    finally:
+        outbox._announce = announce
+
+
+class Late:
+    """A writer, the run that it is of, and what it appended to that."""
+
+    def __init__(self, store, run):
+        self.store, self.run = store, run
+        self.numbers = []
+        self.is_concluded = False
+
+
+class Endings(RuleBasedStateMachine):
+    """
+    One name, run after run: each ends, on purpose, once its writers have said that they append no more. What they hold
+    unacked by then they hold on to until they are closed. The server restarts with what it had, or with nothing; that
+    only while no writer of an earlier run lives, since a server that remembers nothing knows no end, and before a run
+    ends its writers, who live, look at what was lost.
+    """
+
+    def open(self):
+        raise NotImplementedError
+
+    def restart(self):
+        raise NotImplementedError
+
+    def forget_everything(self):
+        raise NotImplementedError
+
+    @initialize()
+    def begin(self):
+        self.learner = self.open()
+        self.run, self.count = 0, 0
+        self.has_lost = False
+        self.writers = []
+        self.run_of = {}
+        self.acked = set()
+
+    @precondition(lambda self: len(self.writers) < 4)
+    @rule()
+    def join(self):
+        self.writers.append(Late(self.open(), self.run))
+
+    @precondition(lambda self: self.writers)
+    @rule(data=st.data())
+    def append(self, data):
+        writer = data.draw(st.sampled_from(self.writers))
+        number, self.count = self.count, self.count + 1
+        self.run_of[number] = writer.run
+        if writer.run == self.run:
+            writer.store.append(STREAM, {}, chunk(number, 4))
+            writer.numbers.append(number)
+        elif writer.numbers:
+            with pytest.raises(StoreClosed):
+                writer.store.append(STREAM, {}, chunk(number, 4))
+
+    @precondition(lambda self: self._known())
+    @rule(data=st.data())
+    def append_and_lose_it(self, data):
+        """It is kept, and will be announced. Whose first it is has heard of no run that may end."""
+        writer = data.draw(st.sampled_from(self._known()))
+        number, self.count = self.count, self.count + 1
+        self.run_of[number] = self.run
+        with unavailable(writer.store), pytest.raises(StoreUnavailable):
+            writer.store.append(STREAM, {}, chunk(number, 4))
+        writer.numbers.append(number)
+
+    @precondition(lambda self: self.writers)
+    @rule(data=st.data())
+    def conclude(self, data):
+        writer = data.draw(st.sampled_from(self.writers))
+        writer.store.conclude()
+
+    @precondition(lambda self: self.writers)
+    @rule(data=st.data(), how=st.sampled_from(['check', 'settle', 'publish']))
+    def look(self, data, how):
+        self._look(data.draw(st.sampled_from(self.writers)), how)
+
+    @precondition(lambda self: self.writers)
+    @rule(data=st.data())
+    def leave(self, data):
+        writer = self.writers.pop(data.draw(st.integers(0, len(self.writers) - 1)))
+        writer.store.close()
+
+    @rule()
+    def ack(self):
+        self.learner.register(STREAM, 'learner')
+        for entry in self.learner.read(STREAM):
+            self.acked.add(number_of(entry))
+            self.learner.ack(STREAM, 'learner', entry.id)
+
+    @rule(how=st.sampled_from(['clear', 'retire']), is_seen=st.booleans())
+    def end(self, how, is_seen):
+        self.learner.register(STREAM, 'learner')
+        for writer in self.writers:
+            if is_seen or self.has_lost:
+                self._look(writer, 'check')
+            writer.store.conclude()
+        self.has_lost = False
+        getattr(self.learner, how)()
+        self.run += 1
+
+    @rule()
+    def restart_with_all(self):
+        self.restart()
+
+    @precondition(lambda self: all(writer.run == self.run for writer in self.writers))
+    @rule()
+    def lose_everything(self):
+        self.forget_everything()
+        self.has_lost = True
+
+    @invariant()
+    def nothing_is_of_another_run(self):
+        if hasattr(self, 'learner'):
+            assert {self.run_of[number_of(entry)] for entry in self.learner.read(STREAM)} <= {self.run}
+
+    def teardown(self):
+        if not hasattr(self, 'learner'):
+            return
+        for writer in self.writers:
+            self._look(writer, 'check')
+        held = {number_of(entry) for entry in self.learner.read(STREAM)}
+        for writer in self.writers:
+            if writer.run == self.run:
+                assert set(writer.numbers) <= held | self.acked, 'nothing of the run that lives is lost'
+            writer.store.close()
+        self.nothing_is_of_another_run()
+        self.learner.close()
+
+    def _known(self):
+        return [writer for writer in self.writers if writer.run == self.run and writer.numbers]
+
+    def _look(self, writer, how):
+        if how == 'check':
+            writer.store.own_writer.check(now=True)
+        elif how == 'settle':
+            writer.store.settle()
+        elif writer.run != self.run:
+            writer.store.own_writer.publish(0.0)
+
+
+class MemoryEndings(Endings):
+    def __init__(self):
+        super().__init__()
+        self.memory = Memory()
+
+    def open(self):
+        return MemoryStore(memory=self.memory)
+
+    def restart(self):
+        self.learner.lose_memory(keep=self.learner.snapshot())
+
+    def forget_everything(self):
+        self.learner.lose_memory()
+
+
+class RedisEndings(Endings):
+    """On a real server, whose restarts are what scripts are told of them: another life."""
+
+    server: RedisServer
+    life: str
+    runs = 0
+
+    def __init__(self):
+        super().__init__()
+        RedisEndings.runs += 1
+        self.name = f'ends{os.getpid()}-{RedisEndings.runs}'
+        self.client = self.server.client()
+        self.begin_life()
+
+    def open(self):
+        return RedisStore(self.server.url, self.name)
+
+    def restart(self):
+        self.begin_life()
+        for store in [self.learner, *(writer.store for writer in self.writers)]:
+            store._link._session.life.run_id = RedisEndings.life
+
+    def begin_life(self):
+        RedisEndings.life = (uuid.uuid4().hex * 2)[:40]
+
+    def forget_everything(self):
+        self.client.flushall()
+        self.restart()
+
+    def teardown(self):
+        super().teardown()
+        self.client.close()
+
+
+def test_endings_in_memory():
+    run_state_machine_as_test(MemoryEndings, settings=settings(max_examples=300, stateful_step_count=40, deadline=None))
+
+
+def test_endings_on_redis(redis_server, monkeypatch):
+    facts = server._facts
+    monkeypatch.setattr(server, '_facts', lambda reply: {**facts(reply), 'run_id': RedisEndings.life})
+    RedisEndings.server = redis_server
+    run_state_machine_as_test(
+        RedisEndings,
+        settings=settings(max_examples=80, stateful_step_count=30, deadline=None, phases=[Phase.generate]),
+    )
+
+
+class UnseenEndings(MemoryEndings):
+    """With a deliberate mistake: writers go by the server's lives alone."""
+
+    def open(self):
+        store = super().open()
+        announce = store._writer._announce
+        store._writer._announce = lambda said: announce(said)._replace(ends=(0, 0))
+        return store
+
+
+def test_a_restart_does_not_undo_an_end():
+    for machine in (MemoryEndings(), UnseenEndings()):
+        machine.begin()
+        machine.join()
+        (writer,) = machine.writers
+        for number in (0, 1):
+            machine.run_of[number] = 0
+            with unavailable(writer.store, is_on=number > 0), contextlib.suppress(StoreUnavailable):
+                writer.store.append(STREAM, {}, chunk(number))
+        machine.end('clear', is_seen=False)
+        machine.restart()
+        machine._look(writer, 'check')
+        if isinstance(machine, UnseenEndings):
+            with pytest.raises(AssertionError):
+                machine.nothing_is_of_another_run()
+        else:
+            machine.nothing_is_of_another_run()
+
+
+@pytest.mark.parametrize('num_restarts', [1, 2])
+@pytest.mark.parametrize('is_named_again', [False, True])
+@pytest.mark.parametrize('end', ['clear', 'retire'])
+def test_a_server_that_restarts_with_its_file_remembers_the_end(own_server, end, is_named_again, num_restarts):
+    with RedisStore(own_server.url, 'run') as learner:
+        store = RedisStore(own_server.url, 'run')
+        for number in range(3):
+            store.append(STREAM, {}, chunk(number))
+        with unavailable(store), pytest.raises(StoreUnavailable):
+            store.append(STREAM, {}, chunk(3))
+        store.conclude()
+        getattr(learner, end)()
+        for _ in range(num_restarts):
+            own_server.restart()
+            if is_named_again:
+                learner.register(STREAM, 'learner')
+        store.settle()
+        store.own_writer.check(now=True)
+        store.close()
+        assert learner.read(STREAM) == []
+
+
+def test_what_is_left_of_a_retired_run_expires(redis_server):
+    with RedisStore(redis_server.url, 'expires') as store, redis_server.client() as client:
+        for _ in range(2):
+            store.append(STREAM, {}, {})
+            store.put('weights', {}, {})
+            store.add('collectors', 1)
+            store.delete('nothing')
+            store.retire()
+            (key,) = client.keys('ding:{expires*')
+            assert key == b'ding:{expires/experience/0}:ends'
+            assert client.ttl(key) > 0
+
+
+@pytest.mark.parametrize('is_named_again', [False, True])
+def test_an_embedded_server_that_is_killed_after_the_end_has_forgotten_nothing_but_what_ended(tmp_path, is_named_again):
+    store = RedisStore(f'embedded://{tmp_path}', 'run', grace_s=0.0)
+    for number in range(3):
+        store.append(STREAM, {}, chunk(number))
+    store.conclude()
+    retire = f'from ding_store.storage import open_store; open_store("embedded://{tmp_path}", run="run").retire()'
+    subprocess.run([sys.executable, '-c', retire], check=True, timeout=WAIT_S)
+    kill(running(store._directory).supervisor_pid)
+    eventually(lambda: store.is_away, 'it dies with its supervisor')
+    with RedisStore(f'embedded://{tmp_path}', 'run', grace_s=0.0) as other:
+        if is_named_again:
+            other.register(STREAM, 'learner')
+        store.settle()
+        store.own_writer.check(now=True)
+        store.close()
+        assert other.read(STREAM, OLDEST) == []
