@@ -14,11 +14,12 @@ from ditk import logging
 
 from ding_store.errors import AppendUnsettled, ServerFull
 from ding_store.middleware.chunks import ChunkWriter
+from ding_store.middleware.ending import FINISH
 from ding_store.middleware.lead import PROGRESS, Lead
 from ding_store.middleware.members import Members
 from ding_store.middleware.plan import Plan
 from ding_store.middleware.position import ENV_ID
-from ding_store.middleware.session import FINISH, Session
+from ding_store.middleware.session import Session
 from ding_store.middleware.side import STREAM, Side
 from ding_store.storage.base import EntryId, Store
 

@@ -11,6 +11,7 @@ from ditk import logging
 
 from ding_store.errors import ConfigError, CorruptPayload, ServerFull
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter, narrowed_in
+from ding_store.middleware.ending import CHECKPOINTS
 from ding_store.middleware.feed import Feed
 from ding_store.middleware.lead import PROGRESS
 from ding_store.middleware.members import Members
@@ -18,8 +19,9 @@ from ding_store.middleware.pace import Pace, PacedFeed
 from ding_store.middleware.pickled import is_pickled
 from ding_store.middleware.plan import Plan
 from ding_store.middleware.position import Position
-from ding_store.middleware.session import CHECKPOINTS, SLICE_S, Session, in_passing
+from ding_store.middleware.session import Session
 from ding_store.middleware.side import STREAM, Side
+from ding_store.middleware.waiting import SLICE_S, in_passing
 from ding_store.storage.base import Entry, EntryId
 from ding_store.storage.exactly_once.reader import Reader
 

@@ -22,7 +22,6 @@ from ding_store.errors import (
     VersionConflict,
 )
 from ding_store.middleware.claim import claim_run
-from ding_store.middleware.ending import CHECKPOINTS as CHECKPOINTS  # which the learner's side looks for here
 from ding_store.middleware.ending import FINISH, clear_ended_run, retire, silence_s
 from ding_store.middleware.members import ENV_LAUNCHED, STREAM_OPTIONS, Member, Members, die_with_parent, parent_process
 from ding_store.middleware.waiting import SLICE_S, PeerWatch, in_passing
