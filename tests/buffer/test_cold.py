@@ -16,6 +16,7 @@ from needs import lacking
 from ding_store.buffer import StoreBuffer, space
 from ding_store.buffer.table import cold, regions
 from ding_store.buffer.table.cold import ColdColumn
+from ding_store.storage.testing import WAIT_S
 
 C = ctypes.CDLL(None)
 C.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -98,6 +99,48 @@ def test_a_file_that_is_too_short_is_an_error_after_all_have_ended(file):
     with pytest.raises(OSError, match='ends at byte'):
         file.cold.each(np.array([11, 0, 1, 2, 3, 4]), put)
     assert not running
+
+
+@pytest.mark.parametrize('file', SIZES[:1], indirect=True)
+def test_what_cannot_be_put_is_an_error_after_all_have_ended(file):
+    """Of a row that memory has, which the caller's thread puts, while others read."""
+    file.evict()
+    C.madvise(file.mapped.ctypes.data, file.mapped.nbytes, mmap.MADV_RANDOM)
+    file.column[0].sum()
+    assert [file.cold._held(slot).all() for slot in (0, 5, 7, 11)] == [True, False, False, False]
+    running, reading = set(), threading.Event()
+
+    def put(place, row):
+        if place == 0:
+            assert reading.wait(WAIT_S)
+            raise ValueError('no room')
+        running.add(place)
+        reading.set()
+        row.sum()
+        running.discard(place)
+
+    with pytest.raises(ValueError, match='no room'):
+        file.cold.each(np.array([0, 11, 5, 7]), put)
+    assert not running
+
+
+@pytest.mark.parametrize('file', SIZES, indirect=True)
+def test_columns_are_read_at_once(file):
+    """The rows of the second come while the first waits for them."""
+    file.evict()
+    out, both = np.zeros((2, 3, file.column.shape[1]), np.int32), threading.Barrier(2)
+
+    def put(column):
+        def put_one(place, row):
+            if place == 0:
+                both.wait(WAIT_S)
+            out[column, place] = row
+
+        return put_one
+
+    slots = np.array([1, 5, 9])
+    cold.read_cold([cold.ColdRead(file.cold, slots, put(column)) for column in range(2)])
+    assert all(np.array_equal(each, file.expected[slots]) for each in out)
 
 
 @pytest.mark.parametrize('file', SIZES[:1], indirect=True)

@@ -152,7 +152,32 @@ def test_single_rows_go_to_where_they_belong(layout: str, size: int) -> None:
     assert (memory == 7).sum() == 2 * row.size
 
 
-@pytest.mark.parametrize('name', ['gather_freely', 'put_freely', 'narrow_freely', 'widen_many'])
+@pytest.mark.parametrize('size', [0, 1, 15, 16, 70, 4097])
+@pytest.mark.parametrize('shift', range(4))
+def test_steps_are_widened_to_rows_with_gaps_between_them(size: int, shift: int) -> None:
+    kernels = load_kernels()
+    if kernels is None:
+        lacking('no numba')
+    row = np.random.RandomState(size).randint(0, 256, (5, size)).astype(np.uint8)
+    row.flags.writeable = False
+    memory = np.full(5 * 3 * size + 4, 7, np.float32)
+    out = memory[shift : shift + 5 * 3 * size].reshape(5, 3, size)
+    assert kernels.widen_steps(row, out[:, 1])
+    assert np.array_equal(bits(out[:, 1]), bits(LEVELS[row]))
+    assert (memory == 7).sum() == memory.size - row.size
+
+
+def test_steps_of_another_shape_or_with_gaps_are_left_alone() -> None:
+    kernels = load_kernels()
+    if kernels is None:
+        lacking('no numba')
+    row, memory = np.zeros((5, 20), np.uint8), np.full((5, 40), 7, np.float32)
+    for out in (memory[:4, :20], memory[:, :21], memory[:, ::2]):
+        assert not kernels.widen_steps(row, out)
+    assert (memory == 7).all()
+
+
+@pytest.mark.parametrize('name', ['gather_freely', 'put_freely', 'narrow_freely', 'widen_many', 'widen_steps'])
 def test_others_run_while_much_is_copied(name: str) -> None:
     """Compiled for that, numba's cache must not give what was compiled without."""
     kernels = load_kernels()
@@ -165,6 +190,7 @@ def test_others_run_while_much_is_copied(name: str) -> None:
         'put_freely': (one, np.array([values.nbytes // 2]), one + values.nbytes // 2, 0),
         'narrow_freely': (values, levels),
         'widen_many': (levels.reshape(1, -1), rows, values.reshape(1, -1)),
+        'widen_steps': (levels.reshape(4, -1), values.reshape(4, -1)),
     }[name]
     go, ran = threading.Event(), []
 

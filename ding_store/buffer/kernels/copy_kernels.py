@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba.core import types
-from numba.extending import intrinsic
+from numba.extending import intrinsic, register_jitable
 
 from ding_store.buffer.arrays import Array
 from ding_store.copying.lines import LINE, copy_bytes, finish, prefetch, store_past_caches, stream
@@ -17,7 +17,9 @@ GATHER = f'void({_INTS}, {_INTS}, {_INTS}, {_INTS}, int64, boolean)'
 PUT = f'void({_INTS}, {_INTS}, {_INTS}, int64)'
 #: What is narrowed may be read-only: another process's memory.
 NARROW = types.boolean(types.Array(types.float32, 1, 'C', readonly=True), types.uint8[::1])
-WIDEN = types.void(types.Array(types.uint8, 2, 'C', readonly=True), types.int64[::1], types.float32[:, ::1])
+_LEVELS = types.Array(types.uint8, 2, 'C', readonly=True)
+WIDEN = types.void(_LEVELS, types.int64[::1], types.float32[:, ::1])
+WIDEN_STEPS = types.boolean(_LEVELS, types.float32[:, :])
 
 
 def _word_copier(num_bits: int) -> Any:
@@ -178,18 +180,37 @@ def _stream_line(context: Any, target: Any, source: Any) -> Any:
 _widen_line: Any = intrinsic(_stream_line)
 
 
+@register_jitable
+def _widen_past_caches(row: Array, out: Array) -> None:
+    """One row; ``finish`` afterwards."""
+    size, source, target = row.shape[0], row.ctypes.data, out.ctypes.data
+    first = min(size, (-target % LINE) // 4)
+    end = first + (size - first) // _PER_LINE * _PER_LINE
+    for k in range(first):
+        out[k] = np.float32(row[k]) / np.float32(255)
+    for k in range(first, end, _PER_LINE):
+        _widen_line(target + 4 * k, source + k)
+    for k in range(end, size):
+        out[k] = np.float32(row[k]) / np.float32(255)
+
+
 def widen_many(levels: Array, slots: Array, values: Array) -> None:
     """As ``widen``, of more than caches hold: half the time."""
-    size = levels.shape[1]
     for i in range(slots.shape[0]):
-        row, out = levels[min(max(slots[i], 0), levels.shape[0] - 1)], values[i]
-        source, target = row.ctypes.data, out.ctypes.data
-        first = min(size, (-target % LINE) // 4)
-        end = first + (size - first) // _PER_LINE * _PER_LINE
-        for k in range(first):
-            out[k] = np.float32(row[k]) / np.float32(255)
-        for k in range(first, end, _PER_LINE):
-            _widen_line(target + 4 * k, source + k)
-        for k in range(end, size):
-            out[k] = np.float32(row[k]) / np.float32(255)
+        _widen_past_caches(levels[min(max(slots[i], 0), levels.shape[0] - 1)], values[i])
     finish()
+
+
+def widen_steps(levels: Array, values: Array) -> bool:
+    """
+    Overview:
+        All rows, past the caches, to rows that need not be consecutive.
+    Returns:
+        - is_done (:obj:`bool`): Whether they are of the same shape, and have no gaps in them; else nothing happened.
+    """
+    if levels.shape != values.shape or (values.shape[1] > 1 and values.strides[1] != 4):
+        return False
+    for i in range(levels.shape[0]):
+        _widen_past_caches(levels[i], values[i])
+    finish()
+    return True

@@ -33,6 +33,7 @@ class Kernels(NamedTuple):
     narrow_freely: Callable[..., bool]
     widen: Callable[..., None]
     widen_many: Callable[..., None]
+    widen_steps: Callable[..., bool]
 
 
 def load_kernels() -> Optional[Kernels]:
@@ -68,4 +69,5 @@ def _compile(compiled: Compiler) -> Kernels:
         put_freely=compiled(copy_kernels.PUT, copy_kernels.put, nogil=True),
         narrow_freely=compiled(copy_kernels.NARROW, copy_kernels.narrow, nogil=True),
         widen_many=compiled(copy_kernels.WIDEN, copy_kernels.widen_many, nogil=True),
+        widen_steps=compiled(copy_kernels.WIDEN_STEPS, copy_kernels.widen_steps, nogil=True),
     )

@@ -8,7 +8,8 @@ from typing import Mapping as MappingType
 import numpy as np
 
 from ding_store.buffer.arrays import Array
-from ding_store.buffer.table.cold import ColdColumn, Put
+from ding_store.buffer.kernels.load import load_kernels
+from ding_store.buffer.table.cold import ColdColumn, ColdRead, Put, read_cold
 from ding_store.buffer.table.narrowing import put_row, take_into
 from ding_store.buffer.table.outputs import WarmOutputs
 from ding_store.columns import Schema
@@ -56,24 +57,35 @@ class StepReader:
         """
         cold = cold or {}
         places = (slots * self.length + np.arange(self.length)[:, None]).reshape(-1)
-        steps = self._outputs.take(len(places))
+        steps, reads = self._outputs.take(len(places)), []
         for name, out in steps.items():
             # A presence column has a mark for each time axis above it.
             kept_as = name + '?' if name.endswith('?') else name
             column = columns[kept_as]
             if kept_as in cold:
-                cold[kept_as].each(slots, _put_steps(out.reshape(self.length, len(slots), *out.shape[1:])))
+                put = _put_steps(out.reshape(self.length, len(slots), *out.shape[1:]))
+                reads.append(ColdRead(cold[kept_as], slots, put))
                 continue
             take_into(column.reshape(-1, *column.shape[2:]), places, out)
         rest = self._rest_outputs.take(len(slots))
         for name, out in rest.items():
             take_into(columns[name], slots, out, cold.get(name))
+        read_cold(reads)
         return steps, rest
 
 
 def _put_steps(out: Array) -> Put:
-    """Into ``(T, B, *shape)``, whatever of a row."""
-    return lambda place, row: put_row(row, out[:, place])
+    """Into ``(T, B, *shape)``, whatever of a row. What widens frames lets the threads run that read the next rows."""
+    kernels = load_kernels()
+    if kernels is None or out.dtype != np.float32:
+        return lambda place, row: put_row(row, out[:, place])
+    widen, flat = kernels.widen_steps, out.reshape(*out.shape[:2], -1)
+
+    def put(place: int, row: Array) -> None:
+        if row.dtype != np.uint8 or not widen(row.reshape(len(row), -1), flat[:, place]):
+            put_row(row, out[:, place])
+
+    return put
 
 
 def _parts(node: Node, lengths: List[int]) -> Tuple[Optional[Node], Optional[Node]]:

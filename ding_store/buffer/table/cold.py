@@ -13,8 +13,9 @@ import mmap
 import os
 import threading
 import weakref
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Callable, List, NamedTuple, Optional, Tuple
+from typing import Callable, Deque, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -23,8 +24,9 @@ from ding_store.buffer.arrays import Array, anonymous
 #: Puts a row where it belongs: (its place among the slots asked for, the row).
 Put = Callable[[int, Array], None]
 
-#: Rows that are read at once, and what their copies may take: a single reader waits for each one's latency.
-_THREADS = 4
+#: Rows that are read at once, and what their copies may take: a single reader waits for each one's latency. Four keep a
+#: disk busy, while others put what they read where it belongs.
+_THREADS = 6
 _BOUNCE_BYTES = 256 << 20
 #: What direct reads begin at and are a multiple of, on all file systems that have them.
 _PAGE = mmap.PAGESIZE
@@ -37,12 +39,22 @@ _pool: Optional[ThreadPoolExecutor] = None
 _pool_lock = threading.Lock()
 
 
-class Missing(NamedTuple):
-    """A row that is not all in memory: where it goes, its slot, and which of the pages that it touches memory has."""
+class ColdRow(NamedTuple):
+    """A row of a column, where it goes, its slot, and which of the pages that it touches memory has."""
 
+    column: ColdColumn
+    put: Put
     place: int
     slot: int
     held: Array
+
+
+class ColdRead(NamedTuple):
+    """Rows of a column that are wanted, and what takes them."""
+
+    column: ColdColumn
+    slots: Array
+    put: Put
 
 
 class ColdColumn:
@@ -59,7 +71,7 @@ class ColdColumn:
     def __init__(self, column: Array, descriptor: int) -> None:
         self.column = column
         self._bytes = column.reshape(-1).view(np.uint8)
-        self._row_bytes = column[:1].nbytes
+        self.row_bytes = column[:1].nbytes
         # By its number: a private file has no name.
         self._file = os.open(f'/proc/self/fd/{descriptor}', os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
         # Not closed with the table: another thread may be reading.
@@ -68,33 +80,18 @@ class ColdColumn:
         self.num_misses = 0
 
     def each(self, slots: Array, put: Put) -> None:
-        """
-        Overview:
-            Call ``put`` for every slot, in any order and from several threads; a row is valid in the call only.
-        Raises:
-            - OSError: The disk could not read.
-        """
-        missing: List[Missing] = []
-        for place, slot in enumerate(np.minimum(slots, len(self.column) - 1).tolist()):
-            held = self._held(slot)
-            if held.all():
-                put(place, self.column[slot])
-            else:
-                missing.append(Missing(place, slot, held))
-        self.num_misses += bool(missing)
-        num_threads = min(_THREADS, len(missing), max(1, _BOUNCE_BYTES // self._row_bytes))
-        if num_threads <= 1:
-            self._read_all(missing, put)
-            return
-        parts = [_threads().submit(self._read_all, missing[part::num_threads], put) for part in range(num_threads)]
-        # All of them, also when one fails: what ``put`` writes to is somebody else's soon.
-        wait(parts)
-        for part in parts:
-            part.result()
+        """As ``read_cold`` of this column alone."""
+        read_cold([ColdRead(self, slots, put)])
 
-    def _read_all(self, rows: List[Missing], put: Put) -> None:
-        for row in rows:
-            put(row.place, self._read(row))
+    def divided(self, slots: Array, put: Put) -> Tuple[List[ColdRow], List[ColdRow]]:
+        """Rows that are all in memory, and those that are not."""
+        held: List[ColdRow] = []
+        missing: List[ColdRow] = []
+        for place, slot in enumerate(np.minimum(slots, len(self.column) - 1).tolist()):
+            pages = self._held(slot)
+            (held if pages.all() else missing).append(ColdRow(self, put, place, slot, pages))
+        self.num_misses += bool(missing)
+        return held, missing
 
     def _held(self, slot: int) -> Array:
         """Which of the pages that a row touches are in memory."""
@@ -106,16 +103,17 @@ class ColdColumn:
         return (states & 1).astype(bool)
 
     def _pages(self, slot: int) -> Tuple[int, int]:
-        begin = slot * self._row_bytes
-        return begin // _PAGE, -(-(begin + self._row_bytes) // _PAGE)
+        begin = slot * self.row_bytes
+        return begin // _PAGE, -(-(begin + self.row_bytes) // _PAGE)
 
-    def _read(self, row: Missing) -> Array:
+    def read(self, row: ColdRow) -> Array:
+        """From the disk; valid until this thread's next one."""
         first, end = self._pages(row.slot)
         bounce = _bounce((end - first) * _PAGE)
         missing = np.flatnonzero(~row.held)
         self._read_pages(bounce, first, int(missing[0]), int(missing[-1]) + 1)
-        begin = row.slot * self._row_bytes - first * _PAGE
-        stop = begin + self._row_bytes
+        begin = row.slot * self.row_bytes - first * _PAGE
+        stop = begin + self.row_bytes
         # What memory holds may be newer than the disk.
         runs = np.flatnonzero(np.diff(row.held, prepend=False, append=False)).reshape(-1, 2) * _PAGE
         for run_begin, run_stop in np.clip(runs, begin, stop).tolist():
@@ -131,6 +129,44 @@ class ColdColumn:
             if num_read == 0:
                 raise OSError(errno.EIO, f'the file of a column of a table ends at byte {first * _PAGE + place}')
             place += num_read
+
+
+def read_cold(reads: Sequence[ColdRead]) -> None:
+    """
+    Overview:
+        Call each ``put`` for all slots of its column, in any order and from several threads; a row is valid in the call
+        only. The disk reads rows of all columns meanwhile: it would wait for the last of one before the first of the
+        next otherwise, and for what is made of those that memory has.
+    Raises:
+        - OSError: The disk could not read.
+    """
+    divided = [read.column.divided(read.slots, read.put) for read in reads]
+    held = [row for rows, _ in divided for row in rows]
+    missing = deque(row for _, rows in divided for row in rows)
+    row_bytes = max((row.column.row_bytes for row in missing), default=1)
+    num_threads = min(_THREADS, len(missing), max(1, _BOUNCE_BYTES // row_bytes))
+    if num_threads == 1 and not held:
+        _read_all(missing)
+        return
+    parts = [_threads().submit(_read_all, missing) for _ in range(num_threads)]
+    try:
+        for row in held:
+            row.put(row.place, row.column.column[row.slot])
+    finally:
+        # For all of them, also when one fails: what ``put`` writes to is somebody else's soon.
+        wait(parts)
+    for part in parts:
+        part.result()
+
+
+def _read_all(rows: Deque[ColdRow]) -> None:
+    """Those that no other thread takes."""
+    while True:
+        try:
+            row = rows.popleft()
+        except IndexError:
+            return
+        row.put(row.place, row.column.read(row))
 
 
 def _bounce(size: int) -> Array:
