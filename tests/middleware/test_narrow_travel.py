@@ -84,6 +84,22 @@ def test_from_the_first_other_value_on_they_travel_as_they_are(store, direct):
     assert buffer_.table.narrow == set()
 
 
+@pytest.mark.parametrize('is_first', [True, False])
+def test_the_first_other_value_may_come_with_another_schema(store, is_first, caplog):
+    """It counts, and is said, and no schema after that changes it."""
+    writer = ChunkWriter(store, STREAM)
+    writer.write(frames(0, 1), HEADER)
+    chunk = frames(2, exact=not is_first) + frames(3, exact=is_first)
+    chunk[0].next_obs = None
+    with caplog.at_level('INFO'):
+        writer.write(chunk, HEADER)
+    assert caplog.text.count('travels as float32 from now on') == 1
+    last = frames(4, 5)
+    last[0].done = None
+    writer.write(last, HEADER)
+    assert [entry.header.get('narrowed', []) for entry in store.read(STREAM)] == [['obs'], [], []]
+
+
 @pytest.mark.parametrize('direct', [True, False])
 def test_of_two_writers_one_has_other_values(store, direct):
     """A table that is kept wide since takes what still comes narrow."""
