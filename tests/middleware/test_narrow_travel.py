@@ -9,7 +9,7 @@ pytest.importorskip('ding')
 from ding.data.buffer import DequeBuffer  # noqa: E402
 from learners import HEADER, Learner, step  # noqa: E402
 
-from ding_store.buffer import StoreBuffer  # noqa: E402
+from ding_store.buffer import Prioritized, StoreBuffer  # noqa: E402
 from ding_store.errors import CorruptPayload  # noqa: E402
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter  # noqa: E402
 from ding_store.middleware.side import STREAM  # noqa: E402
@@ -145,6 +145,20 @@ def test_episodes(store, direct):
     for item in buffer_:
         for each in item.data:
             assert np.array_equal(bits(each.obs), bits(frame(int(each.time))))
+
+
+@pytest.mark.parametrize('direct', [True, False])
+@pytest.mark.parametrize('shape', [(), (1,)])
+def test_priorities_are_numbers_however_they_came(store, shape, direct):
+    """Our writers leave small leaves alone, but an entry says which are narrow, and any of float32 may be."""
+    buffer_ = StoreBuffer(20, sampler=Prioritized(alpha=1.0))
+    levels = [51, 255]
+    ChunkWriter(store, STREAM).write([step(i, priority=torch.full(shape, i / 255)) for i in levels], HEADER)
+    (entry,) = store.read(STREAM)
+    priorities = np.array(levels, np.uint8).reshape(entry.arrays['priority'].shape)
+    store.append(STREAM, {**entry.header, 'narrowed': ['priority']}, {**entry.arrays, 'priority': priorities})
+    Learner(store, buffer_, direct).take()
+    assert buffer_.sampler.priorities_of(np.arange(4)).tolist() == pytest.approx([0.2, 1.0, 0.2, 1.0])
 
 
 def test_they_arrive_in_memory_of_their_own(store):
