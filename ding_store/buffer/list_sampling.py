@@ -83,7 +83,8 @@ class ListSampling:
         if indices:
             choose = by_indices(indices, sample_range)
         elif groupby is not None:
-            choose = groups = self._grouped(groupby, size, replace, unroll_len or None, sample_range)
+            unroll_len = operator.index(unroll_len) if unroll_len else None
+            choose = groups = self._grouped(groupby, size, replace, unroll_len, sample_range)
         else:
             choose = Sampled(self._sampler, size, replace, sample_range)
         try:

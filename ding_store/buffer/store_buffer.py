@@ -83,7 +83,8 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         self._uniform = Uniform(seed)
         self._elements = Elements(integer('size', size, 1), path, fsync)
         self._sample_with(self._uniform if sampler is None else sampler)
-        self._prefetch = None if prefetch == 0 else Prefetch(prefetch, self.table)
+        depth = integer('prefetch', prefetch, 0)
+        self._prefetch = Prefetch(depth, self.table) if depth else None
         self.limiter: Optional[RateLimiter] = None
         if limiter is not None:
             self.limit_with(limiter)

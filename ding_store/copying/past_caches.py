@@ -22,8 +22,7 @@ _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 #: More than a core's caches hold, in all: what is written goes past them.
 FAR_BYTES = 10 << 20
-#: For copies of so much in all the compiler is loaded, half a second and 40 MB, where nothing else has: no collector
-#: has it otherwise.
+#: For copies of so much in all the compiler is loaded, half a second and 40 MB, where nothing else has.
 LOADING_BYTES = 32 << 20
 #: Arrays that are smaller are copied through the caches: the call takes longer than numpy's.
 MIN_BYTES = 1 << 16

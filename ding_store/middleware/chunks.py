@@ -87,10 +87,11 @@ class ChunkWriter:
         self._agree(Schema.infer(elements))
         assert self._schema is not None
         found = candidates(self._schema.columns(), self._schema.encode(elements[:1]))
-        narrow = set(found) - self._is_wide
-        if narrow - self._narrow:
+        narrow = set(found) - self._is_wide - self._narrow
+        if narrow:
             logging.info(f'ding_store: {sorted(narrow)} are all k/255 so far, and travel as bytes while they are')
-        self._narrow = narrow
+        # Those that travel so already are looked at as at every chunk, so that what is said of them is said once.
+        self._narrow |= narrow
         return self._schema.encode_parts(elements, self._narrow)
 
     def _narrow_in(self, columns: Dict[str, Any]) -> List[str]:

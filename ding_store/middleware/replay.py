@@ -17,6 +17,7 @@ from ditk import logging
 from ding_store.buffer.sampling.samplers import PrioritySampler
 from ding_store.buffer.sequences.unrolled import is_sequence
 from ding_store.buffer.store_buffer import Batch, StoreBuffer
+from ding_store.buffer.table.narrowing import widened_columns
 from ding_store.checkpoint import CheckpointDir
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, NotEnoughData
@@ -110,7 +111,7 @@ def data_pusher(
             narrowed: Collection[str] = (),
         ) -> None:
             # As DI-engine's PriorityExperienceReplay has it: who collected an element may know its priority.
-            priority = arrays.get('priority') if gives_priorities else None
+            priority = _priorities_in(arrays, narrowed) if gives_priorities else None
             buffer_.extend(arrays, schema, priority, commit, meta, narrowed)
 
         return push_direct
@@ -118,6 +119,12 @@ def data_pusher(
     setattr(push, PUSH_COLUMNS, push_columns)
     setattr(push, REPLAY, replay)
     return push
+
+
+def _priorities_in(columns: Any, narrowed: Collection[str]) -> Optional[np.ndarray]:
+    """As ``float`` of each element's."""
+    values = widened_columns(columns, [name for name in narrowed if name == 'priority']).get('priority')
+    return values if values is None or values.size != len(values) else values.reshape(-1)
 
 
 def _keep_pace(config: StoreConfig, cfg: Any, buffer_: Buffer) -> None:

@@ -17,6 +17,13 @@ def filled(every=6, **options):
     return buffer
 
 
+def grouped():
+    buffer = StoreBuffer(10)
+    for step in range(3):
+        buffer.push({'x': torch.ones(2)}, meta={'g': step // 3})
+    return buffer
+
+
 TAKES = {
     'capacity': lambda n: len(StoreBuffer(n)._elements.table.index.row_of_slot),
     'resize': lambda n: filled().resize(n),
@@ -31,6 +38,7 @@ TAKES = {
     'times': lambda n: Fifo(n).times,
     'prefetch': lambda n: filled(prefetch=n).sample_batch(2).rows.shape,
     'least': lambda n: RateLimiter(n).min_size_to_sample,
+    'unrolled': lambda n: [len(steps) for steps in grouped().sample(1, groupby='g', unroll_len=n)],
     'at once': lambda n: RateLimiter(1, max_insert=n, max_sample=n).max_insert,
 }
 
@@ -43,8 +51,20 @@ def test_an_integer_is_an_integer(name, number):
     assert type(found) is type(expected)
 
 
-@pytest.mark.parametrize('number', [2.0, True, np.bool_(True), '2', -1, np.array([2]), torch.tensor(2.0)])
+NO_INTEGERS = [2.0, True, np.bool_(True), '2', -1, np.array([2]), np.array([2, 3]), torch.tensor(2.0)]
+NO_INTEGERS += [np.array(True), torch.tensor(True), torch.tensor([2])]
+
+
+@pytest.mark.parametrize('number', NO_INTEGERS)
 @pytest.mark.parametrize('name', TAKES)
 def test_what_is_none_is_refused_by_name(name, number):
     with pytest.raises((TypeError, ValueError), match=r'\w+ \(.*\) must be an integer >= [01]'):
         TAKES[name](number)
+
+
+@pytest.mark.parametrize('number', [False, 0.0, torch.tensor(False)])
+def test_nothing_else_passes_for_0(number):
+    with pytest.raises(TypeError, match='size'):
+        filled().sample(number, indices=['0'])
+    with pytest.raises(TypeError, match='unroll_len'):
+        grouped().sample(1, groupby='g', unroll_len=number)

@@ -9,7 +9,7 @@ pytest.importorskip('ding')
 from ding.data.buffer import DequeBuffer  # noqa: E402
 from learners import HEADER, Learner, step  # noqa: E402
 
-from ding_store.buffer import StoreBuffer  # noqa: E402
+from ding_store.buffer import Prioritized, StoreBuffer  # noqa: E402
 from ding_store.errors import CorruptPayload  # noqa: E402
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter  # noqa: E402
 from ding_store.middleware.side import STREAM  # noqa: E402
@@ -84,6 +84,22 @@ def test_from_the_first_other_value_on_they_travel_as_they_are(store, direct):
     assert buffer_.table.narrow == set()
 
 
+@pytest.mark.parametrize('is_first', [True, False])
+def test_the_first_other_value_may_come_with_another_schema(store, is_first, caplog):
+    """It counts, and is said, and no schema after that changes it."""
+    writer = ChunkWriter(store, STREAM)
+    writer.write(frames(0, 1), HEADER)
+    chunk = frames(2, exact=not is_first) + frames(3, exact=is_first)
+    chunk[0].next_obs = None
+    with caplog.at_level('INFO'):
+        writer.write(chunk, HEADER)
+    assert caplog.text.count('travels as float32 from now on') == 1
+    last = frames(4, 5)
+    last[0].done = None
+    writer.write(last, HEADER)
+    assert [entry.header.get('narrowed', []) for entry in store.read(STREAM)] == [['obs'], [], []]
+
+
 @pytest.mark.parametrize('direct', [True, False])
 def test_of_two_writers_one_has_other_values(store, direct):
     """A table that is kept wide since takes what still comes narrow."""
@@ -129,6 +145,20 @@ def test_episodes(store, direct):
     for item in buffer_:
         for each in item.data:
             assert np.array_equal(bits(each.obs), bits(frame(int(each.time))))
+
+
+@pytest.mark.parametrize('direct', [True, False])
+@pytest.mark.parametrize('shape', [(), (1,)])
+def test_priorities_are_numbers_however_they_came(store, shape, direct):
+    """Our writers leave small leaves alone, but an entry says which are narrow, and any of float32 may be."""
+    buffer_ = StoreBuffer(20, sampler=Prioritized(alpha=1.0))
+    levels = [51, 255]
+    ChunkWriter(store, STREAM).write([step(i, priority=torch.full(shape, i / 255)) for i in levels], HEADER)
+    (entry,) = store.read(STREAM)
+    priorities = np.array(levels, np.uint8).reshape(entry.arrays['priority'].shape)
+    store.append(STREAM, {**entry.header, 'narrowed': ['priority']}, {**entry.arrays, 'priority': priorities})
+    Learner(store, buffer_, direct).take()
+    assert buffer_.sampler.priorities_of(np.arange(4)).tolist() == pytest.approx([0.2, 1.0, 0.2, 1.0])
 
 
 def test_they_arrive_in_memory_of_their_own(store):

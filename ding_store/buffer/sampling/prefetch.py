@@ -11,7 +11,6 @@ from threading import RLock
 from typing import Any, Callable, Deque, Dict, Hashable, NamedTuple, Optional, TypeVar
 
 from ding_store.buffer.arrays import Array
-from ding_store.buffer.checks import integer
 from ding_store.buffer.table.choices import by_rows
 from ding_store.buffer.table.rows import RowIndex, RowListener
 from ding_store.buffer.table.table import Table
@@ -47,12 +46,10 @@ class Prefetch(RowListener):
     Arguments:
         - depth (:obj:`int`): Batches ahead; each takes the memory of a batch.
         - table (:obj:`Table`): What they are gathered from.
-    Raises:
-        - ConfigError: ``depth`` is no integer >= 0.
     """
 
     def __init__(self, depth: int, table: Table) -> None:
-        self.depth, self._table = integer('prefetch', depth, 0), table
+        self.depth, self._table = depth, table
         self._lock = RLock()
         self._key: Hashable = None
         self._sampler: Any = None

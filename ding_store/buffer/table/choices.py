@@ -244,16 +244,16 @@ def check_sample_arguments(
     """
     if indices is not None:
         indices = list(indices)
+    if size is not None:
+        size = integer('size', size, 0, TypeError)
     if not size and not indices:
         raise TypeError(f'one of size ({size!r}) and indices ({indices!r}) must not be empty')
-    if size is not None and size != 0:
-        size = integer('size', size, 1, TypeError)
     if size and indices and size != len(indices):
         raise TypeError(f'size ({size}) and the number of indices ({len(indices)}) must be equal')
     if indices and groupby is not None:
         raise TypeError(f'indices cannot be combined with groupby ({groupby!r})')
-    if unroll_len is not None and unroll_len != 0:
-        integer('unroll_len', unroll_len, 1, TypeError)
+    if unroll_len is not None:
+        unroll_len = integer('unroll_len', unroll_len, 0, TypeError)
     if unroll_len and groupby is None:
         raise TypeError(f'unroll_len ({unroll_len}) needs groupby')
     if sample_range is not None and (not isinstance(sample_range, slice) or sample_range.step == 0):
