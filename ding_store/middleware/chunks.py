@@ -194,6 +194,13 @@ def narrowed_in(entry: Entry) -> List[str]:
     return names
 
 
+def num_bytes(entry: Entry, as_elements: bool) -> int:
+    """Of an entry's columns, or of the elements that they become; of one that was not checked, too."""
+    narrowed = entry.header.get(NARROWED) if as_elements else None
+    names = narrowed if isinstance(narrowed, list) else []
+    return sum((4 if name in names else 1) * array.nbytes for name, array in entry.arrays.items())
+
+
 def _wrong_header(header: Mapping[str, Any]) -> str:
     for name in ('rows', 'env_step', 'env_episode'):
         if not _is_count(header.get(name)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Deque, List, Optional
+from typing import Callable, Deque, List, Optional
 
 from ding_store.errors import StoreClosed
 from ding_store.storage.base import Entry, EntryId
@@ -20,14 +20,25 @@ class Feed:
         Follows a reader in a thread and reads on while it holds fewer than ``max_entries`` decoded entries, of at most
         half of ``max_bytes``: it then holds no more than twice of the one, and no more than the other while entries are
         no larger than those before.
+    Arguments:
+        - size_of (:obj:`Callable`): Bytes that an entry counts for; by default those of its arrays.
+    Attributes:
+        - num_bytes (:obj:`int`): What is held counts for.
     Raises (take):
         - Exception: What ended the thread, whatever it was: nobody else would ever hear of it.
     """
 
-    def __init__(self, reader: Reader, max_entries: int = 64, max_bytes: int = 256 << 20) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        max_entries: int = 64,
+        max_bytes: int = 256 << 20,
+        size_of: Optional[Callable[[Entry], int]] = None,
+    ) -> None:
         self._reader = reader
+        self._size_of = size_of or _bytes_of
         self._max_entries, self._max_bytes = max_entries, max_bytes
-        self._num_bytes = self._largest = 0  # of what is held; of any entry
+        self.num_bytes = self._largest = 0  # the latter: of any entry
         self._entries: Deque[Entry] = deque()
         self._looked_at: Optional[EntryId] = None
         self._news = threading.Condition()
@@ -52,7 +63,7 @@ class Feed:
             if self._error and not self._entries:
                 raise self._error
             taken = [self._entries.popleft() for _ in range(min(max_entries, len(self._entries)))]
-            self._num_bytes -= sum(map(_bytes_of, taken))
+            self.num_bytes -= sum(map(self._size_of, taken))
             self._news.notify_all()
         return taken
 
@@ -72,21 +83,21 @@ class Feed:
 
     def _room(self) -> int:
         """How many entries to read now."""
-        if len(self._entries) >= self._max_entries or self._num_bytes > self._max_bytes // 2:
+        if len(self._entries) >= self._max_entries or self.num_bytes > self._max_bytes // 2:
             return 0
         if self._largest == 0:
             return 1  # It tells how large they are.
-        fitting = (self._max_bytes - self._num_bytes) // self._largest
+        fitting = (self._max_bytes - self.num_bytes) // self._largest
         return max(1, min(self._max_entries, fitting))
 
     def _run(self) -> None:
         try:
             while not self._closed:
                 entries = self._reader.read(max_entries=self._room(), timeout_s=READ_S)
-                sizes = list(map(_bytes_of, entries))
+                sizes = list(map(self._size_of, entries))
                 with self._news:
                     self._entries.extend(entries)
-                    self._num_bytes += sum(sizes)
+                    self.num_bytes += sum(sizes)
                     self._largest = max([self._largest, *sizes])
                     self._looked_at = self._reader.cursor
                     self._news.notify_all()

@@ -10,7 +10,7 @@ from ding.framework import task
 from ditk import logging
 
 from ding_store.errors import ConfigError, CorruptPayload, ServerFull
-from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter, narrowed_in
+from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter, narrowed_in, num_bytes
 from ding_store.middleware.ending import CHECKPOINTS
 from ding_store.middleware.feed import Feed
 from ding_store.middleware.lead import PROGRESS
@@ -87,9 +87,14 @@ class LearnerSide(Side):
         if taken is not None and taken.number:
             # It is not taken again, and collectors may be waiting for word of it.
             self._advance(ctx, taken)
-        self._feed = Feed(
-            self._reader, max_bytes=self._session.config.max_pending_bytes
-        )  # It reads from now on: behind what was just acked.
+        # All that was read ahead may become elements at once; columns go into the table as they came.
+        is_direct = plan.push_direct is not None
+
+        def size_of(entry: Entry) -> int:
+            return num_bytes(entry, as_elements=not is_direct or entry.header.get('kind') == 'episodes')
+
+        # It reads from now on: behind what was just acked.
+        self._feed = Feed(self._reader, max_bytes=self._session.config.max_pending_bytes, size_of=size_of)
         limiter = getattr(plan.replay.buffer, 'limiter', None) if plan.replay is not None else None
         # Without a ratio of its own the loop keeps the pipeline's: one chunk per iteration, waited for.
         self._paced: Optional[PacedFeed] = None

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip('ding')
 
 from ding_store.errors import CorruptPayload  # noqa: E402
+from ding_store.middleware.chunks import num_bytes  # noqa: E402
 from ding_store.middleware.feed import Feed  # noqa: E402
 from ding_store.storage.testing import eventually  # noqa: E402
 
@@ -73,6 +74,14 @@ def test_what_is_read_ahead_is_bounded_in_bytes():
     feed.take(7, WAIT_S)
     wait_for([1, 9, 1])
     feed.wake()
+
+
+def test_frames_that_came_as_bytes_count_for_what_becomes_of_them():
+    entry = SimpleNamespace(arrays={'x': np.zeros(100, np.uint8)}, header={})
+    for narrowed, factor in ((['x'], 4), ([], 1), (5, 1), ({'x': 1}, 1), (None, 1)):
+        entry.header['narrowed'] = narrowed
+        assert num_bytes(entry, as_elements=True) == 100 * factor
+        assert num_bytes(entry, as_elements=False) == 100
 
 
 def test_what_is_read_ahead_is_bounded_in_number():

@@ -1,5 +1,7 @@
 """Frames that are exactly k/255 travel as the bytes k, and arrive bit by bit."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,15 +9,20 @@ import torch
 pytest.importorskip('ding')
 
 from ding.data.buffer import DequeBuffer  # noqa: E402
+from ding.framework.context import OnlineRLContext  # noqa: E402
 from learners import HEADER, Learner, step  # noqa: E402
 
 from ding_store.buffer import Prioritized, StoreBuffer  # noqa: E402
+from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import CorruptPayload  # noqa: E402
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter  # noqa: E402
+from ding_store.middleware.learner_side import LearnerSide  # noqa: E402
 from ding_store.middleware.side import STREAM  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
+from ding_store.storage.testing import eventually  # noqa: E402
 
 SHAPE = (4, 40, 40)
+EPISODES = {'kind': 'episodes', 'lengths': [2]}
 
 
 @pytest.fixture
@@ -185,3 +192,18 @@ def test_names_that_are_no_narrow_columns_are_damage(store, names):
     for hostile in store.read(STREAM)[1:]:
         with pytest.raises(CorruptPayload, match='it is no chunk'):
             ChunkDecoder().check(hostile)
+
+
+@pytest.mark.parametrize(('direct', 'kind', 'counts'), [(True, {}, 1), (False, {}, 4), (True, EPISODES, 4)])
+def test_what_is_read_ahead_counts_for_what_becomes_of_it(store, direct, kind, counts):
+    """Of elements a learner would hold four times of what it may."""
+    made = Learner(store.another(), StoreBuffer(20), direct)
+    learner = LearnerSide.__new__(LearnerSide)
+    vars(learner).update(_position=made._position, _plan=made._plan, _member=made._member)
+    config = StoreConfig(max_pending_bytes=10_000_000)
+    learner._session = SimpleNamespace(store=store, config=config, replay_path=None, checkpoints=None)
+    learner._begin(OnlineRLContext(), made._plan)
+    ChunkWriter(store.another(), STREAM).write(frames(0, 1), {**HEADER, **kind})
+    eventually(lambda: len(learner._feed) == 1, 'it is read')
+    assert 0 <= learner._feed.num_bytes - counts * 2 * int(np.prod(SHAPE)) < 500
+    learner._feed.wake()
