@@ -1,5 +1,12 @@
 """Copies of more than the processor's caches hold, and the compiler for loops like theirs."""
 
-from ding_store.copying.past_caches import FAR_BYTES, MIN_BYTES, copy_past_caches, join_past_caches, load_for
+from ding_store.copying.past_caches import (
+    FAR_BYTES,
+    MIN_BYTES,
+    copy_each_past_caches,
+    copy_past_caches,
+    join_past_caches,
+    load_for,
+)
 
-__all__ = ['FAR_BYTES', 'MIN_BYTES', 'copy_past_caches', 'join_past_caches', 'load_for']
+__all__ = ['FAR_BYTES', 'MIN_BYTES', 'copy_each_past_caches', 'copy_past_caches', 'join_past_caches', 'load_for']

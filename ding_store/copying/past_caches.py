@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import threading
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from ding_store.copying.compiler import Compiler, is_wanted, with_compiler
 logger = logging.getLogger(__name__)
 
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+#: Where to, and what.
+Pair = Tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
 #: More than a core's caches hold, in all: what is written goes past them.
 FAR_BYTES = 10 << 20
@@ -50,23 +52,28 @@ def copy_past_caches(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any])
 
 
 def join_past_caches(target: np.ndarray[Any, Any], parts: Sequence[Any]) -> None:
-    """
-    Overview:
-        Copy buffers behind each other into an array of bytes, past the caches; much of that by several threads, as who
-        publishes weights waits for it.
-    """
+    """Copy buffers behind each other into an array of bytes, as ``copy_each_past_caches``."""
     pairs, at = [], 0
     for part in parts:
         source = np.frombuffer(part, np.uint8)
-        for begin in range(0, len(source), _PIECE_BYTES):
-            piece = source[begin : begin + _PIECE_BYTES]
-            pairs.append((target[at : at + len(piece)], piece))
-            at += len(piece)
-    num_threads = min(_MAX_THREADS, len(os.sched_getaffinity(0))) if at >= _SHARED_BYTES else 1
+        pairs.append((target[at : at + len(source)], source))
+        at += len(source)
+    copy_each_past_caches(pairs)
+
+
+def copy_each_past_caches(pairs: Sequence[Pair]) -> None:
+    """
+    Overview:
+        ``copy_past_caches`` of each target and its source; much of that by several threads, as who publishes weights,
+        or loads them, waits for it.
+    """
+    pieces = [piece for target, source in pairs for piece in _pieces(target, source)]
+    num_bytes = sum(target.nbytes for target, _ in pairs)
+    num_threads = min(_MAX_THREADS, len(os.sched_getaffinity(0))) if num_bytes >= _SHARED_BYTES else 1
     errors: List[BaseException] = []
     threads = []
     for first in range(1, num_threads):
-        share = pairs[first::num_threads]
+        share = pieces[first::num_threads]
         thread = threading.Thread(target=_copy_each, args=(share, errors))
         try:
             thread.start()
@@ -74,14 +81,24 @@ def join_past_caches(target: np.ndarray[Any, Any], parts: Sequence[Any]) -> None
             _copy_each(share, errors)
         else:
             threads.append(thread)
-    _copy_each(pairs[::num_threads], errors)
+    _copy_each(pieces[::num_threads], errors)
     for thread in threads:
         thread.join()
     if errors:
         raise errors[0]
 
 
-def _copy_each(pairs: Sequence[Tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]], errors: List[BaseException]) -> None:
+def _pieces(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> Iterator[Pair]:
+    """The same copy in parts, where it is one of bytes."""
+    if not _are_plain(target, source):
+        yield target, source
+        return
+    target, source = target.ravel().view(np.uint8), source.ravel().view(np.uint8)
+    for begin in range(0, len(source), _PIECE_BYTES):
+        yield target[begin : begin + _PIECE_BYTES], source[begin : begin + _PIECE_BYTES]
+
+
+def _copy_each(pairs: Sequence[Pair], errors: List[BaseException]) -> None:
     try:
         for target, source in pairs:
             copy_past_caches(target, source)

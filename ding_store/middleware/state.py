@@ -8,7 +8,7 @@ from typing import Any, Container, Dict, Iterator, Mapping, MutableMapping, Opti
 import numpy as np
 import torch
 
-from ding_store.copying import FAR_BYTES, copy_past_caches, load_for
+from ding_store.copying import FAR_BYTES, copy_each_past_caches, load_for
 from ding_store.errors import ConfigError, SchemaMismatch
 from ding_store.storage.base import Value
 
@@ -102,9 +102,19 @@ def load_arrays(target: Union[torch.nn.Module, MutableMapping[str, Any]], value:
     copied = [(name, array) for name, array in known if name not in done]
     num_bytes = sum(array.nbytes for _, array in copied)
     load_for(num_bytes)
+    pairs = []
     with torch.no_grad():
         for name, array in copied:
-            _copy_into(fixed[name].detach(), array, name in bfloat16, num_bytes >= FAR_BYTES)
+            tensor = fixed[name].detach()
+            if tensor.device.type == 'cpu' and tensor.dtype != torch.bfloat16 and name not in bfloat16:
+                pairs.append((tensor.numpy(), array))
+            else:
+                tensor.copy_(_tensor_of(array, name in bfloat16))
+    if num_bytes >= FAR_BYTES:
+        copy_each_past_caches(pairs)
+    else:
+        for pair in pairs:
+            np.copyto(*pair)
     extra = {name: _tensor_of(array, name in bfloat16).clone() for name, array in arrays.items() if name not in fixed}
     for name, entry in {**others, **extra}.items():
         _set_other(target, name, entry)
@@ -206,14 +216,6 @@ def _tensor_of(array: np.ndarray, is_bfloat16: bool) -> torch.Tensor:
         array = array.copy()
     tensor = torch.from_numpy(array if array.flags.writeable else np.asarray(_Writable(array)))
     return tensor.view(torch.bfloat16) if is_bfloat16 else tensor
-
-
-def _copy_into(target: torch.Tensor, array: np.ndarray, is_bfloat16: bool, is_far: bool) -> None:
-    if target.device.type == 'cpu' and target.dtype != torch.bfloat16 and not is_bfloat16:
-        copy = copy_past_caches if is_far else np.copyto
-        copy(target.numpy(), array)
-    else:
-        target.copy_(_tensor_of(array, is_bfloat16))
 
 
 def _point(model: torch.nn.Module, arrays: Mapping[str, np.ndarray], bfloat16: set) -> set:

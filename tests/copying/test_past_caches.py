@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterator
 import numpy as np
 import pytest
 
-from ding_store.copying import copy_past_caches, join_past_caches, past_caches
+from ding_store.copying import copy_each_past_caches, copy_past_caches, join_past_caches, past_caches
 from ding_store.copying.compiler import NO_NUMBA
 
 SIZE = past_caches.MIN_BYTES
@@ -93,25 +93,42 @@ def test_buffers_behind_each_other(shared: int, is_compiled: bool, monkeypatch: 
     assert target.tobytes() == joined + bytes(10)
 
 
+@pytest.mark.parametrize('shared', [1 << 40, 1], ids=['one thread', 'several'])
+def test_copies_of_all_kinds_at_once(shared: int, is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(past_caches, '_SHARED_BYTES', shared)
+    monkeypatch.setattr(past_caches, '_PIECE_BYTES', 100_000)
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: range(8))
+    pairs = [
+        (np.empty((300, 200), np.float32), floats(300, 200)),
+        (np.empty((300, 200), np.float64), floats(300, 200)),
+        (np.empty((600, 200), np.float32)[::2], floats(300, 200)),
+        (np.empty((0, 7), np.float32), floats(0, 7)),
+        (np.empty((), np.int64), np.array(7)),
+        (np.empty((5, 300, 200), np.float32), floats(5, 300, 200)),
+        (np.empty(3, np.float32), floats(3)),
+    ]
+    copy_each_past_caches(pairs)
+    assert all((target == source).all() for target, source in pairs)
+
+
 def test_where_no_thread_can_be_started_the_caller_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(past_caches, '_SHARED_BYTES', 1)
-    monkeypatch.setattr(past_caches, '_PIECE_BYTES', 10)
+    monkeypatch.setattr(past_caches, '_PIECE_BYTES', SIZE // 10)
     monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: range(4))
     monkeypatch.setattr(threading.Thread, 'start', refuse)
-    source, target = bytes(range(105)), np.zeros(105, np.uint8)
+    source, target = np.random.default_rng(0).bytes(SIZE + 5), np.zeros(SIZE + 5, np.uint8)
     join_past_caches(target, [source])
     assert target.tobytes() == source
 
 
 def test_an_error_in_a_thread_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(past_caches, '_SHARED_BYTES', 1)
-    monkeypatch.setattr(past_caches, '_PIECE_BYTES', 10)
     monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: range(2))
     with pytest.raises(ValueError, match='broadcast'):
-        join_past_caches(np.zeros(15, np.uint8), [bytes(20)])
+        join_past_caches(np.zeros(15, np.uint8), [bytes(10), bytes(10)])
 
 
 def run_python(code: str) -> str:
