@@ -39,7 +39,7 @@ class Unanswered:
     def __init__(self, call: Callable[[str, Callable[[Session], Any]], Any], link: Link) -> None:
         self._call = call
         self._link = link
-        self._lock = threading.RLock()  # ``again`` is made of calls that settle first
+        self._lock = threading.RLock()
         self._sent: Optional[_Sent] = None
         self._is_closed = False
 
@@ -74,12 +74,14 @@ class Unanswered:
         """
         Overview:
             Settle before the connections are closed: a server may pass over what comes from one that is closed by then,
-            and nobody else says it again. Waits for none that is away, but looks once whether it is there again.
+            and nobody else says it again. Waits for none that is away, but looks once whether it is there again, unless
+            it has just been waited for.
         Arguments:
             - is_kept (:obj:`bool`): It is not looked for, which would start it.
         """
         sent, error = self._sent, self._settle_last()
-        if isinstance(error, StoreUnavailable) and sent is not None and not is_kept:
+        hangs = error is not None and isinstance(error.__cause__, redis.TimeoutError)  # which took long to find out
+        if isinstance(error, StoreUnavailable) and sent is not None and not (is_kept or hangs):
             with suppress(StoreError):
                 self._link.call('close', lambda session: None, 0.0)
                 error = self._settle_last()
@@ -97,14 +99,16 @@ class Unanswered:
         return None
 
     def _settle(self) -> None:
-        sent, self._sent = self._sent, None
+        sent, kept = self._sent, None
         if sent is None:
             return
         try:
             self._finish(sent)
         except StoreUnavailable:
-            self._sent = sent._replace(replies=None)
+            kept = sent._replace(replies=None)
             raise
+        finally:
+            self._sent = kept  # Not before: who closes meanwhile sees that it is not done.
 
     def _finish(self, sent: _Sent) -> None:
         if sent.replies is not None:
