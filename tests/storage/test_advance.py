@@ -156,6 +156,21 @@ def test_a_store_that_is_closed_looks_for_no_server_that_hangs(own_server, caplo
     assert "closed before advance 'r' in 's' was done" in caplog.text
 
 
+def test_a_store_that_is_closed_brings_entries_and_news_that_a_server_forgot(forgetful_server):
+    """No connection is at rest that would show that the server was away: a reply is awaited."""
+    with RedisStore(forgetful_server.url, 'run') as store:
+        for number in range(2):
+            store.advance('s', 'r', OLDEST, 'news', {'at': number})
+        store.settle()
+        store.append('s', {}, chunk(0))
+        store.advance('s', 'r', OLDEST, 'news', {'at': 2})
+        forgetful_server.restart()
+        store.close()
+        assert is_told(forgetful_server.url, 2)
+        with RedisStore(forgetful_server.url, 'run') as other:
+            assert len(other.read('s')) == 1
+
+
 def test_a_store_that_is_closed_while_another_thread_says_it_again_says_that_it_is_not_done(unheard, caplog):
     """One that may wait for the server, as who reads ahead."""
     with ThreadPoolExecutor() as pool:
@@ -184,7 +199,7 @@ def test_who_sends_while_another_thread_closes_that_cannot_wait_hears_of_it(stor
     def closed_meanwhile(session):
         store._link._waiting[0] = redis.ConnectionError('lost')  # so that nobody in haste waits for a lock
         with ThreadPoolExecutor() as pool:
-            pool.submit(store._unanswered.close, is_kept=True).result(WAIT_S)
+            pool.submit(store._unanswered.close, lambda error: None).result(WAIT_S)
         return []
 
     with pytest.raises(StoreClosed, match='meanwhile'):

@@ -8,6 +8,8 @@ import time
 from contextlib import suppress
 from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
+import redis
+
 from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed, StoreError
 from ding_store.storage.base import OLDEST, START, Arrays, Buffer, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
 from ding_store.storage.exactly_once.outbox import Payload
@@ -328,13 +330,7 @@ class RedisStore(PlanedStore):
     def close(self) -> None:
         was_closed, self._closed = self._closed, True
         if not was_closed and self._pid == os.getpid():
-            is_kept = self._directory is not None  # in its append-only file: it need not be started to see
-            if not is_kept and self._writer.has_unacked and self._link.is_away():
-                with suppress(StoreError):
-                    self._link.call('close', lambda session: None, min(LEAVE_S, self._link.reconnect_timeout_s))
-            with self._link.hasty():
-                self._writer.close(self._link.is_away, is_kept)
-            self._unanswered.close(is_kept)
+            self._unanswered.close(self._bring_last)
             self._link.close()
 
     def __reduce__(self) -> Tuple[Callable[..., RedisStore], Tuple[Any, ...]]:
@@ -358,6 +354,18 @@ class RedisStore(PlanedStore):
         if self._num_sessions != self._link.num_sessions and not self.is_hasty:
             self._after_reconnect()
         return result
+
+    def _bring_last(self, not_done: Optional[StoreError]) -> None:
+        """All connections are at rest by now: it shows whether the server went away."""
+        is_kept = self._directory is not None  # in its append-only file: it need not be started to see
+        has_hung = not_done is not None and isinstance(not_done.__cause__, redis.TimeoutError)  # and was waited for
+        has_unacked = self._writer.has_unacked
+        if not (is_kept or has_hung) and (has_unacked or not_done is not None) and self._link.is_away():
+            patience_s = min(LEAVE_S, self._link.reconnect_timeout_s) if has_unacked else 0.0
+            with suppress(StoreError):
+                self._link.call('close', lambda session: None, patience_s)
+        with self._link.hasty():
+            self._writer.close(self._link.is_away, is_kept)
 
     def _after_reconnect(self) -> None:
         """The server may be another, or have lost its memory: bring back what is ours before anything else happens."""

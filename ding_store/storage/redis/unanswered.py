@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import suppress
 from typing import Any, Callable, List, NamedTuple, Optional
 
 import redis
@@ -70,21 +69,19 @@ class Unanswered:
         with self._link.held(self._lock):
             self._settle()
 
-    def close(self, is_kept: bool) -> None:
+    def close(self, bring: Callable[[Optional[StoreError]], None]) -> None:
         """
         Overview:
             Settle before the connections are closed: a server may pass over what comes from one that is closed by then,
-            and nobody else says it again. Waits for none that is away, but looks once whether it is there again, unless
-            it has just been waited for.
+            and nobody else says it again. Waits for none that is away.
         Arguments:
-            - is_kept (:obj:`bool`): It is not looked for, which would start it.
+            - bring (:obj:`Callable`): Called with why that is not done, if it is not: may look for the server, which
+              is then told once more.
         """
         sent, error = self._sent, self._settle_last()
-        hangs = error is not None and isinstance(error.__cause__, redis.TimeoutError)  # which took long to find out
-        if isinstance(error, StoreUnavailable) and sent is not None and not (is_kept or hangs):
-            with suppress(StoreError):
-                self._link.call('close', lambda session: None, 0.0)
-                error = self._settle_last()
+        bring(None if sent is None else error)
+        if isinstance(error, StoreUnavailable):
+            error = self._settle_last()
         if error is not None and sent is not None:
             logger.warning('closed before %s was done: %s', sent.what, error)
 
