@@ -10,7 +10,7 @@ from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional,
 
 import redis
 
-from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed, StoreError
+from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed, StoreError, StoreUnavailable
 from ding_store.storage.base import OLDEST, START, Arrays, Buffer, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
 from ding_store.storage.exactly_once.outbox import Payload
 from ding_store.storage.exactly_once.writer import Writer, writer_id
@@ -355,17 +355,34 @@ class RedisStore(PlanedStore):
             self._after_reconnect()
         return result
 
-    def _bring_last(self, not_done: Optional[StoreError]) -> None:
-        """All connections are at rest by now: it shows whether the server went away."""
+    def _bring_last(self, error: Optional[StoreError]) -> None:
+        """
+        Arguments:
+            - error (:obj:`Optional[StoreError]`): Why news is not done, if it is not.
+        """
         is_kept = self._directory is not None  # in its append-only file: it need not be started to see
-        has_hung = not_done is not None and isinstance(not_done.__cause__, redis.TimeoutError)  # and was waited for
-        has_unacked = self._writer.has_unacked
-        if not (is_kept or has_hung) and (has_unacked or not_done is not None) and self._link.is_away():
+        has_unacked = self._writer.has_unacked and not is_kept
+        if has_unacked and error is None:
+            error = self._ask_last()
+        has_hung = error is not None and isinstance(error.__cause__, redis.TimeoutError)  # and was waited for
+        if error is not None and not (is_kept or has_hung) and self._link.is_away():
             patience_s = min(LEAVE_S, self._link.reconnect_timeout_s) if has_unacked else 0.0
             with suppress(StoreError):
                 self._link.call('close', lambda session: None, patience_s)
         with self._link.hasty():
             self._writer.close(self._link.is_away, is_kept)
+
+    def _ask_last(self) -> Optional[StoreError]:
+        """A connection at rest need not show that the server is away. Returns the error that says it."""
+        if self._link.is_away():
+            return StoreUnavailable(f'{self.address} is away')
+        self._writer.conclude()
+        try:
+            with self._link.hasty():
+                self._writer.check(now=True)
+        except StoreError as e:
+            return e
+        return None
 
     def _after_reconnect(self) -> None:
         """The server may be another, or have lost its memory: bring back what is ours before anything else happens."""
