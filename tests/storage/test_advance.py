@@ -9,7 +9,7 @@ import redis
 from ding_store.errors import ServerFull, StoreClosed, StoreUnavailable
 from ding_store.storage.base import OLDEST
 from ding_store.storage.redis.store import RedisStore
-from ding_store.storage.testing import WAIT_S, chunk
+from ding_store.storage.testing import WAIT_S, chunk, eventually
 
 
 @pytest.fixture
@@ -139,6 +139,49 @@ def test_a_store_that_is_closed_while_its_server_is_away_waits_for_none(unheard,
     assert unheard._link._opener is None, 'nor is it brought back for who has left'
 
 
+@pytest.mark.parametrize('is_appending', [False, True])
+def test_a_store_that_is_closed_looks_for_no_server_that_hangs(own_server, caplog, monkeypatch, is_appending):
+    """It was waited for already, for ``socket_timeout_s``."""
+    store = RedisStore(own_server.url, 'run', check_every_s=0.1, socket_timeout_s=0.3, reconnect_timeout_s=0.3)
+    for number in range(2):
+        store.advance('s', 'r', OLDEST, 'news', {'at': number})
+    store.settle()
+    if is_appending:
+        store.append('s', {}, chunk(0))
+    own_server.signal(signal.SIGSTOP)
+    store.advance('s', 'r', OLDEST, 'news', {'at': 2})
+    monkeypatch.setattr(store._link, '_target', lambda: pytest.fail('it is looked for'))
+    store.close()
+    own_server.signal(signal.SIGCONT)
+    assert "closed before advance 'r' in 's' was done" in caplog.text
+
+
+def test_a_store_that_is_closed_brings_entries_and_news_that_a_server_forgot(forgetful_server):
+    """No connection is at rest that would show that the server was away: a reply is awaited."""
+    with RedisStore(forgetful_server.url, 'run') as store:
+        for number in range(2):
+            store.advance('s', 'r', OLDEST, 'news', {'at': number})
+        store.settle()
+        store.append('s', {}, chunk(0))
+        store.advance('s', 'r', OLDEST, 'news', {'at': 2})
+        forgetful_server.restart()
+        store.close()
+        assert is_told(forgetful_server.url, 2)
+        with RedisStore(forgetful_server.url, 'run') as other:
+            assert len(other.read('s')) == 1
+
+
+def test_a_store_that_is_closed_while_another_thread_says_it_again_says_that_it_is_not_done(unheard, caplog):
+    """One that may wait for the server, as who reads ahead."""
+    with ThreadPoolExecutor() as pool:
+        settled = pool.submit(unheard.settle)
+        eventually(lambda: unheard._link._waiting, 'it waits')
+        unheard.close()
+        with pytest.raises(StoreClosed):
+            settled.result(WAIT_S)
+    assert "closed before advance 'r' in 's' was done" in caplog.text
+
+
 def test_a_store_that_is_closed_at_its_servers_limit_says_what_it_leaves(own_server, store, caplog):
     with own_server.client() as client:
         for number in range(2):
@@ -156,7 +199,7 @@ def test_who_sends_while_another_thread_closes_that_cannot_wait_hears_of_it(stor
     def closed_meanwhile(session):
         store._link._waiting[0] = redis.ConnectionError('lost')  # so that nobody in haste waits for a lock
         with ThreadPoolExecutor() as pool:
-            pool.submit(store._unanswered.close, is_kept=True).result(WAIT_S)
+            pool.submit(store._unanswered.close, lambda error: None).result(WAIT_S)
         return []
 
     with pytest.raises(StoreClosed, match='meanwhile'):

@@ -301,6 +301,29 @@ def test_a_server_that_restarts_with_its_file_remembers_the_end(own_server, end,
         assert learner.read(STREAM) == []
 
 
+@pytest.mark.parametrize('num_ends', [1, 3])
+@pytest.mark.parametrize('end', ['clear', 'retire'])
+def test_a_run_longer_than_a_day_ends_for_good_too(own_server, end, num_ends):
+    """By then the count that the ends before it had left has expired."""
+    with RedisStore(own_server.url, 'run') as learner, own_server.client() as client:
+        for _ in range(num_ends):
+            learner.append(STREAM, {}, {})
+            getattr(learner, end)()
+        store = RedisStore(own_server.url, 'run')
+        store.append(STREAM, {}, chunk(0))
+        (key,) = client.keys('ding:{run/*:ends')
+        assert client.pexpire(key, 1)
+        eventually(lambda: not client.exists(key), 'it expires')
+        with unavailable(store), pytest.raises(StoreUnavailable):
+            store.append(STREAM, {}, chunk(1))
+        store.conclude()
+        getattr(learner, end)()
+        own_server.restart()
+        store.own_writer.check(now=True)
+        store.close()
+        assert learner.read(STREAM) == []
+
+
 def test_what_is_left_of_a_retired_run_expires(redis_server):
     with RedisStore(redis_server.url, 'expires') as store, redis_server.client() as client:
         for _ in range(2):

@@ -14,6 +14,7 @@ from ding_store.storage.embedded.server import running
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.memory import MemoryStore
 from ding_store.storage.redis import store as redis_store
+from ding_store.storage.redis.link import Session
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 
@@ -107,6 +108,18 @@ def test_who_leaves_does_not_wait_for_a_server_that_is_away(forgetful_server, ca
 
 
 def test_who_leaves_brings_what_a_server_forgot_while_nothing_was_asked_of_it(forgetful_server):
+    store = RedisStore(forgetful_server.url, 'run')
+    for number in range(3):
+        store.append(STREAM, {}, chunk(number))
+    forgetful_server.restart()
+    store.close()
+    with RedisStore(forgetful_server.url, 'run') as learner:
+        assert [number_of(entry) for entry in learner.read(STREAM)] == [0, 1, 2]
+
+
+def test_who_leaves_brings_what_a_server_forgot_that_could_not_say_goodbye(forgetful_server, monkeypatch):
+    """As one whose host lost power: its clients find out when they next speak."""
+    monkeypatch.setattr(Session, 'is_hung_up', lambda session: False)
     store = RedisStore(forgetful_server.url, 'run')
     for number in range(3):
         store.append(STREAM, {}, chunk(number))

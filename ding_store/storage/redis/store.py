@@ -8,7 +8,9 @@ import time
 from contextlib import suppress
 from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
-from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed, StoreError
+import redis
+
+from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed, StoreError, StoreUnavailable
 from ding_store.storage.base import OLDEST, START, Arrays, Buffer, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
 from ding_store.storage.exactly_once.outbox import Payload
 from ding_store.storage.exactly_once.writer import Writer, writer_id
@@ -328,13 +330,7 @@ class RedisStore(PlanedStore):
     def close(self) -> None:
         was_closed, self._closed = self._closed, True
         if not was_closed and self._pid == os.getpid():
-            is_kept = self._directory is not None  # in its append-only file: it need not be started to see
-            if not is_kept and self._writer.has_unacked and self._link.is_away():
-                with suppress(StoreError):
-                    self._link.call('close', lambda session: None, min(LEAVE_S, self._link.reconnect_timeout_s))
-            with self._link.hasty():
-                self._writer.close(self._link.is_away, is_kept)
-            self._unanswered.close(is_kept)
+            self._unanswered.close(self._bring_last)
             self._link.close()
 
     def __reduce__(self) -> Tuple[Callable[..., RedisStore], Tuple[Any, ...]]:
@@ -358,6 +354,35 @@ class RedisStore(PlanedStore):
         if self._num_sessions != self._link.num_sessions and not self.is_hasty:
             self._after_reconnect()
         return result
+
+    def _bring_last(self, error: Optional[StoreError]) -> None:
+        """
+        Arguments:
+            - error (:obj:`Optional[StoreError]`): Why news is not done, if it is not.
+        """
+        is_kept = self._directory is not None  # in its append-only file: it need not be started to see
+        has_unacked = self._writer.has_unacked and not is_kept
+        if has_unacked and error is None:
+            error = self._ask_last()
+        has_hung = error is not None and isinstance(error.__cause__, redis.TimeoutError)  # and was waited for
+        if error is not None and not (is_kept or has_hung) and self._link.is_away():
+            patience_s = min(LEAVE_S, self._link.reconnect_timeout_s) if has_unacked else 0.0
+            with suppress(StoreError):
+                self._link.call('close', lambda session: None, patience_s)
+        with self._link.hasty():
+            self._writer.close(self._link.is_away, is_kept)
+
+    def _ask_last(self) -> Optional[StoreError]:
+        """A connection at rest need not show that the server is away. Returns the error that says it."""
+        if self._link.is_away():
+            return StoreUnavailable(f'{self.address} is away')
+        self._writer.conclude()
+        try:
+            with self._link.hasty():
+                self._writer.check(now=True)
+        except StoreError as e:
+            return e
+        return None
 
     def _after_reconnect(self) -> None:
         """The server may be another, or have lost its memory: bring back what is ours before anything else happens."""

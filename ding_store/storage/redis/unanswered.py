@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import suppress
 from typing import Any, Callable, List, NamedTuple, Optional
 
 import redis
@@ -39,7 +38,7 @@ class Unanswered:
     def __init__(self, call: Callable[[str, Callable[[Session], Any]], Any], link: Link) -> None:
         self._call = call
         self._link = link
-        self._lock = threading.RLock()  # ``again`` is made of calls that settle first
+        self._lock = threading.RLock()
         self._sent: Optional[_Sent] = None
         self._is_closed = False
 
@@ -70,19 +69,19 @@ class Unanswered:
         with self._link.held(self._lock):
             self._settle()
 
-    def close(self, is_kept: bool) -> None:
+    def close(self, bring: Callable[[Optional[StoreError]], None]) -> None:
         """
         Overview:
             Settle before the connections are closed: a server may pass over what comes from one that is closed by then,
-            and nobody else says it again. Waits for none that is away, but looks once whether it is there again.
+            and nobody else says it again. Waits for none that is away.
         Arguments:
-            - is_kept (:obj:`bool`): It is not looked for, which would start it.
+            - bring (:obj:`Callable`): Called with why that is not done, if it is not: may look for the server, which
+              is then told once more.
         """
         sent, error = self._sent, self._settle_last()
-        if isinstance(error, StoreUnavailable) and sent is not None and not is_kept:
-            with suppress(StoreError):
-                self._link.call('close', lambda session: None, 0.0)
-                error = self._settle_last()
+        bring(None if sent is None else error)
+        if isinstance(error, StoreUnavailable):
+            error = self._settle_last()
         if error is not None and sent is not None:
             logger.warning('closed before %s was done: %s', sent.what, error)
 
@@ -97,14 +96,16 @@ class Unanswered:
         return None
 
     def _settle(self) -> None:
-        sent, self._sent = self._sent, None
+        sent, kept = self._sent, None
         if sent is None:
             return
         try:
             self._finish(sent)
         except StoreUnavailable:
-            self._sent = sent._replace(replies=None)
+            kept = sent._replace(replies=None)
             raise
+        finally:
+            self._sent = kept  # Not before: who closes meanwhile sees that it is not done.
 
     def _finish(self, sent: _Sent) -> None:
         if sent.replies is not None:

@@ -27,7 +27,7 @@ if known then
 end
 
 local function verdict(status)
-  local ends = ARGV[2] ~= epoch and tonumber(redis.call('GET', ENDS)) or 0
+  local ends = ARGV[2] ~= epoch and num_ends() or 0
   return { status, epoch, host, known_number, known_sequence, floor, room, dropped, plane, wanted, ends }
 end
 

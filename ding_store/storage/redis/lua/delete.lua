@@ -9,10 +9,11 @@ if make_none() then
   return 0
 end
 need_no_memory()
-redis.call('SET', ENDS, digits((tonumber(redis.call('GET', ENDS)) or 0) + 1), 'EX', ENDS_S)
+local ends = digits(num_ends() + 1)
+redis.call('SET', ENDS, ends, 'EX', ENDS_S)
 trim(last)
 redis.call('DEL', READERS)
 choose_plane()
 local existed = redis.call('HGET', META, 'deleted') ~= '1'
-redis.call('HSET', META, 'deleted', '1', 'dropped', '0', 'epoch', fresh)
+redis.call('HSET', META, 'deleted', '1', 'dropped', '0', 'epoch', fresh, 'ends', ends)
 return existed and 1 or 0

@@ -5,6 +5,7 @@
 --                         total, trimmed  bytes ever appended; the part of them up to floor
 --                         dropped, room   entries dropped unread; counts every trim, is the room stream's newest id
 --                         deleted         set from a delete until the next append or register
+--                         ends            the count of KEYS[8], which must not begin anew where a run outlasts the key
 --                         w:<writer>      "<sequence>:<number>" of this writer's last accepted entry
 --                         b:<writer>      the lowest sequence that it still held when it last asked for the state
 --                         plane, host     counts changes of plane; host that all readers are on, '': the wire plane
@@ -19,7 +20,7 @@
 --                         h:<name> -> host that it is on, '' if it reads over the wire only
 -- KEYS[6] filled  hash    number -> payload, of entries that hold a reference but are wanted over the wire
 -- KEYS[7] planes  stream  one entry, replaced by every change of plane: id "<plane>-0"
--- KEYS[8] ends    string  how often the stream was deleted: outlives it for ENDS_S
+-- KEYS[8] ends    string  how often the stream was deleted: outlives it, and its meta, for ENDS_S
 -- ARGV[1]         run_id of the server (40 hex digits), as the client learnt it on this very connection, which ends with
 --                 that life of the server (INFO here costs 10 us); then a fresh token: the epoch, if one begins now
 local META, LOG, SIZES, ROOM, READERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
@@ -47,7 +48,7 @@ if stored[2] ~= life then
   need_no_memory()
   redis.call('HSET', META, 'epoch', epoch, 'life', life)
   if is_new then
-    redis.call('HSET', META, 'deleted', 1)
+    redis.call('HSET', META, 'deleted', 1, 'ends', redis.call('GET', ENDS) or 0)
     is_deleted = '1'
   end
 end
@@ -58,6 +59,10 @@ local function make_none()
     redis.call('DEL', META)
   end
   return is_new
+end
+
+local function num_ends()
+  return tonumber(redis.call('HGET', META, 'ends') or redis.call('GET', ENDS)) or 0
 end
 
 -- Plain decimal digits, whatever the size.
