@@ -307,6 +307,13 @@ class TestData:
         assert not remove_run(directory)
         assert count(ensure_server(directory)) == 1
 
+    def test_remove_takes_along_what_a_kill_left_half_written(self, directory):
+        count(ensure_server(directory))
+        for name in ('ends', 'finished'):
+            (directory / f'{name}.new').write_text('')
+        assert remove_run(directory)
+        assert not directory.exists()
+
     def test_remove_keeps_what_is_not_ours(self, directory):
         ensure_server(directory)
         (directory / 'policy.pth').write_text('mine')

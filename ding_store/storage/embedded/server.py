@@ -172,7 +172,8 @@ def remove_run(directory: PathLike, timeout_s: float = 30.0) -> bool:
             remove_socket_directory(stale)
         shutil.rmtree(files.previous, ignore_errors=True)
         marks = [files.finished, files.ends, files.pointer, files.start_lock]
-        for path in [*files.data(), *marks, files.log, files.log + '.1']:
+        halves = [f'{path}.new' for path in marks]
+        for path in [*files.data(), *marks, *halves, files.log, files.log + '.1']:
             _remove(path)
         _remove(files.lock)
     with contextlib.suppress(OSError):  # not empty: other things are kept there
