@@ -163,6 +163,7 @@ def test_a_store_that_is_closed_brings_entries_and_news_that_a_server_forgot(for
             store.advance('s', 'r', OLDEST, 'news', {'at': number})
         store.settle()
         store.append('s', {}, chunk(0))
+        forgetful_server.signal(signal.SIGSTOP)  # else its reply may have come by then
         store.advance('s', 'r', OLDEST, 'news', {'at': 2})
         forgetful_server.restart()
         store.close()
