@@ -107,19 +107,13 @@ def test_who_leaves_does_not_wait_for_a_server_that_is_away(forgetful_server, ca
     assert "closed with 1 entries of 'experience' not announced" in caplog.text
 
 
-def test_who_leaves_brings_what_a_server_forgot_while_nothing_was_asked_of_it(forgetful_server):
-    store = RedisStore(forgetful_server.url, 'run')
-    for number in range(3):
-        store.append(STREAM, {}, chunk(number))
-    forgetful_server.restart()
-    store.close()
-    with RedisStore(forgetful_server.url, 'run') as learner:
-        assert [number_of(entry) for entry in learner.read(STREAM)] == [0, 1, 2]
-
-
-def test_who_leaves_brings_what_a_server_forgot_that_could_not_say_goodbye(forgetful_server, monkeypatch):
-    """As one whose host lost power: its clients find out when they next speak."""
-    monkeypatch.setattr(Session, 'is_hung_up', lambda session: False)
+@pytest.mark.parametrize('says_goodbye', [True, False])
+def test_who_leaves_brings_what_a_server_forgot_while_nothing_was_asked_of_it(
+    forgetful_server, monkeypatch, says_goodbye
+):
+    """Clients of one whose host lost power find out when they next speak."""
+    if not says_goodbye:
+        monkeypatch.setattr(Session, 'is_hung_up', lambda session: False)
     store = RedisStore(forgetful_server.url, 'run')
     for number in range(3):
         store.append(STREAM, {}, chunk(number))
