@@ -147,7 +147,7 @@ def test_columns_are_read_at_once(file):
 def test_a_forked_process_reads_too(file):
     file.evict()
     file.read([0, 1, 2])
-    assert cold._pool is not None
+    assert cold._threads.pool is not None
     child = os.fork()
     if child == 0:
         signal.alarm(60)

@@ -14,19 +14,20 @@ import os
 import threading
 import weakref
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from typing import Callable, Deque, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ding_store.buffer.arrays import Array, anonymous
+from ding_store.buffer.threads import Threads
 
 #: Puts a row where it belongs: (its place among the slots asked for, the row).
 Put = Callable[[int, Array], None]
 
 #: Rows that are read at once, and what their copies may take: a single reader waits for each one's latency. Four keep a
 #: disk busy, while others put what they read where it belongs.
-_THREADS = 6
+_NUM_THREADS = 6
 _BOUNCE_BYTES = 256 << 20
 #: What direct reads begin at and are a multiple of, on all file systems that have them.
 _PAGE = mmap.PAGESIZE
@@ -35,8 +36,7 @@ _C = ctypes.CDLL(None, use_errno=True)
 _C.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
 _scratch = threading.local()
-_pool: Optional[ThreadPoolExecutor] = None
-_pool_lock = threading.Lock()
+_threads = Threads(_NUM_THREADS, 'ding-store-disk')
 
 
 class ColdRow(NamedTuple):
@@ -144,11 +144,11 @@ def read_cold(reads: Sequence[ColdRead]) -> None:
     held = [row for rows, _ in divided for row in rows]
     missing = deque(row for _, rows in divided for row in rows)
     row_bytes = max((row.column.row_bytes for row in missing), default=1)
-    num_threads = min(_THREADS, len(missing), max(1, _BOUNCE_BYTES // row_bytes))
+    num_threads = min(_NUM_THREADS, len(missing), max(1, _BOUNCE_BYTES // row_bytes))
     if num_threads == 1 and not held:
         _read_all(missing)
         return
-    parts = [_threads().submit(_read_all, missing) for _ in range(num_threads)]
+    parts = [_threads.submit(_read_all, missing) for _ in range(num_threads)]
     try:
         for row in held:
             row.put(row.place, row.column.column[row.slot])
@@ -175,20 +175,3 @@ def _bounce(size: int) -> Array:
     if found is None or len(found) < size:
         found = _scratch.bounce = np.frombuffer(anonymous(size), np.uint8)
     return found
-
-
-def _threads() -> ThreadPoolExecutor:
-    global _pool
-    with _pool_lock:
-        if _pool is None:
-            _pool = ThreadPoolExecutor(_THREADS, 'ding-store-disk')
-        return _pool
-
-
-def _after_fork() -> None:
-    """A child has none of the threads, and maybe a lock that nobody will give back."""
-    global _pool, _pool_lock
-    _pool, _pool_lock = None, threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -19,6 +19,7 @@ from ding_store.buffer.arrays import Array, anonymous
 from ding_store.buffer.durability.durable import Home
 from ding_store.buffer.durability.header import StoredColumn
 from ding_store.buffer.table.cold import ColdColumn
+from ding_store.buffer.table.touching import Toucher
 from ding_store.errors import NotEnoughSpace
 
 logger = logging.getLogger(__name__)
@@ -27,9 +28,10 @@ logger = logging.getLogger(__name__)
 ColumnSpec = Tuple[np.dtype[Any], Tuple[int, ...]]
 
 #: Space is reserved in steps of about this much. 64 MiB took 33 ms on tmpfs, and as much less to touch then (60 + 33
-#: against 101-135 ms sparse); 0.3-8 ms on ext4. A thread that reserves ahead would save a push these few ms per step,
-#: while the table fills for the first time, and nothing in all: smaller steps do.
+#: against 101-135 ms sparse); 0.3-8 ms on ext4.
 EXTENT_BYTES = 16 << 20
+#: Two pushes ahead, where they are larger, but no more than this.
+_MAX_AHEAD_BYTES = 64 << 20
 #: Rows of a file that are read whole, ahead of being copied. Of smaller ones a page or two is all that is read anyway.
 _LARGE_ROW_BYTES = 64 << 10
 #: Reads with such advice after one that found pages missing, before another looks whether they are missing still.
@@ -67,6 +69,10 @@ class Regions:
         self._directory: Optional[str] = None if home is None else home.path
         self._files: Dict[str, ColumnFile] = {}
         self._num_reserved = 0
+        #: Rows that the last push asked for.
+        self._num_asked = 0
+        # Of a directory's files only what is written: what is synced is written to the disk.
+        self._toucher = Toucher() if home is None else None
         self._num_advised = 0
         #: What there was before any of the columns was in it.
         self._memory = space.available_memory()
@@ -205,6 +211,7 @@ class Regions:
         }
 
         def resize(num_used: int) -> None:
+            self._stop_touching()
             for name, column in self.columns.items():
                 if name not in self._files:
                     made[name][:num_used] = column[:num_used]
@@ -266,29 +273,45 @@ class Regions:
     def reserve(self, num_rows: int) -> None:
         """
         Overview:
-            Make sure that the first ``num_rows`` slots can be written, and some beyond them.
+            Make sure that the first ``num_rows`` slots can be written, and some beyond them, which are touched
+            meanwhile if the table is private.
         Raises:
             - NotEnoughSpace: The disk is full; nothing was written.
         """
-        if num_rows <= self._num_reserved or not self._files:
+        pushed, self._num_asked = num_rows - self._num_asked, num_rows
+        reserved = self._num_reserved
+        if reserved == self.capacity:
             return
-        step = max(1, EXTENT_BYTES // max(1, self.row_bytes))
-        ahead = min(self.capacity, max(num_rows, self._num_reserved + step))
+        row_bytes = max(1, self.row_bytes)
+        step = max(1, EXTENT_BYTES // row_bytes, min(2 * pushed, _MAX_AHEAD_BYTES // row_bytes))
+        if num_rows + step // 2 <= reserved:
+            return
+        ahead = min(self.capacity, num_rows + step)
         try:
-            self._reserve(self._files, self._num_reserved, ahead)
+            self._reserve(self._files, reserved, ahead)
         except NotEnoughSpace:
-            ahead = num_rows
-            self._reserve(self._files, self._num_reserved, ahead)
+            # What one column has beyond them is another's room.
+            ahead = max(num_rows, reserved)
+            for file in self._files.values():
+                _free_from(file.fd, ahead * file.row_bytes)
+            self._reserve(self._files, reserved, ahead)
         self._num_reserved = ahead
+        if self._toucher is not None:
+            self._toucher.touch(self.columns.values(), max(num_rows, reserved), ahead)
 
     def close(self) -> None:
         """Close the files. Columns stay readable for as long as somebody holds them."""
+        self._stop_touching()
         self.drop([*self.columns, *self._files])
 
     def discard(self) -> None:
         """Be no columns, and no files: of those that nothing names yet."""
         files, self._files, self.columns = self._files, {}, {}
         self._discard(files)
+
+    def _stop_touching(self) -> None:
+        if self._toucher is not None:
+            self._toucher.stop()
 
     def _map(self, name: str, spec: ColumnSpec, files: Dict[str, ColumnFile]) -> Array:
         num_bytes = self.capacity * spec_bytes(spec)

@@ -1,0 +1,216 @@
+"""Private tables: pages that will be written soon are touched by a thread, and room is reserved ahead of the rows."""
+
+import ctypes
+import mmap
+import os
+import resource
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import numpy as np
+import pytest
+
+from ding_store.buffer import space
+from ding_store.buffer.table import cold, regions, touching
+from ding_store.buffer.table.table import Table
+from ding_store.errors import NotEnoughSpace
+
+ROW_BYTES = 1 << 20
+KINDS = ['memory', 'file']
+
+
+@pytest.fixture(params=KINDS)
+def kind(request, monkeypatch, tmp_path):
+    if request.param == 'file':
+        monkeypatch.setattr(space, 'MEMORY_SHARE', 0)
+        monkeypatch.setattr(space, 'roomiest_directory', lambda: str(tmp_path))
+    return request.param
+
+
+def columns(num_rows, value=1):
+    return {'obs': np.full((num_rows, ROW_BYTES), value, np.uint8), 'action': np.full(num_rows, value)}
+
+
+def table_of(num_rows, path=None):
+    return Table({'obs': (np.dtype(np.uint8), (ROW_BYTES,)), 'action': (np.dtype(int), ())}, num_rows, path)
+
+
+def rows_of(table):
+    return table.gather(table.rows_by_age())
+
+
+def settle(table):
+    future = table._regions._toucher._future
+    assert future is not None
+    done, _ = wait([future], 60)
+    assert done
+
+
+def num_held(table, start, stop):
+    """Pages of these rows that memory has."""
+    rows = table._regions.columns['obs'][start:stop]
+    begin = rows.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+    size = rows.ctypes.data + rows.nbytes - begin
+    states = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
+    assert cold._C.mincore(begin, size, states.ctypes.data) == 0, ctypes.get_errno()
+    return int((states & 1).sum())
+
+
+def num_faults():
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+
+
+@pytest.fixture
+def able():
+    """Where the kernel can: 5.14 and later."""
+    toucher = touching.Toucher()
+    toucher._touch([np.zeros(1 << 20, np.uint8)], 0, 1 << 20)
+    if not toucher.is_able:
+        pytest.skip('this kernel has no MADV_POPULATE_WRITE')
+
+
+def test_the_next_rows_are_touched_before_they_are_pushed(kind, able):
+    table = table_of(200)
+    table.extend(columns(4))
+    settle(table)
+    assert num_held(table, 4, 12) >= 8 * ROW_BYTES // mmap.PAGESIZE - 1
+    assert num_held(table, 100, 200) == 0, 'no more than some'
+    rows = columns(4, 2)
+    before = num_faults()
+    table.extend(rows)
+    assert num_faults() - before < ROW_BYTES // mmap.PAGESIZE
+    assert (rows_of(table)['obs'][:, -1] == [1] * 4 + [2] * 4).all()
+    table.close()
+
+
+def test_each_push_finds_its_rows_touched(kind, able):
+    table = table_of(300)
+    table.extend(columns(10))
+    for start in range(10, 300, 10):
+        settle(table)
+        assert num_held(table, start, start + 10) >= 10 * ROW_BYTES // mmap.PAGESIZE - 1, start
+        table.extend(columns(10, start % 250))
+    assert (rows_of(table)['action'][::10] == [1, *range(10, 250, 10), *range(0, 50, 10)]).all()
+    table.close()
+
+
+def test_a_table_that_was_filled_is_touched_no_more(kind, monkeypatch):
+    table = table_of(8)
+    table.extend(columns(8))
+    touched = []
+    monkeypatch.setattr(touching.Toucher, 'touch', lambda *arguments: touched.append(arguments))
+    for _ in range(5):
+        table.extend(columns(3))
+    assert touched == []
+    table.close()
+
+
+def test_a_directory_s_table_is_left_to_its_writes(tmp_path, monkeypatch):
+    touched = []
+    monkeypatch.setattr(touching.Toucher, 'touch', lambda *arguments: touched.append(arguments))
+    table = table_of(64, str(tmp_path / 'table'))
+    table.extend(columns(4))
+    table.close()
+    assert touched == []
+
+
+def test_nothing_is_touched_once_there_are_fewer_rows(kind, monkeypatch):
+    """Or a file would have blocks again that were given back."""
+    steps, may_go_on = threading.Semaphore(0), threading.Event()
+    real = touching._C.madvise
+
+    def slow(*arguments):
+        steps.release()
+        assert may_go_on.wait(60)
+        return real(*arguments)
+
+    monkeypatch.setattr(touching, '_C', type('C', (), {'madvise': staticmethod(slow)}))
+    table = table_of(200)
+    table.extend(columns(4))
+    assert steps.acquire(timeout=60)
+    with ThreadPoolExecutor(1) as pool:
+        resized = pool.submit(table.resize, 6)
+        toucher = table._regions._toucher
+        while not toucher._is_stopped:
+            assert not resized.done() or resized.exception() is None
+        may_go_on.set()
+        resized.result(60)
+    assert not steps.acquire(blocking=False), 'another step after the one that had begun'
+    if kind == 'file':
+        (file,) = {each.fd for name, each in table._regions._files.items() if name == 'obs'}
+        assert os.fstat(file).st_blocks * 512 <= 7 * ROW_BYTES
+    table.extend(columns(4, 2))
+    assert sorted(rows_of(table)['action']) == [1, 1, 2, 2, 2, 2]
+    table.close()
+
+
+def test_without_room_for_a_thread_pushes_go_on(kind, monkeypatch):
+    def refuse(*arguments):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(touching._threads, 'submit', refuse)
+    table = table_of(64)
+    for value in range(8):
+        table.extend(columns(4, value))
+    assert len(table.rows_by_age()) == 32
+    table.close()
+
+
+def test_a_kernel_that_cannot_is_asked_once(kind, monkeypatch):
+    asked = []
+
+    def refuse(*arguments):
+        asked.append(arguments)
+        return -1
+
+    monkeypatch.setattr(touching, '_C', type('C', (), {'madvise': staticmethod(refuse)}))
+    table = table_of(200)
+    for value in range(40):
+        table.extend(columns(4, value))
+        settle(table)
+    assert len(asked) == 1
+    assert len(table.rows_by_age()) == 160
+    table.close()
+
+
+def test_a_fork_in_the_middle_of_it():
+    table = table_of(400)
+    table.extend(columns(16))
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        try:
+            table.extend(columns(16, 2))
+            table.resize(20)
+            rows = rows_of(table)['action']
+            os._exit(0 if rows.tolist() == [1] * 4 + [2] * 16 else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    table.close()
+
+
+def test_the_room_that_one_column_has_ahead_is_another_s(small_disk, monkeypatch):
+    monkeypatch.setattr(space, 'MEMORY_SHARE', 0)
+    monkeypatch.setattr(space, 'roomiest_directory', lambda: str(small_disk))
+    row_bytes = 1 << 16
+    status = os.statvfs(small_disk)
+    fits = status.f_bavail * status.f_frsize // (2 * row_bytes)
+    spec = np.dtype(np.uint8), (row_bytes,)
+    table = Table({'a': spec, 'b': spec}, 40)
+
+    def push(value):
+        rows = np.full((1, row_bytes), value, np.uint8)
+        table.extend({'a': rows, 'b': rows})
+
+    for value in range(fits):
+        push(value)
+    with pytest.raises(NotEnoughSpace, match='no room for rows'):
+        push(fits)
+    assert len(table.rows_by_age()) == fits
+    batch = rows_of(table)
+    for column in batch.values():
+        assert (column[:, -1] == range(fits)).all()
+    table.close()
+    assert 40 * row_bytes < regions.EXTENT_BYTES
