@@ -3,6 +3,7 @@
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from embedded_helpers import kill
 from redis_server import left_by_runs
@@ -144,6 +145,33 @@ def test_who_leaves_waits_a_moment_for_a_server_that_is_restarted(forgetful_serv
         closing.result(WAIT_S)
     with RedisStore(forgetful_server.url, 'run') as learner:
         assert [number_of(entry) for entry in learner.read(STREAM)] == [0]
+
+
+@pytest.mark.parametrize('returns', [False, True])
+def test_who_leaves_waits_once_for_a_server_that_is_away(forgetful_server, tmp_path, monkeypatch, caplog, returns):
+    """Entries and weights of his host are to go over the wire then; they stay in their files, too."""
+    monkeypatch.setattr(redis_store, 'LEAVE_S', WAIT_S if returns else 0.5)
+    here = dict(host_cache_dir=str(tmp_path), reconnect_timeout_s=600.0)
+    store, other = (open_store(forgetful_server.url, 'run', **here) for _ in range(2))
+    reader = Reader(other, STREAM, 'learner')
+    reader.read()
+    for number in range(3):
+        store.append(STREAM, {}, chunk(number))
+    store.put('weights', {}, {'w': np.zeros(1 << 18, np.uint8)})
+    assert [number_of(entry) for entry in reader.read(timeout_s=WAIT_S)] == [0, 1, 2]
+    forgetful_server.kill()
+    with ThreadPoolExecutor() as pool:
+        closing = pool.submit(store.close)
+        eventually(lambda: store.is_away, 'it is looked for')
+        if returns:
+            forgetful_server.start()
+        closing.result(3 * WAIT_S)
+    assert ('closed with entries that only this host can read' in caplog.text) is not returns
+    assert ('closed with values that only this host can read' in caplog.text) is not returns
+    if returns:
+        with open_store(forgetful_server.url, 'run', host_plane='off') as elsewhere:
+            assert [number_of(entry) for entry in elsewhere.read(STREAM)] == [0, 1, 2]
+    other.close()
 
 
 @pytest.mark.parametrize('is_acked', [False, True])

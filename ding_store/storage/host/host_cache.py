@@ -202,9 +202,10 @@ class HostCache(Store):
         if self._pid == os.getpid() and not self._closed.is_set():
             self._closed.set()
             self.conclude()
-            is_published = self._publish()
-            are_values_published = self._is_over or self._values.publish()
-            self.store.close()
+            with self.store.leaving():
+                is_published = self._publish()
+                are_values_published = self._is_over or self._values.publish()
+                self.store.close()
             for rings in self._rings.values():
                 rings.close(unlink=is_published)
             self._values.close(unlink=are_values_published, join_s=_JOIN_S)

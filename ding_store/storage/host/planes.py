@@ -12,6 +12,7 @@ import struct
 import time
 import zlib
 from abc import abstractmethod
+from contextlib import nullcontext
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -132,6 +133,10 @@ class PlanedStore(Store):
     def is_hasty(self) -> bool:
         """Whether this thread is in ``hasty``."""
         return False
+
+    def leaving(self) -> ContextManager[None]:
+        """Calls of this thread wait some seconds in all for a server that is away: what they bring is in files, too."""
+        return nullcontext()
 
     def held(self, lock: ContextManager[Any]) -> ContextManager[Any]:
         """Holds a lock; who is hasty does not wait for it with those who wait for the server."""

@@ -236,12 +236,31 @@ class Link:
             if self.is_hasty:
                 raise self._away(what, error) from error
             self._waiting[threading.get_ident()] = error
-            deadline = deadline or time.monotonic() + patience_s
+            deadline = deadline or self._deadline(patience_s)
             if time.monotonic() >= deadline:
                 raise self._unavailable(what, error) from error
             # Spread out: all processes of a run lose their server at the same moment.
             self._closed.wait(min(delay_s, max(0.0, deadline - time.monotonic())) * random.uniform(0.5, 1.0))
             delay_s = min(1.0, delay_s * 2)
+
+    def _deadline(self, patience_s: float) -> float:
+        """Of a wait that begins now."""
+        deadline = time.monotonic() + patience_s
+        most_s = getattr(self._haste, 'most_s', None)
+        if most_s is None:
+            return deadline
+        # Of all waits together: it begins with the first.
+        self._haste.until = getattr(self._haste, 'until', None) or time.monotonic() + most_s
+        return min(deadline, float(self._haste.until))
+
+    @contextmanager
+    def leaving(self, most_s: float) -> Iterator[None]:
+        """See ``PlanedStore.leaving``."""
+        self._haste.most_s, self._haste.until = most_s, None
+        try:
+            yield
+        finally:
+            self._haste.most_s = None
 
     def wait(self, what: str, command: Callable[[Session], T]) -> Optional[T]:
         """Run a command that blocks for news. None when it had to reconnect: look first what else is new."""

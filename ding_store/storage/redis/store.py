@@ -212,6 +212,9 @@ class RedisStore(PlanedStore):
     def is_hasty(self) -> bool:
         return self._link.is_hasty
 
+    def leaving(self) -> ContextManager[None]:
+        return self._link.leaving(LEAVE_S)
+
     def held(self, lock: ContextManager[Any]) -> ContextManager[Any]:
         return self._link.held(lock)
 
