@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import tempfile
 from typing import Iterator, List, Optional, Tuple
 
 from ding_store.errors import NotEnoughSpace
+
+logger = logging.getLogger(__name__)
 
 #: File systems whose files are memory: moving a table there when memory is short helps nobody.
 _MEMORY_FILE_SYSTEMS = frozenset({'tmpfs', 'ramfs', 'devtmpfs', 'overlay-tmpfs'})
@@ -52,6 +55,21 @@ def roomiest_directory() -> str:
     candidates = [d for d in (tempfile.gettempdir(), '/var/tmp', os.getcwd()) if os.access(d, os.W_OK)]
     on_disk = [d for d in candidates if _file_system(d) not in _MEMORY_FILE_SYSTEMS]
     return max(on_disk or candidates, key=free_space)
+
+
+def private_directory(num_bytes: int) -> Optional[str]:
+    """None for memory, else a directory for files that nobody else will see."""
+    memory = available_memory()
+    if num_bytes <= memory * MEMORY_SHARE:
+        return None
+    directory = roomiest_directory()
+    free = free_space(directory)
+    if num_bytes > free:
+        logger.warning(
+            'a full table takes %s, but memory has %s and %s has %s free: it can never be full. Use a smaller size.',
+            *(format_bytes(num_bytes), format_bytes(memory), directory, format_bytes(free)),
+        )
+    return directory
 
 
 def not_enough_space(purpose: str, num_bytes: int, directory: str) -> NotEnoughSpace:

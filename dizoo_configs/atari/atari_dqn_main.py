@@ -17,8 +17,8 @@ learner that trains as fast as it can. Set `policy.other.apex.num_collectors` to
 
 Several machines: a Redis that all reach, the first command on the learner's, the second on each of the others:
 
-> ding-store run --store redis://learner-host:6379 --run pong --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/atari/atari_dqn_main.py
-> ding-store join --store redis://learner-host:6379 --run pong --role collector -- python3 -u dizoo_configs/atari/atari_dqn_main.py
+> ding-store run --store redis://learner-host:6379 --run pong_dqn --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/atari/atari_dqn_main.py
+> ding-store join --store redis://learner-host:6379 --run pong_dqn --role collector -- python3 -u dizoo_configs/atari/atari_dqn_main.py
 
 The same on one machine, started by DI-engine:
 

@@ -11,8 +11,8 @@ One machine, one learner, one evaluator and two collectors as processes of their
 
 Several machines: a Redis that all reach, the first command on the learner's, the second on each of the others:
 
-> ding-store run --store redis://learner-host:6379 --run pong --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/atari/atari_ppo_main.py
-> ding-store join --store redis://learner-host:6379 --run pong --role collector -- python3 -u dizoo_configs/atari/atari_ppo_main.py
+> ding-store run --store redis://learner-host:6379 --run qbert_ppo --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/atari/atari_ppo_main.py
+> ding-store join --store redis://learner-host:6379 --run qbert_ppo --role collector -- python3 -u dizoo_configs/atari/atari_ppo_main.py
 
 The same on one machine, started by DI-engine:
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import pytest
+from needs import lacking
 
 from ding_store.buffer import space
 from ding_store.buffer.table import cold, regions, touching
@@ -67,7 +68,7 @@ def able():
     toucher = touching.Toucher()
     toucher._touch([np.zeros(1 << 20, np.uint8)], 0, 1 << 20)
     if not toucher.is_able:
-        pytest.skip('this kernel has no MADV_POPULATE_WRITE')
+        lacking('this kernel has no MADV_POPULATE_WRITE (Linux 5.14)')
 
 
 def test_the_next_rows_are_touched_before_they_are_pushed(kind, able):

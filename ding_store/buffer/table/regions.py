@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import mmap
 import os
 import resource
@@ -21,8 +20,6 @@ from ding_store.buffer.durability.header import StoredColumn
 from ding_store.buffer.table.cold import ColdColumn
 from ding_store.buffer.table.touching import Toucher
 from ding_store.errors import NotEnoughSpace
-
-logger = logging.getLogger(__name__)
 
 #: What one element has in a column: its dtype and shape.
 ColumnSpec = Tuple[np.dtype[Any], Tuple[int, ...]]
@@ -108,7 +105,7 @@ class Regions:
             - NotEnoughSpace: For these, and for the rows reserved so far.
         """
         if self._directory is None and not self.columns:
-            self._directory = _private_directory(self.capacity * sum(map(spec_bytes, specs.values())))
+            self._directory = space.private_directory(self.capacity * sum(map(spec_bytes, specs.values())))
         added: Dict[str, Array] = {}
         files: Dict[str, ColumnFile] = {}
         try:
@@ -306,6 +303,7 @@ class Regions:
 
     def discard(self) -> None:
         """Be no columns, and no files: of those that nothing names yet."""
+        self._stop_touching()
         files, self._files, self.columns = self._files, {}, {}
         self._discard(files)
 
@@ -384,18 +382,3 @@ def _free_from(fd: int, num_bytes: int) -> None:
         # On a file system without holes the space stays taken.
         with suppress(OSError), mmap.mmap(fd, size) as region:
             region.madvise(mmap.MADV_REMOVE, start)
-
-
-def _private_directory(num_bytes: int) -> Optional[str]:
-    """None for memory, else a directory for files that nobody else will see."""
-    memory = space.available_memory()
-    if num_bytes <= memory * space.MEMORY_SHARE:
-        return None
-    directory = space.roomiest_directory()
-    free = space.free_space(directory)
-    if num_bytes > free:
-        logger.warning(
-            'a full table takes %s, but memory has %s and %s has %s free: it can never be full. Use a smaller size.',
-            *(space.format_bytes(num_bytes), space.format_bytes(memory), directory, space.format_bytes(free)),
-        )
-    return directory

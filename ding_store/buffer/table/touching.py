@@ -16,7 +16,7 @@ from ding_store.buffer.threads import Threads
 
 #: Linux 5.14. It writes nothing, and where there is no room it is an error and no signal.
 _MADV_POPULATE_WRITE = 23
-#: Between two looks at whether it should end. A machine's first touch of so much took 4 to 16 ms.
+#: Between two looks at whether it should end. The first touch of so much took 0.5 to 16 ms.
 _STEP_BYTES = 4 << 20
 #: How long ``stop`` waits: a forked child's for a thread that it does not have.
 _STOP_S = 1.0
