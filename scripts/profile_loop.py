@@ -2,13 +2,16 @@
 """
 Where a loop's time goes: the mains of dizoo_configs, store and stock, by parts.
 
-    python scripts/profile_loop.py                                     # all whose extras are installed; some 6 minutes
-    python scripts/profile_loop.py hopper_sac smax_qmix --seconds 10
+    python scripts/profile_loop.py                                     # all whose extras are installed; some 20 minutes
+    python scripts/profile_loop.py hopper_sac smax_qmix --seconds 20 --turns 5
     python scripts/profile_loop.py --roles learner=1,collector=2       # the learner of a job of several processes
 
-Every loop is a process of its own, one thread, with its environments, collector and learner in it: DI-engine's configs
-with smaller models. The clock starts after some iterations. A part has the time that is spent in it and in no other
-part that it calls; what no part has is the rest: the collector's own work, loggers, the task. Evaluation is left out.
+Every window of a loop is a process of its own, one thread, with its environments, collector and learner in it:
+DI-engine's configs with smaller models. Store and stock take turns. The clock starts after some iterations. A part has
+the time that is spent in it and in no other part that it calls; what no part has is the rest: the collector's own work,
+loggers, the task. Evaluation is left out. Printed are medians of the windows: iterations per second, the least and the
+most of them, the median of store / stock turn by turn, and milliseconds per iteration: processor time of all threads
+of the process, and the wall time of each part.
 """
 
 import argparse
@@ -18,6 +21,7 @@ import json
 import math
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -187,12 +191,16 @@ def run_one(name: str, side: str, seconds: float, out: str) -> None:
         begin['rounds'] = begin.get('rounds', 0) + (int(ctx.train_iter) > 0)
         if begin['rounds'] == WARM_UP:
             begin.update(at=time.perf_counter(), train_iter=int(ctx.train_iter), env_step=int(ctx.env_step))
+            begin['cpu'] = time.process_time()
             clock.restart()
         elif begin['rounds'] > WARM_UP and time.perf_counter() - begin['at'] > seconds and not task.finish:
             taken = time.perf_counter() - begin['at']
             rates = {key: (int(getattr(ctx, key)) - begin[key]) / taken for key in ('train_iter', 'env_step')}
             clock._switch()
-            Path(out).write_text(json.dumps({**rates, 'seconds': clock.seconds}))
+            num_iterations = int(ctx.train_iter) - begin['train_iter']
+            parts = {part: 1e3 * spent / num_iterations for part, spent in clock.seconds.items()}
+            parts['CPU'] = 1e3 * (time.process_time() - begin['cpu']) / num_iterations
+            Path(out).write_text(json.dumps({**rates, 'ms': parts}))
             task.finish = True
 
     def watched_run() -> None:
@@ -233,16 +241,23 @@ def measure(name: str, side: str, seconds: float, roles: str) -> Dict[str, Any]:
         return dict(json.loads(out.read_text()))
 
 
-def line(name: str, side: str, found: Dict[str, Any], parts: List[str]) -> str:
-    total = sum(found['seconds'].values())
-    shares = ''.join(f'{100 * found["seconds"].get(part, 0) / total:>15.1f}' for part in parts)
-    return f'{name:<16}{side:<7}{found["train_iter"]:>10.1f}{found["env_step"]:>10.1f}{shares}'
+def line(name: str, side: str, windows: List[Dict[str, Any]], stock: List[Dict[str, Any]], parts: List[str]) -> str:
+    rates = [window['train_iter'] for window in windows]
+    steps = statistics.median(window['env_step'] for window in windows)
+    ratios = [rate / other['train_iter'] for rate, other in zip(rates, stock)]
+    of_stock = f'{statistics.median(ratios):.2f}' if ratios else ''
+    ms = [statistics.median(window['ms'].get(part, 0.0) for window in windows) for part in parts]
+    return (
+        f'{name:<14}{side:<6}{statistics.median(rates):>8.1f}{f"{min(rates):.1f} - {max(rates):.1f}":>17}'
+        f'{of_stock:>9}{steps:>9.1f}' + ''.join(f'{each:>13.2f}' for each in ms)
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('loops', nargs='*', help=f'default: all of {" ".join(LOOPS)}')
-    parser.add_argument('--seconds', type=float, default=10.0, help='per loop and side')
+    parser.add_argument('--seconds', type=float, default=10.0, help='per window (10)')
+    parser.add_argument('--turns', type=int, default=3, help='windows per loop and side (3)')
     parser.add_argument('--roles', default='', help='as of ding-store run; the store alone')
     parser.add_argument('--json', metavar='FILE', help='keep all figures there')
     parser.add_argument('--child', nargs=3, metavar=('LOOP', 'SIDE', 'OUT'), help=argparse.SUPPRESS)
@@ -256,6 +271,8 @@ def main() -> int:
             parser.error(f'no loop {name!r}; known are {", ".join(LOOPS)}')
     if not 0 < options.seconds < math.inf:
         parser.error(f'--seconds ({options.seconds:g}) must be above 0, and finite')
+    if options.turns < 1:
+        parser.error(f'--turns ({options.turns}) must be at least 1')
     file = Path(options.json).resolve() if options.json else None
     if file and not file.parent.is_dir():
         parser.error(f'--json {options.json}: there is no directory {file.parent}')
@@ -264,32 +281,40 @@ def main() -> int:
 
     try:
         with sigterm_as_interrupt():
-            return profile(options.loops, options.seconds, options.roles, file)
+            return profile(options.loops, options.seconds, options.turns, options.roles, file)
     except KeyboardInterrupt:
         raise SystemExit('interrupted') from None
 
 
-def profile(loops: List[str], seconds: float, roles: str, file: Optional[Path]) -> int:
+def profile(loops: List[str], seconds: float, turns: int, roles: str, file: Optional[Path]) -> int:
     """1: a loop gave no figures, or one that was named has not its extra."""
-    parts = [part for part in PARTS if roles or part not in EXCHANGES.values()]
-    titles = ''.join(f'{part + " %":>15}' for part in parts)
-    sys.stdout.write(f'{"loop":<16}{"side":<7}{"train it/s":>10}{"step/s":>10}{titles}\n')
+    from ding_store.bench.output import say, show
+
+    parts = ['CPU', *(part for part in PARTS if roles or part not in EXCHANGES.values())]
+    sides = ['store'] if roles else ['stock', 'store']
+    titles = ''.join(f'{part:>13}' for part in parts)
+    show(f'{"loop":<14}{"side":<6}{"it/s":>8}{"least - most":>17}{"of stock":>9}{"step/s":>9}{titles}')
     failed, figures = 0, {}
     for name in loops or LOOPS:
-        for side in ['store'] if roles else ['stock', 'store']:
-            try:
-                figures[f'{name} {side}'] = found = measure(name, side, seconds, roles)
-                sys.stdout.write(line(name, side, found, parts) + '\n')
-            except NoExtra as error:
-                failed = failed or int(bool(loops))
-                sys.stderr.write(f'{error}\n')
-                break
-            except (RuntimeError, subprocess.TimeoutExpired) as error:
-                failed = 1
-                sys.stderr.write(f'{error}\n')
-            sys.stdout.flush()
-            if file:
-                file.write_text(json.dumps(figures, indent=1))
+        windows: Dict[str, List[Dict[str, Any]]] = {side: [] for side in sides}
+        try:
+            for turn in range(turns):
+                for side in sides if turn % 2 == 0 else sides[::-1]:
+                    say(f'{name} {side}, window {turn + 1} of {turns}')
+                    windows[side].append(measure(name, side, seconds, roles))
+        except NoExtra as error:
+            failed = failed or int(bool(loops))
+            sys.stderr.write(f'{error}\n')
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            failed = 1
+            sys.stderr.write(f'{error}\n')
+        for side, found in windows.items():
+            if found:
+                figures[f'{name} {side}'] = found
+                show(line(name, side, found, windows.get('stock', []) if side == 'store' else [], parts))
+        if file:
+            file.write_text(json.dumps(figures, indent=1))
+    say('')
     return failed
 
 

@@ -33,6 +33,7 @@ def called(monkeypatch, name, *arguments):
         ('profile_loop', ['tetris'], "no loop 'tetris'; known are cartpole_dqn"),
         ('profile_loop', ['--seconds', 'nan'], '--seconds (nan) must be above 0, and finite'),
         ('profile_loop', ['--seconds', '-1'], '--seconds (-1) must be above 0'),
+        ('profile_loop', ['--turns', '0'], '--turns (0) must be at least 1'),
         ('profile_loop', ['--json', '/nowhere/out.json'], 'there is no directory /nowhere'),
     ],
 )
@@ -89,10 +90,12 @@ def test_loops_without_their_extra_are_left_out(monkeypatch, capsys, tmp_path):
     missing = f'ModuleNotFoundError: {raised.value}'
     script = called(monkeypatch, 'profile_loop')
     named = script['main'].__globals__
-    found = {'train_iter': 1.0, 'env_step': 1.0, 'seconds': {'train': 1.0}}
+    rates = {'stock': [2.0, 4.0, 8.0], 'store': [3.0, 2.0, 16.0]}
+    windows = {side: iter(rates) for side, rates in rates.items()}
 
     def run(command, stdout, **_):
-        name, out = command[command.index('--child') + 1], command[command.index('--child') + 3]
+        name, side, out = command[command.index('--child') + 1 :][:3]
+        found = {'train_iter': next(windows[side], 1.0), 'env_step': 1.0, 'ms': {'train': 1.0}}
         if name == 'pong_dqn':
             stdout.write(f'Traceback\n{missing}\n'.encode())
             stdout.flush()
@@ -102,8 +105,11 @@ def test_loops_without_their_extra_are_left_out(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(named['subprocess'], 'run', run)
     assert script['main']() == 0
     said = capsys.readouterr()
-    assert said.err == f'pong_dqn is left out: {missing}\n'
+    assert f'pong_dqn is left out: {missing}\n' in said.err
     assert 'pong_dqn_per' in said.out
+    lines = [line.split() for line in said.out.splitlines()]
+    assert lines[1][:6] == ['cartpole_dqn', 'stock', '4.0', '2.0', '-', '8.0']
+    assert lines[2][:7] == ['cartpole_dqn', 'store', '3.0', '2.0', '-', '16.0', '1.50'], 'of 1.5, 0.5 and 2'
     file = tmp_path / 'out.json'
     monkeypatch.setattr(sys, 'argv', ['profile_loop', 'cartpole_dqn', 'pong_dqn', '--json', str(file)])
     assert script['main']() == 1
