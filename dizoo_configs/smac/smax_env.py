@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import io
+import os
+import tempfile
 from contextlib import redirect_stdout
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
@@ -16,6 +18,8 @@ from ding.envs import BaseEnv, BaseEnvTimestep
 from ding.utils import ENV_REGISTRY
 from easydict import EasyDict
 
+from ding_store.errors import ConfigError
+from ding_store.storage.host.cache_root import make_private
 from dizoo_configs.extras import need
 
 Observation = Dict[str, np.ndarray]
@@ -141,6 +145,7 @@ def battle(map_name: str) -> Battle:
 
     # A battle of 16 units is too small for an accelerator, which the learner may need whole.
     jax.config.update('jax_platforms', 'cpu')
+    keep_compiled()
     game = HeuristicEnemySMAX(scenario=map_name_to_scenario(map_name))
     names = game.agents
 
@@ -160,3 +165,21 @@ def battle(map_name: str) -> Battle:
         return state, seen(state, obs), reward[names[0]], done['__all__'], won
 
     return Battle(jax.jit(reset), jax.jit(step))
+
+
+def keep_compiled() -> None:
+    """
+    What one process has compiled others of this user load, as long as the directory for temporary files keeps it: not a
+    home directory, which may be that of machines with other processors. Where JAX has a cache, that is the one.
+    """
+    import jax
+
+    if jax.config.jax_compilation_cache_dir:
+        return
+    directory = os.path.join(tempfile.gettempdir(), f'ding-store-smax-{os.geteuid()}')
+    try:
+        make_private(directory)
+    except (OSError, ConfigError):
+        return  # full, read-only, or somebody else's: each process compiles for itself
+    jax.config.update('jax_compilation_cache_dir', directory)
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)

@@ -1,5 +1,6 @@
 """What the tests of SMAC do in a process of their own: JAX's threads do not survive the forks of other tests."""
 
+from collections import Counter
 from typing import Any, List
 
 import numpy as np
@@ -44,6 +45,16 @@ def check_battle() -> None:
     assert last.done
     assert last.info['eval_episode_return'].shape == last.reward.shape == (1,)
     assert last.info['eval_episode_return'][0] == last.info['battle_won']
+
+
+def first_steps() -> Any:
+    """Of a battle, how many functions were compiled for it, and how many were not since another process had them."""
+    import jax
+
+    counts: Counter = Counter()
+    jax.monitoring.register_event_listener(lambda event, **_: counts.update([event.rpartition('/')[2]]))
+    first, *rest = battle(1, True, steps=5)
+    return [first, *(step.obs for step in rest)], counts['cache_misses'], counts['cache_hits']
 
 
 def check_sizes() -> None:

@@ -2,8 +2,11 @@
 
 import multiprocessing
 import os
+import stat
 import subprocess
 import sys
+import tempfile
+import types
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
@@ -18,10 +21,11 @@ import torch  # noqa: E402
 import treetensor.torch as ttorch  # noqa: E402
 from ding.framework.context import OnlineRLContext  # noqa: E402
 from easydict import EasyDict  # noqa: E402
+from same_experience import same  # noqa: E402
 
 from ding_store.middleware.trajectories import Unroller  # noqa: E402
 from dizoo_configs import extras  # noqa: E402
-from dizoo_configs.smac import smac_3s5z_masac_config, smac_3s5z_qmix_config, starcraft_env  # noqa: E402
+from dizoo_configs.smac import smac_3s5z_masac_config, smac_3s5z_qmix_config, smax_env, starcraft_env  # noqa: E402
 from dizoo_configs.smac.smax_env import SMAXEnv  # noqa: E402
 from dizoo_configs.smac.starcraft_env import StarCraftEnv  # noqa: E402
 
@@ -47,6 +51,31 @@ def test_sizes_of_smax(child):
 
 def test_battles_of_smax_follow_their_seeds(child):
     child(smac_jobs.check_seeds)
+
+
+def test_a_battle_is_compiled_once_per_machine(tmp_path, monkeypatch):
+    need_extra('jaxmarl', 'smax')
+    monkeypatch.setenv('TMPDIR', str(tmp_path))
+    monkeypatch.delenv('JAX_COMPILATION_CACHE_DIR', raising=False)
+    found = []
+    for _ in range(2):
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context('spawn')) as pool:
+            found.append(pool.submit(smac_jobs.first_steps).result(150))
+    (compiled, misses, hits), (loaded, no_misses, all_hits) = found
+    assert (misses > 0, hits) == (True, 0)
+    assert (no_misses, all_hits) == (0, misses)
+    assert all(map(same, compiled, loaded))
+    (kept,) = tmp_path.glob('ding-store-smax-*')
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o700
+
+
+def test_without_a_directory_of_its_own_each_compiles_for_itself(tmp_path, monkeypatch):
+    """Such as one that another user made: what lies there may be anything."""
+    jax = types.SimpleNamespace(config=types.SimpleNamespace(jax_compilation_cache_dir=None))
+    monkeypatch.setitem(sys.modules, 'jax', jax)  # without ``update``: it would raise
+    monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
+    (tmp_path / f'ding-store-smax-{os.geteuid()}').mkdir(mode=0o755)
+    smax_env.keep_compiled()
 
 
 def test_qmix_has_the_losses_of_stock(child):
