@@ -165,6 +165,12 @@ class Limited(RowListener):
         if tell is not None:
             tell(rows)
 
+    def sampled_by(self, ahead: Any) -> None:
+        """Somebody is about to sample, for whom this one draws ahead."""
+        tell = getattr(self.sampler, 'sampled_by', None)
+        if tell is not None:
+            tell(ahead)
+
     def drawn(self, rows: Array) -> None:
         """These rows are drawn ahead; they count as used when they are delivered."""
         tell = getattr(self.sampler, 'drawn', None)
