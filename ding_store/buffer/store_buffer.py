@@ -18,6 +18,7 @@ from ding_store.buffer.durability.kept import checked_view_name
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.list_sampling import ListSampling
 from ding_store.buffer.priorities import Priorities, keeping
+from ding_store.buffer.sampling.limits import Limited
 from ding_store.buffer.sampling.prefetch import Prefetch
 from ding_store.buffer.sampling.rate_limiter import RateLimiter
 from ding_store.buffer.sampling.samplers import Sampler, Uniform
@@ -451,6 +452,8 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         with self.table.write_lock:
             twin._elements = files.duplicate(self._elements, memo)
             twin._attach(twin._sampler)
+            if isinstance(self._sampler, Limited) and isinstance(twin._sampler, Limited):
+                twin._sampler.take_over(self._sampler)
             twin._prefetch = self._prefetch and Prefetch(self._prefetch.depth, twin.table, twin._sampler)
             if twin.limiter is not None:
                 twin.limiter.attach(twin.count, int(twin.size), twin._sampler)
