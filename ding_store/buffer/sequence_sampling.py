@@ -146,7 +146,7 @@ class SequenceSampling:
         if ahead is None:
             return choose.deliver(read, delete, self.limiter)
         key = (kind, *choose.key)
-        batch = choose.deliver(lambda chosen: ahead.next(key, chosen, read), delete, self.limiter)
+        batch = choose.deliver(lambda chosen: ahead.next(key, chosen, read), delete, self.limiter, ahead)
         ahead.draw(key, choose.again, read, self._sampler)
         return batch
 

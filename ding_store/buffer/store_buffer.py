@@ -18,6 +18,7 @@ from ding_store.buffer.durability.kept import checked_view_name
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.list_sampling import ListSampling
 from ding_store.buffer.priorities import Priorities, keeping
+from ding_store.buffer.sampling.limits import Limited
 from ding_store.buffer.sampling.prefetch import Prefetch
 from ding_store.buffer.sampling.rate_limiter import RateLimiter
 from ding_store.buffer.sampling.samplers import Sampler, Uniform
@@ -84,7 +85,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         self._elements = Elements(integer('size', size, 1), path, fsync)
         self._sample_with(self._uniform if sampler is None else sampler)
         depth = integer('prefetch', prefetch, 0)
-        self._prefetch = Prefetch(depth, self.table) if depth else None
+        self._prefetch = Prefetch(depth, self.table, self._sampler) if depth else None
         self.limiter: Optional[RateLimiter] = None
         if limiter is not None:
             self.limit_with(limiter)
@@ -314,8 +315,8 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         former.close()
         if self._prefetch is not None:
             self._prefetch.close()
-            self._prefetch = Prefetch(self._prefetch.depth, self.table)
         self._sample_with(self._uniform if self._sampler is self._uniform else copy.deepcopy(self._sampler))
+        self._prefetch = self._prefetch and Prefetch(self._prefetch.depth, self.table, self._sampler)
         if self.limiter is not None:
             self.limit_with(self.limiter)
         self._tell_served()
@@ -431,6 +432,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
                 self.limiter.check_sampler(sampler)
             self._attach(sampler)
             view._sampler, view._priorities = sampler, self._kept(sampler, name)
+            view._prefetch = self._prefetch and Prefetch(self._prefetch.depth, self.table, sampler)
         return view
 
     def __copy__(self) -> StoreBuffer:
@@ -438,7 +440,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         view = type(self).__new__(type(self))
         view.__dict__.update(self.__dict__)
         view._middleware = []
-        view._prefetch = self._prefetch and Prefetch(self._prefetch.depth, self.table)
+        view._prefetch = self._prefetch and Prefetch(self._prefetch.depth, self.table, self._sampler)
         return view
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> StoreBuffer:
@@ -450,7 +452,9 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         with self.table.write_lock:
             twin._elements = files.duplicate(self._elements, memo)
             twin._attach(twin._sampler)
-            twin._prefetch = self._prefetch and Prefetch(self._prefetch.depth, twin.table)
+            if isinstance(self._sampler, Limited) and isinstance(twin._sampler, Limited):
+                twin._sampler.take_over(self._sampler)
+            twin._prefetch = self._prefetch and Prefetch(self._prefetch.depth, twin.table, twin._sampler)
             if twin.limiter is not None:
                 twin.limiter.attach(twin.count, int(twin.size), twin._sampler)
             if self._priorities is not None and twin._priorities is not None:

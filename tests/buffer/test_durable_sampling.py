@@ -8,6 +8,7 @@ from typing import Any, Iterator
 
 import numpy as np
 import pytest
+import torch
 from crashes import Child, crash_repeatedly, linger, noticed
 from sampling_crashes import QUEUED, SamplingWorker, verify
 
@@ -17,7 +18,7 @@ from ding_store.buffer.durability.slot_values import SlotValues
 from ding_store.buffer.sampling.limits import Limited
 from ding_store.buffer.sampling.rate_limiter import RateLimiter as Limiter
 from ding_store.buffer.table import table as table_module
-from ding_store.errors import ConfigError
+from ding_store.errors import ConfigError, PriorityError
 
 #: ``scripts/crash.sh`` asks for more.
 KILLS = int(os.environ.get('DING_STORE_KILLS', '120')) // 2
@@ -132,6 +133,24 @@ def test_names_of_views(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match='needs a sampler'):
         buffer.view(name='small')
     buffer.close()
+
+
+@pytest.mark.parametrize('has_path', [False, True])
+def test_priorities_of_one_row_and_what_is_no_array(has_path: bool, tmp_path: Path) -> None:
+    buffer = StoreBuffer(4, path=str(tmp_path) if has_path else None, sampler=Prioritized(epsilon=0.0))
+    rows = buffer.extend(columns(3))
+    buffer.update_priorities(rows[:1], 3.0)
+    buffer.update_priorities(rows[1:2], torch.tensor(4.0))
+    # What a policy forgot to detach is no number that numpy takes.
+    with pytest.raises(PriorityError, match='shape'):
+        buffer.update_priorities(rows, torch.ones(3, requires_grad=True))
+    expected = [3.0, 4.0, 1.0]
+    assert buffer.sampler.priorities_of(rows) == pytest.approx(expected)
+    buffer.close()
+    if has_path:
+        buffer = StoreBuffer(4, path=str(tmp_path), sampler=Prioritized(epsilon=0.0))
+        assert buffer.sampler.priorities_of(rows[:2]) == pytest.approx(expected[:2])
+        buffer.close()
 
 
 def test_the_largest_priority_is_back_when_its_row_is_gone(tmp_path: Path) -> None:

@@ -111,6 +111,19 @@ def test_uses_of_groups() -> None:
     assert max(uses.values()) == 2
 
 
+def test_a_deep_copy_counts_on_by_itself() -> None:
+    buffer = filled(limited(Uniform(0), max_times_sampled=2), count=12, size=8)
+    buffer.delete(['5'])
+    rows = buffer.sample_batch(4).rows
+    twin = copy.deepcopy(buffer)
+    live = buffer.table.rows_by_age()
+    expected = np.isin(live, rows).astype(int).tolist()
+    assert twin.sampler.uses_of(live).tolist() == expected
+    assert len(twin.sample_batch(7).rows) == 7
+    assert twin.count() == 3
+    assert buffer.sampler.uses_of(live).tolist() == expected
+
+
 def test_uses_of_sequences_and_episodes_are_refused() -> None:
     buffer = with_groups(limited(Uniform(0), max_times_sampled=2))
     for sample in (lambda each: each.sample_sequences(2, 3, 'env'), lambda each: each.sample_episodes(2, 'env')):

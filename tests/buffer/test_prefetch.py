@@ -83,7 +83,7 @@ def test_batches_do_not_depend_on_when_the_thread_ran(name: str) -> None:
     seen: List[list] = []
     for kind in (Prefetch, AtOnce, AtLast):
         buffer = filled(80, prefetch=3, sampler=samplers()[name]())
-        buffer._prefetch = kind(3, buffer.table)
+        buffer._prefetch = kind(3, buffer.table, buffer.sampler)
         seen.append([])
         for step in range(40):
             batch = buffer.sample_batch(6)
@@ -172,6 +172,58 @@ def test_a_queue(times: int) -> None:
     assert flat[:6] == list(range(6))
     assert buffer.table.rows_by_age().tolist() == list(range(24, 60))
     assert buffer.sampler.sampler.num_missed == 0
+
+
+@pytest.mark.parametrize('kind', [Fifo, lambda: limited(Fifo(), max_times_sampled=1)])
+def test_a_queue_of_which_others_sample_too_gives_rows_in_order_and_once(kind: Any) -> None:
+    buffer = filled(96, prefetch=2, sampler=kind())
+    view = buffer.view()  # Of the same queue.
+    ways: List[Callable[[], Any]] = [
+        lambda: buffer.sample_batch(8).rows.tolist(),
+        lambda: [int(item.index) for item in buffer.sample(8)],
+        lambda: view.sample_batch(8).rows.tolist(),
+    ]
+    rows = [row for way in (0, 1, 0, 2, 0, 0, 2, 2, 1, 1, 2, 0) for row in ways[way]()]
+    assert rows == list(range(96))
+    assert getattr(buffer.sampler, 'sampler', buffer.sampler).num_missed == 0
+
+
+def test_a_view_that_is_gone_leaves_the_queue_what_it_drew_ahead() -> None:
+    buffer = filled(48, prefetch=2, sampler=Fifo())
+    assert buffer.view().sample_batch(8).rows.tolist() == list(range(8))
+    assert [buffer.sample_batch(8).rows[0] for _ in range(5)] == [8, 16, 24, 32, 40]
+
+
+def test_what_is_drawn_ahead_of_a_queue_lets_no_insert_in() -> None:
+    limiter = RateLimiter(1, samples_per_insert=1.0, error_buffer=2.0, max_sample=2, timeout_s=0.01)
+    buffer = StoreBuffer(1000, prefetch=3, sampler=Fifo(), limiter=limiter)
+    for _ in range(6):
+        with contextlib.suppress(StoreTimeout):
+            while True:
+                buffer.push(transition(0))
+        assert limiter.num_inserts - 1 - limiter.num_samples == 2
+        buffer.sample_batch(1)
+
+
+@pytest.mark.parametrize('other', ['close', 'sample sequences'])
+def test_who_waits_for_a_queue_holds_nobody_up(other: str) -> None:
+    buffer, went_on = StoreBuffer(100, prefetch=2, sampler=Fifo()), threading.Event()
+    buffer.extend({'x': np.arange(96), 'done': np.zeros(96, bool)})
+    buffer.sample_batch(8)
+    does = buffer._prefetch.close if other == 'close' else lambda: buffer.sample_sequences(2, 3, None)
+    waiting = threading.Thread(target=does, daemon=True)
+
+    def sample() -> None:
+        with buffer.sampler.lock:  # As in the middle of a sample.
+            waiting.start()
+            waiting.join(0.2)  # It comes as far as it can.
+            buffer.sample_batch(8)
+        went_on.set()
+
+    threading.Thread(target=sample, daemon=True).start()
+    assert went_on.wait(20)
+    waiting.join(20)
+    assert not waiting.is_alive()
 
 
 def test_queue_of_a_full_table() -> None:

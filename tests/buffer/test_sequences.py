@@ -75,6 +75,20 @@ def test_after_a_resize_the_starts_are_those_of_the_rows_there_are(size: int) ->
     assert buffer.check() == []
 
 
+@pytest.mark.parametrize('size', [20, 300])
+def test_rows_that_came_between_a_sample_and_a_resize_come_in_their_order(size: int) -> None:
+    buffer = StoreBuffer(100, seed=5)
+    for count in (60, 18, 3, 15):
+        buffer.extend(columns(buffer.table.next_row, count, every=1000))
+        if count == 18:
+            buffer.resize(size)
+            continue
+        live = buffer.table.rows_by_age()
+        for rows in buffer.sample_sequences(64, 5, 'env', replace=True).rows.T:
+            assert rows.tolist() == list(range(rows[0], rows[0] + 15, 3))
+            assert set(rows.tolist()) <= set(live.tolist())
+
+
 def _episodes(buffer: StoreBuffer) -> Any:
     episodes = buffer.sample_episodes(8, 'env', replace=True)
     return episodes.rows, np.cumsum(episodes.lengths)[:-1]

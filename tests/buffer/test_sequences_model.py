@@ -34,9 +34,14 @@ class SequenceModel(RuleBasedStateMachine):
         self.episodes_of: Dict[Any, List[List[int]]] = {}
         self.done: set = set()
         self.live: List[int] = []
+        #: Episodes of which nobody knows whether these rows begin them.
+        self.cut: set = set()
+        self.is_cut, self.first_row = False, self.next_row
 
     def note(self, env: int, done: bool, key: int) -> None:
         group = {'column': env, 'meta': key, 'both': (env, key)}[self.by]
+        if self.is_cut and group not in self.episodes_of:
+            self.cut.add(self.next_row)
         episodes = self.episodes_of.setdefault(group, [])
         if not episodes or episodes[-1][-1] in self.done:
             episodes.append([])
@@ -68,6 +73,24 @@ class SequenceModel(RuleBasedStateMachine):
         rows = data.draw(st.lists(st.integers(max(0, self.next_row - 12), self.next_row), max_size=3))
         self.buffer.delete([str(row) for row in rows])
         self.live = [row for row in self.live if row not in rows]
+
+    @rule(size=st.integers(3, 40))
+    def resize(self, size: int) -> None:
+        self.buffer.resize(size)
+        self.size, self.live = size, self.live[-size:]
+        if self.live != list(range(self.next_row - len(self.live), self.next_row)):
+            # Where rows are missing between others nobody knows whose they were: another story.
+            self.clear()
+            return
+        # All rows are looked at anew, and nobody knows what those were that are gone.
+        self.is_cut = len(self.live) < self.next_row - self.first_row
+        groups, self.episodes_of = self.episodes_of, {}
+        for group, episodes in groups.items():
+            left = [[row for row in rows if row in self.live] for rows in episodes]
+            left = [rows for rows in left if rows]
+            if left:
+                self.episodes_of[group] = left
+                self.cut.update([left[0][0]] if self.is_cut else [])
 
     @rule()
     def clear(self) -> None:
@@ -112,6 +135,7 @@ class SequenceModel(RuleBasedStateMachine):
 
     def episodes(self, size: int, max_length: Any = None, replace: bool = False) -> None:
         whole = [rows for episodes in self.episodes_of.values() for rows in episodes if rows[-1] in self.done]
+        whole = [rows for rows in whole if rows[0] not in self.cut]
         whole = [rows for rows in whole if set(rows) <= set(self.live) and len(rows) <= (max_length or 99)]
         try:
             sample = self.buffer.sample_episodes(size, self.groupby, max_length=max_length, replace=replace)

@@ -311,6 +311,20 @@ def test_lists_may_differ_in_their_length_and_in_what_is_none(in_path: bool, tmp
     buffer.close()
 
 
+@pytest.mark.parametrize('in_path', [False, True])
+def test_a_list_may_be_replaced_by_one_of_another_length(in_path: bool, tmp_path: Path) -> None:
+    for metas in (None, [{'i': i} for i in range(3)]):
+        buffer = StoreBuffer(9, path=str(tmp_path / str(metas is None)) if in_path else None)
+        buffer.extend_elements([[{'x': torch.full((3,), float(i))}] * 2 for i in range(3)], metas)
+        with pytest.raises(SchemaMismatch):
+            buffer.update('1', {'x': torch.ones(3)})
+        assert buffer.update('1', [{'x': torch.full((3,), 7.0)}] * 5)
+        assert [[int(step['x'][0]) for step in item.data] for item in buffer] == [[0] * 2, [7] * 5, [2] * 2]
+        assert [item.meta for item in buffer] == (metas or [{}] * 3)
+        assert buffer.check() == []
+        buffer.close()
+
+
 @pytest.mark.parametrize('first_has_it', [True, False])
 def test_none_where_others_have_a_tensor(first_has_it: bool) -> None:
     buffer = StoreBuffer(6)

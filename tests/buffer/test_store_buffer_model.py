@@ -101,6 +101,11 @@ class BufferModel(RuleBasedStateMachine):
             assert len(got) == unroll_len
             assert any(got == group[i : i + unroll_len] for group in long for i in range(len(group)))
 
+    @rule(size=st.integers(1, 12))
+    def resize(self, size: int) -> None:
+        self.buffer.resize(size)
+        self.size, self.model = size, self.model[-size:]
+
     @rule()
     def clear(self) -> None:
         self.buffer.clear()

@@ -16,7 +16,7 @@ from ding_store.buffer import Prioritized, StoreBuffer, Table, limited
 from ding_store.buffer.durability.durable import Home
 from ding_store.buffer.table import regions
 from ding_store.buffer.table.rows import EMPTY, RowIndex
-from ding_store.errors import NotEnoughSpace
+from ding_store.errors import NotEnoughData, NotEnoughSpace
 
 
 @pytest.fixture(params=['memory', 'files', 'path'])
@@ -48,6 +48,16 @@ def test_shrink_and_grow(options: dict) -> None:
     assert numbers(buffer) == list(range(17, 25))
     assert buffer.check() == []
     assert len(buffer.sample(8, groupby='group')) == 8
+    buffer.close()
+
+
+def test_rows_without_metas_inherit_none(options: dict) -> None:
+    buffer = StoreBuffer(6, **options)
+    buffer.extend_elements([transition(i) for i in range(6)], [{'group': 0}] * 4 + [None] * 2)
+    buffer.resize(2)  # 4 and 5 move to where others were, who had metas.
+    assert [(item.index, item.meta) for item in buffer] == [('4', {}), ('5', {})]
+    with pytest.raises(NotEnoughData):
+        buffer.sample(1, groupby='group')
     buffer.close()
 
 

@@ -43,12 +43,14 @@ class KeptPriorities(RowListener):
         index.listen(self)
 
     def update(self, rows: Array, priority: Any) -> None:
-        self._sampler.update(rows, priority)
-        self._record(rows, priority)
+        values = self.check(priority, len(as_rows(rows)))
+        self._sampler.update(rows, values)
+        self._record(rows, values)
 
     def insert(self, rows: Array, priority: Any) -> None:
-        self._sampler.insert(rows, priority)
-        self._record(rows, priority)
+        values = self.check(priority, len(as_rows(rows)))
+        self._sampler.insert(rows, values)
+        self._record(rows, values)
 
     def keeping(self, priority: Array) -> Keep:
         """What puts priorities ``(n,)`` of new rows, or of the last of them, on record before they are live."""
@@ -84,8 +86,8 @@ class KeptPriorities(RowListener):
             slots = self._index.slots_by_age().astype(np.intp)
             return slots, self._index.row_of_slot[slots]
 
-    def _record(self, rows: Array, priority: Any) -> None:
-        rows, values = as_rows(rows), np.asarray(priority, np.float64)
+    def _record(self, rows: Array, values: Array) -> None:
+        rows = as_rows(rows)
         with self._index.lock:
             slots, found = self._index.find(rows)
             self._values.set(slots[found], rows[found], values[found])

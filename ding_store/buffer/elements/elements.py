@@ -294,16 +294,17 @@ class Elements(Layout):
                 self.objects.resize(source, target, self.table.capacity)
 
     def _replace(self, rows: Array, slots: Array, element: Any) -> None:
+        columns: Optional[Columns] = None
+        if self.schema is not None:
+            try:
+                columns = self.schema.encode([element])
+            except SchemaMismatch:
+                self._make_fit([element])
         if self.objects is not None:
             self.objects.update(rows, slots, element)
             return
         assert self.schema is not None
-        try:
-            columns = self.schema.encode([element])
-        except SchemaMismatch:
-            self._adapt(Schema.infer([element]))
-            columns = self.schema.encode([element])
-        self.table.update(rows, columns)
+        self.table.update(rows, self.schema.encode([element]) if columns is None else columns)
 
     def _gather(self, slots: Array) -> Tuple[Columns, Output]:
         return self._outputs.gather(self.table.columns, slots, self.table.cold)

@@ -290,9 +290,11 @@ class MetaStore:
     def resize(self, source: Array, target: Array) -> None:
         """Rows moved from slots to other slots, and the table has as many slots as it has now."""
         for old, new in zip(source.tolist(), target.tolist()):
-            if old < len(self._held):
+            held = self._held[old] if old < len(self._held) else None
+            if held is not None or new < len(self._held):
+                # Without one, too: the row that was there may have had one.
                 self._held.extend([None] * (new + 1 - len(self._held)))
-                self._held[new], self._held[old] = self._held[old], None
+                self._held[new] = held
         del self._held[self._index.capacity :]
         for key, groups in self._groups.items():
             groups.codes = np.full(self._index.capacity, Groups.NONE, np.int64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Protocol, Tuple
 
 import numpy as np
 
@@ -19,6 +19,13 @@ from ding_store.errors import ConfigError
 _CHUNK = 1024
 #: No row has come since all others left.
 _NONE = -1
+
+
+class DrawsAhead(Protocol):
+    """Has rows that are drawn and not delivered: a Prefetch."""
+
+    def give_back(self) -> None:
+        """They will not be delivered; ``returned`` is told so."""
 
 
 class Fifo(RowListener):
@@ -39,6 +46,8 @@ class Fifo(RowListener):
         self._place = _Place()
         # Where it will be when all is delivered that was drawn ahead; None: nothing was.
         self._ahead: Optional[_Place] = None
+        # Held, so that what a view that is gone drew ahead can go back.
+        self._drawer: Optional[DrawsAhead] = None
         self._record: Optional[Record] = None
         #: Rows that left before they were sampled.
         self.num_missed = 0
@@ -88,10 +97,10 @@ class Fifo(RowListener):
         return chosen
 
     def num_left(self) -> int:
-        """How many rows it could give now."""
+        """How many rows it could give now, those included that are drawn ahead."""
         assert self._index is not None
         with self._index.lock:
-            return self._index.num_from((self._ahead or self._place).next)
+            return self._index.num_from(self._place.next)
 
     def weigh(self, slots: Array) -> Optional[Array]:
         return None
@@ -106,6 +115,17 @@ class Fifo(RowListener):
         # Before they are handed out: a queue that is killed gives no row twice.
         self._put_on_record()
         return None
+
+    def sampled_by(self, ahead: Optional[DrawsAhead]) -> None:
+        """
+        Overview:
+            Somebody is about to sample: what another one drew ahead goes back, so that rows come in order, and once.
+        Arguments:
+            - ahead: Who draws ahead for this somebody; None: nobody.
+        """
+        if self._drawer is not None and self._drawer is not ahead:
+            self._drawer.give_back()
+        self._drawer = ahead
 
     def drawn(self, rows: Array) -> None:
         """These rows are drawn ahead: the next choice begins behind them."""

@@ -165,6 +165,12 @@ class Limited(RowListener):
         if tell is not None:
             tell(rows)
 
+    def sampled_by(self, ahead: Any) -> None:
+        """Somebody is about to sample, for whom this one draws ahead."""
+        tell = getattr(self.sampler, 'sampled_by', None)
+        if tell is not None:
+            tell(ahead)
+
     def drawn(self, rows: Array) -> None:
         """These rows are drawn ahead; they count as used when they are delivered."""
         tell = getattr(self.sampler, 'drawn', None)
@@ -186,8 +192,13 @@ class Limited(RowListener):
             tell(num_batches)
 
     def take_over(self, other: Limited) -> None:
-        """Count on from what was used through another sampler of the same table."""
-        self._uses[:], self._newest = other._uses, other._newest
+        """Count on from what was used through another sampler of this table, or of the one that this is a copy of."""
+        assert self._index is not None
+        assert other._index is not None
+        with other._index.lock:
+            rows = other._index.row_of_slot[other._index.slots_by_age()]
+        slots, found = self._index.find(rows)
+        self._uses[slots[found]], self._newest = other.uses_of(rows[found]), other._newest
 
     def uses_of(self, rows: Array) -> Array:
         """How often rows were sampled; 0 for those that are gone."""
@@ -218,7 +229,7 @@ class Limited(RowListener):
         self._rows_of, self._next_row = {}, 0
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Limited:
-        """The same limits, without a table: uses begin anew."""
+        """The same limits, without a table: see ``take_over``."""
         twin = type(self)(copy.deepcopy(self.sampler, memo), self.max_times_sampled, self.max_age, self.version)
         memo[id(self)] = twin
         twin._newest = self._newest

@@ -6,11 +6,11 @@ import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import nullcontext
 from threading import RLock
 from typing import Any, Callable, Deque, Dict, Hashable, NamedTuple, Optional, TypeVar
 
 from ding_store.buffer.arrays import Array
+from ding_store.buffer.sampling.samplers import Sampler
 from ding_store.buffer.table.choices import by_rows
 from ding_store.buffer.table.rows import RowIndex, RowListener
 from ding_store.buffer.table.table import Table
@@ -46,11 +46,13 @@ class Prefetch(RowListener):
     Arguments:
         - depth (:obj:`int`): Batches ahead; each takes the memory of a batch.
         - table (:obj:`Table`): What they are gathered from.
+        - sampler (:obj:`Sampler`): The buffer's, which may be that of others, too: where samples through it take turns,
+          so do draws ahead.
     """
 
-    def __init__(self, depth: int, table: Table) -> None:
+    def __init__(self, depth: int, table: Table, sampler: Sampler) -> None:
         self.depth, self._table = depth, table
-        self._lock = RLock()
+        self._lock = getattr(sampler, 'lock', None) or RLock()
         self._key: Hashable = None
         self._sampler: Any = None
         self._pending: Deque[Drawn] = deque()
@@ -94,10 +96,12 @@ class Prefetch(RowListener):
             - make (:obj:`Callable`): Makes a choice as that of ``next``.
             - sampler: Told what was drawn for it, and what is given back.
         """
-        with getattr(sampler, 'lock', nullcontext()), self._lock:
+        with self._lock:
             if key != self._key:
                 return
             self._sampler = sampler
+            if hasattr(sampler, 'sampled_by'):
+                sampler.sampled_by(self)
             while len(self._pending) < self.depth:
                 choose = make()
                 try:
@@ -112,7 +116,7 @@ class Prefetch(RowListener):
 
     def give_back(self) -> None:
         """What was drawn and not delivered counts for nothing."""
-        with getattr(self._sampler, 'lock', nullcontext()), self._lock:
+        with self._lock:
             num_batches = len(self._pending)
             for drawn in self._pending:
                 drawn.gathered.cancel()

@@ -380,7 +380,7 @@ def _as_floats(priority: Any, num_rows: int) -> Array:
     try:
         # A copy: the compiled functions take no array that is read-only or has gaps.
         values = np.array(priority, np.float64, order='C', ndmin=1)
-    except (TypeError, ValueError) as e:
+    except (TypeError, ValueError, RuntimeError) as e:  # The last of a tensor that requires a gradient.
         raise PriorityError(f'priority must be numbers of shape ({num_rows},), got {priority!r}') from e
     if values.shape != (num_rows,):
         raise PriorityError(f'priority must have shape ({num_rows},), one per row, got {np.shape(priority)}')

@@ -73,7 +73,6 @@ class SequenceIndex(RowListener):
         self.forget()
 
     def cleared(self) -> None:
-        self._pending.clear()
         self._start()
         self._first_row, self._is_stale = self._next_row, False
 
@@ -162,6 +161,7 @@ class SequenceIndex(RowListener):
 
     def _start(self) -> None:
         """Know nothing."""
+        self._pending.clear()
         capacity = self._index.capacity
         self.lines, self.groups = Lines(capacity), GroupStates()
         self._starts.update({kind: SlotSet(capacity) for kind in self._starts})

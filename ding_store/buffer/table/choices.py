@@ -140,17 +140,25 @@ class Sampled:
         """What this one chose is what another one chose before."""
         self.weights, self._rows = other.weights, other._rows
 
-    def deliver(self, read: Callable[[Sampled], T], delete: Callable[[Array], None], limiter: Optional[Limiter]) -> T:
+    def deliver(
+        self,
+        read: Callable[[Sampled], T],
+        delete: Callable[[Array], None],
+        limiter: Optional[Limiter],
+        ahead: Optional[Any] = None,
+    ) -> T:
         """
         Overview:
             What ``read`` makes of these rows. A sampler that minds what happened to them (a queue, limits) is told when
-            they were read, and others wait for it meanwhile; a limiter lets it begin.
+            they were read, and others wait for it meanwhile; a limiter lets it begin. ``ahead`` is who draws ahead.
         """
         delivered = self._delivered
         if delivered is None and limiter is None:
             return read(self)
         with limiter.sampling(self._size) if limiter is not None else nullcontext():
             with getattr(self._sampler, 'lock', nullcontext()):
+                if hasattr(self._sampler, 'sampled_by'):
+                    self._sampler.sampled_by(ahead)
                 if hasattr(self._sampler, 'prepare'):
                     self._sampler.prepare()
                 result = read(self)
