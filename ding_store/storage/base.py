@@ -220,7 +220,11 @@ class Store(ABC):
 
     @abstractmethod
     def forget(self, stream: str, reader: str) -> bool:
-        """Drop a reader for good, so that nothing waits for it. Returns whether it was known."""
+        """
+        Overview:
+            Drop a reader for good: what only it was waited for is trimmed, so all that is held where it was the last
+            durable one. Returns whether it was known.
+        """
 
     @abstractmethod
     def put(self, name: str, header: Header, arrays: Arrays, expected_version: Optional[int] = None) -> int:

@@ -176,6 +176,22 @@ class TestDeadReaders:
             append()
             assert main(command) == 1
 
+    def test_the_only_one_is_forgotten(self, redis_server):
+        """Nobody is left to ack for it: writers go on, up to the limit once more, for whoever comes next."""
+        from ding_store.cli import main
+
+        run = f'only-{os.getpid()}'
+        with RedisStore(redis_server.url, run, max_pending_bytes=2000) as store:
+            Reader(store, STREAM, 'learner')
+            append = functools.partial(store.append, STREAM, {}, chunk(0), timeout_s=0.05)
+            with pytest.raises(StoreTimeout):
+                collections.deque(iter(append, None), maxlen=0)
+            words = ['--store', redis_server.url, '--run', run, '--stream', STREAM, '--reader', 'learner']
+            assert main(['forget', *words]) == 0
+            assert store.info().streams[STREAM].pending_bytes == 0
+            last = append()
+            assert [entry.id for entry in Reader(store, STREAM, 'next').read()] == [last]
+
     def test_an_ephemeral_one_holds_nothing(self, redis_server):
         run = f'viewer-{os.getpid()}'
         with RedisStore(redis_server.url, run, max_pending_bytes=2000) as store:
