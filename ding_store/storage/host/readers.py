@@ -19,7 +19,7 @@ import zlib
 from typing import Iterable, List
 
 from ding_store.storage.base import EntryId
-from ding_store.storage.host.mapped import PAGE, Claim, Words, created, range_holder, range_lock
+from ding_store.storage.host.mapped import PAGE, Claim, Words, check_length, created, range_holder, range_lock
 
 MAX_PROCESSES = PAGE // 8 - 1
 _NUM_FETCHED = PAGE // 8 - 1  # a word
@@ -50,11 +50,12 @@ class HostReaders:
     Overview:
         One process's place among those that read a stream here. Thread-safe.
     Raises:
-        - OSError: The file is gone, or has no place left.
+        - OSError: The file is gone, is none of ours, or has no place left.
     """
 
     def __init__(self, path: str) -> None:
         with open(path, 'r+b') as page:
+            check_length(page.fileno(), PAGE)
             self._words = Words(mmap.mmap(page.fileno(), PAGE), path)
         # Opened anew: the descriptor inside a mapping would carry the lock into forked children.
         self._file = Claim(os.open(path, os.O_RDWR | os.O_CLOEXEC))
