@@ -22,6 +22,10 @@ OVERFLOW = ('block', 'drop_oldest', 'error')
 START = ('oldest', 'now')
 
 
+#: Entries have numbers that fit into so many bits; what a server's clock gives, in milliseconds, does not.
+NUMBER_BITS = 40
+
+
 class EntryId(NamedTuple):
     """
     Overview:
