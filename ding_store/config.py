@@ -347,7 +347,7 @@ def as_store(cfg: Mapping[str, Any], policy: Optional[str] = None) -> Dict[str, 
 
 def _holds_password(url: str) -> bool:
     # Of one whose password is not quoted, too: it cannot be taken apart, but it would be saved.
-    rest = url.partition('://')[2]
+    rest = url.partition('://')[2] or url.partition(':')[2]
     user, at, _ = rest.rpartition('@')
     # The server's, or a key's: redis-py knows password and ssl_password.
     is_in_query = re.search(r'[?&;][^=&;]*password[^=&;]*=', rest, re.IGNORECASE)

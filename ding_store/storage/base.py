@@ -22,6 +22,10 @@ OVERFLOW = ('block', 'drop_oldest', 'error')
 START = ('oldest', 'now')
 
 
+#: Entries have numbers that fit into so many bits; what a server's clock gives, in milliseconds, does not.
+NUMBER_BITS = 40
+
+
 class EntryId(NamedTuple):
     """
     Overview:
@@ -220,7 +224,11 @@ class Store(ABC):
 
     @abstractmethod
     def forget(self, stream: str, reader: str) -> bool:
-        """Drop a reader for good, so that nothing waits for it. Returns whether it was known."""
+        """
+        Overview:
+            Drop a reader for good: what only it was waited for is trimmed, so all that is held where it was the last
+            durable one. Returns whether it was known.
+        """
 
     @abstractmethod
     def put(self, name: str, header: Header, arrays: Arrays, expected_version: Optional[int] = None) -> int:

@@ -94,8 +94,10 @@ class Log:
 
     def forget(self, reader: str) -> bool:
         known = self.readers.pop(reader, None) is not None
-        self.durable.pop(reader, None)
+        was_durable = self.durable.pop(reader, False)
         self.hosts.pop(reader, None)
+        if was_durable and True not in self.durable.values():
+            self._trim(self.last)
         self._trim_acked()
         self._choose_plane()
         return known

@@ -19,10 +19,15 @@ def scheme_of(url: str) -> str:
 
 def address_of(url: str) -> str:
     """The URL without user, password and query: fit for messages, even where the URL itself is malformed."""
-    scheme, _, rest = url.partition('://')
-    if not (scheme == 'unix' and rest.startswith('/')):
-        rest = rest.rpartition('@')[2]
-    return f'{scheme}://{re.split("[?#]", rest)[0]}'
+    scheme, separator, rest = url.partition('://')
+    if not separator:
+        return f'{scheme_of(url)}://...'
+    before, *behind = re.split('[?#]', rest)
+    if scheme == 'unix' and rest.startswith('/'):
+        return f'{scheme}://{before}'
+    if '@' in ''.join(behind):
+        return f'{scheme}://...'  # Of a password, or of a query? What is on either side may be a secret.
+    return f'{scheme}://{before.rpartition("@")[2]}'
 
 
 def check_url(url: str) -> None:

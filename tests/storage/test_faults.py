@@ -176,6 +176,22 @@ class TestDeadReaders:
             append()
             assert main(command) == 1
 
+    def test_the_only_one_is_forgotten(self, redis_server):
+        """Nobody is left to ack for it: writers go on, up to the limit once more, for whoever comes next."""
+        from ding_store.cli import main
+
+        run = f'only-{os.getpid()}'
+        with RedisStore(redis_server.url, run, max_pending_bytes=2000) as store:
+            Reader(store, STREAM, 'learner')
+            append = functools.partial(store.append, STREAM, {}, chunk(0), timeout_s=0.05)
+            with pytest.raises(StoreTimeout):
+                collections.deque(iter(append, None), maxlen=0)
+            words = ['--store', redis_server.url, '--run', run, '--stream', STREAM, '--reader', 'learner']
+            assert main(['forget', *words]) == 0
+            assert store.info().streams[STREAM].pending_bytes == 0
+            last = append()
+            assert [entry.id for entry in Reader(store, STREAM, 'next').read()] == [last]
+
     def test_an_ephemeral_one_holds_nothing(self, redis_server):
         run = f'viewer-{os.getpid()}'
         with RedisStore(redis_server.url, run, max_pending_bytes=2000) as store:
@@ -345,6 +361,42 @@ class TestDamage:
             store.append(STREAM, {}, chunk(1))
             assert [number_of(entry) for entry in reader.read()] == [1]
 
+    @pytest.mark.parametrize('is_removed', [False, True])
+    @pytest.mark.parametrize('on_corrupt', ['skip', 'stop'])
+    def test_a_foreign_id_above_ours_is_in_nobodys_way(self, store, redis_server, on_corrupt, is_removed):
+        """One as the server gives it, from its clock, is above all numbers to come: also once it is removed."""
+        with redis_server.client() as client, RedisStore(redis_server.url, 'run') as other:
+            reader, seen, sizes = Reader(other, STREAM, 'learner', on_corrupt=on_corrupt), [], (8, 50_000)
+            for number in range(4):
+                store.append(STREAM, {}, chunk(number, sizes[number % 2]))
+            seen += [number_of(entry) for entry in reader.read(2)]
+            reader.ack()
+            foreign = client.xadd(LOG, {'x': 'y'})
+            seen += [number_of(entry) for entry in reader.read()]
+            if is_removed:
+                client.xdel(LOG, foreign)
+            elif on_corrupt == 'skip':
+                assert reader.read() == []
+                reader.ack()
+                assert reader.lag() == 0
+            else:
+                with pytest.raises(CorruptPayload, match=f'entry {foreign.decode()[:-2]} '):
+                    reader.read()
+            for number in range(4, 8):
+                (store, other)[number % 2].append(STREAM, {}, chunk(number, sizes[number % 2]))
+            seen += read_until(reader, 4)
+            reader.ack()
+            assert seen == list(range(8))
+            assert (reader.num_lost, reader.num_corrupt) == (0, int(on_corrupt == 'skip' and not is_removed))
+            assert store.stream_info(STREAM).pending_bytes == 0
+
+    def test_a_foreign_id_above_the_versions_of_a_value_is_in_nobodys_way(self, store, redis_server):
+        with redis_server.client() as client:
+            store.put('weights', {}, {'x': np.zeros(3)})
+            client.xadd(store._values._keys('weights')[0], {'x': 'y'})
+            assert store.put('weights', {}, {'x': np.ones(3)}) == 2
+            assert store.get('weights', 1).arrays['x'][0] == 1
+
     def test_the_option_is_checked(self, store):
         with pytest.raises(ConfigError, match='on_corrupt'):
             Reader(store, STREAM, 'learner', on_corrupt='ignore')
@@ -388,6 +440,8 @@ class TestDamage:
             while reader.cursor.number < begin + total - 1:
                 assert time.monotonic() < deadline
                 reader.read(max_entries=256)
+            store.append(STREAM, {}, chunk(2))
+            assert read_until(reader, 1) == [2], 'it goes on'
             client.delete(LOG)
         assert reader.num_corrupt > total // 2
 

@@ -1,6 +1,7 @@
 """Who leaves brings what is left of his entries, but into no other run than his."""
 
 import contextlib
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -172,6 +173,29 @@ def test_who_leaves_waits_once_for_a_server_that_is_away(forgetful_server, tmp_p
         with open_store(forgetful_server.url, 'run', host_plane='off') as elsewhere:
             assert [number_of(entry) for entry in elsewhere.read(STREAM)] == [0, 1, 2]
     other.close()
+
+
+def test_who_leaves_waits_no_longer_where_the_thread_that_fills_his_weights_waits(
+    forgetful_server, tmp_path, monkeypatch, caplog
+):
+    """It has the lock of the value then, for as long as it tries to reach the server."""
+    monkeypatch.setattr(redis_store, 'LEAVE_S', 0.5)
+    store = open_store(forgetful_server.url, 'run', host_cache_dir=str(tmp_path), reconnect_timeout_s=2 * WAIT_S)
+    store.put('weights', {}, {'w': np.zeros(1 << 18, np.uint8)})
+    look = store.store.get_version
+
+    def look_at_none(*arguments):
+        if threading.current_thread() is store._values._filler:
+            forgetful_server.kill()
+        return look(*arguments)
+
+    monkeypatch.setattr(store.store, 'get_version', look_at_none)
+    with RedisStore(forgetful_server.url, 'run') as elsewhere:
+        elsewhere.want_version('weights')
+        eventually(lambda: store.store._link._waiting, 'it waits for the server')
+    with ThreadPoolExecutor() as pool:
+        pool.submit(store.close).result(WAIT_S)
+    assert 'closed with values that only this host can read' in caplog.text
 
 
 @pytest.mark.parametrize('is_acked', [False, True])

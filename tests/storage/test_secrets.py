@@ -75,6 +75,12 @@ def failing(call):
         'redis://:hunter2[x@127.0.0.1:1',
         f'reds://:{QUOTED}@host',
         f'redis+sentinel://:{QUOTED}@host',
+        f'redis:user:{QUOTED}@host',
+        'redis:/user:hunter2@host',
+        'unix:/user:hunter2@x',
+        'redis://host?password=x@hunter2',
+        'rediss://host/0?ssl_password=x@hunter2#x',
+        'redis://:x#hunter2@hunter2@host',
     ],
 )
 def test_urls_that_do_not_work(url, tmp_path, monkeypatch):
@@ -136,6 +142,7 @@ def test_configs_are_saved_so_passwords_are_refused(monkeypatch):
         f'redis://host?password={QUOTED}',
         f'rediss://host?ssl_password={QUOTED}',
         f'rediss://host?db=1&SSL_Password={QUOTED}',
+        f'redis:user:{QUOTED}@host',
     ):
         with pytest.raises(errors.ConfigError, match='DING_STORE_URL') as caught:
             StoreConfig.from_block({'url': url})

@@ -67,6 +67,10 @@ def damaged(path):
         file.write(b'nothing!')
 
 
+def cut(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
 def read_until(reader, count):
     """The numbers of so many entries, none of which is read in place."""
     seen = []
@@ -120,3 +124,43 @@ def test_a_directory_that_is_taken_from_us(opened, tmp_path):
                 store.close()
         finally:
             ring.parent.chmod(0o700)
+
+
+LARGE = {'x': np.full(400_000, 7, np.uint8)}  # over the wire it goes in parts
+
+
+@pytest.mark.parametrize('harm', [forbidden, replaced_by_a_loop, damaged, cut])
+def test_a_value_whose_copies_cannot_be_mapped_is_fetched_again(opened, tmp_path, harm):
+    writer, near, late = opened(host_plane='off'), opened(), opened()
+    writer.put('weights', {}, LARGE)
+    near.get('weights')
+    near.close()
+    (path,) = files(tmp_path, '.copies')
+    with bound_by_modes():
+        harm(path)
+        for version in (1, 2):
+            found = late.get('weights')
+            assert found.version == version
+            assert (found.arrays['x'] == 7).all()
+            writer.put('weights', {}, LARGE)
+        late.close()
+
+
+@pytest.mark.parametrize('ending', ['.readers', '.payload'])
+@pytest.mark.parametrize('harm', [forbidden, replaced_by_a_loop, cut])
+def test_entries_whose_copies_cannot_be_mapped_are_fetched_by_each(opened, tmp_path, harm, ending):
+    writer, near, late = opened(host_plane='off'), opened(), opened()
+    readers = [Reader(near, 's', name) for name in ('one', 'other')]
+    for number in range(2):
+        writer.append('s', {'number': number}, LARGE)
+    assert len(readers[0].read()) == 2
+    reader = Reader(late, 's', 'late') if ending == '.payload' else None
+    with bound_by_modes():
+        for path in files(tmp_path, ending):
+            harm(path)
+        reader = reader or Reader(late, 's', 'late')
+        entries = reader.read()
+        assert [entry.header['number'] for entry in entries] == [0, 1]
+        assert all((entry.arrays['x'] == 7).all() for entry in entries)
+        reader.ack()
+        late.close()

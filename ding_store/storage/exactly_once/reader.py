@@ -156,7 +156,7 @@ class Reader:
         if stream is None:
             return 0
         seen = self._cursor.number if self._cursor.epoch == stream.epoch else 0
-        return stream.last - max(stream.floor, seen)
+        return max(0, stream.last - max(stream.floor, seen))
 
     def forget(self) -> bool:
         """Nothing waits for this reader any more; reading again makes it known anew only as a new Reader."""
@@ -225,7 +225,8 @@ class Reader:
         entry_id = EntryId(*error.entry_id)
         self._know(entry_id.epoch)
         with self._lock:
-            self._follow(entry_id)
+            if error.writer or entry_id.epoch != self._cursor.epoch:  # Else its number may be nothing of ours either.
+                self._follow(entry_id)
             self._cursor = entry_id
             self.num_corrupt += 1
             if error.writer and error.sequence == self._marks.get(error.writer, 0) + 1:

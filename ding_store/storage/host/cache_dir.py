@@ -22,7 +22,7 @@ import uuid
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
-from ding_store.errors import ConfigError, NotEnoughSpace, StoreTimeout
+from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace, StoreTimeout
 from ding_store.storage.host import cache_root
 from ding_store.storage.host import readers as host_readers
 from ding_store.storage.host.cache_files import (
@@ -44,7 +44,7 @@ from ding_store.storage.host.cache_files import (
 )
 from ding_store.storage.host.mapped import PAGE, Claim, NewFile, aligned, claim, is_claimed
 from ding_store.storage.host.ring import RingWriter, read_note
-from ding_store.storage.host.slots import SharedSlots, SlotWriter, create_slots, value_of
+from ding_store.storage.host.slots import SharedSlots, SlotReader, SlotWriter, create_slots, value_of
 
 logger = logging.getLogger(__name__)
 
@@ -137,12 +137,14 @@ class CacheDir:
     def open_copies(self, path: str, name: str) -> SharedSlots:
         """
         Overview:
-            This host's copies of a value; made if they are not there, in the place of those of other sizes. The caller
-            holds the value's ``fetch_path_of``.
+            This host's copies of a value; made if they are not there, or damaged, in the place of those of other sizes.
+            The caller holds the value's ``fetch_path_of``.
         Raises:
             - NotEnoughSpace, OSError: As ``create_ring``.
         """
-        if not os.path.exists(path):
+        try:
+            SlotReader(path).close()
+        except (FileNotFoundError, CorruptPayload):
             slot_bytes = int(path[: -len(COPIES)].rpartition('-')[2])
             self.drop_copies(name)
             self._created(2 * slot_bytes, lambda: create_slots(path, slot_bytes, name)).close()

@@ -244,7 +244,10 @@ def map_bytes(descriptor: int, num_bytes: int) -> memoryview:
         The first bytes of a file, read-only, mapped for as long as somebody looks at them. All pages come at once: 768
         faults of 3 MB take longer than mapping them. Nothing but memory is held, where ``mmap.mmap`` keeps a descriptor
         (until Python 3.13 knows ``trackfd``): a process that holds payloads would run out of them.
+    Raises:
+        - OSError: They cannot be mapped, or the file has fewer: to look at what it lacks would be a SIGBUS.
     """
+    check_length(descriptor, num_bytes)
     address = _C.mmap(None, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED | _POPULATE, descriptor, 0)
     if address == ctypes.c_void_p(-1).value:
         code = ctypes.get_errno()
@@ -253,6 +256,16 @@ def map_bytes(descriptor: int, num_bytes: int) -> memoryview:
     weakref.finalize(memory, _C.munmap, address, num_bytes).atexit = False
     view: memoryview = np.frombuffer(memoryview(memory), np.uint8).data
     return view.toreadonly()
+
+
+def check_length(descriptor: int, num_bytes: int) -> None:
+    """
+    Raises:
+        - OSError: The file is shorter.
+    """
+    found = os.fstat(descriptor).st_size
+    if found < num_bytes:
+        raise OSError(errno.EINVAL, f'a file of {num_bytes} bytes has {found}')
 
 
 def map_read_only(descriptor: int, magic: bytes, path: str) -> mmap.mmap:

@@ -18,12 +18,11 @@ import os
 import zlib
 from typing import Iterable, List
 
-from ding_store.storage.base import EntryId
-from ding_store.storage.host.mapped import PAGE, Claim, Words, created, range_holder, range_lock
+from ding_store.storage.base import NUMBER_BITS, EntryId
+from ding_store.storage.host.mapped import PAGE, Claim, Words, check_length, created, range_holder, range_lock
 
 MAX_PROCESSES = PAGE // 8 - 1
 _NUM_FETCHED = PAGE // 8 - 1  # a word
-_NUMBER_BITS = 40
 
 
 def mark_of(place: EntryId) -> int:
@@ -33,11 +32,11 @@ def mark_of(place: EntryId) -> int:
 
 @functools.lru_cache(64)
 def _epoch_bits(epoch: str) -> int:
-    return (zlib.crc32(epoch.encode()) & 0xFFFFFF) << _NUMBER_BITS
+    return (zlib.crc32(epoch.encode()) & 0xFFFFFF) << NUMBER_BITS
 
 
 def is_of_epoch(mark: int, other: int) -> bool:
-    return mark >> _NUMBER_BITS == other >> _NUMBER_BITS
+    return mark >> NUMBER_BITS == other >> NUMBER_BITS
 
 
 def is_behind(mark: int, marks: Iterable[int]) -> bool:
@@ -50,11 +49,12 @@ class HostReaders:
     Overview:
         One process's place among those that read a stream here. Thread-safe.
     Raises:
-        - OSError: The file is gone, or has no place left.
+        - OSError: The file is gone, is none of ours, or has no place left.
     """
 
     def __init__(self, path: str) -> None:
         with open(path, 'r+b') as page:
+            check_length(page.fileno(), PAGE)
             self._words = Words(mmap.mmap(page.fileno(), PAGE), path)
         # Opened anew: the descriptor inside a mapping would carry the lock into forked children.
         self._file = Claim(os.open(path, os.O_RDWR | os.O_CLOEXEC))

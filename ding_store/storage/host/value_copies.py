@@ -81,7 +81,7 @@ class HostCopies:
         if reader is None or reader.path != path or not reader.is_current:
             try:
                 reader = SlotReader(path)
-            except FileNotFoundError:
+            except (FileNotFoundError, CorruptPayload):
                 return None
             with self._lock:
                 self._readers[name] = reader

@@ -6,7 +6,7 @@ import time
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from ding_store.errors import CorruptPayload
-from ding_store.storage.base import Buffer, EntryId
+from ding_store.storage.base import NUMBER_BITS, Buffer, EntryId
 from ding_store.storage.host.planes import FILLED, GONE, Fetch, Record, fate, fetch_own
 from ding_store.storage.redis.link import Session
 from ding_store.storage.wire.encoding import corrupt_entry, up_to_corrupt
@@ -206,6 +206,8 @@ def _number(redis_id: bytes) -> int:
 def _record(stream: str, epoch: str, raw: Raw) -> Record:
     redis_id, pairs = raw
     place, fields = EntryId(epoch, _number(redis_id)), dict(zip(pairs[::2], pairs[1::2]))
+    if place.number >> NUMBER_BITS:
+        raise corrupt_entry(stream, place, 'its number is none of ours')
     try:
         return Record(place, fields[b'w'].decode(), int(fields[b's']), fields[b'p'])
     except (KeyError, ValueError) as e:

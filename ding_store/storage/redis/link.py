@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import random
 import threading
 import time
@@ -245,13 +246,14 @@ class Link:
 
     def _deadline(self, patience_s: float) -> float:
         """Of a wait that begins now."""
-        deadline = time.monotonic() + patience_s
-        most_s = getattr(self._haste, 'most_s', None)
-        if most_s is None:
-            return deadline
-        # Of all waits together: it begins with the first.
-        self._haste.until = getattr(self._haste, 'until', None) or time.monotonic() + most_s
-        return min(deadline, float(self._haste.until))
+        return min(time.monotonic() + patience_s, self._left_at())
+
+    def _left_at(self) -> float:
+        """When who leaves waits no more, whatever for: his time begins with the first wait."""
+        if not self._is_leaving:
+            return math.inf
+        self._haste.until = getattr(self._haste, 'until', None) or time.monotonic() + self._haste.most_s
+        return float(self._haste.until)
 
     @contextmanager
     def leaving(self, most_s: float) -> Iterator[None]:
@@ -293,14 +295,21 @@ class Link:
     def is_hasty(self) -> bool:
         return getattr(self._haste, 'is_on', False)
 
+    @property
+    def _is_leaving(self) -> bool:
+        return getattr(self._haste, 'most_s', None) is not None
+
     @contextmanager
     def held(self, lock: Any) -> Iterator[None]:
-        """A lock that others may hold while they wait for the server: who is hasty does not wait with them."""
-        while not lock.acquire(timeout=_LOOK_EVERY_S if self.is_hasty else -1):
+        """
+        A lock that others may hold while they wait for the server: who is hasty does not wait with them, and who leaves
+        no longer than for the server itself.
+        """
+        while not lock.acquire(timeout=_LOOK_EVERY_S if self.is_hasty or self._is_leaving else -1):
             error = next(iter(list(self._waiting.values())), None)
             if error is None and self.is_away():
                 error = redis.ConnectionError('the connection was lost')
-            if error is not None:
+            if error is not None and (self.is_hasty or time.monotonic() >= self._left_at()):
                 raise self._away('another thread waits for it', error) from error
         try:
             yield

@@ -139,6 +139,19 @@ class ReaderTests(StoreCase):
         assert not store.forget('s', 'b')
         assert self.raw_log(store, 's') == []
 
+    def test_forgetting_the_last_durable_reader_trims_what_it_held(self, store: Store) -> None:
+        store.register('s', 'viewer', durable=False)
+        store.append('s', {}, chunk(1))
+        assert store.forget('s', 'viewer')
+        assert len(self.raw_log(store, 's')) == 1, 'it is for the first durable one to come'
+        store.register('s', 'a')
+        assert store.forget('s', 'a')
+        assert self.raw_log(store, 's') == []
+        assert not store.forget('s', 'a')
+        place = store.append('s', {}, chunk(2))
+        assert not store.forget('s', 'a')
+        assert store.read('s', store.register('s', 'next'))[0].id == place
+
     def test_deleted_streams_stay_deleted(self, store: Store) -> None:
         store.append('s', {}, chunk(1))
         assert store.delete('s')

@@ -76,9 +76,29 @@ if not keep_parts(last + 1, num_parts, ARGV[11]) then
   return verdict('NO PARTS')
 end
 
+-- Put the stream back to its newest entry, behind which somebody else wrote, under an id of the server's clock maybe: no
+-- entry of ours could follow. In a new epoch, since readers may look for what comes behind that id.
+local function begin_anew()
+  local held = redis.call('XRANGE', LOG, digits(floor + 1) .. '-0', digits(last) .. '-0')
+  redis.call('DEL', LOG)
+  for _, entry in ipairs(held) do
+    redis.call('XADD', LOG, entry[1], unpack(entry[2]))
+  end
+  epoch = fresh
+  redis.call('HSET', META, 'epoch', epoch)
+end
+
+local fields = { 'e', epoch, 'w', writer, 's', digits(sequence), 'p', ARGV[12] }
+local added = redis.pcall('XADD', LOG, digits(last + 1) .. '-0', unpack(fields))
+if type(added) == 'table' and added.err then
+  if not string.find(added.err, 'equal or smaller', 1, true) then
+    return added
+  end
+  begin_anew()
+  return verdict('STALE')
+end
 last, total = last + 1, total + size
 known_sequence, known_number = sequence, last
-redis.call('XADD', LOG, digits(last) .. '-0', 'e', epoch, 'w', writer, 's', digits(sequence), 'p', ARGV[12])
 redis.call('HSET', SIZES, digits(last), digits(total))
 redis.call('HSET', META, 'last', digits(last), 'total', digits(total), 'w:' .. writer, digits(sequence) .. ':' .. digits(last))
 if is_deleted then

@@ -1,4 +1,4 @@
--- Drop a reader for good, and trim what only it was waited for.
+-- Drop a reader for good, and trim what only it was waited for: where it was the last durable one, all that is held.
 -- KEYS    as in stream.lua
 -- ARGV[1] life and fresh token, see stream.lua
 -- ARGV[2] reader
@@ -6,8 +6,11 @@
 if make_none() then
   return 0
 end
-local known = redis.call('HDEL', READERS, 'd:' .. ARGV[2], 'e:' .. ARGV[2])
+local was_durable = redis.call('HDEL', READERS, 'd:' .. ARGV[2])
+local was_ephemeral = redis.call('HDEL', READERS, 'e:' .. ARGV[2])
 redis.call('HDEL', READERS, 'h:' .. ARGV[2])
-trim_acked()
+if not trim_acked() and was_durable == 1 then
+  trim(last)
+end
 choose_plane()
-return known
+return math.max(was_durable, was_ephemeral)

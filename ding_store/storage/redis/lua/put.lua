@@ -50,7 +50,15 @@ for field, content in pairs({ p = ARGV[4], r = ARGV[6], w = is_wanted or '' }) d
     table.insert(fields, content)
   end
 end
-redis.call('XADD', VALUE, 'MAXLEN', '=', '1', digits(new) .. '-0', unpack(fields))
+local added = redis.pcall('XADD', VALUE, 'MAXLEN', '=', '1', digits(new) .. '-0', unpack(fields))
+if type(added) == 'table' and added.err then
+  if not string.find(added.err, 'equal or smaller', 1, true) then
+    return added
+  end
+  -- Somebody else wrote there, under an id of the server's clock maybe.
+  redis.call('DEL', VALUE)
+  redis.call('XADD', VALUE, digits(new) .. '-0', unpack(fields))
+end
 if ARGV[4] ~= '' then
   replace_parts(ARGV[5])
 elseif is_wanted then

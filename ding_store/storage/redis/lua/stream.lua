@@ -163,7 +163,8 @@ local function choose_plane()
   end
 end
 
--- Entries up to the lowest cursor of a durable reader are nobody's any more; without a durable reader all are kept.
+-- Entries up to the lowest cursor of a durable reader are nobody's any more; without a durable reader all are kept, and
+-- nothing is returned.
 local function trim_acked()
   local lowest = nil
   local cursors = redis.call('HGETALL', READERS)
@@ -175,4 +176,5 @@ local function trim_acked()
   if lowest then
     trim(lowest)
   end
+  return lowest
 end
