@@ -73,9 +73,9 @@ def main(
     if 'wire' in wanted:
         results['wire'] = measure_wire(seconds, say)
         show(render_wire(results['wire']))
-    if 'compression' in wanted and needs():
-        show(f'compression is not measured: no {", ".join(needs())} (the extra `atari`)')
-    elif 'compression' in wanted:
+    if needs() and not {'compression', 'torchrl'}.isdisjoint(wanted):
+        show(f'no frames of games are measured: no {", ".join(needs())} (the extra `atari`)')
+    if 'compression' in wanted and not needs():
         results['compression'] = measure_compression(seconds, say)
         show(render_compression(results['compression']))
     if 'torchrl' in wanted and (lack := lacking()):

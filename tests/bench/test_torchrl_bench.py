@@ -122,8 +122,11 @@ def test_ratios_are_medians_of_those_of_each_round():
 def test_where_torchrl_is_not_installed_the_table_says_how_it_would_be(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, 'torchrl.data.replay_buffers', None)
     out = tmp_path / 'out.json'
+    monkeypatch.setattr(transport, 'needs', lambda: ['ale_py'])
     assert transport.main(None, None, 0.1, str(out), 'torchrl') == 0
-    assert 'pip install "torchrl>=0.13"' in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert 'pip install "torchrl>=0.13"' in said
+    assert 'no ale_py (the extra `atari`)' in said
     assert json.loads(out.read_text())['torchrl'] == []
 
 
