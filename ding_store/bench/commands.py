@@ -24,10 +24,14 @@ def add_bench(commands: argparse._SubParsersAction) -> None:
         'transport',
         help="a producer's process to a collated batch in the consumer's; the wire plane beside redis-py",
         description='Elements of 60 B, 113 KB and 3 MB from one process into warm batches of another: throughput '
-        'beside memcpy and a bare ring, latency, bursts with an idle reader; the wire plane beside redis-py.',
+        'beside memcpy and a bare ring, latency, bursts with an idle reader; the wire plane beside redis-py, with each '
+        "codec, and beside torchrl's storage in Redis.",
     )
+    transport.add_argument('--tables', metavar='NAME,...', help='processes, wire, compression, torchrl (default: all)')
     transport.add_argument('--elements', metavar='NAME,...', help='cartpole, dqn-atari, impala-atari (default: all)')
-    transport.add_argument('--paths', metavar='NAME,...', help='default: ours, a bare ring and installed peers')
+    transport.add_argument(
+        '--paths', metavar='NAME,...', help='of `processes`; default: ours, a bare ring and installed peers'
+    )
     transport.add_argument('--seconds', type=float, default=3.0, help='per figure (default: %(default)s)')
     transport.add_argument('--json', metavar='FILE', help='write all figures there')
     transport.set_defaults(bench=_bench_transport)
@@ -90,4 +94,4 @@ def _bench_transport(options: argparse.Namespace, command: List[str]) -> int:
     os.environ.setdefault('OMP_NUM_THREADS', '1')  # as above
     from ding_store.bench.transport import main as bench
 
-    return bench(options.elements, options.paths, options.seconds, options.json)
+    return bench(options.elements, options.paths, options.seconds, options.json, options.tables)

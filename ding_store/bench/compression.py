@@ -55,6 +55,14 @@ def measure_compression(seconds: float, say: Callable[[str], None]) -> List[Dict
 
 def transitions(game: str) -> Dict[str, np.ndarray]:
     """A chunk as DI-engine's DQN collects it: four stacked frames of 84 x 84 before and after, float32 k/255."""
+    levels = frames_of(game, ROWS + 4)
+    stacked = np.stack([levels[row : row + 4] for row in range(ROWS + 1)])
+    columns = {'obs': stacked[:-1], 'next_obs': stacked[1:], 'action': np.random.default_rng(0).integers(0, 9, ROWS)}
+    return {**columns, 'reward': np.zeros((ROWS, 1), np.float32), 'done': np.zeros(ROWS, np.bool_)}
+
+
+def frames_of(game: str, count: int) -> np.ndarray:
+    """Frames of a game played at random, as DI-engine makes them: ``(count, 84, 84)``, float32 k/255."""
     import cv2
     from ale_py import ALEInterface, LoggerMode, roms
 
@@ -67,17 +75,14 @@ def transitions(game: str) -> Dict[str, np.ndarray]:
     with contextlib.redirect_stdout(None):
         ale.loadROM(rom)
     actions = ale.getMinimalActionSet()
-    for _ in range(_FIRST_FRAME + ROWS + 4):
+    for _ in range(_FIRST_FRAME + count):
         action = actions[rng.integers(len(actions))]
         for _ in range(_FRAME_SKIP):
             ale.act(action)
         if ale.game_over():
             ale.reset_game()
         frames.append(cv2.resize(ale.getScreenGrayscale(), (84, 84), interpolation=cv2.INTER_AREA))
-    levels = np.stack(frames[_FIRST_FRAME:]).astype(np.float32) / np.float32(255)
-    stacked = np.stack([levels[row : row + 4] for row in range(ROWS + 1)])
-    columns = {'obs': stacked[:-1], 'next_obs': stacked[1:], 'action': rng.integers(0, len(actions), ROWS)}
-    return {**columns, 'reward': np.zeros((ROWS, 1), np.float32), 'done': np.zeros(ROWS, np.bool_)}
+    return np.stack(frames[_FIRST_FRAME:]).astype(np.float32) / np.float32(255)
 
 
 class _Record:

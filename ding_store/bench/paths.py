@@ -112,9 +112,13 @@ class Outputs:
         for name, column in batch.items():
             source = columns[name][start : start + self._rows - begin]
             count = len(source)
-            column[begin : begin + count] = source
+            self.put(column[begin : begin + count], source)
         self._filled += count
         return count
+
+    @staticmethod
+    def put(target: np.ndarray, source: np.ndarray) -> None:
+        target[:] = source
 
     def take(self) -> Columns:
         batch = self._batches.pop(0)

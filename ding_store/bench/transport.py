@@ -14,11 +14,12 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Type
 import numpy as np
 
 from ding_store.bench.compression import measure_compression, needs, render_compression
-from ding_store.bench.machine import QUIET_CORES, busy_cores
+from ding_store.bench.machine import busy_cores, others
 from ding_store.bench.output import say, show
-from ding_store.bench.paths import Element, OursOnWire, Outputs, Path, Timeout
+from ding_store.bench.paths import Element, Outputs, Path, Timeout
 from ding_store.bench.peers import PATHS, is_installed
 from ding_store.bench.scratch import memory_directory, scratch
+from ding_store.bench.torchrl_redis import lacking, measure_torchrl, render_torchrl
 from ding_store.bench.wire import measure_wire, render_wire
 from ding_store.bench.workloads import WORKLOADS, Leaves, size_text
 from ding_store.errors import ConfigError
@@ -41,6 +42,7 @@ ELEMENTS = {
         Element('impala-atari', _OF['impala-atari'], chunk=4, batch=32, number='action'),
     )
 }
+TABLES = ('processes', 'wire', 'compression', 'torchrl')
 #: How long one chunk may be on its way.
 _TIMEOUT_S = 10.0
 BURST = 2000
@@ -52,27 +54,36 @@ _LARGE_BYTES = 1 << 20
 _HELD_BYTES = 240_000_000
 
 
-def main(names: Optional[str], paths: Optional[str], seconds: float, json_file: Optional[str]) -> int:
-    """Measure, and print a table per element, and one of the wire plane; ``json_file`` also gets everything."""
+def main(
+    names: Optional[str], paths: Optional[str], seconds: float, json_file: Optional[str], tables: Optional[str] = None
+) -> int:
+    """Measure, and print a table per element, and those of the wire plane; ``json_file`` also gets everything."""
     if not seconds > 0:
         raise ConfigError(f'--seconds ({seconds}) must be > 0')
-    chosen, ways = choose(names), installed(paths)
-    show(f'{os.cpu_count()} cores; producer and consumer are processes of their own, one thread each')
-    missing = [title for title, path in PATHS.items() if not is_installed(path)]
-    if missing:
-        show(f'not installed, so not measured: {", ".join(missing)}')
-    results: Dict[str, Any] = {'cores': os.cpu_count(), 'elements': [], 'wire': [], 'compression': []}
-    for element in chosen:
-        results['elements'].append(measure(element, ways, seconds))
-        show(render(results['elements'][-1]))
-    if OursOnWire in ways:
+    chosen, ways, wanted = choose(names), installed(paths), choose_tables(tables)
+    results: Dict[str, Any] = {'cores': os.cpu_count(), 'elements': [], 'wire': [], 'compression': [], 'torchrl': []}
+    if 'processes' in wanted:
+        show(f'{os.cpu_count()} cores; producer and consumer are processes of their own, one thread each')
+        missing = [title for title, path in PATHS.items() if not is_installed(path)]
+        if missing:
+            show(f'not installed, so not measured: {", ".join(missing)}')
+        for element in chosen:
+            results['elements'].append(measure(element, ways, seconds))
+            show(render(results['elements'][-1]))
+    if 'wire' in wanted:
         results['wire'] = measure_wire(seconds, say)
         show(render_wire(results['wire']))
-        if needs():
-            show(f'compression is not measured: no {", ".join(needs())} (the extra `atari`)')
-        else:
-            results['compression'] = measure_compression(seconds, say)
-            show(render_compression(results['compression']))
+    if needs() and not {'compression', 'torchrl'}.isdisjoint(wanted):
+        show(f'no frames of games are measured: no {", ".join(needs())} (the extra `atari`)')
+    if 'compression' in wanted and not needs():
+        results['compression'] = measure_compression(seconds, say)
+        show(render_compression(results['compression']))
+    if 'torchrl' in wanted and (lack := lacking()):
+        show(lack)
+    elif 'torchrl' in wanted:
+        for result in measure_torchrl([element.name for element in chosen], seconds, say):
+            results['torchrl'].append(result)
+            show(render_torchrl(result))
     if json_file:
         with open(json_file, 'w') as out:
             json.dump(results, out, indent=1)
@@ -276,6 +287,14 @@ def choose(names: Optional[str]) -> List[Element]:
     return [element for name, element in ELEMENTS.items() if not names or name in names.split(',')]
 
 
+def choose_tables(names: Optional[str]) -> List[str]:
+    """Tables, comma-separated; all of them for None."""
+    for name in names.split(',') if names else []:
+        if name not in TABLES:
+            raise ConfigError(f'no table {name!r}; known are {", ".join(TABLES)}')
+    return names.split(',') if names else list(TABLES)
+
+
 def installed(names: Optional[str]) -> List[Type[Path]]:
     """Ways by title, comma-separated; for None all that can be imported."""
     for name in names.split(',') if names else []:
@@ -302,6 +321,4 @@ def render(result: Dict[str, Any]) -> str:
             f'  {title:<16} {record["elements_per_s"]:>10,.0f} {record["gb_per_s"]:>7.2f} '
             f'{record["fraction_of_memcpy"]:>8.2f} {record["lost"]:>8,} {times}   {burst_text}'
         )
-    if result['others_cores'] > QUIET_CORES:
-        lines.append(f'  others used {result["others_cores"]:.1f} cores meanwhile: no figures of a quiet machine')
-    return '\n'.join(lines)
+    return '\n'.join(lines + others(result['others_cores']))

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-import signal
-import socket
-import subprocess
 import threading
 from typing import Any, Dict, Iterator, List, Optional
 
@@ -16,12 +12,11 @@ import redis
 import torch
 
 from ding_store.bench.output import say, show
+from ding_store.bench.tcp_server import tcp_server
 from ding_store.bench.weights import measure, sizes_of, write_json
 from ding_store.bench.weights_ways import LIMIT_S, NUM_TENSORS, Ours, Way
 from ding_store.errors import ConfigError, StoreError
-from ding_store.parent import end_with
 from ding_store.storage import open_store
-from ding_store.storage.embedded.binary import find_server
 
 #: Set by ``_server``, for the processes that are forked meanwhile.
 _PORT = 'DING_STORE_BENCH_PORT'
@@ -145,21 +140,12 @@ def main(sizes_mb: str, num_readers: int, num_rounds: int, json_file: Optional[s
 
 @contextlib.contextmanager
 def _server() -> Iterator[None]:
-    """A redis-server of our own on a free port, without persistence."""
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        port = free.getsockname()[1]
-    words = [str(find_server()), '--bind', '127.0.0.1', '--port', str(port), '--save', '', '--appendonly', 'no']
-    end_with_us = functools.partial(end_with, os.getpid(), signal.SIGKILL)
-    server = subprocess.Popen([*words, '--daemonize', 'no'], stdout=subprocess.DEVNULL, preexec_fn=end_with_us)
-    os.environ[_PORT] = str(port)
-    try:
-        open_store(f'redis://127.0.0.1:{port}', 'bench', host_plane='off').close()  # It answers.
-        yield
-    finally:
-        del os.environ[_PORT]
-        server.kill()
-        server.wait()
+    with tcp_server() as port:
+        os.environ[_PORT] = str(port)
+        try:
+            yield
+        finally:
+            del os.environ[_PORT]
 
 
 def _render(result: Dict[str, Any]) -> str:

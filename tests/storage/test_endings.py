@@ -1,13 +1,14 @@
 """Who is late brings nothing of a run that ended into the next of its name, whatever became of the server meanwhile."""
 
 import contextlib
+import logging
 import os
 import subprocess
 import sys
 import uuid
 
 import pytest
-from embedded_helpers import kill
+from embedded_helpers import kill, wait_for_end
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -21,6 +22,7 @@ from hypothesis.stateful import (
 from redis_server import RedisServer
 
 from ding_store.errors import StoreClosed, StoreUnavailable
+from ding_store.storage import Reader, open_store
 from ding_store.storage.base import OLDEST
 from ding_store.storage.embedded.server import running
 from ding_store.storage.memory import Memory, MemoryStore
@@ -354,3 +356,23 @@ def test_an_embedded_server_that_is_killed_after_the_end_has_forgotten_nothing_b
         store.own_writer.check(now=True)
         store.close()
         assert other.read(STREAM, OLDEST) == []
+
+
+@pytest.mark.parametrize('plane', ['auto', 'off'])
+def test_who_retired_a_run_neither_misses_its_server_nor_brings_it_back(tmp_path, caplog, plane):
+    store = open_store(f'embedded://{tmp_path}', 'run', host_plane=plane)
+    reader = Reader(store, STREAM, 'learner')
+    for number in range(3):
+        store.append(STREAM, {}, chunk(number))
+        reader.read(timeout_s=WAIT_S)
+    server = running(tmp_path / 'run').server_pid
+    store.retire()
+    wait_for_end(server)
+    if plane == 'auto':
+        store._keeper.join(WAIT_S)  # It waited for news of the server, which is no more.
+        assert not store._keeper.is_alive()
+    with pytest.raises(StoreClosed, match='retired'):
+        store.info()
+    store.close()
+    assert running(tmp_path / 'run') is None
+    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []

@@ -185,6 +185,7 @@ class Link:
         self._haste = threading.local()
         self._opener: Optional[threading.Thread] = None
         self._closed = threading.Event()
+        self._is_over = False
         self._stuck: Set[str] = set()  # calls that were refused since the server cannot write: a warning for each time
         self._waiting: Dict[int, redis.RedisError] = {}  # threads that try a call again and again -> why
 
@@ -334,12 +335,18 @@ class Link:
             wake(session.client)
             session.close()
 
+    def end(self) -> None:
+        """The server goes when its members have gone: it is not missed then, and nothing here brings it back."""
+        self._is_over = True
+
     def _check_open(self, cause: Optional[BaseException] = None) -> None:
         if self._closed.is_set():
             raise StoreClosed(f'the store at {self.address} was closed') from cause
 
     def _open(self) -> Session:
         self._check_open()
+        if self._is_over:
+            raise StoreClosed(f'the run at {self.address} was retired, and is not connected to again')
         if self.is_hasty and self.num_sessions > 0:
             self._open_beside()
             raise redis.ConnectionError('the connection was lost')
@@ -386,7 +393,8 @@ class Link:
             if self._session is not session:
                 return  # Another thread noticed first.
             self._session = None
-        logger.warning('lost the connection to %s: %s', self.address, error)
+        level = logging.INFO if self._is_over else logging.WARNING
+        logger.log(level, 'lost the connection to %s: %s', self.address, error)
         session.close()
 
     def _note_stuck(self, what: str, error: Exception) -> None:

@@ -299,6 +299,7 @@ class RedisStore(PlanedStore):
             return
         from ding_store.storage.embedded.server import mark_finished  # Not needed for a server that others run.
 
+        self._link.end()
         mark_finished(self._directory)
 
     @property
