@@ -338,6 +338,19 @@ def _sample_in_child(buffer: StoreBuffer, out: Any) -> None:
     out.put(buffer.sample_batch(8).rows.tolist())
 
 
+@pytest.mark.parametrize('how', ['done', 'meta'])
+def test_sequences_drawn_ahead_whose_rows_changed_sides_do_not_come(how: str) -> None:
+    buffer = StoreBuffer(20, seed=0, prefetch=2)
+    buffer.extend_elements([{'done': False}] * 20, [{'env': 0}] * 20)
+    for row in range(0, 12, 2):
+        rows = buffer.sample_sequences(4, 2, 'env').rows.T.tolist()
+        assert all(first % 2 or first >= row for first, _ in rows)
+        if how == 'done':
+            buffer.update(str(row), {'done': True})
+        else:
+            buffer.update(str(row), meta={'env': 1 + row})
+
+
 def test_after_a_fork() -> None:
     buffer = filled(prefetch=2, seed=0)
     buffer.sample_batch(8)
