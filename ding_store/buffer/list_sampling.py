@@ -130,9 +130,7 @@ class ListSampling:
         with limits.lock:
             limits.prepare()
             items = self._read(choose)
-            used_up = limits.count(np.array([int(item.index) for item in items], np.int64))
-            if used_up is not None and len(used_up):
-                self._elements.delete(used_up)
+            limits.use(np.array([int(item.index) for item in items], np.int64))
             return items
 
     def _read(self, choose: Choose, warm: bool = True) -> List[BufferedData]:

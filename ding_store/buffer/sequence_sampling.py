@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import Any, Callable, ContextManager, Optional, TypeVar, Union
+from contextlib import contextmanager, nullcontext
+from typing import Any, Callable, ContextManager, Iterator, Optional, TypeVar, Union
 
+from ding_store.buffer.arrays import Array
 from ding_store.buffer.batch import Batch
 from ding_store.buffer.checks import integer
 from ding_store.buffer.elements.elements import Choose, Elements
@@ -67,7 +68,8 @@ class SequenceSampling:
         Raises:
             - NotEnoughData: There are fewer such sequences.
             - SchemaMismatch: There is no such column, or the elements are Python objects.
-            - TypeError: A number makes no sense, or the sampler has ``max_times_sampled``.
+            - TypeError: A number makes no sense, or the sampler has ``max_times_sampled``, and not ``overlap=0``, or
+              ``replace``.
         """
         size, _ = check_sample_arguments(size, None, None, None, None)
         num_steps = integer('length', length, 1, TypeError) + integer('burn_in', burn_in, 0, TypeError)
@@ -89,13 +91,13 @@ class SequenceSampling:
             return read_sequences(elements, chosen, num_steps)
 
         chosen = choose()
-        with self._sampling(size):
-            self._prepare()
-            if ahead is None:
-                return Batch(*read(chosen))._replace(weights=getattr(chosen, 'weights', None))
-            key = ('sequences', id(index), id(by_priority), size, num_steps, stride, replace)
-            batch = Batch(*ahead.next(key, chosen, read))._replace(weights=getattr(chosen, 'weights', None))
-        ahead.draw(key, choose, read, by_priority)
+        key = ('sequences', id(index), index.num_forgotten, id(by_priority), size, num_steps, stride, replace)
+        with self._sampling_together(size, are_apart=stride == num_steps and not replace) as use:
+            found = read(chosen) if ahead is None else ahead.next(key, chosen, read)
+            batch = Batch(*found)._replace(weights=getattr(chosen, 'weights', None))
+            use(batch.rows.reshape(-1))
+        if ahead is not None:
+            ahead.draw(key, choose, read, by_priority)
         return batch
 
     def sample_episodes(
@@ -114,16 +116,17 @@ class SequenceSampling:
         Raises:
             - NotEnoughData: There are fewer such episodes.
             - SchemaMismatch: There is no such column, or the elements are Python objects.
-            - TypeError: A number makes no sense, or the sampler has ``max_times_sampled``.
+            - TypeError: A number makes no sense, or the sampler has ``max_times_sampled``, and ``replace`` is given.
         """
         size, _ = check_sample_arguments(size, None, None, None, None)
         if max_length is not None:
             max_length = integer('max_length', max_length, 1, TypeError)
         index = self._elements.sequences.index(groupby, done)
         choose = EpisodeChoice(index, self._uniform.draw, size, replace, max_length)
-        with self._sampling(size):
-            self._prepare()
-            return read_episodes(self._elements, choose, lambda: choose.lengths)
+        with self._sampling_together(size, are_apart=not replace) as use:
+            episodes = read_episodes(self._elements, choose, lambda: choose.lengths)
+            use(episodes.rows)
+        return episodes
 
     def sample_time_major(self, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Batch:
         """
@@ -150,16 +153,26 @@ class SequenceSampling:
         ahead.draw(key, choose.again, read, self._sampler)
         return batch
 
-    def _prepare(self) -> None:
-        """Limits of age hold for rows that no sampler draws one by one, too; of uses nobody would keep count."""
-        sampler = self._sampler
-        if isinstance(sampler, Limited):
-            if sampler.max_times_sampled is not None:
-                raise TypeError(
-                    f'max_times_sampled ({sampler.max_times_sampled}) counts rows one by one, but sequences and '
-                    'episodes share them: sample those of a view whose sampler is without it, view(Uniform())'
-                )
-            sampler.prepare()
+    @contextmanager
+    def _sampling_together(self, size: int, are_apart: bool) -> Iterator[Callable[[Array], None]]:
+        """
+        Around a sample of rows that no sampler draws one by one, whose limits hold all the same; yields what is to be
+        told of the rows. Where a row may come more often than once in a batch, nobody could keep to a limit of uses.
+        """
+        limits = self._sampler
+        if not isinstance(limits, Limited):
+            with self._sampling(size):
+                yield lambda rows: None
+            return
+        if limits.max_times_sampled is not None and not are_apart:
+            raise TypeError(
+                f'max_times_sampled ({limits.max_times_sampled}) counts rows one by one, but these sequences share '
+                'them: sample with overlap=0 and without replace, or a view whose sampler is without it, '
+                'view(Uniform())'
+            )
+        with self._sampling(size), limits.lock:
+            limits.prepare()
+            yield limits.use
 
     def _sampling(self, num_items: int) -> ContextManager[None]:
         # Sequences count as one sample each, as elements that are sequences do.

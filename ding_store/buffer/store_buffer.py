@@ -462,7 +462,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             for own, copied in zip(self._middleware, twin._middleware):
                 if isinstance(own, served.ServedPriorities):
                     copied.loaded()
-                    copied.sampler.load_state(own.sampler.state())
+                    copied.load_state_dict(own.state_dict())
         return twin
 
 

@@ -211,14 +211,15 @@ def data_fetcher(cfg: Any, buffer_: Any, policy: Any = None, collate: str = 'aut
           there are too few rows. Where the buffer has priorities, with importance weights (B,): ``priority_IS``, of
           sequences ``IS``, as the policies want it.
     Raises:
-        - ConfigError: The buffer has priorities, but ``policy.priority`` is off, so that none would be updated.
+        - ConfigError: The buffer has priorities, but ``policy.priority`` is off or batches are of groups
+          (``collect.unroll_len``), so that none would be updated.
     """
     as_batch = collate == 'batch' or (
         collate == 'auto' and policy is not None and (takes_batch(policy) or takes_sequences(policy))
     )
     unroll_len = cfg.policy.collect.get('unroll_len', 1)
-    if has_priorities(buffer_) and unroll_len == 1:
-        return _prioritized_fetcher(cfg, buffer_, as_batch)
+    if has_priorities(buffer_):
+        return _prioritized_fetcher(cfg, buffer_, as_batch, unroll_len)
     if not as_batch or not isinstance(buffer_, StoreBuffer) or unroll_len > 1:
         return stock_fetcher(cfg, buffer_, **kwargs)
     listed = stock_fetcher(cfg, buffer_, **kwargs)
@@ -247,11 +248,18 @@ def has_priorities(buffer_: Any) -> bool:
     return isinstance(buffer_, StoreBuffer) and isinstance(buffer_.sampler, PrioritySampler)
 
 
-def _prioritized_fetcher(cfg: Any, buffer_: StoreBuffer, as_batch: bool) -> Callable:
+def _prioritized_fetcher(cfg: Any, buffer_: StoreBuffer, as_batch: bool, unroll_len: int) -> Callable:
+    sampler = type(buffer_.sampler).__name__
     if not cfg.policy.get('priority', False):
         raise ConfigError(
-            f'the buffer samples by priority ({type(buffer_.sampler).__name__}), but policy.priority is off: set '
+            f'the buffer samples by priority ({sampler}), but policy.priority is off: set '
             'policy.priority=True and policy.priority_IS_weight=True, or make the buffer without a sampler'
+        )
+    if unroll_len > 1:
+        raise ConfigError(
+            f'policy.collect.unroll_len ({unroll_len}) makes batches of groups, which the buffer ({sampler}) does not '
+            'draw by priority: collect sequences as elements (Unroller, with collect.unroll_len=1), or use '
+            "DI-engine's PriorityExperienceReplay on a buffer without a sampler"
         )
 
     def _fetch(ctx: OnlineRLContext) -> Generator:
@@ -316,8 +324,7 @@ class OffPolicyLearner:
         """
         self.cfg = cfg
         collate = 'list' if reward_model is not None else collate
-        unroll_len = cfg.policy.collect.get('unroll_len', 1)
-        self._updates_priorities = has_priorities(buffer_) and unroll_len == 1
+        self._updates_priorities = has_priorities(buffer_)
         self._fetcher = task.wrap(data_fetcher(cfg, buffer_, policy, collate))
         self._trainer = task.wrap(trainer(cfg, policy, log_freq=log_freq))
         self._reward_estimator = task.wrap(reward_estimator(cfg, reward_model)) if reward_model is not None else None

@@ -1,16 +1,17 @@
 """Limited uses and ages, with any sampler."""
 
+import contextlib
 import copy
 from collections import Counter
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import pytest
 import torch
 from ding.data.buffer import Buffer
 
-from ding_store.buffer import Prioritized, StoreBuffer, Uniform, limited
-from ding_store.errors import ConfigError, NotEnoughData, SchemaMismatch
+from ding_store.buffer import Prioritized, RateLimiter, StoreBuffer, Uniform, limited
+from ding_store.errors import ConfigError, NotEnoughData, SchemaMismatch, StoreTimeout
 
 
 def element(version: int = 0) -> dict:
@@ -124,11 +125,39 @@ def test_a_deep_copy_counts_on_by_itself() -> None:
     assert buffer.sampler.uses_of(live).tolist() == expected
 
 
-def test_uses_of_sequences_and_episodes_are_refused() -> None:
+@pytest.mark.parametrize('prefetch', [0, 2])
+@pytest.mark.parametrize('burn_in', [None, 0, 1])
+def test_uses_of_episodes_and_of_sequences_without_rows_in_common(burn_in: Optional[int], prefetch: int) -> None:
+    limiter = RateLimiter(1, max_sample=2, timeout_s=0.01)
+    buffer = with_groups(limited(Uniform(0), max_times_sampled=3), prefetch=prefetch, limiter=limiter)
+    uses: Counter = Counter()
+    with contextlib.suppress(NotEnoughData, StoreTimeout):
+        while True:
+            if burn_in is None:
+                rows = buffer.sample_episodes(2, 'env').rows
+            else:
+                rows = buffer.sample_sequences(2, 2 - burn_in, 'env', burn_in, overlap=0).rows.reshape(-1)
+            uses.update(rows.tolist())
+            live = buffer.table.rows_by_age()
+            assert buffer.sampler.uses_of(live).tolist() == [uses[row] for row in live.tolist()]
+            assert buffer.count() == 40 - sum(count == 3 for count in uses.values())
+    assert max(uses.values()) == 3
+    # One sequence may be left over, which is no batch.
+    assert sum(uses.values()) >= 40 * 3 - 4 * 3
+    assert buffer.check() == []
+
+
+def test_uses_of_sequences_that_share_rows_are_refused() -> None:
     buffer = with_groups(limited(Uniform(0), max_times_sampled=2))
-    for sample in (lambda each: each.sample_sequences(2, 3, 'env'), lambda each: each.sample_episodes(2, 'env')):
+    for sample in (
+        lambda each: each.sample_sequences(2, 3, 'env'),
+        lambda each: each.sample_sequences(2, 3, 'env', overlap=1),
+        lambda each: each.sample_sequences(2, 3, 'env', overlap=0, replace=True),
+        lambda each: each.sample_episodes(2, 'env', replace=True),
+    ):
         with pytest.raises(TypeError, match=r'max_times_sampled \(2\)'):
             sample(buffer)
+        assert buffer.sampler.uses_of(np.arange(40)).sum() == 0
         sample(buffer.view(Uniform()))
 
 

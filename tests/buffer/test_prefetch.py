@@ -226,6 +226,23 @@ def test_who_waits_for_a_queue_holds_nobody_up(other: str) -> None:
     assert not waiting.is_alive()
 
 
+@pytest.mark.parametrize('times', [1, 2])
+@pytest.mark.parametrize('depth', [1, 3])
+def test_a_queue_whose_learner_is_ahead_of_its_collectors(depth: int, times: int) -> None:
+    plain, ahead = (StoreBuffer(300, prefetch=prefetch, sampler=Fifo(times)) for prefetch in (0, depth))
+    seen: List[list] = [[], []]
+    for chunk in (4, 11, 3, 16, 1, 30, 2, 5, 24):
+        for buffer, rows in zip((plain, ahead), seen):
+            buffer.extend({'x': np.arange(chunk)})
+            with contextlib.suppress(NotEnoughData):
+                while True:
+                    rows.append(buffer.sample_batch(4).rows.tolist())
+    assert seen[0] == seen[1]
+    flat = [row for rows in seen[1] for row in rows]
+    assert flat == list(range(96)) if times == 1 else max(Counter(flat).values()) == 2
+    assert ahead.sampler.num_missed == plain.sampler.num_missed == 0
+
+
 def test_queue_of_a_full_table() -> None:
     buffer = filled(20, size=20, prefetch=2, sampler=Fifo())
     assert buffer.sample_batch(4).rows.tolist() == [0, 1, 2, 3]
@@ -319,6 +336,19 @@ def test_sequences_and_time_major() -> None:
 
 def _sample_in_child(buffer: StoreBuffer, out: Any) -> None:
     out.put(buffer.sample_batch(8).rows.tolist())
+
+
+@pytest.mark.parametrize('how', ['done', 'meta'])
+def test_sequences_drawn_ahead_whose_rows_changed_sides_do_not_come(how: str) -> None:
+    buffer = StoreBuffer(20, seed=0, prefetch=2)
+    buffer.extend_elements([{'done': False}] * 20, [{'env': 0}] * 20)
+    for row in range(0, 12, 2):
+        rows = buffer.sample_sequences(4, 2, 'env').rows.T.tolist()
+        assert all(first % 2 or first >= row for first, _ in rows)
+        if how == 'done':
+            buffer.update(str(row), {'done': True})
+        else:
+            buffer.update(str(row), meta={'env': 1 + row})
 
 
 def test_after_a_fork() -> None:

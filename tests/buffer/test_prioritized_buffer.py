@@ -203,6 +203,9 @@ def test_fetcher_refusals_and_shortage() -> None:
     assert ctx.train_data is None
     with pytest.raises(ConfigError, match=r'policy\.priority'):
         data_fetcher(config(priority=False), filled(7))
+    # Which would draw groups by environment, all alike, and update no priority.
+    with pytest.raises(ConfigError, match=r'policy\.collect\.unroll_len \(8\)'):
+        data_fetcher(config(collect=dict(unroll_len=8)), filled(7))
 
 
 @pytest.mark.parametrize('collate', ['auto', 'list'])

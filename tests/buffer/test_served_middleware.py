@@ -324,6 +324,14 @@ def test_a_copy_has_priorities_and_uses_of_its_own() -> None:
     assert buffer.count() == 7
 
 
+def test_new_rows_of_a_copy_get_the_priority_that_they_would_get_in_the_buffer() -> None:
+    buffer = made(per, count=2)
+    buffer.push(transition(2), meta={'priority': 9.0})  # Which does not raise what DI-engine gives new rows.
+    twin = copy.deepcopy(buffer)
+    metas = [each.push(transition(3)).meta for each in (buffer, twin)]
+    assert metas[0]['priority'] == metas[1]['priority'] == 1.0
+
+
 def test_uses_are_looked_up_in_bulk_and_forgotten_with_their_rows() -> None:
     buffer, looked_up = made(lambda buffer: use_time_check(buffer, max_use=2), count=400, size=400), []
     contains = buffer.table.contains

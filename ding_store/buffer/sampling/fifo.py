@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Dict, NamedTuple, Optional, Protocol, Tuple
+from collections import deque
+from typing import Any, Deque, Dict, NamedTuple, Optional, Protocol, Tuple
 
 import numpy as np
 
@@ -44,8 +45,8 @@ class Fifo(RowListener):
         self.lock = threading.RLock()
         self._index: Optional[RowIndex] = None
         self._place = _Place()
-        # Where it will be when all is delivered that was drawn ahead; None: nothing was.
-        self._ahead: Optional[_Place] = None
+        # Where it will be when each of those is delivered that are drawn ahead.
+        self._ahead: Deque[_Place] = deque()
         # Held, so that what a view that is gone drew ahead can go back.
         self._drawer: Optional[DrawsAhead] = None
         self._record: Optional[Record] = None
@@ -82,12 +83,12 @@ class Fifo(RowListener):
             raise TypeError(f'a Fifo samples every row once: no replace ({replace}), no sample_range ({sample_range})')
         if self._place.unseen == _NONE:
             raise not_enough(size, 0)
-        found, count, row = [], 0, (self._ahead or self._place).next
+        found, count, row = [], 0, self._last_place().next
         while count < size and row < index.next_row:
             rows = np.arange(row, min(row + max(_CHUNK, size), index.next_row), dtype=np.int64)
             slots, is_live = index.find(rows)
             live = slots[is_live]
-            if not count and not len(live) and self._ahead is None:
+            if not count and not len(live) and not self._ahead:
                 self._pass_over(int(rows[-1]) + 1)
             found.append(live)
             count, row = count + len(live), row + len(rows)
@@ -112,6 +113,8 @@ class Fifo(RowListener):
         place, last = self._place, int(rows[-1])
         self.num_missed += max(0, last + 1 - place.unseen) - int(np.count_nonzero(rows >= place.unseen))
         self._place = place.after(last, self.times)
+        if self._ahead:
+            self._ahead.popleft()
         # Before they are handed out: a queue that is killed gives no row twice.
         self._put_on_record()
         return None
@@ -129,11 +132,11 @@ class Fifo(RowListener):
 
     def drawn(self, rows: Array) -> None:
         """These rows are drawn ahead: the next choice begins behind them."""
-        self._ahead = (self._ahead or self._place).after(int(rows[-1]), self.times)
+        self._ahead.append(self._last_place().after(int(rows[-1]), self.times))
 
     def returned(self, num_batches: int) -> None:
         """What was drawn ahead will not be delivered: the next choice begins where the last delivery ended."""
-        self._ahead = None
+        self._ahead.clear()
 
     def published(self, slots: Array) -> None:
         if self._place.unseen == _NONE:
@@ -148,12 +151,16 @@ class Fifo(RowListener):
         assert self._index is not None
         if self._place.unseen != _NONE:
             self.num_missed += max(0, self._index.next_row - self._place.unseen)
-        self._place, self._ahead = _Place(unseen=_NONE), None
+        self._place = _Place(unseen=_NONE)
+        self._ahead.clear()
         self._put_on_record()
 
     def _put_on_record(self) -> None:
         if self._record is not None:
             self._record.put({**self._place._asdict(), 'num_missed': self.num_missed})
+
+    def _last_place(self) -> _Place:
+        return self._ahead[-1] if self._ahead else self._place
 
     def _pass_over(self, next_row: int) -> None:
         place = self._place

@@ -160,6 +160,13 @@ class Limited(RowListener):
             leaving: Array = np.unique(rows[found][self._uses[slots[found]] >= self.max_times_sampled])
             return leaving
 
+    def use(self, rows: Array) -> None:
+        """Rows that another than the sampler chose were handed out: those that must leave do."""
+        used_up = self.count(rows)
+        if used_up is not None and len(used_up):
+            assert self._elements is not None
+            self._elements.delete(used_up)
+
     def _tell_inner(self, rows: Array) -> None:
         tell = getattr(self.sampler, 'delivered', None)
         if tell is not None:

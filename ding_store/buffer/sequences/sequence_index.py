@@ -46,6 +46,8 @@ class SequenceIndex(RowListener):
         self._ends: Dict[Optional[int], SlotSet] = {}
         self._first_row, self._next_row, self._num_missed = 0, index.next_row, 0
         self._pending = PendingSlots(self._take_in)
+        #: How often it began anew, so that what was drawn before may no longer be right.
+        self.num_forgotten = 0
         self._start()
         index.listen(self)
 
@@ -95,6 +97,7 @@ class SequenceIndex(RowListener):
         """Rows that are there changed their groups or dones: look at all of them again."""
         self._pending.clear()
         self._is_stale = True
+        self.num_forgotten += 1
 
     def starts(self, length: int, stride: int = 1) -> SlotSet:
         """
