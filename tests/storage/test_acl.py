@@ -3,13 +3,16 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import redis
 from redis_server import RedisServer
 from test_contract import TestRedisStore as RedisContract
 
 from ding_store import errors
+from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.redis.store import RedisStore
+from ding_store.storage.testing import WAIT_S
 
 DEPLOY = Path(__file__).parents[2] / 'docs' / 'deploy.md'
 
@@ -36,8 +39,6 @@ class TestRestrictedUser(RedisContract):
             assert [(row['reason'], row['object']) for row in refused if row['object'] != 'client'] == []
 
     def test_large_payloads(self):
-        import numpy as np
-
         with self.open() as store:
             array = np.arange(600_000)
             store.append('s', {}, {'x': array})
@@ -47,6 +48,44 @@ class TestRestrictedUser(RedisContract):
             store.delete('s')
             store.delete('v')
             assert self.client.keys(f'ding:*{store.run}*:part:*') == []
+
+
+def use_all(url, run):
+    """What needs each of the rights."""
+    large, small = {'x': np.zeros(400_000, np.uint8)}, {'x': np.zeros(3)}
+    with RedisStore(url, run) as store:
+        reader = Reader(store, 's', 'reader')
+        for arrays in (small, large):
+            store.append('s', {}, arrays)
+            assert len(reader.read(timeout_s=WAIT_S)) == 1
+            reader.ack()
+            for _ in range(3):
+                store.put('v', {}, arrays)
+            store.get('v')
+        store.add('counter', 1)
+        assert store.read('s', timeout_s=0.01) == []
+        assert store.info().streams
+        store.retire()
+
+
+def test_each_right_is_needed(redis_server):
+    (line,) = re.findall(r'^user ding .*$', DEPLOY.read_text(), re.MULTILINE)
+    words, url = line.split()[2:], f'unix://ding:CHANGE-ME@{redis_server.socket}'
+    rights, needless = [word for word in words if word.startswith('+')], []
+    with redis_server.client() as client:
+        try:
+            for number, missing in enumerate(['', *rights]):
+                client.script_flush()
+                client.execute_command('ACL', 'SETUSER', 'ding', 'reset', *(word for word in words if word != missing))
+                try:
+                    use_all(url, f'right{number}')
+                    needless.append(missing)
+                except errors.StoreDenied as error:
+                    assert missing, error  # noqa: PT017 it is looked at in the other case, too
+        finally:
+            client.execute_command('ACL', 'DELUSER', 'ding')
+            client.delete(*client.keys('ding:{right*'))
+    assert needless == ['']
 
 
 @pytest.mark.parametrize(
