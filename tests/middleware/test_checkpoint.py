@@ -32,6 +32,8 @@ from ding_store.middleware.checkpoint import (  # noqa: E402
     random_states,
     set_random_states,
 )
+from ding_store.middleware.ending import FINISH  # noqa: E402
+from ding_store.middleware.members import Member  # noqa: E402
 from ding_store.middleware.pipeline import pipeline  # noqa: E402
 from ding_store.middleware.plan import Replay  # noqa: E402
 from ding_store.middleware.position import ENV_ID, Position  # noqa: E402
@@ -201,6 +203,27 @@ def test_a_task_whose_last_state_is_not_on_the_disk_is_resumed(tmp_path, monkeyp
     assert made._directory.run is not None
     made._leave(failed=False)
     assert made._directory.run is None
+
+
+def test_an_end_that_cannot_be_noted_keeps_nobody_from_hearing_of_it(tmp_path, monkeypatch, caplog):
+    """A disk that is full has the last checkpoint, and no room for a line that says that it is the last."""
+    session = Session(session_of(tmp_path).config, lambda: task.finish, MemoryStore())
+    made = checkpointer(session, policy_of())
+    session.member = Member('l', 'learner', 0)
+    task.ctx.train_iter, task.finish = 1, True
+    monkeypatch.setattr(os, 'fsync', lambda descriptor: full() if 'run.json' in name_of(descriptor) else None)
+    made(task.ctx)
+    session.leave()
+    assert session.store.get(FINISH).header == {**session.store.get(FINISH).header, 'failed': False}
+    assert session.member.state == 'left'
+    assert [os.path.basename(path) for path in made._directory.paths()] == ['iteration_1.pth.tar']
+    assert made._directory.run is not None
+    assert caplog.text.count('No space left') == 2
+    assert f'{tmp_path}: that this run has ended could not be noted, so the next one goes on from here' in caplog.text
+
+
+def name_of(descriptor):
+    return os.readlink(f'/proc/self/fd/{descriptor}')
 
 
 def test_all_of_a_last_checkpoint_has_one_deadline(tmp_path, monkeypatch):
