@@ -334,6 +334,34 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
         run(tmp_path, policy_of(hidden=32))
 
 
+@pytest.mark.parametrize('settings', [{}, {'lr': 0.5, 'betas': (0.5, 0.6)}])
+def test_settings_of_optimizers_that_a_checkpoint_overrules_are_named(tmp_path, caplog, settings):
+    """torch's optimizers have them in their state: a learning rate that was changed in the config has no effect."""
+
+    run(tmp_path / 'a', policy_of())
+    task.ctx = OnlineRLContext()
+    load = str(tmp_path / 'a/iteration_3.pth.tar')
+    for case in (dict(path=tmp_path / 'a'), dict(path=tmp_path / 'b', load=load)):
+        caplog.clear()
+        policy = policy_of()
+        del policy.schedule
+        policy._optimizer.param_groups[0].update(settings)
+        run(policy=policy, num_iterations=0, **case)
+        said = [record.message for record in caplog.records if 'overrules' in record.message]
+        assert len(said) == bool(settings)
+        assert all('lr is 0.001, not 0.5; betas is (0.9, 0.999), not (0.5, 0.6)' in text for text in said)
+
+
+def test_a_learning_rate_on_its_schedule_is_as_configured(tmp_path, caplog):
+    policy = policy_of()
+    run(tmp_path, policy, num_iterations=12)
+    assert policy._optimizer.param_groups[0]['lr'] < policy_of()._optimizer.param_groups[0]['lr']
+    task.ctx = OnlineRLContext()
+    run(tmp_path, policy_of(), num_iterations=0)
+    assert task.ctx.train_iter == 12
+    assert 'overrules' not in caplog.text
+
+
 def test_the_best_policy_is_kept(tmp_path):
     policy = policy_of()
     made = run(tmp_path, policy, num_iterations=1)
