@@ -43,7 +43,7 @@ def checkpointer(session: Session, policy: Any) -> Any:
     Input of ctx:
         - train_iter (:obj:`int`), env_step (:obj:`int`), eval_value (:obj:`Optional[float]`)
     Raises:
-        - ConfigError: What is to be resumed cannot be read, or is of other policies.
+        - ConfigError: What is to be resumed cannot be read, or is of other policies; another process saves there.
     """
     config = session.config.checkpoint
     if config is None:
@@ -132,6 +132,7 @@ class LearnerCheckpoints:
         self._directory = CheckpointDir(config.path, config.keep)
         self._interval = Interval(config.max_overhead, config.interval_s)
         self._best = -np.inf  # that is on the disk
+        self._directory.claim()
         self._directory.begin()
         self._saved_iter = self._saving_iter = self._resume(config)  # on the disk; and on its way there
         self._saver = Saver()

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import threading
+import traceback
 import types
 
 import numpy as np
@@ -103,6 +104,27 @@ def test_it_resumes_what_it_saved(tmp_path):
     assert same(other.learn_mode.state_dict(), policy.learn_mode.state_dict())
     assert other.schedule.state_dict() == policy.schedule.state_dict()
     assert drawn == [random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+
+def test_another_process_that_would_save_there_is_refused(tmp_path):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            run(tmp_path, policy_of(), num_iterations=1)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        except BaseException:  # noqa: BLE001  the child must not return into the test
+            traceback.print_exc()
+        os._exit(1)
+    try:
+        assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
+        with pytest.raises(ConfigError, match=f'process {pid}'):
+            run(tmp_path, policy_of(), num_iterations=0)
+        assert task.ctx.train_iter == 0
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    run(tmp_path, policy_of(), num_iterations=0)
+    assert task.ctx.train_iter == 1
 
 
 def test_a_task_that_finished_is_not_resumed(tmp_path):
