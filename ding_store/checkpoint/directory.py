@@ -1,6 +1,7 @@
 """
 A run's directory of checkpoints.
 
+    lock                   held by the process that saves the learner here
     run.json               which run this is of, and how it ended, if it has; replaced as a whole
     iteration_N.pth.tar    the learner after train iteration N, the last few
     best.pth.tar           the policy that had the best evaluation
@@ -14,10 +15,12 @@ is, from its newest checkpoint. An older one is removed when a newer one is on t
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
 import re
+import struct
 import uuid
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -25,6 +28,7 @@ from ding_store import private
 from ding_store.buffer.durability.journal import sync_directory
 from ding_store.checkpoint.archive import EXTRA, check_state, read_state, write_state
 from ding_store.errors import ConfigError, CorruptPayload
+from ding_store.storage.host.mapped import Claim
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +50,7 @@ class CheckpointDir:
             raise ValueError(f'keep ({keep}) must be >= 1')
         self.path = os.path.abspath(path)
         self.keep = keep
+        self._claim: Optional[Claim] = None
         self._was_read_back = False  # once: the kinds of objects that a policy saves stay the same
 
     def file(self, name: str) -> str:
@@ -56,6 +61,30 @@ class CheckpointDir:
         """Which run this is of: a name that no other has. None when there is none, or it has ended in order."""
         described = self._describe()
         return None if described is None or described['finished'] is not None else str(described['run'])
+
+    def claim(self) -> None:
+        """
+        Overview:
+            From now on no other process may, as long as this one lives. Where the file system has no locks all may.
+        Raises:
+            - ConfigError: Another process has.
+        """
+        os.makedirs(self.path, mode=0o700, exist_ok=True)
+        # A record lock is its process's: whoever asks in there has it, and no forked child does.
+        descriptor = os.open(self.file('lock'), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            holder = _holder(descriptor)
+            os.close(descriptor)
+            if not isinstance(e, (BlockingIOError, PermissionError)):
+                logger.info('%s cannot be locked: %s', self.path, e)
+                return
+            raise ConfigError(
+                f'{self.path} is in use: {holder} saves its checkpoints there; name another directory '
+                '(store.checkpoint.path, or store.run), or end that one'
+            ) from e
+        self._claim = Claim(descriptor)
 
     def begin(self) -> bool:
         """
@@ -179,6 +208,16 @@ class CheckpointDir:
         os.replace(path + '.new', path)
         with contextlib.suppress(FileNotFoundError):
             sync_directory(self.path)
+
+
+def _holder(descriptor: int) -> str:
+    """Which process locks a file, as far as that can be told: on another host it has no number here."""
+    asked = struct.pack('hhqqi', fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    with contextlib.suppress(OSError):
+        kind, *_, pid = struct.unpack('hhqqi', fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+        if kind != fcntl.F_UNLCK and pid > 0:
+            return f'process {pid}'
+    return 'another process'
 
 
 def _iteration(path: str) -> int:

@@ -14,7 +14,7 @@ class Interval:
     Overview:
         After CheckFreq (Mohan et al., FAST '21): a checkpoint costs what it makes training wait, and by how much
         iterations are slower while it is written than they usually are; the next one begins when the time since is so
-        long that the cost is at most ``max_overhead`` of it. So each one is paid for before the next begins, and the
+        long that the cost is at most ``max_overhead`` of it. So each one is paid for before the next is due, and the
         interval follows what disk, model and machine do.
     Arguments:
         - max_overhead (:obj:`float`): Bound on the cost, as a fraction of the time.
@@ -72,4 +72,9 @@ class Interval:
         """
         self.cost_s = copying_s + max(self._slower_s, waiting_s)
         self._total_s += self.cost_s
-        self._due = self._began + (self._fixed_s or max(self._min_s, self.cost_s / self._max_overhead))
+        if self._fixed_s:
+            self._due = self._began + self._fixed_s
+            return
+        # One that came before its time, as that of the best evaluation does, is paid for behind those before it.
+        paid = max(self._began, self._due) + self.cost_s / self._max_overhead
+        self._due = max(self._began + self._min_s, paid)

@@ -43,7 +43,7 @@ def checkpointer(session: Session, policy: Any) -> Any:
     Input of ctx:
         - train_iter (:obj:`int`), env_step (:obj:`int`), eval_value (:obj:`Optional[float]`)
     Raises:
-        - ConfigError: What is to be resumed cannot be read, or is of other policies.
+        - ConfigError: What is to be resumed cannot be read, or is of other policies; another process saves there.
     """
     config = session.config.checkpoint
     if config is None:
@@ -132,6 +132,7 @@ class LearnerCheckpoints:
         self._directory = CheckpointDir(config.path, config.keep)
         self._interval = Interval(config.max_overhead, config.interval_s)
         self._best = -np.inf  # that is on the disk
+        self._directory.claim()
         self._directory.begin()
         self._saved_iter = self._saving_iter = self._resume(config)  # on the disk; and on its way there
         self._saver = Saver()
@@ -170,7 +171,7 @@ class LearnerCheckpoints:
         if task.finish:
             with saving():
                 if self._save_last(ctx) and not task.router.is_active:
-                    self._directory.finish('the task finished')
+                    self._finish('the task finished')
         elif ctx.train_iter > self._saved_iter and not self._saver.is_busy and self._interval.is_due:
             self._save(ctx)
         if self._last_save.is_told:
@@ -245,9 +246,19 @@ class LearnerCheckpoints:
                 if self._ctx is None or (failed and not self._may_end_here()):
                     self._drain()
                 elif self._save_last(self._ctx) and not (failed or self._session.failed):
-                    self._directory.finish(self._session.finish_reason or 'the task finished')
+                    self._finish(self._session.finish_reason or 'the task finished')
         finally:
             self._last_save.done()
+
+    def _finish(self, reason: str) -> None:
+        """The policy is on the disk: what is missing where this fails is no reason to leave the run in disorder."""
+        try:
+            self._directory.finish(reason)
+        except (OSError, CorruptPayload) as e:
+            logging.error(
+                f'ding_store: {self._directory.path}: that this run has ended could not be noted, so the next one goes '
+                f'on from here: {e}'
+            )
 
     def _save_last(self, ctx: OnlineRLContext) -> bool:
         """Returns whether it is on the disk."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 
 from ditk import logging
 
@@ -14,6 +15,8 @@ from ding_store.middleware.waiting import SLICE_S
 from ding_store.storage.base import Store
 
 FINISH, RETIRE = 'finish', 'retire'
+#: Who clears a run waits some seconds at most for its members to leave; who has not done it by then was killed.
+CLEAR_S = 30.0
 #: A value while the learner makes checkpoints: who died may be started again.
 CHECKPOINTS = 'checkpoints'
 
@@ -48,10 +51,13 @@ def clear_ended_run(store: Store, config: StoreConfig) -> None:
         Make way for a new run where an earlier one of this name has ended: all of its data if it ended in order, only
         its end if it failed, so that its experience is taken up again.
     """
-    value = store.get(FINISH)
+    value, claim, gone_at = store.get(FINISH), 0, 0.0
     while value is not None:
+        is_gone = claim > 0 and time.monotonic() >= gone_at
+        if is_gone:
+            logging.warning(f'ding_store: who was clearing run {store.run!r} is gone; doing it again')
         try:
-            store.put(RETIRE, {}, {}, expected_version=0)
+            store.put(RETIRE, {}, {}, expected_version=claim if is_gone else 0)
         except VersionConflict:
             pass  # another process does it: wait for the end to vanish
         else:
@@ -66,7 +72,9 @@ def clear_ended_run(store: Store, config: StoreConfig) -> None:
                 _finish_checkpoints(store, value.header['reason'])
                 store.clear(last=(FINISH, RETIRE))
             return
-        store.get(RETIRE, newer_than=1, timeout_s=SLICE_S)
+        claimed = store.get(RETIRE, newer_than=claim, timeout_s=SLICE_S)
+        if claimed is not None:
+            claim, gone_at = claimed.version, time.monotonic() + CLEAR_S
         value = store.get(FINISH)
 
 

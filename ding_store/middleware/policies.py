@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Dict, List
 
+from ditk import logging
+
 from ding_store.checkpoint import EXTRA
-from ding_store.checkpoint.snapshot import schedules_of
+from ding_store.checkpoint.snapshot import optimizers_of, schedules_of
 from ding_store.errors import ConfigError
 from ding_store.middleware.policy_state import left_out, set_left_out
 
@@ -74,7 +76,7 @@ class Policies:
         return {**first.pop('state'), EXTRA: {**first, 'others': others}}
 
     def _load(self, policy: Any, number: int) -> None:
-        part = self._parts[number]
+        part, configured = self._parts[number], _settings(policy)
         try:
             policy.learn_mode.load_state_dict(part['state'])
             if 'policy' in part:  # not in stock files, nor in ours of old
@@ -85,10 +87,18 @@ class Policies:
                 f'{self._path} does not fit {which}: {e}; was the model changed? To begin afresh, name '
                 'another directory (store.checkpoint.path) or remove this one'
             ) from e
+        self._warn_of(configured, _settings(policy))
         schedules = part.get('schedules', {}) if self._is_resumed else {}
         for name, schedule in schedules_of(policy).items():
             if name in schedules:
                 schedule.load_state_dict(schedules[name])
+
+    def _warn_of(self, configured: List[Dict[str, Any]], loaded: List[Dict[str, Any]]) -> None:
+        """torch's optimizers have their settings in their state: what is configured now would be taken for used."""
+        pairs = [(name, old[name], new[name]) for old, new in zip(configured, loaded) for name in old if name in new]
+        changed = dict.fromkeys(f'{name} is {new}, not {old}' for name, old, new in pairs if new != old)
+        if changed:
+            logging.warning(f'ding_store: {self._path} overrules settings of optimizers: {"; ".join(changed)}')
 
     def _refuse(self) -> None:
         raise ConfigError(
@@ -96,6 +106,13 @@ class Policies:
             'Checkpointer and CkptSaver): to begin afresh, name another directory (store.checkpoint.path) or remove '
             'this one'
         )
+
+
+def _settings(policy: Any) -> List[Dict[str, Any]]:
+    """Of its optimizers, group by group; a learning rate is none where it follows a schedule."""
+    own = {'params', 'lr'} if schedules_of(policy) else {'params'}
+    groups = [group for each in optimizers_of(policy) for group in each.param_groups]
+    return [{name: value for name, value in group.items() if name not in own} for group in groups]
 
 
 def _part(policy: Any) -> Dict[str, Any]:

@@ -259,14 +259,16 @@ class WeightsReceiver(_Exchanger):
             return False
         if value is None:
             return False
-        if not self._is_of_period(value.header['iteration']):
+        # A script that puts weights itself need not say of which iteration they are: then each version is taken.
+        iteration, train_iter = value.header.get('iteration', 0), value.header.get('train_iter', 0)
+        if not self._is_of_period(iteration):
             self._seen = value.version
             return False
         load_arrays(self._model, value, self._session.config.weights_in_place)
         self._seen = self.version = value.version
         self._num_iterations = 0
-        self._sent_iteration, self._sent_at = value.header['iteration'], value.header['sent_at']
-        self._session.set_policy_version(self._name, value.version, policy_iter=value.header['train_iter'])
+        self._sent_iteration, self._sent_at = iteration, value.header.get('sent_at', time.time())
+        self._session.set_policy_version(self._name, value.version, policy_iter=train_iter)
         return True
 
     def _is_of_period(self, iteration: int) -> bool:

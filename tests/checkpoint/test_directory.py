@@ -1,6 +1,9 @@
 """A run's directory: what is kept, what is resumed, what makes way."""
 
+import errno
+import fcntl
 import os
+import signal
 import types
 
 import pytest
@@ -135,6 +138,38 @@ def test_the_best_of_the_run(tmp_path):
     directory.finish('done')
     directory.begin()
     assert directory.save_best(state(4), 0.1)  # of another run
+
+
+def test_one_process_saves_until_it_is_dead(tmp_path):
+    """Two that take a directory for theirs resume from one another's, and write the same files."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        held = CheckpointDir(str(tmp_path))
+        held.claim()
+        os.write(writing, b'x')
+        signal.pause()
+        os._exit(1)
+    try:
+        assert os.read(reading, 1) == b'x'
+        directory = CheckpointDir(str(tmp_path))
+        with pytest.raises(ConfigError, match=rf'(?s){tmp_path}.*process {pid}.*store\.checkpoint\.path'):
+            directory.claim()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(reading)
+        os.close(writing)
+    for each in (directory, CheckpointDir(str(tmp_path))):
+        each.claim()
+
+
+def test_a_directory_that_knows_no_locks_will_do(tmp_path, monkeypatch):
+    def unknown(*args):
+        raise OSError(errno.ENOLCK, 'No locks available')
+
+    monkeypatch.setattr(fcntl, 'lockf', unknown)
+    CheckpointDir(str(tmp_path)).claim()
 
 
 def test_keep_is_checked(tmp_path):

@@ -271,6 +271,27 @@ def test_it_is_not_rarer_than_the_bound_asks_for():
     assert number == pytest.approx(2000 / 20, rel=0.1)  # 0.7 s of every 20 s
 
 
+def test_one_that_comes_before_its_time_is_paid_for_with_the_one_before():
+    """As that of the best evaluation so far does, whatever was spent a moment ago."""
+    clock = Clock()
+    interval = Interval(0.035, clock=clock)
+    for cost_s in (0.7, 0.07, 0.007):
+        interval.begin()
+        interval.end(cost_s, 0.0)
+        clock.now += 0.1
+    dear = (0.7 + 0.07 + 0.007) / 0.035
+    assert interval.next_s == pytest.approx(dear - 0.2)  # the last one began 0.2 s after the first
+    clock.now = 100.0 + dear - 0.01
+    assert not interval.is_due
+    clock.now += 0.02
+    assert interval.is_due
+    assert interval.overhead <= 0.035
+    clock.now += 1000.0  # what was not spent in time is not saved up
+    interval.begin()
+    interval.end(0.7, 0.0)
+    assert interval.next_s == pytest.approx(0.7 / 0.035)
+
+
 def test_a_fixed_interval_is_kept_whatever_it_costs():
     clock = Clock()
     interval = Interval(0.035, fixed_s=5.0, clock=clock)

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import threading
+import traceback
 import types
 
 import numpy as np
@@ -32,6 +33,8 @@ from ding_store.middleware.checkpoint import (  # noqa: E402
     random_states,
     set_random_states,
 )
+from ding_store.middleware.ending import FINISH  # noqa: E402
+from ding_store.middleware.members import Member  # noqa: E402
 from ding_store.middleware.pipeline import pipeline  # noqa: E402
 from ding_store.middleware.plan import Replay  # noqa: E402
 from ding_store.middleware.position import ENV_ID, Position  # noqa: E402
@@ -101,6 +104,27 @@ def test_it_resumes_what_it_saved(tmp_path):
     assert same(other.learn_mode.state_dict(), policy.learn_mode.state_dict())
     assert other.schedule.state_dict() == policy.schedule.state_dict()
     assert drawn == [random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+
+def test_another_process_that_would_save_there_is_refused(tmp_path):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            run(tmp_path, policy_of(), num_iterations=1)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        except BaseException:  # noqa: BLE001  the child must not return into the test
+            traceback.print_exc()
+        os._exit(1)
+    try:
+        assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
+        with pytest.raises(ConfigError, match=f'process {pid}'):
+            run(tmp_path, policy_of(), num_iterations=0)
+        assert task.ctx.train_iter == 0
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    run(tmp_path, policy_of(), num_iterations=0)
+    assert task.ctx.train_iter == 1
 
 
 def test_a_task_that_finished_is_not_resumed(tmp_path):
@@ -201,6 +225,27 @@ def test_a_task_whose_last_state_is_not_on_the_disk_is_resumed(tmp_path, monkeyp
     assert made._directory.run is not None
     made._leave(failed=False)
     assert made._directory.run is None
+
+
+def test_an_end_that_cannot_be_noted_keeps_nobody_from_hearing_of_it(tmp_path, monkeypatch, caplog):
+    """A disk that is full has the last checkpoint, and no room for a line that says that it is the last."""
+    session = Session(session_of(tmp_path).config, lambda: task.finish, MemoryStore())
+    made = checkpointer(session, policy_of())
+    session.member = Member('l', 'learner', 0)
+    task.ctx.train_iter, task.finish = 1, True
+    monkeypatch.setattr(os, 'fsync', lambda descriptor: full() if 'run.json' in name_of(descriptor) else None)
+    made(task.ctx)
+    session.leave()
+    assert session.store.get(FINISH).header == {**session.store.get(FINISH).header, 'failed': False}
+    assert session.member.state == 'left'
+    assert [os.path.basename(path) for path in made._directory.paths()] == ['iteration_1.pth.tar']
+    assert made._directory.run is not None
+    assert caplog.text.count('No space left') == 2
+    assert f'{tmp_path}: that this run has ended could not be noted, so the next one goes on from here' in caplog.text
+
+
+def name_of(descriptor):
+    return os.readlink(f'/proc/self/fd/{descriptor}')
 
 
 def test_all_of_a_last_checkpoint_has_one_deadline(tmp_path, monkeypatch):
@@ -309,6 +354,34 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     run(tmp_path, policy_of())
     with pytest.raises(ConfigError, match=r'(?s)does not fit the policy.*store\.checkpoint\.path'):
         run(tmp_path, policy_of(hidden=32))
+
+
+@pytest.mark.parametrize('settings', [{}, {'lr': 0.5, 'betas': (0.5, 0.6)}])
+def test_settings_of_optimizers_that_a_checkpoint_overrules_are_named(tmp_path, caplog, settings):
+    """torch's optimizers have them in their state: a learning rate that was changed in the config has no effect."""
+
+    run(tmp_path / 'a', policy_of())
+    task.ctx = OnlineRLContext()
+    load = str(tmp_path / 'a/iteration_3.pth.tar')
+    for case in (dict(path=tmp_path / 'a'), dict(path=tmp_path / 'b', load=load)):
+        caplog.clear()
+        policy = policy_of()
+        del policy.schedule
+        policy._optimizer.param_groups[0].update(settings)
+        run(policy=policy, num_iterations=0, **case)
+        said = [record.message for record in caplog.records if 'overrules' in record.message]
+        assert len(said) == bool(settings)
+        assert all('lr is 0.001, not 0.5; betas is (0.9, 0.999), not (0.5, 0.6)' in text for text in said)
+
+
+def test_a_learning_rate_on_its_schedule_is_as_configured(tmp_path, caplog):
+    policy = policy_of()
+    run(tmp_path, policy, num_iterations=12)
+    assert policy._optimizer.param_groups[0]['lr'] < policy_of()._optimizer.param_groups[0]['lr']
+    task.ctx = OnlineRLContext()
+    run(tmp_path, policy_of(), num_iterations=0)
+    assert task.ctx.train_iter == 12
+    assert 'overrules' not in caplog.text
 
 
 def test_the_best_policy_is_kept(tmp_path):

@@ -17,6 +17,7 @@ from ding_store.checkpoint import CheckpointDir
 from ding_store.config import StoreConfig
 from ding_store.errors import AppendUnsettled, ConfigError, ServerFull, StoreTimeout
 from ding_store.launch.status import read_status
+from ding_store.middleware import ending
 from ding_store.middleware.claim import _claim
 from ding_store.middleware.ending import CHECKPOINTS, FINISH, RETIRE, clear_ended_run
 from ding_store.middleware.members import STREAM_OPTIONS, Member, Members, pid_space
@@ -432,6 +433,25 @@ def test_many_members_of_the_next_run_clear_it_once(store):
         thread.join(60)
     assert not [thread for thread in threads if thread.is_alive()]
     assert store.info().streams == {}
+
+
+@pytest.mark.parametrize('failed', [False, True])
+def test_a_process_that_was_killed_while_it_cleared_a_run_is_replaced(store, monkeypatch, caplog, failed):
+    store.append('experience', {}, {})
+    store.put(FINISH, {'reason': 'r', 'failed': failed}, {})
+    store.put(RETIRE, {}, {})  # all that it came to
+    monkeypatch.setattr(ending, 'CLEAR_S', 0.2)
+    begin = time.monotonic()
+    threads = [threading.Thread(target=clear_ended_run, args=(store.another(), CONFIG), daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not [thread for thread in threads if thread.is_alive()]
+    assert time.monotonic() - begin >= 0.2
+    assert store.get(FINISH) is store.get(RETIRE) is None
+    assert ('experience' in store.info().streams) is failed
+    assert "clearing run 'default' is gone" in caplog.text
 
 
 def elsewhere(role, node_id, pid, **kwargs):

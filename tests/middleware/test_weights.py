@@ -570,6 +570,18 @@ def test_a_receiver_has_a_period_of_its_own(exchanger):
     assert receiver.version == 12
 
 
+def test_weights_that_a_script_put_itself_are_loaded(exchanger, clock):
+    """As docs/weights.md shows it: they do not say in which iteration they were made, nor when."""
+    made = exchangers.periodical_model_exchanger
+    receiver = exchanger(made, Tied(), 'receive', period=3, delay_toleration=5.0)
+    for number in (1, 2):
+        receiver._session.store.put(NAME, *state_to_arrays(Tied(number).state_dict()))
+        receiver(context())
+        assert (receiver.version, number_of(receiver._model)) == (number, number)
+        clock.now += 4.0
+        assert not receiver._is_too_old()
+
+
 def test_a_wait_for_weights_ends_with_the_run_and_with_its_limit(exchanger, monkeypatch, caplog):
     receiver = exchanger(exchangers.periodical_model_exchanger, Tied(), 'receive', stale_toleration=1)
     receiver(context(0))  # nothing is there, and nothing is waited for in the first iteration
