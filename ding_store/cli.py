@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import sys
 import time
 from dataclasses import asdict
@@ -25,10 +26,21 @@ from ding_store.config import (
 )
 from ding_store.errors import ConfigError, StoreError
 from ding_store.hook import ENV_EXPLAIN, ENV_HOOK
+from ding_store.launch.output import discard, print_to
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Entry point; returns the exit code. Errors of ours are one line on stderr."""
+    try:
+        code = _main(argv)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # as of `| head`, which has read enough
+        discard(sys.stdout)
+        return 128 + signal.SIGPIPE
+
+
+def _main(argv: Optional[Sequence[str]]) -> int:
     arguments, command = _split(list(sys.argv[1:] if argv is None else argv))
     if arguments[:1] == ['doctor']:
         from ding_store.doctor import main as doctor
@@ -273,11 +285,11 @@ def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
         _explain()
     logs = Path(options.logs or os.path.join('.ding_store', options.run, 'logs'))
     job = Job(script, roles, config, logs, delays)
-    sys.stderr.write(f'run {config.run!r}: {options.roles} of {shlex.join(command)}; logs in {logs}\n')
+    print_to(sys.stderr, f'run {config.run!r}: {options.roles} of {shlex.join(command)}; logs in {logs}\n')
     result = job.run(sys.stderr)
     if options.json:
         Path(options.json).write_text(json.dumps({'reason': result.reason, **asdict(result.figures)}))
-    sys.stdout.write(result.table(time.monotonic() - begin) + '\n')
+    print_to(sys.stdout, result.table(time.monotonic() - begin) + '\n')
     return result.code
 
 

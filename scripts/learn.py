@@ -313,12 +313,12 @@ def main() -> None:
         run_one(given.tasks[0], given.one[0], int(given.one[1]), given.minutes)
         return
     sys.path.insert(0, str(ROOT))
-    from ding_store.launch.interrupt import sigterm_as_interrupt
+    from ding_store.launch.interrupt import signals_as_interrupt
 
     directory = given.directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
     try:
-        with sigterm_as_interrupt():
+        with signals_as_interrupt():
             if not given.plot:
                 learn(given.tasks, given.kinds, given.seeds, given.minutes, given.jobs, directory)
             plot(directory)

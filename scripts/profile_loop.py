@@ -277,10 +277,10 @@ def main() -> int:
     if file and not file.parent.is_dir():
         parser.error(f'--json {options.json}: there is no directory {file.parent}')
     sys.path.insert(0, str(ROOT))
-    from ding_store.launch.interrupt import sigterm_as_interrupt
+    from ding_store.launch.interrupt import signals_as_interrupt
 
     try:
-        with sigterm_as_interrupt():
+        with signals_as_interrupt():
             return profile(options.loops, options.seconds, options.turns, options.roles, file)
     except KeyboardInterrupt:
         raise SystemExit('interrupted') from None

@@ -4,14 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from typing import Iterator
+import time
+from types import FrameType
+from typing import Iterator, Optional
+
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+#: What comes again within this time is the same one: kernel and shell both say that a terminal was closed.
+_SAME_S = 1.0
 
 
 @contextlib.contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
-    """A scheduler that ends the job means what a user's Ctrl-C means: KeyboardInterrupt, in the main thread."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def signals_as_interrupt() -> Iterator[None]:
+    """
+    Overview:
+        A scheduler that ends the job, and a terminal that is closed, mean what a user's Ctrl-C means:
+        KeyboardInterrupt, in the main thread.
+    """
+    told_s = -_SAME_S
+
+    def interrupt(number: int, frame: Optional[FrameType]) -> None:
+        nonlocal told_s
+        now = time.monotonic()
+        if now - told_s >= _SAME_S:
+            told_s = now
+            raise KeyboardInterrupt
+
+    # Of nohup's a closed terminal is to be ignored.
+    heard = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in heard}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 from ding_store.config import ENV_RUN, ENV_URL, StoreConfig, unknown_key
 from ding_store.errors import AppendUnsettled, ConfigError, ServerFull, StoreError
-from ding_store.launch.interrupt import sigterm_as_interrupt
+from ding_store.launch.interrupt import signals_as_interrupt
 from ding_store.launch.progress import Display, Figures, summary, table
 from ding_store.launch.role import Role
 from ding_store.launch.router import FIRST_IDS, ROLES, new_addresses, remove_address
@@ -123,6 +123,7 @@ class Job:
     left_after_s: float = 0.0
     addresses: List[str] = field(default_factory=list)
     num_restarts: int = 0
+    is_store_lost: bool = False
     is_hurrying: bool = False  # who is still there is told to leave
     saving_s: float = 0.0  # when the learner was last seen writing its last checkpoint
 
@@ -135,7 +136,7 @@ class Job:
             clear_ended_run(store, self.config)
             # Two jobs in one run would take each other's experience. One that was killed is no more: it is resumed.
             claim_run(store, None, FIRST_IDS['learner'], silence_s(self.config.heartbeat_s))
-        with sigterm_as_interrupt():
+        with signals_as_interrupt():
             try:
                 self.start()
                 return self._accompany(out)
@@ -154,7 +155,7 @@ class Job:
         self.say = display.say
         session.watch()
         code = self.watch(session, display.tick)
-        result = Result(code, session.finish_reason or 'all processes left', display.figures())
+        result = Result(code, session.finish_reason or 'all processes left', display.figures(not self.is_store_lost))
         display.say(f'finished: {result.reason} (all processes had left {self.left_after_s:.1f} s later)')
         if code == 0:
             try:
@@ -232,7 +233,7 @@ class Job:
             try:
                 for key, _ in selector.select(tick_s):
                     selector.unregister(key.fd)
-                    successor = self._reap(key.data, session)
+                    successor = self._reaped(key.data, session)
                     if successor is not None:
                         selector.register(successor.pidfd, selectors.EVENT_READ, successor)
                 tick()
@@ -242,12 +243,37 @@ class Job:
                 interrupts += 1
                 self.failed = self.failed or 'interrupted'
                 self.say('interrupted: ending the run (once more to kill it)')
-                session.finish('interrupted', failed=True)
+                self._interrupt(session)
                 if interrupts > 1:
                     self._kill_all()
         selector.close()
         self.left_after_s = time.monotonic() - ended[0] if ended else 0.0
         return 1 if self.failed else 0
+
+    def _interrupt(self, session: Session) -> None:
+        try:
+            with session.store.hasty():
+                session.finish('interrupted', failed=True)
+        except StoreError as error:
+            self._end_here('interrupted', error, session)
+
+    def _end_here(self, reason: str, error: StoreError, session: Session) -> None:
+        """End a run whose store is away: our own processes are told, a learner with checkpoints writes its last one."""
+        self.failed, self.is_store_lost = self.failed or reason, True
+        self.say(f'the store cannot be told of it, so the processes started here are: {error}')
+        session.finish_here(reason)
+        for process in self.processes:
+            if process.code is None and not process.is_told:
+                process.is_told = True
+                os.kill(process.pid, signal.SIGTERM)
+
+    def _reaped(self, process: Process, session: Session) -> Optional[Process]:
+        """As ``_reap``, also where the store does not come back."""
+        try:
+            return self._reap(process, session)
+        except StoreError as error:
+            self._end_here('the store was lost', error, session)
+            return None
 
     def _reap(self, process: Process, session: Session) -> Optional[Process]:
         """Take note of its end; returns the process that was started in its place, if any."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ding_store.errors import StoreError
+from ding_store.launch.output import print_to
 from ding_store.middleware.members import Member, Members
 from ding_store.storage.base import Store
 
@@ -130,10 +132,11 @@ class Display:
         self._begin = time.monotonic()
         self._next = self._begin + first_s
 
-    def figures(self) -> Figures:
-        """As they were last read, where the store is away."""
+    def figures(self, waits: bool = True) -> Figures:
+        """As they were last read, where the store is away; ``waits``: and does not come back in time."""
         try:
-            self._members.refresh()
+            with contextlib.nullcontext() if waits else self._store.hasty():
+                self._members.refresh()
         except StoreError as error:
             self.say(f'the last figures may be missing: {error}')
         return Figures.of(self._members)
@@ -144,8 +147,7 @@ class Display:
         if now >= self._next:
             self._next = now + self._every_s
             text = f'[{now - self._begin:5.0f} s] {self._line()}'
-            self._out.write(f'\r{text}\x1b[K' if self._tty else f'{text}\n')
-            self._out.flush()
+            print_to(self._out, f'\r{text}\x1b[K' if self._tty else f'{text}\n')
 
     def _line(self) -> str:
         try:
@@ -155,8 +157,7 @@ class Display:
             return f'the store does not answer: {error}'
 
     def say(self, text: str) -> None:
-        self._out.write(f'\r\x1b[K{text}\n' if self._tty else f'{text}\n')
-        self._out.flush()
+        print_to(self._out, f'\r\x1b[K{text}\n' if self._tty else f'{text}\n')
 
 
 def table(columns: Sequence[Tuple[str, dict]]) -> str:

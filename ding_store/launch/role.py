@@ -40,8 +40,9 @@ class Role:
 
     def enter(self) -> None:
         """Make this process one that its launcher ends: nobody else would, if that is killed."""
-        # Ctrl-C reaches every process of the terminal's group. The launcher ends the run for all, in order.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Ctrl-C, or its closing, reaches every process of the terminal. The launcher ends the run for all, in order.
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         end_with(self.launcher)
 

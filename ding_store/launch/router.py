@@ -10,6 +10,7 @@ from typing import List, Sequence
 
 from ding_store.errors import VersionConflict
 from ding_store.middleware.claim import SINGLE_ROLES
+from ding_store.middleware.ending import is_failing
 from ding_store.middleware.members import Members
 from ding_store.storage.base import Store
 
@@ -25,10 +26,11 @@ def activate(node_id: int, listen_to: str, attach_to: Sequence[str], num_workers
     Overview:
         Make ``task.router`` active in this process, listening and dialling as a worker of ``ditask`` would.
     """
-    from ding.framework import Parallel
+    from ding.framework import Parallel, task
 
     router = Parallel()
     router.is_active = True
+    task.stop = _stop
     router._run(
         node_id=node_id,
         local_id=0,  # its start would be delayed by that many seconds
@@ -36,6 +38,22 @@ def activate(node_id: int, listen_to: str, attach_to: Sequence[str], num_workers
         listen_to=listen_to,
         attach_to=list(attach_to),
     )
+
+
+def _stop() -> None:
+    """
+    In place of ``task.stop``, which tells all of the mesh to finish, until the exchangers have one of their own: what
+    fails before it takes part, or is interrupted, has nothing to end. Others wait for it as for one that was killed.
+    """
+    from ding.framework import task
+
+    del task.stop  # from here on the class's own again
+    was_active = task.router.is_active
+    task.router.is_active = was_active and not is_failing()
+    try:
+        task.stop()
+    finally:
+        task.router.is_active = was_active
 
 
 def deactivate() -> None:

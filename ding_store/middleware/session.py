@@ -174,6 +174,10 @@ class Session:
                 reason, failed = end.header['reason'], end.header['failed']
         self._finish(reason, failed)
 
+    def finish_here(self, reason: str) -> None:
+        """A failed end that the store could not be told of: for this process alone."""
+        self._finish(reason, failed=True)
+
     def on_finish(self, call: Callable[[str], None]) -> None:
         """Call ``call(reason)`` when the run ends, from the session's thread."""
         self._on_finish.append(call)

@@ -1,10 +1,12 @@
 """What ``ding-store``'s options accept, and what it says where they are wrong; on a server of the test's own."""
 
 import io
+import os
+import signal
 import sys
 
 import pytest
-from jobs import PIPELINES, ding_store, job
+from jobs import DEADLINE_S, PIPELINES, ding_store, environment, job, start
 
 from ding_store.config import parse_settings
 from ding_store.errors import ConfigError
@@ -98,3 +100,40 @@ def test_a_file_gets_its_first_line_of_progress_soon():
         for _ in range(3):
             display.tick()
     assert out.getvalue().count('env steps 0') == 1
+
+
+class Unread(io.StringIO):
+    """What a pipe is whose reader has gone."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.fileno = file.fileno
+
+    def flush(self):
+        raise BrokenPipeError(32, 'Broken pipe')
+
+
+def test_a_run_is_shown_to_nobody_where_who_read_it_has_gone(tmp_path):
+    with open(tmp_path / 'out', 'wb') as file, open_store('memory://', stream_options=STREAM_OPTIONS) as store:
+        out = Unread(file)
+        display = Display(store, out, file_every_s=0.0, first_s=0.0)
+        display.tick()
+        display.say('a collector died')
+        assert os.path.samefile(f'/proc/self/fd/{out.fileno()}', os.devnull)
+
+
+def test_head_ends_what_only_prints_and_not_a_run(tmp_path):
+    """A run that is piped to it goes on: hours of training are not to be lost for it."""
+    script, figures = tmp_path / 'main.py', tmp_path / 'figures.json'
+    script.write_text("import sys\nsys.exit('in vain')\n")
+
+    def ended(*arguments):
+        read, write = os.pipe()
+        os.close(read)
+        with os.fdopen(write, 'wb') as out:
+            process = start(ding_store(*arguments), tmp_path, environment(), out)
+        return process.wait(DEADLINE_S)
+
+    assert ended('run', '--json', figures, *ROLES[1:], '--', 'python', script) == 1
+    assert 'failed with exit code 1' in figures.read_text()
+    assert ended('gc', '--dry-run') == 128 + signal.SIGPIPE

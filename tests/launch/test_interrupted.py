@@ -5,7 +5,7 @@ import signal
 import sys
 
 import pytest
-from jobs import PIPELINES, TINY, ding_store, job, status
+from jobs import DEADLINE_S, PIPELINES, TINY, ding_store, job, status
 
 pytest.importorskip('ding')
 pytest.importorskip('gym')
@@ -33,8 +33,8 @@ def saved(tmp_path):
     return sorted(torch.load(path)['ding_store']['counters']['train_iter'] for path in paths)
 
 
-def trained(tmp_path):
-    members = status(tmp_path, '--run', 'r')['members']
+def trained(tmp_path, *options):
+    members = status(tmp_path, '--run', 'r', *options)['members']
     return max((each['figures'].get('train_iter', 0) for each in members if each['role'] == 'learner'), default=0)
 
 
@@ -48,6 +48,7 @@ def logs(tmp_path):
         ('ditask', signal.SIGINT, True),
         ('ditask', signal.SIGTERM, False),
         ('roles', signal.SIGTERM, True),
+        ('roles', signal.SIGHUP, True),
     ],
 )
 def test_what_was_trained_is_on_the_disk(tmp_path, kind, number, everybody):
@@ -59,10 +60,27 @@ def test_what_was_trained_is_on_the_disk(tmp_path, kind, number, everybody):
         (first,) = saved(tmp_path)
         known = run.wait_for(lambda: (n := trained(tmp_path)) > first + TRAINED and n, 'iterations after it')
         assert saved(tmp_path) == [first]
-        (os.killpg if everybody else os.kill)(run.process.pid, number)
+        for _ in range(1 + (number == signal.SIGHUP)):  # of a terminal that is closed kernel and shell both say so
+            (os.killpg if everybody else os.kill)(run.process.pid, number)
         assert run.wait() != 0, run.text
+        assert kind == 'ditask' or 'finished: interrupted' in run.text
     before, last = saved(tmp_path)
     assert (before, last >= known) == (first, True)
+
+
+def test_what_was_trained_is_on_the_disk_while_the_store_is_away(tmp_path, own_server):
+    """Ctrl-C is not to wait for it: nobody would, and who kills the launcher kills the learner before it has saved."""
+    options = ['--store', own_server.url, '--set', f'reconnect_timeout_s={2 * DEADLINE_S}']
+    command = [*RUN, *options, '--roles', 'learner=1,collector=2', '--', 'python', TINY, *TINY_ARGUMENTS]
+    with job(ding_store(*command), tmp_path) as run:
+        run.wait_for(lambda: 'checkpoint of iteration' in logs(tmp_path), 'a checkpoint')
+        (first,) = saved(tmp_path)
+        run.wait_for(lambda: trained(tmp_path, '--store', own_server.url) > first + TRAINED, 'iterations after it')
+        own_server.kill()
+        os.killpg(run.process.pid, signal.SIGINT)
+        assert run.wait() == 1, run.text
+    assert 'finished: interrupted' in run.text
+    assert saved(tmp_path)[-1] > first
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])

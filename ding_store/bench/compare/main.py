@@ -30,7 +30,7 @@ from ding_store.bench.compare.terminal import Progress, render
 from ding_store.bench.compare.worker import WorkerFailed
 from ding_store.bench.scratch import scratch
 from ding_store.errors import ConfigError
-from ding_store.launch.interrupt import sigterm_as_interrupt
+from ding_store.launch.interrupt import signals_as_interrupt
 
 DESCRIPTION = (
     'Every row of the published requirements on the stock buffer and on the store, side by side: adds/s, samples/s, '
@@ -68,7 +68,7 @@ def main(options: argparse.Namespace) -> int:
     """0: all was measured; 1: something failed, and the tables say what."""
     rows, sections, settings = _checked(options)
     results = Results(Path(options.json) if options.json else None, settings, options.resume)
-    with sigterm_as_interrupt(), scratch() as directory:
+    with signals_as_interrupt(), scratch() as directory:
         # Of all processes that follow: libraries leave some, and those that are killed leave more.
         os.environ['TMPDIR'] = directory
         # The socket of the forkserver, too: a process that is killed leaves the directory that it would else have made.
