@@ -32,6 +32,10 @@ With `--checkpoint` a learner that is killed goes on from its last checkpoint, a
 everything was killed.
 
 The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine.
+
+Stock, too, in processes that DI-engine starts:
+
+> python3 -u dizoo_configs/atari/atari_dqn_main.py --stock --parallel-workers 4
 """  # noqa: E501
 
 from ding.config import compile_config
@@ -45,7 +49,7 @@ from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
 from ding_store.middleware.trajectories import apex_epsilon, first_priorities, nstep_returns
-from dizoo_configs.command import DEFAULTS, Options, make_envs, options, take_role, use_end, use_logger
+from dizoo_configs.command import DEFAULTS, Options, make_envs, options, run, take_role, use_end, use_logger
 
 CONFIGS = [
     f'dizoo_configs.atari.{name}_config'
@@ -89,4 +93,4 @@ def main(given: Options = DEFAULTS) -> None:
 
 
 if __name__ == '__main__':
-    main(options(main, CONFIGS, can_checkpoint=True))
+    run(main, options(main, CONFIGS, can_checkpoint=True))

@@ -28,6 +28,10 @@ that is killed goes on from its last checkpoint, and so does the same command af
 knows what was trained on.
 
 The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine, whose buffer knows no order.
+
+Stock, too, in processes that DI-engine starts:
+
+> python3 -u dizoo_configs/atari/atari_impala_main.py --stock --parallel-workers 4
 """  # noqa: E501
 
 from ding.config import compile_config
@@ -41,7 +45,7 @@ from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
 from ding_store.middleware.trajectories import Unroller
-from dizoo_configs.command import DEFAULTS, Options, make_envs, options, take_role, use_end
+from dizoo_configs.command import DEFAULTS, Options, make_envs, options, run, take_role, use_end
 
 CONFIGS = ['dizoo_configs.atari.pong_impala_config', 'dizoo_configs.atari.qbert_impala_config']
 
@@ -83,4 +87,4 @@ def main(given: Options = DEFAULTS) -> None:
 
 
 if __name__ == '__main__':
-    main(options(main, CONFIGS, can_checkpoint=True))
+    run(main, options(main, CONFIGS, can_checkpoint=True))

@@ -27,6 +27,10 @@ The learner estimates advantages and puts them into its replay, where a step is 
 was killed; its replay knows how often each step was used.
 
 The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine.
+
+Stock, too, in processes that DI-engine starts:
+
+> python3 -u dizoo_configs/atari/atari_ppo_main.py --stock --parallel-workers 4
 """  # noqa: E501
 
 from ding.config import compile_config
@@ -39,7 +43,7 @@ from ding.utils import set_pkg_seed
 from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
-from dizoo_configs.command import DEFAULTS, Options, make_envs, options, take_role, use_end
+from dizoo_configs.command import DEFAULTS, Options, make_envs, options, run, take_role, use_end
 
 CONFIGS = ['dizoo_configs.atari.qbert_ppo_config', 'dizoo_configs.atari.pong_ppo_config']
 
@@ -77,4 +81,4 @@ def main(given: Options = DEFAULTS) -> None:
 
 
 if __name__ == '__main__':
-    main(options(main, CONFIGS, can_checkpoint=True))
+    run(main, options(main, CONFIGS, can_checkpoint=True))

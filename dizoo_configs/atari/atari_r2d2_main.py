@@ -28,6 +28,10 @@ With `--checkpoint` a learner that is killed goes on from its last checkpoint, a
 everything was killed.
 
 The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine on the same elements.
+
+Stock, too, in processes that DI-engine starts:
+
+> python3 -u dizoo_configs/atari/atari_r2d2_main.py --stock --parallel-workers 4
 """  # noqa: E501
 
 from ding.config import compile_config
@@ -41,7 +45,7 @@ from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
 from ding_store.middleware.trajectories import Unroller
-from dizoo_configs.command import DEFAULTS, Options, make_envs, options, take_role, use_end, use_logger
+from dizoo_configs.command import DEFAULTS, Options, make_envs, options, run, take_role, use_end, use_logger
 
 CONFIGS = ['dizoo_configs.atari.pong_r2d2_config', 'dizoo_configs.atari.qbert_r2d2_config']
 
@@ -91,4 +95,4 @@ def main(given: Options = DEFAULTS) -> None:
 
 
 if __name__ == '__main__':
-    main(options(main, CONFIGS, can_checkpoint=True))
+    run(main, options(main, CONFIGS, can_checkpoint=True))

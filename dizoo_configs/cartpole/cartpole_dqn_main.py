@@ -28,6 +28,10 @@ With `--checkpoint` at the end of these commands a learner that is killed goes o
 the same command after everything was killed.
 
 The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine.
+
+Stock, too, in processes that DI-engine starts:
+
+> python3 -u dizoo_configs/cartpole/cartpole_dqn_main.py --stock --parallel-workers 4
 """  # noqa: E501
 
 import gym
@@ -42,7 +46,7 @@ from ding.utils import set_pkg_seed
 from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
-from dizoo_configs.command import DEFAULTS, ENV_MANAGERS, Options, options, take_role, use_end, use_logger
+from dizoo_configs.command import DEFAULTS, ENV_MANAGERS, Options, options, run, take_role, use_end, use_logger
 
 CONFIGS = ['dizoo_configs.cartpole.cartpole_dqn_config', 'dizoo_configs.cartpole.cartpole_dqn_per_config']
 
@@ -89,4 +93,4 @@ def main(given: Options = DEFAULTS) -> None:
 
 
 if __name__ == '__main__':
-    main(options(main, CONFIGS, can_checkpoint=True))
+    run(main, options(main, CONFIGS, can_checkpoint=True))

@@ -29,6 +29,10 @@ the same command after everything was killed. It has no replay to keep: what it 
 once more.
 
 The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine.
+
+Stock, too, in processes that DI-engine starts:
+
+> python3 -u dizoo_configs/cartpole/cartpole_ppo_main.py --stock --parallel-workers 4
 """  # noqa: E501
 
 import gym
@@ -50,7 +54,7 @@ from ding.utils import set_pkg_seed
 from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
-from dizoo_configs.command import DEFAULTS, ENV_MANAGERS, Options, options, take_role, use_end
+from dizoo_configs.command import DEFAULTS, ENV_MANAGERS, Options, options, run, take_role, use_end
 
 CONFIGS = ['dizoo_configs.cartpole.cartpole_ppo_config']
 
@@ -95,4 +99,4 @@ def main(given: Options = DEFAULTS) -> None:
 
 
 if __name__ == '__main__':
-    main(options(main, CONFIGS, can_checkpoint=True))
+    run(main, options(main, CONFIGS, can_checkpoint=True))

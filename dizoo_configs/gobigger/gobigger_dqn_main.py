@@ -24,6 +24,10 @@ everything was killed.
 
 The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine, with its own
 prioritized replay.
+
+Stock, too, in processes that DI-engine starts:
+
+> python3 -u dizoo_configs/gobigger/gobigger_dqn_main.py --stock --parallel-workers 4
 """  # noqa: E501
 
 from ding.config import compile_config
@@ -35,7 +39,7 @@ from ding.utils import set_pkg_seed
 from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
-from dizoo_configs.command import DEFAULTS, Options, make_envs, options, take_role, use_end, use_logger
+from dizoo_configs.command import DEFAULTS, Options, make_envs, options, run, take_role, use_end, use_logger
 from dizoo_configs.gobigger.gobigger_policy import GoBiggerDQNPolicy
 
 CONFIGS = ['dizoo_configs.gobigger.gobigger_dqn_config']
@@ -75,4 +79,4 @@ def main(given: Options = DEFAULTS) -> None:
 
 
 if __name__ == '__main__':
-    main(options(main, CONFIGS, can_checkpoint=True))
+    run(main, options(main, CONFIGS, can_checkpoint=True))

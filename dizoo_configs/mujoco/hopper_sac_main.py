@@ -26,6 +26,10 @@ With `--checkpoint` a learner that is killed goes on from its last checkpoint, a
 everything was killed.
 
 The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine.
+
+Stock, too, in processes that DI-engine starts:
+
+> python3 -u dizoo_configs/mujoco/hopper_sac_main.py --stock --parallel-workers 4
 """  # noqa: E501
 
 from ding.config import compile_config
@@ -38,7 +42,7 @@ from ding.utils import set_pkg_seed
 from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
-from dizoo_configs.command import DEFAULTS, Options, make_envs, options, take_role, use_end
+from dizoo_configs.command import DEFAULTS, Options, make_envs, options, run, take_role, use_end
 
 CONFIGS = ['dizoo_configs.mujoco.hopper_sac_config']
 
@@ -78,4 +82,4 @@ def main(given: Options = DEFAULTS) -> None:
 
 
 if __name__ == '__main__':
-    main(options(main, CONFIGS, can_checkpoint=True))
+    run(main, options(main, CONFIGS, can_checkpoint=True))

@@ -28,6 +28,10 @@ everything was killed.
 
 The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine, but for the model,
 which its policy can call (policies.py).
+
+Stock, too, in processes that DI-engine starts:
+
+> python3 -u dizoo_configs/smac/smac_3s5z_masac_main.py --stock --parallel-workers 4
 """  # noqa: E501
 
 from ding.config import compile_config
@@ -40,7 +44,7 @@ from ding.utils import set_pkg_seed
 from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
-from dizoo_configs.command import DEFAULTS, Options, make_envs, options, take_role, use_end
+from dizoo_configs.command import DEFAULTS, Options, make_envs, options, run, take_role, use_end
 
 CONFIGS = ['dizoo_configs.smac.smac_3s5z_masac_config', 'dizoo_configs.smac.smax_3s5z_masac_config']
 
@@ -79,4 +83,4 @@ def main(given: Options = DEFAULTS) -> None:
 
 
 if __name__ == '__main__':
-    main(options(main, CONFIGS, can_checkpoint=True))
+    run(main, options(main, CONFIGS, can_checkpoint=True))

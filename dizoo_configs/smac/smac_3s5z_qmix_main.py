@@ -29,6 +29,10 @@ everything was killed.
 The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine, but for the policy,
 whose transitions are trees of tensors (policies.py). An element is a sequence of `collect.unroll_len` steps: collectors
 cut them, so that what travels is what is replayed.
+
+Stock, too, in processes that DI-engine starts:
+
+> python3 -u dizoo_configs/smac/smac_3s5z_qmix_main.py --stock --parallel-workers 4
 """  # noqa: E501
 
 import copy
@@ -43,7 +47,7 @@ from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
 from ding_store.middleware.trajectories import Unroller
-from dizoo_configs.command import DEFAULTS, Options, make_envs, options, take_role, use_end
+from dizoo_configs.command import DEFAULTS, Options, make_envs, options, run, take_role, use_end
 from dizoo_configs.smac.policies import TaskQMIXPolicy
 
 CONFIGS = ['dizoo_configs.smac.smac_3s5z_qmix_config', 'dizoo_configs.smac.smax_3s5z_qmix_config']
@@ -87,4 +91,4 @@ def main(given: Options = DEFAULTS) -> None:
 
 
 if __name__ == '__main__':
-    main(options(main, CONFIGS, can_checkpoint=True))
+    run(main, options(main, CONFIGS, can_checkpoint=True))
