@@ -41,13 +41,14 @@ Stock, too, in processes that DI-engine starts:
 from ding.config import compile_config
 from ding.framework import ding_init, task
 from ding.framework.context import OnlineRLContext
-from ding.framework.middleware import CkptSaver, StepCollector, eps_greedy_handler, interaction_evaluator
+from ding.framework.middleware import StepCollector, eps_greedy_handler, interaction_evaluator
 from ding.model import DQN
 from ding.policy import DQNPolicy
 from ding.utils import set_pkg_seed
 from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
+from ding_store.middleware.stock_saver import stock_saver
 from ding_store.middleware.trajectories import apex_epsilon, first_priorities, nstep_returns
 from dizoo_configs.command import DEFAULTS, Options, make_envs, options, run, take_role, use_end, use_logger
 
@@ -86,7 +87,7 @@ def main(given: Options = DEFAULTS) -> None:
         task.use(parts.data_pusher(cfg, buffer_))
         task.use(parts.OffPolicyLearner(cfg, policy.learn_mode, buffer_))
         use_logger(100)
-        task.use(CkptSaver(policy, cfg.exp_name, train_freq=1000))
+        task.use(stock_saver(policy, cfg.exp_name, train_freq=1000))
         task.use(parts.Checkpointer(policy))
         use_end(given)
         task.run()

@@ -41,7 +41,6 @@ from ding.envs import DingEnvWrapper
 from ding.framework import ding_init, task
 from ding.framework.context import OnlineRLContext
 from ding.framework.middleware import (
-    CkptSaver,
     StepCollector,
     gae_estimator,
     interaction_evaluator,
@@ -54,6 +53,7 @@ from ding.utils import set_pkg_seed
 from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
+from ding_store.middleware.stock_saver import stock_saver
 from dizoo_configs.command import DEFAULTS, ENV_MANAGERS, Options, options, run, take_role, use_end
 
 CONFIGS = ['dizoo_configs.cartpole.cartpole_ppo_config']
@@ -92,7 +92,7 @@ def main(given: Options = DEFAULTS) -> None:
         task.use(gae_estimator(cfg, policy.collect_mode))
         task.use(multistep_trainer(policy.learn_mode, log_freq=50))
         task.use(online_logger(train_show_freq=10))
-        task.use(CkptSaver(policy, cfg.exp_name, train_freq=100))
+        task.use(stock_saver(policy, cfg.exp_name, train_freq=100))
         task.use(parts.Checkpointer(policy))
         use_end(given)
         task.run()
