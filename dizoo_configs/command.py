@@ -8,13 +8,14 @@ import difflib
 import importlib
 import inspect
 import os
+import re
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Callable, Dict, Sequence, Set, Tuple
 
 import yaml
 from ding.envs import BaseEnvManagerV2, SubprocessEnvManagerV2, get_env_cls, get_vec_env_setting
-from ding.framework import task
+from ding.framework import Parallel, task
 from ding.framework.middleware import online_logger, termination_checker
 from ding.framework.task import VoidMiddleware
 from ding.utils import POLICY_REGISTRY
@@ -33,6 +34,18 @@ ENV_DEFAULTS = dict(
     replay_path=None,
     manager={key: value for each in ENV_MANAGERS.values() for key, value in each.default_config().items()},
 )
+#: With less of any of these DI-engine collects or trains nothing, or fails where it does not say why.
+COUNTS = (
+    'env.collector_env_num',
+    'env.evaluator_env_num',
+    'env.n_evaluator_episode',
+    'policy.nstep',
+    'policy.collect.n_sample',
+    'policy.collect.unroll_len',
+    'policy.learn.batch_size',
+    'policy.learn.epoch_per_collect',
+    'policy.learn.update_per_collect',
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +57,7 @@ class Options:
         - config (:obj:`str`): Module of the config; '' for the main's own.
         - stock (:obj:`bool`): Turn the flag off: stock DI-engine.
         - max_env_step, max_train_iter (:obj:`int`): Where the run ends, if not at the stop value. 0: no such end.
+        - parallel_workers (:obj:`int`): In how many processes ``run`` starts it; 1 is the caller's.
         - env_manager (:obj:`str`): 'base', 'subprocess', or '' for the config's.
         - settings (:obj:`Dict[str, Any]`): Dotted key of ``main_config`` -> value.
         - checkpoint (:obj:`bool`): Go on from the last checkpoint when started again.
@@ -57,6 +71,7 @@ class Options:
     env_manager: str = ''
     settings: Tuple[Tuple[str, Any], ...] = ()
     checkpoint: bool = False
+    parallel_workers: int = 1
 
     def configs(self, default: str) -> Tuple[Any, Any]:
         """
@@ -65,7 +80,7 @@ class Options:
         Returns:
             - main_config, create_config (:obj:`EasyDict`): Copies, with these options applied.
         Raises:
-            - ConfigError: A setting's key is not one of the config, or options contradict each other.
+            - ConfigError: A setting's key or value is not one of this config, or options contradict each other.
         """
         module = importlib.import_module(self.config or default)
         main_config, create_config = copy.deepcopy((module.main_config, module.create_config))
@@ -76,6 +91,7 @@ class Options:
         if self.stock:
             main_config.store.enable = False
         self._check(main_config)
+        _check_numbers(main_config)
         if not main_config.store.enable and create_config.get('replay_buffer', {}).get('type') == 'store':
             create_config.pop('replay_buffer')  # del would leave the item of an EasyDict
         if self.checkpoint:
@@ -107,17 +123,66 @@ def _set(config: Any, key: str, value: Any) -> None:
         if name not in config:
             raise ConfigError(f'--set {key}: the config has no {name!r} there; it has {", ".join(sorted(config))}')
         config = config[name]
+    if last in config and not _is_of_model_or_replay(path):
+        _check_kind(key, config[last], value)
     config[last] = value
+
+
+def _check_kind(key: str, default: Any, value: Any) -> None:
+    """A value of another kind than the config's own would do nothing, or fail where nobody says which it was."""
+    if isinstance(default, dict) and not isinstance(value, dict):
+        raise ConfigError(f'--set {key}={value}: it has keys ({", ".join(sorted(default))}): set one of these')
+    for kind, name in ((bool, 'true or false'), ((int, float), 'a number'), (str, 'text in quotes')):
+        if isinstance(default, kind):
+            if not isinstance(value, kind) or isinstance(default, bool) != isinstance(value, bool):
+                raise ConfigError(f'--set {key}={value}: must be {name}, as in the config ({default!r})')
+            return
+
+
+def _check_numbers(main_config: Any) -> None:
+    for key in COUNTS:
+        value = _get(main_config, key)
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ConfigError(f'{key} ({value!r}) must be an integer of at least 1')
+    env, policy = main_config.env, main_config.policy
+    if env.n_evaluator_episode < env.evaluator_env_num:
+        raise ConfigError(
+            f'env.n_evaluator_episode ({env.n_evaluator_episode}) must be at least env.evaluator_env_num '
+            f'({env.evaluator_env_num}), of which each plays one: --set env.evaluator_env_num={env.n_evaluator_episode}'
+        )
+    for kind, name in (('collect', 'collector_env_num'), ('eval', 'evaluator_env_num')):
+        states = _get(policy, f'{kind}.env_num')  # of recurrent policies, which keep a state per environment
+        if states is not None and states < env[name]:
+            raise ConfigError(
+                f'policy.{kind}.env_num ({states}) must be at least env.{name} ({env[name]}): '
+                f'--set policy.{kind}.env_num={env[name]}'
+            )
+    size = _get(policy, 'other.replay_buffer.replay_buffer_size')
+    if isinstance(size, int) and size < policy.learn.batch_size:
+        raise ConfigError(
+            f'policy.other.replay_buffer.replay_buffer_size ({size}) must be at least policy.learn.batch_size '
+            f'({policy.learn.batch_size}): a batch would never be complete'
+        )
+
+
+def _get(config: Any, key: str) -> Any:
+    for name in key.split('.'):
+        config = config.get(name) if isinstance(config, dict) else None
+    return config
+
+
+def _is_of_model_or_replay(path: Sequence[str]) -> bool:
+    """What models take only these know; what replays take is checked when one is made."""
+    return path[:2] == ['policy', 'model'] or path[1:] == ['other', 'replay_buffer']
 
 
 def _check_spelling(main_config: Any, create_config: Any, key: str) -> None:
     """
-    DI-engine takes any key and looks at those it knows, so one that is almost a known one would do nothing. Keys of
-    models only these know, and those of replays are checked when one is made. Environments may say what they read, in
-    their ``config``: of these any other key is refused.
+    DI-engine takes any key and looks at those it knows, so one that is almost a known one would do nothing.
+    Environments may say what they read, in their ``config``: of these any other key is refused.
     """
     *path, last = key.split('.')
-    if path[:2] == ['policy', 'model'] or path[1:] == ['other', 'replay_buffer']:
+    if _is_of_model_or_replay(path):
         return
     known = set() if path else set(main_config)
     says_all = False
@@ -160,12 +225,19 @@ def options(main: Callable, configs: Sequence[str] = (), can_checkpoint: bool = 
     names = {name.rpartition('.')[2].replace('_config', ''): name for name in configs}
     if names:
         parser.add_argument('--config', choices=sorted(names), default=next(iter(names)))
-    parser.add_argument('-s', '--seed', type=int, default=0)
+    parser.add_argument('-s', '--seed', type=partial(_number, limit=2**31), default=0)
     parser.add_argument(
         '--stock', action='store_true', help='stock DI-engine: the same as main_config.store.enable=False'
     )
-    parser.add_argument('--max-env-step', type=int, default=0, help='end there, if not at the stop value')
-    parser.add_argument('--max-train-iter', type=int, default=0)
+    parser.add_argument('--max-env-step', type=_number, default=0, help='end there, if not at the stop value')
+    parser.add_argument('--max-train-iter', type=_number, default=0)
+    parser.add_argument(
+        '--parallel-workers',
+        type=_workers,
+        default=1,
+        metavar='N',
+        help='learner, evaluator and N - 2 collectors as processes that DI-engine starts, as ditask does',
+    )
     parser.add_argument('--env-manager', choices=sorted(ENV_MANAGERS), default='')
     parser.add_argument(
         '--set', action='append', default=[], metavar='KEY=VALUE', help='of main_config: policy.learn.batch_size=64'
@@ -186,6 +258,7 @@ def options(main: Callable, configs: Sequence[str] = (), can_checkpoint: bool = 
         env_manager=given.env_manager,
         settings=settings,
         checkpoint=can_checkpoint and given.checkpoint,
+        parallel_workers=given.parallel_workers,
     )
     if names:
         try:
@@ -199,7 +272,53 @@ def _setting(text: str) -> Tuple[str, Any]:
     key, is_one, value = text.partition('=')
     if not is_one:
         raise ConfigError(f'--set {text}: must be KEY=VALUE, such as policy.learn.batch_size=64')
-    return key, yaml.safe_load(value)
+    try:
+        return key, yaml.load(value, _Loader)  # noqa: S506 - a safe one
+    except yaml.YAMLError as error:
+        raise ConfigError(f'--set {text}: {error}') from error
+
+
+class _Loader(yaml.SafeLoader):
+    """Which takes 1e-4 for a number, too: YAML 1.1 wants 1.0e-4, and has text otherwise."""
+
+
+_Loader.add_implicit_resolver(
+    'tag:yaml.org,2002:float', re.compile(r'[-+]?\d+(\.\d*)?[eE][-+]?\d+$'), [*'-+0123456789']
+)
+
+
+def _number(text: str, limit: int = 2**63) -> int:
+    if not text.isdecimal() or int(text) >= limit:
+        raise argparse.ArgumentTypeError(f'{text!r} must be an integer of at least 0, and less than {limit}')
+    return int(text)
+
+
+def _workers(text: str) -> int:
+    number = _number(text)
+    if number in (0, 2):
+        raise argparse.ArgumentTypeError(
+            f'{number} must be 1, this process alone, or at least 3: a learner, an evaluator and collectors'
+        )
+    return number
+
+
+def run(main: Callable, given: Options) -> None:
+    """
+    Overview:
+        Run a main in this process, or in as many as its options say: DI-engine starts these as its ``ditask`` does,
+        and each takes the role of its number.
+    Raises:
+        - ConfigError: This process is one of several already.
+    """
+    if given.parallel_workers == 1:
+        main(given)
+    elif task.router.is_active:
+        raise ConfigError(
+            f'--parallel-workers {given.parallel_workers}: this process has a role already, which `ding-store run '
+            '--roles` or `join` gave it: leave one of them out'
+        )
+    else:
+        Parallel.runner(n_parallel_workers=given.parallel_workers, topology='mesh')(main, given)
 
 
 def make_envs(cfg: Any, create_config: Any) -> Tuple[Any, Any]:

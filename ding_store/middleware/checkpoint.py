@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Union
 import numpy as np
 import torch
 from ding.framework import task
-from ding.framework.middleware.ckpt_handler import CkptSaver
 from ding.framework.task import VoidMiddleware
 from ditk import logging
 
@@ -22,6 +21,7 @@ from ding_store.middleware.ending import CHECKPOINTS, is_failing
 from ding_store.middleware.policies import Policies
 from ding_store.middleware.saving import SAVE_S, LastSave, saving
 from ding_store.middleware.session import Session
+from ding_store.middleware.stock_saver import stock_saver
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
@@ -70,7 +70,7 @@ def ckpt_saver(session: Session, policy: Any, *args: Any, **kwargs: Any) -> Any:
     Raises:
         - ConfigError: Both are to write into one directory.
     """
-    stock = CkptSaver(policy, *args, **kwargs)
+    stock = stock_saver(policy, *args, **kwargs)
     if session.config.checkpoint is not None and not isinstance(stock, VoidMiddleware):
         session.config.checkpoint.check_apart(stock.prefix)
     parts = [part for part in (stock, checkpointer(session, policy)) if not isinstance(part, VoidMiddleware)]

@@ -28,20 +28,25 @@ With `--checkpoint` a learner that is killed goes on from its last checkpoint, a
 everything was killed.
 
 The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine on the same elements.
+
+Stock, too, in processes that DI-engine starts:
+
+> python3 -u dizoo_configs/atari/atari_r2d2_main.py --stock --parallel-workers 4
 """  # noqa: E501
 
 from ding.config import compile_config
 from ding.framework import ding_init, task
 from ding.framework.context import OnlineRLContext
-from ding.framework.middleware import CkptSaver, StepCollector, eps_greedy_handler, interaction_evaluator
+from ding.framework.middleware import StepCollector, eps_greedy_handler, interaction_evaluator
 from ding.model import DRQN
 from ding.policy import R2D2Policy
 from ding.utils import set_pkg_seed
 from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
+from ding_store.middleware.stock_saver import stock_saver
 from ding_store.middleware.trajectories import Unroller
-from dizoo_configs.command import DEFAULTS, Options, make_envs, options, take_role, use_end, use_logger
+from dizoo_configs.command import DEFAULTS, Options, make_envs, options, run, take_role, use_end, use_logger
 
 CONFIGS = ['dizoo_configs.atari.pong_r2d2_config', 'dizoo_configs.atari.qbert_r2d2_config']
 
@@ -84,11 +89,11 @@ def main(given: Options = DEFAULTS) -> None:
         task.use(parts.data_pusher(cfg, buffer_))
         task.use(parts.OffPolicyLearner(cfg, policy.learn_mode, buffer_))
         use_logger(100)
-        task.use(CkptSaver(policy, cfg.exp_name, train_freq=1000))
+        task.use(stock_saver(policy, cfg.exp_name, train_freq=1000))
         task.use(parts.Checkpointer(policy))
         use_end(given)
         task.run()
 
 
 if __name__ == '__main__':
-    main(options(main, CONFIGS, can_checkpoint=True))
+    run(main, options(main, CONFIGS, can_checkpoint=True))

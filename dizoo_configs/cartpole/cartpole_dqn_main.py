@@ -28,6 +28,10 @@ With `--checkpoint` at the end of these commands a learner that is killed goes o
 the same command after everything was killed.
 
 The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine.
+
+Stock, too, in processes that DI-engine starts:
+
+> python3 -u dizoo_configs/cartpole/cartpole_dqn_main.py --stock --parallel-workers 4
 """  # noqa: E501
 
 import gym
@@ -35,14 +39,15 @@ from ding.config import compile_config
 from ding.envs import DingEnvWrapper
 from ding.framework import ding_init, task
 from ding.framework.context import OnlineRLContext
-from ding.framework.middleware import CkptSaver, StepCollector, eps_greedy_handler, interaction_evaluator
+from ding.framework.middleware import StepCollector, eps_greedy_handler, interaction_evaluator
 from ding.model import DQN
 from ding.policy import DQNPolicy
 from ding.utils import set_pkg_seed
 from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
-from dizoo_configs.command import DEFAULTS, ENV_MANAGERS, Options, options, take_role, use_end, use_logger
+from ding_store.middleware.stock_saver import stock_saver
+from dizoo_configs.command import DEFAULTS, ENV_MANAGERS, Options, options, run, take_role, use_end, use_logger
 
 CONFIGS = ['dizoo_configs.cartpole.cartpole_dqn_config', 'dizoo_configs.cartpole.cartpole_dqn_per_config']
 
@@ -82,11 +87,11 @@ def main(given: Options = DEFAULTS) -> None:
         task.use(parts.data_pusher(cfg, buffer_))
         task.use(parts.OffPolicyLearner(cfg, policy.learn_mode, buffer_))
         use_logger(10)
-        task.use(CkptSaver(policy, cfg.exp_name, train_freq=100))
+        task.use(stock_saver(policy, cfg.exp_name, train_freq=100))
         task.use(parts.Checkpointer(policy))
         use_end(given)
         task.run()
 
 
 if __name__ == '__main__':
-    main(options(main, CONFIGS, can_checkpoint=True))
+    run(main, options(main, CONFIGS, can_checkpoint=True))

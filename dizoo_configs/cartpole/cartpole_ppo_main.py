@@ -29,6 +29,10 @@ the same command after everything was killed. It has no replay to keep: what it 
 once more.
 
 The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine.
+
+Stock, too, in processes that DI-engine starts:
+
+> python3 -u dizoo_configs/cartpole/cartpole_ppo_main.py --stock --parallel-workers 4
 """  # noqa: E501
 
 import gym
@@ -37,7 +41,6 @@ from ding.envs import DingEnvWrapper
 from ding.framework import ding_init, task
 from ding.framework.context import OnlineRLContext
 from ding.framework.middleware import (
-    CkptSaver,
     StepCollector,
     gae_estimator,
     interaction_evaluator,
@@ -50,7 +53,8 @@ from ding.utils import set_pkg_seed
 from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
-from dizoo_configs.command import DEFAULTS, ENV_MANAGERS, Options, options, take_role, use_end
+from ding_store.middleware.stock_saver import stock_saver
+from dizoo_configs.command import DEFAULTS, ENV_MANAGERS, Options, options, run, take_role, use_end
 
 CONFIGS = ['dizoo_configs.cartpole.cartpole_ppo_config']
 
@@ -88,11 +92,11 @@ def main(given: Options = DEFAULTS) -> None:
         task.use(gae_estimator(cfg, policy.collect_mode))
         task.use(multistep_trainer(policy.learn_mode, log_freq=50))
         task.use(online_logger(train_show_freq=10))
-        task.use(CkptSaver(policy, cfg.exp_name, train_freq=100))
+        task.use(stock_saver(policy, cfg.exp_name, train_freq=100))
         task.use(parts.Checkpointer(policy))
         use_end(given)
         task.run()
 
 
 if __name__ == '__main__':
-    main(options(main, CONFIGS, can_checkpoint=True))
+    run(main, options(main, CONFIGS, can_checkpoint=True))

@@ -24,18 +24,23 @@ everything was killed.
 
 The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine, with its own
 prioritized replay.
+
+Stock, too, in processes that DI-engine starts:
+
+> python3 -u dizoo_configs/gobigger/gobigger_dqn_main.py --stock --parallel-workers 4
 """  # noqa: E501
 
 from ding.config import compile_config
 from ding.framework import ding_init, task
 from ding.framework.context import OnlineRLContext
-from ding.framework.middleware import CkptSaver, StepCollector, eps_greedy_handler, interaction_evaluator
+from ding.framework.middleware import StepCollector, eps_greedy_handler, interaction_evaluator
 from ding.model import create_model
 from ding.utils import set_pkg_seed
 from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
-from dizoo_configs.command import DEFAULTS, Options, make_envs, options, take_role, use_end, use_logger
+from ding_store.middleware.stock_saver import stock_saver
+from dizoo_configs.command import DEFAULTS, Options, make_envs, options, run, take_role, use_end, use_logger
 from dizoo_configs.gobigger.gobigger_policy import GoBiggerDQNPolicy
 
 CONFIGS = ['dizoo_configs.gobigger.gobigger_dqn_config']
@@ -68,11 +73,11 @@ def main(given: Options = DEFAULTS) -> None:
         task.use(parts.data_pusher(cfg, buffer_))
         task.use(parts.OffPolicyLearner(cfg, policy.learn_mode, buffer_))
         use_logger(10)
-        task.use(CkptSaver(policy, cfg.exp_name, train_freq=1000))
+        task.use(stock_saver(policy, cfg.exp_name, train_freq=1000))
         task.use(parts.Checkpointer(policy))
         use_end(given)
         task.run()
 
 
 if __name__ == '__main__':
-    main(options(main, CONFIGS, can_checkpoint=True))
+    run(main, options(main, CONFIGS, can_checkpoint=True))

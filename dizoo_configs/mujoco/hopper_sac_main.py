@@ -26,19 +26,24 @@ With `--checkpoint` a learner that is killed goes on from its last checkpoint, a
 everything was killed.
 
 The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine.
+
+Stock, too, in processes that DI-engine starts:
+
+> python3 -u dizoo_configs/mujoco/hopper_sac_main.py --stock --parallel-workers 4
 """  # noqa: E501
 
 from ding.config import compile_config
 from ding.framework import ding_init, task
 from ding.framework.context import OnlineRLContext
-from ding.framework.middleware import CkptSaver, StepCollector, interaction_evaluator, online_logger
+from ding.framework.middleware import StepCollector, interaction_evaluator, online_logger
 from ding.model import ContinuousQAC
 from ding.policy import SACPolicy
 from ding.utils import set_pkg_seed
 from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
-from dizoo_configs.command import DEFAULTS, Options, make_envs, options, take_role, use_end
+from ding_store.middleware.stock_saver import stock_saver
+from dizoo_configs.command import DEFAULTS, Options, make_envs, options, run, take_role, use_end
 
 CONFIGS = ['dizoo_configs.mujoco.hopper_sac_config']
 
@@ -71,11 +76,11 @@ def main(given: Options = DEFAULTS) -> None:
         task.use(parts.data_pusher(cfg, buffer_))
         task.use(parts.OffPolicyLearner(cfg, policy.learn_mode, buffer_))
         task.use(online_logger(train_show_freq=100))
-        task.use(CkptSaver(policy, cfg.exp_name, train_freq=1000))
+        task.use(stock_saver(policy, cfg.exp_name, train_freq=1000))
         task.use(parts.Checkpointer(policy))
         use_end(given)
         task.run()
 
 
 if __name__ == '__main__':
-    main(options(main, CONFIGS, can_checkpoint=True))
+    run(main, options(main, CONFIGS, can_checkpoint=True))

@@ -29,6 +29,10 @@ everything was killed.
 The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine, but for the policy,
 whose transitions are trees of tensors (policies.py). An element is a sequence of `collect.unroll_len` steps: collectors
 cut them, so that what travels is what is replayed.
+
+Stock, too, in processes that DI-engine starts:
+
+> python3 -u dizoo_configs/smac/smac_3s5z_qmix_main.py --stock --parallel-workers 4
 """  # noqa: E501
 
 import copy
@@ -36,14 +40,15 @@ import copy
 from ding.config import compile_config
 from ding.framework import ding_init, task
 from ding.framework.context import OnlineRLContext
-from ding.framework.middleware import CkptSaver, StepCollector, eps_greedy_handler, interaction_evaluator, online_logger
+from ding.framework.middleware import StepCollector, eps_greedy_handler, interaction_evaluator, online_logger
 from ding.model import QMix
 from ding.utils import set_pkg_seed
 from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
+from ding_store.middleware.stock_saver import stock_saver
 from ding_store.middleware.trajectories import Unroller
-from dizoo_configs.command import DEFAULTS, Options, make_envs, options, take_role, use_end
+from dizoo_configs.command import DEFAULTS, Options, make_envs, options, run, take_role, use_end
 from dizoo_configs.smac.policies import TaskQMIXPolicy
 
 CONFIGS = ['dizoo_configs.smac.smac_3s5z_qmix_config', 'dizoo_configs.smac.smax_3s5z_qmix_config']
@@ -80,11 +85,11 @@ def main(given: Options = DEFAULTS) -> None:
         of_sequences.policy.collect.unroll_len = 1
         task.use(parts.OffPolicyLearner(of_sequences, policy.learn_mode, buffer_))
         task.use(online_logger(train_show_freq=10))
-        task.use(CkptSaver(policy, cfg.exp_name, train_freq=1000))
+        task.use(stock_saver(policy, cfg.exp_name, train_freq=1000))
         task.use(parts.Checkpointer(policy))
         use_end(given)
         task.run()
 
 
 if __name__ == '__main__':
-    main(options(main, CONFIGS, can_checkpoint=True))
+    run(main, options(main, CONFIGS, can_checkpoint=True))

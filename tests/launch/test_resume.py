@@ -203,7 +203,7 @@ def test_a_learner_that_fails_again_and_again_ends_the_run(tmp_path):
         '    if ctx.total_step == 12:\n'
         "        raise RuntimeError('as asked for')\n"
         'if task.router.node_id == 0:\n'
-        '    cartpole.CkptSaver = lambda *args, **kwargs: fail\n'
+        '    cartpole.stock_saver = lambda *args, **kwargs: fail\n'
         'cartpole.main()\n'
     )
     command = ding_store('run', '--run', 'r', '--roles', 'learner=1,collector=1', '--', 'python', script)

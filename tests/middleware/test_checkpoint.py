@@ -330,6 +330,20 @@ def test_a_file_that_another_wrote_there_is_named(tmp_path):
         run(tmp_path / 'ckpt', policy_of())
 
 
+def test_learner_and_evaluator_make_the_directory_of_ckpt_saver(tmp_path, monkeypatch):
+    """Both have looked, and there was none; the other one is faster."""
+    makedirs = os.makedirs
+
+    def made_before(path, *args, **kwargs):
+        makedirs(path)
+        makedirs(path, *args, **kwargs)
+
+    session = Session(StoreConfig.from_block(dict(enable=True)), lambda: task.finish)
+    monkeypatch.setattr(os, 'makedirs', made_before)
+    saver = ckpt_saver(session, policy_of(), str(tmp_path / 'exp'))
+    assert os.path.isdir(saver.prefix)
+
+
 def test_the_directory_of_ckpt_saver_is_refused(tmp_path):
     """Both write iteration_N.pth.tar: ours removes those of old, and could not resume from the other's."""
     (tmp_path / 'link').symlink_to(tmp_path / 'exp')

@@ -25,7 +25,7 @@ def log_of(directory):
 
 
 def need_extra_of(name):
-    _, _, _, extra, module = PIPELINES[name]
+    _, _, extra, module = PIPELINES[name]
     if extra:
         need_extra(module, extra)
 

@@ -8,6 +8,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from ding.envs import BaseEnvManagerV2, SubprocessEnvManagerV2, get_env_cls
 from ding.framework import task
 from ding.framework.context import OnlineRLContext
@@ -18,7 +19,7 @@ from jobs import ROOT
 from ding_store import enable
 from ding_store.config import ENV_RUN, ENV_URL
 from ding_store.errors import ConfigError
-from dizoo_configs.command import Options, options, use_end
+from dizoo_configs.command import Options, options, run, use_end
 
 CARTPOLE = 'dizoo_configs.cartpole.cartpole_dqn_main'
 
@@ -46,6 +47,32 @@ def parsed(monkeypatch, *arguments, main=CARTPOLE):
         (['--set', 'exp_nam=x'], "did you mean 'exp_name'?"),
         (['--set', 'store.enabled=false'], "did you mean 'enable'?"),
         (['--stock', '--checkpoint'], '--checkpoint is of the store, and the flag is off'),
+        (['--set', 'policy.cuda=maybe'], 'policy.cuda=maybe: must be true or false, as in the config (False)'),
+        (['--set', 'policy.learn.batch_size=many'], 'must be a number, as in the config (64)'),
+        (['--set', 'policy.collect.n_sample=null'], 'must be a number, as in the config (8)'),
+        (['--set', 'exp_name=3'], "must be text in quotes, as in the config ('cartpole_dqn_seed0')"),
+        (['--set', 'env=3'], 'it has keys (collector_env_num, evaluator_env_num'),
+        (['--set', 'store=null'], 'it has keys (enable): set one of these'),
+        (['--set', 'exp_name=[1'], 'exp_name=[1: while parsing a flow sequence'),
+        (['--set', 'env.collector_env_num=0'], 'env.collector_env_num (0) must be an integer of at least 1'),
+        (['--set', 'env.evaluator_env_num=-2'], 'env.evaluator_env_num (-2) must be an integer of at least 1'),
+        (['--set', 'policy.learn.batch_size=8.5'], 'policy.learn.batch_size (8.5) must be an integer'),
+        (['--set', 'policy.learn.update_per_collect=0'], 'policy.learn.update_per_collect (0) must be an integer'),
+        (
+            ['--set', 'env.n_evaluator_episode=1'],
+            'env.n_evaluator_episode (1) must be at least env.evaluator_env_num (5), of which each plays one: '
+            '--set env.evaluator_env_num=1',
+        ),
+        (
+            ['--set', 'policy.other.replay_buffer.replay_buffer_size=32'],
+            'replay_buffer_size (32) must be at least policy.learn.batch_size (64): a batch would never be complete',
+        ),
+        (['--seed', '-1'], "-s/--seed: '-1' must be an integer of at least 0, and less than 2147483648"),
+        (['--seed', '2147483648'], 'less than 2147483648'),
+        (['--max-env-step', '-1'], "--max-env-step: '-1' must be an integer of at least 0"),
+        (['--max-train-iter', 'x'], "--max-train-iter: 'x' must be an integer of at least 0"),
+        (['--parallel-workers', '0'], '0 must be 1, this process alone, or at least 3: a learner, an evaluator and'),
+        (['--parallel-workers', '2'], '2 must be 1, this process alone, or at least 3'),
     ],
 )
 def test_what_is_refused(monkeypatch, capsys, arguments, says):
@@ -79,15 +106,28 @@ EVERYWHERE = ['env.stop_value', 'env.collector_env_num', 'env.evaluator_env_num'
 @pytest.mark.parametrize('path', MAINS, ids=lambda path: path.stem)
 def test_what_an_environment_reads_and_what_is_documented_is_taken(path):
     module = importlib.import_module('.'.join(path.relative_to(ROOT).with_suffix('').parts))
-    documented = re.findall(r'--set\s+([a-z_.]+)=(\w+)', module.__doc__)
+    documented = [
+        (key, yaml.safe_load(value)) for key, value in re.findall(r'--set\s+([a-z_.]+)=(\w+)', module.__doc__)
+    ]
     for name in module.CONFIGS:
         main_config, create_config = Options().configs(name)
         env = get_env_cls(create_config.env)
         keys = [*EVERYWHERE, 'env.manager.step_timeout', 'env.replay_path']
-        keys += [f'env.{key}' for key in [*main_config.env, *getattr(env, 'config', {})] if key != 'manager']
-        settings = (*documented, *((key, 1) for key in keys))
+        own = {f'env.{key}': value for key, value in main_config.env.items() if key != 'manager'}
+        keys += [*own, *(f'env.{key}' for key in getattr(env, 'config', {}))]
+        settings = (*documented, *((key, own.get(key, 1)) for key in keys))
         main_config, _ = Options(settings=settings).configs(name)
         assert main_config.env.manager.step_timeout == 1
+
+
+@pytest.mark.parametrize('path', MAINS, ids=lambda path: path.stem)
+def test_the_command_lines_of_a_main_are_taken(monkeypatch, path):
+    """Those of its docstring, from the script on."""
+    name = str(path.relative_to(ROOT))
+    module = name.replace('/', '.')[: -len('.py')]
+    commands = re.findall(rf'^> .*{re.escape(name)}(.*)$', importlib.import_module(module).__doc__, re.M)
+    given = [parsed(monkeypatch, *command.split(), main=module) for command in commands]
+    assert any(each.stock and each.parallel_workers > 1 for each in given)
 
 
 @pytest.mark.parametrize('task_name', ['pong', 'hopper', 'gobigger'])
@@ -136,6 +176,35 @@ def test_the_game_of_smac_says_no_keys():
     assert main_config.env.reward_win == 100
 
 
+@pytest.mark.parametrize(
+    ('main', 'kind', 'number'),
+    [('atari.atari_r2d2', 'collect', 'collector_env_num'), ('smac.smac_3s5z_qmix', 'eval', 'evaluator_env_num')],
+)
+def test_recurrent_policies_have_a_state_per_environment(main, kind, number):
+    module = importlib.import_module(f'dizoo_configs.{main}_main')
+    settings = ((f'env.{number}', 30), ('env.n_evaluator_episode', 30))
+    says = f'must be at least env.{number} (30): --set policy.{kind}.env_num=30'
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        Options(config=module.CONFIGS[0], settings=settings).configs('')
+    settings += ((f'policy.{kind}.env_num', 30),)
+    Options(config=module.CONFIGS[0], settings=settings).configs('')
+
+
+@pytest.mark.parametrize('text', ['1e-4', '1E-4', '0.1e-3', '+1.e-4', '0.0001'])
+def test_numbers_as_people_write_them(monkeypatch, text):
+    given = parsed(monkeypatch, '--set', f'policy.learn.learning_rate={text}', '--set', 'policy.other.eps.decay=1e5')
+    main_config, _ = given.configs(given.config)
+    assert main_config.policy.learn.learning_rate == 1e-4
+    assert main_config.policy.other.eps.decay == 100000
+
+
+def test_values_that_models_and_replays_take_in_several_kinds():
+    settings = (('policy.model.obs_shape', 84), ('policy.other.replay_buffer.sampler', None))
+    main_config, _ = Options(settings=settings).configs('dizoo_configs.atari.pong_impala_config')
+    assert main_config.policy.model.obs_shape == 84
+    assert main_config.policy.other.replay_buffer.sampler is None
+
+
 def test_keys_of_di_engine_that_the_config_does_not_have(monkeypatch):
     given = parsed(monkeypatch, '--set', 'policy.learn.ignore_done=true', '--set', 'policy.other.eps.decay=7')
     main_config, _ = given.configs(given.config)
@@ -151,6 +220,12 @@ def test_stock_under_the_launcher_is_refused(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         parsed(monkeypatch, '--stock')
     assert 'start this without it' in capsys.readouterr().err
+
+
+def test_a_process_with_a_role_starts_no_workers(monkeypatch):
+    monkeypatch.setattr(task.router, 'is_active', True)
+    with pytest.raises(ConfigError, match=r'--parallel-workers 4: this process has a role already'):
+        run(None, Options(parallel_workers=4))
 
 
 @pytest.mark.parametrize('name', ['cartpole_dqn_main', 'cartpole_ppo_main'])

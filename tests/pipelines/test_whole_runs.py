@@ -21,7 +21,8 @@ from tiny import PIPELINES  # noqa: E402
 
 @pytest.mark.parametrize(('name', 'env_steps'), [('pong_dqn', 300), ('hopper_sac', 200)])
 def test_the_same_draws_give_the_same_losses(name: str, env_steps: int, tmp_path: Path) -> None:
-    need_extra(PIPELINES[name][4], PIPELINES[name][3])
+    _, _, extra, module = PIPELINES[name]
+    need_extra(module, extra)
     runs = {}
     for kind in ('store', 'stock'):
         (tmp_path / kind).mkdir()

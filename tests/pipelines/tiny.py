@@ -18,10 +18,8 @@ R2D2 = {
     'policy.collect.env_num': 2,
     'policy.eval.env_num': 1,
     'policy.other.replay_buffer.replay_buffer_size': 100,
-    'policy.collect.n_sample': 64,
+    'policy.collect.n_sample': 8,
 }
-#: Whose episodes are shorter.
-QBERT = {'env.env_id': 'QbertNoFrameskip-v4'}
 IMPALA = {'policy.unroll_len': 8, 'policy.learn.batch_size': 2, 'policy.collect.n_sample': 4}
 PPO = {'policy.collect.n_sample': 32, 'policy.learn.batch_size': 8, 'policy.learn.update_per_collect': 4}
 SAC = {
@@ -35,47 +33,43 @@ QMIX = {**SMAX, 'policy.collect.n_sample': 2, 'policy.collect.unroll_len': 5, 'p
 GOBIGGER = {**ENVS, **BATCH, 'policy.collect.n_sample': 16, 'env.match_frames': 100}
 ATARI_REPLAY = {'policy.other.replay_buffer.replay_buffer_size': 500}
 
-#: Name -> (main, config, settings, extra or '', what the extra brings)
+ATARI_DQN = {**ATARI, **BATCH, **ATARI_REPLAY}
+APEX = {**ATARI_DQN, 'policy.other.apex.num_collectors': 2}
+
+#: Config -> (main, settings, extra or '', what the extra brings)
 PIPELINES = {
-    'cartpole_dqn': ('cartpole.cartpole_dqn_main', '', {**ENVS, **BATCH}, '', ''),
-    'cartpole_dqn_per': ('cartpole.cartpole_dqn_main', 'cartpole.cartpole_dqn_per_config', {**ENVS, **BATCH}, '', ''),
-    'cartpole_ppo': ('cartpole.cartpole_ppo_main', '', {**ENVS, 'policy.collect.n_sample': 6}, '', ''),
-    'pong_dqn': ('atari.atari_dqn_main', '', {**ATARI, **BATCH, **ATARI_REPLAY}, 'atari', 'ale_py'),
-    'qbert_dqn_per': (
-        'atari.atari_dqn_main',
-        'atari.qbert_dqn_per_config',
-        {**ATARI, **BATCH, **ATARI_REPLAY},
-        'atari',
-        'ale_py',
-    ),
-    'pong_apex': (
-        'atari.atari_dqn_main',
-        'atari.pong_apex_config',
-        {**ATARI, **BATCH, **ATARI_REPLAY, **QBERT, 'policy.other.apex.num_collectors': 2},
-        'atari',
-        'ale_py',
-    ),
-    'pong_r2d2': ('atari.atari_r2d2_main', '', {**ATARI, **BATCH, **R2D2, **QBERT}, 'atari', 'ale_py'),
-    'pong_impala': ('atari.atari_impala_main', '', {**ATARI, **BATCH, **HEADS, **IMPALA}, 'atari', 'ale_py'),
-    'qbert_ppo': ('atari.atari_ppo_main', '', {**ATARI, **HEADS, **PPO, **ATARI_REPLAY}, 'atari', 'ale_py'),
-    'hopper_sac': ('mujoco.hopper_sac_main', '', {**SAC, **HEADS, 'policy.cuda': False}, 'mujoco', 'mujoco'),
-    'smax_qmix': ('smac.smac_3s5z_qmix_main', 'smac.smax_3s5z_qmix_config', QMIX, 'smax', 'jaxmarl'),
-    'smax_masac': ('smac.smac_3s5z_masac_main', 'smac.smax_3s5z_masac_config', {**SMAX, **HEADS}, 'smax', 'jaxmarl'),
-    'gobigger_dqn': ('gobigger.gobigger_dqn_main', '', GOBIGGER, 'gobigger', 'gobigger'),
+    'cartpole_dqn': ('cartpole.cartpole_dqn_main', {**ENVS, **BATCH}, '', ''),
+    'cartpole_dqn_per': ('cartpole.cartpole_dqn_main', {**ENVS, **BATCH}, '', ''),
+    'cartpole_ppo': ('cartpole.cartpole_ppo_main', {**ENVS, 'policy.collect.n_sample': 6}, '', ''),
+    'pong_dqn': ('atari.atari_dqn_main', ATARI_DQN, 'atari', 'ale_py'),
+    'pong_dqn_per': ('atari.atari_dqn_main', ATARI_DQN, 'atari', 'ale_py'),
+    'qbert_dqn': ('atari.atari_dqn_main', ATARI_DQN, 'atari', 'ale_py'),
+    'qbert_dqn_per': ('atari.atari_dqn_main', ATARI_DQN, 'atari', 'ale_py'),
+    'pong_apex': ('atari.atari_dqn_main', APEX, 'atari', 'ale_py'),
+    'pong_r2d2': ('atari.atari_r2d2_main', {**ATARI, **BATCH, **R2D2}, 'atari', 'ale_py'),
+    'qbert_r2d2': ('atari.atari_r2d2_main', {**ATARI, **BATCH, **R2D2}, 'atari', 'ale_py'),
+    'pong_impala': ('atari.atari_impala_main', {**ATARI, **BATCH, **HEADS, **IMPALA}, 'atari', 'ale_py'),
+    'qbert_impala': ('atari.atari_impala_main', {**ATARI, **BATCH, **HEADS, **IMPALA}, 'atari', 'ale_py'),
+    'pong_ppo': ('atari.atari_ppo_main', {**ATARI, **HEADS, **PPO, **ATARI_REPLAY}, 'atari', 'ale_py'),
+    'qbert_ppo': ('atari.atari_ppo_main', {**ATARI, **HEADS, **PPO, **ATARI_REPLAY}, 'atari', 'ale_py'),
+    'hopper_sac': ('mujoco.hopper_sac_main', {**SAC, **HEADS, 'policy.cuda': False}, 'mujoco', 'mujoco'),
+    'smax_3s5z_qmix': ('smac.smac_3s5z_qmix_main', QMIX, 'smax', 'jaxmarl'),
+    'smax_3s5z_masac': ('smac.smac_3s5z_masac_main', {**SMAX, **HEADS}, 'smax', 'jaxmarl'),
+    'gobigger_dqn': ('gobigger.gobigger_dqn_main', GOBIGGER, 'gobigger', 'gobigger'),
 }
-#: Those that DI-engine's config pipeline trains, too, and settings that mean another thing there, or take less time.
+#: Those that DI-engine's config pipeline trains, too, and settings that mean another thing there.
 SERIAL = {
-    'pong_r2d2': {'policy.collect.n_sample': 4},  # in sequences
-    'pong_impala': QBERT,
+    'pong_r2d2': {'policy.collect.n_sample': 4},
+    'pong_impala': {},
     'hopper_sac': {},
-    'smax_qmix': {},
+    'smax_3s5z_qmix': {},
     'gobigger_dqn': {},
 }
 
 
 def options(name, **given):
-    _, config, settings, _, _ = PIPELINES[name]
-    config = f'dizoo_configs.{config}' if config else ''
+    main, settings, _, _ = PIPELINES[name]
+    config = f'dizoo_configs.{main.partition(".")[0]}.{name}_config'
     return Options(config=config, settings=tuple(settings.items()), env_manager='base', **given)
 
 
@@ -86,8 +80,7 @@ def serial_options(name):
 
 def arguments(name):
     """The same as a command line."""
-    main, config, settings, _, _ = PIPELINES[name]
+    main, settings, _, _ = PIPELINES[name]
     path = f'dizoo_configs/{main.replace(".", "/")}.py'
-    name = config.rpartition('.')[2].replace('_config', '')
     sets = [word for key, value in settings.items() for word in ('--set', f'{key}={value}')]
-    return [path, *(['--config', name] if name else []), '--env-manager', 'base', *sets]
+    return [path, '--config', name, '--env-manager', 'base', *sets]

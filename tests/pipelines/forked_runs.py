@@ -1,7 +1,8 @@
 """
-Runs pipelines of tiny.py in one process each, forked from this one, which has imported everything: NAME:store,
-NAME:stock, or NAME:serial for the store in DI-engine's config pipeline ... In a directory per run, with its output in
-``out`` and what came of it in ``record.json``.
+Runs pipelines of tiny.py, forked from this process, which has imported everything: NAME:store or NAME:stock in one
+process, NAME:workers for stock in several, which DI-engine starts, NAME:serial for the store in DI-engine's config
+pipeline ... In a directory per run, with its output in ``out`` and what came
+of it in ``record.0.json``, and so on by node.
 """
 
 import functools
@@ -16,19 +17,30 @@ from pathlib import Path
 
 import ding.config.config
 import torch
+import torch._dynamo  # noqa: F401 - the first optimizer imports it: more than a second, in every process
 from ding.entry import serial_pipeline
-from ding.framework import task
-from ding.utils import POLICY_REGISTRY
+from ding.framework import Parallel, parallel, task
+from ding.framework.middleware import ModelExchanger
+from ding.utils import POLICY_REGISTRY, SumSegmentTree
+from mpire.pool import WorkerPool
 from tiny import PIPELINES, options, serial_options
+
+from dizoo_configs.command import Options, run
 
 #: Longer than any of them takes, ten times, also where others keep the cores busy.
 LIMIT_S = 300.0
+NUM_WORKERS = 4
 STORE = ('ding_store.buffer', 'ding_store.storage')
 
 
-def run(name: str, is_stock: bool) -> None:
+def run_main(name: str, is_stock: bool, parallel_workers: int = 1) -> None:
+    given = options(name, stock=is_stock, max_train_iter=6, parallel_workers=parallel_workers)
+    run(functools.partial(watched_main, name), given)
+
+
+def watched_main(name: str, given: Options) -> None:
     main = importlib.import_module(f'dizoo_configs.{PIPELINES[name][0]}').main
-    record = {'losses': [], 'env_step': 0, 'train_iter': 0}
+    record = {'losses': [], 'env_step': 0, 'train_iter': 0, 'models': 0}
 
     def watch(ctx) -> None:
         outputs = ctx.train_output or []
@@ -37,15 +49,30 @@ def run(name: str, is_stock: bool) -> None:
         record['evaluation'] = float(ctx.last_eval_value)
         record['modules'] = [module for module in STORE if module in sys.modules]
 
-    stock_run = task.run
+    stock_run, take_model = task.run, ModelExchanger._cache_state_dict
 
     def watched() -> None:
         task.use(watch)
+        if given.parallel_workers > 1:
+            wait_for_others(given.parallel_workers)
         stock_run()
 
-    task.run = watched
-    main(options(name, stock=is_stock, max_train_iter=6))
-    Path('record.json').write_text(json.dumps(record))
+    def counted(self, state_dict) -> None:
+        record['models'] += 1
+        take_model(self, state_dict)
+
+    task.run, ModelExchanger._cache_state_dict = watched, counted
+    main(given)
+    Path(f'record.{task.router.node_id or 0}.json').write_text(json.dumps(record))
+
+
+def wait_for_others(number: int) -> None:
+    """Until all have subscribed: what is sent to one that has not is lost, and stock waits a minute for it, or two."""
+    Path(f'ready.{task.router.node_id}').touch()
+    deadline = time.monotonic() + LIMIT_S
+    while len(list(Path().glob('ready.*'))) < number:
+        assert time.monotonic() < deadline, 'not all workers have come'
+        time.sleep(0.02)
 
 
 def run_serial(name: str) -> None:
@@ -65,7 +92,7 @@ def run_serial(name: str) -> None:
     serial_pipeline((main_config, create_config), seed=0, max_train_iter=6)
     result = pickle.loads(Path(main_config.exp_name, 'result.pkl').read_bytes())  # noqa: S301 - written just now
     record.update(env_step=int(result['env_step']), train_iter=int(result['train_iter']))
-    Path('record.json').write_text(json.dumps(record))
+    Path('record.0.json').write_text(json.dumps(record))
 
 
 def forked(job: str) -> int:
@@ -75,6 +102,8 @@ def forked(job: str) -> int:
     pid = os.fork()
     if pid:
         return pid
+    os.setsid()  # it can be ended with all of its workers
+    parallel.random.seed()  # of their addresses
     os.chdir(directory)
     out = os.open('out', os.O_WRONLY | os.O_CREAT)
     os.dup2(out, 1)
@@ -82,8 +111,10 @@ def forked(job: str) -> int:
     try:
         if kind == 'serial':
             run_serial(name)
+        elif kind == 'workers':
+            run_main(name, is_stock=True, parallel_workers=NUM_WORKERS)
         else:
-            run(name, kind == 'stock')
+            run_main(name, is_stock=kind == 'stock')
     except BaseException:  # noqa: BLE001 - the child must end here, whatever happened
         traceback.print_exc()
         sys.stderr.flush()
@@ -94,6 +125,10 @@ def forked(job: str) -> int:
 
 def main() -> None:
     torch.set_num_threads(1)
+    SumSegmentTree(2)  # of stock prioritized replay: numba compiles it for seconds
+    # Its workers are forked, too, and begin at once.
+    parallel.WorkerPool = lambda **given: WorkerPool(**{**given, 'start_method': 'fork'})
+    Parallel.runner = functools.partial(Parallel.runner, startup_interval=0)
     ding.config.config.save_config_py = lambda *args, **kwargs: None  # formatting one takes longer than the run
     for name in {PIPELINES[job.partition(':')[0]][0] for job in sys.argv[1:]}:
         importlib.import_module(f'dizoo_configs.{name}')
@@ -108,7 +143,7 @@ def main() -> None:
             continue
         for pid, (job, began) in running.items():
             if time.monotonic() - began > LIMIT_S:
-                os.kill(pid, 9)
+                os.killpg(pid, 9)
                 with open(Path(job.replace(':', '-'), 'out'), 'a') as out:
                     out.write(f'killed after {LIMIT_S:.0f} s\n')
         time.sleep(0.02)
