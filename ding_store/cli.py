@@ -46,9 +46,14 @@ def _main(argv: Optional[Sequence[str]]) -> int:
         from ding_store.doctor import main as doctor
 
         return doctor(arguments[1:])
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        forgot = options.call in (_run, _join) and not command and not unknown[0].startswith('-')
+        hint = f'; a command goes after --, as in ding-store {arguments[0]} [options] -- python -u main.py'
+        parser.error(f'unrecognized arguments: {shlex.join(unknown)}{hint if forgot else ""}')
     if options.call is None:
-        _parser().print_help()
+        parser.print_help()
         return 2
     try:
         _check_outputs(options)
@@ -136,6 +141,12 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _node_id(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f'{text!r} should be a whole number of 0 or above')
+    return int(text)
+
+
 def _add_run(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         'run',
@@ -174,7 +185,9 @@ def _add_join(commands: argparse._SubParsersAction) -> None:
     _add_settings(parser)
     parser.add_argument('--role', required=True, choices=('collector', 'evaluator', 'learner'))
     parser.add_argument('--wait', action='store_true', help='be there before all others, too')
-    parser.add_argument('--node-id', type=int, help="default: a free one that gives the role in DI-engine's examples")
+    parser.add_argument(
+        '--node-id', type=_node_id, help="default: a free one that gives the role in DI-engine's examples"
+    )
     parser.add_argument('--explain', action='store_true', help='list what was replaced in DI-engine, and what was not')
     parser.set_defaults(call=_join)
 
@@ -222,6 +235,8 @@ def _add_gc(commands: argparse._SubParsersAction) -> None:
 def _gc(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.storage.host.cache_dir import collect_garbage
 
+    if options.dir and not os.path.isdir(options.dir):
+        raise ConfigError(f'--dir {options.dir!r}: there is no such directory')
     found = collect_garbage(options.dir, options.dry_run)
     if options.json:
         sys.stdout.write(json.dumps([one._asdict() for one in found]) + '\n')
@@ -283,7 +298,7 @@ def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
     config = _config(options)
     if options.explain:
         _explain()
-    logs = Path(options.logs or os.path.join('.ding_store', options.run, 'logs'))
+    logs = Path(options.logs or os.path.join('.ding_store', str(config.run), 'logs'))
     job = Job(script, roles, config, logs, delays)
     print_to(sys.stderr, f'run {config.run!r}: {options.roles} of {shlex.join(command)}; logs in {logs}\n')
     result = job.run(sys.stderr)

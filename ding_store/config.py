@@ -241,7 +241,7 @@ class StoreConfig:
             return cls(enable=False, run=default_run)
         if not isinstance(block, Mapping):
             raise ConfigError(f'store ({block!r}) must be a dict such as dict(enable=True)')
-        settings = {**block, **ast.literal_eval(os.environ.get(ENV_SETTINGS) or '{}')}
+        settings = {**block, **_told_settings()}
         known = [f.name for f in fields(cls)]
         for key in settings:
             if key not in known:
@@ -268,6 +268,16 @@ class StoreConfig:
             reconnect_timeout_s=self.reconnect_timeout_s,
             **self.store_options,
         )
+
+
+def _told_settings() -> Dict[str, Any]:
+    told = os.environ.get(ENV_SETTINGS) or '{}'
+    try:
+        return dict(ast.literal_eval(told))
+    except (ValueError, SyntaxError, TypeError) as error:
+        raise ConfigError(
+            f'{ENV_SETTINGS} ({told!r}) in the environment must be a dict such as {{"max_lead": 4}}'
+        ) from error
 
 
 def parse_settings(words: Sequence[str]) -> Dict[str, Any]:

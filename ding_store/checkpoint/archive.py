@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import struct
 import zipfile
 import zlib
@@ -115,8 +116,9 @@ def leaves(tree: Any) -> Iterator[Any]:
 def _write(path: str, state: Dict[str, Any]) -> None:
     try:
         _save(path, state)
-    except RuntimeError as e:  # torch's, where the disk is full
-        raise OSError(f'{path!r} could not be written: {e}') from e
+    except RuntimeError as e:  # torch's, where the disk is full, which it does not say
+        free = shutil.disk_usage(os.path.dirname(os.path.abspath(path))).free
+        raise OSError(f'{path!r} could not be written, where {free} bytes are left: {e}') from e
     except (OSError, MemoryError):
         raise
     except Exception as e:  # noqa: BLE001 - pickle's, of what it does not take: PicklingError, TypeError, AttributeError

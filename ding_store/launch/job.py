@@ -8,6 +8,7 @@ import os
 import selectors
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from dataclasses import dataclass, field
@@ -45,7 +46,7 @@ def parse_roles(text: str) -> Dict[str, int]:
         role, _, number = item.strip().partition('=')
         if role not in ROLES:
             raise ConfigError(unknown_key('--roles', role, list(ROLES)))
-        if not number.isdigit():
+        if not (number.isascii() and number.isdigit()):
             raise ConfigError(f'--roles: {item.strip()!r} should read like collector=2')
         roles[role] = int(number)
     for role, least, most in (('learner', 1, 1), ('collector', 1, 10_000), ('evaluator', 0, 1)):
@@ -65,6 +66,8 @@ def parse_delays(text: str) -> Dict[str, float]:
             delays[role] = float(seconds)
         except ValueError as error:
             raise ConfigError(f'--delay: {item.strip()!r} should read like learner=10') from error
+        if not 0.0 <= delays[role] < 1e6:
+            raise ConfigError(f'--delay: {item.strip()!r} should be seconds of 0 or above')
     return delays
 
 
@@ -136,6 +139,7 @@ class Job:
             clear_ended_run(store, self.config)
             # Two jobs in one run would take each other's experience. One that was killed is no more: it is resumed.
             claim_run(store, None, FIRST_IDS['learner'], silence_s(self.config.heartbeat_s))
+        self._make_log_dir()
         with signals_as_interrupt():
             try:
                 self.start()
@@ -178,11 +182,19 @@ class Job:
         """Fork all roles. Call it before this process has threads."""
         self._prepare_environment()
         preload()
-        self.log_dir.mkdir(parents=True, exist_ok=True)
         nodes = [(role, FIRST_IDS[role] + i) for role in ROLES for i in range(self.roles.get(role, 0))]
         self.addresses = new_addresses(len(nodes))
         for i, (role, node_id) in enumerate(nodes):
             self.processes.append(self._fork(role, node_id, self.addresses[i], self.addresses[:i], len(nodes)))
+
+    def _make_log_dir(self) -> None:
+        try:
+            self.log_dir.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self.log_dir).close()
+        except OSError as error:
+            raise ConfigError(
+                f'no logs can be written to {str(self.log_dir)!r} ({error.strerror}): name another directory by --logs'
+            ) from error
 
     def _prepare_environment(self) -> None:
         os.environ[ENV_URL], os.environ[ENV_RUN] = self.config.url, self.config.run or 'default'

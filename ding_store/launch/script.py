@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import importlib.machinery
+import importlib.util
 import os
 import runpy
 import shutil
@@ -39,7 +41,7 @@ class Script:
     def parse(cls, command: Sequence[str]) -> Script:
         """
         Raises:
-            - ConfigError: Not a Python command, or a file that does not exist.
+            - ConfigError: Not a Python command, or a file or package that does not exist.
         """
         words = list(command)
         if not words:
@@ -49,6 +51,7 @@ class Script:
             while words and words[0] in _IGNORED:
                 words.pop(0)
             if len(words) >= 2 and words[0] == '-m':
+                _check_module(words[1])
                 return cls(words[1], True, words[2:])
         if not words or words[0].startswith('-'):
             raise ConfigError(f'cannot run {" ".join(command)!r}: expected python [-u] SCRIPT or python [-u] -m MODULE')
@@ -96,6 +99,16 @@ def _check_interpreter(path: str) -> None:
         raise ConfigError(
             f'cannot run roles with {path}: they are forked from this process, which is {sys.executable}. Say python '
             f'instead of the path, or start it there: {path} -m ding_store.cli run ...'
+        )
+
+
+def _check_module(name: str) -> None:
+    """Of ``a.b`` only a: looking for more imports a, which may look for b in its own way."""
+    package = name.partition('.')[0]
+    here = importlib.machinery.PathFinder.find_spec(package, [os.getcwd()])
+    if not package or (here is None and importlib.util.find_spec(package) is None):
+        raise ConfigError(
+            f'there is no module {package!r}, neither in {os.getcwd()} nor installed for {sys.executable}'
         )
 
 

@@ -57,6 +57,7 @@ def replay_buffer(session: Session, size: int, **kwargs: Any) -> StoreBuffer:
     session.replays.append(buffer_)
     if session.config.checkpoint is not None:
         checkpoints = CheckpointDir(session.config.checkpoint.path)
+        checkpoints.claim()
         checkpoints.begin()
         if not is_of_run(buffer_, checkpoints.run):
             buffer_.clear()

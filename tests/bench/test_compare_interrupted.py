@@ -35,6 +35,18 @@ def short():
         yield directory
 
 
+def test_ctrl_c_while_its_processes_import_is_one_line(tmp_path):
+    """A terminal tells all of them."""
+    mark = uuid.uuid4().hex
+    command = [sys.executable, '-c', COMMAND, 'store', 'compare', *TINY, '--sections', 'single', '--rows', 'sac']
+    with job(command, tmp_path, MARK=mark) as compare:
+        compare.wait_for(lambda: any(map(has_begun_to_import, processes(mark))), 'a process that imports')
+        os.killpg(compare.process.pid, signal.SIGINT)
+        assert compare.wait() == 1
+        assert 'ding-store: interrupted' in compare.text
+        assert 'Traceback' not in compare.text
+
+
 @pytest.mark.parametrize(
     ('section', 'side', 'number', 'says', 'num_processes'),
     [
@@ -92,6 +104,12 @@ def test_the_next_one_removes_the_table_and_the_group_of_one_that_was_killed(tmp
         return not is_there(group)
 
     eventually(next_one, 'the group is removed')  # when the kernel has let go of its last process
+
+
+def has_begun_to_import(pid):
+    with contextlib.suppress(OSError):
+        return 'torch' in Path(f'/proc/{pid}/maps').read_text()
+    return False
 
 
 def has_table(directory):

@@ -4,7 +4,7 @@ import copy
 import logging
 from itertools import count
 from pathlib import Path
-from typing import Any, Dict, Iterator
+from typing import Any, Dict, Iterator, List
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from ding.utils.data import default_collate
 from elements import number, transition
 from torch.utils.data import DataLoader
 
-from ding_store.buffer import Prioritized, RateLimiter, StoreBuffer, limited
+from ding_store.buffer import Prioritized, RateLimiter, StoreBuffer, Uniform, limited
 from ding_store.errors import ConfigError, CorruptPayload, NotEnoughData, RowGone, SchemaMismatch
 
 
@@ -434,6 +434,25 @@ def test_files_in_a_path(tmp_path: Path) -> None:
     twin = copy.deepcopy(buffer)  # Private: it does not write into its model's files.
     twin.push(transition(2))
     assert [number(item.data) for item in buffer] == [1]
+
+
+def test_copies_follow_the_seed_that_their_originals_follow(tmp_path: Path) -> None:
+    def drawn(buffer: StoreBuffer) -> List[int]:
+        np.random.seed(5)
+        return buffer.sample_batch(8).rows.tolist()
+
+    for seed in (None, 3):
+        buffer = StoreBuffer(100, sampler=limited(Uniform(seed), max_times_sampled=9))
+        buffer.keep_in(str(tmp_path / str(seed)))  # Which makes another sampler of the same settings.
+        buffer.extend({'x': np.arange(100)})
+        twin = copy.deepcopy(buffer)
+        default = copy.deepcopy(StoreBuffer(100, seed=seed))
+        default.extend({'x': np.arange(100)})
+        first, second = ([drawn(each) for each in (buffer, twin, default)] for _ in range(2))
+        assert first == [first[0]] * 3
+        assert second == [second[0]] * 3
+        assert (first == second) == (seed is None)
+        buffer.close()
 
 
 def test_own_seed() -> None:

@@ -8,7 +8,7 @@ import sys
 import pytest
 from jobs import DEADLINE_S, PIPELINES, ding_store, environment, job, start
 
-from ding_store.config import parse_settings
+from ding_store.config import ENV_SETTINGS, StoreConfig, parse_settings
 from ding_store.errors import ConfigError
 from ding_store.launch.progress import Display
 from ding_store.middleware.members import STREAM_OPTIONS
@@ -91,6 +91,35 @@ def test_a_watch_needs_seconds(tmp_path, seconds):
 def test_memory_is_for_one_process(tmp_path, command):
     script = [] if command == ['status'] else ['--', 'python', PIPELINES / 'tiny_dqn.py']
     assert 'one process only' in said(tmp_path, *command, '--store', 'memory://', *script)
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'fix'),
+    [
+        ([*ROLES, 'python', '-u', 'main.py'], 'a command goes after --, as in ding-store run'),
+        ([*JOIN, 'python', 'main.py'], 'a command goes after --, as in ding-store join'),
+        ([*ROLES, '--rols', '--', 'python', 'main.py'], 'unrecognized arguments: --rols\n'),
+        ([*ROLES, '--', 'python', '-m', 'nowhere.main'], "there is no module 'nowhere'"),
+        ([*ROLES, '--delay', 'learner=nan', '--', 'python', '-m', 'json'], "'learner=nan' should be seconds"),
+        ([*ROLES, '--delay', 'learner=-5', '--', 'python', '-m', 'json'], "'learner=-5' should be seconds"),
+        (['run', '--roles', 'learner=1,collector=\u00b2', '--', 'python', '-m', 'json'], 'should read like'),
+        ([*ROLES, '--logs', 'file/logs', '--', 'python', '-m', 'json'], "'file/logs' (Not a directory)"),
+        ([*JOIN, '--node-id=-3', '--', 'python', '-m', 'json'], "'-3' should be a whole number"),
+        (['gc', '--dir', 'nowhere'], "--dir 'nowhere': there is no such directory"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_starts(tmp_path, arguments, fix):
+    (tmp_path / 'file').touch()
+    text = said(tmp_path, *arguments)
+    assert fix in text
+    assert 'failed with exit code' not in text
+
+
+def test_settings_in_the_environment_that_are_no_dict(monkeypatch):
+    for text in ('{x', '3'):
+        monkeypatch.setenv(ENV_SETTINGS, text)
+        with pytest.raises(ConfigError, match='DING_STORE_SETTINGS .* must be a dict'):
+            StoreConfig.from_block({})
 
 
 def test_a_file_gets_its_first_line_of_progress_soon():

@@ -119,6 +119,11 @@ def test_another_process_that_would_save_there_is_refused(tmp_path):
         assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
         with pytest.raises(ConfigError, match=f'process {pid}'):
             run(tmp_path, policy_of(), num_iterations=0)
+        (tmp_path / 'iteration_2.pth.tar.new').touch()  # It is writing one.
+        block = {'checkpoint': dict(path=str(tmp_path)), 'buffer_path': str(tmp_path / 'buffer')}
+        with pytest.raises(ConfigError, match=f'process {pid}'):
+            replay_buffer(Session(StoreConfig.from_block(block), lambda: task.finish), 64)
+        assert (tmp_path / 'iteration_2.pth.tar.new').exists()
         assert task.ctx.train_iter == 0
     finally:
         os.kill(pid, signal.SIGKILL)

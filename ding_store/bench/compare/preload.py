@@ -2,7 +2,12 @@
 
 import contextlib
 import io
+import os
+import signal
 import warnings
+
+# Ctrl-C reaches this process, too, before the server that it is to be ignores it: it ends without a word.
+before = signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
 
 with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
     warnings.simplefilter('ignore')
@@ -14,3 +19,4 @@ with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
     load_kernels()
 
 torch.set_num_threads(1)
+signal.signal(signal.SIGINT, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import numbers
 from typing import Any, Dict, List, Mapping, Optional, Protocol, runtime_checkable
@@ -103,6 +104,13 @@ class Uniform:
 
     def weigh(self, slots: Array) -> Optional[Array]:
         return None
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> Uniform:
+        """One that follows the same generator, where that is numpy's, or a copy of this one's own."""
+        twin = memo[id(self)] = type(self)()
+        if self._random is not twin._random:
+            twin._random = copy.deepcopy(self._random, memo)
+        return twin
 
     def draw(self, num_items: int, size: int, replace: bool) -> Array:
         """``size`` of the numbers below ``num_items``, in random order."""
