@@ -32,7 +32,7 @@ LAYERS: Dict[str, Set[str]] = {
     'columns': {'errors', 'copying'},
     'storage': {'errors', 'private', 'copying', 'config'},
     'buffer': {'errors', 'private', 'copying', 'config', 'replay_keys', 'columns', 'storage'},
-    'checkpoint': {'errors', 'private', 'copying', 'storage', 'buffer'},
+    'checkpoint': {'errors', 'private', 'copying', 'buffer'},
     'middleware': {
         *('errors', 'private', 'copying', 'config', 'replay_keys', 'columns', 'storage', 'buffer', 'checkpoint'),
     },
