@@ -22,13 +22,13 @@ import os
 import re
 import struct
 import uuid
+import weakref
 from typing import Any, Dict, List, Optional, Tuple
 
 from ding_store import private
 from ding_store.buffer.durability.journal import sync_directory
 from ding_store.checkpoint.archive import EXTRA, check_state, read_state, write_state
 from ding_store.errors import ConfigError, CorruptPayload
-from ding_store.storage.host.mapped import Claim
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,6 @@ class CheckpointDir:
             raise ValueError(f'keep ({keep}) must be >= 1')
         self.path = os.path.abspath(path)
         self.keep = keep
-        self._claim: Optional[Claim] = None
         self._was_read_back = False  # once: the kinds of objects that a policy saves stay the same
 
     def file(self, name: str) -> str:
@@ -71,20 +70,19 @@ class CheckpointDir:
         """
         os.makedirs(self.path, mode=0o700, exist_ok=True)
         # A record lock is its process's: whoever asks in there has it, and no forked child does.
-        descriptor = os.open(self.file('lock'), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(self.file('lock'), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as e:
-            holder = _holder(descriptor)
-            os.close(descriptor)
-            if not isinstance(e, (BlockingIOError, PermissionError)):
-                logger.info('%s cannot be locked: %s', self.path, e)
-                return
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as e:
+            holder = _holder(lock)
+            os.close(lock)
             raise ConfigError(
                 f'{self.path} is in use: {holder} saves its checkpoints there; name another directory '
                 '(store.checkpoint.path, or store.run), or end that one'
             ) from e
-        self._claim = Claim(descriptor)
+        except OSError as e:
+            logger.info('%s cannot be locked: %s', self.path, e)
+        self._unlock = weakref.finalize(self, os.close, lock)
 
     def begin(self) -> bool:
         """
