@@ -48,11 +48,17 @@ def with_compiler(compile_all: Callable[[Compiler], T]) -> Optional[T]:
 
 
 def _compiler(numba: Any, cache: bool) -> Compiler:
+    is_said = False
+
     def compiled(signature: Any, function: Callable[..., Any], nogil: bool = False) -> Callable[..., Any]:
+        nonlocal is_said
         function = _renamed(function, '_freely' if nogil else '')
         # A division that may raise is a branch, and keeps a loop from being instructions for many values at once.
-        made: Callable[..., Any] = numba.njit(signature, cache=cache, nogil=nogil, error_model='numpy')(function)
-        return made
+        made = numba.njit(signature, cache=cache, nogil=nogil, error_model='numpy')(function)
+        if cache and made.stats.cache_misses and not is_said:
+            is_said = True
+            logger.info('loops are being compiled, once for this installation: all of them take some ten seconds')
+        return made  # type: ignore[no-any-return]
 
     return compiled
 
