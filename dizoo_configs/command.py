@@ -39,7 +39,9 @@ COUNTS = (
     'env.collector_env_num',
     'env.evaluator_env_num',
     'env.n_evaluator_episode',
+    'env.frame_stack',
     'policy.nstep',
+    'policy.burnin_step',
     'policy.collect.n_sample',
     'policy.collect.unroll_len',
     'policy.learn.batch_size',
@@ -92,6 +94,7 @@ class Options:
             main_config.store.enable = False
         self._check(main_config)
         _check_numbers(main_config)
+        _check_shape(main_config, create_config)
         if not main_config.store.enable and create_config.get('replay_buffer', {}).get('type') == 'store':
             create_config.pop('replay_buffer')  # del would leave the item of an EasyDict
         if self.checkpoint:
@@ -157,11 +160,28 @@ def _check_numbers(main_config: Any) -> None:
                 f'policy.{kind}.env_num ({states}) must be at least env.{name} ({env[name]}): '
                 f'--set policy.{kind}.env_num={env[name]}'
             )
+    if 'learn_unroll_len' in policy and policy.learn_unroll_len <= policy.nstep:
+        raise ConfigError(
+            f'policy.learn_unroll_len ({policy.learn_unroll_len}) must be greater than policy.nstep ({policy.nstep})'
+        )
     size = _get(policy, 'other.replay_buffer.replay_buffer_size')
     if isinstance(size, int) and size < policy.learn.batch_size:
         raise ConfigError(
             f'policy.other.replay_buffer.replay_buffer_size ({size}) must be at least policy.learn.batch_size '
             f'({policy.learn.batch_size}): a batch would never be complete'
+        )
+
+
+def _check_shape(main_config: Any, create_config: Any) -> None:
+    """Environments may say what a model is given, in ``obs_shape(cfg)``."""
+    shape_of = getattr(get_env_cls(create_config.env), 'obs_shape', None)
+    if shape_of is None:
+        return
+    given, shape = main_config.policy.model.obs_shape, shape_of(main_config.env)
+    if given != shape:
+        raise ConfigError(
+            f'policy.model.obs_shape ({given}) must be {shape}, as the environment gives it: '
+            f"--set 'policy.model.obs_shape={shape}'"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, List
 from unittest import mock
 
 import gym
@@ -47,6 +47,12 @@ class AtariEnv(StockAtariEnv):
         need('ale_py', 'atari')
         need('cv2', 'atari').setNumThreads(1)  # one frame is too small for threads, and environments are many
         return super().__new__(cls)
+
+    @classmethod
+    def obs_shape(cls, cfg: Any) -> List[int]:
+        """What a model is given of an environment with this config."""
+        size = cfg.get('frame_size', cls.config['frame_size'])
+        return [cfg.get('frame_stack', cls.config['frame_stack']), size, size]
 
     def _make_env(self) -> gym.Env:
         register(self._cfg.env_id)

@@ -113,9 +113,9 @@ def test_what_an_environment_reads_and_what_is_documented_is_taken(path):
         main_config, create_config = Options().configs(name)
         env = get_env_cls(create_config.env)
         keys = [*EVERYWHERE, 'env.manager.step_timeout', 'env.replay_path']
-        own = {f'env.{key}': value for key, value in main_config.env.items() if key != 'manager'}
-        keys += [*own, *(f'env.{key}' for key in getattr(env, 'config', {}))]
-        settings = (*documented, *((key, own.get(key, 1)) for key in keys))
+        read = {**getattr(env, 'config', {}), **main_config.env}
+        own = {f'env.{key}': value for key, value in read.items() if key != 'manager'}
+        settings = (*documented, *((key, own.get(key, 1)) for key in [*keys, *own]))
         main_config, _ = Options(settings=settings).configs(name)
         assert main_config.env.manager.step_timeout == 1
 
@@ -199,10 +199,33 @@ def test_numbers_as_people_write_them(monkeypatch, text):
 
 
 def test_values_that_models_and_replays_take_in_several_kinds():
-    settings = (('policy.model.obs_shape', 84), ('policy.other.replay_buffer.sampler', None))
-    main_config, _ = Options(settings=settings).configs('dizoo_configs.atari.pong_impala_config')
-    assert main_config.policy.model.obs_shape == 84
-    assert main_config.policy.other.replay_buffer.sampler is None
+    settings = (('policy.model.obs_shape', [4]), ('policy.other.replay_buffer.sampler', 'uniform'))
+    main_config, _ = Options(settings=settings).configs('dizoo_configs.cartpole.cartpole_dqn_config')
+    assert main_config.policy.model.obs_shape == [4]
+
+
+def test_frames_and_models_of_atari_fit_each_other():
+    small = ('env.frame_size', 64)
+    says = "policy.model.obs_shape ([4, 84, 84]) must be [4, 64, 64], as the environment gives it: --set 'policy.model"
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        Options(settings=(small,)).configs('dizoo_configs.atari.qbert_ppo_config')
+    with pytest.raises(ConfigError, match=re.escape('must be [3, 84, 84]')):
+        Options(settings=(('env.frame_stack', 3),)).configs('dizoo_configs.atari.pong_dqn_config')
+    both = (small, ('policy.model.obs_shape', [4, 64, 64]))
+    main_config, _ = Options(settings=both).configs('dizoo_configs.atari.qbert_ppo_config')
+    assert main_config.env.frame_size == 64
+
+
+@pytest.mark.parametrize(
+    ('setting', 'says'),
+    [
+        (('policy.nstep', 80), 'policy.learn_unroll_len (80) must be greater than policy.nstep (80)'),
+        (('policy.burnin_step', 0), 'policy.burnin_step (0) must be an integer of at least 1'),
+    ],
+)
+def test_sequences_that_r2d2_cannot_train_on(setting, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        Options(settings=(setting,)).configs('dizoo_configs.atari.pong_r2d2_config')
 
 
 def test_keys_of_di_engine_that_the_config_does_not_have(monkeypatch):
