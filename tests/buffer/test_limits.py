@@ -161,6 +161,18 @@ def test_uses_of_sequences_that_share_rows_are_refused() -> None:
         sample(buffer.view(Uniform()))
 
 
+def test_a_sequence_is_as_old_as_its_oldest_step() -> None:
+    buffer = StoreBuffer(50, sampler=limited(Prioritized(seed=0), max_age=2))
+    for first in (1, 2, 3, 4):
+        buffer.push([element(first), element(first), element(first + 1)])
+    # The newest step is of version 5.
+    batch = buffer.sample_time_major(2)
+    assert set(batch.data['policy_version'][0].flatten().tolist()) <= {3, 4}
+    assert buffer.count() == 2
+    buffer.sampler.set_version(6)
+    assert set(buffer.sample_batch(1).rows) == {3}
+
+
 def test_versions_in_metas() -> None:
     buffer = StoreBuffer(50, sampler=limited(Uniform(0), max_age=0, version='v'))
     for version in (1, 2):

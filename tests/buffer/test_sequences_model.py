@@ -82,7 +82,9 @@ class SequenceModel(RuleBasedStateMachine):
             # Where rows are missing between others nobody knows whose they were: another story.
             self.clear()
             return
-        # All rows are looked at anew, and nobody knows what those were that are gone.
+        # All rows are looked at anew, at the next sample or now, and nobody knows what those were that are gone.
+        with self.buffer.table.index.lock:
+            self.buffer._elements.sequences.index(self.groupby, 'done').refresh()
         self.is_cut = len(self.live) < self.next_row - self.first_row
         groups, self.episodes_of = self.episodes_of, {}
         for group, episodes in groups.items():

@@ -34,7 +34,8 @@ def limited(
     Arguments:
         - sampler (:obj:`Sampler`): What chooses rows: ``Prioritized()``, ``Fifo()`` ...
         - max_times_sampled (:obj:`Optional[int]`): How often a row may come; in one batch, too.
-        - max_age (:obj:`Optional[int]`): Rows leave whose version is older than the newest by more than this.
+        - max_age (:obj:`Optional[int]`): Rows leave whose version is older than the newest by more than this; a row
+          that is a sequence is as old as its oldest step.
         - version (:obj:`str`): The column, or key of the metas, that says which version of the policy made a row. The
           newest is the largest that was seen, or what ``set_version`` was told.
     Raises:
@@ -276,22 +277,24 @@ class Limited(RowListener):
         slots, found = index.find(rows)
         if not found.any():
             return
-        rows, versions = rows[found], self._versions(elements, slots[found])
-        self.set_version(int(versions.max()))
+        rows, of_steps = rows[found], self._versions(elements, slots[found])
+        self.set_version(int(of_steps.max()))
+        versions = of_steps.min(axis=1)
         for version in np.unique(versions).tolist():
             self._rows_of.setdefault(version, []).append(rows[versions == version])
 
     def _versions(self, elements: Elements, slots: Array) -> Array:
+        """Of each row, or of each of its steps where rows are sequences: ``(n, steps)``."""
         column = elements.table.columns.get(self.version)
-        if column is not None and column[:1].size == 1:
-            return column[slots].reshape(len(slots)).astype(np.int64)
+        if column is not None and (column[:1].size == 1 or column.dtype.kind in 'iu'):
+            return column[slots].reshape(len(slots), -1).astype(np.int64)
         metas = [elements.metas.peek(slot).get(self.version) for slot in slots.tolist()]
         if None in metas:
             raise SchemaMismatch(
-                f'version ({self.version!r}) is neither a column with one number per row nor in every meta; columns '
+                f'version ({self.version!r}) is neither a column of integers nor in every meta; columns '
                 f'are {sorted(elements.table.columns)}'
             )
-        return np.array(metas, np.int64)
+        return np.array(metas, np.int64)[:, None]
 
 
 class LimitedPriorities(Limited):
