@@ -275,9 +275,9 @@ class MemoryStore(PlanedStore):
     def fate_of(self, stream: str, record: Found) -> str:
         with self._memory.changed:
             log = self._memory.log(stream)
-            is_held = record.id.epoch == log.epoch and record.id.number > log.floor
+            is_over, is_held = record.id.epoch != log.epoch, record.id.number > log.floor
             is_filled = record.id.number in log.filled
-            return fate(is_held, is_filled, record.sequence, log.bases.get(record.writer, 0))
+            return fate(is_over, is_held, is_filled, record.sequence, log.bases.get(record.writer, 0))
 
     def wait_for_planes(self, known: Mapping[str, int], timeout_s: float) -> None:
         self._wait(

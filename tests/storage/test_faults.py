@@ -125,6 +125,34 @@ class TestEmptyAfterACrash:
             assert reader.num_lost == 0
 
 
+@pytest.mark.parametrize('plane', ['auto', 'off'])
+def test_nothing_is_passed_over_where_a_server_comes_back_empty_in_mid_read(
+    forgetful_server, tmp_path, monkeypatch, plane
+):
+    """It had told of three entries, of which the second has its payload in parts, and forgot these."""
+    options = dict(host_plane=plane, host_cache_dir=str(tmp_path), max_pending_bytes=1 << 24)
+    with open_store(forgetful_server.url, 'run', **options) as writer:
+        with open_store(forgetful_server.url, 'run', **options) as other:
+            for number, size in enumerate((8, 50_000, 8)):
+                writer.append(STREAM, {}, chunk(number, size))
+            reader = Reader(other, STREAM, 'learner')
+            parts = getattr(other, 'store', other)._parts
+            fetch = parts.fetch
+
+            def restarted(*arguments):
+                monkeypatch.undo()
+                forgetful_server.restart()
+                return fetch(*arguments)
+
+            monkeypatch.setattr(parts, 'fetch', restarted)
+            seen = [number_of(entry) for entry in reader.read()]
+            writer.settle() if plane == 'off' else writer.store.settle()
+            writer.get('nothing')
+            seen += read_until(reader, 3 - len(seen))
+            reader.ack()
+            assert (seen, reader.num_lost) == ([0, 1, 2], 0)
+
+
 def test_a_killed_reader_goes_on_from_its_marks(redis_server, tmp_path):
     """Rows and marks in one file that is replaced whole, as a table commits them: each entry once."""
     run, total, file = f'marks-{os.getpid()}', 150, tmp_path / 'table.json'

@@ -806,6 +806,21 @@ def silent(tmp_path, monkeypatch):
     writer.close()
 
 
+def test_nothing_is_read_behind_what_a_server_forgot(silent, monkeypatch):
+    """It comes again, before what was behind it; who passed it over would take it for a repetition."""
+    far = silent.far
+    far.append('s', {}, chunk(2))
+    records = far.read_records('s', silent.first.id, 64, 0.0)
+    assert [is_reference(record.payload) for record in records] == [True, False]
+
+    def told_before_it_was_lost(*arguments):
+        far.lose_memory()
+        return records
+
+    monkeypatch.setattr(far, 'read_records', told_before_it_was_lost)
+    assert far.read('s', silent.first.id) == []
+
+
 def test_no_writer_is_given_up_for_the_time_that_the_server_was_away(silent, monkeypatch):
     silent.now[0] += planes.PATIENCE_S - 1
     monkeypatch.setattr(MemoryStore, 'num_sessions', 1)

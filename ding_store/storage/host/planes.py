@@ -213,11 +213,14 @@ class PlanedStore(Store):
 FILLED = 'FILLED'  # its payload is in the store
 WAITING = 'WAITING'  # its writer may still fill it
 LOST = 'LOST'  # it is there, but its writer no longer has the payload
-GONE = 'GONE'  # trimmed, dropped, or of an epoch that is over
+GONE = 'GONE'  # trimmed or dropped: what is behind it comes next
+OVER = 'OVER'  # of an epoch that is over: it comes again, before what was behind it, if it was not acked
 
 
-def fate(is_held: bool, is_filled: bool, sequence: int, base: int) -> str:
+def fate(is_over: bool, is_held: bool, is_filled: bool, sequence: int, base: int) -> str:
     """``base`` is the lowest sequence that the writer still holds."""
+    if is_over:
+        return OVER
     if not is_held:
         return GONE
     if is_filled:

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from ding_store.errors import CorruptPayload
 from ding_store.storage.base import NUMBER_BITS, Buffer, EntryId
-from ding_store.storage.host.planes import FILLED, GONE, Fetch, Record, fate, fetch_own
+from ding_store.storage.host.planes import FILLED, GONE, OVER, Fetch, Record, fate, fetch_own
 from ding_store.storage.redis.link import Session
 from ding_store.storage.wire.encoding import corrupt_entry, up_to_corrupt
 from ding_store.storage.wire.parts import Parts, unpack
@@ -74,16 +74,23 @@ class RedisEntries:
             return payload, begun
 
         payload, (epoch, floor, room, base) = self._call(f'read {stream!r}', command)
-        is_held = epoch == record.id.epoch.encode() and record.id.number > int(floor or 0)
-        how = fate(is_held, payload is not None, record.sequence, int(base or 0))
+        is_over, is_held = epoch != record.id.epoch.encode(), record.id.number > int(floor or 0)
+        how = fate(is_over, is_held, payload is not None, record.sequence, int(base or 0))
         if how != FILLED:
             return None, how, int(room or 0)
         record = record._replace(payload=payload)
         _bytes_in_parts(stream, record)  # which says whose it is if that is no place
         if fetch is not None:
             (payload,) = self._parts.fetch(stream, [record], fetch)
-            return payload, how if payload is not None else GONE, int(room or 0)
-        return None, how if self._parts.are_there(stream, payload) else GONE, int(room or 0)
+            return payload, how if payload is not None else self._since_gone(stream, record), int(room or 0)
+        are_there = self._parts.are_there(stream, payload)
+        return None, how if are_there else self._since_gone(stream, record), int(room or 0)
+
+    def _since_gone(self, stream: str, record: Record) -> str:
+        """What became of an entry that was there a moment ago."""
+        known = ('HGET', self._key(stream, 'meta'), 'epoch')
+        (epoch,) = self._call(f'read {stream!r}', lambda session: session.ask(known))
+        return GONE if epoch == record.id.epoch.encode() else OVER
 
     def wait(self, stream: str, part: str, number: int, count: int, block_ms: int) -> List[Raw]:
         """What comes behind ``number`` in the Redis stream ``part``; 0 ms: what is there."""
@@ -147,7 +154,11 @@ class RedisEntries:
         for record, payload in zip(held, payloads):
             if payload is not None:
                 yield record._replace(payload=payload)
-            elif self.state_of_fill(stream, record)[1] != GONE:
+                continue
+            how = self.state_of_fill(stream, record)[1]
+            if how == OVER:
+                return
+            if how != GONE:
                 raise corrupt_entry(stream, record.id, 'parts of it are missing', record.writer, record.sequence)
         if corrupt is not None:
             raise corrupt
