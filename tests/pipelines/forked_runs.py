@@ -1,8 +1,8 @@
 """
 Runs pipelines of tiny.py, forked from this process, which has imported everything: NAME:store or NAME:stock in one
 process, NAME:workers for stock in several, which DI-engine starts, NAME:serial for the store in DI-engine's config
-pipeline ... In a directory per run, with its output in ``out`` and what came
-of it in ``record.0.json``, and so on by node.
+pipeline ... In a directory per run, with its output in ``out`` and what came of it in ``record.0.json``, the learner's,
+and one for each other node.
 """
 
 import functools
