@@ -1,8 +1,8 @@
 """
 Runs pipelines of tiny.py, forked from this process, which has imported everything: NAME:store or NAME:stock in one
 process, NAME:workers for stock in several, which DI-engine starts, NAME:serial for the store in DI-engine's config
-pipeline ... In a directory per run, with its output in ``out`` and what came
-of it in ``record.0.json``, and so on by node.
+pipeline ... In a directory per run, with its output in ``out`` and what came of it in ``record.0.json``, the learner's,
+and one for each other node.
 """
 
 import functools
@@ -27,7 +27,7 @@ from tiny import PIPELINES, options, serial_options
 
 from dizoo_configs.command import Options, run
 
-#: Longer than any of them takes, ten times, also where others keep the cores busy.
+#: Longer than any of them takes, ten times; and than four of the waits of stock whose messages were lost.
 LIMIT_S = 300.0
 NUM_WORKERS = 4
 STORE = ('ding_store.buffer', 'ding_store.storage')
