@@ -14,9 +14,9 @@ BATCH = 8
 MAX_USES = 3
 
 #: Words that the worker shares with whoever kills it: what it knows to be done. Beyond them, a word per row each: how
-#: often it was sampled, and whether its priorities were updated.
+#: often it was sampled, whether its priorities were updated, and what the view gave it to begin with.
 PUSHED, SAMPLED, QUEUED = range(3)
-USES, UPDATED, SEEN = (k << 17 for k in (1, 2, 3))
+USES, UPDATED, SEEN, BEGAN = (k << 17 for k in (1, 2, 3, 4))
 
 
 def first_priority(rows: Any) -> Any:
@@ -58,6 +58,7 @@ class SamplingWorker(Sampled):
     def push(self) -> None:
         first = self.buffer.table.next_row
         rows = np.arange(first, first + self.random.randint(1, MAX_CHUNK))
+        self.words[BEGAN + rows] = int(self.other.max_priority)
         self.buffer.extend({'row': rows}, priority=first_priority(rows))
         self.words[PUSHED] = rows[-1] + 1
 
@@ -109,11 +110,17 @@ def _wrong_rows(opened: Sampled, words: Any) -> Iterator[str]:
     if (uses >= MAX_USES).any():
         yield f'rows {rows[uses >= MAX_USES]} are used up, and there'
     words[USES + rows] = uses
+    # There is room for all: whoever is gone was used up, but for what the last batch had no time to say.
+    gone = np.setdiff1d(np.arange(opened.buffer.table.next_row), rows)
+    left = MAX_USES - words[USES + gone]
+    if left.sum() > BATCH:
+        yield f'rows {gone[left > 0]} were used {MAX_USES - left[left > 0]} times, and are gone'
+    words[USES + gone] = MAX_USES
     initial, later = first_priority(rows), later_priority(rows)
     yield from _wrong_priorities('', opened.priorities.priorities_of(rows), initial, later, words[UPDATED + rows])
-    # What the view was never told is the largest that it was told of any row.
-    largest, later = np.full(len(rows), opened.other.max_priority), later_priority(rows, of_view=True)
-    yield from _wrong_priorities('of the view ', opened.other.priorities_of(rows), largest, later, words[SEEN + rows])
+    # What the view was never told is the largest that it had been told of any row when this one came.
+    initial, later = words[BEGAN + rows].astype(float), later_priority(rows, of_view=True)
+    yield from _wrong_priorities('of the view ', opened.other.priorities_of(rows), initial, later, words[SEEN + rows])
     yield from _wrong_queue(opened, words)
 
 

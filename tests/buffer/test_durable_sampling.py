@@ -12,7 +12,7 @@ import torch
 from crashes import Child, crash_repeatedly, linger, noticed
 from sampling_crashes import QUEUED, SamplingWorker, verify
 
-from ding_store.buffer import Fifo, Prioritized, RateLimiter, StoreBuffer, Uniform, limited
+from ding_store.buffer import Fifo, Prioritized, RankPrioritized, RateLimiter, StoreBuffer, Uniform, limited
 from ding_store.buffer.durability.commits import Record
 from ding_store.buffer.durability.slot_values import SlotValues
 from ding_store.buffer.sampling.limits import Limited
@@ -151,6 +151,39 @@ def test_priorities_of_one_row_and_what_is_no_array(has_path: bool, tmp_path: Pa
         buffer = StoreBuffer(4, path=str(tmp_path), sampler=Prioritized(epsilon=0.0))
         assert buffer.sampler.priorities_of(rows[:2]) == pytest.approx(expected[:2])
         buffer.close()
+
+
+@pytest.mark.parametrize('kind', [Prioritized, RankPrioritized])
+def test_rows_that_were_never_updated_keep_what_they_began_with(kind: Any, tmp_path: Path) -> None:
+    buffer = StoreBuffer(8, path=str(tmp_path), sampler=kind())
+    buffer.extend(columns(3))
+    buffer.update_priorities(np.array([0]), [50.0])
+    buffer.push(buffer[0].data)
+    buffer.extend(columns(2), priority=[2.0, 3.0])
+    expected = [50.0, 1.0, 1.0, 50.0, 2.0, 3.0]
+    for _ in range(2):
+        assert buffer.sampler.priorities_of(np.arange(6)) == pytest.approx(expected, rel=1e-3)
+        buffer.close()
+        buffer = StoreBuffer(8, path=str(tmp_path), sampler=kind())
+    buffer.close()
+
+
+def test_a_row_does_not_get_the_priority_of_one_that_a_kill_kept_from_coming(tmp_path: Path) -> None:
+    def opened() -> StoreBuffer:
+        return StoreBuffer(4, path=str(tmp_path), sampler=Prioritized(epsilon=0.0))
+
+    def killed(tell: Any) -> None:
+        buffer = opened()
+        buffer.table._commit = lambda *arguments: os.kill(os.getpid(), 9)
+        buffer.extend(columns(1), priority=[9.0])
+
+    assert Child(killed).wait() == -9
+    buffer = opened()
+    assert buffer.extend(columns(1)).tolist() == [0]
+    buffer.close()
+    buffer = opened()
+    assert buffer.sampler.priorities_of(np.array([0])) == pytest.approx([1.0])
+    buffer.close()
 
 
 def test_the_largest_priority_is_back_when_its_row_is_gone(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from ding_store.buffer import StoreBuffer
 from ding_store.buffer.table.outputs import MAX_WARM, WarmOutputs
 
 SPECS = {'x': (np.dtype(np.float32), (5,)), 'y': (np.dtype(np.int64), ())}
@@ -45,6 +46,34 @@ def test_used_again_only_when_nobody_holds_it(hold: Callable[[dict], Any]) -> No
     del held
     gc.collect()
     assert first in {address(taken) for taken in [outputs.take(3), outputs.take(3)]}
+
+
+BATCH_HOLDERS = {
+    'a row': lambda obs: obs[2],
+    'rows': lambda obs: list(obs)[1:3],
+    'a view': lambda obs: obs.view(-1)[3:].detach(),
+    'transposed': lambda obs: obs.t(),
+    'an array': lambda obs: obs.numpy()[::2],
+    'the storage': lambda obs: obs.untyped_storage(),
+    'another library': torch.utils.dlpack.to_dlpack,
+    'autograd': lambda obs: (obs * torch.ones(5, requires_grad=True)).sum(),
+}
+
+
+@pytest.mark.parametrize('hold', BATCH_HOLDERS.values(), ids=BATCH_HOLDERS)
+def test_of_a_collated_batch_any_part_holds_all(hold: Callable[[Any], Any]) -> None:
+    # Tensors are of arrays, some of them views, that were made before: whatever holds one must show there.
+    buffer = StoreBuffer(100, seed=0)
+    buffer.extend({'obs': np.repeat(np.arange(100, dtype=np.float32), 5).reshape(100, 5), 'action': np.arange(100)})
+    buffer.sample_batch(8)
+    batch = buffer.sample_batch(8)
+    first, held = batch.data.obs.data_ptr(), hold(batch.data.obs)
+    del batch
+    kept = [buffer.sample_batch(8) for _ in range(2 * MAX_WARM)]
+    assert first not in {each.data.obs.data_ptr() for each in kept}
+    del held, kept
+    gc.collect()
+    assert first in {each.data.obs.data_ptr() for each in [buffer.sample_batch(8) for _ in range(MAX_WARM)]}
 
 
 def test_a_loop_that_lets_go_uses_one_set() -> None:

@@ -11,15 +11,16 @@ from ding_store.buffer.arrays import Array
 from ding_store.buffer.durability.slot_values import SlotValues
 from ding_store.buffer.sampling.samplers import PrioritySampler
 from ding_store.buffer.table.choices import as_rows
-from ding_store.buffer.table.rows import RowIndex, RowListener
+from ding_store.buffer.table.rows import NO_ROWS, RowIndex, RowListener
 from ding_store.buffer.table.table import Keep
 
 
 class KeptPriorities(RowListener):
     """
     Overview:
-        A sampler's priorities, each put on record when it is set. Those of a former process are the sampler's from the
-        beginning; rows that had none yet count as new, with the largest priority there is.
+        A sampler's priorities, each put on record when it is set, also those that new rows begin with. Those of a
+        former process are the sampler's from the beginning; rows that have none count as new, with the largest priority
+        there is.
     Arguments:
         - sampler (:obj:`PrioritySampler`): Attached to the table.
         - index (:obj:`RowIndex`): The table's.
@@ -40,6 +41,9 @@ class KeptPriorities(RowListener):
             self._inner.max_priority = max(self._inner.max_priority, largest)
         if hasattr(self._inner, 'step'):
             self._inner.step = values.step
+        #: Rows whose priorities came with them.
+        self._given = NO_ROWS
+        self._begin(slots[~known], rows[~known])
         index.listen(self)
 
     def update(self, rows: Array, priority: Any) -> None:
@@ -57,6 +61,7 @@ class KeptPriorities(RowListener):
 
         def keep(slots: Array, rows: Array) -> None:
             self._values.set(slots, rows, priority[len(priority) - len(rows) :])
+            self._given = rows
 
         return keep
 
@@ -72,6 +77,12 @@ class KeptPriorities(RowListener):
             rows = self._live()[1]
             self._record(rows, self._inner.priorities_of(rows))
 
+    def published(self, slots: Array) -> None:
+        rows, given = self._index.row_of_slot[slots], self._given
+        self._given = NO_ROWS
+        if not np.array_equal(rows, given):
+            self._begin(slots, rows)
+
     def cleared(self) -> None:
         """The sampler, which was told before, begins anew: so does the next process."""
         self._values.largest = getattr(self._inner, 'max_priority', 0.0)
@@ -85,6 +96,13 @@ class KeptPriorities(RowListener):
         with self._index.lock:
             slots = self._index.slots_by_age().astype(np.intp)
             return slots, self._index.row_of_slot[slots]
+
+    def _begin(self, slots: Array, rows: Array) -> None:
+        """New rows, whose numbers a push may have had that was killed before it was committed."""
+        if getattr(self._inner, 'has_new_rows', False):
+            self._values.set(slots, rows, self._inner.max_priority)
+        else:
+            self._values.drop(slots)
 
     def _record(self, rows: Array, values: Array) -> None:
         rows = as_rows(rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from typing import Callable, Tuple
+from typing import Callable, Tuple, Union
 
 import numpy as np
 
@@ -52,7 +52,12 @@ class SlotValues:
         if self._is_ours():
             self._largest[0] = largest
 
-    def set(self, slots: Array, rows: Array, values: Array) -> None:
+    def drop(self, slots: Array) -> None:
+        """What is in these slots has no value."""
+        if self._is_ours():
+            self._follows[slots] = 0
+
+    def set(self, slots: Array, rows: Array, values: Union[Array, float]) -> None:
         if not self._is_ours():
             return
         # The value first: a row with the value of another would be wrong, one without a value is just unknown.

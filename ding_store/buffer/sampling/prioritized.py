@@ -36,6 +36,9 @@ class Prioritized(RowListener):
         - ConfigError: One of them is out of range.
     """
 
+    #: Whether a row has its priority from the moment on when it is pushed.
+    has_new_rows = True
+
     def __init__(
         self,
         alpha: float = 0.6,

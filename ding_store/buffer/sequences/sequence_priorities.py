@@ -31,6 +31,8 @@ class SequencePrioritized(Prioritized):
         Prioritized.
     """
 
+    has_new_rows = False
+
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._starts: Optional[SlotSet] = None
         self._kind: Tuple[int, ...] = ()
