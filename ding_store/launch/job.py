@@ -177,7 +177,7 @@ class Job:
         """Fork all roles. Call it before this process has threads."""
         self._prepare_environment()
         preload()
-        self.log_dir.mkdir(parents=True, exist_ok=True)
+        os.makedirs(self.log_dir, mode=0o700, exist_ok=True)
         nodes = [(role, FIRST_IDS[role] + i) for role in ROLES for i in range(self.roles.get(role, 0))]
         self.addresses = new_addresses(len(nodes))
         for i, (role, node_id) in enumerate(nodes):
