@@ -189,7 +189,7 @@ class Job:
 
     def _make_log_dir(self) -> None:
         try:
-            self.log_dir.mkdir(parents=True, exist_ok=True)
+            self.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=self.log_dir).close()
         except OSError as error:
             raise ConfigError(

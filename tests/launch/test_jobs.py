@@ -32,6 +32,11 @@ def members(cwd, role, state='alive', run='r'):
     return [m for m in status(cwd, '--run', run)['members'] if m['role'] == role and m['state'] == state]
 
 
+def assert_private(directory):
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in directory.iterdir()} == {0o600}
+
+
 def rows_of_joined(cwd):
     """How many rows the first collector has made that joined later."""
     return sum(m['figures'].get('rows', 0) for m in members(cwd, 'collector') if m['node_id'] == 100)
@@ -440,6 +445,7 @@ def test_a_server_that_comes_back_empty_is_a_pause(tmp_path, forgetful_server, p
         stop.touch()
         assert run.wait() == 0, run.text
         balanced(run.text)
+    assert_private(tmp_path / '.ding_store' / 'r' / 'logs')
 
 
 def test_a_server_at_its_maxmemory_is_a_pause(tmp_path, forgetful_server):
