@@ -118,6 +118,7 @@ def keep(request, saying, out, errors):
 def run(request, saying, out, errors):
     code = 1
     try:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where nohup started the tests
         os.setsid()
         os.write(saying, NUMBER.pack(os.getpid()))  # not before: who knows it may kill the session
         os.close(saying)
