@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 
 
 def opener(path: str, flags: int) -> int:
@@ -13,3 +14,13 @@ def opener(path: str, flags: int) -> int:
 def touch(path: str) -> None:
     """Have a file of mode 0600, if there is none."""
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+def own_directory(path: str) -> bool:
+    """Have a directory of mode 0700, if there is none; whether it is this user's alone: it may have been there."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    status = os.lstat(path)
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077

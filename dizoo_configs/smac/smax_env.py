@@ -18,8 +18,7 @@ from ding.envs import BaseEnv, BaseEnvTimestep
 from ding.utils import ENV_REGISTRY
 from easydict import EasyDict
 
-from ding_store.errors import ConfigError
-from ding_store.storage.host.cache_root import make_private
+from ding_store.private import own_directory
 from dizoo_configs.extras import need
 
 Observation = Dict[str, np.ndarray]
@@ -178,8 +177,10 @@ def keep_compiled() -> None:
         return
     directory = os.path.join(tempfile.gettempdir(), f'ding-store-smax-{os.geteuid()}')
     try:
-        make_private(directory)
-    except (OSError, ConfigError):
-        return  # full, read-only, or somebody else's: each process compiles for itself
+        is_ours = own_directory(directory)
+    except OSError:  # full, or read-only
+        is_ours = False
+    if not is_ours:
+        return  # each process compiles for itself
     jax.config.update('jax_compilation_cache_dir', directory)
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import stat
 import tempfile
 import uuid
 from contextlib import contextmanager
 from typing import Any, Iterator, List, Optional
 
+from ding_store import private
 from ding_store.errors import ConfigError, StoreTimeout
 from ding_store.storage.host.fetch_lock import FetchLock
 
@@ -43,12 +43,7 @@ def free_bytes(directory: str) -> int:
 
 
 def make_private(root: str) -> None:
-    try:
-        os.mkdir(root, 0o700)
-    except FileExistsError:
-        pass
-    status = os.lstat(root)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+    if not private.own_directory(root):
         raise ConfigError(f'{root!r} must be a directory of user {os.geteuid()} with mode 0700: remove it')
 
 
