@@ -48,6 +48,15 @@ def test_used_again_only_when_nobody_holds_it(hold: Callable[[dict], Any]) -> No
     assert first in {address(taken) for taken in [outputs.take(3), outputs.take(3)]}
 
 
+def test_arrays_begin_at_a_line_of_the_caches_as_torchs_do() -> None:
+    outputs = WarmOutputs({**SPECS, 'frames': (np.dtype(np.float32), (4, 84, 84)), 'name': (np.dtype('U3'), ())})
+    for count in (1, 3, 64):
+        arrays = outputs.take(count)
+        assert arrays['name'].shape == (count,), 'torch has none of this kind'
+        assert {arrays[name].ctypes.data % 64 for name in ('x', 'y', 'frames')} == {0}
+        assert {(array.dtype, array.shape[1:]) for array in arrays.values()} == set(outputs._columns.values())
+
+
 BATCH_HOLDERS = {
     'a row': lambda obs: obs[2],
     'rows': lambda obs: list(obs)[1:3],

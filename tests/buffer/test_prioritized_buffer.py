@@ -1,6 +1,7 @@
 """Priorities through StoreBuffer, and through DI-engine's pipeline on it."""
 
 import copy
+import gc
 import threading
 from typing import Any, List
 
@@ -232,6 +233,8 @@ def test_dqn_trains_by_priority(collate: str, monkeypatch: pytest.MonkeyPatch) -
         assert np.allclose(buffer.sampler.priorities_of(rows), priority, rtol=1e-4, atol=1e-5)
 
     monkeypatch.setattr(buffer, 'update_priorities', update)
+    frozen: List[int] = []
+    monkeypatch.setattr(gc, 'freeze', lambda: frozen.append(task.ctx.train_iter))
     with task.start(async_mode=False, ctx=OnlineRLContext()):
         env = BaseEnvManagerV2([lambda: DingEnvWrapper(gym.make('CartPole-v0')) for _ in range(4)], cfg.env.manager)
         set_pkg_seed(0, use_cuda=False)
@@ -252,6 +255,7 @@ def test_dqn_trains_by_priority(collate: str, monkeypatch: pytest.MonkeyPatch) -
         task.run(max_step=30)
         num_iterations = task.ctx.train_iter
     assert num_iterations >= 60
+    assert frozen == [cfg.policy.learn.update_per_collect], 'once, when it first has trained'
     # After every iteration, and before the next one.
     assert [iteration for iteration, _, _ in seen] == list(range(1, num_iterations + 1))
     assert all((priority >= 0).all() and priority.std() > 0 for _, _, priority in seen)
