@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import os
 from typing import TYPE_CHECKING, Any, Callable, Collection, Dict, Generator, List, Optional, Tuple, Union
 
 import numpy as np
@@ -303,8 +304,10 @@ class OffPolicyLearner:
     Overview:
         DI-engine's OffPolicyLearner with ding_store's fetcher in front of the stock trainer. Priorities are updated
         after every training iteration, not only at the end of the pipeline's round. What there is of Python's objects
-        when it first has trained is left out of garbage collections from then on (``gc.freeze``).
+        when it first has trained is left out of garbage collections (``gc.freeze``), until another is made.
     """
+
+    _frozen_in = 0  # the process
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if task.router.is_active and not task.has_role(task.role.LEARNER):
@@ -329,6 +332,7 @@ class OffPolicyLearner:
         collate = 'list' if reward_model is not None else collate
         self._updates_priorities = has_priorities(buffer_)
         self._has_trained = False
+        self._take_back_into_collections()
         self._fetcher = task.wrap(data_fetcher(cfg, buffer_, policy, collate))
         self._trainer = task.wrap(trainer(cfg, policy, log_freq=log_freq))
         self._reward_estimator = task.wrap(reward_estimator(cfg, reward_model)) if reward_model is not None else None
@@ -351,8 +355,23 @@ class OffPolicyLearner:
             train_output_queue.append(ctx.train_output)
         if train_output_queue and not self._has_trained:
             self._has_trained = True
-            # Hundreds of thousands, nearly all of imported modules, which stay. Where no replay is of objects they are
-            # most of what there is, and what a policy makes in an iteration soon enough to look at all of them again:
-            # with QMIX that took a tenth of the time.
-            gc.freeze()
+            self._leave_out_of_collections()
         ctx.train_output = train_output_queue
+
+    @classmethod
+    def _leave_out_of_collections(cls) -> None:
+        """
+        Hundreds of thousands of objects, nearly all of imported modules, which stay. Where no replay is of objects they
+        are most of what there is, and what a policy makes in an iteration soon enough to look at all of them again:
+        with QMIX that took a tenth of the time.
+        """
+        if not gc.get_freeze_count():  # Else who forked this process did it, of whose objects none may be collected.
+            gc.freeze()
+            cls._frozen_in = os.getpid()
+
+    @classmethod
+    def _take_back_into_collections(cls) -> None:
+        """A run before this one, of the same process: its replay is freed with it, also where a cycle holds that."""
+        if cls._frozen_in == os.getpid():
+            gc.unfreeze()
+            cls._frozen_in = 0

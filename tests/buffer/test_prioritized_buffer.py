@@ -234,7 +234,7 @@ def test_dqn_trains_by_priority(collate: str, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(buffer, 'update_priorities', update)
     frozen: List[int] = []
-    monkeypatch.setattr(gc, 'freeze', lambda: frozen.append(task.ctx.train_iter))
+    gc.unfreeze()
     with task.start(async_mode=False, ctx=OnlineRLContext()):
         env = BaseEnvManagerV2([lambda: DingEnvWrapper(gym.make('CartPole-v0')) for _ in range(4)], cfg.env.manager)
         set_pkg_seed(0, use_cuda=False)
@@ -242,6 +242,7 @@ def test_dqn_trains_by_priority(collate: str, monkeypatch: pytest.MonkeyPatch) -
         weights: List[Any] = []
 
         def forward(data: Any, plain: Any = policy.learn_mode.forward) -> Any:
+            frozen.append(gc.get_freeze_count())
             weights.append(data.priority_IS if collate == 'auto' else torch.cat([each.priority_IS for each in data]))
             return plain(data)
 
@@ -255,7 +256,11 @@ def test_dqn_trains_by_priority(collate: str, monkeypatch: pytest.MonkeyPatch) -
         task.run(max_step=30)
         num_iterations = task.ctx.train_iter
     assert num_iterations >= 60
-    assert frozen == [cfg.policy.learn.update_per_collect], 'once, when it first has trained'
+    num_updates = cfg.policy.learn.update_per_collect
+    assert set(frozen[:num_updates]) == {0}, 'before it first has trained'
+    assert min(frozen[num_updates:]) > 10_000
+    OffPolicyLearner(cfg, learn, buffer, collate=collate)
+    assert gc.get_freeze_count() == 0, 'the next one takes back what is left of this run'
     # After every iteration, and before the next one.
     assert [iteration for iteration, _, _ in seen] == list(range(1, num_iterations + 1))
     assert all((priority >= 0).all() and priority.std() > 0 for _, _, priority in seen)
