@@ -40,6 +40,10 @@ COUNTS = (
     'env.evaluator_env_num',
     'env.n_evaluator_episode',
     'env.frame_stack',
+    'env.frame_skip',
+    'env.match_frames',
+    'env.team_num',
+    'env.player_num_per_team',
     'policy.nstep',
     'policy.burnin_step',
     'policy.collect.n_sample',
@@ -164,6 +168,9 @@ def _check_numbers(main_config: Any) -> None:
         raise ConfigError(
             f'policy.learn_unroll_len ({policy.learn_unroll_len}) must be greater than policy.nstep ({policy.nstep})'
         )
+    eps = _get(policy, 'other.eps') or {}
+    if eps.get('type') == 'exp' and not eps['decay'] > 0:
+        raise ConfigError(f'policy.other.eps.decay ({eps["decay"]!r}) must be greater than 0: a number of env steps')
     size = _get(policy, 'other.replay_buffer.replay_buffer_size')
     if isinstance(size, int) and size < policy.learn.batch_size:
         raise ConfigError(

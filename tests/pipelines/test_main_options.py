@@ -228,6 +228,20 @@ def test_sequences_that_r2d2_cannot_train_on(setting, says):
         Options(settings=(setting,)).configs('dizoo_configs.atari.pong_r2d2_config')
 
 
+@pytest.mark.parametrize(
+    ('name', 'setting', 'says'),
+    [
+        ('cartpole.cartpole_dqn', ('policy.other.eps.decay', 0), 'policy.other.eps.decay (0) must be greater than 0'),
+        ('gobigger.gobigger_dqn', ('env.match_frames', 0), 'env.match_frames (0) must be an integer of at least 1'),
+        ('gobigger.gobigger_dqn', ('env.team_num', 0), 'env.team_num (0) must be an integer of at least 1'),
+        ('gobigger.gobigger_dqn', ('env.frame_skip', 0), 'env.frame_skip (0) must be an integer of at least 1'),
+    ],
+)
+def test_numbers_that_fail_late(name, setting, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        Options(settings=(setting,)).configs(f'dizoo_configs.{name}_config')
+
+
 def test_keys_of_di_engine_that_the_config_does_not_have(monkeypatch):
     given = parsed(monkeypatch, '--set', 'policy.learn.ignore_done=true', '--set', 'policy.other.eps.decay=7')
     main_config, _ = given.configs(given.config)
