@@ -18,6 +18,9 @@ def add_bench(commands: argparse._SubParsersAction) -> None:
     replay.add_argument('--buffers', metavar='NAME,...', help='default: ding_store, DequeBuffer and installed peers')
     replay.add_argument('--scale', type=float, default=1.0, help='rows, times this (default: %(default)s)')
     replay.add_argument('--seconds', type=float, default=2.0, help='per figure (default: %(default)s)')
+    replay.add_argument(
+        '--fill-seconds', type=float, default=180.0, help='peers that take longer are left out (default: %(default)s)'
+    )
     replay.add_argument('--json', metavar='FILE', help='write all figures there')
     replay.set_defaults(bench=_bench_replay)
     transport = kinds.add_parser(
@@ -65,7 +68,7 @@ def _bench_replay(options: argparse.Namespace, command: List[str]) -> int:
     os.environ.setdefault('OMP_NUM_THREADS', '1')
     from ding_store.bench.replay import main as bench
 
-    return bench(options.workloads, options.buffers, options.scale, options.seconds, options.json)
+    return bench(options.workloads, options.buffers, options.scale, options.seconds, options.fill_seconds, options.json)
 
 
 def _bench_checkpoint(options: argparse.Namespace, command: List[str]) -> int:

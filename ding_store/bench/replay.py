@@ -15,13 +15,20 @@ import numpy as np
 from ding_store.bench.buffers import BUFFERS, MODULES, Columns, Ours, tree_of
 from ding_store.bench.output import say, show
 from ding_store.bench.workloads import WORKLOADS, Workload, scaled, size_text
+from ding_store.buffer.space import available_memory
 from ding_store.errors import ConfigError
 
 #: Rows that are pushed when the buffer is full already: what is measured is the steady state.
 NUM_PUSHED = 256
 FILL_CHUNK_BYTES = 64 << 20
+#: Parts that a replay is filled in at least: after each one it is looked whether the others are worth waiting for.
+FILL_PARTS = 50
 #: Calls that are timed at most.
 MAX_CALLS = 5000
+
+
+class NotFilled(Exception):
+    """A buffer that cannot hold so many rows in the memory that there is, or take them in time."""
 
 
 class Timing:
@@ -84,15 +91,20 @@ def copy_limit(columns: Columns, source: Columns, rows: int, budget_s: float) ->
     return rows / float(np.median(timed(copy, budget_s)))
 
 
-def measure(workload: Workload, titles: Iterable[str], budget_s: float, say: Callable[[str], None]) -> Dict[str, Any]:
-    """All figures of one workload: the limits, and a record per buffer."""
+def measure(
+    workload: Workload, titles: Iterable[str], budget_s: float, say: Callable[[str], None], fill_s: float
+) -> Dict[str, Any]:
+    """All figures of one workload: the limits, and a record per buffer; of a peer that is filled within ``fill_s``."""
     source = workload.columns(min(NUM_PUSHED, workload.capacity), seed=2)
     limits = _limits(workload, source, budget_s)
     result: Dict[str, Any] = {'workload': workload.title, 'row_bytes': workload.row_bytes, **limits, 'buffers': {}}
     for title in titles:
         say(f'{workload.name}: {title}')
         try:
-            result['buffers'][title] = _measure_buffer(BUFFERS[title], workload, source, limits, budget_s)
+            patience = None if title == Ours.title else fill_s
+            result['buffers'][title] = _measure_buffer(BUFFERS[title], workload, source, limits, budget_s, patience)
+        except NotFilled as reason:
+            result['buffers'][title] = {'left_out': str(reason)}
         except Exception as error:  # noqa: BLE001 - a peer may fail in any way, and the others are still of interest
             if title == Ours.title:
                 raise
@@ -114,11 +126,13 @@ def _limits(workload: Workload, source: Columns, budget_s: float) -> Dict[str, f
     }
 
 
-def _measure_buffer(kind: Any, workload: Workload, source: dict, limits: dict, budget_s: float) -> Dict[str, Any]:
+def _measure_buffer(
+    kind: Any, workload: Workload, source: dict, limits: dict, budget_s: float, fill_s: Optional[float]
+) -> Dict[str, Any]:
     _load(kind)
     before = _resident_bytes()
     buffer = kind(workload)
-    _fill(buffer, workload)
+    _fill(buffer, workload, fill_s)
     buffer.sample()
     beyond = _resident_bytes() - before - workload.capacity * workload.row_bytes
     count = len(source['reward'])
@@ -160,6 +174,10 @@ def _resident_bytes() -> int:
     gc.collect()
     # What was freed and the allocator keeps, such as the chunks of the fill, is nobody's.
     getattr(ctypes.CDLL(None), 'malloc_trim', int)(0)
+    return _resident()
+
+
+def _resident() -> int:
     with open('/proc/self/statm') as file:
         return int(file.read().split()[1]) * os.sysconf('SC_PAGE_SIZE')
 
@@ -168,12 +186,32 @@ def _rows_at_once(source: Columns) -> int:
     return min(64, len(source['reward']))
 
 
-def _fill(buffer: Any, workload: Workload) -> None:
-    rows = max(1, min(workload.capacity, FILL_CHUNK_BYTES // workload.row_bytes))
+def _fill(buffer: Any, workload: Workload, most_s: Optional[float] = None) -> None:
+    """
+    Raises:
+        - NotFilled: It would take longer than ``most_s``, or more memory than there is; None: whatever it takes.
+    """
+    capacity = workload.capacity
+    rows = max(1, min(-(-capacity // FILL_PARTS), FILL_CHUNK_BYTES // workload.row_bytes))
     chunk = workload.columns(rows)
-    for begin in range(0, workload.capacity, rows):
-        left = min(rows, workload.capacity - begin)
+    begin_s, before = time.perf_counter(), _resident()
+    for begin in range(0, capacity, rows):
+        left = min(rows, capacity - begin)
         buffer.fill({name: column[:left] for name, column in chunk.items()})
+        if most_s is not None:
+            times = capacity / (begin + left)
+            _check(capacity, (time.perf_counter() - begin_s) * times, (_resident() - before) * (times - 1), most_s)
+
+
+def _check(capacity: int, seconds: float, more_bytes: float, most_s: float) -> None:
+    there = available_memory()
+    if more_bytes > there:
+        reason = f'{size_text(more_bytes)} more memory, of which {size_text(there)} are there'
+    elif seconds > most_s:
+        reason = f'{seconds:.0f} s (--fill-seconds {most_s:g})'
+    else:
+        return
+    raise NotFilled(f'{capacity:,} rows would take {reason}; --scale makes them fewer')
 
 
 def choose(names: Optional[str]) -> List[Workload]:
@@ -195,8 +233,17 @@ def installed(names: Optional[str]) -> List[str]:
     return [title for title in there if names is None or title in names.split(',')]
 
 
-def main(names: Optional[str], buffers: Optional[str], scale: float, budget_s: float, json_file: Optional[str]) -> int:
+def main(
+    names: Optional[str],
+    buffers: Optional[str],
+    scale: float,
+    budget_s: float,
+    fill_s: float,
+    json_file: Optional[str],
+) -> int:
     """Measure, and print a table per workload; ``json_file`` also gets everything."""
+    if not fill_s > 0:
+        raise ConfigError(f'--fill-seconds ({fill_s:g}) must be above 0')
     titles = installed(buffers)
     results = []
     missing = [title for title in BUFFERS if title not in titles]
@@ -204,7 +251,7 @@ def main(names: Optional[str], buffers: Optional[str], scale: float, budget_s: f
     if missing and buffers is None:
         show(f'not installed, so not measured: {", ".join(missing)}')
     for workload in choose(names):
-        results.append(measure(scaled(workload, scale), titles, budget_s, say))
+        results.append(measure(scaled(workload, scale), titles, budget_s, say, fill_s))
         show(render(results[-1]))
     if json_file:
         with open(json_file, 'w') as out:
@@ -236,6 +283,9 @@ def render(result: Dict[str, Any]) -> str:
     for title, record in result['buffers'].items():
         if 'error' in record:
             lines.append(f'  {title:<12} failed: {record["error"][:90]}')
+            continue
+        if 'left_out' in record:
+            lines.append(f'  {title:<12} left out: {record["left_out"]}')
             continue
         for what, figures in record.items():
             if what == 'beyond_payload':

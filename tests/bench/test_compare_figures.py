@@ -77,6 +77,17 @@ def test_a_label_does_not_stand_on_the_line_of_what_is_required():
     assert label > line
 
 
+@pytest.mark.parametrize('ratio', [0.004, 0.97, 1.63, 2.0, 11.0])
+def test_bars_of_ratios_are_as_long_as_these_are(ratio):
+    lines = [svg.Bar('dqn', '', {'stock': 1.0, 'store': ratio}, texts={'store': '54.5/s, 1.40x'})]
+    drawn = ElementTree.fromstring(svg.bars(lines, times, {}, svg.Linear))
+    widths = [float(each.attrib['width']) for each in drawn.iter() if each.tag == 'rect']
+    assert widths[1] / widths[0] == pytest.approx(ratio, abs=0.02)
+    texts = {each.text: float(each.attrib['x']) for each in drawn.iter() if each.tag == 'text'}
+    assert {'1x', '54.5/s, 1.40x', times(0)} <= set(texts)
+    assert texts['54.5/s, 1.40x'] + 7 * len('54.5/s, 1.40x') <= 760, 'there is room for what stands behind the bar'
+
+
 def test_a_curve_of_one_point_stands_in_the_middle():
     drawn = ElementTree.fromstring(svg.curves({'store': [(300, 5.0)], 'stock': [(300, 7.0)]}, str, str, 6.0))
     circles = [each for each in drawn.iter() if each.tag == 'circle']

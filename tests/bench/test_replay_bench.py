@@ -1,12 +1,17 @@
 """``ding-store bench replay`` measures what it says; how fast that is depends on the machine, and is tested nowhere."""
 
+import itertools
 import json
+import re
 import subprocess
+from functools import partial
 
 import pytest
 from jobs import ding_store, environment
 
-from ding_store.bench.workloads import WORKLOADS
+from ding_store.bench import replay
+from ding_store.bench.replay import choose, installed
+from ding_store.bench.workloads import WORKLOADS, scaled
 from ding_store.errors import ConfigError
 
 pytest.importorskip('ding')
@@ -30,6 +35,23 @@ def test_every_figure_is_there(tmp_path):
     assert b'memory beyond the payload' in done.stdout
 
 
+@pytest.mark.parametrize(
+    ('memory', 'fill_s', 'says'),
+    [
+        (1000, 60.0, r'left out: 2,000 rows would take [\d.]+ GB more memory, of which 1 KB are there; --scale'),
+        (1 << 40, 0.0, r'left out: 2,000 rows would take \d+ s \(--fill-seconds 0\); --scale'),
+    ],
+)
+def test_a_peer_that_is_not_filled_is_left_out(monkeypatch, memory, fill_s, says):
+    """DequeBuffer would take 60 GB for 10 million rows, and tianshou ten minutes."""
+    monkeypatch.setattr(replay, 'available_memory', lambda: memory)
+    monkeypatch.setattr(replay, '_resident', partial(next, itertools.count(0, 10**9)))
+    workload = scaled(choose('sac-mujoco')[0], 0.01)
+    result = replay.measure(workload, ['ding_store', 'DequeBuffer'], 0.01, print, fill_s)
+    assert 'sample' in result['buffers']['ding_store'], 'what this is about is measured whatever it takes'
+    assert re.search(says, replay.render(result))
+
+
 def test_elements_have_the_published_sizes():
     sizes = {workload.name: workload.row_bytes for workload in WORKLOADS}
     for name, size in {'dqn-atari': 113e3, 'r2d2-atari': 10e6, 'impala-atari': 3e6, 'sac-mujoco': 2.9e3}.items():
@@ -37,9 +59,13 @@ def test_elements_have_the_published_sizes():
     assert abs(sizes['small-1M'] / 105 - 1) < 0.1
 
 
-def test_unknown_names_list_the_known():
-    from ding_store.bench.replay import choose, installed
+@pytest.mark.parametrize('fill_s', [0.0, -1.0, float('nan')])
+def test_peers_need_some_time_to_be_filled(fill_s):
+    with pytest.raises(ConfigError, match=r'--fill-seconds \(\S+\) must be above 0'):
+        replay.main('small-per', None, 0.001, 0.01, fill_s, None)
 
+
+def test_unknown_names_list_the_known():
     with pytest.raises(ConfigError, match='known are dqn-atari'):
         choose('pong')
     with pytest.raises(ConfigError, match='known are ding_store'):

@@ -107,7 +107,7 @@ def _legend() -> str:
     return (
         '<div class="legend"><span><i class="stock"></i>DI-engine</span><span><i class="store"></i>ding_store</span>'
         '<span><i class="line bound"></i>bound: what memory copies could do</span>'
-        '<span><i class="line required"></i>required</span><span>bars and curves: logarithmic scales</span></div>'
+        '<span><i class="line required"></i>required</span><span>scales are logarithmic, if not named</span></div>'
     )
 
 
@@ -180,9 +180,10 @@ def _training(rows: Sequence[Dict[str, Any]]) -> str:
             if 'iters_per_s' in sides['store']:
                 share = 1 - sides['store']['train_s'] * sides['stock']['iters_per_s']
                 note = f'stock: {max(0.0, share):.0%} not training'
-                lines.append(
-                    svg.Bar(_name(row), note, {side: sides[side]['iters_per_s'] for side in ('stock', 'store')})
-                )
+                rates = {side: sides[side]['iters_per_s'] for side in ('stock', 'store')}
+                ratio = rates['store'] / rates['stock']
+                texts = {'stock': f'{number(rates["stock"])}/s', 'store': f'{number(rates["store"])}/s, {ratio:.2f}x'}
+                lines.append(svg.Bar(_name(row), note, {'stock': 1.0, 'store': ratio}, texts=texts))
     if not lines:
         return ''
     return _section(
@@ -191,7 +192,10 @@ def _training(rows: Sequence[Dict[str, Any]]) -> str:
         'priorities. The '
         'larger the model, the smaller the difference. MASAC has a model that its policy can call, on both sides: '
         'DI-engine 0.5.3’s own fails.',
-        _figure('<strong>Learner iterations per second</strong>', svg.bars(lines, number, {})),
+        _figure(
+            '<strong>Learner iterations per second</strong>, of stock’s (linear)',
+            svg.bars(lines, lambda ratio: f'{ratio:g}x', {}, svg.Linear),
+        ),
     )
 
 
@@ -306,7 +310,10 @@ def _cartpole(result: Dict[str, Any]) -> str:
         'CartPole DQN to its stop value: on the store with one learner, two collectors and one evaluator; in stock '
         'DI-engine '
         'in one process, and in parallel with as many.',
-        _figure('<strong>Seconds in the loop</strong>', svg.bars(lines, lambda value: f'{value:.3g} s', {})),
+        _figure(
+            '<strong>Seconds in the loop</strong> (linear)',
+            svg.bars(lines, lambda value: f'{value:.3g} s', {}, svg.Linear),
+        ),
     )
 
 

@@ -57,9 +57,3 @@ def memory_needed(part: Part) -> float:
     payload = part.length * part.row.element_bytes
     per_step = max(1, part.row.steps) * len(part.row.leaves)
     return 2 * payload + part.length * STOCK_OBJECT_BYTES * max(1.0, per_step / 8)
-
-
-def memory_available() -> int:
-    with open('/proc/meminfo') as meminfo:
-        fields = dict(line.split(':', 1) for line in meminfo)
-    return int(fields['MemAvailable'].split()[0]) * 1024

@@ -9,9 +9,10 @@ from typing import Any, Callable, Dict, List
 from ding_store.bench.compare.across import across
 from ding_store.bench.compare.cartpole import cartpole
 from ding_store.bench.compare.disk import OWN_BYTES, on_disk
-from ding_store.bench.compare.plan import INDEX_SHARE, Part, memory_available, memory_needed, parts
+from ding_store.bench.compare.plan import INDEX_SHARE, Part, memory_needed, parts
 from ding_store.bench.compare.rows import ROWS, Row
 from ding_store.bench.compare.windows import bound_headroom, interleaved
+from ding_store.buffer.space import available_memory
 from ding_store.errors import ConfigError
 
 Say = Callable[[str], None]
@@ -33,7 +34,7 @@ def planned(row: Row, settings: Settings) -> List[Part]:
 
 
 def _check_memory(part: Part, settings: Settings) -> None:
-    needed, there = memory_needed(part), memory_available()
+    needed, there = memory_needed(part), available_memory()
     if needed > 0.9 * there:
         raise ConfigError(
             f'{part.row.name} needs about {needed / 1e9:.1f} GB for both replays, {there / 1e9:.1f} are free: '

@@ -1,10 +1,10 @@
-"""Three kinds of plots as inline SVG: bars, curves and ranges, on logarithmic scales. Colours come from the page."""
+"""Three kinds of plots as inline SVG: bars, curves and ranges, most of them logarithmic. Colours come from the page."""
 
 from __future__ import annotations
 
 import math
 from html import escape
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 Format = Callable[[float], str]
 
@@ -15,13 +15,17 @@ _BAR, _GAP = 11, 3
 
 
 class Bar(NamedTuple):
-    """One line of a bar chart: its name, a word about it, a value per series, the bound, and what is required."""
+    """
+    One line of a bar chart: its name, a word about it, a value per series, the bound, what is required, and what stands
+    at the bars' ends, if that is not their values.
+    """
 
     name: str
     note: str
     values: Dict[str, Optional[float]]
     bound: Optional[float] = None
     required: Optional[float] = None
+    texts: Dict[str, str] = {}
 
     @property
     def marks(self) -> Dict[str, float]:
@@ -52,19 +56,41 @@ class Log:
         return [self.low * 10.0**i for i in range(0, count + 1, every)]
 
 
-def bars(lines: Sequence[Bar], form: Format, marks: Dict[str, float]) -> str:
+class Linear:
+    """Values to places, from 0 on."""
+
+    def __init__(self, values: Sequence[float], begin: float, end: float) -> None:
+        most = max([*values, 1e-9]) * 1.05  # room for what stands at the end
+        power = 10 ** math.floor(math.log10(most))
+        self._step = next(power * part for part in (0.2, 0.5, 1, 2) if most <= power * part * 6)
+        self._high = self._step * math.ceil(most / self._step)
+        self._begin, self._end = begin, end
+
+    def __call__(self, value: float) -> float:
+        return round(self._begin + min(value, self._high) / self._high * (self._end - self._begin), 1)
+
+    @property
+    def ticks(self) -> List[float]:
+        return [self._step * i for i in range(round(self._high / self._step) + 1)]
+
+
+Scale = Union[Log, Linear]
+
+
+def bars(lines: Sequence[Bar], form: Format, marks: Dict[str, float], scale_of: Type[Scale] = Log) -> str:
     """
     Overview:
         Horizontal bars, a group per line; a thin mark at each line's bound, and at what it requires.
     Arguments:
         - marks (:obj:`dict`): Label -> value, drawn as a line through all: what is required.
+        - scale_of (:obj:`type`): Makes the scale.
     """
     names = list(lines[0].values)
     group = len(names) * (_BAR + _GAP) + 15
     head = 30 if marks else 4
     height = head + 4 + group * len(lines) + 22
     known = [value for line in lines for value in [*line.values.values(), *line.marks.values()] if value]
-    scale = Log([*known, *marks.values()], _LEFT, _WIDTH - _RIGHT)
+    scale = scale_of([*known, *marks.values()], _LEFT, _WIDTH - _RIGHT)
     drawn = [_grid(scale, head, height - 22, form)]
     drawn += [_mark(scale(value), label, height) for label, value in marks.items()]
     for i, line in enumerate(lines):
@@ -75,7 +101,8 @@ def bars(lines: Sequence[Bar], form: Format, marks: Dict[str, float]) -> str:
         own = [scale(value) for value in line.marks.values()]
         avoided = [*own, *(scale(value) for value in marks.values())]
         for k, (series, value) in enumerate(line.values.items()):
-            drawn.append(_bar(scale, top + k * (_BAR + _GAP), series, value, form, line.name, avoided))
+            text = '' if value is None else line.texts.get(series, form(value))
+            drawn.append(_bar(scale, top + k * (_BAR + _GAP), series, value, text, line.name, avoided))
         for at, (kind, value) in zip(own, line.marks.items()):
             title = f'<title>{escape(line.name)}, {kind}: {form(value)}</title>'
             bottom = top + len(names) * (_BAR + _GAP)
@@ -84,14 +111,14 @@ def bars(lines: Sequence[Bar], form: Format, marks: Dict[str, float]) -> str:
 
 
 def _bar(
-    scale: Log, top: float, series: str, value: Optional[float], form: Format, name: str, marks: Sequence[float]
+    scale: Scale, top: float, series: str, value: Optional[float], text: str, name: str, marks: Sequence[float]
 ) -> str:
     if value is None:
         return _text(_LEFT + 6, top + _BAR - 1.5, 'no figures', 'none', 'start')
     end = scale(value)
-    title = f'<title>{escape(name)}, {series}: {form(value)}</title>'
+    title = f'<title>{escape(name)}, {series}: {escape(text)}</title>'
     box = f'<rect class="{series}" x="{_LEFT}" y="{top}" width="{max(2, end - _LEFT):.1f}" height="{_BAR}" rx="2">'
-    text, place = form(value), end + 6
+    place = end + 6
     for mark in sorted(marks):
         if place - 6 <= mark <= place + 7 * len(text) + 4:  # it would stand on the mark: behind it
             place = mark + 6
@@ -153,7 +180,7 @@ def ranges(lines: Sequence[Tuple[str, Dict[str, Sequence[float]]]], form: Format
     return _svg(_WIDTH, height, drawn)
 
 
-def _grid(scale: Log, top: float, bottom: float, form: Format) -> str:
+def _grid(scale: Scale, top: float, bottom: float, form: Format) -> str:
     lines = [
         f'<path class="grid" d="M{scale(tick)} {top}V{bottom}"/>'
         + _text(scale(tick), bottom + 16, form(tick), 'tick', 'middle')
