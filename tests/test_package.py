@@ -27,14 +27,16 @@ LAYERS: Dict[str, Set[str]] = {
     'errors': set(),
     'private': set(),
     'copying': set(),
+    'space': {'errors'},
     'config': {'errors'},
     'replay_keys': {'errors', 'config'},
     'columns': {'errors', 'copying'},
     'storage': {'errors', 'private', 'copying', 'config'},
-    'buffer': {'errors', 'private', 'copying', 'config', 'replay_keys', 'columns', 'storage'},
+    'buffer': {'errors', 'private', 'copying', 'space', 'config', 'replay_keys', 'columns', 'storage'},
     'checkpoint': {'errors', 'private', 'copying', 'buffer'},
     'middleware': {
-        *('errors', 'private', 'copying', 'config', 'replay_keys', 'columns', 'storage', 'buffer', 'checkpoint'),
+        *('errors', 'private', 'copying', 'space', 'config', 'replay_keys', 'columns'),
+        *('storage', 'buffer', 'checkpoint'),
     },
     'doctor': {'errors', 'config', 'storage'},
 }
@@ -44,6 +46,7 @@ TREES = {'treetensor', 'treevalue'}
 FORBIDDEN: Dict[str, Set[str]] = {
     'private': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'copying': {'redis', 'torch', 'ding', 'dizoo', *TREES},
+    'space': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'errors': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'config': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'replay_keys': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},

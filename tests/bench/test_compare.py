@@ -205,3 +205,10 @@ def test_the_script_is_the_command():
     done = subprocess.run(script, env=environment(), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0
     assert '--resume' in done.stdout
+
+
+def test_torch_is_for_the_processes_that_it_starts():
+    """Which are many, and short of memory; and who starts them is asked to end at any time, also while it imports."""
+    code = 'import sys; from ding_store.bench.compare import main, sections; print("torch" in sys.modules)'
+    done = subprocess.run([sys.executable, '-c', code], env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.stdout == 'False\n', done.stderr

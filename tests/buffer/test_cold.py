@@ -13,7 +13,8 @@ import pytest
 import torch
 from needs import lacking
 
-from ding_store.buffer import StoreBuffer, space
+from ding_store import space
+from ding_store.buffer import StoreBuffer
 from ding_store.buffer.table import cold, regions
 from ding_store.buffer.table.cold import ColdColumn
 from ding_store.storage.testing import WAIT_S

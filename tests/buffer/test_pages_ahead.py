@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from needs import lacking
 
-from ding_store.buffer import space
+from ding_store import space
 from ding_store.buffer.table import cold, regions, touching
 from ding_store.buffer.table.table import Table
 from ding_store.errors import NotEnoughSpace

@@ -12,8 +12,8 @@ from ding_store.bench.compare.disk import OWN_BYTES, on_disk
 from ding_store.bench.compare.plan import INDEX_SHARE, Part, memory_needed, parts
 from ding_store.bench.compare.rows import ROWS, Row
 from ding_store.bench.compare.windows import bound_headroom, interleaved
-from ding_store.buffer.space import available_memory
 from ding_store.errors import ConfigError
+from ding_store.space import available_memory
 
 Say = Callable[[str], None]
 Settings = Dict[str, Any]

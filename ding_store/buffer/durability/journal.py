@@ -8,7 +8,7 @@ import struct
 import zlib
 from typing import Iterable, Iterator, List, Optional
 
-from ding_store.buffer import space
+from ding_store import space
 from ding_store.errors import NotEnoughSpace
 
 #: Length and checksum of a record.

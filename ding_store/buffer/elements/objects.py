@@ -8,7 +8,7 @@ from typing import Any, List, Mapping, Sequence
 import numpy as np
 
 from ding_store.buffer.arrays import Array
-from ding_store.buffer.space import format_bytes
+from ding_store.space import format_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import os
 import tempfile
 from typing import IO, Any, Dict, Iterable, Iterator, List, Optional, Union
 
-from ding_store.buffer import space
+from ding_store import space
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.elements.packed import PackedColumn

@@ -9,7 +9,7 @@ from typing import IO, Any, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 
-from ding_store.buffer import space
+from ding_store import space
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.saving.saves import load_extras
 from ding_store.buffer.table.regions import ColumnSpec

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Named
 
 import numpy as np
 
-from ding_store.buffer import space
+from ding_store import space
 from ding_store.buffer.arrays import Array, anonymous
 from ding_store.buffer.durability.durable import Home
 from ding_store.buffer.durability.header import StoredColumn

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ding_store.buffer import space
+from ding_store import space
 
 
 def write(directory: Path, **files: str) -> None:
