@@ -13,6 +13,7 @@ from easydict import EasyDict
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.batches import TrainBatch
+from ding_store.buffer.lasting import leave_out_of_collections, take_back_into_collections
 from ding_store.buffer.sampling.fifo import Fifo
 from ding_store.buffer.sampling.limits import Limited, limited
 from ding_store.buffer.sampling.prioritized import Prioritized
@@ -40,6 +41,8 @@ class StoreBufferWrapper:
         takes their keys (see WrapperSettings) and their calls. It samples one collated batch that can also be used as
         the list of its elements, and updates priorities at every iteration. With ``priority=False`` elements get no
         keys of the buffer's, as from 'naive'; else those of 'advanced': 'IS', 'replay_unique_id', 'replay_buffer_idx'.
+        What there is of Python's objects when a policy first has trained on its samples is left out of garbage
+        collections (``gc.freeze``), until another of these buffers, or a learner, is made.
     Raises:
         - ConfigError: A key is unknown, or has a value that makes no sense, or asks for what this type does not do.
     """
@@ -71,6 +74,10 @@ class StoreBufferWrapper:
         self.settings = WrapperSettings.from_config(cfg)
         self._throughput = Throughput(self.settings.thruput_controller)
         self._logged_iter, self._push_count = -1, 0
+        #: When it was sampled first, until a policy has trained on that.
+        self._first_iter: Optional[int] = None
+        self._has_trained = False
+        take_back_into_collections()
         self._priorities: Optional[Prioritized] = None
         sampler = self._with_limits(self._make_sampler())
         self.buffer = StoreBuffer(
@@ -146,6 +153,11 @@ class StoreBufferWrapper:
             return None
         self._throughput.sampled(size)
         self._log(rows, train_iter)
+        if not self._has_trained:
+            first = self._first_iter = train_iter if self._first_iter is None else self._first_iter
+            self._has_trained = first != train_iter
+            if self._has_trained:
+                leave_out_of_collections()
         return data
 
     def sample_sequences(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
-import os
 from typing import TYPE_CHECKING, Any, Callable, Collection, Dict, Generator, List, Optional, Tuple, Union
 
 import numpy as np
@@ -16,6 +14,7 @@ from ding.framework.middleware.functional.data_processor import data_pusher as s
 from ding.framework.middleware.functional.data_processor import offpolicy_data_fetcher as stock_fetcher
 from ditk import logging
 
+from ding_store.buffer.lasting import leave_out_of_collections, take_back_into_collections
 from ding_store.buffer.sampling.samplers import PrioritySampler
 from ding_store.buffer.sequences.unrolled import is_sequence
 from ding_store.buffer.store_buffer import Batch, StoreBuffer
@@ -307,8 +306,6 @@ class OffPolicyLearner:
         when it first has trained is left out of garbage collections (``gc.freeze``), until another is made.
     """
 
-    _frozen_in = 0  # the process
-
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if task.router.is_active and not task.has_role(task.role.LEARNER):
             return task.void()
@@ -332,7 +329,7 @@ class OffPolicyLearner:
         collate = 'list' if reward_model is not None else collate
         self._updates_priorities = has_priorities(buffer_)
         self._has_trained = False
-        self._take_back_into_collections()
+        take_back_into_collections()
         self._fetcher = task.wrap(data_fetcher(cfg, buffer_, policy, collate))
         self._trainer = task.wrap(trainer(cfg, policy, log_freq=log_freq))
         self._reward_estimator = task.wrap(reward_estimator(cfg, reward_model)) if reward_model is not None else None
@@ -355,23 +352,5 @@ class OffPolicyLearner:
             train_output_queue.append(ctx.train_output)
         if train_output_queue and not self._has_trained:
             self._has_trained = True
-            self._leave_out_of_collections()
+            leave_out_of_collections()
         ctx.train_output = train_output_queue
-
-    @classmethod
-    def _leave_out_of_collections(cls) -> None:
-        """
-        Hundreds of thousands of objects, nearly all of imported modules, which stay. Where no replay is of objects they
-        are most of what there is, and what a policy makes in an iteration soon enough to look at all of them again:
-        with QMIX that took a tenth of the time.
-        """
-        if not gc.get_freeze_count():  # Else who forked this process did it, of whose objects none may be collected.
-            gc.freeze()
-            cls._frozen_in = os.getpid()
-
-    @classmethod
-    def _take_back_into_collections(cls) -> None:
-        """A run before this one, of the same process: its replay is freed with it, also where a cycle holds that."""
-        if cls._frozen_in == os.getpid():
-            gc.unfreeze()
-            cls._frozen_in = 0

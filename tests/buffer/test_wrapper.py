@@ -1,6 +1,8 @@
 """The config pipeline's buffer: type='store'."""
 
 import copy
+import gc
+import weakref
 from pathlib import Path
 from typing import Any, List
 
@@ -38,6 +40,28 @@ def filled(count: int = 50, **config: Any) -> StoreBufferWrapper:
     buffer = make(**config)
     buffer.push([element(i) for i in range(count)], cur_collector_envstep=0)
     return buffer
+
+
+def test_what_there_is_when_a_policy_first_has_trained_is_left_out_of_collections():
+    gc.unfreeze()
+    buffer = filled(30)
+    for _ in range(2):
+        buffer.sample(4, 7)
+        assert gc.get_freeze_count() == 0, 'it has not trained'
+    buffer.sample(4, 8)
+    assert gc.get_freeze_count() > 10_000
+    made = [Cycle()]
+    buffer.sample(4, 9)
+    gone = weakref.ref(made.pop())
+    gc.collect()
+    assert gone() is None, 'what comes later is collected as ever'
+    make()
+    assert gc.get_freeze_count() == 0, 'the next one takes back what is left of this run'
+
+
+class Cycle:
+    def __init__(self) -> None:
+        self.me = self
 
 
 class Logger:

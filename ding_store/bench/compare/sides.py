@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
@@ -85,6 +86,9 @@ class Side:
         """New priorities of the last sample."""
         raise NotImplementedError
 
+    def has_trained(self) -> None:
+        """A policy has, on a first sample."""
+
     def sample(self) -> Any:
         batch = collated(self.row, self.train_data())
         if self.row.kind == 'prioritized':
@@ -155,6 +159,13 @@ class Store(Side):
 
     def update(self, priority: Sequence[float]) -> None:
         self.buffer.update_priorities(self.rows, np.asarray(priority))
+
+    def has_trained(self) -> None:
+        # As do the learner and the buffer of the config pipeline. Of the fill it is done already, on both sides.
+        from ding_store.buffer.lasting import leave_out_of_collections
+
+        gc.unfreeze()
+        leave_out_of_collections()
 
 
 def collated(row: Row, elements: List[Any]) -> Any:

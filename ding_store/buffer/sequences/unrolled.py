@@ -47,6 +47,7 @@ class StepReader:
         self.steps, self.rest = Schema(steps), Schema(rest) if rest is not None else None
         self._outputs = WarmOutputs(self.steps.columns())
         self._rest_outputs = WarmOutputs(self.rest.columns() if self.rest is not None else {})
+        self._seen: Tuple[Columns, Columns] = ({}, {})
 
     def take(
         self, columns: Columns, slots: Array, cold: Optional[MappingType[str, ColdColumn]] = None
@@ -55,23 +56,36 @@ class StepReader:
         Copy the steps ``(T * B, *shape)``, the first of all rows first, and what else there is ``(B, *shape)``, out of
         columns some of which are cold.
         """
-        cold = cold or {}
         places = (slots * self.length + np.arange(self.length)[:, None]).reshape(-1)
+        if not cold:
+            return self._outputs.gather(self._by_step(columns), places)[0], self._rest_outputs.gather(columns, slots)[0]
         steps, reads = self._outputs.take(len(places)), []
-        for name, out in steps.items():
-            # A presence column has a mark for each time axis above it.
-            kept_as = name + '?' if name.endswith('?') else name
-            column = columns[kept_as]
+        for name, column in self._by_step(columns).items():
+            out, kept_as = steps[name], _kept_as(name)
             if kept_as in cold:
                 put = _put_steps(out.reshape(self.length, len(slots), *out.shape[1:]))
                 reads.append(ColdRead(cold[kept_as], slots, put))
-                continue
-            take_into(column.reshape(-1, *column.shape[2:]), places, out)
+            else:
+                take_into(column, places, out)
         rest = self._rest_outputs.take(len(slots))
         for name, out in rest.items():
             take_into(columns[name], slots, out, cold.get(name))
         read_cold(reads)
         return steps, rest
+
+    def _by_step(self, columns: Columns) -> Columns:
+        """Columns with a row per step: views, the same ones for the same columns."""
+        of, by_step = self._seen
+        if of is not columns:
+            kept = {name: columns[_kept_as(name)] for name in self.steps.columns()}
+            by_step = {name: column.reshape(-1, *column.shape[2:]) for name, column in kept.items()}
+            self._seen = columns, by_step
+        return by_step
+
+
+def _kept_as(name: str) -> str:
+    """A presence column has a mark for each time axis above it."""
+    return name + '?' if name.endswith('?') else name
 
 
 def _put_steps(out: Array) -> Put:

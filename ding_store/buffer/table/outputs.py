@@ -49,6 +49,15 @@ class Gather:
         )
         self.addresses = np.array([column.ctypes.data for column in taken], np.int64)
         self.sizes = np.array([column[:1].nbytes for column in taken], np.int64)
+        names = list(arrays)
+        #: What becomes floats, by name; and the other ones, as they are.
+        self.widened = [names[place] for place in self.narrowed]
+        self._plain = np.delete(np.arange(len(names)), self.narrowed)
+        self._plain_columns = self.addresses[self._plain], self.sizes[self._plain]
+
+    def plain(self, targets: Array) -> Tuple[Array, Array, Array]:
+        """Addresses and sizes of columns that are copied as they are; and their own of these addresses."""
+        return (*self._plain_columns, targets[self._plain] if self.narrowed else targets)
 
 
 class RowWriter:
@@ -167,11 +176,13 @@ class WarmOutputs:
             gather = self._gather
             if gather is None or gather.columns is not columns:
                 gather = self._gather = Gather(columns, arrays)
-            if gather.fits and not gather.narrowed:
+            if gather.fits:
                 num_bytes = len(slots) * self._row_bytes
                 copy = self._kernels.gather if num_bytes <= BRIEF_BYTES else self._kernels.gather_freely
                 slots, is_far = np.ascontiguousarray(slots, np.int64), num_bytes >= FAR_BYTES
-                copy(gather.addresses, gather.sizes, output.addresses, slots, gather.capacity, is_far)
+                copy(*gather.plain(output.addresses), slots, gather.capacity, is_far)
+                for name in gather.widened:
+                    take_into(columns[name], slots, arrays[name])
                 return arrays, output
         for name, array in arrays.items():
             take_into(columns[name], slots, array, None if cold is None else cold.get(name))
