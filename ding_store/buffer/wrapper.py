@@ -153,11 +153,7 @@ class StoreBufferWrapper:
             return None
         self._throughput.sampled(size)
         self._log(rows, train_iter)
-        if not self._has_trained:
-            first = self._first_iter = train_iter if self._first_iter is None else self._first_iter
-            self._has_trained = first != train_iter
-            if self._has_trained:
-                leave_out_of_collections()
+        self._note_training(train_iter)
         return data
 
     def sample_sequences(
@@ -182,10 +178,12 @@ class StoreBufferWrapper:
             if not replace and self.count() < batch * sequence:
                 raise not_enough(batch * sequence, self.count())
             groupby, done = ENV if ENV in columns else None, 'done' if 'done' in columns else None
-            return self.buffer.sample_sequences(batch, sequence, groupby, done=done, replace=True).elements()
+            data = self.buffer.sample_sequences(batch, sequence, groupby, done=done, replace=True).elements()
         except NotEnoughData as e:
             logger.info('%s', e)
             return None
+        self._note_training(train_iter)
+        return data
 
     def update(self, info: Mapping[str, Any]) -> None:
         """
@@ -318,6 +316,15 @@ class StoreBufferWrapper:
             # Copies of the outermost dict: the keys below are of this sample, not of the element.
             data = self._with_ids([dict(each) for each in data], rows, weights)
         return data, rows
+
+    def _note_training(self, train_iter: int) -> None:
+        """A sample that is asked for in a later iteration than the first one follows training."""
+        if self._has_trained:
+            return
+        first = self._first_iter = train_iter if self._first_iter is None else self._first_iter
+        self._has_trained = first != train_iter
+        if self._has_trained:
+            leave_out_of_collections()
 
     def _weights(self, size: int) -> Optional[Array]:
         # A policy with priority looks for weights from the first batch on, before the first update.

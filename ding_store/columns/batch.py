@@ -66,7 +66,8 @@ class PlainBatch:
         #: Names of the columns, in the order of the keys.
         self.names = names
         leaves = [leaf for _, leaf in root.items if isinstance(leaf, Leaf)]
-        self._is_number = [cat and leaf.shape == (1,) for leaf in leaves]
+        self._shapes = [leaf.shape for leaf in leaves]
+        self._is_number = [cat and shape == (1,) for shape in self._shapes]
         dtypes = [TENSOR_DTYPES[leaf.dtype].torch for leaf in leaves]
         self._leaves = [(key, dtype, torch.Size(leaf.shape)) for key, dtype, leaf in zip(root.keys, dtypes, leaves)]
         # torch puts off the conjugation of complex numbers: their bytes do not say it all.
@@ -102,6 +103,12 @@ class PlainBatch:
         """The arrays that become tensors, in the order of the keys."""
         pairs = zip(self.names, self._is_number)
         return [columns[name][..., 0] if is_number else columns[name] for name, is_number in pairs]
+
+    def steps(self, columns: Columns, length: int) -> List[np.ndarray]:
+        """As ``views``, of ``length`` steps of sequences: ``(T, B, ...)``, where ``(1,)`` is a number in any case."""
+        shapes = [() if shape == (1,) else shape for shape in self._shapes]
+        size = len(columns[self.names[0]]) // length
+        return [columns[name].reshape(length, size, *shape) for name, shape in zip(self.names, shapes)]
 
     def tree(self, views: Sequence[np.ndarray]) -> ttorch.Tensor:
         """The batch: a tree of tensors that share the memory of the views."""

@@ -45,6 +45,7 @@ class Schema:
         self._batch = batcher(root)
         #: Makes batches of columns that are used again and again; None: only ``decode_batch`` does.
         self.plain_batch = plain_batch(root)
+        self._hash = hash(root)
 
     @classmethod
     def infer(cls, elements: Sequence[Any]) -> Schema:
@@ -251,7 +252,7 @@ class Schema:
         return isinstance(other, Schema) and self._root == other._root
 
     def __hash__(self) -> int:
-        return hash(self._root)
+        return self._hash
 
     def __reduce__(self) -> Tuple[Any, ...]:
         return Schema, (self._root,)

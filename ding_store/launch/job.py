@@ -22,7 +22,7 @@ from ding_store.launch.progress import Display, Figures, summary, table
 from ding_store.launch.role import Role
 from ding_store.launch.router import FIRST_IDS, ROLES, new_addresses, remove_address
 from ding_store.launch.script import Script, exit_process, preload
-from ding_store.middleware.claim import claim_run
+from ding_store.middleware.claim import check_script, claim_run
 from ding_store.middleware.ending import CHECKPOINTS, FINISH, clear_ended_run, retire, silence_s
 from ding_store.middleware.members import ENV_LAUNCHED, Members, launch
 from ding_store.middleware.saving import ARRIVE_S, SAVE_S, is_saving
@@ -136,9 +136,11 @@ class Job:
             Start the job, show its progress on ``out``, and wait for its end; a run that ended in order is retired.
         """
         with Session(self.config).store as store:
+            first, script = FIRST_IDS['learner'], self.script.identity
+            check_script(store, first, script)
             clear_ended_run(store, self.config)
             # Two jobs in one run would take each other's experience. One that was killed is no more: it is resumed.
-            claim_run(store, None, FIRST_IDS['learner'], silence_s(self.config.heartbeat_s))
+            claim_run(store, None, first, silence_s(self.config.heartbeat_s), script)
         self._make_log_dir()
         with signals_as_interrupt():
             try:

@@ -14,7 +14,8 @@ import sys
 import traceback
 import warnings
 from dataclasses import dataclass
-from typing import Iterator, Sequence
+from pathlib import Path
+from typing import Dict, Iterator, Optional, Sequence
 
 from ding_store.errors import ConfigError
 
@@ -63,6 +64,17 @@ class Script:
                 f'{os.path.basename(path)} starts its own processes: leave --roles out, and use its --parallel-workers'
             )
         return cls(path, False, words[1:])
+
+    @property
+    def identity(self) -> Dict[str, Optional[str]]:
+        """What it trains, wherever it lies and whatever its other options are: its name, and ``--config`` if given."""
+        name = self.target.rpartition('.')[2] if self.is_module else Path(self.target).stem
+        config, words = None, list(self.args)
+        for word, following in zip(words, [*words[1:], None]):
+            option, equals, value = word.partition('=')
+            if option == '--config':
+                config = value if equals else following
+        return {'script': name, 'config': config}
 
     def run(self) -> int:
         """

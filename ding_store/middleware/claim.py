@@ -6,15 +6,22 @@ import socket
 from typing import Any, Dict, Mapping, Optional
 
 from ding_store.errors import ConfigError, VersionConflict
+from ding_store.middleware.ending import FINISH
+from ding_store.middleware.members import STREAM as REPORTS
 from ding_store.middleware.members import Member, Members, launch, pid_space
 from ding_store.storage.base import Store
 from ding_store.storage.embedded.supervisor.members import birth_of, is_gone
+
+#: ``script``, its name, and ``config``, if it is given one.
+Identity = Mapping[str, Optional[str]]
 
 #: There is one of these in a run.
 SINGLE_ROLES = ('learner', 'evaluator')
 
 
-def claim_run(store: Store, role: Optional[str], first_node: int, silent_s: float) -> None:
+def claim_run(
+    store: Store, role: Optional[str], first_node: int, silent_s: float, script: Optional[Identity] = None
+) -> None:
     """
     Overview:
         Take the nodes from ``first_node`` on for what was started together with this process. Jobs that were started
@@ -24,8 +31,9 @@ def claim_run(store: Store, role: Optional[str], first_node: int, silent_s: floa
         - role (:obj:`Optional[str]`): What this process will be; None: a launcher, for all roles.
         - first_node (:obj:`int`): The lowest node id of this launch.
         - silent_s (:obj:`float`): Who does not report for so long was killed, and its place is free.
+        - script (:obj:`Optional[Mapping]`): What the launch runs; None: nobody says, and what was said before stays.
     Raises:
-        - ConfigError: A job that lives has them, or has a member of this role.
+        - ConfigError: A job that lives has them, or a member of this role; or one that was killed ran another script.
     """
     mine, members = launch(), Members(store)
     # Collectors of others are no second job: they joined, before its learner came or since that died.
@@ -38,11 +46,44 @@ def claim_run(store: Store, role: Optional[str], first_node: int, silent_s: floa
             return
         if held is not None:
             _refuse(store, _living(held.header, first_node, members, silent_s))
+            _check_script(store, held.header, script or {})
+        said = {} if held is None else {key: held.header[key] for key in ('script', 'config') if key in held.header}
         try:
-            store.put(f'launch/{first_node}', _claim(mine), {}, held.version if held is not None else 0)
+            claim = {**_claim(mine), **(said if script is None else script)}
+            store.put(f'launch/{first_node}', claim, {}, held.version if held is not None else 0)
             return
         except VersionConflict:
             continue  # another launch was quicker: its claim is judged next
+
+
+def check_script(store: Store, first_node: int, script: Identity) -> None:
+    """
+    Overview:
+        For a run that had failed, before its end is forgotten: whether this script may go on with it.
+    Raises:
+        - ConfigError: It was another one's, whose experience and weights are of no use to this one.
+    """
+    end, held = store.get(FINISH), store.get(f'launch/{first_node}')
+    if end is not None and end.header['failed'] and held is not None:
+        _check_script(store, held.header, script)
+
+
+def _check_script(store: Store, claim: Mapping[str, Any], script: Identity) -> None:
+    """What either does not say is no difference; nor is anything while there is nothing to go on with."""
+    others = {key: claim.get(key) for key in script}
+    if not any(value and others[key] and value != others[key] for key, value in script.items()):
+        return
+    info = store.info()
+    has_rows = any(stream.last for name, stream in info.streams.items() if name != REPORTS)
+    if has_rows or any(name.startswith('weights/') for name in info.values):
+        raise ConfigError(
+            f'run {store.run!r} was of {_text(others)}, did not end in order, and would go on with what that has '
+            f'collected; this is {_text(script)}: name it with --run NAME, or start it in another directory'
+        )
+
+
+def _text(script: Identity) -> str:
+    return f'{script["script"]} --config {script["config"]}' if script.get('config') else str(script['script'])
 
 
 def claim_role(store: Store, role: str, silent_s: float) -> None:

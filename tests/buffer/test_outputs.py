@@ -1,13 +1,17 @@
 """Warm outputs: memory is used again when nobody holds the batch, and never before."""
 
 import gc
-from typing import Any, Callable
+from typing import Any, Callable, Dict
 
 import numpy as np
 import pytest
 import torch
 
 from ding_store.buffer import StoreBuffer
+from ding_store.buffer.kernels.load import load_kernels
+from ding_store.buffer.sequences import unrolled
+from ding_store.buffer.table import narrowing
+from ding_store.buffer.table import outputs as outputs_of
 from ding_store.buffer.table.outputs import MAX_WARM, WarmOutputs
 
 SPECS = {'x': (np.dtype(np.float32), (5,)), 'y': (np.dtype(np.int64), ())}
@@ -69,20 +73,65 @@ BATCH_HOLDERS = {
 }
 
 
+SAMPLES: Dict[str, Callable[[StoreBuffer], Any]] = {
+    'rows': lambda buffer: buffer.sample_batch(8),
+    'sequences': lambda buffer: buffer.sample_sequences(4, 2, None, done=None),
+}
+
+
+@pytest.mark.parametrize('sample', SAMPLES.values(), ids=SAMPLES)
 @pytest.mark.parametrize('hold', BATCH_HOLDERS.values(), ids=BATCH_HOLDERS)
-def test_of_a_collated_batch_any_part_holds_all(hold: Callable[[Any], Any]) -> None:
+def test_of_a_collated_batch_any_part_holds_all(
+    hold: Callable[[Any], Any], sample: Callable[[StoreBuffer], Any]
+) -> None:
     # Tensors are of arrays, some of them views, that were made before: whatever holds one must show there.
     buffer = StoreBuffer(100, seed=0)
     buffer.extend({'obs': np.repeat(np.arange(100, dtype=np.float32), 5).reshape(100, 5), 'action': np.arange(100)})
-    buffer.sample_batch(8)
-    batch = buffer.sample_batch(8)
-    first, held = batch.data.obs.data_ptr(), hold(batch.data.obs)
+    sample(buffer)
+    batch = sample(buffer)
+    first = batch.data.obs.data_ptr()
+    held = hold(batch.data.obs.reshape(8, 5))
     del batch
-    kept = [buffer.sample_batch(8) for _ in range(2 * MAX_WARM)]
+    kept = [sample(buffer) for _ in range(2 * MAX_WARM)]
     assert first not in {each.data.obs.data_ptr() for each in kept}
     del held, kept
     gc.collect()
-    assert first in {each.data.obs.data_ptr() for each in [buffer.sample_batch(8) for _ in range(MAX_WARM)]}
+    assert first in {each.data.obs.data_ptr() for each in [sample(buffer) for _ in range(MAX_WARM)]}
+
+
+def test_rows_and_sequences_of_as_many_share_what_is_free() -> None:
+    buffer = StoreBuffer(100, seed=0)
+    buffer.extend({'obs': np.arange(100, dtype=np.float32)})
+    addresses = set()
+    for length in (2, 4, 2, 8):
+        addresses |= {
+            buffer.sample_sequences(8 // length, length, None, done=None).data.obs.data_ptr() for _ in range(3)
+        }
+        addresses |= {buffer.sample_batch(8).data.obs.data_ptr() for _ in range(3)}
+    assert len(addresses) == 1
+
+
+def test_columns_that_are_not_narrow_are_gathered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_by_one = []
+
+    def take_into(column: Any, slots: Any, out: Any, *cold: Any) -> None:
+        one_by_one.append(column.dtype)
+        narrowing.take_into(column, slots, out, *cold)
+
+    for module in (outputs_of, unrolled):
+        monkeypatch.setattr(module, 'take_into', take_into)
+    frames = torch.arange(60 * 1024).remainder(256).float().div(255).view(60, 1024)
+    elements = [
+        {'obs': [frames[i], frames[i + 1]], 'place': [torch.tensor([i]), torch.tensor([i + 1])]} for i in range(50)
+    ]
+    steps, sequences = StoreBuffer(50, seed=0), StoreBuffer(50, seed=0)
+    steps.extend_elements([{key: values[0] for key, values in element.items()} for element in elements])
+    sequences.extend_elements(elements)
+    for batch, shape in ((steps.sample_batch(8), (8,)), (sequences.sample_time_major(8), (2, 8))):
+        assert batch.data.place.shape == shape
+        assert torch.equal(batch.data.obs, frames[batch.data.place])
+    expected = [np.uint8, np.uint8] if load_kernels() else [np.uint8, np.int64, np.uint8, np.int64]
+    assert one_by_one == expected
 
 
 def test_a_loop_that_lets_go_uses_one_set() -> None:

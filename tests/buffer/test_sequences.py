@@ -8,6 +8,7 @@ from typing import Any, List
 import numpy as np
 import pytest
 import torch
+import treetensor.torch as ttorch
 
 from ding_store.buffer import StoreBuffer
 from ding_store.errors import NotEnoughData, SchemaMismatch
@@ -119,6 +120,35 @@ def test_time_major_with_burn_in() -> None:
     assert (np.diff(batch.rows, axis=0) == 3).all()
     assert batch.data['row'].tolist() == batch.rows.tolist()
     assert [[int(step['row']) for step in steps] for steps in batch.elements()] == batch.rows.T.tolist()
+
+
+@pytest.mark.parametrize('make', [dict, ttorch.Tensor])
+def test_batches_of_tensors_alone_are_as_others(make: Any) -> None:
+    """Which are made of views that are kept."""
+    leaves = {
+        'obs': torch.randn(60, 3),
+        'reward': torch.randn(60, 1),
+        'action': torch.arange(60),
+        'mask': torch.rand(60) > 0.5,
+        'grid': torch.randint(0, 9, (60, 1, 2)),
+        'nothing': torch.zeros(60, 0),
+    }
+    plain, nested = StoreBuffer(60, seed=5), StoreBuffer(60, seed=5)
+    for i in range(60):
+        element = {name: leaf[i] for name, leaf in leaves.items()}
+        plain.push(make(element))
+        nested.push({**element, 'more': {'x': torch.tensor(i)}})
+    for length in (1, 4, 4, 10):
+        one, other = (buffer.sample_sequences(3, length, None, done=None) for buffer in (plain, nested))
+        assert one.rows.tolist() == other.rows.tolist()
+        assert type(one.data) is type(other.data)
+        assert len(one.data) == 3
+        for name, leaf in leaves.items():
+            tensor, expected = one.data[name], leaf[torch.from_numpy(one.rows)]
+            assert tensor.dtype == leaf.dtype
+            assert torch.equal(tensor, expected[..., 0] if name == 'reward' else expected)
+            assert torch.equal(tensor, other.data[name])
+        assert torch.equal(one.data[1]['obs'][-1], one.data.obs[-1, 1])
 
 
 def test_overlapping_cuts() -> None:

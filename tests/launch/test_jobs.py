@@ -13,6 +13,7 @@ import pytest
 from jobs import DEADLINE_S, ROLES, ROOT, TINY, ding_store, job, records, status, table
 
 from ding_store.storage.embedded.server import running
+from ding_store.storage.testing import eventually
 
 pytest.importorskip('ding')
 pytest.importorskip('gym')
@@ -203,6 +204,40 @@ def test_learner_that_raises_leaves_a_run_to_resume(tmp_path):
     # Rows that the first learner had not taken are in the second one's replay.
     assert 'had failed (learner (node 0' in run.text
     assert 'going on with it' in run.text
+
+
+@pytest.mark.parametrize('was_killed', [False, True])
+def test_what_one_script_left_is_not_taken_up_by_another(tmp_path, was_killed):
+    arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
+    with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 100_000)), tmp_path) as run:
+        train_on(run, tmp_path)
+        os.kill(run.process.pid if was_killed else members(tmp_path, 'learner')[0]['pid'], signal.SIGKILL)
+        run.wait()
+    other = tmp_path / 'other.py'
+    other.write_text(f"import runpy\nrunpy.run_path({TINY!r}, run_name='__main__')\n")
+    said = []
+
+    def is_judged_by_script():
+        with job(ding_store(*arguments, '--', 'python', other, '--trace', tmp_path / 'trace'), tmp_path) as run:
+            assert run.wait() == 2, run.text
+            said.append(run.text)
+        return 'is running already' not in run.text
+
+    eventually(is_judged_by_script, 'all of the first have left')
+    assert f"run 'r' was of {Path(TINY).stem}" in said[-1]
+    assert 'this is other: name it with --run NAME' in said[-1]
+    with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 50)), tmp_path) as run:
+        assert run.wait() == 0, run.text
+    assert ('had failed' in run.text) != was_killed, 'its end was not forgotten by who was refused'
+
+
+def test_a_script_that_failed_before_it_collected_leaves_the_run_to_others(tmp_path):
+    (tmp_path / 'wrong.py').write_text("raise SystemExit('no such config')\n")
+    arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
+    with job(ding_store(*arguments, '--', 'python', tmp_path / 'wrong.py'), tmp_path) as run:
+        assert run.wait() == 1, run.text
+    with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 50)), tmp_path) as run:
+        assert run.wait() == 0, run.text
 
 
 def test_learner_that_does_not_take_part_is_not_waited_for(tmp_path):

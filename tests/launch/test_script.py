@@ -30,6 +30,22 @@ def test_this_python_may_be_named_by_its_path(script):
     assert Script.parse([sys.executable, script]) == Script(script, False, [])
 
 
+@pytest.mark.parametrize(
+    ('arguments', 'config'),
+    [
+        ([], None),
+        (['--seed', '1'], None),
+        (['--config', 'pong_dqn', '--seed', '1'], 'pong_dqn'),
+        (['--config=pong_dqn'], 'pong_dqn'),
+        (['--config=pong_dqn', '--config', 'qbert_dqn'], 'qbert_dqn'),
+        (['--config'], None),
+    ],
+)
+def test_it_is_known_by_what_it_trains(script, arguments, config):
+    parsed = Script.parse(['python', '-u', str(script), *arguments])
+    assert parsed.identity == {'script': 'main', 'config': config}
+
+
 def test_python_module():
     assert Script.parse(['python', '-m', 'json.tool', '-x']) == Script('json.tool', True, ['-x'])
 

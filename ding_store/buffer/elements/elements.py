@@ -53,13 +53,13 @@ class Elements(Layout):
         self.objects = None
         home = self.table.home
         self.metas = MetaStore(self.table.index, self.table.write_lock, None if home is None else home.metas)
+        self.sequences = Sequences(self.table, self.metas)
         try:
             self._restore()
         except BaseException:
             self.table.close()
             raise
         self._outputs = self._new_outputs(self._schema)
-        self.sequences = Sequences(self.table, self.metas)
         self._view_names: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
     def take_name(self, name: str, sampler: Any) -> None:
@@ -169,6 +169,11 @@ class Elements(Layout):
         """
         rows, (columns, _) = self.table.read(choose, self._gather)
         return rows, self._columnar(), columns
+
+    def read_steps(self, choose: Choose, length: int) -> Tuple[Array, Schema, Columns, Optional[ttorch.Tensor]]:
+        """As ``read_columns``, of ``length`` steps of sequences; and the batch of these, if that is views alone."""
+        rows, (columns, output) = self.table.read(choose, self._gather)
+        return rows, self._columnar(), columns, output.batch(length)
 
     def read_batch(self, choose: Choose) -> Tuple[Array, ttorch.Tensor, Callable[[], List[Any]]]:
         """As ``read_columns``, with the columns decoded: row numbers, one batch, and what makes its elements."""

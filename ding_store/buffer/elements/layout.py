@@ -13,6 +13,7 @@ from ding_store.buffer.elements.flat import fill_values
 from ding_store.buffer.elements.lists import check_may_differ, tell
 from ding_store.buffer.elements.metas import MetaStore
 from ding_store.buffer.elements.objects import ObjectColumn
+from ding_store.buffer.sequences.sequences import Sequences
 from ding_store.buffer.table.base import Columns
 from ding_store.buffer.table.narrowing import candidates
 from ding_store.buffer.table.outputs import WarmOutputs
@@ -25,6 +26,7 @@ class Layout(BesideColumns):
     """See ``Elements``."""
 
     metas: MetaStore
+    sequences: Sequences
     _schema: Optional[Schema]
     _outputs: WarmOutputs
 
@@ -195,6 +197,8 @@ class Layout(BesideColumns):
             self.table.convert(packed.SPECS, packed.INFO, slots, objects.store(elements), converted)
 
     def _new_outputs(self, schema: Optional[Schema]) -> WarmOutputs:
+        """Of columns that are others now."""
+        self.sequences.drop_reader()
         return WarmOutputs(self.table.specs, None if schema is None else schema.plain_batch)
 
     def _columnar(self) -> Schema:

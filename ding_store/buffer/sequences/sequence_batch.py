@@ -51,6 +51,11 @@ class Steps(SequenceABC):
         return [_at(self._leaf, step, self._place) for step in range(self._length)]
 
 
+def in_steps(tree: ttorch.Tensor, length: int, size: int) -> ttorch.Tensor:
+    """A tree of all steps, ``(length * size, ...)``, the first step of all sequences first, as ``(T, B, ...)``."""
+    return ttorch.Tensor(_split(tree._detach(), length, size))
+
+
 def sequence_batch(
     tree: ttorch.Tensor, length: int, size: int, states: States, extra: Mapping[str, Any]
 ) -> SequenceBatch:
@@ -58,12 +63,11 @@ def sequence_batch(
     Overview:
         One batch of ``size`` sequences.
     Arguments:
-        - tree (:obj:`ttorch.Tensor`): Of all steps, leaves ``(length * size, ...)``, the first step of all sequences
-          first.
-        - states (:obj:`States`): Before each of these steps, in the same order; made if somebody asks.
+        - tree (:obj:`ttorch.Tensor`): Leaves ``(length, size, ...)``; its storage becomes the batch's.
+        - states (:obj:`States`): Before each of these steps, the first of all sequences first; made if somebody asks.
         - extra (:obj:`Mapping`): Leaves ``(size, ...)`` that sequences have as a whole.
     """
-    storage = _split(tree._detach(), length, size)
+    storage = tree._detach()
     batch_of_steps = dict(_items(storage))
 
     def elements() -> List[Dict[str, Any]]:
@@ -78,7 +82,7 @@ def sequence_batch(
 
     for key, value in extra.items():
         storage.set(key, value)
-    return SequenceBatch.of(ttorch.Tensor(storage), size, elements)
+    return SequenceBatch.of(tree, size, elements)
 
 
 def _steps(value: Any, length: int, size: int) -> List[Any]:

@@ -10,7 +10,7 @@ import treetensor.torch as ttorch
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.elements.elements import Choose, Elements
-from ding_store.buffer.sequences.sequence_batch import SequenceBatch, sequence_batch
+from ding_store.buffer.sequences.sequence_batch import SequenceBatch, in_steps, sequence_batch
 from ding_store.buffer.sequences.states import States
 from ding_store.columns import Schema
 from ding_store.errors import SchemaMismatch
@@ -36,9 +36,11 @@ def read_sequences(
     elements: Elements, choose: Choose, length: int
 ) -> Tuple[SequenceBatch, Array, Callable[[], List[List[Any]]]]:
     """Slots chosen step by step, ``(length * B,)``, as a time-major batch, rows ``(length, B)`` and elements."""
-    rows, schema, columns = elements.read_columns(choose)
+    rows, schema, columns, tree = elements.read_steps(choose, length)
     size = len(rows) // length
-    data = sequence_batch(_collate(schema, columns), length, size, States(schema, columns), {})
+    if tree is None:
+        tree = in_steps(_collate(schema, columns), length, size)
+    data = sequence_batch(tree, length, size, States(schema, columns), {})
 
     def decode() -> List[List[Any]]:
         steps = schema.decode(columns)
@@ -55,7 +57,7 @@ def read_unrolled(elements: Elements, choose: Choose) -> Tuple[SequenceBatch, Ar
     extra: Mapping[str, Any] = {}
     if reader.rest is not None:
         extra = dict(reader.rest.decode_batch(rest, True).items())
-    tree = _collate(reader.steps, steps)
+    tree = in_steps(_collate(reader.steps, steps), reader.length, len(rows))
     data = sequence_batch(tree, reader.length, len(rows), States(reader.steps, steps), extra)
     return data, rows, lambda: list(data)
 
@@ -70,7 +72,8 @@ def read_episodes(elements: Elements, choose: Choose, lengths_of: Callable[[], A
     # Row i of episode b is the i-th behind the first of that episode; what is not there becomes zeros.
     places = (step + np.cumsum(lengths) - lengths)[is_there]
     padded = {name: _padded(column, places, is_there) for name, column in columns.items()}
-    data = sequence_batch(_collate(schema, padded), longest, size, States(schema, padded), {})
+    tree = in_steps(_collate(schema, padded), longest, size)
+    data = sequence_batch(tree, longest, size, States(schema, padded), {})
 
     def decode() -> List[List[Any]]:
         steps, ends = schema.decode(columns), np.cumsum(lengths).tolist()

@@ -67,6 +67,10 @@ class Sequences:
             reader = self._reader = StepReader(schema)
         return reader
 
+    def drop_reader(self) -> None:
+        """It has the columns that it last read."""
+        self._reader = None
+
     def _make(self, names: Sequence[str], done: Optional[str], metas_only: bool) -> Tuple[SequenceIndex, GroupKeys]:
         keys = GroupKeys(self._table, self._metas, names, done, metas_only)
         keys.has_changed()

@@ -98,23 +98,36 @@ class Output:
         which batches are made. Whoever uses it holds a copy of ``arrays``.
     """
 
-    __slots__ = ('arrays', 'addresses', '_batch', '_views', '_held', '_num_references')
+    __slots__ = ('arrays', 'addresses', '_batch', '_views', '_steps', '_held', '_num_references')
 
     def __init__(self, arrays: Arrays, batch: Optional[PlainBatch]) -> None:
         self.arrays, self._batch = arrays, batch
         self._views = batch.views(arrays) if batch is not None else []
+        self._steps: Dict[int, List[Array]] = {}
         self.addresses = np.array([array.ctypes.data for array in arrays.values()], np.int64)
         self._held = list({id(array): array for array in (*arrays.values(), *self._views)}.values())
         # What the interpreter counts while nobody else holds any; measured, as it differs between its versions.
         self._num_references = self._count()
 
     def is_free(self) -> bool:
-        """Whether nobody else holds anything of it."""
-        return self._count() == self._num_references
+        """Whether nobody else holds anything of it. Who has it may be adding views: what these change is read first."""
+        return self._num_references == self._count()
 
-    def batch(self) -> Optional[ttorch.Tensor]:
-        """What is in the arrays, as one tree; None if that takes more than views."""
-        return None if self._batch is None else self._batch.tree(self._views)
+    def batch(self, length: Optional[int] = None) -> Optional[ttorch.Tensor]:
+        """What is in the arrays, perhaps of so many steps, as one tree; None if that takes more than views."""
+        if self._batch is None:
+            return None
+        return self._batch.tree(self._views if length is None else self._views_of_steps(self._batch, length))
+
+    def _views_of_steps(self, batch: PlainBatch, length: int) -> List[Array]:
+        """Made once. Who calls has the arrays, so that nobody takes them for free meanwhile."""
+        views = self._steps.get(length)
+        if views is None:
+            before = self._count()
+            views = self._steps[length] = batch.steps(self.arrays, length)
+            self._held = [*self._held, *views]  # before the number: see ``is_free``
+            self._num_references += self._count() - before
+        return views
 
     def _count(self) -> int:
         return sum(map(sys.getrefcount, self._held))
