@@ -15,9 +15,10 @@ import traceback
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Iterator, Optional, Sequence
+from typing import Iterator, Sequence
 
 from ding_store.errors import ConfigError
+from ding_store.middleware.claim import Identity, identity
 
 #: Options of the interpreter that change nothing here: output of our processes is unbuffered anyway.
 _IGNORED = ('-u', '-B')
@@ -66,15 +67,8 @@ class Script:
         return cls(path, False, words[1:])
 
     @property
-    def identity(self) -> Dict[str, Optional[str]]:
-        """What it trains, wherever it lies and whatever its other options are: its name, and ``--config`` if given."""
-        name = self.target.rpartition('.')[2] if self.is_module else Path(self.target).stem
-        config, words = None, list(self.args)
-        for word, following in zip(words, [*words[1:], None]):
-            option, equals, value = word.partition('=')
-            if option == '--config':
-                config = value if equals else following
-        return {'script': name, 'config': config}
+    def identity(self) -> Identity:
+        return identity(self.target.rpartition('.')[2] if self.is_module else Path(self.target).stem, self.args)
 
     def run(self) -> int:
         """

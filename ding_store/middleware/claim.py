@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
-from typing import Any, Dict, Mapping, Optional
+import sys
+from pathlib import Path
+from typing import Any, Dict, Mapping, Optional, Sequence
 
 from ding_store.errors import ConfigError, VersionConflict
 from ding_store.middleware.ending import FINISH
@@ -12,16 +14,14 @@ from ding_store.middleware.members import Member, Members, launch, pid_space
 from ding_store.storage.base import Store
 from ding_store.storage.embedded.supervisor.members import birth_of, is_gone
 
-#: ``script``, its name, and ``config``, if it is given one.
+#: ``script``, its name, and ``config``, if it is given one; empty: nobody knows.
 Identity = Mapping[str, Optional[str]]
 
 #: There is one of these in a run.
 SINGLE_ROLES = ('learner', 'evaluator')
 
 
-def claim_run(
-    store: Store, role: Optional[str], first_node: int, silent_s: float, script: Optional[Identity] = None
-) -> None:
+def claim_run(store: Store, role: Optional[str], first_node: int, silent_s: float, script: Identity) -> None:
     """
     Overview:
         Take the nodes from ``first_node`` on for what was started together with this process. Jobs that were started
@@ -31,7 +31,7 @@ def claim_run(
         - role (:obj:`Optional[str]`): What this process will be; None: a launcher, for all roles.
         - first_node (:obj:`int`): The lowest node id of this launch.
         - silent_s (:obj:`float`): Who does not report for so long was killed, and its place is free.
-        - script (:obj:`Optional[Mapping]`): What the launch runs; None: nobody says, and what was said before stays.
+        - script (:obj:`Mapping`): What the launch runs; where nobody knows, what was known before stays.
     Raises:
         - ConfigError: A job that lives has them, or a member of this role; or one that was killed ran another script.
     """
@@ -46,14 +46,30 @@ def claim_run(
             return
         if held is not None:
             _refuse(store, _living(held.header, first_node, members, silent_s))
-            _check_script(store, held.header, script or {})
-        said = {} if held is None else {key: held.header[key] for key in ('script', 'config') if key in held.header}
+            _check_script(store, held.header, script)
+        said = {} if held is None else {key: held.header.get(key) for key in ('script', 'config')}
         try:
-            claim = {**_claim(mine), **(said if script is None else script)}
+            claim = {**_claim(mine), **said, **{key: value for key, value in script.items() if value}}
             store.put(f'launch/{first_node}', claim, {}, held.version if held is not None else 0)
             return
         except VersionConflict:
             continue  # another launch was quicker: its claim is judged next
+
+
+def identity(name: str, words: Sequence[str]) -> Identity:
+    """What a script trains, wherever it lies and whatever its other options are."""
+    config = None
+    for word, following in zip(words, [*words[1:], None]):
+        option, equals, value = word.partition('=')
+        if option == '--config':
+            config = value if equals else following
+    return {'script': name, 'config': config}
+
+
+def own_identity() -> Identity:
+    """Of the script that this process runs; empty where that is unknown: an interactive one, a test, ``ditask``."""
+    path = Path(sys.argv[0])
+    return {} if path.suffix != '.py' or path.stem == '__main__' else identity(path.stem, sys.argv[1:])
 
 
 def check_script(store: Store, first_node: int, script: Identity) -> None:

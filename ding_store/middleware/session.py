@@ -21,7 +21,7 @@ from ding_store.errors import (
     StoreTimeout,
     VersionConflict,
 )
-from ding_store.middleware.claim import claim_run
+from ding_store.middleware.claim import check_script, claim_run, own_identity
 from ding_store.middleware.ending import FINISH, clear_ended_run, retire, silence_s
 from ding_store.middleware.members import ENV_LAUNCHED, STREAM_OPTIONS, Member, Members, die_with_parent, parent_process
 from ding_store.middleware.waiting import SLICE_S, PeerWatch, in_passing
@@ -101,13 +101,14 @@ class Session:
         Arguments:
             - first_node (:obj:`Optional[int]`): Node id of the first of the workers that were started with this one.
         Raises:
-            - ConfigError: Another job that lives has this run.
+            - ConfigError: Another job that lives has this run, or one that did not end in order ran another script.
         """
         if self.member is None:
             if ENV_LAUNCHED not in os.environ and not self._hear_of_own_end():
+                first, script = node_id if first_node is None else first_node, own_identity()
+                check_script(self.store, first, script)
                 clear_ended_run(self.store, self.config)
-                first = node_id if first_node is None else first_node
-                claim_run(self.store, role, first, silence_s(self.config.heartbeat_s))
+                claim_run(self.store, role, first, silence_s(self.config.heartbeat_s), script)
             name = f'{role}-{node_id}-{os.getpid()}-{uuid.uuid4().hex[:6]}'
             self.member = Member(id=name, role=role, node_id=node_id, address=address)
             self._report()

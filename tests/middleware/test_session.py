@@ -3,6 +3,7 @@
 import contextlib
 import os
 import subprocess
+import sys
 import threading
 import time
 from dataclasses import asdict
@@ -496,6 +497,39 @@ def test_workers_of_another_job_of_the_same_nodes_are_refused_before_its_learner
         member('collector', 9, first_node=9)  # workers of further nodes of that job
         process.kill()
     member('collector', 2, first_node=0)
+
+
+@pytest.mark.parametrize('has_failed', [True, False])
+def test_what_one_script_left_is_not_taken_up_by_another(store, monkeypatch, has_failed):
+    """Failed, or killed."""
+    with subprocess.Popen(['sleep', '60']) as process:
+        gone = _claim(f'{pid_space()} {process.pid}')
+        process.kill()
+
+    def start(*argv, **left):
+        monkeypatch.setattr(sys, 'argv', list(argv))
+        session = Session(CONFIG, store=store.another(stream_options=STREAM_OPTIONS))
+        with contextlib.closing(session):
+            session.join('learner', 0)
+        store.delete(FINISH)
+        held = store.get('launch/0')
+        store.put('launch/0', {**held.header, **gone}, {}, held.version)
+        for name in left:
+            store.append(name, {}, {})
+        if has_failed:
+            store.put(FINISH, {'reason': 'r', 'failed': True}, {})
+
+    start('/a/pong.py')
+    start('/a/qbert.py', '--config', 'x')  # there is nothing yet to go on with
+    start('/b/qbert.py', '--seed', '1', experience=True)
+    for argv in (['/a/pong.py'], ['/a/qbert.py', '--config=y']):
+        with pytest.raises(ConfigError, match=r'was of qbert --config x, .* this is (pong|qbert --config y): name it'):
+            start(*argv)
+        assert (store.get(FINISH) is not None) is has_failed, 'whose end is not forgotten'
+    start('/usr/bin/ditask')  # which nobody knows, and so forgets nothing
+    with pytest.raises(ConfigError, match='was of qbert'):
+        start('pong.py')
+    start('/a/qbert.py', '--config', 'x')
 
 
 def test_two_learners_of_one_parent_may_be(store, member):
