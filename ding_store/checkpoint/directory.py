@@ -6,7 +6,7 @@ A run's directory of checkpoints.
     iteration_N.pth.tar    the learner after train iteration N, the last few
     best.pth.tar           the policy that had the best evaluation
     replay/                the learner's table, where nothing else is said
-    previous/              checkpoints of the run before this one
+    previous/              checkpoints of the run before this one, and which that was: of_run
 
 A run that has ended in order is not resumed: the next one of its name moves its checkpoints to ``previous``. Any other
 is, from its newest checkpoint. An older one is removed when a newer one is on the disk, and not before.
@@ -33,6 +33,7 @@ from ding_store.errors import ConfigError, CorruptPayload
 logger = logging.getLogger(__name__)
 
 BEST = 'best.pth.tar'
+OF_RUN = 'of_run'
 _NAME = re.compile(r'iteration_(\d+)\.pth\.tar')
 
 
@@ -171,15 +172,19 @@ class CheckpointDir:
         return extra['eval_value'] if extra.get('run') == run else None
 
     def _move_away(self) -> None:
-        previous = self.file('previous')
+        """Again if it was killed in the middle: what ``previous`` has of the run that ended is not of an older one."""
+        previous, described = self.file('previous'), self._describe()
         left = [os.path.basename(path) for path in self.paths()]
         left += [BEST] if os.path.exists(self.file(BEST)) else []
         if not left:
             return
         os.makedirs(previous, mode=0o700, exist_ok=True)
-        for name in os.listdir(previous):
-            if name not in left and (_NAME.fullmatch(name) or name == BEST):
-                os.unlink(os.path.join(previous, name))
+        ended = '' if described is None else str(described['run'])
+        if _read_text(os.path.join(previous, OF_RUN)) != ended:
+            for name in os.listdir(previous):
+                if _NAME.fullmatch(name) or name == BEST:
+                    os.unlink(os.path.join(previous, name))
+            _write_text(os.path.join(previous, OF_RUN), ended)
         for name in left:
             os.replace(self.file(name), os.path.join(previous, name))
         sync_directory(previous)
@@ -198,14 +203,26 @@ class CheckpointDir:
             ) from e
 
     def _replace(self, run: str, finished: Optional[str]) -> None:
-        path = self.file('run.json')
-        with open(path + '.new', 'w', opener=private.opener) as file:
-            json.dump({'run': run, 'finished': finished}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(path + '.new', path)
-        with contextlib.suppress(FileNotFoundError):
-            sync_directory(self.path)
+        _write_text(self.file('run.json'), json.dumps({'run': run, 'finished': finished}))
+
+
+def _write_text(path: str, text: str) -> None:
+    """As a whole, or not at all."""
+    with open(path + '.new', 'w', opener=private.opener) as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + '.new', path)
+    with contextlib.suppress(FileNotFoundError):
+        sync_directory(os.path.dirname(path))
+
+
+def _read_text(path: str) -> Optional[str]:
+    try:
+        with open(path, encoding='utf-8', errors='replace') as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
 
 
 def _holder(descriptor: int) -> str:

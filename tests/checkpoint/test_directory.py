@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import itertools
 import os
 import signal
 import types
@@ -125,6 +126,50 @@ def test_previous_holds_one_run(tmp_path):
         directory.finish('done')
     CheckpointDir(str(tmp_path)).begin()
     assert files(tmp_path / 'previous') == ['best.pth.tar', 'iteration_2.pth.tar']
+
+
+def test_a_kill_while_they_are_moved_there_loses_none(tmp_path, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def killed_at(number):
+        """Whether there was so much to do."""
+        left = iter(range(number))
+
+        def killing(call):
+            def either(*args):
+                if next(left, None) is None:
+                    raise Killed
+                return call(*args)
+
+            return either
+
+        with monkeypatch.context() as patch:
+            for name in ('replace', 'unlink'):
+                patch.setattr(os, name, killing(getattr(os, name)))
+            try:
+                CheckpointDir(str(directory)).begin()
+            except Killed:
+                return True
+            return False
+
+    for number in itertools.count():
+        directory = tmp_path / str(number)
+        for first in (1, 10):
+            made = CheckpointDir(str(directory))
+            made.begin()
+            for iteration in range(first, first + 3):
+                made.save(iteration, state(iteration))
+            made.save_best(state(first), 1.0)
+            made.finish('done')
+        was_killed = killed_at(number)
+        CheckpointDir(str(directory)).begin()
+        kept = ['best.pth.tar', *(f'iteration_{iteration}.pth.tar' for iteration in (10, 11, 12))]
+        assert files(directory / 'previous') == kept, f'killed at {number}'
+        assert files(directory) == []
+        if not was_killed:
+            break
+    assert number > 5
 
 
 def test_the_best_of_the_run(tmp_path):
