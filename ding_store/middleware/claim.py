@@ -47,7 +47,8 @@ def claim_run(store: Store, role: Optional[str], first_node: int, silent_s: floa
         if held is not None:
             _refuse(store, _living(held.header, first_node, members, silent_s))
             _check_script(store, held.header, script)
-        said = {} if held is None else {key: held.header.get(key) for key in ('script', 'config')}
+        known = {} if held is None else {key: held.header.get(key) for key in ('script', 'config')}
+        said = known if script.get('script') in (None, known.get('script')) else {}
         try:
             claim = {**_claim(mine), **said, **{key: value for key, value in script.items() if value}}
             store.put(f'launch/{first_node}', claim, {}, held.version if held is not None else 0)

@@ -128,30 +128,27 @@ def test_previous_holds_one_run(tmp_path):
     assert files(tmp_path / 'previous') == ['best.pth.tar', 'iteration_2.pth.tar']
 
 
-def test_a_kill_while_they_are_moved_there_loses_none(tmp_path, monkeypatch):
-    class Killed(BaseException):
-        pass
+def test_a_kill_while_they_are_moved_there_loses_none(tmp_path):
+    def killed_at(directory, number):
+        """At this call that renames or removes a file; whether there were so many."""
+        child = os.fork()
+        if not child:
+            left = iter(range(number))
 
-    def killed_at(number):
-        """Whether there was so much to do."""
-        left = iter(range(number))
+            def killing(call):
+                def either(*args):
+                    if next(left, None) is None:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return call(*args)
 
-        def killing(call):
-            def either(*args):
-                if next(left, None) is None:
-                    raise Killed
-                return call(*args)
+                return either
 
-            return either
-
-        with monkeypatch.context() as patch:
-            for name in ('replace', 'unlink'):
-                patch.setattr(os, name, killing(getattr(os, name)))
+            os.replace, os.unlink = killing(os.replace), killing(os.unlink)
             try:
                 CheckpointDir(str(directory)).begin()
-            except Killed:
-                return True
-            return False
+            finally:
+                os._exit(0)
+        return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
     for number in itertools.count():
         directory = tmp_path / str(number)
@@ -162,7 +159,7 @@ def test_a_kill_while_they_are_moved_there_loses_none(tmp_path, monkeypatch):
                 made.save(iteration, state(iteration))
             made.save_best(state(first), 1.0)
             made.finish('done')
-        was_killed = killed_at(number)
+        was_killed = killed_at(directory, number)
         CheckpointDir(str(directory)).begin()
         kept = ['best.pth.tar', *(f'iteration_{iteration}.pth.tar' for iteration in (10, 11, 12))]
         assert files(directory / 'previous') == kept, f'killed at {number}'

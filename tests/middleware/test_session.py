@@ -519,9 +519,10 @@ def test_what_one_script_left_is_not_taken_up_by_another(store, monkeypatch, has
         if has_failed:
             store.put(FINISH, {'reason': 'r', 'failed': True}, {})
 
-    start('/a/pong.py')
-    start('/a/qbert.py', '--config', 'x')  # there is nothing yet to go on with
-    start('/b/qbert.py', '--seed', '1', experience=True)
+    start('/a/pong.py', '--config', 'z')
+    start('/a/qbert.py', experience=True)  # there was nothing yet to go on with
+    start('/a/qbert.py', '--config', 'x')  # z was the other's
+    start('/b/qbert.py', '--seed', '1')
     for argv in (['/a/pong.py'], ['/a/qbert.py', '--config=y']):
         with pytest.raises(ConfigError, match=r'was of qbert --config x, .* this is (pong|qbert --config y): name it'):
             start(*argv)
