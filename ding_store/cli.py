@@ -165,6 +165,12 @@ def _add_run(commands: argparse._SubParsersAction) -> None:
         '--delay', metavar='ROLE=S,...', default='', help='start roles later, e.g. learner=10 (to try start orders)'
     )
     parser.add_argument(
+        '--cpu-roles',
+        metavar='ROLE,...',
+        default='',
+        help='roles that use no GPU, e.g. collector,evaluator (default: each uses what its config says)',
+    )
+    parser.add_argument(
         '--checkpoint',
         metavar='DIR',
         nargs='?',
@@ -274,8 +280,8 @@ def _absolute(url: str) -> str:
 def _run(options: argparse.Namespace, command: List[str]) -> int:
     if options.roles:
         return _run_roles(options, command)
-    if options.delay or options.logs or options.json:
-        raise ConfigError('--delay, --logs and --json go with --roles')
+    if options.delay or options.logs or options.json or options.cpu_roles:
+        raise ConfigError('--delay, --logs, --json and --cpu-roles go with --roles')
     if not command:
         raise ConfigError('no command given: put it after --, e.g. ding-store run -- python -u main.py')
     from ding_store.hook.install import SITE
@@ -290,16 +296,17 @@ def _run(options: argparse.Namespace, command: List[str]) -> int:
 
 
 def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
-    from ding_store.launch.job import Job, parse_delays, parse_roles
+    from ding_store.launch.job import Job, parse_cpu_roles, parse_delays, parse_roles
     from ding_store.launch.script import Script
 
     begin = time.monotonic()
     script, roles, delays = Script.parse(command), parse_roles(options.roles), parse_delays(options.delay)
+    cpu_roles = parse_cpu_roles(options.cpu_roles)
     config = _config(options)
     if options.explain:
         _explain()
     logs = Path(options.logs or os.path.join('.ding_store', str(config.run), 'logs'))
-    job = Job(script, roles, config, logs, delays)
+    job = Job(script, roles, config, logs, delays, cpu_roles)
     print_to(sys.stderr, f'run {config.run!r}: {options.roles} of {shlex.join(command)}; logs in {logs}\n')
     result = job.run(sys.stderr)
     if options.json:

@@ -144,7 +144,7 @@ def figures(code: int, wall_s: float, record: dict) -> dict:
     result.update(steps_per_s=steps / loop_s, iters_per_s=iterations / loop_s, ratio=iterations / max(steps, 1))
     result['failed'] = int(code != 0)
     result['eval_value'] = record.get('eval_value')
-    for name in ('rows_appended', 'rows_ingested', 'rows_lost'):
+    for name in ('rows_appended', 'rows_ingested', 'chunks_lost'):
         result[name] = record.get(name)
     return result
 
@@ -160,7 +160,7 @@ ROWS = {
     'eval_value': ('last evaluation return', '{:.1f}'),
     'rows_appended': ('rows appended', '{:.0f}'),
     'rows_ingested': ('rows ingested', '{:.0f}'),
-    'rows_lost': ('rows lost', '{:.0f}'),
+    'chunks_lost': ('chunks lost', '{:.0f}'),
     'failed': ('failed', '{:.0f}'),
 }
 
@@ -174,7 +174,7 @@ def show(seeds: list, results: dict) -> None:
         for kind, runs in results.items():
             print(f'{TITLES[kind]}, seed by seed')
             print(table([(str(seed), cells([run], statistics.median)) for seed, run in zip(seeds, runs)]) + '\n')
-        print(f'medians over {count} seeds; rows lost and exit codes other than 0 are sums')
+        print(f'medians over {count} seeds; chunks lost and exit codes other than 0 are sums')
     print(table([(TITLES[kind], cells(runs, statistics.median)) for kind, runs in results.items()]))
     if count > 1:
         print(f'\nmaxima over {count} seeds')
@@ -186,7 +186,7 @@ def cells(runs: list, over: Callable) -> dict:
     made = {}
     for name, (title, form) in ROWS.items():
         known = [run[name] for run in runs if run[name] is not None and run[name] == run[name]]
-        how = sum if name in ('rows_lost', 'failed') else over
+        how = sum if name in ('chunks_lost', 'failed') else over
         made[title] = form.format(how(known)) if known else '-'
     return made
 

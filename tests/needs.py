@@ -7,6 +7,9 @@ import pytest
 
 from dizoo_configs import extras
 
+#: Policies are on a GPU where tests compare what they find: scripts/simulated_gpu.py sets it, and who has a GPU may.
+CUDA = os.environ.get('DING_STORE_TEST_CUDA') == '1'
+
 
 def lacking(message: str) -> None:
     if os.environ.get('CI') == 'true':

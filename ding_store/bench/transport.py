@@ -23,6 +23,7 @@ from ding_store.bench.torchrl_redis import lacking, measure_torchrl, render_torc
 from ding_store.bench.wire import measure_wire, render_wire
 from ding_store.bench.workloads import WORKLOADS, Leaves, size_text
 from ding_store.errors import ConfigError
+from ding_store.launch.interrupt import interrupts_later
 
 _CARTPOLE: Leaves = {
     'obs': (np.float32, (4,)),
@@ -194,13 +195,15 @@ def running(path: Type[Path], element: Element, produce: Callable[..., None]) ->
         way.consume()
         ours, theirs = context.Pipe()
         producer = context.Process(target=produce, args=(path, element, address, theirs), daemon=True)
-        producer.start()
         try:
+            with interrupts_later():
+                producer.start()
             ours.recv()  # It is ready.
             yield way, ours
         finally:
-            producer.terminate()
-            producer.join()
+            if producer.pid is not None:
+                producer.terminate()
+                producer.join()
             way.close()
 
 

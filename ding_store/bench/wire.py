@@ -12,7 +12,8 @@ from ding_store.bench.workloads import size_text
 from ding_store.storage import Reader, open_store
 from ding_store.storage.embedded.server import ensure_server
 
-SIZES = (113_000, 3_000_000, 10_000_000)
+#: One element of 113 KB by itself, one of 3 MB, 64 of 113 KB as a collector's chunk has them, and one of 10 MB.
+SIZES = (113_000, 3_000_000, 64 * 113_000, 10_000_000)
 #: redis-py sends the bytes as one string, or in a pipeline of strings of this size: the faster one counts.
 PART_BYTES = 1 << 20
 #: Payloads in a row, of each way in turn: acks are not waited for, so that their work falls to the next payload.

@@ -16,12 +16,19 @@ from ding_store.buffer.sampling.samplers import Sampler, Uniform
 from ding_store.buffer.sequences.group_keys import GroupBy
 from ding_store.buffer.sequences.sequence_priorities import PrioritizedSequenceChoice, SequencePrioritized
 from ding_store.buffer.sequences.sequence_reads import Episodes, read_episodes, read_sequences, read_unrolled
-from ding_store.buffer.sequences.sequences import EpisodeChoice, SequenceChoice
+from ding_store.buffer.sequences.sequences import EpisodeChoice, SequenceChoice, SequenceKind
 from ding_store.buffer.table.choices import Sampled, check_sample_arguments
 
 T = TypeVar('T')
 
 _AT_ONCE = nullcontext()
+
+
+def _use_nothing(rows: Array) -> None:
+    """Nobody counts these rows."""
+
+
+_UNLIMITED = nullcontext(_use_nothing)
 
 
 class SequenceSampling:
@@ -68,8 +75,7 @@ class SequenceSampling:
         Raises:
             - NotEnoughData: There are fewer such sequences.
             - SchemaMismatch: There is no such column, or the elements are Python objects.
-            - TypeError: A number makes no sense, or the sampler has ``max_times_sampled``, and not ``overlap=0``, or
-              ``replace``.
+            - TypeError: A number makes no sense.
         """
         size, _ = check_sample_arguments(size, None, None, None, None)
         num_steps = integer('length', length, 1, TypeError) + integer('burn_in', burn_in, 0, TypeError)
@@ -77,25 +83,30 @@ class SequenceSampling:
         if stride < 1:
             raise TypeError(f'overlap ({overlap}) must be below burn_in + length ({num_steps})')
         index = self._elements.sequences.index(groupby, done)
-        elements, draw, ahead = self._elements, self._uniform.draw, self._prefetch
+        elements, uniform, ahead = self._elements, self._uniform, self._prefetch
 
-        sampler = self._sampler.sampler if isinstance(self._sampler, Limited) else self._sampler
+        limits = self._sampler if isinstance(self._sampler, Limited) else None
+        sampler = self._sampler if limits is None else limits.sampler
         by_priority = sampler if isinstance(sampler, SequencePrioritized) else None
+        share_rows = stride < num_steps or replace or by_priority is not None
+        kind = SequenceKind(
+            index, num_steps, stride, limits.start_uses() if limits is not None and share_rows else None
+        )
 
         def choose() -> Union[SequenceChoice, PrioritizedSequenceChoice]:
             if by_priority is not None:
-                return PrioritizedSequenceChoice(by_priority, index, size, num_steps, stride, replace)
-            return SequenceChoice(index, draw, size, num_steps, stride, replace)
+                return PrioritizedSequenceChoice(kind, by_priority, size, replace)
+            return SequenceChoice(kind, uniform, size, replace)
 
         def read(chosen: Choose) -> Any:
             return read_sequences(elements, chosen, num_steps)
 
         chosen = choose()
         key = ('sequences', id(index), index.num_forgotten, id(by_priority), size, num_steps, stride, replace)
-        with self._sampling_together(size, are_apart=stride == num_steps and not replace) as use:
+        with self._sampling_together(size, kind.delivered if share_rows else None) as use:
             found = read(chosen) if ahead is None else ahead.next(key, chosen, read)
             batch = Batch(*found)._replace(weights=getattr(chosen, 'weights', None))
-            use(batch.rows.reshape(-1))
+            use(batch.rows)
         if ahead is not None:
             ahead.draw(key, choose, read, by_priority)
         return batch
@@ -122,8 +133,14 @@ class SequenceSampling:
         if max_length is not None:
             max_length = integer('max_length', max_length, 1, TypeError)
         index = self._elements.sequences.index(groupby, done)
-        choose = EpisodeChoice(index, self._uniform.draw, size, replace, max_length)
-        with self._sampling_together(size, are_apart=not replace) as use:
+        choose = EpisodeChoice(index, self._uniform, size, replace, max_length)
+        if replace and isinstance(self._sampler, Limited) and self._sampler.max_times_sampled is not None:
+            raise TypeError(
+                f'max_times_sampled ({self._sampler.max_times_sampled}) counts the rows of episodes, which replace '
+                'would have come more often: sample without it, or a view whose sampler has no such limit, '
+                'view(Uniform())'
+            )
+        with self._sampling_together(size) as use:
             episodes = read_episodes(self._elements, choose, lambda: choose.lengths)
             use(episodes.rows)
         return episodes
@@ -153,26 +170,29 @@ class SequenceSampling:
         ahead.draw(key, choose.again, read, self._sampler)
         return batch
 
-    @contextmanager
-    def _sampling_together(self, size: int, are_apart: bool) -> Iterator[Callable[[Array], None]]:
+    def _sampling_together(
+        self, size: int, use: Optional[Callable[[Array], None]] = None
+    ) -> ContextManager[Callable[[Array], None]]:
         """
         Around a sample of rows that no sampler draws one by one, whose limits hold all the same; yields what is to be
-        told of the rows. Where a row may come more often than once in a batch, nobody could keep to a limit of uses.
+        told of the rows: ``use``, by default what has each of them leave when it is used up.
         """
         limits = self._sampler
         if not isinstance(limits, Limited):
-            with self._sampling(size):
-                yield lambda rows: None
-            return
-        if limits.max_times_sampled is not None and not are_apart:
-            raise TypeError(
-                f'max_times_sampled ({limits.max_times_sampled}) counts rows one by one, but these sequences share '
-                'them: sample with overlap=0 and without replace, or a view whose sampler is without it, '
-                'view(Uniform())'
-            )
-        with self._sampling(size), limits.lock:
-            limits.prepare()
-            yield limits.use
+            return _UNLIMITED if self.limiter is None else self._limited(size, None, _use_nothing)
+        return self._limited(size, limits, use or (lambda rows: limits.use(rows.reshape(-1))))
+
+    @contextmanager
+    def _limited(
+        self, size: int, limits: Optional[Limited], use: Callable[[Array], None]
+    ) -> Iterator[Callable[[Array], None]]:
+        with self._sampling(size):
+            if limits is None:
+                yield use
+                return
+            with limits.lock:
+                limits.prepare()
+                yield use
 
     def _sampling(self, num_items: int) -> ContextManager[None]:
         # Sequences count as one sample each, as elements that are sequences do.

@@ -207,7 +207,9 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         if self._middleware:
             return self._collated(size, replace, sample_range)
         choose = Sampled(self._sampler, size, replace, sample_range)
-        rows, data, elements = self._read_sampled('batch', choose, self._elements.read_batch)
+        read = self._elements.read_batch
+        is_simple = self._prefetch is None and self.limiter is None and choose.delivered is None
+        rows, data, elements = read(choose) if is_simple else self._read_sampled('batch', choose, read)
         return Batch(data, rows, elements, choose.weights)
 
     def gather_batch(self, rows: Array) -> Batch:
@@ -394,7 +396,8 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
     @property
     def meta_index(self) -> Dict[Any, List[Any]]:
         """For every key that was grouped by, the values of all elements by age. Made anew at every look."""
-        with self.table.write_lock:
+        # The index's lock, too: who asks by age may pack its log, as readers do.
+        with self.table.write_lock, self.table.index.lock:
             slots = self.table.index.slots_by_age()
             made = {}
             for key in self._elements.metas.group_keys():

@@ -195,9 +195,9 @@ class StoreBufferWrapper:
         if 'priority' not in info or not self._has_priorities():
             return
         assert self._priorities is not None
-        pairs = [(int(row), p) for row, p in zip(info['replay_unique_id'], info['priority']) if row is not None]
-        rows = np.array([row for row, _ in pairs], np.int64)
-        priority = self._priorities.check([p for _, p in pairs], len(rows))
+        ids = info['replay_unique_id']
+        priority = self._priorities.check(info['priority'], len(ids))[[row is not None for row in ids]]
+        rows = np.array([int(row) for row in ids if row is not None], np.int64)
         self.buffer.update_priorities(rows, np.minimum(priority, self.settings.priority_max_limit))
 
     def clear(self) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import functools
+import logging
 from typing import Any, Dict, List, NamedTuple, Sequence, Set, Tuple
 
 import torch
 
 from ding_store.copying import copy_past_caches
+
+logger = logging.getLogger(__name__)
 
 Path = Tuple[Any, ...]
 
@@ -69,7 +73,8 @@ class Snapshot:
             self._streams[gpu] = torch.cuda.Stream(gpu)
         stream = self._streams[gpu]
         stream.wait_event(mark)
-        with torch.cuda.stream(stream):
+        # The device, too: leaving a stream in a new thread goes back to the first GPU, and begins to use it.
+        with torch.cuda.device(gpu), torch.cuda.stream(stream):
             for each in self._copies:
                 if each.source.device == gpu:
                     each.target.copy_(each.source, non_blocking=True)
@@ -98,14 +103,28 @@ class Snapshot:
         source = source.detach()
         target = self._buffers.get(path)
         if target is None or target.shape != source.shape or target.dtype != source.dtype:
-            # Pinned memory: several times the speed from a GPU.
-            target = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
-            self._buffers[path] = target
+            target = self._buffers[path] = host_buffer(source)
         if source.data_ptr() in guarded:
             self._copies.append(_Copy(source, target, source._version))
         else:
             _copy(target, source)
         return target
+
+
+@functools.cache
+def _warn_of_pageable(reason: str) -> None:
+    """Once, and not for each tensor."""
+    logger.warning('copies from the GPU take longer: memory cannot be pinned (%s)', reason)
+
+
+def host_buffer(source: torch.Tensor) -> torch.Tensor:
+    """Memory for a copy of a tensor. From a GPU into pinned memory, which takes a fraction of the time, if there is."""
+    if source.is_cuda:
+        try:
+            return torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+        except RuntimeError as e:
+            _warn_of_pageable(str(e).partition('\n')[0])
+    return torch.empty(source.shape, dtype=source.dtype)
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:

@@ -9,9 +9,9 @@ from typing import Optional as Maybe
 import numpy as np
 import torch
 import treetensor.torch as ttorch
-from treevalue.tree.common import create_storage
+from treevalue.tree.common import TreeStorage, create_storage
 
-from .decode import Columns, Join, column_of, is_there, joiner, sequence_maker
+from .decode import Columns, Join, column_of, is_there, joiner, sequence_maker, tree_of
 from .leaves import TENSOR_DTYPES, Shape, as_tensor
 from .nodes import (
     TREE_KINDS,
@@ -112,7 +112,7 @@ class PlainBatch:
 
     def tree(self, views: Sequence[np.ndarray]) -> ttorch.Tensor:
         """The batch: a tree of tensors that share the memory of the views."""
-        return ttorch.Tensor(create_storage(dict(zip(self._keys, map(torch.from_numpy, views)))))
+        return tree_of(ttorch.Tensor, TreeStorage(dict(zip(self._keys, map(torch.from_numpy, views)))))
 
 
 def plain_batch(root: Node) -> Maybe[PlainBatch]:

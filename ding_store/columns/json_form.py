@@ -10,7 +10,7 @@ import numpy as np
 from ding_store.errors import SchemaMismatch
 
 from .leaves import LEAF_KINDS, PYTHON_DTYPES, TENSOR_DTYPES
-from .nodes import MAPPING_KINDS, NOTHING, Leaf, Mapping, Node, Nothing, Optional, Positional, Unrolled
+from .nodes import MAPPING_KINDS, NOTHING, TREE_KINDS, Leaf, Mapping, Node, Nothing, Optional, Positional, Unrolled
 
 
 def to_json(node: Node) -> List[Any]:
@@ -71,7 +71,8 @@ def _is_dtype(kind: str, dtype: str) -> bool:
 def _read_mapping(kind: str, items: List[Any]) -> Mapping:
     keys = [key for key, _ in items]
     _expect(kind in MAPPING_KINDS, 'unknown kind of mapping', kind)
-    _expect(all(type(key) in (str, int) for key in keys) and len(set(keys)) == len(keys), 'impossible keys', keys)
+    types = (str,) if kind in TREE_KINDS else (str, int)
+    _expect(all(type(key) in types for key in keys) and len(set(keys)) == len(keys), 'impossible keys', keys)
     return Mapping(kind, tuple((key, _read(node)) for key, node in items))
 
 

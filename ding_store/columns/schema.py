@@ -48,10 +48,12 @@ class Schema:
         self._hash = hash(root)
 
     @classmethod
-    def infer(cls, elements: Sequence[Any]) -> Schema:
+    def infer(cls, elements: Sequence[Any], may_be_empty: bool = False) -> Schema:
         """
         Overview:
             The schema that fits all of these elements.
+        Arguments:
+            - may_be_empty (:obj:`bool`): Whether they may be without any array: for a schema that is to be merged.
         Raises:
             - NotColumnar: An element holds what columns cannot, such as a str or an object; names its path.
             - SchemaMismatch: They differ among themselves in more than what is None; names the path.
@@ -59,7 +61,7 @@ class Schema:
         if not len(elements):
             raise NotColumnar('a schema is inferred from one element or more, not from none')
         root = merge_all([_root_of(element) for element in elements])
-        if not leaf_names(root):
+        if not may_be_empty and not leaf_names(root):
             raise refusal(elements[0], '', 'there is no array in it')
         return cls(root)
 

@@ -28,19 +28,24 @@ def _copy(context: Any, target: Any, source: Any, num_bytes: Any) -> Any:
     return types.void(target, source, num_bytes), generate
 
 
-def _fetch(context: Any, address: Any) -> Any:
+def _fetcher(is_write: bool, nearest: int) -> Any:
     """Have the cache line of an address on its way."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [pointer, word, word, word])
-        module: Any = builder.module
-        fetch = module.declare_intrinsic('llvm.prefetch', [pointer], kind)
-        # To read, in all caches, data.
-        builder.call(fetch, [builder.inttoptr(arguments[0], pointer), word(0), word(3), word(1)])
-        return context.get_dummy_value()
+    @intrinsic
+    def fetch(context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+            kind = ir.FunctionType(ir.VoidType(), [pointer, word, word, word])
+            module: Any = builder.module
+            fetch = module.declare_intrinsic('llvm.prefetch', [pointer], kind)
+            # The last: data, and no code.
+            how = word(int(is_write)), word(4 - nearest), word(1)
+            builder.call(fetch, [builder.inttoptr(arguments[0], pointer), *how])
+            return context.get_dummy_value()
 
-    return types.void(address), generate
+        return types.void(address), generate
+
+    return fetch
 
 
 def store_past_caches(builder: Any, value: Any, address: Any) -> None:
@@ -72,7 +77,8 @@ def _fence(context: Any) -> Any:
 
 
 copy_bytes: Any = intrinsic(_copy)
-prefetch: Any = intrinsic(_fetch)
+#: To read, in the first cache; in the second, where more lines may be on their way at once; to write.
+prefetch, prefetch_early, prefetch_to_write = _fetcher(False, 1), _fetcher(False, 2), _fetcher(True, 1)
 _copy_line: Any = intrinsic(_stream)
 finish: Any = intrinsic(_fence)
 

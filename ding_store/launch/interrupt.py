@@ -6,7 +6,7 @@ import contextlib
 import signal
 import time
 from types import FrameType
-from typing import Iterator, Optional
+from typing import Iterator, List, Optional
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 #: What comes again within this time is the same one: kernel and shell both say that a terminal was closed.
@@ -37,3 +37,22 @@ def signals_as_interrupt() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def interrupts_later() -> Iterator[None]:
+    """
+    Overview:
+        What interrupts the block comes behind it: a process that is started reads what it is to do from this one, and
+        has an error of its own where that ends in the middle. For the main thread. No mask, which it would inherit.
+    """
+    came: List[int] = []
+    heard = [number for number in (signal.SIGINT, *_SIGNALS) if callable(signal.getsignal(number))]
+    before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])

@@ -13,7 +13,7 @@ import time
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Collection, Dict, List, Optional, Tuple
 
 from ding_store.config import ENV_RUN, ENV_URL, StoreConfig, unknown_key
 from ding_store.errors import AppendUnsettled, ConfigError, ServerFull, StoreError
@@ -71,6 +71,15 @@ def parse_delays(text: str) -> Dict[str, float]:
     return delays
 
 
+def parse_cpu_roles(text: str) -> Tuple[str, ...]:
+    """'collector,evaluator' as a tuple; empty for the empty string."""
+    roles = tuple(item.strip() for item in text.split(',')) if text else ()
+    for role in roles:
+        if role not in ROLES:
+            raise ConfigError(unknown_key('--cpu-roles', role, list(ROLES)))
+    return roles
+
+
 @dataclass
 class Result:
     """How a job ended."""
@@ -112,6 +121,7 @@ class Job:
         - config (:obj:`StoreConfig`): Where the run's data is.
         - log_dir (:obj:`Path`): A log file per process goes here.
         - delays_s (:obj:`Dict[str, float]`): Start a role later, in seconds; for trying out start orders.
+        - cpu_roles (:obj:`Collection[str]`): Roles that use no GPU.
         - say (:obj:`Callable`): Where messages for people go.
     """
 
@@ -120,6 +130,7 @@ class Job:
     config: StoreConfig
     log_dir: Path
     delays_s: Dict[str, float] = field(default_factory=dict)
+    cpu_roles: Collection[str] = ()
     say: Callable[[str], None] = lambda text: None
     processes: List[Process] = field(default_factory=list)
     failed: Optional[str] = None
@@ -207,7 +218,8 @@ class Job:
 
     def _fork(self, role: str, node_id: int, address: str, peers: List[str], num_workers: int) -> Process:
         log = self.log_dir / f'{role}-{node_id}.log'
-        part = Role(self.script, node_id, address, peers, num_workers, os.getpid(), self.delays_s.get(role, 0.0))
+        part = self._part(role, node_id, address, peers, num_workers)
+        part.delay_s = self.delays_s.get(role, 0.0)
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
@@ -225,6 +237,10 @@ class Job:
         finally:
             exit_process(code)
         raise AssertionError('not reached')
+
+    def _part(self, role: str, node_id: int, address: str, peers: List[str], num_workers: int) -> Role:
+        has_gpu = role not in self.cpu_roles
+        return Role(self.script, node_id, address, peers, num_workers, os.getpid(), has_gpu=has_gpu)
 
     # Keeping watch
 
@@ -355,7 +371,7 @@ class Job:
         (address,) = new_addresses(1)
         self.addresses.append(address)
         peers = [each.address for each in alive]
-        part = Role(self.script, process.node_id, address, peers, len(alive) + 1, os.getpid())
+        part = self._part(process.role, process.node_id, address, peers, len(alive) + 1)
         pid = part.spawn(process.log)
         successor = Process(process.role, process.node_id, pid, os.pidfd_open(pid), process.log, address)
         self.processes.append(successor)

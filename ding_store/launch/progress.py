@@ -26,7 +26,7 @@ class Figures:
     rows_appended: int = 0
     collectors_not_left: int = 0  # after the run: they were killed, and had appended more than they reported
     rows_ingested: int = 0
-    rows_lost: int = 0
+    chunks_lost: int = 0
     entries_corrupt: int = 0
     replay_rows: int = 0
     policy_version: int = 0
@@ -55,7 +55,7 @@ class Figures:
             # One that went on with the replay of those before it counts all of their rows.
             before = 0 if each.figures.get('is_resumed') else figures.rows_ingested
             figures.rows_ingested = before + int(each.figures.get('rows', 0))
-        figures.rows_lost = int(members.total('learner', 'lost'))
+        figures.chunks_lost = int(members.total('learner', 'lost'))
         figures.entries_corrupt = int(members.total('learner', 'corrupt'))
         # What a killed collector appended after its last report is counted where it was taken. Of those that left the
         # reports are complete: there the two counts stay apart, and their difference is a fault to be seen.
@@ -191,7 +191,7 @@ def summary(figures: Figures, wall_s: float) -> dict:
         'last evaluation return': '-' if figures.eval_value is None else f'{figures.eval_value:.1f}',
         f'rows appended{at_least}': figures.rows_appended,
         'rows ingested': figures.rows_ingested,
-        'rows lost': figures.rows_lost,
+        'chunks lost': figures.chunks_lost,
         **corrupt,
     }
 

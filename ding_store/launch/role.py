@@ -28,6 +28,7 @@ class Role:
         - peers (:obj:`List[str]`): Addresses to dial.
         - num_workers (:obj:`int`): Of the job.
         - launcher (:obj:`int`): The pid that it does not outlive.
+        - has_gpu (:obj:`bool`): Whether it may use the machine's GPUs.
     """
 
     script: Script
@@ -37,6 +38,7 @@ class Role:
     num_workers: int
     launcher: int
     delay_s: float = 0.0
+    has_gpu: bool = True
 
     def enter(self) -> None:
         """Make this process one that its launcher ends: nobody else would, if that is killed."""
@@ -53,6 +55,10 @@ class Role:
 
         if self.delay_s:
             time.sleep(self.delay_s)
+        if not self.has_gpu:
+            # Read when CUDA is first asked for, which nobody did yet. Policies then are on the CPU, whatever their
+            # config's cuda says: they ask torch whether there is a GPU.
+            os.environ['CUDA_VISIBLE_DEVICES'] = ''
         install()
         activate(self.node_id, self.address, self.peers, self.num_workers)
         code = self.script.run()

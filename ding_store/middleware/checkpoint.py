@@ -14,7 +14,7 @@ from ditk import logging
 
 from ding_store.buffer.sampling.samplers import generators_of
 from ding_store.checkpoint import EXTRA, CheckpointDir, Interval, Saver, read_state
-from ding_store.checkpoint.snapshot import optimizers_of
+from ding_store.checkpoint.snapshot import Snapshot, optimizers_of
 from ding_store.config import CheckpointConfig
 from ding_store.errors import ConfigError, CorruptPayload
 from ding_store.middleware.ending import CHECKPOINTS, is_failing
@@ -90,6 +90,7 @@ class BestCheckpoint:
     def __init__(self, config: CheckpointConfig) -> None:
         self._directory = CheckpointDir(config.path, config.keep)
         self._policies = Policies()
+        self._snapshot = Snapshot()
         self._best = -np.inf
         self._has_warned = False
 
@@ -105,7 +106,8 @@ class BestCheckpoint:
                 return
             state = self._policies.state()
             state[EXTRA]['train_iter'] = ctx.train_iter
-            self._directory.save_best(state, float(ctx.eval_value))
+            self._snapshot.begin(state, at_once=True)  # On the CPU: it may be loaded where there is no GPU.
+            self._directory.save_best(self._snapshot.state, float(ctx.eval_value))
             self._best = float(ctx.eval_value)  # Not before: a worse one may be the best that is on the disk.
         except (OSError, CorruptPayload) as e:
             logging.error(f'ding_store: the best policy so far could not be saved: {e}')

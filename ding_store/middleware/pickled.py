@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
+import torch
 import treetensor.torch as ttorch
 
 from ding_store.storage.base import Array, Entry
@@ -25,8 +27,18 @@ def pickled(elements: Sequence[Any], offsets: Dict[str, int]) -> Tuple[Dict[str,
     Returns:
         - header, arrays: Of the entry, besides what is in every chunk's header.
     """
-    data = pickle.dumps(list(elements), protocol=pickle.HIGHEST_PROTOCOL)
-    return {'schema': PICKLED, OFFSETS: offsets}, {PICKLED: np.frombuffer(data, np.uint8)}
+    data = io.BytesIO()
+    _Pickler(data, pickle.HIGHEST_PROTOCOL).dump(list(elements))
+    return {'schema': PICKLED, OFFSETS: offsets}, {PICKLED: np.frombuffer(data.getbuffer(), np.uint8)}
+
+
+class _Pickler(pickle.Pickler):
+    """Tensors become those of the CPU, as elements do that are no objects: who reads them may have no such GPU."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.device.type != 'cpu':
+            return value.detach().cpu().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return NotImplemented
 
 
 def is_pickled(entry: Entry) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, Container, Dict, Iterator, Mapping, MutableMapping, Opti
 import numpy as np
 import torch
 
+from ding_store.checkpoint.snapshot import host_buffer
 from ding_store.copying import FAR_BYTES, copy_each_past_caches, load_for
 from ding_store.errors import ConfigError, SchemaMismatch
 from ding_store.storage.base import Value
@@ -181,7 +182,7 @@ def _to_cpu(tensors: Dict[str, torch.Tensor], pinned: Dict[str, torch.Tensor]) -
     for name, tensor in tensors.items():
         if tensor.device.type == 'cuda':
             if name not in pinned or pinned[name].shape != tensor.shape or pinned[name].dtype != tensor.dtype:
-                pinned[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                pinned[name] = host_buffer(tensor)
             tensors[name] = pinned[name].copy_(tensor, non_blocking=True)
         elif tensor.device.type != 'cpu':
             tensors[name] = tensor.cpu()

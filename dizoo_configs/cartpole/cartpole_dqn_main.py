@@ -47,6 +47,7 @@ from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
 from ding_store.middleware.stock_saver import stock_saver
+from ding_store.middleware.trajectories import nstep_returns
 from dizoo_configs.command import DEFAULTS, ENV_MANAGERS, Options, options, run, take_role, use_end, use_logger
 
 CONFIGS = ['dizoo_configs.cartpole.cartpole_dqn_config', 'dizoo_configs.cartpole.cartpole_dqn_per_config']
@@ -84,6 +85,8 @@ def main(given: Options = DEFAULTS) -> None:
         task.use(interaction_evaluator(cfg, policy.eval_mode, evaluator_env))
         task.use(eps_greedy_handler(cfg))
         task.use(StepCollector(cfg, policy.collect_mode, collector_env))
+        if cfg.policy.nstep > 1:
+            task.use(nstep_returns(cfg))
         task.use(parts.data_pusher(cfg, buffer_))
         task.use(parts.OffPolicyLearner(cfg, policy.learn_mode, buffer_))
         use_logger(10)

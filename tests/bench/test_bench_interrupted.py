@@ -9,6 +9,7 @@ import pytest
 from jobs import ding_store, job
 
 from ding_store.bench.scratch import scratch
+from ding_store.launch.interrupt import interrupts_later, signals_as_interrupt
 from ding_store.storage.testing import eventually
 
 pytest.importorskip('ding')
@@ -117,3 +118,21 @@ def of(pid, name):
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return Path('/proc', pid, name).read_bytes()
     return b''
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_process_is_started_whole(number):
+    """Or it reads half of what it is to do, and says EOFError behind whatever the command says."""
+    done = []
+
+    def start():
+        with interrupts_later():
+            signal.raise_signal(number)
+            signal.raise_signal(number)
+            done.append('all of it')
+        done.append('more')
+
+    with signals_as_interrupt(), pytest.raises(KeyboardInterrupt):
+        start()
+    assert done == ['all of it']
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -141,9 +141,8 @@ def test_priorities_of_one_row_and_what_is_no_array(has_path: bool, tmp_path: Pa
     rows = buffer.extend(columns(3))
     buffer.update_priorities(rows[:1], 3.0)
     buffer.update_priorities(rows[1:2], torch.tensor(4.0))
-    # What a policy forgot to detach is no number that numpy takes.
     with pytest.raises(PriorityError, match='shape'):
-        buffer.update_priorities(rows, torch.ones(3, requires_grad=True))
+        buffer.update_priorities(rows, [torch.ones(1), torch.ones(2), torch.ones(3)])
     expected = [3.0, 4.0, 1.0]
     assert buffer.sampler.priorities_of(rows) == pytest.approx(expected)
     buffer.close()
@@ -296,13 +295,13 @@ def counts_uses_late(monkeypatch: pytest.MonkeyPatch) -> None:
     delivered = Limited.delivered
 
     def late(self: Limited, rows: np.ndarray) -> Any:
-        kept, self._kept = self._kept, None
+        kept, self._uses._kept = self._uses._kept, None
         leaving = delivered(self, rows)
-        self._kept = kept
+        self._uses._kept = kept
         if hasattr(self, '_last'):
             kept.set(*self._last)
         slots, found = self._index.find(rows)
-        self._last = slots[found], rows[found], self._uses[slots[found]]
+        self._last = slots[found], rows[found], self._uses._counts[slots[found]]
         return leaving
 
     monkeypatch.setattr(Limited, 'delivered', late)

@@ -147,18 +147,12 @@ def test_uses_of_episodes_and_of_sequences_without_rows_in_common(burn_in: Optio
     assert buffer.check() == []
 
 
-def test_uses_of_sequences_that_share_rows_are_refused() -> None:
+def test_uses_of_episodes_with_replacement_are_refused() -> None:
     buffer = with_groups(limited(Uniform(0), max_times_sampled=2))
-    for sample in (
-        lambda each: each.sample_sequences(2, 3, 'env'),
-        lambda each: each.sample_sequences(2, 3, 'env', overlap=1),
-        lambda each: each.sample_sequences(2, 3, 'env', overlap=0, replace=True),
-        lambda each: each.sample_episodes(2, 'env', replace=True),
-    ):
-        with pytest.raises(TypeError, match=r'max_times_sampled \(2\)'):
-            sample(buffer)
-        assert buffer.sampler.uses_of(np.arange(40)).sum() == 0
-        sample(buffer.view(Uniform()))
+    with pytest.raises(TypeError, match=r'max_times_sampled \(2\)'):
+        buffer.sample_episodes(2, 'env', replace=True)
+    assert buffer.sampler.uses_of(np.arange(40)).sum() == 0
+    buffer.view(Uniform()).sample_episodes(2, 'env', replace=True)
 
 
 def test_a_sequence_is_as_old_as_its_oldest_step() -> None:

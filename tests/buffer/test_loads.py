@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any, List
 
@@ -345,3 +346,36 @@ def test_a_sample_that_others_are_loaded_in_is_drawn_again(
     for item in buffer.sample(2):
         assert item.data['x'].dtype == other.dtype
         assert item.data['x'].shape == other.shape
+
+
+def test_a_buffer_that_is_made_smaller_while_it_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer, name = StoreBuffer(200), str(tmp_path / 'save')
+    buffer.extend({'r': np.arange(200.0)})
+    buffer.save_data(name)
+    saved, others = files._saved, []
+
+    def beside(*arguments: Any) -> Any:
+        loaded = saved(*arguments)
+        others.append(threading.Thread(target=buffer.resize, args=(60,)))
+        others[0].start()
+        others[0].join(0.2)  # as far as it comes
+        return loaded
+
+    monkeypatch.setattr(files, '_saved', beside)
+    buffer.load_data(name)
+    others[0].join(60)
+    assert buffer.count() == 60
+    assert buffer.gather_batch(buffer.table.rows_by_age()).data.r.tolist() == list(range(140, 200))
+    assert buffer.check() == []
+
+
+@pytest.mark.parametrize('order', ['<', '>'])
+def test_arrays_of_either_byte_order(order: str, tmp_path: Path) -> None:
+    """A ValueError would be taken for a shortage by DI-engine's fetcher, which then waits for ever."""
+    buffer = StoreBuffer(10)
+    for i in range(4):
+        buffer.push({'obs': np.full(3, i, f'{order}f4'), 'step': np.full(2, i, f'{order}i8')})
+    assert buffer.sample(1)[0].data['obs'].dtype == np.dtype(f'{order}f4')
+    data = buffer.gather_batch(np.arange(4)).data
+    assert data.obs.tolist() == [[float(i)] * 3 for i in range(4)]
+    assert data.step.tolist() == [[i] * 2 for i in range(4)]

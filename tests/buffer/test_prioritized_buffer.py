@@ -14,7 +14,7 @@ from ding.framework.context import OnlineRLContext
 from easydict import EasyDict
 from elements import number, transition
 
-from ding_store.buffer import Prioritized, RankPrioritized, StoreBuffer, StoreBufferWrapper
+from ding_store.buffer import Prioritized, RankPrioritized, StoreBuffer, StoreBufferWrapper, mixed_priority
 from ding_store.buffer.sampling.samplers import PrioritySampler
 from ding_store.errors import ConfigError, PriorityError, SchemaMismatch
 from ding_store.middleware.replay import OffPolicyLearner, data_fetcher
@@ -63,6 +63,20 @@ def test_initial_priorities(kind: Any) -> None:
     # More than there is room for.
     rows = buffer.extend(columns(60), priority=np.arange(1.0, 61.0))
     assert buffer.sampler.priorities_of(rows[10:]).tolist() == pytest.approx(np.arange(11.0, 61.0).tolist())
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize('as_list', [False, True])
+def test_priorities_as_policies_have_them(dtype: torch.dtype, as_list: bool) -> None:
+    """With a gradient, in a type that numpy has not, or as a list of tensors; on a GPU it is no other code."""
+    buffer = filled(4)
+    errors = torch.tensor([0.5, 1.0, 2.0, 4.0], dtype=dtype, requires_grad=True)
+    buffer.update_priorities(np.arange(4), list(errors) if as_list else errors)
+    assert buffer.sampler.priorities_of(np.arange(4)).tolist() == pytest.approx([0.5, 1.0, 2.0, 4.0])
+    steps = list(errors[:, None]) if as_list else errors[:, None]
+    assert mixed_priority(steps).tolist() == pytest.approx([0.9 * 4 + 0.1 * 7.5 / 4])
+    with pytest.raises(PriorityError):
+        buffer.update_priorities(np.arange(2), [torch.ones(1), torch.ones(2)])
 
 
 def test_bad_priorities_change_nothing() -> None:

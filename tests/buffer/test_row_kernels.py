@@ -56,11 +56,12 @@ def test_windows_are_alike(length: int, monkeypatch: pytest.MonkeyPatch) -> None
         random = np.random.RandomState(1)
         buffer.extend({'env': np.zeros(1, np.int64), 'done': np.zeros(1, bool)})
         index = buffer._elements.sequences.index('env', 'done')
-        index.starts(1)
-        index.refresh()
-        for _ in range(12):
-            buffer.extend({'env': random.randint(0, 3, 50), 'done': random.rand(50) < 0.02})
+        with buffer.table.index.lock:
+            index.starts(1)
             index.refresh()
+            for _ in range(12):
+                buffer.extend({'env': random.randint(0, 3, 50), 'done': random.rand(50) < 0.02})
+                index.refresh()
         buffer.delete([str(row) for row in random.permutation(600)[:20]])
         index.buffer = buffer
         return index
@@ -70,3 +71,23 @@ def test_windows_are_alike(length: int, monkeypatch: pytest.MonkeyPatch) -> None
     assert there.tolist() == others.tolist()
     assert 0 < there.sum() < 400
     assert slots[:, there].tolist() == other_slots[:, there].tolist()
+    # All of them, of which there is nothing to say.
+    for index in both(make, monkeypatch):
+        assert index.windows(starts[there], length)[1] is None
+
+
+def test_rows_that_are_where_they_were() -> None:
+    kernels = load_kernels()
+    assert kernels is not None
+    row_of_slot = np.arange(100, 200)
+    slots = np.random.RandomState(0).permutation(100)
+    assert kernels.are_at(row_of_slot, slots, slots + 100)
+    assert kernels.are_at(row_of_slot, slots[:0], slots[:0])
+    for place in (0, 50, 99):
+        rows = slots + 100
+        rows[place] += 1
+        assert not kernels.are_at(row_of_slot, slots, rows)
+        for nowhere in (-1, 100):
+            wrong = slots.copy()
+            wrong[place] = nowhere
+            assert not kernels.are_at(row_of_slot, wrong, slots + 100)

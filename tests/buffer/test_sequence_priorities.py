@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ding_store.buffer import SequencePrioritized, StoreBuffer, limited, mixed_priority
-from ding_store.errors import ConfigError, NotEnoughData, PriorityError
+from ding_store.errors import NotEnoughData, PriorityError
 
 LENGTH = 5
 
@@ -179,8 +179,6 @@ def test_misuse() -> None:
     assert other.sample_sequences(2, LENGTH + 1, 'env').rows.shape == (LENGTH + 1, 2)
     with pytest.raises(PriorityError):
         buffer.update_priorities(np.arange(2), [1.0, np.nan])
-    with pytest.raises(ConfigError, match='share them'):
-        limited(SequencePrioritized(), max_times_sampled=1)
     with pytest.raises(NotEnoughData, match='less than 500'):
         buffer.sample_sequences(500, LENGTH, 'env')
     assert buffer.view().sample_episodes(1, 'env').rows.shape == (30,)

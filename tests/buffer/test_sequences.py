@@ -1,8 +1,14 @@
 """Sequences: uniform starts, episodes, what changes them, and bad input."""
 
+import contextlib
 import copy
+import gc
+import sys
 import threading
+import time
+import weakref
 from collections import Counter
+from pathlib import Path
 from typing import Any, List
 
 import numpy as np
@@ -300,3 +306,64 @@ def test_between_threads_no_sequence_is_torn() -> None:
         num_samples += 1
     thread.join(60)
     assert not errors
+
+
+def test_a_save_with_holes_in_a_buffer_that_knows_sequences(tmp_path: Path) -> None:
+    rows = np.arange(40)
+    buffer = StoreBuffer(50, seed=0)
+    buffer.extend({'env': rows * 0, 'row': rows, 'done': rows < 0})
+    buffer.delete([str(row) for row in range(1, 36, 3)])
+    buffer.save_data(str(tmp_path / 'save'))
+    for _ in range(2):  # a buffer that knows nothing of them yet, and one that does
+        buffer.load_data(str(tmp_path / 'save'))
+        batch = buffer.sample_sequences(3, 3, 'env')
+        assert (np.diff(batch.rows, axis=0) == 1).all()
+
+
+@pytest.mark.parametrize('how', ['clear', 'load'])
+def test_columns_that_are_gone_are_let_go_of(how: str, tmp_path: Path) -> None:
+    small = StoreBuffer(50)
+    small.extend_elements([{'env': torch.tensor(0), 'done': torch.tensor(False)}] * 9)
+    small.save_data(str(tmp_path / 'save'))
+    buffer = StoreBuffer(50, seed=0)
+    buffer.extend_elements([{'env': torch.tensor(0), 'done': torch.tensor(False), 'large': torch.zeros(999)}] * 9)
+    buffer.sample_sequences(3, 3, 'env')
+    gone = weakref.ref(buffer.table.columns['large'])
+    if how == 'clear':
+        buffer.clear()
+        buffer.extend_elements([{'env': torch.tensor(0), 'done': torch.tensor(False)}])
+    else:
+        buffer.load_data(str(tmp_path / 'save'))
+    gc.collect()
+    assert gone() is None
+
+
+def test_groups_that_are_forgotten_while_rows_are_pushed() -> None:
+    """The table's two locks are taken in one order."""
+    buffer = StoreBuffer(100, seed=0)
+    buffer.extend({'x': np.zeros(100, np.float32)}, meta={'g': 1})
+    deadline = time.monotonic() + 60
+
+    def read() -> None:
+        for _ in range(300):
+            buffer._elements.metas.forget_groups()
+            with contextlib.suppress(NotEnoughData):
+                buffer.sample_sequences(4, 3, 'g', done=None)
+
+    def write() -> None:
+        while reader.is_alive() and time.monotonic() < deadline:
+            buffer.extend({'x': np.zeros(5, np.float32)}, meta={'g': 1})
+
+    reader = threading.Thread(target=read, daemon=True)
+    writer = threading.Thread(target=write, daemon=True)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for each in (reader, writer):
+            each.start()
+        for each in (reader, writer):
+            each.join(60)
+    finally:
+        sys.setswitchinterval(before)
+    assert not reader.is_alive()
+    assert not writer.is_alive()

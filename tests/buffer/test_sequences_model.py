@@ -132,7 +132,9 @@ class SequenceModel(RuleBasedStateMachine):
         index = self.buffer._elements.sequences.index(self.groupby, 'done')
         starts = index.starts(length, 1 if overlap is None else length - overlap).members
         slots, is_valid = index.windows(starts, length)
-        every = self.buffer.table.index.row_of_slot[slots.T[is_valid]].tolist()
+        assert is_valid is None or not is_valid.all()
+        valid = slots.T if is_valid is None else slots.T[is_valid]
+        every = self.buffer.table.index.row_of_slot[valid].tolist()
         assert sorted(every) == sorted(expected)
 
     def episodes(self, size: int, max_length: Any = None, replace: bool = False) -> None:

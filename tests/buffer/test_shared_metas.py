@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from ding_store.buffer import StoreBuffer, Uniform, limited
 from ding_store.errors import NotEnoughData
@@ -74,3 +75,30 @@ def test_rows_of_old_policies_leave():
     assert len(buffer_) == 12
     with pytest.raises(NotEnoughData):
         buffer_.sample_batch(13)
+
+
+@pytest.mark.parametrize('how', ['push', 'push of tensors', 'extend'])
+def test_a_row_without_a_meta_never_has_that_of_the_row_before(how, monkeypatch):
+    """Not even for the moment between its publication and the end of the call."""
+    buffer_, seen = StoreBuffer(4), []
+
+    def element(value):
+        return {'r': torch.full((4,), value) if how == 'push of tensors' else value}
+
+    for i in range(4):
+        buffer_.push(element(float(i)), {'v': i})
+    index, metas = buffer_.table.index, buffer_._elements.metas
+    publish = index.publish
+
+    def published(slots, *arguments):
+        rows = publish(slots, *arguments)
+        seen.extend(dict(metas.get(slot, row)) for slot, row in zip(slots.tolist(), rows.tolist()))
+        return rows
+
+    monkeypatch.setattr(index, 'publish', published)
+    for _ in range(2):
+        if how == 'extend':
+            buffer_.extend({'r': np.array([100.0])}, schema=buffer_.schema)
+        else:
+            buffer_.push(element(100.0))
+    assert seen == [{}, {}]

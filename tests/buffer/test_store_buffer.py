@@ -475,3 +475,20 @@ def test_what_is_no_sampler_is_named(bad: Any, buffer: StoreBuffer) -> None:
     with pytest.raises(ConfigError, match=r'limiter \(.*\) must be a RateLimiter'):
         StoreBuffer(5, limiter=Prioritized())
     assert len(buffer.sample(3)) == 3
+
+
+@pytest.mark.parametrize('together', [False, True])
+@pytest.mark.parametrize('has_path', [False, True])
+def test_elements_whose_only_leaf_is_none(has_path: bool, together: bool, tmp_path: Path) -> None:
+    buffer = StoreBuffer(5, path=str(tmp_path) if has_path else None)
+    elements = [{'a': torch.tensor(1.0)}, {'a': None}]
+    if together:
+        buffer.extend_elements(elements)
+    else:
+        for element in elements:
+            buffer.push(element)
+    assert [item.data['a'] for item in buffer] == [1.0, None]
+    with pytest.raises(SchemaMismatch, match="keys \\['a'\\], got dict with keys \\[\\]"):
+        buffer.push({})
+    assert buffer.count() == 2
+    buffer.close()

@@ -115,6 +115,14 @@ def test_copies_from_a_gpu_come_behind_the_step_and_are_waited_for(monkeypatch):
         yield
         did.append('out of it')
 
+    @contextlib.contextmanager
+    def chosen(device):
+        assert device == gpu
+        did.append('on its GPU')
+        yield
+        did.append('back on the other')
+
+    monkeypatch.setattr(torch.cuda, 'device', chosen)
     monkeypatch.setattr(torch.cuda, 'current_stream', Stream)
     monkeypatch.setattr(torch.cuda, 'Stream', Stream)
     monkeypatch.setattr(torch.cuda, 'stream', current)
@@ -126,7 +134,8 @@ def test_copies_from_a_gpu_come_behind_the_step_and_are_waited_for(monkeypatch):
         snapshot.begin({'w': parameter.detach()})
         assert did == ['mark']
         assert snapshot.complete()
-        assert did[1:] == ['wait for the mark', 'in its stream', 'out of it', 'wait for it']
+        assert did[1:4] == ['wait for the mark', 'on its GPU', 'in its stream']
+        assert did[4:] == ['out of it', 'back on the other', 'wait for it']
         assert snapshot.state['w'].tolist() == [5.0] * 3
 
 

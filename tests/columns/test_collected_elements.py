@@ -14,13 +14,14 @@ from ding.model import DQN, DRQN, VAC
 from ding.policy import DQNPolicy, PPOPolicy, R2D2Policy
 from easydict import EasyDict
 from element_helpers import same
+from needs import CUDA
 
 from ding_store.columns import Schema
 
 
 def make_policy(kind, model, **settings):
     config = EasyDict(kind.default_config())
-    config.update(cuda=False, **settings)
+    config.update(cuda=CUDA, **settings)
     config.collect.env_num = 2
     return kind(config, model=model, enable_field=['learn', 'collect'])
 

@@ -10,6 +10,7 @@ from ding.policy.common_utils import default_preprocess_learn
 from ding.utils.data import default_collate, timestep_collate
 from easydict import EasyDict
 from element_helpers import ALL, dqn, ppo, qmix, r2d2, sac, same, tree
+from needs import CUDA
 
 from ding_store.columns import Schema
 from ding_store.errors import SchemaMismatch
@@ -76,7 +77,7 @@ def test_losses_and_weights_of_a_policy_are_identical():
 def _train(batch):
     torch.manual_seed(0)
     config = EasyDict(DQNPolicy.default_config())
-    config.update(cuda=False, nstep=1, discount_factor=0.97)
+    config.update(cuda=CUDA, nstep=1, discount_factor=0.97)
     model = DQN(obs_shape=4, action_shape=2, encoder_hidden_size_list=[8, 8])
     policy = DQNPolicy(config, model=model, enable_field=['learn'])
     losses = [policy.learn_mode.forward(batch)['total_loss'] for _ in range(3)]

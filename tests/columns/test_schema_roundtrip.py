@@ -235,6 +235,7 @@ def test_namedtuples_of_another_process_keep_name_and_fields():
         ['mapping', 'os.environ', []],
         ['mapping', 'dict', [[None, ['none']]]],
         ['mapping', 'dict', [['a', ['none']], ['a', ['none']]]],
+        ['mapping', 'treetensor.torch', [[5, ['none']]]],
         ['places', 'set', [], []],
         ['places', 'm:N', [['none']], []],
         ['unrolled', 1, ['none']],

@@ -102,6 +102,8 @@ def test_memory_is_for_one_process(tmp_path, command):
         ([*ROLES, '--', 'python', '-m', 'nowhere.main'], "there is no module 'nowhere'"),
         ([*ROLES, '--delay', 'learner=nan', '--', 'python', '-m', 'json'], "'learner=nan' should be seconds"),
         ([*ROLES, '--delay', 'learner=-5', '--', 'python', '-m', 'json'], "'learner=-5' should be seconds"),
+        ([*ROLES, '--cpu-roles', 'actor', '--', 'python', '-m', 'json'], "--cpu-roles: unknown key 'actor'"),
+        (['run', '--cpu-roles', 'learner', '--', 'python', '-m', 'json'], '--cpu-roles go with --roles'),
         (['run', '--roles', 'learner=1,collector=\u00b2', '--', 'python', '-m', 'json'], 'should read like'),
         ([*ROLES, '--logs', 'file/logs', '--', 'python', '-m', 'json'], "'file/logs' (Not a directory)"),
         ([*JOIN, '--node-id=-3', '--', 'python', '-m', 'json'], "'-3' should be a whole number"),

@@ -46,7 +46,7 @@ def rows_of_joined(cwd):
 def balanced(text):
     rows = table(text)
     assert rows['rows appended'] == rows['rows ingested'] > 0, text
-    assert rows['rows lost'] == 0
+    assert rows['chunks lost'] == 0
     return rows
 
 
@@ -90,6 +90,25 @@ def test_collector_that_fails_after_the_end_does_not_fail_the_run(tmp_path):
         assert run.wait() == 0, run.text
     assert 'collector (node 2' in run.text
     assert 'failed with exit code 3' in run.text
+
+
+@pytest.mark.parametrize('cpu_roles', ['', 'collector,evaluator'])
+def test_roles_that_use_no_gpu(tmp_path, cpu_roles):
+    script = tmp_path / 'main.py'
+    script.write_text(
+        'import os, runpy\n'
+        'from ding.framework import task\n'
+        'seen = os.environ.get("CUDA_VISIBLE_DEVICES")\n'
+        f'open(f"{tmp_path}/{{task.router.node_id}}.seen", "w").write(repr(seen))\n'
+        f'runpy.run_path({TINY!r}, run_name="__main__")\n'
+    )
+    arguments = ['run', '--run', 'r', '--roles', 'learner=1,evaluator=1,collector=1']
+    command = ['--', 'python', script, '--trace', tmp_path / 'trace', '--max-train-iter', 20]
+    whole = ding_store(*arguments, f'--cpu-roles={cpu_roles}', *map(str, command))
+    with job(whole, tmp_path, CUDA_VISIBLE_DEVICES='0,1') as run:
+        assert run.wait() == 0, run.text
+    hidden = "''" if cpu_roles else "'0,1'"
+    assert [(tmp_path / f'{node}.seen').read_text() for node in (0, 1, 2)] == ["'0,1'", hidden, hidden]
 
 
 def test_collector_joins_a_running_job_and_leaves_with_it(tmp_path):
@@ -142,7 +161,7 @@ def test_killed_collector_costs_only_its_unfinished_chunk(tmp_path):
     assert rows['rows ingested'] == rows['rows appended (at least: 1 collector gave no last report)']
     assert rows['rows ingested'] == rows['env steps']
     assert rows['rows ingested'] % 8 == 0
-    assert rows['rows lost'] == 0
+    assert rows['chunks lost'] == 0
 
 
 def test_a_job_whose_collector_was_killed_converges_with_a_new_one(tmp_path):
@@ -165,7 +184,7 @@ def test_a_job_whose_collector_was_killed_converges_with_a_new_one(tmp_path):
     assert rows['last evaluation return'] >= 195
     # What the dead one had not reported is there, too.
     assert rows['rows ingested'] == rows['rows appended (at least: 1 collector gave no last report)']
-    assert rows['rows lost'] == 0
+    assert rows['chunks lost'] == 0
 
 
 def test_collector_that_raises_costs_only_itself(tmp_path):

@@ -129,7 +129,7 @@ def test_cartpole_converges_though_its_learner_is_killed_three_times(tmp_path):
     rows = table(run.text)
     assert rows['last evaluation return'] >= 195
     assert rows['rows appended'] == rows['rows ingested'] > 0, run.text
-    assert rows['rows lost'] == 0
+    assert rows['chunks lost'] == 0
     assert run.text.count('was killed by SIGKILL') == 3
     assert 'restart 3 of 5' in run.text
     assert 2 <= log_of(tmp_path).count('resuming from') <= 3

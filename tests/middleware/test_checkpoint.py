@@ -20,6 +20,7 @@ from ding.framework.context import OfflineRLContext, OnlineRLContext  # noqa: E4
 from ding.framework.middleware import CkptSaver, termination_checker  # noqa: E402
 from ding.model import DQN  # noqa: E402
 from ding.policy import DQNPolicy  # noqa: E402
+from needs import CUDA  # noqa: E402
 
 from ding_store.buffer import Prioritized, StoreBuffer, Uniform, limited  # noqa: E402
 from ding_store.checkpoint import CheckpointDir  # noqa: E402
@@ -48,9 +49,9 @@ from ding_store.storage.memory import MemoryStore  # noqa: E402
 pytestmark = pytest.mark.usefixtures('serial_task')
 
 
-def policy_of(hidden=16):
+def policy_of(hidden=16, cuda=CUDA):
     cfg = DQNPolicy.default_config()
-    cfg.cuda = False
+    cfg.cuda = cuda
     model = DQN(obs_shape=4, action_shape=2, encoder_hidden_size_list=[hidden, hidden])
     policy = DQNPolicy(cfg, model=model)
     policy.schedule = torch.optim.lr_scheduler.StepLR(policy._optimizer, 10)
@@ -74,10 +75,10 @@ def same(one, other):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
-    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+    return torch.equal(one.cpu(), other.cpu()) if isinstance(one, torch.Tensor) else one == other
 
 
-def run(path, policy, num_iterations=3, finish=False, **settings):
+def run(path, policy, num_iterations=3, finish=False, train=train, **settings):
     """A few iterations of a serial pipeline."""
     made = checkpointer(session_of(path, interval_s=0.001, **settings), policy)
     ctx = task.ctx
@@ -110,7 +111,8 @@ def test_another_process_that_would_save_there_is_refused(tmp_path):
     pid = os.fork()
     if pid == 0:
         try:
-            run(tmp_path, policy_of(), num_iterations=1)
+            # A forked process can neither use a GPU nor, where there is one, train.
+            run(tmp_path, policy_of(cuda=False), num_iterations=1, train=lambda policy: None)
             os.kill(os.getpid(), signal.SIGSTOP)
         except BaseException:  # noqa: BLE001  the child must not return into the test
             traceback.print_exc()

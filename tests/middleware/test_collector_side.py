@@ -103,6 +103,8 @@ def test_a_collector_waits_for_a_server_at_its_maxmemory(forgetful_server, caplo
         client.config_set('maxmemory', 1)
         assert [attempt(1), attempt(1)] == [None, None]
         assert [record.levelname for record in caplog.records if 'maxmemory' in record.message] == ['WARNING']
-        threading.Timer(0.2, client.config_set, ('maxmemory', 0)).start()
+        gives_room = threading.Timer(0.2, client.config_set, ('maxmemory', 0))
+        gives_room.start()
         assert session.wait_for('room', lambda timeout_s: attempt(1)) is not None
         assert [int(entry.arrays['obs'][0, 0]) for entry in store.read(STREAM)] == [0, 1]
+        gives_room.join(20)  # It has the server's answer before its client is closed.

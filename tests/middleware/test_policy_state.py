@@ -10,6 +10,7 @@ from ding.policy import DQNPolicy, PPOPolicy, SACPolicy, TD3Policy  # noqa: E402
 from ding.policy.sac import DiscreteSACPolicy  # noqa: E402
 from ding.utils import deep_merge_dicts  # noqa: E402
 from easydict import EasyDict  # noqa: E402
+from needs import CUDA  # noqa: E402
 
 from ding_store.checkpoint import read_state, write_state  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
@@ -51,7 +52,7 @@ MAKERS = [sac, masac, td3, dqn, ppo]
 
 
 def of(kind, module, learn=None, **settings):
-    settings = dict(settings, on_policy=kind is PPOPolicy, cuda=False, learn=dict(learn or {}, ignore_done=False))
+    settings = dict(settings, on_policy=kind is PPOPolicy, cuda=CUDA, learn=dict(learn or {}, ignore_done=False))
     return kind(EasyDict(deep_merge_dicts(kind.default_config(), settings)), model=module, enable_field=['learn'])
 
 

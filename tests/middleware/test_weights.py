@@ -27,6 +27,7 @@ pytest.importorskip('ding')
 from ding.framework import task  # noqa: E402
 from ding.framework.task import Task  # noqa: E402
 
+from ding_store.checkpoint.snapshot import _warn_of_pageable  # noqa: E402
 from ding_store.middleware import state as state_module  # noqa: E402
 from ding_store.middleware import weights as exchangers  # noqa: E402
 from ding_store.middleware.plan import HARMLESS  # noqa: E402
@@ -211,7 +212,7 @@ CURRENT = torch.device('cuda', 0)
 class OnGPU:
     """As much of a tensor on a GPU as is looked at; what is copied from it is there once its device is waited for."""
 
-    shape, dtype = (2,), torch.float32
+    shape, dtype, is_cuda = (2,), torch.float32, True
 
     def __init__(self, index):
         self.device, self.pending = torch.device('cuda', index), []
@@ -256,6 +257,23 @@ def test_pinned_memory_is_used_again_while_it_fits(monkeypatch):
         assert tensors['a'] is pinned['a']
         assert tensors['a'].tolist() == [1] * shape[0]
     assert made == [((2,), torch.float32), ((3,), torch.float32), ((3,), torch.float16)]
+
+
+def test_without_memory_that_can_be_pinned(monkeypatch, caplog):
+    gpu, empty = OnGPU(0), torch.empty
+    _warn_of_pageable.cache_clear()
+
+    def refused(shape, dtype, pin_memory=False):
+        if pin_memory:
+            raise RuntimeError('CUDA error: out of memory\nCompile with ...')
+        return empty(shape, dtype=dtype).as_subclass(Pinned)
+
+    monkeypatch.setattr(torch, 'empty', refused)
+    monkeypatch.setattr(torch.cuda, 'synchronize', lambda device: gpu.synchronize())
+    tensors = {'a': gpu}
+    _to_cpu(tensors, {})
+    assert tensors['a'].tolist() == [1, 1]
+    assert 'memory cannot be pinned (CUDA error: out of memory)' in caplog.text
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU: torch.cuda.is_available() is False')

@@ -168,7 +168,7 @@ def check_roles(directory, name, *script, **environment):
     # Without a replay nobody takes what collectors appended last, when the run had ended.
     is_replayed = name != 'cartpole_ppo'
     assert rows['rows appended'] == rows['rows ingested'] if is_replayed else rows['rows ingested'] > 0, run.text
-    assert rows['rows lost'] == 0
+    assert rows['chunks lost'] == 0
     assert rows['train iterations'] >= 6
     logs = ''.join(path.read_text(errors='replace') for path in directory.glob('.ding_store/r/logs/*'))
     is_direct = is_replayed and name != 'qbert_ppo'  # whose advantages are estimated first, of elements

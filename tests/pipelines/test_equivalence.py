@@ -18,6 +18,7 @@ from ding.framework.middleware.functional.data_processor import offpolicy_data_f
 from ding.policy import DQNPolicy, IMPALAPolicy, PPOOffPolicy, PPOPolicy, R2D2Policy, SACPolicy
 from ding.utils import set_pkg_seed
 from easydict import EasyDict
+from needs import CUDA
 
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter
 from ding_store.middleware.replay import data_fetcher, data_pusher
@@ -33,7 +34,7 @@ HEADS = dict(actor_head_hidden_size=16, critic_head_hidden_size=16)
 
 def config(policy: Any, **changes: Any) -> Any:
     cfg = EasyDict(copy.deepcopy(policy.default_config()))
-    cfg.cuda = False
+    cfg.cuda = CUDA
     for key, value in changes.items():
         if isinstance(value, dict) and key in cfg:
             cfg[key].update(value)
@@ -128,7 +129,7 @@ def elements(cfg: Any, collected: Any, policy: Any) -> List[Any]:
 
 
 def made(cfg: Any, kind: Any) -> Any:
-    set_pkg_seed(0, use_cuda=False)
+    set_pkg_seed(0, use_cuda=CUDA)
     return kind(cfg.policy)
 
 
@@ -139,8 +140,9 @@ def own(element: Any) -> Any:
 class Side:
     """One learner: its buffer, its fetcher and its policy."""
 
-    def __init__(self, cfg: Any, kind: Any, buffer_: Any, fetcher: Any, pushed: List[Any]) -> None:
+    def __init__(self, cfg: Any, kind: Any, buffer_: Any, fetcher: Any, pushed: List[Any], moves: bool) -> None:
         self.policy, self.ctx = made(cfg, kind), SimpleNamespace(train_data=None, train_output=None)
+        self.policy._cuda = moves or CUDA  # What it does with batches for a GPU, it does with its device: the CPU.
         data_pusher(cfg, buffer_)(SimpleNamespace(trajectories=[own(each) for each in pushed], episodes=None))
         self.fetch = fetcher(cfg, buffer_, self.policy)
 
@@ -161,8 +163,9 @@ def loss(output: Dict[str, Any]) -> float:
     return float(torch.as_tensor(output['total_loss']).detach())
 
 
+@pytest.mark.parametrize('moves', [False, True])
 @pytest.mark.parametrize('case', CASES)
-def test_same_data_same_batches_same_losses(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_data_same_batches_same_losses(case: str, moves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     make, _, env_id, kwargs = CASES[case]
     cfg, kind = make()
     first = made(cfg, kind)
@@ -172,8 +175,8 @@ def test_same_data_same_batches_same_losses(case: str, monkeypatch: pytest.Monke
     from ding_store.buffer import StoreBuffer
 
     store_buffer, stock_buffer = settings.store(StoreBuffer), settings.stock()
-    ours = Side(cfg, kind, store_buffer, lambda c, b, p: data_fetcher(c, b, p.learn_mode), pushed)
-    theirs = Side(cfg, kind, stock_buffer, lambda c, b, p: offpolicy_data_fetcher(c, b), pushed)
+    ours = Side(cfg, kind, store_buffer, lambda c, b, p: data_fetcher(c, b, p.learn_mode), pushed, moves)
+    theirs = Side(cfg, kind, stock_buffer, lambda c, b, p: offpolicy_data_fetcher(c, b), pushed, moves)
     if not settings.priority:
         same_draws(store_buffer, stock_buffer, monkeypatch)
     for seed in range(UPDATES):
@@ -217,7 +220,7 @@ def test_ppo_on_policy_learns_from_what_was_collected() -> None:
     for ctx in (collected, arrived):
         policy = made(cfg, PPOPolicy)
         gae_estimator(cfg, policy.collect_mode)(ctx)
-        set_pkg_seed(0, use_cuda=False)
+        set_pkg_seed(0, use_cuda=CUDA)
         losses.append([output['total_loss'] for output in policy.learn_mode.forward(ctx.train_data)])
     assert len(losses[0]) > 10
     assert losses[1] == losses[0]

@@ -39,7 +39,7 @@ APEX = {**ATARI_DQN, 'policy.other.apex.num_collectors': 2}
 #: Config -> (main, settings, extra or '', what the extra brings)
 PIPELINES = {
     'cartpole_dqn': ('cartpole.cartpole_dqn_main', {**ENVS, **BATCH}, '', ''),
-    'cartpole_dqn_per': ('cartpole.cartpole_dqn_main', {**ENVS, **BATCH}, '', ''),
+    'cartpole_dqn_per': ('cartpole.cartpole_dqn_main', {**ENVS, **BATCH, 'policy.nstep': 3}, '', ''),
     'cartpole_ppo': ('cartpole.cartpole_ppo_main', {**ENVS, 'policy.collect.n_sample': 6}, '', ''),
     'pong_dqn': ('atari.atari_dqn_main', ATARI_DQN, 'atari', 'ale_py'),
     'pong_dqn_per': ('atari.atari_dqn_main', ATARI_DQN, 'atari', 'ale_py'),

@@ -96,9 +96,7 @@ class Elements(Layout):
         with self.table.write_lock:
             write = self._writing(element) if meta is None else None
             if write is not None:
-                slots, row = self.table.add_one(write)
-                if self.metas.is_used:
-                    self.metas.drop(slots)
+                slots, row = self.table.add_one(self._without_meta(write) if self.metas.is_used else write)
             else:
                 rows, slots = self._add([element], None if meta is None else [meta])
                 row = int(rows[0])
@@ -127,11 +125,28 @@ class Elements(Layout):
             columns = complete(columns, self.table.specs)
             if meta is not None:
                 keep = self._with_meta(meta, len(next(iter(columns.values()), ())), keep)
-            rows = self.table.extend(columns, note, keep, narrowed)
-            if meta is None and self.metas.is_used:
-                slots, found = self.table.index.find(rows)
-                self.metas.drop(slots[found])
-            return rows
+            elif self.metas.is_used:
+                keep = self._without_metas(keep)
+            return self.table.extend(columns, note, keep, narrowed)
+
+    def _without_meta(self, write: Callable[[int], None]) -> Callable[[int], None]:
+        """As ``_without_metas``, of one row."""
+
+        def write_and_drop(slot: int) -> None:
+            write(slot)
+            self.metas.drop(np.array([slot]))
+
+        return write_and_drop
+
+    def _without_metas(self, keep: Optional[Keep]) -> Keep:
+        """Before rows are live, metas of those that had their slots are gone: readers would take them for their own."""
+
+        def drop(slots: Array, rows: Array) -> None:
+            self.metas.drop(slots)
+            if keep is not None:
+                keep(slots, rows)
+
+        return drop
 
     def _with_meta(self, meta: Mapping[Any, Any], num_rows: int, keep: Optional[Keep]) -> Keep:
         """Before rows are live, all of them have this meta."""
@@ -188,7 +203,8 @@ class Elements(Layout):
         """Replace an element, its meta or both; returns whether the row was there."""
         rows = np.array([row], np.int64)
         with self.table.write_lock:
-            slots, found = self.table.index.find(rows)
+            with self.table.index.lock:
+                slots, found = self.table.index.find(rows)
             if not found[0]:
                 return False
             if element is not None:
@@ -312,7 +328,8 @@ class Elements(Layout):
         self.table.update(rows, self.schema.encode([element]) if columns is None else columns)
 
     def _gather(self, slots: Array) -> Tuple[Columns, Output]:
-        return self._outputs.gather(self.table.columns, slots, self.table.cold)
+        columns, cold = self.table.sources
+        return self._outputs.gather(columns, slots, cold)
 
     def _take(self, slots: Array, warm: bool) -> Callable[[], List[Any]]:
         """What makes elements of what was copied, when it is known to be whole."""

@@ -159,7 +159,7 @@ class Layout(BesideColumns):
             self._decide(elements)
             return
         try:
-            self._adapt(Schema.infer(elements))
+            self._adapt(Schema.infer(elements, may_be_empty=True))
         except SchemaMismatch as e:
             difference = check_may_differ(self.schema, elements, e)
             if isinstance(e, NotColumnar):
@@ -198,12 +198,12 @@ class Layout(BesideColumns):
 
     def _new_outputs(self, schema: Optional[Schema]) -> WarmOutputs:
         """Of columns that are others now."""
-        self.sequences.drop_reader()
+        self.sequences.drop_columns()
         return WarmOutputs(self.table.specs, None if schema is None else schema.plain_batch)
 
     def _columnar(self) -> Schema:
-        schema = self.schema
-        if schema is None:
+        schema = self._schema
+        if schema is None or self.objects is not None:
             raise SchemaMismatch('elements that are kept as Python objects make no collated batch; use sample()')
         return schema
 

@@ -121,7 +121,8 @@ class MetaStore:
         unborn: List[int] = []  # Where records begin of rows that a kill kept from coming.
         for record in journal.read():
             rows, meta = meta_form.decode(record)
-            slots, found = self._index.find(rows)
+            with self._index.lock:
+                slots, found = self._index.find(rows)
             if (rows >= self._index.next_row).any():
                 unborn.append(start)
             start = journal.end

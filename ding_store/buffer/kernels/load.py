@@ -29,6 +29,7 @@ class Kernels(NamedTuple):
     free: Callable[..., None]
     retire: Callable[..., bool]
     walk: Callable[..., bool]
+    are_at: Callable[..., bool]
     narrow: Callable[..., bool]
     narrow_freely: Callable[..., bool]
     widen: Callable[..., None]
@@ -62,6 +63,7 @@ def _compile(compiled: Compiler) -> Kernels:
         free=compiled(row_kernels.FREE, row_kernels.free),
         retire=compiled(row_kernels.RETIRE, row_kernels.retire),
         walk=compiled(row_kernels.WALK, row_kernels.walk),
+        are_at=compiled(row_kernels.ARE_AT, row_kernels.are_at),
         narrow=compiled(copy_kernels.NARROW, copy_kernels.narrow),
         widen=compiled(copy_kernels.WIDEN, copy_kernels.widen),
         # Up to milliseconds, in which other threads may run.

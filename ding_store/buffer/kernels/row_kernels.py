@@ -7,11 +7,16 @@ from numba.extending import register_jitable
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.sequences.lines import PAGE, SHIFT
 from ding_store.buffer.table.rows import EMPTY
+from ding_store.copying.lines import LINE, prefetch
 
 _INTS, _SLOTS = 'int64[::1]', 'int32[::1]'
 FREE = f'void({_INTS}, {_SLOTS}, {_SLOTS}, {_INTS}, int64)'
 RETIRE = f'boolean({_INTS}, {_SLOTS}, {_SLOTS}, {_INTS}, {_SLOTS}, int64, int64, {_INTS}, {_INTS})'
 WALK = f'boolean({_SLOTS}, {_SLOTS}, {_SLOTS}, {_INTS}, {_INTS}, int64[:, ::1], boolean[::1])'
+ARE_AT = f'boolean({_INTS}, {_INTS}, {_INTS})'
+
+#: Looks at places all over memory that are asked for before the first of them is made.
+_AHEAD = 16
 
 
 @register_jitable
@@ -60,6 +65,12 @@ def retire(
     return True
 
 
+@register_jitable
+def _ask_for_page(held: Array, page: int) -> None:
+    for place in range(page << SHIFT, (page + 1) << SHIFT, LINE // 4):
+        prefetch(held.ctypes.data + place * held.itemsize)
+
+
 def walk(
     at: Array, held: Array, after: Array, row_of_slot: Array, starts: Array, windows: Array, are_there: Array
 ) -> bool:
@@ -70,20 +81,48 @@ def walk(
         - are_all_there (:obj:`bool`): Of all windows.
     """
     length, num_starts = windows.shape
-    are_all_there = True
+    for i in range(num_starts):
+        prefetch(at.ctypes.data + starts[i] * at.itemsize)
+    for i in range(num_starts):
+        are_there[i] = True
+        page = at[starts[i]] >> SHIFT
+        if page >= 0:
+            prefetch(after.ctypes.data + page * after.itemsize)
+            _ask_for_page(held, page)
+    for i in range(num_starts):
+        page = at[starts[i]] >> SHIFT
+        if page >= 0 and after[page] >= 0:
+            _ask_for_page(held, after[page])
     for i in range(num_starts):
         place = at[starts[i]]
-        is_there = place >= 0
         page, offset = place >> SHIFT, place & (PAGE - 1)
         for step in range(length):
             # What lies beyond a line's end is on the last page, which holds nothing.
             slot = held[(page << SHIFT) + offset] if page >= 0 else -1
             windows[step, i] = slot
-            is_there = is_there and slot >= 0 and row_of_slot[slot] >= 0
+            if slot >= 0:
+                # Looked at below, when many of them are on their way.
+                prefetch(row_of_slot.ctypes.data + slot * row_of_slot.itemsize)
             offset += 1
             if offset == PAGE:
                 offset = 0
                 page = after[page] if page >= 0 else -1
-        are_there[i] = is_there
-        are_all_there = are_all_there and is_there
+    are_all_there = True
+    for step in range(length):
+        for i in range(num_starts):
+            slot = windows[step, i]
+            if slot < 0 or row_of_slot[slot] < 0:
+                are_there[i] = are_all_there = False
     return are_all_there
+
+
+def are_at(row_of_slot: Array, slots: Array, rows: Array) -> bool:
+    """Whether these rows are in these slots, each in its own."""
+    num_slots, first = slots.shape[0], row_of_slot.ctypes.data
+    for i in range(num_slots):
+        if i + _AHEAD < num_slots:
+            prefetch(first + slots[i + _AHEAD] * row_of_slot.itemsize)
+        slot = slots[i]
+        if not 0 <= slot < row_of_slot.shape[0] or row_of_slot[slot] != rows[i]:
+            return False
+    return True

@@ -11,15 +11,11 @@ import numpy as np
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.checks import integer
 from ding_store.buffer.durability.kept import Kept
-from ding_store.buffer.durability.slot_values import SlotValues
 from ding_store.buffer.elements.elements import Elements
-from ding_store.buffer.sampling.samplers import PrioritySampler, Sampler, check_is_sampler, not_enough
-from ding_store.buffer.sequences.sequence_priorities import SequencePrioritized
+from ding_store.buffer.sampling.samplers import PrioritySampler, Sampler, check_is_sampler
+from ding_store.buffer.sampling.uses import Uses
 from ding_store.buffer.table.rows import RowIndex, RowListener
 from ding_store.errors import ConfigError, SchemaMismatch
-
-#: So often is drawn again for a row that came more often in one batch than it may.
-_ROUNDS = 4
 
 
 def limited(
@@ -33,7 +29,8 @@ def limited(
         A sampler under limits: rows at a limit leave the table, so that every view of it stops at the same time.
     Arguments:
         - sampler (:obj:`Sampler`): What chooses rows: ``Prioritized()``, ``Fifo()`` ...
-        - max_times_sampled (:obj:`Optional[int]`): How often a row may come; in one batch, too.
+        - max_times_sampled (:obj:`Optional[int]`): How often a row may come; in one batch, too. Of sequences that share
+          rows: how often one may that starts at this row, which then stays in the table.
         - max_age (:obj:`Optional[int]`): Rows leave whose version is older than the newest by more than this; a row
           that is a sequence is as old as its oldest step.
         - version (:obj:`str`): The column, or key of the metas, that says which version of the policy made a row. The
@@ -59,11 +56,6 @@ class Limited(RowListener):
             raise ConfigError('limited() needs max_times_sampled, max_age or both')
         if isinstance(sampler, Limited):
             raise ConfigError('limited() takes a sampler without limits: give it all limits at once')
-        if isinstance(sampler, SequencePrioritized) and max_times_sampled is not None:
-            raise ConfigError(
-                f'max_times_sampled ({max_times_sampled}) counts rows one by one, but the sequences of a '
-                'SequencePrioritized share them: limit their max_age, or sample elements that are whole sequences'
-            )
         check_is_sampler(sampler)
         self.sampler = sampler
         self.max_times_sampled, self.max_age, self.version = max_times_sampled, max_age, version
@@ -71,8 +63,10 @@ class Limited(RowListener):
         self.lock = threading.RLock()
         self._index: Optional[RowIndex] = None
         self._elements: Optional[Elements] = None
-        self._uses = np.zeros(0, np.int32)
-        self._kept: Optional[SlotValues] = None
+        #: None without a limit of uses, or a table.
+        self._uses: Optional[Uses] = None
+        self._start_uses: Optional[Uses] = None
+        self._kept: Optional[Kept] = None
         self._newest: Optional[int] = None
         self._rows_of: Dict[int, List[Array]] = {}
         self._next_row = 0
@@ -84,7 +78,8 @@ class Limited(RowListener):
         if self._index is not None:
             raise ConfigError('limits hold the uses of one table: make others for another table')
         self._index = index
-        self._uses = np.zeros(index.capacity, np.int32)
+        if self.max_times_sampled is not None:
+            self._uses = Uses(index, self.max_times_sampled)
         index.listen(self)
 
     def bind(self, elements: Elements) -> None:
@@ -98,27 +93,36 @@ class Limited(RowListener):
         keep_inner = getattr(self.sampler, 'keep', None)
         if keep_inner is not None:
             keep_inner(kept)
-        if self.max_times_sampled is None:
+        if self._uses is None:
             return
-        self._kept = kept.values('uses')
+        self._kept = kept
         with self._index.lock:
-            slots = self._index.slots_by_age().astype(np.intp)
-            rows = self._index.row_of_slot[slots]
-            uses, known = self._kept.get(slots, rows)
-            self._uses[slots[known]] = np.minimum(uses[known], self.max_times_sampled)
-            used_up = rows[self._uses[slots] >= self.max_times_sampled]
+            used_up = self._uses.keep(kept.values('uses'))
         self._elements.delete(used_up)
+
+    def start_uses(self) -> Optional[Uses]:
+        """
+        Of sequences that share rows, each counted by the row that it starts at, which stays; None without a limit of
+        uses. Made, and read from the record, when it is first asked for.
+        """
+        if self._start_uses is None and self.max_times_sampled is not None:
+            assert self._index is not None
+            with self.lock, self._index.lock:
+                uses = self._start_uses or Uses(self._index, self.max_times_sampled)
+                if self._kept is not None and self._start_uses is None:
+                    uses.keep(self._kept.values('start_uses'))
+                self._start_uses = uses
+        return self._start_uses
 
     def choose(self, index: RowIndex, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Array:
         slots = self.sampler.choose(index, size, replace, sample_range)
-        if self.max_times_sampled is None:
+        if self._uses is None:
             return slots
-        for _ in range(_ROUNDS):
-            excess = self._excess(slots)
-            if not len(excess):
-                return slots
-            slots[excess] = self.sampler.choose(index, len(excess), True, sample_range)
-        return self._filled(index, slots, sample_range)
+        return self._uses.within(
+            slots,
+            lambda count: self.sampler.choose(index, count, True, sample_range),
+            lambda: index.live_slots if sample_range is None else index.slots_by_age()[sample_range],
+        )
 
     def weigh(self, slots: Array) -> Optional[Array]:
         return self.sampler.weigh(slots)
@@ -149,17 +153,11 @@ class Limited(RowListener):
 
     def count(self, rows: Array) -> Optional[Array]:
         """As ``delivered``, of rows that another than the sampler chose."""
-        if self.max_times_sampled is None:
+        if self._uses is None:
             return None
         assert self._index is not None
         with self._index.lock:
-            slots, found = self._index.find(rows)
-            np.add.at(self._uses, slots[found], 1)
-            if self._kept is not None:
-                # Before they are handed out: a row comes no more often than it may, whenever the process is killed.
-                self._kept.set(slots[found], rows[found], self._uses[slots[found]])
-            leaving: Array = np.unique(rows[found][self._uses[slots[found]] >= self.max_times_sampled])
-            return leaving
+            return self._uses.count(rows)
 
     def use(self, rows: Array) -> None:
         """Rows that another than the sampler chose were handed out: those that must leave do."""
@@ -187,11 +185,11 @@ class Limited(RowListener):
 
     def may_come(self, rows: Array) -> bool:
         """Whether rows that were drawn ahead, and are there, may come: others used them since."""
-        if self.max_times_sampled is None:
+        if self._uses is None:
             return True
         assert self._index is not None
         with self._index.lock:
-            return not len(self._excess(self._index.find(rows)[0]))
+            return self._uses.may_come(rows)
 
     def returned(self, num_batches: int) -> None:
         """So many batches that were drawn ahead will not be delivered."""
@@ -203,35 +201,28 @@ class Limited(RowListener):
         """Count on from what was used through another sampler of this table, or of the one that this is a copy of."""
         assert self._index is not None
         assert other._index is not None
+        self._newest = other._newest
         with other._index.lock:
-            rows = other._index.row_of_slot[other._index.slots_by_age()]
-        slots, found = self._index.find(rows)
-        self._uses[slots[found]], self._newest = other.uses_of(rows[found]), other._newest
+            rows: Array = other._index.row_of_slot[other._index.slots_by_age()]
+            counts = [None if each is None else each.of(rows) for each in (other._uses, other._start_uses)]
+        for known, uses_of in zip(counts, (lambda: self._uses, self.start_uses)):
+            own = None if known is None else uses_of()
+            if own is not None and known is not None:
+                with self._index.lock:
+                    own.take_over(rows, known)
 
     def uses_of(self, rows: Array) -> Array:
         """How often rows were sampled; 0 for those that are gone."""
         assert self._index is not None
         with self._index.lock:
-            slots, found = self._index.find(rows)
-            return np.where(found, self._uses[slots], 0)
+            return np.zeros(len(rows), np.int64) if self._uses is None else self._uses.of(rows)
 
-    def published(self, slots: Array) -> None:
-        self._uses[slots] = 0
-
-    def removed(self, slots: Array) -> None:
-        """Their uses stay, in case they are restored."""
-
-    def restored(self, slots: Array) -> None:
-        """Their uses are still there."""
-
-    def resizing(self) -> None:
-        """See ``resized``."""
-
-    def resized(self, capacity: int, source: Array, target: Array) -> None:
-        uses, known = np.zeros(capacity, np.int32), min(capacity, len(self._uses))
-        uses[:known] = self._uses[:known]
-        uses[target] = self._uses[source]
-        self._uses = uses
+    def uses_of_starts(self, rows: Array) -> Array:
+        """How often sequences that share rows were sampled that start at these."""
+        uses = self.start_uses()
+        assert self._index is not None
+        with self._index.lock:
+            return np.zeros(len(rows), np.int64) if uses is None else uses.of(rows)
 
     def cleared(self) -> None:
         self._rows_of, self._next_row = {}, 0
@@ -242,30 +233,6 @@ class Limited(RowListener):
         memo[id(self)] = twin
         twin._newest = self._newest
         return twin
-
-    def _excess(self, slots: Array) -> Array:
-        """Places of those that come more often than they may."""
-        assert self.max_times_sampled is not None
-        order = np.argsort(slots, kind='stable')
-        ordered = slots[order]
-        begins = np.flatnonzero(np.diff(ordered, prepend=-1) != 0)
-        ordinal = np.arange(len(slots)) - np.repeat(begins, np.diff(begins, append=len(slots)))
-        excess: Array = order[ordinal + self._uses[ordered] >= self.max_times_sampled]
-        return excess
-
-    def _filled(self, index: RowIndex, slots: Array, sample_range: Optional[slice]) -> Array:
-        """Where drawing again does not help: any rows that may still come; O(count)."""
-        assert self.max_times_sampled is not None
-        excess = self._excess(slots)
-        candidates = index.live_slots if sample_range is None else index.slots_by_age()[sample_range]
-        taken = np.zeros(index.capacity, np.int64)
-        np.add.at(taken, np.delete(slots, excess), 1)
-        left = np.maximum(self.max_times_sampled - self._uses[candidates] - taken[candidates], 0)
-        spare = np.repeat(candidates, np.minimum(left, len(excess)))
-        if len(spare) < len(excess):
-            raise not_enough(len(slots), len(slots) - len(excess) + len(spare), 'uses')
-        slots[excess] = spare[: len(excess)]
-        return slots
 
     def _take_in(self, index: RowIndex, elements: Elements) -> None:
         first, self._next_row = self._next_row, index.next_row

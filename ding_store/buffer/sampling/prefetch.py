@@ -156,8 +156,9 @@ class Prefetch(RowListener):
         """
         if drawn.num_clears != self._num_clears or not self._table.contains(drawn.rows).all():
             raise RowGone('a row of a batch drawn ahead has left')
-        if hasattr(self._sampler, 'may_come') and not self._sampler.may_come(drawn.rows):
-            raise RowGone('a row of a batch drawn ahead has come too often since')
+        for each in (self._sampler, drawn.choose):
+            if hasattr(each, 'may_come') and not each.may_come(drawn.rows):
+                raise RowGone('a row of a batch drawn ahead has come too often since')
         if drawn.num_updates != self._table.num_updates:
             return read(by_rows(drawn.rows))
         try:

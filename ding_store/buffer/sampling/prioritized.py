@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 import numpy as np
+import torch
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.sampling.pending import PendingSlots
@@ -382,12 +383,19 @@ def moved(values: Array, capacity: int, source: Array, target: Array, nothing: f
 def _as_floats(priority: Any, num_rows: int) -> Array:
     try:
         # A copy: the compiled functions take no array that is read-only or has gaps.
-        values = np.array(priority, np.float64, order='C', ndmin=1)
-    except (TypeError, ValueError, RuntimeError) as e:  # The last of a tensor that requires a gradient.
+        values = np.array(_on_cpu(priority), np.float64, order='C', ndmin=1)
+    except (TypeError, ValueError, RuntimeError) as e:  # The last of tensors that are not of one shape or device.
         raise PriorityError(f'priority must be numbers of shape ({num_rows},), got {priority!r}') from e
     if values.shape != (num_rows,):
         raise PriorityError(f'priority must have shape ({num_rows},), one per row, got {np.shape(priority)}')
     return values
+
+
+def _on_cpu(numbers: Any) -> Any:
+    """Tensors, and lists of such, of whatever device, as one array: one copy from there. Anything else as it is."""
+    if isinstance(numbers, (list, tuple)) and numbers and all(isinstance(each, torch.Tensor) for each in numbers):
+        numbers = torch.stack([each.detach() for each in numbers])
+    return numbers.detach().to('cpu', torch.float64).numpy() if isinstance(numbers, torch.Tensor) else numbers
 
 
 def check_count(size: int, count: int, replace: bool, total: float, what: str = 'records') -> None:
@@ -409,7 +417,7 @@ def mixed_priority(td_errors: Any, eta: float = 0.9) -> Array:
     """
     if not is_within(eta, 0, 1):
         raise ConfigError(f'eta ({eta!r}) must be in [0, 1]')
-    errors = np.abs(np.asarray(td_errors, np.float64))
+    errors = np.abs(np.asarray(_on_cpu(td_errors), np.float64))
     if errors.ndim != 2 or not len(errors):
         raise PriorityError(f'td_errors must have shape (T, B) with T >= 1, got {errors.shape}')
     priority: Array = eta * errors.max(0) + (1 - eta) * errors.mean(0)

@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Mapping, Optional, Protocol, runtime_checkab
 import numpy as np
 
 from ding_store.buffer.arrays import Array
+from ding_store.buffer.kernels.load import Kernels
 from ding_store.buffer.table.rows import RowIndex
 from ding_store.errors import ConfigError, NotEnoughData
 
@@ -85,19 +86,9 @@ class Uniform:
 
     def choose(self, index: RowIndex, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Array:
         members = index.live_slots if sample_range is None else index.slots_by_age()[sample_range]
-        count = len(members)
-        if count < (1 if replace else size):
-            raise not_enough(size, count)
-        if not replace and size * 4 >= count:
-            some: Array = members[self._random.permutation(count)[:size]].astype(np.intp)
-            return some
-        uniforms = self._random.random_sample(size)
-        if index.kernels is not None and sample_range is None and members.dtype == np.int32:
-            slots = np.empty(size, np.int64)
-            if index.kernels.pick(uniforms, members, replace, slots):
-                return slots
-        chosen: Array = members[self._distinct(uniforms, count, replace)].astype(np.intp)
-        return chosen
+        if len(members) < (1 if replace else size):
+            raise not_enough(size, len(members))
+        return self.pick(members, size, replace, index.kernels)
 
     def attach(self, index: RowIndex) -> None:
         """Nothing is kept per row."""
@@ -111,6 +102,17 @@ class Uniform:
         if self._random is not twin._random:
             twin._random = copy.deepcopy(self._random, memo)
         return twin
+
+    def pick(self, members: Array, size: int, replace: bool, kernels: Optional[Kernels]) -> Array:
+        """``size`` of these slots, of which there are enough, in random order, int64."""
+        count = len(members)
+        is_sparse = replace or size * 4 < count
+        if kernels is not None and is_sparse and members.dtype == np.int32 and members.flags.c_contiguous:
+            uniforms, slots = self._random.random_sample(size), np.empty(size, np.int64)
+            if kernels.pick(uniforms, members, replace, slots):
+                return slots
+            return members[self._distinct(uniforms, count, replace)].astype(np.int64)
+        return members[self.draw(count, size, replace)].astype(np.int64)
 
     def draw(self, num_items: int, size: int, replace: bool) -> Array:
         """``size`` of the numbers below ``num_items``, in random order."""

@@ -69,7 +69,8 @@ def load(file_name: str, elements: Elements) -> None:
           of a class that cannot be imported. SchemaMismatch: Its elements are not all of one kind, or a path cannot
           hold them. NotEnoughSpace: There is no room for both what is there and what is loaded. Nothing changed.
     """
-    with open(file_name, 'rb') as file:
+    # The lock all the time: of a longer file what fits is loaded, into as many slots as there are now.
+    with open(file_name, 'rb') as file, elements.table.write_lock:
         start = file.read(len(MAGIC))
         if start.startswith(_HDF5_MAGIC):
             loaded = _stock(file_name, elements)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence, Tuple, Union
+from typing import List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -33,12 +33,26 @@ class GroupKeys:
         self._metas_only = metas_only
         self._sources: List[Union[str, Groups]] = []
         self._state: Tuple[object, ...] = ()
+        #: The columns, as the table has them, of which the sources are, and those that ``check`` found to be right:
+        #: nothing else needs to be looked at again where the sources are columns alone.
+        self._seen: Optional[Mapping[str, Array]] = None
+        self._checked: Optional[Mapping[str, Array]] = None
+
+    def resolve(self) -> None:
+        """Find out where the groups are. Called before the others, without the table's index locked."""
+        columns = self._table.columns
+        if columns is not self._seen:
+            self._sources = [self._source(name) for name in self._names]
+            for name in (*self._names, *((self._done,) if self._done else ())):
+                self._table.num_changes.setdefault(name, 0)
+            self._seen = None if any(isinstance(source, Groups) for source in self._sources) else columns
+
+    def drop_columns(self) -> None:
+        """Let go of the columns that were last seen."""
+        self._seen = self._checked = None
 
     def has_changed(self) -> bool:
         """Whether rows may be in other groups than at the last call, or end episodes that they did not."""
-        self._sources = [self._source(name) for name in self._names]
-        for name in (*self._names, *((self._done,) if self._done else ())):
-            self._table.num_changes.setdefault(name, 0)
         state = tuple(
             (id(source), source.num_moves) if isinstance(source, Groups) else self._table.num_changes[source]
             for source in (*self._sources, *((self._done,) if self._done else ()))
@@ -69,6 +83,8 @@ class GroupKeys:
             - SchemaMismatch: There is no such column or meta, or the column does not hold one number per row.
         """
         columns = self._table.columns
+        if columns is self._checked:
+            return
         if self._done is not None and (self._done not in columns or columns[self._done][:1].size != 1):
             raise SchemaMismatch(
                 f'done ({self._done!r}) must be a column with one number per row, one of {sorted(columns)}; '
@@ -80,12 +96,14 @@ class GroupKeys:
                     raise SchemaMismatch(
                         f'groupby ({name!r}) is neither a column ({sorted(columns)}) nor a key of the metas'
                     )
-            elif columns[name][:1].size != 1 or columns[name].dtype.kind not in 'biu':
+            elif name in columns and (columns[name][:1].size != 1 or columns[name].dtype.kind not in 'biu'):
                 column = columns[name]
                 raise SchemaMismatch(
                     f'groupby ({name!r}) must be a column with one integer per row, it has {column.dtype} of shape '
                     f'{column.shape[1:]}'
                 )
+        # What was looked at, which may be others by now.
+        self._checked = columns if columns is self._seen else None
 
     def _source(self, name: str) -> Union[str, Groups]:
         if not self._metas_only and name in self._table.columns:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional, Tuple
+import weakref
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.sampling.pending import PendingSlots
 from ding_store.buffer.sampling.slot_set import SlotSet
+from ding_store.buffer.sampling.uses import Uses
 from ding_store.buffer.sequences.group_states import GroupStates, Rows
 from ding_store.buffer.sequences.lines import NOWHERE, Lines
 from ding_store.buffer.table.rows import EMPTY, RowIndex, RowListener
@@ -20,6 +22,7 @@ ReadDone = Callable[[Array], Array]
 
 #: So many kinds of starts (length, stride) are kept up to date; the one longest unused makes room for another.
 _MAX_KINDS = 4
+_Starts = Dict[Tuple[int, int], SlotSet]
 
 
 class SequenceIndex(RowListener):
@@ -42,7 +45,9 @@ class SequenceIndex(RowListener):
         self._index, self._read_groups, self._read_done = index, read_groups, read_done
         self.lines = Lines(index.capacity)
         self.groups = GroupStates()
-        self._starts: Dict[Tuple[int, int], SlotSet] = {}
+        self._starts: _Starts = {}
+        #: Of those who take some out that others may have, for as long as they are there.
+        self._starts_of: weakref.WeakKeyDictionary[Uses, _Starts] = weakref.WeakKeyDictionary()
         self._ends: Dict[Optional[int], SlotSet] = {}
         self._first_row, self._next_row, self._num_missed = 0, index.next_row, 0
         self._pending = PendingSlots(self._take_in)
@@ -51,12 +56,20 @@ class SequenceIndex(RowListener):
         self._start()
         index.listen(self)
 
+    @property
+    def rows(self) -> RowIndex:
+        """The table's."""
+        return self._index
+
     # What the table tells.
 
     def published(self, slots: Array) -> None:
         if self._is_stale or not len(slots):
             return
-        first = int(self._index.row_of_slot[slots[0]])
+        first, last = int(self._index.row_of_slot[slots[0]]), int(self._index.row_of_slot[slots[-1]])
+        if last - first != len(slots) - 1:
+            self.forget()  # Rows of a file, of which some had left.
+            return
         if first != self._next_row:
             self._pending.flush()
             self._num_missed += 1
@@ -99,18 +112,22 @@ class SequenceIndex(RowListener):
         self._is_stale = True
         self.num_forgotten += 1
 
-    def starts(self, length: int, stride: int = 1) -> SlotSet:
+    def starts(self, length: int, stride: int = 1, uses: Optional[Uses] = None) -> SlotSet:
         """
         Overview:
             Slots at which ``length`` rows of one run begin. Some of these rows may have left: see ``windows``.
         Arguments:
             - stride (:obj:`int`): Only at multiples of it, counted from where the run began.
+            - uses (:obj:`Optional[Uses]`): Only those that are not used up; some may be by now. From this set, and no
+              other, they may be taken as they are.
         """
         kind = (length, stride)
-        found, is_new = self._kept(self._starts, kind)
+        found, is_new = self._kept(self._starts if uses is None else self._starts_of.setdefault(uses, {}), kind)
         if is_new:
             slots = self._held_slots()
-            self._add_starts(kind, self.lines.at[slots], self._positions[slots])
+            self._add_starts(kind, found, self.lines.at[slots], self._positions[slots])
+            if uses is not None:
+                found.discard(found.members[uses.are_used_up(found.members)])
         return found
 
     def ends(self, max_length: Optional[int] = None) -> SlotSet:
@@ -132,24 +149,27 @@ class SequenceIndex(RowListener):
     def _held_slots(self) -> Array:
         return np.flatnonzero(self.lines.at != NOWHERE)
 
-    def windows(self, starts: Array, length: int) -> Tuple[Array, Array]:
-        """Slots ``(length, B)`` from each start on, and whether all rows of a window are there ``(B,)``."""
+    def windows(self, starts: Array, length: int) -> Tuple[Array, Optional[Array]]:
+        """Slots ``(length, B)`` from each start on, and which windows have all of their rows ``(B,)``; None: all."""
         lines, kernels = self.lines, self._index.kernels
         if kernels is not None and lines.at.dtype == np.int32:
             slots, are_there = np.empty((length, len(starts)), np.int64), np.empty(len(starts), np.bool_)
             starts = np.ascontiguousarray(starts, np.int64)
-            kernels.walk(lines.at, lines.held, lines.after, self._index.row_of_slot, starts, slots, are_there)
-            return slots, are_there
+            are_all_there = kernels.walk(
+                lines.at, lines.held, lines.after, self._index.row_of_slot, starts, slots, are_there
+            )
+            return slots, None if are_all_there else are_there
         slots = lines.windows(lines.at[starts], length)
         # One look instead of ``_are_live``: both are below zero for what is not there.
         rows = self._index.row_of_slot.take(slots, mode='clip')
-        return slots, np.minimum(rows.min(axis=0), slots.min(axis=0)) >= 0
+        are_there = np.minimum(rows.min(axis=0), slots.min(axis=0)) >= 0
+        return slots, None if are_there.all() else are_there
 
-    def episodes(self, ends: Array) -> Tuple[Array, Array, Array]:
-        """Slots ``(T, B)`` of the episodes that end there, their lengths ``(B,)``, and whether they are whole."""
+    def episodes(self, ends: Array) -> Tuple[Array, Array, Optional[Array]]:
+        """Slots ``(T, B)`` of the episodes that end there, their lengths ``(B,)``, and which are whole; None: all."""
         lengths = self._positions[ends].astype(np.int64)
         slots, are_there = self.windows_from(self.lines.walk(self.lines.at[ends], 1 - lengths), lengths)
-        return slots, lengths, are_there
+        return slots, lengths, None if are_there.all() else are_there
 
     def windows_from(self, places: Array, lengths: Array) -> Tuple[Array, Array]:
         """Slots ``(T, B)`` from each place on, of which ``lengths`` count, and whether those are all there ``(B,)``."""
@@ -167,7 +187,8 @@ class SequenceIndex(RowListener):
         self._pending.clear()
         capacity = self._index.capacity
         self.lines, self.groups = Lines(capacity), GroupStates()
-        self._starts.update({kind: SlotSet(capacity) for kind in self._starts})
+        for starts in self._all_starts():
+            starts.update({kind: SlotSet(capacity) for kind in starts})
         self._ends.update({kind: SlotSet(capacity) for kind in self._ends})
         #: Of each row, its place in its run, from 1, and whether it is the last one of a whole episode.
         self._positions, self._is_end = np.zeros(capacity, np.int32), np.zeros(capacity, bool)
@@ -182,6 +203,9 @@ class SequenceIndex(RowListener):
         slots = self._index.slots_by_age().astype(np.intp)
         missed = np.cumsum(np.diff(self._index.row_of_slot[slots], prepend=self._first_row - 1) != 1)
         self._add(slots, missed)
+        for uses, starts in list(self._starts_of.items()):
+            for members in starts.values():
+                members.discard(members.members[uses.are_used_up(members.members)])
         self._num_missed = int(missed[-1]) if len(missed) else int(self._next_row > self._first_row)
         self._num_missed += bool(len(slots) and self._index.row_of_slot[slots[-1]] != self._next_row - 1)
 
@@ -209,7 +233,10 @@ class SequenceIndex(RowListener):
         self.groups.lose_tails(self.lines.owner_of_pages(pages), pages)
 
     def _sets(self) -> Tuple[SlotSet, ...]:
-        return (*self._starts.values(), *self._ends.values())
+        return (*(each for starts in self._all_starts() for each in starts.values()), *self._ends.values())
+
+    def _all_starts(self) -> List[_Starts]:
+        return [self._starts, *self._starts_of.values()]
 
     def _append(self, slots: Array, ids: Array, is_done: Array, missed: Array) -> None:
         order = np.argsort(ids, kind='stable')
@@ -220,8 +247,9 @@ class SequenceIndex(RowListener):
         places = self.lines.append(owners, self.groups.tails[owners], counts, slots)
         positions, is_known = self._places_in_runs(ids, is_first, is_done, missed)
         self._positions[slots], self._is_end[slots] = positions, is_done & is_known
-        for kind in self._starts:
-            self._add_starts(kind, places, positions)
+        for starts in self._all_starts():
+            for kind, members in starts.items():
+                self._add_starts(kind, members, places, positions)
         for max_length in self._ends:
             self._add_ends(max_length, slots[is_done & is_known])
         rows = Rows(places, positions, is_known, is_done, missed)
@@ -240,13 +268,13 @@ class SequenceIndex(RowListener):
         is_known = np.where(goes_on, self.groups.is_known[ids], ~is_broken[begin])
         return ordinal - begin + 1 + run, is_known
 
-    def _add_starts(self, kind: Tuple[int, int], places: Array, positions: Array) -> None:
+    def _add_starts(self, kind: Tuple[int, int], members: SlotSet, places: Array, positions: Array) -> None:
         length, stride = kind
         fits = positions >= length
         if stride > 1:
             fits &= (positions - length) % stride == 0
         slots = self.lines.slots(self.lines.walk(places[fits], np.array(1 - length)))
-        self._starts[kind].add(slots[slots != NOWHERE])
+        members.add(slots[slots != NOWHERE])
 
     def _add_ends(self, max_length: Optional[int], slots: Array) -> None:
         self._ends[max_length].add(slots if max_length is None else slots[self._positions[slots] <= max_length])

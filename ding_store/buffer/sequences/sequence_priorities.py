@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 import numpy as np
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.sampling.prioritized import Prioritized, check_count, moved
 from ding_store.buffer.sampling.slot_set import SlotSet
-from ding_store.buffer.sequences.sequence_index import SequenceIndex
-from ding_store.buffer.sequences.sequences import ROUNDS, Look, purge
+from ding_store.buffer.sequences.sequences import ROUNDS, SequenceKind, purge
 from ding_store.buffer.table.rows import EMPTY, RowIndex
 from ding_store.errors import PriorityError
 
@@ -48,26 +47,35 @@ class SequencePrioritized(Prioritized):
         """
         raise TypeError('SequencePrioritized draws sequences: use sample_sequences, or a view with another sampler')
 
-    def draw(self, sequences: SequenceIndex, length: int, stride: int, look: Look, size: int, replace: bool) -> Any:
+    def draw(self, kind: SequenceKind, size: int, replace: bool) -> Tuple[Array, Array]:
         """
         Overview:
-            Starts ``(size,)`` and what ``look`` says of them; those that turn out not to be valid are given up.
+            Starts ``(size,)`` and the slots of their sequences ``(length, size)``; those that turn out not to be valid
+            are given up.
         Raises:
             - NotEnoughData: There are fewer starts than that (with ``replace``: none), or none with a priority.
             - TypeError: It has drawn sequences of another kind.
         """
-        starts = self._follow(sequences, length, stride)
+        starts, uses, what = self._follow(kind), kind.uses, f'sequences of {kind.length} steps'
+
+        def find_others(count: int) -> Array:
+            self._pending.flush()
+            check_count(count, len(starts), True, self._tree.total, what)
+            return self._find(count)
+
         for attempt in range(ROUNDS + 1):
             self._pending.flush()
-            check_count(size, len(starts), replace, self._tree.total)
-            slots = self._tree.find(self._targets(size, self._tree.total))
-            looked, is_valid = look(slots)
-            if is_valid.all():
-                return slots, looked
+            check_count(size, len(starts), replace, self._tree.total, what)
+            slots = self._find(size)
+            if uses is not None:
+                slots = uses.within(slots, find_others, lambda: self._with_mass(starts.members), starts.discard)
+            windows, is_valid = kind.look(slots)
+            if is_valid is None:
+                return slots, windows
             if attempt < ROUNDS - 1:
                 starts.discard(np.unique(slots[~is_valid]))
             else:
-                purge(starts, look)
+                purge(starts, kind.look)
         raise AssertionError('all starts were looked at')
 
     def starts_changed(self, slots: Array) -> None:
@@ -92,16 +100,23 @@ class SequencePrioritized(Prioritized):
             state['priority'] = np.where(self._is_known(slots), self._priorities[slots], np.nan)
         return state
 
-    def _follow(self, sequences: SequenceIndex, length: int, stride: int) -> SlotSet:
-        kind = (id(sequences), length, stride)
+    def _find(self, size: int) -> Array:
+        return self._tree.find(self._targets(size, self._tree.total))
+
+    def _with_mass(self, slots: Array) -> Array:
+        with_mass: Array = slots[self._tree.masses[slots] > 0]
+        return with_mass
+
+    def _follow(self, sequences: SequenceKind) -> SlotSet:
+        length, stride = sequences.length, sequences.stride
+        kind = (id(sequences.index), length, stride)
         if self._kind not in ((), kind):
             raise TypeError(
                 f'SequencePrioritized has drawn sequences of {self._kind[1]} steps, every {self._kind[2]}, and groups '
                 f'of their own; for others ({length} steps, every {stride}) make a view with another one'
             )
         self._kind = kind
-        sequences.refresh()
-        starts = sequences.starts(length, stride)
+        starts = sequences.starts()
         if starts is not self._starts:
             # The first ones, or made anew.
             self._tree.clear()
@@ -160,26 +175,19 @@ class PrioritizedSequenceChoice:
         As SequenceChoice, of starts that a SequencePrioritized draws. ``weights`` are those of the last choice.
     """
 
-    def __init__(
-        self,
-        sampler: SequencePrioritized,
-        index: SequenceIndex,
-        size: int,
-        length: int,
-        stride: int = 1,
-        replace: bool = False,
-    ) -> None:
-        self._sampler, self._index, self._size = sampler, index, size
-        self._length, self._stride, self._replace = length, stride, replace
+    def __init__(self, kind: SequenceKind, sampler: SequencePrioritized, size: int, replace: bool = False) -> None:
+        self._kind, self._sampler, self._size, self._replace = kind, sampler, size, replace
         self.weights: Optional[Array] = None
 
     def __call__(self, index: RowIndex) -> Array:
-        length = self._length
-        look: Callable[[Array], Any] = lambda starts: self._index.windows(starts, length)  # noqa: E731
-        starts, windows = self._sampler.draw(self._index, length, self._stride, look, self._size, self._replace)
+        starts, windows = self._sampler.draw(self._kind, self._size, self._replace)
         self.weights = self._sampler.weigh(starts)
         slots: Array = windows.reshape(-1).astype(np.intp, copy=False)
         return slots
+
+    def may_come(self, rows: Array) -> bool:
+        """As of SequenceChoice."""
+        return self._kind.may_come(rows.reshape(-1, self._size))
 
     def adopt(self, other: PrioritizedSequenceChoice) -> None:
         """What this one chose is what another one chose before."""

@@ -53,7 +53,7 @@ def read_unrolled(elements: Elements, choose: Choose) -> Tuple[SequenceBatch, Ar
     """Rows that are sequences themselves, as a time-major batch."""
     reader = elements.sequences.step_reader(_schema_of(elements))
     table = elements.table
-    rows, (steps, rest) = table.read(choose, lambda slots: reader.take(table.columns, slots, table.cold))
+    rows, (steps, rest) = table.read(choose, lambda slots: reader.take(slots, *table.sources))
     extra: Mapping[str, Any] = {}
     if reader.rest is not None:
         extra = dict(reader.rest.decode_batch(rest, True).items())

@@ -8,18 +8,20 @@ import numpy as np
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.elements.metas import MetaStore
-from ding_store.buffer.sampling.samplers import not_enough
+from ding_store.buffer.sampling.samplers import Uniform, not_enough
 from ding_store.buffer.sampling.slot_set import SlotSet
+from ding_store.buffer.sampling.uses import Uses
 from ding_store.buffer.sequences.group_keys import GroupBy, GroupKeys
 from ding_store.buffer.sequences.sequence_index import SequenceIndex
 from ding_store.buffer.sequences.unrolled import StepReader
-from ding_store.buffer.table.choices import Draw
 from ding_store.buffer.table.rows import RowIndex
 from ding_store.buffer.table.table import Table
 from ding_store.columns import Schema
 
-#: Slots -> whatever is to be known of them, and which of them will do.
-Look = Callable[[Array], Tuple[Any, Array]]
+#: Slots -> whatever is to be known of them, and which of them will do; None: all.
+Look = Callable[[Array], Tuple[Any, Optional[Array]]]
+#: (slots, how many, with replacement) -> so many of them.
+Pick = Callable[[Array, int, bool], Array]
 
 #: After so many draws that met rows that had left, all are looked at.
 ROUNDS = 4
@@ -53,6 +55,7 @@ class Sequences:
             with self._table.write_lock:
                 known = self._indexes.setdefault((names, done, metas_only), self._make(names, done, metas_only))
         index, keys = known
+        keys.resolve()
         with self._table.index.lock:
             if keys.has_changed():
                 index.forget()
@@ -67,42 +70,83 @@ class Sequences:
             reader = self._reader = StepReader(schema)
         return reader
 
-    def drop_reader(self) -> None:
-        """It has the columns that it last read."""
+    def drop_columns(self) -> None:
+        """Let go of the columns that were last read."""
         self._reader = None
+        for _, keys in self._indexes.values():
+            keys.drop_columns()
 
     def _make(self, names: Sequence[str], done: Optional[str], metas_only: bool) -> Tuple[SequenceIndex, GroupKeys]:
         keys = GroupKeys(self._table, self._metas, names, done, metas_only)
+        keys.resolve()
         keys.has_changed()
         with self._table.index.lock:
             return SequenceIndex(self._table.index, keys.read, keys.read_done if done is not None else None), keys
 
 
+class SequenceKind:
+    """
+    Overview:
+        Sequences of ``length`` rows.
+    Arguments:
+        - stride (:obj:`int`): They start at multiples of it, counted from where their episode began.
+        - uses (:obj:`Optional[Uses]`): How often each may come, counted by the row that it starts at.
+    """
+
+    def __init__(self, index: SequenceIndex, length: int, stride: int = 1, uses: Optional[Uses] = None) -> None:
+        self.index, self.length, self.stride, self.uses = index, length, stride, uses
+
+    def starts(self) -> SlotSet:
+        """Slots at which they start; some may do so no longer: see ``look``. Called with the table's index locked."""
+        self.index.refresh()
+        return self.index.starts(self.length, self.stride, self.uses)
+
+    def look(self, starts: Array) -> Tuple[Array, Optional[Array]]:
+        """Slots ``(length, B)``, and which of them are sequences that may come ``(B,)``; None: all."""
+        windows, are_there = self.index.windows(starts, self.length)
+        if self.uses is not None:
+            are_left = ~self.uses.are_used_up(starts)
+            if not are_left.all():
+                are_there = are_left if are_there is None else are_there & are_left
+        return windows, are_there
+
+    def delivered(self, rows: Array) -> None:
+        """Sequences of these rows ``(length, B)`` were handed out."""
+        if self.uses is not None:
+            with self.index.rows.lock:
+                slots, found = self.index.rows.find(self.uses.count(rows[0]))
+                self.starts().discard(slots[found])
+
+    def may_come(self, rows: Array) -> bool:
+        """Whether sequences of these rows ``(length, B)``, which are there and were chosen before, may come still."""
+        if self.uses is None:
+            return True
+        with self.index.rows.lock:
+            return self.uses.may_come(rows[0])
+
+
 class SequenceChoice:
     """
     Overview:
-        Slots of ``size`` sequences of ``length`` rows, step by step: ``(length * size,)``. Every start is equally
-        likely; O(length * size).
-    Arguments:
-        - stride (:obj:`int`): Sequences start at multiples of it, counted from where their episode began.
+        Slots of ``size`` sequences of a kind, step by step: ``(length * size,)``. Every start is equally likely;
+        O(length * size).
     """
 
-    def __init__(
-        self, index: SequenceIndex, draw: Draw, size: int, length: int, stride: int = 1, replace: bool = False
-    ) -> None:
-        self._index, self._draw, self._size, self._replace = index, draw, size, replace
-        self._length, self._stride = length, stride
+    def __init__(self, kind: SequenceKind, uniform: Uniform, size: int, replace: bool = False) -> None:
+        self._kind, self._uniform, self._size, self._replace = kind, uniform, size, replace
 
     def __call__(self, index: RowIndex) -> Array:
-        self._index.refresh()
-        starts = self._index.starts(self._length, self._stride)
-        what = f'sequences of {self._length} steps'
-        _, windows = draw_valid(starts, self._look, self._size, self._replace, self._draw, what)
+        starts, pick = self._kind.starts(), pick_with(self._uniform, index)
+        # Without replacement nothing comes twice in a batch, and what is used up is no valid start.
+        uses = self._kind.uses if self._replace else None
+        what = f'sequences of {self._kind.length} steps'
+        windows = draw_valid(starts, self._kind.look, self._size, self._replace, pick, what, uses)
         slots: Array = windows.reshape(-1).astype(np.intp, copy=False)
         return slots
 
-    def _look(self, starts: Array) -> Tuple[Array, Array]:
-        return self._index.windows(starts, self._length)
+    def may_come(self, rows: Array) -> bool:
+        """Whether what was chosen ahead may come still."""
+        return self._kind.may_come(rows.reshape(-1, self._size))
 
 
 class EpisodeChoice:
@@ -112,9 +156,14 @@ class EpisodeChoice:
     """
 
     def __init__(
-        self, index: SequenceIndex, draw: Draw, size: int, replace: bool = False, max_length: Optional[int] = None
+        self,
+        index: SequenceIndex,
+        uniform: Uniform,
+        size: int,
+        replace: bool = False,
+        max_length: Optional[int] = None,
     ) -> None:
-        self._index, self._draw, self._size, self._replace = index, draw, size, replace
+        self._index, self._uniform, self._size, self._replace = index, uniform, size, replace
         self._max_length = max_length
         #: Of the last choice, ``(size,)``.
         self.lengths = np.empty(0, np.int64)
@@ -122,46 +171,59 @@ class EpisodeChoice:
     def __call__(self, index: RowIndex) -> Array:
         self._index.refresh()
         ends = self._index.ends(self._max_length)
-        _, (slots, self.lengths) = draw_valid(ends, self._look, self._size, self._replace, self._draw, 'whole episodes')
+        pick = pick_with(self._uniform, index)
+        slots, self.lengths = draw_valid(ends, self._look, self._size, self._replace, pick, 'whole episodes')
         chosen: Array = slots.T[np.arange(len(slots)) < self.lengths[:, None]].astype(np.intp)
         return chosen
 
-    def _look(self, ends: Array) -> Tuple[Tuple[Array, Array], Array]:
+    def _look(self, ends: Array) -> Tuple[Tuple[Array, Array], Optional[Array]]:
         slots, lengths, is_whole = self._index.episodes(ends)
         return (slots, lengths), is_whole
 
 
-def draw_valid(members: SlotSet, look: Look, size: int, replace: bool, draw: Draw, what: str) -> Tuple[Array, Any]:
+def pick_with(uniform: Uniform, index: RowIndex) -> Pick:
+    """What draws from the slots of this index."""
+    return lambda members, size, replace: uniform.pick(members, size, replace, index.kernels)
+
+
+def draw_valid(
+    members: SlotSet, look: Look, size: int, replace: bool, pick: Pick, what: str, uses: Optional[Uses] = None
+) -> Any:
     """
     Overview:
-        Uniform draws among those members of a set that are valid; invalid ones go from it as they are met.
+        Uniform draws among those members of a set that are valid, and within ``uses``; invalid ones go from it as they
+        are met.
     Returns:
-        - chosen (:obj:`np.ndarray`): Slots ``(size,)``.
-        - looked: What ``look`` gave for them.
+        - looked: What ``look`` gave for the chosen ones, ``(size,)``.
     Raises:
         - NotEnoughData: There are fewer valid members than that, or with ``replace`` none.
     """
+
+    def within_uses(chosen: Array) -> Array:
+        if uses is None:
+            return chosen
+        return uses.within(
+            chosen, lambda count: pick(members.members, count, True), lambda: members.members, members.discard
+        )
+
     _check_enough(members, size, replace, what)
-    chosen = members.members[draw(len(members), size, replace)]
-    looked, is_valid = look(chosen)
-    if is_valid.all():
-        return chosen, looked
-    for _ in range(ROUNDS):
-        members.discard(np.unique(chosen[~is_valid]))
-        kept = chosen[is_valid]
+    chosen = within_uses(pick(members.members, size, replace))
+    for _ in range(ROUNDS + 1):
+        looked, is_valid = look(chosen)
+        if is_valid is None and len(chosen) == size:
+            return looked
+        if is_valid is not None:
+            members.discard(np.unique(chosen[~is_valid]))
+            chosen = chosen[is_valid]
         _check_enough(members, size, replace, what)
-        more = members.members[draw(len(members), size - len(kept), replace)]
+        more = pick(members.members, size - len(chosen), replace)
         if not replace:
             # Drawn before: drawn again, as if nothing were put back.
-            more = more[~np.isin(more, kept)]
-        chosen = np.concatenate([kept, more])
-        looked, is_valid = look(chosen)
-        if len(chosen) == size and is_valid.all():
-            return chosen, looked
+            more = more[~np.isin(more, chosen)]
+        chosen = within_uses(np.concatenate([chosen, more]))
     purge(members, look)
     _check_enough(members, size, replace, what)
-    chosen = members.members[draw(len(members), size, replace)]
-    return chosen, look(chosen)[0]
+    return look(within_uses(pick(members.members, size, replace)))[0]
 
 
 def purge(members: SlotSet, look: Look) -> None:
@@ -169,7 +231,9 @@ def purge(members: SlotSet, look: Look) -> None:
     everyone = members.members.copy()
     for start in range(0, len(everyone), _CHUNK):
         part = everyone[start : start + _CHUNK]
-        members.discard(part[~look(part)[1]])
+        _, is_valid = look(part)
+        if is_valid is not None:
+            members.discard(part[~is_valid])
 
 
 def _check_enough(members: SlotSet, size: int, replace: bool, what: str) -> None:

@@ -50,7 +50,7 @@ class StepReader:
         self._seen: Tuple[Columns, Columns] = ({}, {})
 
     def take(
-        self, columns: Columns, slots: Array, cold: Optional[MappingType[str, ColdColumn]] = None
+        self, slots: Array, columns: Columns, cold: Optional[MappingType[str, ColdColumn]] = None
     ) -> Tuple[Columns, Columns]:
         """
         Copy the steps ``(T * B, *shape)``, the first of all rows first, and what else there is ``(B, *shape)``, out of

@@ -111,9 +111,9 @@ class TableBase:
         return self._regions.columns
 
     @property
-    def cold(self) -> Mapping[str, ColdColumn]:
-        """Those of ``columns`` that are read from the disk now: see ``Regions.cold``; for readers within ``read``."""
-        return self._regions.cold
+    def sources(self) -> Tuple[Dict[str, Array], Mapping[str, ColdColumn]]:
+        """``columns``, and those that are read from the disk now: see ``Regions``; for readers within ``read``."""
+        return self._regions.sources
 
     @property
     def row_bytes(self) -> int:
@@ -186,7 +186,8 @@ class TableBase:
     def _redo(self, home: Home) -> None:
         for record in home.redo.read():
             rows, columns = redo.decode(record)
-            slots, found = self.index.find(rows)
+            with self.index.lock:
+                slots, found = self.index.find(rows)
             for name, values in columns.items():
                 self.columns[name][slots[found]] = values[found]
         self._sync_columns()

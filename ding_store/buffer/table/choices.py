@@ -113,16 +113,19 @@ def by_age(position: int) -> Callable[[RowIndex], Array]:
 class Sampled:
     """Rows that a sampler chooses; ``weights`` are those of the last choice."""
 
+    __slots__ = ('weights', 'delivered', '_sampler', '_size', '_replace', '_range', '_rows')
+
     def __init__(self, sampler: Sampler, size: int, replace: bool, sample_range: Optional[slice]) -> None:
         self._sampler, self._size, self._replace, self._range = sampler, size, replace, sample_range
         self.weights: Optional[Array] = None
-        self._delivered: Optional[Callable[[Array], Optional[Array]]] = getattr(sampler, 'delivered', None)
+        #: What a sampler is told by that minds what happens to the rows that it chose; see ``deliver``.
+        self.delivered: Optional[Callable[[Array], Optional[Array]]] = getattr(sampler, 'delivered', None)
         self._rows = NO_ROWS
 
     def __call__(self, index: RowIndex) -> Array:
         slots = self._sampler.choose(index, self._size, self._replace, self._range)
         self.weights = self._sampler.weigh(slots)
-        if self._delivered is not None:
+        if self.delivered is not None:
             self._rows = index.row_of_slot[slots]
         return slots
 
@@ -152,7 +155,7 @@ class Sampled:
             What ``read`` makes of these rows. A sampler that minds what happened to them (a queue, limits) is told when
             they were read, and others wait for it meanwhile; a limiter lets it begin. ``ahead`` is who draws ahead.
         """
-        delivered = self._delivered
+        delivered = self.delivered
         if delivered is None and limiter is None:
             return read(self)
         with limiter.sampling(self._size) if limiter is not None else nullcontext():

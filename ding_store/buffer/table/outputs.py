@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import OrderedDict
+from sys import getrefcount
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
@@ -53,11 +53,12 @@ class Gather:
         #: What becomes floats, by name; and the other ones, as they are.
         self.widened = [names[place] for place in self.narrowed]
         self._plain = np.delete(np.arange(len(names)), self.narrowed)
-        self._plain_columns = self.addresses[self._plain], self.sizes[self._plain]
+        #: Addresses and sizes of columns that are copied as they are.
+        self.plain = self.addresses[self._plain], self.sizes[self._plain]
 
-    def plain(self, targets: Array) -> Tuple[Array, Array, Array]:
-        """Addresses and sizes of columns that are copied as they are; and their own of these addresses."""
-        return (*self._plain_columns, targets[self._plain] if self.narrowed else targets)
+    def plain_targets(self, targets: Array) -> Array:
+        """Those of the columns that are copied as they are, where others are not."""
+        return targets[self._plain]
 
 
 class RowWriter:
@@ -111,7 +112,7 @@ class Output:
 
     def is_free(self) -> bool:
         """Whether nobody else holds anything of it. Who has it may be adding views: what these change is read first."""
-        return self._num_references == self._count()
+        return self._num_references == sum(map(getrefcount, self._held))
 
     def batch(self, length: Optional[int] = None) -> Optional[ttorch.Tensor]:
         """What is in the arrays, perhaps of so many steps, as one tree; None if that takes more than views."""
@@ -130,7 +131,7 @@ class Output:
         return views
 
     def _count(self) -> int:
-        return sum(map(sys.getrefcount, self._held))
+        return sum(map(getrefcount, self._held))
 
 
 class WarmOutputs:
@@ -192,8 +193,10 @@ class WarmOutputs:
             if gather.fits:
                 num_bytes = len(slots) * self._row_bytes
                 copy = self._kernels.gather if num_bytes <= BRIEF_BYTES else self._kernels.gather_freely
-                slots, is_far = np.ascontiguousarray(slots, np.int64), num_bytes >= FAR_BYTES
-                copy(*gather.plain(output.addresses), slots, gather.capacity, is_far)
+                sources, sizes = gather.plain
+                targets = gather.plain_targets(output.addresses) if gather.narrowed else output.addresses
+                slots = np.ascontiguousarray(slots, np.int64)
+                copy(sources, sizes, targets, slots, gather.capacity, num_bytes >= FAR_BYTES)
                 for name in gather.widened:
                     take_into(columns[name], slots, arrays[name])
                 return arrays, output
@@ -225,6 +228,6 @@ def aligned(shape: Tuple[int, ...], dtype: Any) -> Array:
     """
     try:
         kind = torch.from_numpy(np.empty(0, dtype)).dtype
-    except TypeError:  # none of torch's
+    except (TypeError, ValueError):  # none of torch's, or of another byte order
         return np.empty(shape, dtype)
     return torch.empty(shape, dtype=kind).numpy()

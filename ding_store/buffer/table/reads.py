@@ -67,7 +67,7 @@ class TableReads(TableBase):
             # The row number guards against a new row in the slot, the count against new data in the row, and against
             # other columns or slots. Both are changed before the first byte is, and whoever reads them here has the
             # interpreter's lock.
-            if (numbers[slots] == rows).all() and num_updates == self._num_updates:
+            if _are_at(self.index, numbers, slots, rows) and num_updates == self._num_updates:
                 return rows, copied
         with self.write_lock:
             with self.index.lock:
@@ -76,7 +76,7 @@ class TableReads(TableBase):
 
     def take(self, slots: Array, out: Optional[Mapping[str, Array]] = None) -> Dict[str, Array]:
         """Copy slots of all columns, whatever they hold: only right as the ``copy`` of a ``read``."""
-        columns, cold = self.columns, self.cold
+        columns, cold = self.sources
         if out is None and cold:
             out = {name: np.empty((len(slots), *shape), dtype) for name, (dtype, shape) in self.specs.items()}
         if out is None:
@@ -88,3 +88,9 @@ class TableReads(TableBase):
         for name, array in out.items():
             take_into(columns[name], slots, array, cold.get(name))
         return dict(out)
+
+
+def _are_at(index: RowIndex, numbers: Array, slots: Array, rows: Array) -> bool:
+    if index.kernels is None:
+        return bool((numbers[slots] == rows).all())
+    return index.kernels.are_at(numbers, np.ascontiguousarray(slots, np.int64), rows)

@@ -7,9 +7,9 @@ import mmap
 import os
 import resource
 import tempfile
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from math import prod
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -33,6 +33,8 @@ _MAX_AHEAD_BYTES = 64 << 20
 _LARGE_ROW_BYTES = 64 << 10
 #: Reads with such advice after one that found pages missing, before another looks whether they are missing still.
 _ADVISED_READS = 64
+
+_NOT_WATCHED = nullcontext()
 
 
 class ColumnFile(NamedTuple):
@@ -75,13 +77,16 @@ class Regions:
         self._memory = space.available_memory()
 
     @property
-    def cold(self) -> Mapping[str, ColdColumn]:
+    def sources(self) -> Tuple[Dict[str, Array], Mapping[str, ColdColumn]]:
         """
-        Large columns by name, to be read so and not from ``columns``, as memory has not all that is wanted now and
-        never will.
+        ``columns``; and large ones by name, to be read so and not from there, as memory has not all that is wanted now
+        and never will.
         """
-        columns, cold = self._cold
-        return cold if self._num_advised > 0 and columns is self._columns else {}
+        columns = self._columns
+        if self._num_advised <= 0:
+            return columns, {}
+        of, cold = self._cold
+        return columns, cold if of is columns else {}
 
     @property
     def columns(self) -> Dict[str, Array]:
@@ -224,20 +229,24 @@ class Regions:
         for file in self._files.values():
             os.fdatasync(file.fd)
 
-    @contextmanager
-    def reading(self, slots: Array) -> Iterator[None]:
+    def reading(self, slots: Array) -> ContextManager[None]:
         """
         Overview:
-            For copies of these slots. Where rows are large and reads find some that memory does not hold, ``cold`` has
-            those of a table that is larger than memory; of another the disk is let read them all at once, as a copy
-            alone waits for one stretch of a row after the other.
+            For copies of these slots. Where rows are large and reads find some that memory does not hold, ``sources``
+            names the columns of a table that is larger than memory; of another the disk is let read them all at once,
+            as a copy alone waits for one stretch of a row after the other.
         """
+        is_large = self.row_bytes >= _LARGE_ROW_BYTES and self._directory is not None
+        return self._watched(slots) if is_large else _NOT_WATCHED
+
+    @contextmanager
+    def _watched(self, slots: Array) -> Iterator[None]:
         # Another thread may be adding columns, or closing files: this is advice, and may come too late.
         files = {name: file for name, file in list(self._files.items()) if file.row_bytes >= _LARGE_ROW_BYTES}
         if not files:
             yield
             return
-        cold = self.cold
+        _, cold = self.sources
         if self._num_advised > 0:
             self._num_advised -= 1
             if not cold:

@@ -332,6 +332,8 @@ class RowIndex:
             return oldest
         taken: List[Array] = []
         while num_rows > 0:
+            if self._head == self._tail:
+                raise RuntimeError('the log of rows has ended before the rows have: it was changed without the lock')
             # At least a few at a time: after many deletes most of the entries here are dead.
             end = min(self._head + max(num_rows, 32), self._tail)
             slots = self._log_slots[self._head : end]

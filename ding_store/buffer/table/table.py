@@ -215,13 +215,12 @@ class Table(TableReads, TableShape):
             if len(runs) > _MAX_RUNS:
                 column[slots] = values
                 continue
-            for begin, end in runs:
-                first = int(slots[begin])
-                target, source = column[first : first + end - begin], values[begin:end]
-                if target.nbytes < MIN_BYTES:
-                    target[...] = source
+            for rows, places in runs:
+                part = values if len(runs) == 1 else values[rows]
+                if part.nbytes < MIN_BYTES:
+                    column[places] = part
                 else:
-                    copy_past_caches(target, source)
+                    copy_past_caches(column[places], part)
 
 
 def is_run(slots: Array) -> bool:
@@ -235,9 +234,14 @@ def is_run(slots: Array) -> bool:
     return bool(slots.tobytes() == np.arange(first, last + 1, dtype=slots.dtype).tobytes())
 
 
-def _runs(slots: Array) -> List[Tuple[int, int]]:
-    """Where slots are consecutive and in order, which is a copy for each and not one per row: mostly all of them."""
+def _runs(slots: Array) -> List[Tuple[slice, slice]]:
+    """
+    Rows whose slots are consecutive and in order, and these slots: mostly all of them, which is a copy for all and not
+    one per row.
+    """
     if not len(slots):
         return []
     breaks = [] if is_run(slots) else (np.flatnonzero(np.diff(slots) != 1) + 1).tolist()
-    return list(zip([0, *breaks], [*breaks, len(slots)]))
+    begins, ends = [0, *breaks], [*breaks, len(slots)]
+    firsts = slots[begins].tolist() if breaks else [slots.item(0)]
+    return [(slice(b, e), slice(first, first + e - b)) for b, e, first in zip(begins, ends, firsts)]
