@@ -205,8 +205,8 @@ class Limited(RowListener):
         with other._index.lock:
             rows: Array = other._index.row_of_slot[other._index.slots_by_age()]
             counts = [None if each is None else each.of(rows) for each in (other._uses, other._start_uses)]
-        for known, uses_of in zip(counts, (lambda: self._uses, self.start_uses)):
-            own = None if known is None else uses_of()
+        for known, starts in zip(counts, (False, True)):
+            own = None if known is None else self.start_uses() if starts else self._uses
             if own is not None and known is not None:
                 with self._index.lock:
                     own.take_over(rows, known)
