@@ -28,6 +28,7 @@ class Kernels(NamedTuple):
     put_freely: Callable[..., None]
     free: Callable[..., None]
     retire: Callable[..., bool]
+    publish: Callable[..., None]
     walk: Callable[..., bool]
     are_at: Callable[..., bool]
     narrow: Callable[..., bool]
@@ -62,6 +63,7 @@ def _compile(compiled: Compiler) -> Kernels:
         put=compiled(copy_kernels.PUT, copy_kernels.put),
         free=compiled(row_kernels.FREE, row_kernels.free),
         retire=compiled(row_kernels.RETIRE, row_kernels.retire),
+        publish=compiled(row_kernels.PUBLISH, row_kernels.publish),
         walk=compiled(row_kernels.WALK, row_kernels.walk),
         are_at=compiled(row_kernels.ARE_AT, row_kernels.are_at),
         narrow=compiled(copy_kernels.NARROW, copy_kernels.narrow),

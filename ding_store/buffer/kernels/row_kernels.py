@@ -12,6 +12,7 @@ from ding_store.copying.lines import LINE, prefetch
 _INTS, _SLOTS = 'int64[::1]', 'int32[::1]'
 FREE = f'void({_INTS}, {_SLOTS}, {_SLOTS}, {_INTS}, int64)'
 RETIRE = f'boolean({_INTS}, {_SLOTS}, {_SLOTS}, {_INTS}, {_SLOTS}, int64, int64, {_INTS}, {_INTS})'
+PUBLISH = f'void({_INTS}, {_INTS}, {_SLOTS}, int64, {_INTS}, int64)'
 WALK = f'boolean({_SLOTS}, {_SLOTS}, {_SLOTS}, {_INTS}, {_INTS}, int64[:, ::1], boolean[::1])'
 ARE_AT = f'boolean({_INTS}, {_INTS}, {_INTS})'
 
@@ -63,6 +64,13 @@ def retire(
             return False
     free(row_of_slot, slots, place, retired, count)
     return True
+
+
+def publish(row_of_slot: Array, log_rows: Array, log_slots: Array, tail: int, slots: Array, first_row: int) -> None:
+    """Consecutive rows from ``first_row`` on live in these slots, and end the log."""
+    for i in range(slots.shape[0]):
+        log_rows[tail + i], log_slots[tail + i] = first_row + i, slots[i]
+        row_of_slot[slots[i]] = first_row + i
 
 
 @register_jitable

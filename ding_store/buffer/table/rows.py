@@ -68,6 +68,8 @@ class RowIndex:
         self.row_of_slot = row_of_slot
         self.capacity = capacity = len(row_of_slot)
         slot_type = np.int32 if capacity <= np.iinfo(np.int32).max else np.int64
+        # They are compiled for slots of 4 bytes.
+        self._loops = self.kernels if slot_type is np.int32 else None
         live = np.flatnonzero(row_of_slot != EMPTY)
         by_age = live[np.argsort(row_of_slot[live])]
         # Free slots in ascending order: those that were written before come first, and need no more space.
@@ -119,28 +121,28 @@ class RowIndex:
         for listener in self._listening():
             listener.restored(slots[:num_back])
 
-    def publish(self, slots: Array, skipped: int = 0) -> Array:
+    def publish(self, slots: Array, skipped: int = 0) -> None:
         """
         Overview:
             Make the rows live that were written to the slots of the last ``allocate``. O(len(slots)).
         Arguments:
             - skipped (:obj:`int`): How many row numbers before them are used up by rows that never live.
-        Returns:
-            - rows (:obj:`np.ndarray`): Their row numbers.
         """
-        num_rows = len(slots)
-        rows = np.arange(self.next_row + skipped, self.next_row + skipped + num_rows, dtype=np.int64)
+        num_rows, first = len(slots), self.next_row + skipped
         if self._tail + num_rows > len(self._log_rows):
             self._pack_log()
-        self._log_rows[self._tail : self._tail + num_rows] = rows
-        self._log_slots[self._tail : self._tail + num_rows] = slots
+        if self._loops is not None:
+            self._loops.publish(self.row_of_slot, self._log_rows, self._log_slots, self._tail, slots, first)
+        else:
+            rows = np.arange(first, first + num_rows, dtype=np.int64)
+            self._log_rows[self._tail : self._tail + num_rows] = rows
+            self._log_slots[self._tail : self._tail + num_rows] = slots
+            self.row_of_slot[slots] = rows
         self._tail += num_rows
-        self.next_row += skipped + num_rows
+        self.next_row = first + num_rows
         self.count += num_rows
-        self.row_of_slot[slots] = rows
         for listener in self._listening():
             listener.published(slots)
-        return rows
 
     def remove(self, slots: Array) -> None:
         """Free distinct slots of live rows: the last live slots move into the gaps. O(len(slots))."""
@@ -274,10 +276,10 @@ class RowIndex:
     def _retire(self, num_rows: int) -> Tuple[Array, Array]:
         """The oldest rows leave: their slots, which are the next free ones in this order, and their numbers."""
         head, end = self._head, self._head + num_rows
-        if num_rows > 1 and end <= self._tail and self.kernels is not None and self._slots.dtype == np.int32:
+        if num_rows > 1 and end <= self._tail and self._loops is not None:
             slots, rows = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
             index = self.row_of_slot, self._slots, self._place, self._log_rows, self._log_slots
-            if self.kernels.retire(*index, head, self.count, slots, rows):
+            if self._loops.retire(*index, head, self.count, slots, rows):
                 self._head, self.count = end, self.count - num_rows
                 self._tell_removed(slots)
                 return slots, rows
@@ -287,9 +289,9 @@ class RowIndex:
         return oldest, rows
 
     def _remove_many(self, slots: Array) -> None:
-        if self.kernels is not None and self._slots.dtype == np.int32:
+        if self._loops is not None:
             removed = np.ascontiguousarray(slots, np.int64)
-            self.kernels.free(self.row_of_slot, self._slots, self._place, removed, self.count)
+            self._loops.free(self.row_of_slot, self._slots, self._place, removed, self.count)
             self.count -= len(slots)
             return
         self.row_of_slot[slots] = EMPTY

@@ -74,31 +74,15 @@ class Table(TableReads, TableShape):
                     keep(slots, rows)
         return np.arange(rows[-1] + 1 - num_rows, rows[-1] + 1) if skipped else rows
 
-    @contextmanager
-    def writing(
-        self, num_rows: int, skipped: int = 0, note: Optional[Mapping[str, Any]] = None
-    ) -> Iterator[Tuple[Array, Array]]:
+    def writing(self, num_rows: int, skipped: int = 0, note: Optional[Mapping[str, Any]] = None) -> Writing:
         """
         Overview:
-            Write new rows in place: yields their slots, which the caller fills, and their row numbers. They become
-            visible on leaving. A SchemaMismatch says that nothing was written: the table is as it was. After any other
-            exception the rows never become visible, but those that made room for them are gone.
+            Write new rows in place: a context of their slots, which the caller fills, and their row numbers. The caller
+            has ``write_lock``. They become visible on leaving. A SchemaMismatch says that nothing was written: the
+            table is as it was. After any other exception the rows never become visible, but those that made room for
+            them are gone.
         """
-        encoded = None if note is None else encode_note(note)
-        with self.write_lock:
-            slots, evicted = self._allocate(num_rows, skipped)
-            first = self.index.next_row + skipped
-            try:
-                yield slots, np.arange(first, first + num_rows, dtype=np.int64)
-            except SchemaMismatch:
-                with self.index.lock:
-                    self.index.restore(slots, evicted)
-                raise
-            except BaseException:
-                # Their numbers may be on record already, with a meta.
-                self.index.next_row += skipped + num_rows
-                raise
-            self._publish(slots, skipped, note, encoded)
+        return Writing(self, num_rows, skipped, note)
 
     def add_one(self, write: Callable[[int], None]) -> Tuple[Array, int]:
         """
@@ -223,6 +207,32 @@ class Table(TableReads, TableShape):
                     copy_past_caches(column[places], part)
 
 
+class Writing:
+    """See ``Table.writing``. A class, as a generator takes a microsecond more."""
+
+    __slots__ = ('_encoded', '_evicted', '_note', '_num_rows', '_skipped', '_slots', '_table')
+
+    def __init__(self, table: Table, num_rows: int, skipped: int, note: Optional[Mapping[str, Any]]) -> None:
+        self._table, self._num_rows, self._skipped, self._note = table, num_rows, skipped, note
+        self._encoded = None if note is None else encode_note(note)
+
+    def __enter__(self) -> Tuple[Array, Array]:
+        self._slots, self._evicted = self._table._allocate(self._num_rows, self._skipped)
+        first = self._table.index.next_row + self._skipped
+        return self._slots, np.arange(first, first + self._num_rows, dtype=np.int64)
+
+    def __exit__(self, kind: Optional[type[BaseException]], error: object, traceback: object) -> None:
+        table = self._table
+        if kind is None:
+            table._publish(self._slots, self._skipped, self._note, self._encoded)
+        elif issubclass(kind, SchemaMismatch):
+            with table.index.lock:
+                table.index.restore(self._slots, self._evicted)
+        else:
+            # Their numbers may be on record already, with a meta.
+            table.index.next_row += self._skipped + self._num_rows
+
+
 def is_run(slots: Array) -> bool:
     """Whether slots are consecutive and in order."""
     if not len(slots):
@@ -241,7 +251,9 @@ def _runs(slots: Array) -> List[Tuple[slice, slice]]:
     """
     if not len(slots):
         return []
-    breaks = [] if is_run(slots) else (np.flatnonzero(np.diff(slots) != 1) + 1).tolist()
+    if is_run(slots):
+        first = slots.item(0)
+        return [(slice(0, len(slots)), slice(first, first + len(slots)))]
+    breaks = (np.flatnonzero(np.diff(slots) != 1) + 1).tolist()
     begins, ends = [0, *breaks], [*breaks, len(slots)]
-    firsts = slots[begins].tolist() if breaks else [slots.item(0)]
-    return [(slice(b, e), slice(first, first + e - b)) for b, e, first in zip(begins, ends, firsts)]
+    return [(slice(b, e), slice(first, first + e - b)) for b, e, first in zip(begins, ends, slots[begins].tolist())]
