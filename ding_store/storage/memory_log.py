@@ -25,7 +25,7 @@ class Log:
     """
     Overview:
         The server's side of one stream; each method is one of the Lua scripts, and as atomic as they are.
-        Held entries have the numbers ``floor + 1 .. last``.
+        Held entries have the numbers ``floor + 1 .. last``. Memory loses no readers, so it is told of none.
     """
 
     epoch: str = ''

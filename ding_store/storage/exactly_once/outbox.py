@@ -46,6 +46,7 @@ class Announcement(NamedTuple):
     drop_oldest: bool = False
     size: int = 0  # of the payload, also where only a reference to it is announced
     plane: int = WIRE  # on which this reference is good
+    readers: str = ''  # that the server may have forgotten: those of a verdict
 
 
 #: How often runs of this name ended, as far as the server remembers: all of its data was put aside; the stream was
@@ -66,6 +67,7 @@ class Verdict(NamedTuple):
     wanted: int = 0  # entries up to here must be readable over the wire
     life: str = ''  # of the server: another one may have lost its memory
     ends: Ends = (0, 0)  # only good where ``epoch`` is another than was announced
+    readers: str = ''  # durable ones, in the server's words
 
 
 class Fill(NamedTuple):
@@ -153,6 +155,8 @@ class Outbox:
         self._ends: Ends = (0, 0)  # before the epoch that we last heard of
         #: The epoch that we bring entries into, the server's life then, and the ends before it.
         self._written: Tuple[str, str, Ends] = ('', '', (0, 0))
+        #: Durable readers, as we last heard; and those that a server which lost its memory is to know again.
+        self._readers = self._forgotten = ''
         self._limit = max_pending_bytes
         self._drop_oldest = drop_oldest
         self._sent: Deque[Item] = deque()  # accepted in this epoch, in order
@@ -262,12 +266,12 @@ class Outbox:
     def _announcement(self, item: Optional[Item]) -> Announcement:
         base = self._sent[0].sequence if self._sent else self._queue[0].sequence if self._queue else self.sequence + 1
         if item is None:
-            return Announcement(self.stream, self.epoch, 0, base)
+            return Announcement(self.stream, self.epoch, 0, base, readers=self._forgotten)
         limit = 0 if item.accepted else self._limit
         reference = item.payload.reference(self.host) if self.host else None
         data, plane = (item.payload.on_wire(), WIRE) if reference is None else (reference, self.plane)
-        size = item.payload.size
-        return Announcement(self.stream, self.epoch, item.sequence, base, data, limit, self._drop_oldest, size, plane)
+        payload = (data, limit, self._drop_oldest, item.payload.size, plane)
+        return Announcement(self.stream, self.epoch, item.sequence, base, *payload, self._forgotten)
 
     def _learn(self, verdict: Verdict) -> None:
         forgot = self._sent and self._sent[-1].sequence > verdict.last
@@ -275,8 +279,15 @@ class Outbox:
             self._requeue(verdict)
         if verdict.epoch != self.epoch:
             self._ends = verdict.ends
+        is_other = self.epoch not in ('', verdict.epoch)
         self.epoch, self._life, self.num_dropped = verdict.epoch, verdict.life, verdict.num_dropped
         self.plane, self.host, self.room = verdict.plane, verdict.host, verdict.room
+        if is_other:
+            self._forgotten = '' if self.is_over else self._readers
+        elif verdict.status == OK:
+            self._forgotten = ''
+        if not self._forgotten:
+            self._readers = verdict.readers
         while self._sent and self._sent[0].number <= verdict.floor:
             self._sent.popleft().payload.release()
         if verdict.wanted > verdict.floor:

@@ -101,6 +101,7 @@ class RedisAppends:
             '' if said.plane == WIRE else said.plane,
             num_parts,
             key,
+            said.readers,
             payload,
         )
 
@@ -110,7 +111,9 @@ class RedisAppends:
         life, (status, epoch, host, *numbers) = self._call(f'append to {said.stream!r}', run)
         if status == STALE.encode() and epoch:
             self._index(said.stream, True)
-        number, last, floor, room, dropped, plane, wanted, num_ends = numbers
+        number, last, floor, room, dropped, plane, wanted, num_ends, readers = numbers
         known = (number, last, floor, room, dropped, plane)
         ends = life.num_ends, num_ends
-        return Verdict(status.decode(), epoch.decode(), *known, host.decode(), wanted, life.run_id, ends)
+        return Verdict(
+            status.decode(), epoch.decode(), *known, host.decode(), wanted, life.run_id, ends, readers.decode()
+        )

@@ -13,7 +13,7 @@ local ends = digits(num_ends() + 1)
 redis.call('SET', ENDS, ends, 'EX', ENDS_S)
 trim(last)
 redis.call('DEL', READERS)
-choose_plane()
+note_readers()
 local existed = redis.call('HGET', META, 'deleted') ~= '1'
 redis.call('HSET', META, 'deleted', '1', 'dropped', '0', 'epoch', fresh, 'ends', ends)
 return existed and 1 or 0

@@ -12,5 +12,5 @@ redis.call('HDEL', READERS, 'h:' .. ARGV[2])
 if not trim_acked() and was_durable == 1 then
   trim(last)
 end
-choose_plane()
+note_readers()
 return math.max(was_durable, was_ephemeral)

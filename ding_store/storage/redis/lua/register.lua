@@ -15,5 +15,5 @@ need_no_memory()
 redis.call('HDEL', READERS, durable, ephemeral)
 redis.call('HSET', READERS, ARGV[3] .. ':' .. ARGV[2], cursor, 'h:' .. ARGV[2], ARGV[5])
 redis.call('HDEL', META, 'deleted')
-choose_plane()
+note_readers()
 return { epoch, tonumber(cursor) }

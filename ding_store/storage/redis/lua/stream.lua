@@ -11,6 +11,7 @@
 --                         plane, host     counts changes of plane; host that all readers are on, '': the wire plane
 --                         wanted          entries up to this number must be readable over the wire
 --                         parted          how many of the entries held have their payload in parts
+--                         durables        "<name>\t<host>\n" of each durable reader, for who may have to bring them back
 -- KEYS[2] log     stream  the entries: id "<number>-0", fields e (epoch), w (writer), s (sequence), p (payload, or a
 --                         reference to where the readers' host has it, or the place of its parts)
 -- KEYS[3] sizes   hash    number -> total when that entry was appended: the payloads themselves are never read here
@@ -27,13 +28,13 @@ local META, LOG, SIZES, ROOM, READERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS
 local FILLED, PLANES, ENDS = KEYS[6], KEYS[7], KEYS[8]
 
 local stored = redis.call('HMGET', META, 'epoch', 'life', 'last', 'floor', 'total', 'trimmed', 'dropped', 'room',
-  'plane', 'host', 'wanted', 'parted', 'deleted')
+  'plane', 'host', 'wanted', 'parted', 'deleted', 'durables')
 local epoch = stored[1]
 local last, floor = tonumber(stored[3]) or 0, tonumber(stored[4]) or 0
 local total, trimmed = tonumber(stored[5]) or 0, tonumber(stored[6]) or 0
 local dropped, room = tonumber(stored[7]) or 0, tonumber(stored[8]) or 0
 local plane, host, wanted = tonumber(stored[9]) or 0, stored[10] or '', tonumber(stored[11]) or 0
-local parted, is_deleted = tonumber(stored[12]) or 0, stored[13]
+local parted, is_deleted, durables = tonumber(stored[12]) or 0, stored[13], stored[14] or ''
 
 -- A first write that needs no memory makes Redis let a script finish at maxmemory: acks must go through to free some.
 local function need_no_memory()
@@ -140,9 +141,10 @@ local function set_plane(new_host)
   tell_room()
 end
 
--- The host plane is for streams whose readers are all on one host. Before the first one is known, nobody knows.
-local function choose_plane()
-  local hosts, names = {}, {}
+-- Readers came or went. The host plane is for streams whose readers are all on one host. Before the first one is known,
+-- nobody knows.
+local function note_readers()
+  local hosts, names, lasting = {}, {}, {}
   local fields = redis.call('HGETALL', READERS)
   for i = 1, #fields, 2 do
     local kind, name = string.sub(fields[i], 1, 2), string.sub(fields[i], 3)
@@ -150,8 +152,16 @@ local function choose_plane()
       hosts[name] = fields[i + 1]
     else
       names[#names + 1] = name
+      if kind == 'd:' then
+        lasting[#lasting + 1] = name
+      end
     end
   end
+  durables = ''
+  for _, name in ipairs(lasting) do
+    durables = durables .. name .. '\t' .. (hosts[name] or '') .. '\n'
+  end
+  redis.call('HSET', META, 'durables', durables)
   local common = hosts[names[1] or ''] or ''
   for _, name in ipairs(names) do
     if hosts[name] ~= common then
