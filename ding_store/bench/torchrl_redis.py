@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from contextlib import ExitStack, closing
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
@@ -16,7 +15,7 @@ from ding_store.bench.tcp_server import tcp_server
 from ding_store.bench.workloads import Leaves, Workload, size_text
 from ding_store.buffer.table.narrowing import candidates, narrowed_columns, take_into
 from ding_store.storage import open_store
-from ding_store.storage.wire.compression import CODECS
+from ding_store.storage.wire.compression import AUTO, CODECS
 
 #: As many bytes as the elements of the same names have in other tables: of floats here, as policies take them.
 _DQN: Leaves = {
@@ -108,7 +107,7 @@ class Ours(OursOnWire):
 
     title = 'ding_store'
     of_random = True
-    compression: Optional[str] = None
+    compression: Optional[str] = AUTO
 
     def __init__(self, element: Element, columns: Columns, port: int) -> None:
         super().__init__(element, f'redis://127.0.0.1:{port}')
@@ -137,11 +136,11 @@ class Ours(OursOnWire):
         self._store = open_store(self.address, run, host_plane='off', compression=self.compression)
 
 
-class OursCompressed(Ours):
-    title, compression, of_random = 'ding_store, lz4', 'lz4', False
+class OursPlain(Ours):
+    title, compression, of_random = 'ding_store, no lz4', None, False
 
 
-WAYS: Sequence[Any] = (Torchrl, TorchrlInOrder, TorchrlBytes, Ours, OursCompressed)
+WAYS: Sequence[Any] = (Torchrl, TorchrlInOrder, TorchrlBytes, Ours, OursPlain)
 
 
 def lacking() -> str:
@@ -162,8 +161,8 @@ def measure_torchrl(names: Sequence[str], seconds: float, say: Callable[[str], N
             say(f'torchrl: {element.name}, {contents}')
             columns = columns_of(element, contents)
             ways = [way for way in WAYS if contents != RANDOM or way.of_random]
-            if not importlib.util.find_spec(CODECS['lz4'].module):
-                ways = [way for way in ways if way is not OursCompressed]
+            if not CODECS['lz4'].is_installed:
+                ways = [way for way in ways if way is not Ours]
             yield {'contents': contents, **_measure(element, columns, ways, seconds)}
 
 

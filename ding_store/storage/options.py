@@ -10,7 +10,7 @@ from typing import Any, Dict, Mapping, Optional, Sequence
 
 from ding_store.errors import ConfigError
 from ding_store.storage.base import OVERFLOW
-from ding_store.storage.wire.compression import check_compression
+from ding_store.storage.wire.compression import AUTO, check_compression
 
 MAX_NAME = 200
 _PART = re.compile(r'[A-Za-z0-9_.-]+')
@@ -46,12 +46,13 @@ class StreamOptions:
         - max_block_s (:obj:`float`): How long an append waits for room when it names no ``timeout_s`` itself.
         - compression (:obj:`Optional[str]`): 'lz4' or 'zstd': what a payload is compressed with where it goes over the
           wire, if that makes it shorter. Every process that writes or reads the stream needs the codec's package.
+          'auto': lz4 for as long as it pays, where writer and readers have it; none else. None: never.
     """
 
     max_pending_bytes: int = 256 << 20
     overflow: str = 'block'
     max_block_s: float = 600.0
-    compression: Optional[str] = None
+    compression: Optional[str] = AUTO
 
     def __post_init__(self) -> None:
         if self.overflow not in OVERFLOW:

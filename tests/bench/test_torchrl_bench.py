@@ -15,7 +15,7 @@ from ding_store.bench.torchrl_redis import (
     ELEMENTS,
     RANDOM,
     Ours,
-    OursCompressed,
+    OursPlain,
     check,
     columns_of,
     figures,
@@ -58,11 +58,9 @@ def test_every_figure_is_there(tmp_path, redis_binary):
     assert b'times torchrl' in done.stdout
 
 
-@pytest.mark.parametrize('way', [Ours, OursCompressed], ids=lambda way: way.title)
+@pytest.mark.parametrize('way', [Ours, OursPlain], ids=lambda way: way.title)
 @pytest.mark.parametrize('element', ELEMENTS, ids=lambda element: element.name)
 def test_batches_of_ours_are_what_was_written(element, way, game, redis_binary):
-    if way.compression:
-        pytest.importorskip(way.compression)
     with tcp_server() as port:
         for contents, narrow in ((RANDOM, set()), (game, {'obs', 'next_obs'})):
             columns = columns_of(element, contents)

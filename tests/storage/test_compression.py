@@ -14,11 +14,13 @@ from ding_store.errors import ConfigError, CorruptPayload
 from ding_store.storage import Reader, open_store
 from ding_store.storage.host.host_cache import HostCache
 from ding_store.storage.host.planes import Record
+from ding_store.storage.redis import store as redis_store
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, number_of
+from ding_store.storage.wire import compression
 from ding_store.storage.wire import encoding as wire
 from ding_store.storage.wire.checksum import checksum
-from ding_store.storage.wire.compression import CODECS, MIN_BYTES
+from ding_store.storage.wire.compression import AUTO, CODECS, MIN_BYTES, Choice
 
 _RUNS = (f'compressed{number}' for number in itertools.count())
 #: As of a game: most of a frame is that before it.
@@ -105,7 +107,7 @@ def test_a_missing_package_is_refused_when_the_store_is_opened(codec, gone):
 
 
 def test_an_unknown_codec_is_refused():
-    with pytest.raises(ConfigError, match="'gzip'.*lz4, zstd"):
+    with pytest.raises(ConfigError, match="'gzip'.*auto.*lz4, zstd"):
         open_store('memory://', compression='gzip')
 
 
@@ -158,6 +160,94 @@ def test_nothing_is_compressed_on_the_host_plane_but_what_is_filled(codec, redis
         filled = far.store.wait_for_fill('s', Record(second.id, second.writer, second.sequence, b''), WAIT_S)
         assert len(filled) < FRAMES['obs'].nbytes / 2
         writer.clear()
+
+
+@pytest.fixture
+def lz4():
+    if not CODECS['lz4'].is_installed:
+        lacking('no lz4: pip install lz4')
+
+
+class TestByItself:
+    """``compression='auto'``, which is the default."""
+
+    def sent(self, store):
+        """Bytes of one entry more."""
+        before = store.stream_info('s')
+        store.append('s', {}, FRAMES)
+        return store.stream_info('s').pending_bytes - (before.pending_bytes if before else 0)
+
+    def test_as_soon_as_all_readers_are_known_to_have_the_codec(self, lz4, redis_server, monkeypatch):
+        raw = FRAMES['obs'].nbytes
+        with RedisStore(redis_server.url, next(_RUNS)) as store:
+            assert self.sent(store) > raw
+            reader = Reader(store, 's', 'learner')
+            store.append('s', {}, chunk(1))  # The writer hears of the reader.
+            assert self.sent(store) < raw / 2
+            with monkeypatch.context() as without:
+                without.setattr(redis_store, 'installed', lambda: ('zstd',))
+                store.register('s', 'lacking')
+            store.append('s', {}, chunk(1))
+            assert self.sent(store) > raw
+            store.forget('s', 'lacking')
+            store.append('s', {}, chunk(1))
+            assert self.sent(store) < raw / 2
+            entries = reader.read()
+            assert len(entries) == 7
+            for entry in entries[::2]:
+                np.testing.assert_array_equal(entry.arrays['obs'], FRAMES['obs'])
+            store.clear()
+
+    def test_not_where_the_writer_lacks_it(self, redis_server, monkeypatch):
+        monkeypatch.setattr(compression, 'installed', lambda: ())
+        with RedisStore(redis_server.url, next(_RUNS)) as store:
+            Reader(store, 's', 'learner')
+            store.append('s', {}, chunk(1))
+            assert self.sent(store) > FRAMES['obs'].nbytes
+            store.clear()
+
+    def test_a_reader_that_a_server_forgot_still_lacks_it(self, lz4, forgetful_server, monkeypatch):
+        with RedisStore(forgetful_server.url, 'run', check_every_s=0.1) as store:
+            with monkeypatch.context() as without:
+                without.setattr(redis_store, 'installed', lambda: ())
+                store.register('s', 'lacking')
+            store.register('s', 'present')
+            store.append('s', {}, chunk(1))
+            forgetful_server.restart()
+            store.register('s', 'present')
+            store.append('s', {}, chunk(1))
+            assert self.sent(store) > FRAMES['obs'].nbytes
+            assert set(store.stream_info('s').durable) == {'lacking', 'present'}
+
+    def test_what_does_not_become_shorter_is_seldom_tried(self, lz4, redis_server, monkeypatch):
+        tried = []
+        compress = CODECS['lz4'].compress
+        monkeypatch.setattr(CODECS['lz4'], 'compress', lambda payload: tried.append(1) or compress(payload))
+        noise = {'x': np.random.default_rng(0).integers(0, 256, 50_000, np.uint8)}
+        with RedisStore(redis_server.url, next(_RUNS)) as store:
+            Reader(store, 's', 'learner')
+            store.append('s', {}, chunk(1))
+            for _ in range(100):
+                store.append('s', {}, noise)
+            assert len(tried) == 4
+            store.clear()
+
+    def test_the_choice(self, monkeypatch):
+        monkeypatch.setattr(compression, 'installed', lambda: ('lz4', 'zstd'))
+        choice = Choice(AUTO)
+        assert [choice.codec(size, known) for size in (1000, 100_000) for known in ((), ('zstd',), ('lz4',))] == [
+            None,
+            None,
+            None,
+            None,
+            None,
+            'lz4',
+        ]
+        choice.note(100_000, 70_000)
+        assert choice.codec(100_000, ('lz4',)) == 'lz4'
+        choice.note(100_000, 90_000)
+        assert [choice.codec(100_000, ('lz4',)) for _ in range(33)] == [None] * 32 + ['lz4']
+        assert [Choice(name).codec(10, ()) for name in (None, 'zstd')] == [None, 'zstd']
 
 
 def test_the_key_of_a_config_reaches_the_stream(codec, redis_server):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import dataclass
-from typing import Callable, Deque, NamedTuple, Optional, Tuple, Union
+from typing import Callable, Deque, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ding_store.errors import ServerFull, StoreError
 
@@ -67,7 +67,7 @@ class Verdict(NamedTuple):
     wanted: int = 0  # entries up to here must be readable over the wire
     life: str = ''  # of the server: another one may have lost its memory
     ends: Ends = (0, 0)  # only good where ``epoch`` is another than was announced
-    readers: str = ''  # durable ones, in the server's words
+    readers: str = ''  # in the server's words: see ``lua/stream.lua``
 
 
 class Fill(NamedTuple):
@@ -155,7 +155,7 @@ class Outbox:
         self._ends: Ends = (0, 0)  # before the epoch that we last heard of
         #: The epoch that we bring entries into, the server's life then, and the ends before it.
         self._written: Tuple[str, str, Ends] = ('', '', (0, 0))
-        #: Durable readers, as we last heard; and those that a server which lost its memory is to know again.
+        #: Readers, as we last heard; and those that a server which lost its memory is to know again.
         self._readers = self._forgotten = ''
         self._limit = max_pending_bytes
         self._drop_oldest = drop_oldest
@@ -164,6 +164,11 @@ class Outbox:
 
     def __len__(self) -> int:
         return len(self._sent) + len(self._queue)
+
+    @property
+    def codecs(self) -> Sequence[str]:
+        """What all readers can decompress, as we last heard; none before the first reader is known."""
+        return self._readers.partition('\n')[0].split()
 
     @property
     def queued_bytes(self) -> int:

@@ -15,6 +15,7 @@ from ding_store.errors import AppendUnsettled, ServerFull, StoreClosed, StoreErr
 from ding_store.storage.base import Arrays, EntryId, Header
 from ding_store.storage.exactly_once.outbox import Announcement, Fill, Item, Outbox, Payload, Refused, Verdict
 from ding_store.storage.options import StoreOptions, StreamOptions
+from ding_store.storage.wire.compression import Choice
 from ding_store.storage.wire.encoding import encode
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class Lane:
         self.lock = threading.Lock()
         self.options = options
         self.may_drop = options.overflow == 'drop_oldest'  # what nobody has acked
+        self._compression = Choice(options.compression)
         self.outbox = Outbox(stream, announce, options.max_pending_bytes, self.may_drop, fill)
         self._dropping = False
         self._num_dropped = 0
@@ -52,6 +54,18 @@ class Lane:
             yield
         finally:
             self.lock.release()
+
+    def codec_for(self, num_bytes: int) -> Optional[str]:
+        """What a payload of so many bytes is compressed with where it goes over the wire."""
+        return self._compression.codec(num_bytes, self.outbox.codecs)
+
+    def encoded(self, header: Header, arrays: Arrays) -> bytes:
+        num_bytes = sum(array.nbytes for array in arrays.values())
+        codec = self.codec_for(num_bytes)
+        data = encode(header, arrays, codec)
+        if codec is not None:
+            self._compression.note(num_bytes, len(data))
+        return data
 
     def warn_of_drops(self) -> None:
         dropped, self._num_dropped = self.outbox.num_dropped - self._num_dropped, self.outbox.num_dropped
@@ -128,7 +142,11 @@ class Writer:
 
     def encoded(self, stream: str, header: Header, arrays: Arrays) -> Payload:
         """An entry for the wire plane, as this stream's options want it."""
-        return Payload(encode(header, arrays, self.options_of(stream).compression))
+        return Payload(self._lane(stream).encoded(header, arrays))
+
+    def codec_for(self, stream: str, num_bytes: int) -> Optional[str]:
+        """What a payload of so many bytes is compressed with where it goes over the wire."""
+        return self._lane(stream).codec_for(num_bytes)
 
     def options_of(self, stream: str) -> StreamOptions:
         return self._lane(stream).options

@@ -277,7 +277,7 @@ class HostCache(Store):
                     note,
                     limit + limit // 4,
                     lambda wait_s: self._learn(stream, wait_s),
-                    options.compression,
+                    lambda num_bytes: writer.codec_for(stream, num_bytes),
                     self._checked,
                 )
             return self._rings[stream]

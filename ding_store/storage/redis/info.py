@@ -53,7 +53,7 @@ def _indexed(session: Session, run: str, kind: str) -> List[str]:
 def _stream(meta: Hash, readers: Hash) -> Optional[StreamInfo]:
     if b'epoch' not in meta or b'deleted' in meta:
         return None
-    cursors = {field: cursor for field, cursor in readers.items() if not field.startswith(b'h:')}
+    cursors = {field: cursor for field, cursor in readers.items() if not field.startswith((b'h:', b'c:'))}
     return StreamInfo(
         epoch=meta[b'epoch'].decode(),
         last=_int(meta, b'last'),

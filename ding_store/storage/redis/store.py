@@ -37,6 +37,7 @@ from ding_store.storage.redis.scripts import Command
 from ding_store.storage.redis.unanswered import Unanswered
 from ding_store.storage.redis.values import RedisValues
 from ding_store.storage.urls import check_url, directory_of, scheme_of
+from ding_store.storage.wire.compression import installed
 from ding_store.storage.wire.encoding import INLINE_BYTES, MAX_BYTES, Pieces, encode_pieces
 from ding_store.storage.wire.parts import Parts
 from ding_store.storage.wire.value_parts import ValuePart
@@ -144,7 +145,9 @@ class RedisStore(PlanedStore):
         check_name('stream', stream)
         self._enter()
         self._keys.list_name('stream', stream, again=True)
-        epoch, number = self._run('register', stream, reader, 'd' if durable else 'e', start, host)
+        epoch, number = self._run(
+            'register', stream, reader, 'd' if durable else 'e', start, host, ' '.join(installed())
+        )
         return EntryId(epoch.decode(), number)
 
     def ack(self, stream: str, reader: str, entry_id: EntryId, wait: bool = True) -> None:

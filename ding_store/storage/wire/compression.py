@@ -11,11 +11,12 @@ offset  size
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import struct
 import threading
 from abc import ABC, abstractmethod
-from typing import Dict, Optional
+from typing import Collection, Dict, Optional, Tuple
 
 from ding_store.errors import ConfigError, CorruptPayload
 from ding_store.storage.base import Buffer
@@ -51,12 +52,16 @@ class Codec(ABC):
             - Exception: Of the package's own kind, or CorruptPayload: ``data`` is nothing that ``compress`` made.
         """
 
+    @property
+    def is_installed(self) -> bool:
+        return importlib.util.find_spec(self.module) is not None
+
     def check_installed(self) -> None:
         """
         Raises:
             - ConfigError: The package is missing; says how it is installed.
         """
-        if importlib.util.find_spec(self.module) is None:
+        if not self.is_installed:
             raise ConfigError(
                 f'compression {self.name!r} needs the package {self.package!r} wherever entries are written or read: '
                 f'pip install {self.package}'
@@ -110,6 +115,12 @@ class Zstd(Codec):
 
 
 CODECS: Dict[str, Codec] = {codec.name: codec for codec in (Lz4(), Zstd())}
+#: Fast enough to be used unasked.
+AUTO, _AUTO_CODEC = 'auto', 'lz4'
+#: Payloads that are smaller are sent in less time than they take to compress.
+_AUTO_BYTES = 16 << 10
+#: One that keeps more of its bytes than this share was not worth it, and so many after it are not tried.
+_WORTH, _NUM_UNTRIED = 0.8, 32
 _BY_NUMBER = {codec.number: codec for codec in CODECS.values()}
 
 
@@ -118,11 +129,47 @@ def check_compression(name: Optional[str]) -> None:
     Raises:
         - ConfigError: There is no such codec, or its package is not installed.
     """
-    if name is None:
+    if name is None or name == AUTO:
         return
     if name not in CODECS:
-        raise ConfigError(f'compression ({name!r}) must be None or one of {", ".join(CODECS)}')
+        raise ConfigError(f'compression ({name!r}) must be None, {AUTO} or one of {", ".join(CODECS)}')
     CODECS[name].check_installed()
+
+
+@functools.cache
+def installed() -> Tuple[str, ...]:
+    """Names of the codecs whose packages this process has."""
+    return tuple(name for name, codec in CODECS.items() if codec.is_installed)
+
+
+class Choice:
+    """
+    Overview:
+        What the payloads of one stream are compressed with.
+    Arguments:
+        - name (:obj:`Optional[str]`): A codec, None, or 'auto': the fast one, where all readers have it, too, and for
+          as long as it pays.
+    """
+
+    def __init__(self, name: Optional[str]) -> None:
+        self._name = name
+        self._num_untried = 0
+
+    def codec(self, num_bytes: int, everywhere: Collection[str]) -> Optional[str]:
+        """For a payload of so many bytes, whose readers all have these codecs."""
+        if self._name != AUTO:
+            return self._name
+        if num_bytes < _AUTO_BYTES or _AUTO_CODEC not in everywhere or _AUTO_CODEC not in installed():
+            return None
+        if self._num_untried > 0:
+            self._num_untried -= 1
+            return None
+        return _AUTO_CODEC
+
+    def note(self, num_bytes: int, num_sent: int) -> None:
+        """A payload of so many bytes became so many."""
+        if num_sent > _WORTH * num_bytes:
+            self._num_untried = _NUM_UNTRIED
 
 
 def compressed(payload: Buffer, name: str) -> Optional[bytes]:

@@ -11,11 +11,11 @@
 -- ARGV[9] plane that the writer believes in, if it is a reference; '' for a payload, which may always come
 -- ARGV[10] number of parts that the payload is in; 0: none; -1: only ask whether there is room
 -- ARGV[11] key of the parts
--- ARGV[12] durable readers that were there before the server lost its memory, as "durables" in stream.lua
+-- ARGV[12] durable readers that were there before the server lost its memory, as "readers" in stream.lua
 -- ARGV[13] payload, or a reference to it; last, since a server reads what follows a large argument once more
 -- Returns {status, epoch ('': there is no such stream, and nobody asked for one), host, number, last sequence of this
--- writer, floor, room, dropped, plane, wanted, ends (of use to who knows another epoch; else 0), durable readers}; statuses
--- are those of outbox.py
+-- writer, floor, room, dropped, plane, wanted, ends (of use to who knows another epoch; else 0), readers}; statuses are those of
+-- outbox.py
 local writer, sequence, base = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local size, limit = tonumber(ARGV[6]), tonumber(ARGV[7])
 
@@ -29,7 +29,7 @@ end
 
 local function verdict(status)
   local ends = ARGV[2] ~= epoch and num_ends() or 0
-  return { status, epoch, host, known_number, known_sequence, floor, room, dropped, plane, wanted, ends, durables }
+  return { status, epoch, host, known_number, known_sequence, floor, room, dropped, plane, wanted, ends, known_readers }
 end
 
 if sequence == 0 then
@@ -46,9 +46,9 @@ if ARGV[2] ~= epoch then
 end
 -- Before the first entry that this writer brings back: what others ack is kept for them until they come.
 local has_returned = false
-for name, its_host in string.gmatch(ARGV[12], '([^\t\n]+)\t([^\n]*)') do
+for name, its_host, codecs in string.gmatch(ARGV[12], '([^\t\n]+)\t([^\t\n]*)\t([^\n]*)') do
   if not (redis.call('HGET', READERS, 'd:' .. name) or redis.call('HGET', READERS, 'e:' .. name)) then
-    redis.call('HSET', READERS, 'd:' .. name, digits(floor), 'h:' .. name, its_host)
+    redis.call('HSET', READERS, 'd:' .. name, digits(floor), 'h:' .. name, its_host, 'c:' .. name, codecs)
     has_returned = true
   end
 end

@@ -8,7 +8,7 @@ if make_none() then
 end
 local was_durable = redis.call('HDEL', READERS, 'd:' .. ARGV[2])
 local was_ephemeral = redis.call('HDEL', READERS, 'e:' .. ARGV[2])
-redis.call('HDEL', READERS, 'h:' .. ARGV[2])
+redis.call('HDEL', READERS, 'h:' .. ARGV[2], 'c:' .. ARGV[2])
 if not trim_acked() and was_durable == 1 then
   trim(last)
 end

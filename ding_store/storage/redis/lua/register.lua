@@ -5,6 +5,7 @@
 -- ARGV[3] 'd' for a durable reader, 'e' for an ephemeral one
 -- ARGV[4] where a new reader starts: 'oldest' or 'now'
 -- ARGV[5] host whose files it can map; '': none
+-- ARGV[6] what it can decompress, with a blank between any two
 -- Returns {epoch, number up to which it has acked}
 local durable, ephemeral = 'd:' .. ARGV[2], 'e:' .. ARGV[2]
 local cursor = redis.call('HGET', READERS, durable) or redis.call('HGET', READERS, ephemeral)
@@ -13,7 +14,8 @@ if not cursor then
 end
 need_no_memory()
 redis.call('HDEL', READERS, durable, ephemeral)
-redis.call('HSET', READERS, ARGV[3] .. ':' .. ARGV[2], cursor, 'h:' .. ARGV[2], ARGV[5])
+redis.call('HSET', READERS, ARGV[3] .. ':' .. ARGV[2], cursor, 'h:' .. ARGV[2], ARGV[5],
+  'c:' .. ARGV[2], ARGV[6])
 redis.call('HDEL', META, 'deleted')
 note_readers()
 return { epoch, tonumber(cursor) }

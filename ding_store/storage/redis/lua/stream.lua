@@ -11,7 +11,8 @@
 --                         plane, host     counts changes of plane; host that all readers are on, '': the wire plane
 --                         wanted          entries up to this number must be readable over the wire
 --                         parted          how many of the entries held have their payload in parts
---                         durables        "<name>\t<host>\n" of each durable reader, for who may have to bring them back
+--                         readers         for writers: a line of the codecs that all readers have; and of each durable
+--                                         one "<name>\t<host>\t<codecs>", in case that it is to be brought back
 -- KEYS[2] log     stream  the entries: id "<number>-0", fields e (epoch), w (writer), s (sequence), p (payload, or a
 --                         reference to where the readers' host has it, or the place of its parts)
 -- KEYS[3] sizes   hash    number -> total when that entry was appended: the payloads themselves are never read here
@@ -19,6 +20,7 @@
 -- KEYS[4] room    stream  one entry, replaced by every trim, fill and change of plane: who waits for one blocks on it
 -- KEYS[5] readers hash    d:<name> (durable) or e:<name> (ephemeral) -> number up to which it has acked
 --                         h:<name> -> host that it is on, '' if it reads over the wire only
+--                         c:<name> -> what it can decompress, with a blank between any two
 -- KEYS[6] filled  hash    number -> payload, of entries that hold a reference but are wanted over the wire
 -- KEYS[7] planes  stream  one entry, replaced by every change of plane: id "<plane>-0"
 -- KEYS[8] ends    string  how often the stream was deleted: outlives it, and its meta, for ENDS_S
@@ -28,13 +30,13 @@ local META, LOG, SIZES, ROOM, READERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS
 local FILLED, PLANES, ENDS = KEYS[6], KEYS[7], KEYS[8]
 
 local stored = redis.call('HMGET', META, 'epoch', 'life', 'last', 'floor', 'total', 'trimmed', 'dropped', 'room',
-  'plane', 'host', 'wanted', 'parted', 'deleted', 'durables')
+  'plane', 'host', 'wanted', 'parted', 'deleted', 'readers')
 local epoch = stored[1]
 local last, floor = tonumber(stored[3]) or 0, tonumber(stored[4]) or 0
 local total, trimmed = tonumber(stored[5]) or 0, tonumber(stored[6]) or 0
 local dropped, room = tonumber(stored[7]) or 0, tonumber(stored[8]) or 0
 local plane, host, wanted = tonumber(stored[9]) or 0, stored[10] or '', tonumber(stored[11]) or 0
-local parted, is_deleted, durables = tonumber(stored[12]) or 0, stored[13], stored[14] or ''
+local parted, is_deleted, known_readers = tonumber(stored[12]) or 0, stored[13], stored[14] or ''
 
 -- A first write that needs no memory makes Redis let a script finish at maxmemory: acks must go through to free some.
 local function need_no_memory()
@@ -144,30 +146,34 @@ end
 -- Readers came or went. The host plane is for streams whose readers are all on one host. Before the first one is known,
 -- nobody knows.
 local function note_readers()
-  local hosts, names, lasting = {}, {}, {}
+  local of, names, has = { ['h:'] = {}, ['c:'] = {} }, {}, {}
   local fields = redis.call('HGETALL', READERS)
   for i = 1, #fields, 2 do
     local kind, name = string.sub(fields[i], 1, 2), string.sub(fields[i], 3)
-    if kind == 'h:' then
-      hosts[name] = fields[i + 1]
+    if of[kind] then
+      of[kind][name] = fields[i + 1]
     else
       names[#names + 1] = name
-      if kind == 'd:' then
-        lasting[#lasting + 1] = name
-      end
     end
   end
-  durables = ''
-  for _, name in ipairs(lasting) do
-    durables = durables .. name .. '\t' .. (hosts[name] or '') .. '\n'
-  end
-  redis.call('HSET', META, 'durables', durables)
+  local hosts, codecs, lines, everywhere = of['h:'], of['c:'], '', ''
   local common = hosts[names[1] or ''] or ''
   for _, name in ipairs(names) do
     if hosts[name] ~= common then
       common = ''
     end
+    for codec in string.gmatch(codecs[name] or '', '%S+') do
+      has[codec] = (has[codec] or 0) + 1
+      if has[codec] == #names then
+        everywhere = everywhere .. codec .. ' '
+      end
+    end
+    if redis.call('HGET', READERS, 'd:' .. name) then
+      lines = lines .. name .. '\t' .. (hosts[name] or '') .. '\t' .. (codecs[name] or '') .. '\n'
+    end
   end
+  known_readers = everywhere .. '\n' .. lines
+  redis.call('HSET', META, 'readers', known_readers)
   if common ~= host then
     set_plane(common)
   end
