@@ -164,8 +164,8 @@ class StoreConfig:
         - allow_pickle (:obj:`bool`): Let chunks of elements that hold Python objects travel pickled; without, they are
             refused. Whoever may write to the store can then run code in the learner, so it is refused for servers on
             the network that know nobody.
-        - compression (:obj:`Optional[str]`): Of experience between hosts: 'auto', lz4 where all have it and for as long as
-            it pays; 'lz4' or 'zstd', always, and the same in all processes; None.
+        - compression (:obj:`Optional[str]`): Of experience between hosts: 'auto', lz4 where all have it and while it
+            pays; 'lz4' or 'zstd', always, and the same in all processes; None.
         - reconnect_timeout_s (:obj:`float`): How long a lost server is waited for.
         - wait_warn_s (:obj:`float`): A wait for another role says what it waits for, every so often.
         - peer_timeout_s (:obj:`float`): How long a dead learner or evaluator is waited for before the job ends.

@@ -116,8 +116,10 @@ class Store(ABC):
         Delivery. A writer (one open store in one process) numbers its entries per stream, and keeps each until every
         durable reader has acked it (or retention dropped it). When the server forgot some or all of them, it announces
         them again, in order, before anything new. A reader skips sequences it has seen: see ``reader.Reader``.
-        A writer also tells a server that lost its memory which durable readers it had: what one of them acks then is
-        kept for the others. What this does not cover: entries of a writer that is gone when the server forgets them.
+        A writer also tells a server that lost its memory which durable readers it had, as it last heard: what one of
+        them acks then is kept for the others. What this does not cover: entries of a writer that is gone when the
+        server forgets them; and, with several durable readers, what one acks after that, before a writer that knew of
+        the others has announced anything.
     Raises (any method):
         - StoreUnavailable: The server is away, and did not return within the store's ``reconnect_timeout_s``.
         - StoreClosed: After close().

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Dict, Tuple
+from typing import Dict, Set, Tuple
 
 from ding_store.storage.base import EntryId, StreamInfo
 from ding_store.storage.exactly_once import outbox
@@ -25,7 +25,7 @@ class Log:
     """
     Overview:
         The server's side of one stream; each method is one of the Lua scripts, and as atomic as they are.
-        Held entries have the numbers ``floor + 1 .. last``. Memory loses no readers, so it is told of none.
+        Held entries have the numbers ``floor + 1 .. last``.
     """
 
     epoch: str = ''
@@ -41,6 +41,7 @@ class Log:
     readers: Dict[str, int] = field(default_factory=dict)
     durable: Dict[str, bool] = field(default_factory=dict)
     hosts: Dict[str, str] = field(default_factory=dict)  # reader -> its host
+    forgotten: Set[str] = field(default_factory=set)  # readers
     plane: int = 0
     host: str = ''
     wanted: int = 0
@@ -53,6 +54,7 @@ class Log:
             self.bases[writer] = said.base
         if said.epoch != self.epoch:
             return self._verdict(outbox.STALE, number, last)
+        self._bring_back(said.readers)
         if said.sequence == 0 or said.sequence <= last:
             return self._verdict(outbox.OK, number, last)
         if said.sequence > max(last + 1, said.base):
@@ -84,6 +86,7 @@ class Log:
         cursor = self.readers.setdefault(reader, self.floor if start == 'oldest' else self.last)
         self.durable[reader] = durable
         self.hosts[reader] = host
+        self.forgotten.discard(reader)
         self._choose_plane()
         return EntryId(self.epoch, cursor)
 
@@ -95,6 +98,8 @@ class Log:
     def forget(self, reader: str) -> bool:
         known = self.readers.pop(reader, None) is not None
         was_durable = self.durable.pop(reader, False)
+        if was_durable or not known:
+            self.forgotten.add(reader)
         self.hosts.pop(reader, None)
         if was_durable and True not in self.durable.values():
             self._trim(self.last)
@@ -136,7 +141,16 @@ class Log:
 
     def _verdict(self, status: str, number: int, last: int) -> Verdict:
         state = (self.floor, self.room, self.num_dropped, self.plane, self.host, self.wanted)
-        return Verdict(status, self.epoch, number, last, *state, ends=(0, self.num_ends))
+        lines = [f'{reader}\t{self.hosts[reader]}\t' for reader, durable in self.durable.items() if durable]
+        # The first line, of codecs, is empty: nothing is compressed unasked here.
+        readers = '\n'.join(['', *lines, ''])
+        return Verdict(status, self.epoch, number, last, *state, ends=(0, self.num_ends), readers=readers)
+
+    def _bring_back(self, readers: str) -> None:
+        for line in readers.splitlines()[1:]:
+            reader, host, _ = line.split('\t')
+            if reader not in self.readers and reader not in self.forgotten:
+                self.register(reader, True, 'oldest', host)
 
     def _choose_plane(self) -> None:
         hosts = set(self.hosts.values())

@@ -131,16 +131,19 @@ class RowIndex:
         num_rows, first = len(slots), self.next_row + skipped
         if self._tail + num_rows > len(self._log_rows):
             self._pack_log()
-        if self._loops is not None:
-            self._loops.publish(self.row_of_slot, self._log_rows, self._log_slots, self._tail, slots, first)
-        else:
+        tail, rows = self._tail, None
+        if self._loops is None:
             rows = np.arange(first, first + num_rows, dtype=np.int64)
-            self._log_rows[self._tail : self._tail + num_rows] = rows
-            self._log_slots[self._tail : self._tail + num_rows] = slots
-            self.row_of_slot[slots] = rows
-        self._tail += num_rows
+        # A Ctrl-C comes behind a call: of these, the last is the one that makes rows live.
+        self._tail = tail + num_rows
         self.next_row = first + num_rows
         self.count += num_rows
+        if self._loops is not None:
+            self._loops.publish(self.row_of_slot, self._log_rows, self._log_slots, tail, slots, first)
+        else:
+            self._log_rows[tail : tail + num_rows] = rows
+            self._log_slots[tail : tail + num_rows] = slots
+            self.row_of_slot[slots] = rows
         for listener in self._listening():
             listener.published(slots)
 

@@ -222,15 +222,19 @@ class Writing:
         return self._slots, np.arange(first, first + self._num_rows, dtype=np.int64)
 
     def __exit__(self, kind: Optional[type[BaseException]], error: object, traceback: object) -> None:
-        table = self._table
-        if kind is None:
-            table._publish(self._slots, self._skipped, self._note, self._encoded)
-        elif issubclass(kind, SchemaMismatch):
-            with table.index.lock:
-                table.index.restore(self._slots, self._evicted)
-        else:
-            # Their numbers may be on record already, with a meta.
-            table.index.next_row += self._skipped + self._num_rows
+        index = self._table.index
+        if kind is not None and issubclass(kind, SchemaMismatch):
+            with index.lock:
+                index.restore(self._slots, self._evicted)
+            return
+        next_row = index.next_row
+        try:
+            if kind is None:
+                self._table._publish(self._slots, self._skipped, self._note, self._encoded)
+        finally:
+            if index.next_row == next_row:
+                # Nothing was published. Their numbers may be on record already, with a meta.
+                index.next_row += self._skipped + self._num_rows
 
 
 def is_run(slots: Array) -> bool:

@@ -181,11 +181,16 @@ class Outbox:
     @property
     def is_over(self) -> bool:
         """Whether the epoch that we wrote to was ended on purpose, as far as we have heard: the server lost nothing."""
-        epoch, life, ends = self._written
+        epoch, life, _ = self._written
         if self.epoch == epoch or not epoch:
             return False
         # Another life has lost its memory, unless it remembers that.
-        return self._life == life or self._ends > ends
+        return self._life == life or self._is_deleted
+
+    @property
+    def _is_deleted(self) -> bool:
+        """Whether the stream that we wrote to was deleted, as the server that we last heard of remembers."""
+        return bool(self._written[0]) and self._ends > self._written[2]
 
     @property
     def num_left(self) -> int:
@@ -282,15 +287,15 @@ class Outbox:
         forgot = self._sent and self._sent[-1].sequence > verdict.last
         if forgot or verdict.status in (STALE, GAP) or verdict.epoch != self.epoch:
             self._requeue(verdict)
-        if verdict.epoch != self.epoch:
+        is_changed = verdict.epoch != self.epoch
+        if is_changed:
             self._ends = verdict.ends
-        is_other = self.epoch not in ('', verdict.epoch)
         self.epoch, self._life, self.num_dropped = verdict.epoch, verdict.life, verdict.num_dropped
         self.plane, self.host, self.room = verdict.plane, verdict.host, verdict.room
-        if is_other:
-            self._forgotten = '' if self.is_over else self._readers
-        elif verdict.status == OK:
-            self._forgotten = ''
+        if is_changed:
+            self._forgotten = '' if self._is_deleted else self._forgotten or self._readers
+        elif self.epoch:
+            self._forgotten = ''  # Every verdict within an epoch comes behind what was said with it.
         if not self._forgotten:
             self._readers = verdict.readers
         while self._sent and self._sent[0].number <= verdict.floor:

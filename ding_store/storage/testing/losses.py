@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Set
 
 import pytest
 
@@ -30,6 +31,61 @@ class LossTests(StoreCase):
         self.lose_memory(store)
         store.append('s', {}, chunk(5))
         assert [number_of(entry) for entry in store.read('s')] == [2, 3, 4, 5]
+
+    def test_a_reader_that_is_away_misses_nothing_that_another_acks(self, store: Store) -> None:
+        store.register('s', 'away')
+        reader = Reader(store, 's', 'r')
+        for i in range(4):
+            store.append('s', {}, chunk(i))
+        self.lose_memory(store)
+        store.append('s', {}, chunk(4))
+        assert [number_of(entry) for entry in reader.read(timeout_s=WAIT_S)] == [0, 1, 2, 3, 4]
+        reader.ack()
+        store.append('s', {}, chunk(5))
+        assert [number_of(entry) for entry in Reader(store, 's', 'away').read()] == [0, 1, 2, 3, 4, 5]
+
+    def test_a_reader_that_was_forgotten_is_brought_back_by_no_writer(self) -> None:
+        with self.open() as store, self.another(store) as other:
+            store.register('s', 'dead')
+            store.register('s', 'r')
+            for writer in (store, other):
+                for reader in ('dead', 'r'):
+                    store.ack('s', reader, writer.append('s', {}, chunk(1)))
+            self.lose_memory(store)
+            store.register('s', 'r')
+            store.append('s', {}, chunk(2))
+            assert self.readers_of(store) == {'dead', 'r'}
+            assert store.forget('s', 'dead')
+            other.append('s', {}, chunk(2))
+            assert self.readers_of(store) == {'r'}
+            store.register('s', 'dead')
+            self.lose_memory(store)
+            other.append('s', {}, chunk(3))
+            other.append('s', {}, chunk(4))
+            assert self.readers_of(store) == {'dead', 'r'}
+
+    def test_nor_while_one_waits_for_the_room_that_it_made(self) -> None:
+        with self.open(max_pending_bytes=1000, check_every_s=0.02) as store, self.another(store) as other:
+            store.register('s', 'dead')
+            store.register('s', 'r')
+            for reader in ('dead', 'r'):
+                store.ack('s', reader, other.append('s', {}, chunk(1, 80)))
+            store.append('s', {}, chunk(2, 80))
+            self.lose_memory(store)
+            store.ack('s', 'r', store.append('s', {}, chunk(3, 5)))
+            with ThreadPoolExecutor() as pool:
+                waiting = pool.submit(other.append, 's', {}, chunk(4, 80), WAIT_S)
+                eventually(lambda: self.readers_of(store) == {'dead', 'r'}, 'the readers are told')
+                assert not waiting.done()
+                assert store.forget('s', 'dead')
+                store.ack('s', 'r', store.append('s', {}, chunk(5, 5)))
+                waiting.result(WAIT_S)
+            assert self.readers_of(store) == {'r'}
+
+    def readers_of(self, store: Store) -> Set[str]:
+        stream = store.stream_info('s')
+        assert stream is not None
+        return set(stream.durable)
 
     def test_an_idle_writer_announces_again_while_it_waits_for_something_else(self) -> None:
         with self.open(check_every_s=0.02) as store, self.another(store) as other:

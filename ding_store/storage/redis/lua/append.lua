@@ -47,7 +47,8 @@ end
 -- Before the first entry that this writer brings back: what others ack is kept for them until they come.
 local has_returned = false
 for name, its_host, codecs in string.gmatch(ARGV[12], '([^\t\n]+)\t([^\t\n]*)\t([^\n]*)') do
-  if not (redis.call('HGET', READERS, 'd:' .. name) or redis.call('HGET', READERS, 'e:' .. name)) then
+  local is_known = redis.call('HGET', READERS, 'd:' .. name) or redis.call('HGET', READERS, 'e:' .. name)
+  if not is_known and not redis.call('HGET', META, 'f:' .. name) then
     redis.call('HSET', READERS, 'd:' .. name, digits(floor), 'h:' .. name, its_host, 'c:' .. name, codecs)
     has_returned = true
   end

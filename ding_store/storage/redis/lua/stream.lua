@@ -8,6 +8,7 @@
 --                         ends            the count of KEYS[8], which must not begin anew where a run outlasts the key
 --                         w:<writer>      "<sequence>:<number>" of this writer's last accepted entry
 --                         b:<writer>      the lowest sequence that it still held when it last asked for the state
+--                         f:<reader>      it was forgotten, and no writer that has not heard of that brings it back
 --                         plane, host     counts changes of plane; host that all readers are on, '': the wire plane
 --                         wanted          entries up to this number must be readable over the wire
 --                         parted          how many of the entries held have their payload in parts
