@@ -10,7 +10,7 @@ from typing import Any, Dict, Mapping, Optional, Sequence
 
 from ding_store.errors import ConfigError
 from ding_store.storage.base import OVERFLOW
-from ding_store.storage.wire.compression import AUTO, check_compression
+from ding_store.storage.wire.compression import check_compression
 
 MAX_NAME = 200
 _PART = re.compile(r'[A-Za-z0-9_.-]+')
@@ -52,7 +52,7 @@ class StreamOptions:
     max_pending_bytes: int = 256 << 20
     overflow: str = 'block'
     max_block_s: float = 600.0
-    compression: Optional[str] = AUTO
+    compression: Optional[str] = None
 
     def __post_init__(self) -> None:
         if self.overflow not in OVERFLOW:

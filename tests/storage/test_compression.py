@@ -169,7 +169,7 @@ def lz4():
 
 
 class TestByItself:
-    """``compression='auto'``, which is the default."""
+    """``compression='auto'``, which is the default of a config."""
 
     def sent(self, store):
         """Bytes of one entry more."""
@@ -179,7 +179,7 @@ class TestByItself:
 
     def test_as_soon_as_all_readers_are_known_to_have_the_codec(self, lz4, redis_server, monkeypatch):
         raw = FRAMES['obs'].nbytes
-        with RedisStore(redis_server.url, next(_RUNS)) as store:
+        with RedisStore(redis_server.url, next(_RUNS), compression=AUTO) as store:
             assert self.sent(store) > raw
             reader = Reader(store, 's', 'learner')
             store.append('s', {}, chunk(1))  # The writer hears of the reader.
@@ -200,14 +200,14 @@ class TestByItself:
 
     def test_not_where_the_writer_lacks_it(self, redis_server, monkeypatch):
         monkeypatch.setattr(compression, 'installed', lambda: ())
-        with RedisStore(redis_server.url, next(_RUNS)) as store:
+        with RedisStore(redis_server.url, next(_RUNS), compression=AUTO) as store:
             Reader(store, 's', 'learner')
             store.append('s', {}, chunk(1))
             assert self.sent(store) > FRAMES['obs'].nbytes
             store.clear()
 
     def test_a_reader_that_a_server_forgot_still_lacks_it(self, lz4, forgetful_server, monkeypatch):
-        with RedisStore(forgetful_server.url, 'run', check_every_s=0.1) as store:
+        with RedisStore(forgetful_server.url, 'run', compression=AUTO, check_every_s=0.1) as store:
             with monkeypatch.context() as without:
                 without.setattr(redis_store, 'installed', lambda: ())
                 store.register('s', 'lacking')
@@ -224,7 +224,7 @@ class TestByItself:
         compress = CODECS['lz4'].compress
         monkeypatch.setattr(CODECS['lz4'], 'compress', lambda payload: tried.append(1) or compress(payload))
         noise = {'x': np.random.default_rng(0).integers(0, 256, 50_000, np.uint8)}
-        with RedisStore(redis_server.url, next(_RUNS)) as store:
+        with RedisStore(redis_server.url, next(_RUNS), compression=AUTO) as store:
             Reader(store, 's', 'learner')
             store.append('s', {}, chunk(1))
             for _ in range(100):

@@ -60,7 +60,8 @@ class Lane:
         return self._compression.codec(num_bytes, self.outbox.codecs)
 
     def encoded(self, header: Header, arrays: Arrays) -> bytes:
-        num_bytes = sum(array.nbytes for array in arrays.values())
+        # What is no array is refused where it is encoded.
+        num_bytes = sum(getattr(array, 'nbytes', 0) for array in arrays.values())
         codec = self.codec_for(num_bytes)
         data = encode(header, arrays, codec)
         if codec is not None:
