@@ -162,7 +162,7 @@ def measure_torchrl(names: Sequence[str], seconds: float, say: Callable[[str], N
             columns = columns_of(element, contents)
             ways = [way for way in WAYS if contents != RANDOM or way.of_random]
             if not CODECS['lz4'].is_installed:
-                ways = [way for way in ways if way is not Ours]
+                ways = [way for way in ways if way is not OursPlain]
             yield {'contents': contents, **_measure(element, columns, ways, seconds)}
 
 

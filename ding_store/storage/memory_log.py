@@ -61,6 +61,8 @@ class Log:
             return self._verdict(outbox.GAP, number, last)
         if said.plane not in (WIRE, self.plane):
             return self._verdict(outbox.PLANE, number, last)
+        if said.codec:  # Here no reader says what it has.
+            return self._verdict(outbox.CODEC, number, last)
         if said.max_pending_bytes and said.drop_oldest:
             self._drop_to(said.max_pending_bytes - said.size)
         if said.max_pending_bytes and self.pending_bytes + said.size > said.max_pending_bytes:

@@ -10,7 +10,7 @@ import pytest
 from needs import lacking
 
 from ding_store.config import StoreConfig
-from ding_store.errors import ConfigError, CorruptPayload
+from ding_store.errors import ConfigError, CorruptPayload, StreamFull
 from ding_store.storage import Reader, open_store
 from ding_store.storage.host.host_cache import HostCache
 from ding_store.storage.host.planes import Record
@@ -187,16 +187,61 @@ class TestByItself:
             with monkeypatch.context() as without:
                 without.setattr(redis_store, 'installed', lambda: ('zstd',))
                 store.register('s', 'lacking')
-            store.append('s', {}, chunk(1))
+            assert self.sent(store) > raw, 'nobody has told the writer'
             assert self.sent(store) > raw
             store.forget('s', 'lacking')
             store.append('s', {}, chunk(1))
             assert self.sent(store) < raw / 2
             entries = reader.read()
             assert len(entries) == 7
-            for entry in entries[::2]:
+            for entry in (entries[0], *entries[2:5], entries[6]):
                 np.testing.assert_array_equal(entry.arrays['obs'], FRAMES['obs'])
             store.clear()
+
+    @pytest.mark.parametrize('num_bytes', [1 << 20, 12 << 20], ids=['in parts', 'asked for before it is sent'])
+    def test_what_a_new_reader_could_not_read_is_sent_as_it_was(self, lz4, redis_server, monkeypatch, num_bytes):
+        half = np.random.default_rng(0).integers(0, 256, num_bytes, np.uint8)
+        half[: num_bytes // 2] = 0
+        with RedisStore(redis_server.url, next(_RUNS), compression=AUTO) as store:
+            reader = Reader(store, 's', 'learner')
+            store.append('s', {}, chunk(1))
+            store.append('s', {}, {'x': half})
+            assert store.stream_info('s').pending_bytes < num_bytes * 0.6
+            with monkeypatch.context() as without:
+                without.setattr(redis_store, 'installed', lambda: ())
+                store.register('s', 'lacking', start='now')
+                before = store.stream_info('s').pending_bytes
+                store.append('s', {}, {'x': half})
+                assert store.stream_info('s').pending_bytes - before > num_bytes
+                (entry,) = Reader(store, 's', 'lacking').read()
+            np.testing.assert_array_equal(entry.arrays['x'], half)
+            assert [len(one.arrays['x']) for one in reader.read()[1:]] == [num_bytes] * 2
+            reader.ack()
+            store.ack('s', 'lacking', entry.id)
+            with redis_server.client() as client:
+                assert not list(client.scan_iter(f'ding:{{{store.run}*:part:*'))
+            store.clear()
+
+    def test_what_would_not_fit_as_it_is_is_refused_at_once(self, lz4, redis_server):
+        with RedisStore(redis_server.url, next(_RUNS), compression=AUTO, max_pending_bytes=100_000) as store:
+            Reader(store, 's', 'learner')
+            store.append('s', {}, chunk(1))
+            with pytest.raises(StreamFull):
+                store.append('s', {}, FRAMES)
+            store.clear()
+
+    def test_a_broken_package_is_none(self, lz4, monkeypatch):
+        def compress(payload):
+            raise ImportError('lz4.block')
+
+        monkeypatch.setattr(CODECS['lz4'], 'compress', compress)
+        assert 'lz4' not in compression.installed.__wrapped__()
+        payload = wire.encode({}, FRAMES)
+        monkeypatch.undo()
+        data = wire.seal(payload, 'lz4')
+        monkeypatch.setattr(CODECS['lz4'], 'decompress', lambda *arguments: compress(arguments))
+        with pytest.raises(ConfigError, match='does not load'):
+            wire.decode(data)
 
     def test_not_where_the_writer_lacks_it(self, redis_server, monkeypatch):
         monkeypatch.setattr(compression, 'installed', lambda: ())
@@ -234,7 +279,7 @@ class TestByItself:
 
     def test_the_choice(self, monkeypatch):
         monkeypatch.setattr(compression, 'installed', lambda: ('lz4', 'zstd'))
-        choice = Choice(AUTO)
+        choice = Choice()
         assert [choice.codec(size, known) for size in (1000, 100_000) for known in ((), ('zstd',), ('lz4',))] == [
             None,
             None,
@@ -247,7 +292,6 @@ class TestByItself:
         assert choice.codec(100_000, ('lz4',)) == 'lz4'
         choice.note(100_000, 90_000)
         assert [choice.codec(100_000, ('lz4',)) for _ in range(33)] == [None] * 32 + ['lz4']
-        assert [Choice(name).codec(10, ()) for name in (None, 'zstd')] == [None, 'zstd']
 
 
 def test_the_key_of_a_config_reaches_the_stream(codec, redis_server):

@@ -97,9 +97,9 @@ def test_cuts_in_the_middle_of_everything(proxy, size, total):
 
     def cut():
         while not done.is_set():
+            before = proxy.num_cuts  # Read first: the cut may come at once.
             # On average some connections' greetings long: else nobody ever gets to the point.
             proxy.cut_after(int(random.integers(1, max(60_000, size * 30))), (UP, DOWN)[int(random.integers(2))])
-            before = proxy.num_cuts
             while proxy.num_cuts == before and not done.wait(0.01):
                 pass
 

@@ -134,7 +134,7 @@ class RowIndex:
         tail, rows = self._tail, None
         if self._loops is None:
             rows = np.arange(first, first + num_rows, dtype=np.int64)
-        # A Ctrl-C comes behind a call: of these, the last is the one that makes rows live.
+        # A Ctrl-C comes behind a call (from Python 3.10 on), and the last of these makes rows live.
         self._tail = tail + num_rows
         self.next_row = first + num_rows
         self.count += num_rows

@@ -22,6 +22,7 @@ STALE = 'STALE'  # the stream's epoch is another: this is its state now, announc
 GAP = 'GAP'  # entries before this one are missing: announce from ``last + 1``
 FULL = 'FULL'  # no room; wait for the room stream to pass ``room``
 PLANE = 'PLANE'  # a reference came on a plane that is no more: announce again on this one
+CODEC = 'CODEC'  # there are readers, or may be, who cannot decompress it: announce the payload as it was
 
 #: A bytes-like payload on the wire plane may always come.
 WIRE = -1
@@ -47,6 +48,7 @@ class Announcement(NamedTuple):
     size: int = 0  # of the payload, also where only a reference to it is announced
     plane: int = WIRE  # on which this reference is good
     readers: str = ''  # that the server may have forgotten: those of a verdict
+    codec: str = ''  # of the payload, if it is good only while all readers have it
 
 
 #: How often runs of this name ended, as far as the server remembers: all of its data was put aside; the stream was
@@ -88,6 +90,7 @@ class Payload:
     """
 
     is_kept = False  # by an outbox: it says when to release
+    codec = ''  # that all readers must have
 
     def __init__(self, data: bytes) -> None:
         self.size = len(data)
@@ -99,6 +102,9 @@ class Payload:
     def reference(self, host: str) -> Optional[bytes]:
         """What leads processes of ``host`` to the bytes; None if nothing does."""
         return None
+
+    def expand(self) -> None:
+        """Be without ``codec`` from now on."""
 
     def release(self) -> None:
         """Nobody will ask for the bytes again."""
@@ -233,6 +239,8 @@ class Outbox:
                 return
             item = self._queue[0]
             verdict = self._send(item)
+            if verdict.status == CODEC:
+                item.payload.expand()
             num_refused = 0 if verdict.status == OK else num_refused + 1
             if num_refused > MAX_REFUSED:
                 raise StoreError(f'the server contradicts itself about {self.stream!r}: {verdict}')
@@ -281,7 +289,7 @@ class Outbox:
         reference = item.payload.reference(self.host) if self.host else None
         data, plane = (item.payload.on_wire(), WIRE) if reference is None else (reference, self.plane)
         payload = (data, limit, self._drop_oldest, item.payload.size, plane)
-        return Announcement(self.stream, self.epoch, item.sequence, base, *payload, self._forgotten)
+        return Announcement(self.stream, self.epoch, item.sequence, base, *payload, self._forgotten, item.payload.codec)
 
     def _learn(self, verdict: Verdict) -> None:
         forgot = self._sent and self._sent[-1].sequence > verdict.last

@@ -15,8 +15,8 @@ from ding_store.errors import AppendUnsettled, ServerFull, StoreClosed, StoreErr
 from ding_store.storage.base import Arrays, EntryId, Header
 from ding_store.storage.exactly_once.outbox import Announcement, Fill, Item, Outbox, Payload, Refused, Verdict
 from ding_store.storage.options import StoreOptions, StreamOptions
-from ding_store.storage.wire.compression import Choice
-from ding_store.storage.wire.encoding import encode
+from ding_store.storage.wire.compression import AUTO, Choice, decompressed, is_compressed
+from ding_store.storage.wire.encoding import encode, encode_pieces, seal
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,18 @@ WaitForRoom = Callable[[str, int, float], None]
 def writer_id() -> str:
     """Unique per open store per process: a forked child must not use its parent's numbers."""
     return f'{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}'
+
+
+class CompressedPayload(Payload):
+    """An entry that is compressed while all readers have the codec."""
+
+    def __init__(self, data: bytes, codec: str) -> None:
+        super().__init__(data)
+        self.codec = codec
+
+    def expand(self) -> None:
+        self._data = seal(decompressed(memoryview(self._data)))
+        self.size, self.codec = len(self._data), ''
 
 
 class Lane:
@@ -41,7 +53,7 @@ class Lane:
         self.lock = threading.Lock()
         self.options = options
         self.may_drop = options.overflow == 'drop_oldest'  # what nobody has acked
-        self._compression = Choice(options.compression)
+        self._compression = Choice()
         self.outbox = Outbox(stream, announce, options.max_pending_bytes, self.may_drop, fill)
         self._dropping = False
         self._num_dropped = 0
@@ -55,18 +67,19 @@ class Lane:
         finally:
             self.lock.release()
 
-    def codec_for(self, num_bytes: int) -> Optional[str]:
-        """What a payload of so many bytes is compressed with where it goes over the wire."""
-        return self._compression.codec(num_bytes, self.outbox.codecs)
-
-    def encoded(self, header: Header, arrays: Arrays) -> bytes:
-        # What is no array is refused where it is encoded.
-        num_bytes = sum(getattr(array, 'nbytes', 0) for array in arrays.values())
-        codec = self.codec_for(num_bytes)
-        data = encode(header, arrays, codec)
-        if codec is not None:
-            self._compression.note(num_bytes, len(data))
-        return data
+    def encoded(self, header: Header, arrays: Arrays) -> Payload:
+        """An entry for the wire plane, as the stream's options want it."""
+        if self.options.compression != AUTO:
+            return Payload(encode(header, arrays, self.options.compression))
+        pieces = encode_pieces(header, arrays)
+        num_bytes = pieces.num_bytes
+        codec = self._compression.codec(num_bytes, self.outbox.codecs)
+        # It must fit as it is, too, in case that it has to go so.
+        if codec is None or num_bytes > self.options.max_pending_bytes:
+            return Payload(pieces.sealed())
+        data = pieces.sealed(codec)
+        self._compression.note(num_bytes, len(data))
+        return CompressedPayload(data, codec) if is_compressed(data) else Payload(data)
 
     def warn_of_drops(self) -> None:
         dropped, self._num_dropped = self.outbox.num_dropped - self._num_dropped, self.outbox.num_dropped
@@ -143,11 +156,7 @@ class Writer:
 
     def encoded(self, stream: str, header: Header, arrays: Arrays) -> Payload:
         """An entry for the wire plane, as this stream's options want it."""
-        return Payload(self._lane(stream).encoded(header, arrays))
-
-    def codec_for(self, stream: str, num_bytes: int) -> Optional[str]:
-        """What a payload of so many bytes is compressed with where it goes over the wire."""
-        return self._lane(stream).codec_for(num_bytes)
+        return self._lane(stream).encoded(header, arrays)
 
     def options_of(self, stream: str) -> StreamOptions:
         return self._lane(stream).options

@@ -27,6 +27,7 @@ from ding_store.storage.host.ring import RingReader
 from ding_store.storage.host.rings import Rings, crc_of
 from ding_store.storage.host.stream_copies import StreamCopies
 from ding_store.storage.host.values import HostValues
+from ding_store.storage.wire.compression import AUTO
 from ding_store.storage.wire.encoding import corrupt_entry, decode_entry
 
 logger = logging.getLogger(__name__)
@@ -277,7 +278,8 @@ class HostCache(Store):
                     note,
                     limit + limit // 4,
                     lambda wait_s: self._learn(stream, wait_s),
-                    lambda num_bytes: writer.codec_for(stream, num_bytes),
+                    # The same bytes whenever they are asked for: parts that were sent before are theirs.
+                    None if options.compression == AUTO else options.compression,
                     self._checked,
                 )
             return self._rings[stream]

@@ -49,7 +49,7 @@ class HostPayload(Payload):
         ).pack()
 
     def on_wire(self) -> bytes:
-        return seal(self._region.buffer, self._rings.codec_for(self.size))
+        return seal(self._region.buffer, self._rings.compression)
 
     def reference(self, host: str) -> Optional[bytes]:
         return self._reference if host == self._rings.host else None
@@ -66,7 +66,7 @@ class Rings:
     Arguments:
         - learn (:obj:`Callable`): Look which entries are acked, waiting so many seconds for news: it calls ``release``
           for them.
-        - codec_for (:obj:`Callable`): What so many bytes are compressed with that have to go over the wire after all.
+        - compression (:obj:`Optional[str]`): Of what has to go over the wire after all.
         - checked (:obj:`bool`): Whether payloads carry a checksum here, too.
     """
 
@@ -76,12 +76,12 @@ class Rings:
         note: Dict[str, Any],
         max_bytes: int,
         learn: Callable[[float], None],
-        codec_for: Callable[[int], Optional[str]] = lambda num_bytes: None,
+        compression: Optional[str] = None,
         checked: bool = False,
     ) -> None:
         self.host: str = cache.host
         self.host_crc: int = crc_of(cache.host)
-        self.codec_for = codec_for
+        self.compression: Optional[str] = compression
         self._checked = checked
         self._cache = cache
         self._note = note

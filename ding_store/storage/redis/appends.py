@@ -6,7 +6,7 @@ from typing import Any, Callable, Optional
 
 from ding_store.errors import ServerFull
 from ding_store.storage.base import Buffer
-from ding_store.storage.exactly_once.outbox import FULL, STALE, WIRE, Announcement, Fill, Verdict
+from ding_store.storage.exactly_once.outbox import CODEC, FULL, STALE, WIRE, Announcement, Fill, Verdict
 from ding_store.storage.redis.link import Before, Session
 from ding_store.storage.wire.parts import is_large, place_of, publish_in_parts
 
@@ -62,7 +62,7 @@ class RedisAppends:
             if key and self._append(said._replace(sequence=0, plane=WIRE), b'', 0, '', None).last < said.sequence:
                 self._drop_parts(what, key, said.payload)
             raise
-        if verdict.status == FULL and key:
+        if verdict.status in (FULL, CODEC) and key:
             self._drop_parts(what, key, said.payload)
         return verdict
 
@@ -102,6 +102,7 @@ class RedisAppends:
             num_parts,
             key,
             said.readers,
+            said.codec,
             payload,
         )
 

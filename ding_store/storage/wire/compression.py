@@ -138,27 +138,29 @@ def check_compression(name: Optional[str]) -> None:
 
 @functools.cache
 def installed() -> Tuple[str, ...]:
-    """Names of the codecs whose packages this process has."""
-    return tuple(name for name, codec in CODECS.items() if codec.is_installed)
+    """Names of the codecs that work in this process: a directory of the package's name is none."""
+    return tuple(name for name, codec in CODECS.items() if codec.is_installed and _works(codec))
+
+
+def _works(codec: Codec) -> bool:
+    try:
+        return codec.decompress(codec.compress(b'DGC'), 3) == b'DGC'
+    except Exception:  # noqa: BLE001 - a package may be broken in any way
+        return False
 
 
 class Choice:
     """
     Overview:
-        What the payloads of one stream are compressed with.
-    Arguments:
-        - name (:obj:`Optional[str]`): A codec, None, or 'auto': the fast one, where all readers have it, too, and for
-          as long as it pays.
+        What 'auto' compresses the payloads of one stream with: the fast codec, where all readers have it, too, and for
+        as long as it pays.
     """
 
-    def __init__(self, name: Optional[str]) -> None:
-        self._name = name
+    def __init__(self) -> None:
         self._num_untried = 0
 
     def codec(self, num_bytes: int, everywhere: Collection[str]) -> Optional[str]:
         """For a payload of so many bytes, whose readers all have these codecs."""
-        if self._name != AUTO:
-            return self._name
         if num_bytes < _AUTO_BYTES or _AUTO_CODEC not in everywhere or _AUTO_CODEC not in installed():
             return None
         if self._num_untried > 0:
@@ -218,6 +220,8 @@ def decompressed(payload: memoryview) -> bytes:
     codec.check_installed()
     try:
         data = codec.decompress(payload[_PREFIX.size :], num_bytes)
+    except ImportError as e:
+        raise ConfigError(f'{codec.package} does not load, which entries are compressed with: {e}') from e
     except Exception as e:  # Each package has errors of its own.
         raise CorruptPayload(f'{codec.name} cannot decompress a payload: {type(e).__name__}') from e
     if len(data) != num_bytes:

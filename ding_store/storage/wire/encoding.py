@@ -104,8 +104,8 @@ class Pieces(NamedTuple):
     def num_bytes(self) -> int:
         return sum(self.lengths)
 
-    def sealed(self) -> bytes:
-        return seal(b''.join(self.buffers))
+    def sealed(self, compression: Optional[str] = None) -> bytes:
+        return seal(b''.join(self.buffers), compression)
 
 
 def encode_pieces(header: Header, arrays: Arrays) -> Pieces:

@@ -12,7 +12,8 @@
 -- ARGV[10] number of parts that the payload is in; 0: none; -1: only ask whether there is room
 -- ARGV[11] key of the parts
 -- ARGV[12] durable readers that were there before the server lost its memory, as "readers" in stream.lua
--- ARGV[13] payload, or a reference to it; last, since a server reads what follows a large argument once more
+-- ARGV[13] what the payload is compressed with, if that is good only while all readers have it; ''
+-- ARGV[14] payload, or a reference to it; last, since a server reads what follows a large argument once more
 -- Returns {status, epoch ('': there is no such stream, and nobody asked for one), host, number, last sequence of this
 -- writer, floor, room, dropped, plane, wanted, ends (of use to who knows another epoch; else 0), readers}; statuses are those of
 -- outbox.py
@@ -66,6 +67,9 @@ end
 if ARGV[9] ~= '' and tonumber(ARGV[9]) ~= plane then
   return verdict('PLANE')
 end
+if ARGV[13] ~= '' and not string.find(' ' .. string.match(known_readers, '^[^\n]*'), ' ' .. ARGV[13] .. ' ', 1, true) then
+  return verdict('CODEC')
+end
 if limit > 0 and ARGV[8] == '1' then
   local upto = floor
   local held_from = trimmed
@@ -102,7 +106,7 @@ local function begin_anew()
   redis.call('HSET', META, 'epoch', epoch)
 end
 
-local fields = { 'e', epoch, 'w', writer, 's', digits(sequence), 'p', ARGV[13] }
+local fields = { 'e', epoch, 'w', writer, 's', digits(sequence), 'p', ARGV[14] }
 local added = redis.pcall('XADD', LOG, digits(last + 1) .. '-0', unpack(fields))
 if type(added) == 'table' and added.err then
   if not string.find(added.err, 'equal or smaller', 1, true) then
