@@ -71,14 +71,17 @@ class Lane:
         """An entry for the wire plane, as the stream's options want it."""
         if self.options.compression != AUTO:
             return Payload(encode(header, arrays, self.options.compression))
-        pieces = encode_pieces(header, arrays)
-        num_bytes = pieces.num_bytes
+        # What is no array is refused where it is encoded.
+        num_bytes = sum(getattr(array, 'nbytes', 0) for array in arrays.values())
         codec = self._compression.codec(num_bytes, self.outbox.codecs)
-        # It must fit as it is, too, in case that it has to go so.
-        if codec is None or num_bytes > self.options.max_pending_bytes:
-            return Payload(pieces.sealed())
+        return Payload(encode(header, arrays)) if codec is None else self._compressed(header, arrays, codec)
+
+    def _compressed(self, header: Header, arrays: Arrays, codec: str) -> Payload:
+        pieces = encode_pieces(header, arrays)
+        if pieces.num_bytes > self.options.max_pending_bytes:
+            return Payload(pieces.sealed())  # It must fit as it is, too, in case that it has to go so.
         data = pieces.sealed(codec)
-        self._compression.note(num_bytes, len(data))
+        self._compression.note(pieces.num_bytes, len(data))
         return CompressedPayload(data, codec) if is_compressed(data) else Payload(data)
 
     def warn_of_drops(self) -> None:
