@@ -89,6 +89,8 @@ def test_torch_and_gpu():
         (packages.check_redis_client, 'redis', None, FAIL, 'redis>=4.5'),
         (packages.check_numba, 'numba', '0.60.0', OK, 'compiled'),
         (packages.check_numba, 'numba', None, WARN, 'numpy path'),
+        (packages.check_lz4, 'lz4', '4.4.5', OK, 'is compressed'),
+        (packages.check_lz4, 'lz4', None, WARN, 'lz4>=3.1'),
     ],
 )
 def test_versions(check, name, version, status, word):

@@ -13,7 +13,7 @@ from ding_store.bench.scratch import scratch
 from ding_store.bench.workloads import size_text
 from ding_store.buffer.table.narrowing import narrowed_columns
 from ding_store.storage import Reader, open_store
-from ding_store.storage.wire.compression import CODECS
+from ding_store.storage.wire.compression import installed
 
 #: The sparsest and the busiest of six that were tried.
 GAMES = ('pong', 'ms_pacman')
@@ -30,7 +30,7 @@ def measure_compression(seconds: float, say: Callable[[str], None]) -> List[Dict
     Per game and codec seconds of append, with the narrowing, of read with its ack, and bytes in the server; medians,
     taken in turns. First as float32, then as the bytes that such frames travel as.
     """
-    codecs = [None, *(name for name, codec in CODECS.items() if importlib.util.find_spec(codec.module))]
+    codecs = [None, *installed()]
     ways = [('float32', None), *(('uint8', codec) for codec in codecs)]
     special = {f'{dtype}_{codec}': {'compression': codec} for dtype, codec in ways}
     results: List[Dict[str, Any]] = []

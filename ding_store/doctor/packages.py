@@ -50,6 +50,7 @@ def check_packages() -> List[Finding]:
         check_redis_client(),
         check_hiredis(),
         check_numba(),
+        check_lz4(),
         check_environments(),
     ]
 
@@ -206,6 +207,14 @@ def check_numba(versions: Versions = installed_version) -> Finding:
         fix = "pip install 'numpy<2' 'numba>=0.58' (the extra `fast`), if priorities are used"
         return Finding('numba', WARN, 'not installed: prioritized sampling takes its numpy path', fix)
     return Finding('numba', OK, f'{version}: prioritized sampling takes its compiled path')
+
+
+def check_lz4(versions: Versions = installed_version) -> Finding:
+    version = versions('lz4')
+    if version is None:
+        fix = "pip install 'lz4>=3.1' (the extra `fast`) on every host, if a job has several"
+        return Finding('lz4', WARN, 'not installed: what travels between hosts goes uncompressed', fix)
+    return Finding('lz4', OK, f'{version}: what travels between hosts is compressed where that pays')
 
 
 #: Extra of setup.py -> what it installs first of all: the environments of dizoo_configs.
