@@ -25,7 +25,7 @@ from test_delivery import STREAM, MemoryDelivery
 from ding_store.errors import ConfigError, CorruptPayload, ServerFull, StoreUnavailable, StreamFull
 from ding_store.storage import open_store
 from ding_store.storage.exactly_once.reader import Reader
-from ding_store.storage.host import planes, rings, values
+from ding_store.storage.host import host_cache, planes, rings, values
 from ding_store.storage.host.host_cache import HostCache
 from ding_store.storage.host.mapped import PAGE
 from ding_store.storage.host.planes import is_reference, unpack
@@ -656,6 +656,43 @@ def test_forked_and_pickled_stores_have_rings_of_their_own(opened):
         writer.append('s', {}, chunk(6))
         assert [number_of(entry) for entry in reader.read()] == list(range(7))
         reader.ack()
+
+
+def test_threads_of_a_forked_child_wait_until_it_has_files_of_its_own(opened, monkeypatch):
+    writer, near = opened(), opened()
+    reader, really_opened = Reader(near, 's', 'near'), host_cache._opened
+    for number in range(2):
+        writer.append('s', {}, chunk(number))
+
+    def append(numbers):
+        for number in numbers:
+            writer.append('s', {}, chunk(number))
+
+    def opened_slowly(*arguments):
+        other = threading.Thread(target=append, args=[range(10, 13)])
+        others.append(other)
+        other.start()
+        other.join(0.5)
+        return really_opened(*arguments)
+
+    others = []
+
+    def work():
+        monkeypatch.setattr(host_cache, '_opened', opened_slowly)
+        append(range(20, 23))
+        others[0].join(WAIT_S)
+        os.write(writing, b'!')
+
+    reading, writing = os.pipe()
+    with child(work):
+        os.close(writing)
+        assert os.read(reading, 1) == b'!'
+        append(range(2, 5))
+        numbers = [number_of(entry) for entry in reader.read()]
+    os.close(reading)
+    assert [n for n in numbers if n < 10] == list(range(5))
+    assert [n for n in numbers if n >= 20] == [20, 21, 22]
+    assert [n for n in numbers if 10 <= n < 20] == [10, 11, 12]
 
 
 def test_readers_join_and_leave_in_mid_stream(opened):

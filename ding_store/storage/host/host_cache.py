@@ -79,7 +79,6 @@ class HostCache(Store):
 
     def _begin(self) -> None:
         """What belongs to one process."""
-        self._pid = os.getpid()
         # Runs of one name may live in several servers.
         name = f'{self.run}-{zlib.crc32(self.address.encode()):08x}'
         self._cache = _opened(name, self._directory, self._max_bytes)
@@ -94,6 +93,8 @@ class HostCache(Store):
         self._closed = threading.Event()
         self._keeper: Optional[threading.Thread] = None
         self._tidied_at = time.monotonic()
+        # The last: until then other threads of a forked child wait. What they find here is their parent's.
+        self._pid = os.getpid()
 
     @property
     def host(self) -> str:
