@@ -86,6 +86,13 @@ def test_sizes_around_whole_parts(store, client, count, extra, monkeypatch):
     assert store.add('n', 1) == 1
 
 
+def test_a_small_part_behind_more_than_the_window(store):
+    """The reply to the large one cannot come before the small one is sent, too."""
+    for size in (parts.WINDOW_BYTES + 1, 2 * parts.WINDOW_BYTES):
+        store.put('notes', {'long': 'x' * size}, chunk(1))
+        assert len(store.get('notes').header['long']) == size
+
+
 def test_parts_go_with_their_entry(store, client):
     reader = Reader(store, STREAM, 'learner')
     for i in range(3):

@@ -109,7 +109,8 @@ def write_parts(connection: Any, parts: Iterable[Tuple[bytes, Sequence[Buffer]]]
     for key, pieces in parts:
         part_bytes = sum(map(len, pieces))
         rest += b'*6\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n' % (len(key), key, part_bytes)
-        if len(rest) + part_bytes <= _JOINED_BYTES:
+        # A part that is waited for below is whole on the way: of those only the last may still lack its end.
+        if len(rest) + part_bytes <= _JOINED_BYTES and num_ahead + part_bytes <= WINDOW_BYTES:
             rest = b''.join([rest, *pieces, tail])
         else:
             send(connection, [rest, *pieces])
