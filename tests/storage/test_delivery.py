@@ -290,6 +290,20 @@ def test_what_was_acked_before_a_crash_is_not_lost_after_it():
     assert (learner.num_lost, far.num_lost) == (0, 0)
 
 
+def test_a_reader_that_began_now_goes_on_where_it_was():
+    """Whoever starts it again says 'now' again: that is for readers that are new."""
+    with MemoryStore() as store:
+        store.append(STREAM, {}, chunk(0))
+        reader = Reader(store, STREAM, 'viewer', start='now')
+        for number in range(1, 4):
+            store.append(STREAM, {}, chunk(number))
+        assert [number_of(entry) for entry in reader.read(1)] == [1]
+        reader.ack()
+        again = Reader(store, STREAM, 'viewer', start='now')
+        assert [number_of(entry) for entry in again.read()] == [2, 3]
+        assert (again.num_lost, again.num_duplicates) == (0, 0)
+
+
 @pytest.mark.parametrize('is_read', [False, True])
 def test_a_reader_that_is_forgotten_while_it_lives_is_known_again(monkeypatch, caplog, is_read):
     """

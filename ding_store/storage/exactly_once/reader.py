@@ -178,8 +178,9 @@ class Reader:
         self.close()
 
     def _writers(self) -> Dict[str, int]:
+        """How far they are, if we are new here: who is known goes on where it was, and has not seen what came since."""
         stream = self.store.stream_info(self.stream)
-        return dict(stream.writers) if stream else {}
+        return dict(stream.writers) if stream and self.name not in stream.readers else {}
 
     def _look_around(self) -> None:
         """Remember what writers have appended that we have not read: only so can its loss be counted."""
