@@ -631,6 +631,24 @@ def test_announcements_without_a_reply_keep_no_slots(redis_server, tmp_path, mon
         assert store.store.get_version('w', 0).reference
 
 
+def test_a_closed_writer_leaves_a_version_to_all_of_which_it_got_no_reply(opened, tmp_path, monkeypatch):
+    writer = opened()
+    put = writer.store.put_version
+    writer.put(NAME, {}, weights(1))
+
+    def lost(*arguments):
+        put(*arguments)
+        raise StoreUnavailable('its reply is lost')
+
+    monkeypatch.setattr(writer.store, 'put_version', lost)
+    with pytest.raises(StoreUnavailable):
+        writer.put(NAME, {}, weights(2))
+    assert in_slot(writer) == (True, False)
+    writer.close()
+    assert files_of(tmp_path) == []
+    assert [number_of(opened(host).get(NAME)) for host in ('a', 'b', None)] == [2, 2, 2]
+
+
 def test_an_older_put_of_its_writer_that_expects_another_version_is_refused(redis_server):
     with RedisStore(redis_server.url, f'order-{os.getpid()}') as store:
         older = store._values.put_command('v', b'')

@@ -70,13 +70,12 @@ class ValueSlots:
         self._old: List[SlotWriter] = []  # too small; the newest version may still be in them
         self._newest: Optional[Tuple[int, Slot, List[int]]] = None  # that we announced, and the lengths of its pieces
         self._num_refused = 0
-        self._is_in_doubt = False  # whether the last announcement, of which no reply came, was one
+        self._in_doubt: Optional[Tuple[Slot, List[int]]] = None  # as above; whether it was announced is not known
 
     def put(self, payload: Pieces, announce: Callable[[bytes], int]) -> Optional[int]:
         """The version that ``announce(reference)`` returns; None where no slot is to be had, and it was not called."""
         with self._in_turn():
-            if self._is_in_doubt:
-                self._look()
+            self._look()
             file = self._file_for(payload.num_bytes)
             slot = file.write(payload.buffers) if file is not None else None
             if file is None or slot is None:
@@ -87,7 +86,7 @@ class ValueSlots:
                 file.discard(slot)
                 raise
             except StoreError:
-                self._is_in_doubt = True
+                self._in_doubt = slot, payload.lengths
                 raise
             file.confirm(slot)
             self._newest = version, slot, payload.lengths
@@ -98,6 +97,7 @@ class ValueSlots:
     def fill(self) -> None:
         """Put the newest version's payload into the store, if it is ours and not there yet."""
         with self._in_turn():
+            self._look()
             found = self._store.get_version(self._name, 0)
             if found is not None and self._newest is not None and not found.payload:
                 version, slot, lengths = self._newest
@@ -118,13 +118,18 @@ class ValueSlots:
             yield
 
     def _look(self) -> None:
-        """Which slot was announced last: the others that may have been are free."""
+        """Where no reply came: which slot was announced last. The others that may have been are free."""
+        if self._in_doubt is None:
+            return
+        slot, lengths = self._in_doubt
         found = self._store.get_version(self._name, 0)
         reference = SlotReference.unpack(found.reference) if found is not None and found.reference else None
         if self._file is not None:
             is_here = reference is not None and _name_of(self._file) == reference.file
             self._file.keep(reference.slot if reference is not None and is_here else None)
-        self._is_in_doubt = False
+            if found is not None and reference is not None and is_here and reference.stamp == slot.stamp:
+                self._newest = found.version, slot, lengths
+        self._in_doubt = None
 
     def _file_for(self, num_bytes: int) -> Optional[SlotWriter]:
         file = self._file
