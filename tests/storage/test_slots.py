@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import random
+import select
 import signal
 import threading
 import time
@@ -253,6 +254,35 @@ def test_a_forked_child_keeps_no_lease_up(tmp_path):
         del lease
         gc.collect()
         assert put(writer, 3, PAGE) is not None
+
+
+def test_a_lease_ends_in_a_child_that_was_forked_while_another_thread_leased(tmp_path):
+    writer = SlotWriter(str(tmp_path / 'v'), PAGE)
+    slot = put(writer, 1, PAGE)
+    reader = SlotReader(writer.path)
+    held = [reader.lease(slot.number, slot.stamp)]
+    reading, writing = os.pipe()
+    is_locked, is_over = threading.Event(), threading.Event()
+
+    def lease():
+        with reader._lock:
+            is_locked.set()
+            is_over.wait(WAIT_S)
+
+    def work():
+        held.clear()
+        gc.collect()
+        os.write(writing, b'x')
+
+    other = threading.Thread(target=lease)
+    other.start()
+    assert is_locked.wait(WAIT_S)
+    with child(work):
+        is_over.set()
+        os.close(writing)
+        assert select.select([reading], [], [], 5.0)[0], 'it waits for a thread that it does not have'
+    other.join(WAIT_S)
+    os.close(reading)
 
 
 def test_any_view_keeps_the_lease_up(tmp_path):

@@ -294,6 +294,7 @@ class SlotReader:
         self._lock = threading.RLock()
         self._slots: Dict[int, memoryview] = {}
         self._leased: List[int] = []  # slots, as often as they are
+        self._pid = os.getpid()
 
     def lease(self, slot: int, stamp: int) -> Optional[memoryview]:
         """
@@ -330,6 +331,8 @@ class SlotReader:
 
     def _end_lease(self, slot: int, held: Claim) -> None:
         held.close()
+        if self._pid != os.getpid():
+            return  # A forked child leases nothing here, and a thread that it lacks may have held the lock.
         with self._lock:
             self._leased.remove(slot)
             if self._leased and slot not in self._leased:
