@@ -467,6 +467,27 @@ def test_an_append_that_fails_leaves_no_hole_in_the_ring(opened, what):
     assert ring.num_held == 0
 
 
+def test_an_append_that_is_interrupted_leaves_no_hole_in_the_ring(opened, monkeypatch):
+    writer, near = opened(), opened()
+    reader = Reader(near, 's', 'near')
+    for number in range(2):
+        writer.append('s', {}, chunk(number))
+    (ring,) = writer._rings['s']._rings
+
+    def interrupted(region):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ring, 'commit', interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            writer.append('s', {}, chunk(7))
+    writer.append('s', {}, chunk(2))
+    assert [number_of(entry) for entry in reader.read()] == [0, 1, 2]
+    reader.ack()
+    writer.store._writer.check_stream('s')
+    assert ring.num_held == 0
+
+
 def test_acks_are_heard_of_while_a_ring_is_made(opened, monkeypatch):
     """Another process may hold the lock of the cache for long; reports and reads of this one must not wait with it."""
     writer, near = opened(), opened()

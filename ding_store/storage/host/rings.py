@@ -123,18 +123,23 @@ class Rings:
 
     def _write(self, parts: List[Buffer], length: int) -> Optional[Tuple[RingWriter, Region]]:
         with self._lock:
-            region = self._rings[-1].reserve(length) if self._rings else None
-            if region is None:
+            ring = self._rings[-1] if self._rings else None
+            region = ring.reserve(length) if ring is not None else None
+            if ring is None or region is None:
                 return None
-            if length >= FAR_BYTES:
-                join_past_caches(np.frombuffer(region.buffer, np.uint8), parts)
-            else:
-                at = 0
-                for part in parts:
-                    region.buffer[at : at + len(part)] = part
-                    at += len(part)
-            self._rings[-1].commit(region)
-            return self._rings[-1], region
+            try:
+                if length >= FAR_BYTES:
+                    join_past_caches(np.frombuffer(region.buffer, np.uint8), parts)
+                else:
+                    at = 0
+                    for part in parts:
+                        region.buffer[at : at + len(part)] = part
+                        at += len(part)
+                ring.commit(region)
+            except BaseException:  # as by a signal; space is given back in order, and would never be again
+                ring.release(region)
+                raise
+            return ring, region
 
     def _write_to_larger(self, parts: List[Buffer], length: int) -> Optional[Tuple[RingWriter, Region]]:
         # Not under the lock that ``release`` takes: a file may be long in the making, where another process holds the
