@@ -1,6 +1,7 @@
 """Puts that come when their writer is dead, or has given them up: those that nobody has answered replace nothing."""
 
 import itertools
+import threading
 from contextlib import ExitStack
 
 import numpy as np
@@ -10,9 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from ding_store.storage.base import OLDEST
+from ding_store.storage.redis import values as redis_values
 from ding_store.storage.redis.link import Session
 from ding_store.storage.redis.store import RedisStore
-from ding_store.storage.testing import chunk, found_in
+from ding_store.storage.testing import WAIT_S, chunk, found_in, number_of
 from ding_store.storage.wire.encoding import encode_pieces
 from ding_store.storage.wire.value_parts import STILL_AFTER, SentParts
 
@@ -105,6 +107,31 @@ def test_parts_that_are_there_are_not_sent_again_with_the_next_try():
     sent.settle(True)
     assert len(dict(sent.changed(pieces, next(fresh)))) == 2, 'no longer in one part'
     assert [unit.age for unit in sent._units][1:] == [STILL_AFTER, 0]
+
+
+def test_who_hears_last_of_an_older_version_takes_no_number_back(forgetful_server, monkeypatch):
+    """Two threads put: else the number comes again with other content once the server has forgotten it."""
+    reply, is_late = redis_values._reply, threading.Event()
+
+    def late(raw):
+        if threading.current_thread() is not threading.main_thread():
+            has_put.set()
+            is_late.wait(WAIT_S)
+        return reply(raw)
+
+    has_put = threading.Event()
+    with RedisStore(forgetful_server.url, 'late') as store, RedisStore(forgetful_server.url, 'late') as other:
+        store.put(NAME, {}, chunk(1))
+        monkeypatch.setattr(redis_values, '_reply', late)
+        first = threading.Thread(target=store.put, args=(NAME, {}, chunk(2)))
+        first.start()
+        assert has_put.wait(WAIT_S)
+        assert store.put(NAME, {}, chunk(3)) == 3
+        is_late.set()
+        first.join(WAIT_S)
+        forgetful_server.restart()
+        assert store.put(NAME, {}, chunk(4)) == 4
+        assert number_of(other.get(NAME, newer_than=3)) == 4
 
 
 def test_an_advance_that_is_asked_is_put_again(opened):

@@ -80,15 +80,17 @@ class RedisValues:
                 num_asked += 1
         except StoreUnavailable:
             # A server that had this version may forget it: its number must not come again with other content.
-            self._versions[name] = newest + 1
+            self.count_from(name, newest + 1)
             raise
         if not done:
             raise VersionConflict(f'value {name!r} is at version {version}, not at {expected}')
-        self._versions[name] = version
+        self.count_from(name, version)
         return version, before == 0
 
     def count_from(self, name: str, version: int) -> None:
-        self._versions[name] = max(version, self._versions.get(name, 0))
+        """Never less than before: of two threads that put, the first may hear of its version last."""
+        with self._lock:
+            self._versions[name] = max(version, self._versions.get(name, 0))
 
     def has_seen(self, name: str) -> bool:
         """Whether we know of this value what who puts it must know; else the put would be sent in vain."""
@@ -105,7 +107,7 @@ class RedisValues:
         done, version, before, self._seen[name] = _reply(reply)
         if done == ASKED:
             return False, False
-        self._versions[name] = version
+        self.count_from(name, version)
         return True, before == 0
 
     def newest(self, name: str, newer_than: int, or_filled: bool) -> Optional[Version]:
