@@ -64,6 +64,8 @@ class RedisValues:
     ) -> Tuple[int, bool]:
         """Returns the new version, and whether it is the first one as far as the server knows."""
         expected = -1 if expected_version is None else expected_version
+        if expected_version is not None and expected_version < 0:  # which the server would take for any
+            raise VersionConflict(f'value {name!r} cannot be at version {expected_version}')
         newest = self._versions.get(name, 0)
 
         def publish(place: Argument, keys: Argument, before: Optional[Before]) -> Any:

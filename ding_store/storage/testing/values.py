@@ -38,6 +38,8 @@ class ValueTests(StoreCase):
         for expected in (0, 2):
             with pytest.raises(VersionConflict, match='version 1'):
                 store.put('v', {}, {}, expected_version=expected)
+        with pytest.raises(VersionConflict, match='-1'):
+            store.put('v', {}, {}, expected_version=-1)
         assert store.put('v', {}, {}, expected_version=1) == 2
 
     def test_one_of_many_swaps_wins(self, store: Store) -> None:
