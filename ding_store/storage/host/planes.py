@@ -17,7 +17,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping,
 
 import numpy as np
 
-from ding_store.errors import CorruptPayload
+from ding_store.errors import ConfigError, CorruptPayload
 from ding_store.storage.base import Buffer, Entry, EntryId, Store
 from ding_store.storage.exactly_once.outbox import Payload
 from ding_store.storage.exactly_once.writer import Writer
@@ -273,6 +273,8 @@ class Resolver:
         self._asked: Dict[Tuple[str, str], Asked] = {}  # of a stream and a writer
 
     def read(self, stream: str, after: EntryId, max_entries: int, timeout_s: float) -> List[Entry]:
+        if max_entries < 1:
+            raise ConfigError(f'max_entries ({max_entries}) must be >= 1')
         deadline = time.monotonic() + timeout_s
         while True:
             left = max(0.0, deadline - time.monotonic())

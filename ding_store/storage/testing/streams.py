@@ -46,6 +46,14 @@ class StreamTests(StoreCase):
         assert store.read('s', places[4]) == []
         assert [row[0] for row in self.raw_log(store, 's')] == [1, 2, 3, 4, 5]
 
+    @pytest.mark.parametrize('number', [0, -1])
+    def test_as_many_as_none_are_not_read(self, store: Store, number: int) -> None:
+        place = store.append('s', {}, chunk(1))
+        store.append('s', {}, chunk(2))
+        for after in (OLDEST, place):
+            with pytest.raises(ConfigError, match=f'max_entries .{number}.'):
+                store.read('s', after, max_entries=number)
+
     def test_an_unknown_stream_is_empty(self, store: Store) -> None:
         assert store.read('nothing', timeout_s=0.01) == []
         assert store.info().streams == {}
