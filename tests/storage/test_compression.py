@@ -162,6 +162,20 @@ def test_nothing_is_compressed_on_the_host_plane_but_what_is_filled(codec, redis
         writer.clear()
 
 
+def test_an_entry_that_is_too_large_as_it_is_goes_compressed_also_from_one_host(codec, redis_server, tmp_path):
+    """Rings have room for a quarter more than the stream may hold; what is larger than that went over the wire."""
+    limit = int(FRAMES['obs'].nbytes / 1.1)
+    store = RedisStore(redis_server.url, next(_RUNS), compression=codec, max_pending_bytes=limit)
+    with HostCache(store, str(tmp_path)) as store:
+        reader = Reader(store, 's', 'near')
+        store.append('s', {}, {})
+        store.append('s', {}, {})
+        assert store.info().streams['s'].host == store.host
+        store.append('s', {}, FRAMES)
+        np.testing.assert_array_equal(reader.read()[-1].arrays['obs'], FRAMES['obs'])
+        store.clear()
+
+
 @pytest.fixture
 def lz4():
     if not CODECS['lz4'].is_installed:

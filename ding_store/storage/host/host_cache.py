@@ -278,6 +278,7 @@ class HostCache(Store):
                     cache,
                     note,
                     limit + limit // 4,
+                    limit,
                     lambda wait_s: self._learn(stream, wait_s),
                     # The same bytes whenever they are asked for: parts that were sent before are theirs.
                     None if options.compression == AUTO else options.compression,

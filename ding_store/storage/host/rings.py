@@ -64,6 +64,8 @@ class Rings:
         Thread-safe. A ring that stays full for a moment is followed by one of twice its size, up to ``max_bytes``; so a
         reader that keeps up keeps them small.
     Arguments:
+        - max_bytes (:obj:`int`): Of one ring.
+        - max_entry_bytes (:obj:`int`): More is not taken: the stream would not, but over the wire it may be shorter.
         - learn (:obj:`Callable`): Look which entries are acked, waiting so many seconds for news: it calls ``release``
           for them.
         - compression (:obj:`Optional[str]`): Of what has to go over the wire after all.
@@ -75,6 +77,7 @@ class Rings:
         cache: CacheDir,
         note: Dict[str, Any],
         max_bytes: int,
+        max_entry_bytes: int,
         learn: Callable[[float], None],
         compression: Optional[str] = None,
         checked: bool = False,
@@ -86,6 +89,7 @@ class Rings:
         self._cache = cache
         self._note = note
         self._max_bytes = max_bytes
+        self._max_entry_bytes = max_entry_bytes
         self._learn = learn
         self._lock = threading.RLock()  # ``learn`` comes back in through ``release``.
         self._growing = threading.Lock()  # Only who holds it adds a ring.
@@ -96,6 +100,8 @@ class Rings:
         """An entry, written to a ring; None where there is no room, and it has to go over the wire."""
         parts = encode_parts(header, arrays, checked=self._checked)
         length = length_of(parts)
+        if length > self._max_entry_bytes:
+            return None
         head = bytes(parts[0]) + bytes(parts[1])
         if length <= _JOINED_BYTES:
             parts = [b''.join(parts)]
