@@ -7,13 +7,14 @@ from redis_server import RedisServer
 
 from ding_store.errors import CorruptPayload, StoreError, StoreTimeout, VersionConflict
 from ding_store.storage import EntryId
+from ding_store.storage.exactly_once.outbox import Fill
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.host.planes import Record
 from ding_store.storage.redis import values as redis_values
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import chunk, eventually, number_of
 from ding_store.storage.wire import parts
-from ding_store.storage.wire.encoding import encode_pieces
+from ding_store.storage.wire.encoding import encode, encode_pieces
 
 STREAM = 'experience'
 #: 3.2 MB: four parts.
@@ -242,6 +243,19 @@ def test_a_fill_in_vain_leaves_no_parts(store, client):
     assert not store.fill_version('weights', 7, encode_pieces({}, chunk(2, LARGE)))
     assert sorted(client.keys('*:part:*')) == kept
     assert number_of(store.get('weights')) == 1
+
+
+@pytest.mark.parametrize('is_last', [True, False])
+def test_a_fill_of_an_entry_that_was_acked_meanwhile_leaves_no_parts(store, client, is_last):
+    reader = Reader(store, STREAM, 'learner')
+    place = store.append(STREAM, {}, chunk(0))
+    if not is_last:
+        store.append(STREAM, {}, chunk(1))
+    assert number_of(reader.read()[0]) == 0
+    reader.ack(place)
+    store._appends.fill(Fill(STREAM, place.epoch, 1, 2, encode({}, chunk(0, LARGE))))
+    assert num_parts(client) == 0
+    assert [number_of(entry) for entry in store.read(STREAM)] == ([] if is_last else [1])
 
 
 def test_a_value_replaced_while_it_is_fetched(store, client, monkeypatch):

@@ -8,12 +8,21 @@
 -- ARGV[6] number of parts that the payload is in; 0: none
 -- ARGV[7] key of the parts
 -- ARGV[8] payload
--- Returns 1 if it is filled now, -1 if parts are missing
+-- Returns 1 if it is filled now, 0 if it is not held (its parts are dropped in its epoch), -1 if parts are missing
 if ARGV[2] ~= epoch then
   make_none()
   return 0
 end
 local sequence = tonumber(ARGV[4])
+
+-- Nobody will ask for it: it was acked or dropped while its parts were on their way, and they would only take room.
+local function refuse()
+  for part = 0, tonumber(ARGV[6]) - 1 do
+    redis.call('UNLINK', ARGV[7] .. digits(part))
+  end
+  return 0
+end
+
 for number = math.min(tonumber(ARGV[5]), last), floor + 1, -1 do
   local id = digits(number) .. '-0'
   local found = redis.call('XRANGE', LOG, id, id)[1]
@@ -28,8 +37,8 @@ for number = math.min(tonumber(ARGV[5]), last), floor + 1, -1 do
       tell_room()
       return 1
     elseif known < sequence then
-      return 0
+      return refuse()
     end
   end
 end
-return 0
+return refuse()
