@@ -941,6 +941,25 @@ def test_a_server_that_forgets_costs_nothing(forgetful_server, tmp_path):
             assert reader.num_lost == 0
 
 
+@pytest.mark.parametrize('is_near', [False, True])
+def test_an_append_that_finds_no_server_keeps_its_entry(forgetful_server, tmp_path, is_near):
+    """Also where it was time to look after those before: who hears StoreUnavailable does not append again."""
+    options = {'host_cache_dir': str(tmp_path), 'reconnect_timeout_s': 0.2, 'check_every_s': 0.02}
+    with open_store(forgetful_server.url, 'keeps', **options) as writer:
+        reader = Reader(writer, 's', 'learner')
+        writer.append('s', {}, chunk(0))
+        for number in range(1, 1 + is_near):
+            writer.append('s', {}, chunk(number))
+        forgetful_server.kill()
+        time.sleep(0.05)
+        with pytest.raises(StoreUnavailable):
+            writer.append('s', {}, chunk(8))
+        forgetful_server.start()
+        writer.append('s', {}, chunk(9))
+        numbers = [number_of(entry) for entry in reader.read(timeout_s=WAIT_S)]
+        assert numbers == [*range(1 + is_near), 8, 9]
+
+
 def test_retired_runs_leave_nothing(opened, tmp_path):
     writer = opened()
     Reader(writer, 's', 'near')

@@ -307,7 +307,8 @@ class RedisStore(PlanedStore):
 
     @property
     def own_writer(self) -> Writer:
-        self._enter()
+        # An append asks for it before its entry is kept: one that finds no server then has to keep it.
+        self._enter(looks_around=False)
         return self._writer
 
     def want(self, stream: str) -> None:
