@@ -20,6 +20,11 @@ from ding_store.storage.wire.encoding import encode, encode_pieces, seal
 
 logger = logging.getLogger(__name__)
 
+#: So long a thread that appends waits for its turn at least: others hold the lock for a round trip, or for a fill.
+_TURN_S = 1.0
+#: So often it looks whether who holds the lock waits for room, once its own time is over.
+_LOOK_EVERY_S = 0.05
+
 WaitForRoom = Callable[[str, int, float], None]
 
 
@@ -55,17 +60,28 @@ class Lane:
         self.may_drop = options.overflow == 'drop_oldest'  # what nobody has acked
         self._compression = Choice()
         self.outbox = Outbox(stream, announce, options.max_pending_bytes, self.may_drop, fill)
+        self.is_waiting = False  # whether who holds the lock waits for room
         self._dropping = False
         self._num_dropped = 0
 
     @contextmanager
     def held(self, deadline: float) -> Iterator[None]:
-        if not self.lock.acquire(timeout=max(0.0, min(deadline - time.monotonic(), threading.TIMEOUT_MAX))):
-            raise StoreTimeout(f'append to {self.outbox.stream!r}: another thread waited for room until the deadline')
+        turn = max(deadline, time.monotonic() + _TURN_S)
+        while not self.lock.acquire(timeout=self._slice_s(deadline)):
+            now = time.monotonic()
+            if now >= deadline and (self.is_waiting or now >= turn):
+                what = 'waited for room' if self.is_waiting else 'did not get on'
+                raise StoreTimeout(f'append to {self.outbox.stream!r}: another thread {what} until the deadline')
         try:
             yield
         finally:
             self.lock.release()
+
+    def _slice_s(self, deadline: float) -> float:
+        left = deadline - time.monotonic()
+        if self.is_waiting:
+            return max(0.0, min(left, threading.TIMEOUT_MAX))
+        return min(max(left, _LOOK_EVERY_S), threading.TIMEOUT_MAX)
 
     def encoded(self, header: Header, arrays: Arrays) -> Payload:
         """An entry for the wire plane, as the stream's options want it."""
@@ -283,7 +299,11 @@ class Writer:
                     raise _given_up(outbox, item, StreamFull(f'{is_full}: overflow is "error"')) from None
                 if time.monotonic() >= deadline:
                     raise _given_up(outbox, item, StoreTimeout(f'{is_full}: no room was made in time')) from None
-                self._wait_for_room(outbox.stream, refused.room, deadline - time.monotonic())
+                lane.is_waiting = True
+                try:
+                    self._wait_for_room(outbox.stream, refused.room, deadline - time.monotonic())
+                finally:
+                    lane.is_waiting = False
             except ServerFull as e:
                 error = _given_up(outbox, item, e)
                 raise error from (e.__cause__ if error is e else e)

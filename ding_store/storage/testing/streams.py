@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ding_store.errors import ConfigError, CorruptPayload, StoreTimeout, StreamFull
-from ding_store.storage.base import OLDEST, Store
+from ding_store.storage.base import OLDEST, OVERFLOW, Store
 from ding_store.storage.testing.case import StoreCase
 from ding_store.storage.testing.helpers import WAIT_S, chunk, number_of
 
@@ -45,6 +45,12 @@ class StreamTests(StoreCase):
         assert [number_of(entry) for entry in store.read('s', places[1], max_entries=2)] == [2, 3]
         assert store.read('s', places[4]) == []
         assert [row[0] for row in self.raw_log(store, 's')] == [1, 2, 3, 4, 5]
+
+    @pytest.mark.parametrize('overflow', OVERFLOW)
+    def test_threads_that_wait_for_no_room_wait_for_their_turn(self, overflow: str) -> None:
+        with self.open(overflow=overflow) as store, ThreadPoolExecutor(4) as pool:
+            done = [pool.submit(store.append, 's', {}, chunk(i), timeout_s=0.0) for i in range(100)]
+            assert sorted(one.result(WAIT_S).number for one in done) == list(range(1, 101))
 
     @pytest.mark.parametrize('number', [0, -1])
     def test_as_many_as_none_are_not_read(self, store: Store, number: int) -> None:
