@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import functools
+import numbers
+import os
 import re
 from dataclasses import dataclass, field, fields
 from typing import Any, Dict, Mapping, Optional, Sequence
@@ -35,6 +37,10 @@ def _is_good(name: str, slashes: bool) -> bool:
     return good and (len(parts) == 1 or slashes)
 
 
+def _is_at_least_0(value: object) -> bool:
+    return isinstance(value, numbers.Real) and float(value) >= 0
+
+
 @dataclass(frozen=True)
 class StreamOptions:
     """
@@ -59,8 +65,8 @@ class StreamOptions:
             raise ConfigError(f'overflow ({self.overflow!r}) must be one of {", ".join(OVERFLOW)}')
         if not isinstance(self.max_pending_bytes, int) or self.max_pending_bytes < 1:
             raise ConfigError(f'max_pending_bytes ({self.max_pending_bytes!r}) must be an int >= 1')
-        if not self.max_block_s >= 0:
-            raise ConfigError(f'max_block_s ({self.max_block_s!r}) must be >= 0')
+        if not _is_at_least_0(self.max_block_s):
+            raise ConfigError(f'max_block_s ({self.max_block_s!r}) must be a number >= 0')
         check_compression(self.compression)
 
 
@@ -84,8 +90,8 @@ class StoreOptions:
 
     def __post_init__(self) -> None:
         # A blocked command must end before its socket times out: see RedisOptions.socket_timeout_s.
-        if not 0 < self.check_every_s <= 5:
-            raise ConfigError(f'check_every_s ({self.check_every_s!r}) must be above 0 and at most 5')
+        if not (_is_at_least_0(self.check_every_s) and 0 < self.check_every_s <= 5):
+            raise ConfigError(f'check_every_s ({self.check_every_s!r}) must be a number above 0 and at most 5')
 
     def of(self, stream: str) -> StreamOptions:
         return self.streams.get(stream, self.common)
@@ -97,6 +103,8 @@ def stream_options(options: Dict[str, Any]) -> StoreOptions:
     special = options.pop('stream_options', None) or {}
     check_every_s = options.pop('check_every_s', StoreOptions.check_every_s)
     streams = {}
+    if not isinstance(special, Mapping) or not all(isinstance(changes, Mapping) for changes in special.values()):
+        raise ConfigError(f'stream_options ({special!r}) must map names of streams to their options')
     for stream, changes in special.items():
         unknown = sorted(set(changes) - set(STREAM_OPTIONS))
         if unknown:
@@ -127,8 +135,8 @@ class RedisOptions:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not value >= 0:
-                raise ConfigError(f'{name} ({value!r}) must be >= 0')
+            if not _is_at_least_0(value):
+                raise ConfigError(f'{name} ({value!r}) must be a number >= 0')
 
 
 @dataclass(frozen=True)
@@ -155,6 +163,8 @@ class HostOptions:
     def __post_init__(self) -> None:
         if self.host_plane not in ('auto', 'off'):
             raise ConfigError(f'host_plane ({self.host_plane!r}) must be one of auto, off')
+        if self.host_cache_dir is not None and not isinstance(self.host_cache_dir, (str, os.PathLike)):
+            raise ConfigError(f'host_cache_dir ({self.host_cache_dir!r}) must be a path')
         size = self.host_cache_bytes
         if size is not None and (not isinstance(size, int) or size < 1):
             raise ConfigError(f'host_cache_bytes ({size!r}) must be an int >= 1')

@@ -81,6 +81,11 @@ def test_bad_runs(run):
         ({'stream_options': {'s': {'overflow': 'sometimes'}}}, 'overflow'),
         ({'stream_options': {'a b': {}}}, 'stream name'),
         ({'max_block_s': -1}, 'max_block_s'),
+        ({'max_block_s': None}, 'max_block_s .None. must be a number'),
+        ({'check_every_s': None}, 'check_every_s .None. must be a number'),
+        ({'reconnect_timeout_s': '60'}, "reconnect_timeout_s .'60'. must be a number"),
+        ({'stream_options': {'s': 3}}, 'stream_options .*must map names'),
+        ({'host_cache_dir': 5}, 'host_cache_dir .5. must be a path'),
     ],
 )
 def test_bad_options(options, match):
