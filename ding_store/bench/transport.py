@@ -13,13 +13,11 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Type
 
 import numpy as np
 
-from ding_store.bench.compression import measure_compression, needs, render_compression
 from ding_store.bench.machine import busy_cores, others
 from ding_store.bench.output import say, show
 from ding_store.bench.paths import Element, Outputs, Path, Timeout
 from ding_store.bench.peers import PATHS, is_installed
 from ding_store.bench.scratch import memory_directory, scratch
-from ding_store.bench.torchrl_redis import lacking, measure_torchrl, render_torchrl
 from ding_store.bench.wire import measure_wire, render_wire
 from ding_store.bench.workloads import WORKLOADS, Leaves, size_text
 from ding_store.errors import ConfigError
@@ -74,7 +72,20 @@ def main(
     if 'wire' in wanted:
         results['wire'] = measure_wire(seconds, say)
         show(render_wire(results['wire']))
-    if needs() and not {'compression', 'torchrl'}.isdisjoint(wanted):
+    if not {'compression', 'torchrl'}.isdisjoint(wanted):
+        _measure_frames(wanted, [element.name for element in chosen], seconds, results)
+    if json_file:
+        with open(json_file, 'w') as out:
+            json.dump(results, out, indent=1)
+    return 0
+
+
+def _measure_frames(wanted: List[str], names: List[str], seconds: float, results: Dict[str, Any]) -> None:
+    """The tables that narrow frames, as the buffer does, with torch and DI-engine: no producer must load those."""
+    from ding_store.bench.compression import measure_compression, needs, render_compression
+    from ding_store.bench.torchrl_redis import lacking, measure_torchrl, render_torchrl
+
+    if needs():
         show(f'no frames of games are measured: no {", ".join(needs())} (the extra `atari`)')
     if 'compression' in wanted and not needs():
         results['compression'] = measure_compression(seconds, say)
@@ -82,13 +93,9 @@ def main(
     if 'torchrl' in wanted and (lack := lacking()):
         show(lack)
     elif 'torchrl' in wanted:
-        for result in measure_torchrl([element.name for element in chosen], seconds, say):
+        for result in measure_torchrl(names, seconds, say):
             results['torchrl'].append(result)
             show(render_torchrl(result))
-    if json_file:
-        with open(json_file, 'w') as out:
-            json.dump(results, out, indent=1)
-    return 0
 
 
 def measure(element: Element, ways: List[Type[Path]], seconds: float) -> Dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jobs import ding_store, environment
 
-from ding_store.bench import torchrl_redis, transport
+from ding_store.bench import compression, torchrl_redis, transport
 from ding_store.bench.tcp_server import tcp_server
 from ding_store.bench.torchrl_redis import (
     ELEMENTS,
@@ -120,7 +120,7 @@ def test_ratios_are_medians_of_those_of_each_round():
 def test_where_torchrl_is_not_installed_the_table_says_how_it_would_be(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, 'torchrl.data.replay_buffers', None)
     out = tmp_path / 'out.json'
-    monkeypatch.setattr(transport, 'needs', lambda: ['ale_py'])
+    monkeypatch.setattr(compression, 'needs', lambda: ['ale_py'])
     assert transport.main(None, None, 0.1, str(out), 'torchrl') == 0
     said = capsys.readouterr().out
     assert 'pip install "torchrl>=0.13"' in said

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -40,6 +41,12 @@ def test_every_figure_is_there(tmp_path):
         narrow = [one for one in result['compression'] if one['dtype'] == 'uint8']
         assert narrow
         assert all(one['bytes'] / one['stored_bytes'] > 3.9 for one in narrow)
+
+
+def test_producers_load_neither_torch_nor_ding():
+    """Each is a new process of this module: they take seconds, and DI-engine's imports say something every time."""
+    code = 'import sys, ding_store.bench.transport; sys.exit(not {"torch", "ding"}.isdisjoint(sys.modules))'
+    subprocess.run([sys.executable, '-c', code], check=True, timeout=60)
 
 
 def test_the_stock_way_loses_a_burst():
