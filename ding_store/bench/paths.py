@@ -195,6 +195,39 @@ class OursOnWire(Ours):
     plane = 'off'
 
 
+class OursThroughTable(Ours):
+    """The same through the replay, as a learner does it: each chunk is pushed, and each row sampled once, in order."""
+
+    title = 'ding_store (table)'
+    needs = 'ding'
+    #: As many rows as no cache holds, and more where they are small.
+    table_bytes, max_rows = 256 << 20, 100_000
+
+    def consume(self) -> None:
+        from ding_store.buffer import Fifo, StoreBuffer
+
+        super().consume()
+        rows = min(self.table_bytes // self.element.row_bytes, self.max_rows)
+        self._buffer = StoreBuffer(max(rows, 4 * self.element.batch), sampler=Fifo())
+        self._num_waiting = 0  # rows that were not sampled yet
+
+    def batch(self, timeout_s: float) -> Columns:
+        while self._num_waiting < self.element.batch:
+            self._num_waiting += len(self._buffer.extend(self._first(timeout_s).arrays))
+            self._done()
+        self._num_waiting -= self.element.batch
+        data = self._buffer.sample_batch(self.element.batch).data
+        return {name: data[name].numpy() for name in self.element.leaves}
+
+    def chunk(self, timeout_s: float) -> Columns:
+        return self.batch(timeout_s)
+
+    def close(self) -> None:
+        if hasattr(self, '_buffer'):
+            self._buffer.close()
+        super().close()
+
+
 class BareRing(Path):
     """The limit: slots in shared memory, and two counters that the sides watch, busy; nobody is told anything."""
 

@@ -10,7 +10,17 @@ from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from typing import Any, Dict, List, Optional, Type
 
 from ding_store.bench import ray_cluster
-from ding_store.bench.paths import BareRing, Columns, Element, Ours, OursOnWire, Outputs, Path, Timeout
+from ding_store.bench.paths import (
+    BareRing,
+    Columns,
+    Element,
+    Ours,
+    OursOnWire,
+    OursThroughTable,
+    Outputs,
+    Path,
+    Timeout,
+)
 
 
 class InChunks(Path):
@@ -175,7 +185,9 @@ class Reverb(InChunks):
         self._waiting.shutdown()
 
 
-PATHS: Dict[str, Type[Path]] = {path.title: path for path in (Ours, OursOnWire, BareRing, Nng, Ray, Reverb)}
+PATHS: Dict[str, Type[Path]] = {
+    path.title: path for path in (Ours, OursThroughTable, OursOnWire, BareRing, Nng, Ray, Reverb)
+}
 
 
 def is_installed(path: Type[Path]) -> bool:

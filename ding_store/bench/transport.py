@@ -321,14 +321,14 @@ def render(result: Dict[str, Any]) -> str:
         f'{result["element"]}: {size_text(size)}, chunks of {result["chunk"]}, batches of {result["batch"]}',
         f'  memcpy into a warm batch: {limit:,.0f} el/s ({size_text(limit * size)}/s) from memory, '
         f'{cached:,.0f} el/s ({size_text(cached * size)}/s) of one batch again and again',
-        f'  {"way":<16} {"el/s":>10} {"GB/s":>7} {"/memcpy":>8} {"lost":>8} '
+        f'  {"way":<18} {"el/s":>10} {"GB/s":>7} {"/memcpy":>8} {"lost":>8} '
         f'{"P50":>10} {"P99":>10} {"max":>10}   burst: of rows sent came',
     ]
     for title, record in result['paths'].items():
         times = ' '.join(f'{record["latency"][key] * 1e3:>8.2f}ms' for key in ('p50_s', 'p99_s', 'max_s'))
         burst_text = '{received:,} of {sent:,}'.format(**record['burst']) if record['burst'] else '-'
         lines.append(
-            f'  {title:<16} {record["elements_per_s"]:>10,.0f} {record["gb_per_s"]:>7.2f} '
+            f'  {title:<18} {record["elements_per_s"]:>10,.0f} {record["gb_per_s"]:>7.2f} '
             f'{record["fraction_of_memcpy"]:>8.2f} {record["lost"]:>8,} {times}   {burst_text}'
         )
     return '\n'.join(lines + others(result['others_cores']))

@@ -17,14 +17,14 @@ from ding_store.errors import ConfigError
 
 def test_every_figure_is_there(tmp_path):
     command = ding_store('bench', 'transport', '--seconds', '0.1', '--json', tmp_path / 'out.json')
-    command += ['--elements', 'cartpole', '--paths', 'ding_store,ding_store (wire),bare ring']
+    command += ['--elements', 'cartpole', '--paths', 'ding_store,ding_store (table),ding_store (wire),bare ring']
     done = subprocess.run(command, env=environment(), capture_output=True, timeout=240)
     assert done.returncode == 0, done.stderr.decode()[-3000:]
     result = json.loads((tmp_path / 'out.json').read_text())
     for element in result['elements']:
         assert element['memcpy_elements_per_s'] > 0
         assert element['others_cores'] >= 0
-        assert set(element['paths']) == {'ding_store', 'ding_store (wire)', 'bare ring'}
+        assert set(element['paths']) == {'ding_store', 'ding_store (table)', 'ding_store (wire)', 'bare ring'}
         for figures in element['paths'].values():
             assert figures['elements_per_s'] > 0
             assert figures['lost'] == 0
