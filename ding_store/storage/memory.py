@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import os
 import sys
 import threading
@@ -208,6 +209,7 @@ class MemoryStore(PlanedStore):
 
     def add(self, counter: str, amount: int = 0) -> int:
         check_name('counter', counter)
+        amount = operator.index(amount)  # numpy's integers, too
         self._enter()
         with self._memory.changed:
             counters = self._memory.state.counters

@@ -197,3 +197,9 @@ def swapped(payload, a, b, size=4096):
     a, b = min(a, b), max(a, b)
     first, second = payload[a : a + size], payload[b : b + size]
     return payload[:a] + second[: len(first)] + payload[a + size : b] + first[: len(second)] + payload[b + size :]
+
+
+@pytest.mark.parametrize('value', [{1}, 10**5000], ids=['set', 'huge'])
+def test_a_header_that_json_cannot_hold_is_refused_as_such(value):
+    with pytest.raises(TypeError, match='header .* must be JSON-able'):
+        wire.encode({'x': value}, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 import time
@@ -275,6 +276,7 @@ class RedisStore(PlanedStore):
 
     def add(self, counter: str, amount: int = 0) -> int:
         check_name('counter', counter)
+        amount = operator.index(amount)  # numpy's integers, too
         self._enter()
         keys = [self._keys.counters]
         return int(self._call(f'add to {counter!r}', lambda session: session.run('add', keys, counter, amount)))

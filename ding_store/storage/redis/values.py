@@ -243,7 +243,7 @@ def _reply(reply: Any) -> Tuple[int, int, int, str]:
 
 def _known(newer_than: int, or_filled: bool) -> str:
     """The last id that is no news: "<version>-0" is a version, "<version>-1" the same with its payload filled in."""
-    if newer_than == 0:
+    if newer_than <= 0:
         return '0-0'
     return f'{newer_than}-0' if or_filled else f'{newer_than}-18446744073709551615'
 

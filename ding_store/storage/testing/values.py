@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 from ding_store.errors import VersionConflict
@@ -14,7 +15,8 @@ from ding_store.storage.testing.helpers import WAIT_S, chunk
 
 class ValueTests(StoreCase):
     def test_values_have_versions(self, store: Store) -> None:
-        assert store.get('weights/main') is None
+        for newer_than in (0, -1):
+            assert store.get('weights/main', newer_than, timeout_s=0.01) is None
         assert store.put('weights/main', {'iter': 1}, chunk(1)) == 1
         assert store.put('weights/main', {'iter': 2}, chunk(2)) == 2
         value = store.get('weights/main')
@@ -76,7 +78,9 @@ class ValueTests(StoreCase):
 
     def test_counters(self, store: Store) -> None:
         assert store.add('n') == 0
-        assert store.add('n', 5) == 5
+        assert store.add('n', np.int64(5)) == 5  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            store.add('n', 0.5)  # type: ignore[arg-type]
         with self.another(store) as other:
             assert other.add('n', -2) == 3
         assert store.info().counters == {'n': 3}

@@ -245,7 +245,10 @@ def _shapes_text(columns: Tuple[Tuple[str, np.dtype[Any], Tuple[int, ...]], ...]
 
 
 def _shortened(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits in it
+        return f'of type {type(value).__name__}'
     return text if len(text) <= 200 else text[:200] + '...'
 
 
