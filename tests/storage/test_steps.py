@@ -1,20 +1,25 @@
 """
 Readers join and leave while a writer is stopped at a step of its protocol: at every step, thousands of times, in one
-process, so that each interleaving is the one that the seed says.
+process, so that each interleaving is the one that the seed says. In memory, and on a real server, whose scripts decide.
 """
 
+import contextlib
+import os
 import random
 from collections import Counter
 
 import pytest
 from test_host import CarelessMemory, Quiet
 
+from ding_store.storage.exactly_once.outbox import WIRE
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.host import rings
 from ding_store.storage.host.mapped import PAGE
 from ding_store.storage.host.ring import RingWriter
 from ding_store.storage.host.rings import Rings
 from ding_store.storage.memory import Memory, MemoryStore
+from ding_store.storage.redis.appends import RedisAppends
+from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, number_of
 
 STREAM = 'experience'
@@ -39,12 +44,50 @@ class Far:
         self.store.close()
 
 
+class InMemory:
+    """Where the stream of one round is."""
+
+    def __init__(self, memory):
+        self._memory = memory
+
+    def open(self, **options):
+        return MemoryStore(memory=self._memory, **options)
+
+    def state(self):
+        """(number up to which it is trimmed, bytes that it holds)"""
+        log = self._memory.log(STREAM)
+        return log.floor, log.pending_bytes
+
+    def close(self):
+        pass
+
+
+class OnServer:
+    """The same on a real one."""
+
+    def __init__(self, url, run):
+        self._url, self._run = url, run
+        self._looking = self.open()
+
+    def open(self, **options):
+        # Hardly a look around by the clock: what a store does is up to the seed.
+        return RedisStore(self._url, self._run, check_every_s=5, **options)
+
+    def state(self):
+        stream = self._looking.stream_info(STREAM)
+        return (stream.floor, stream.pending_bytes) if stream is not None else (0, 0)
+
+    def close(self):
+        self._looking.retire()
+        self._looking.close()
+
+
 class Interleaved:
     """Two writers and a learner on one host; whatever a writer does, others act between its steps."""
 
-    def __init__(self, tmp_path, seed, monkeypatch, memory):
+    def __init__(self, tmp_path, seed, monkeypatch, place):
         self.random = random.Random(seed)
-        self.memory, self.directories = memory, (str(tmp_path / 'a'), str(tmp_path / 'b'))
+        self.place, self.directories = place, (str(tmp_path / 'a'), str(tmp_path / 'b'))
         self.stopped = None  # the step at which a writer is
         self.stops, self.joins = Counter(), 0
         self.count, self.learned, self.far = 0, [], None
@@ -52,14 +95,11 @@ class Interleaved:
         self.appended_by = {}
         self._stop_in_rings(monkeypatch)
         self.writers = [self.writer(), self.writer()]
-        self.learners_store = Quiet(self.plain(), self.directories[0])
+        self.learners_store = Quiet(place.open(), self.directories[0])
         self.learner = Reader(self.learners_store, STREAM, 'learner')
 
-    def plain(self):
-        return MemoryStore(memory=self.memory)
-
     def writer(self):
-        store = MemoryStore(memory=self.memory, max_pending_bytes=LIMIT)
+        store = self.place.open(max_pending_bytes=LIMIT)
         announce, fill = store._writer._announce, store._writer._fill
 
         def announced(said):
@@ -95,7 +135,7 @@ class Interleaved:
 
         def packed(rings, header, arrays):
             # As a ring does that is smaller than the limit: what comes before there is no room goes over the wire.
-            return pack(rings, header, arrays) if self.memory.log(STREAM).pending_bytes < LIMIT // 2 else None
+            return pack(rings, header, arrays) if self.place.state()[1] < LIMIT // 2 else None
 
         monkeypatch.setattr(Rings, 'pack', packed)
         monkeypatch.setattr(RingWriter, '_announce_reserved', reserved)
@@ -113,7 +153,8 @@ class Interleaved:
 
     def join(self):
         if self.far is None:
-            store = Quiet(self.plain(), self.directories[1]) if self.random.random() < 0.1 else self.plain()
+            has_files = self.random.random() < 0.1
+            store = Quiet(self.place.open(), self.directories[1]) if has_files else self.place.open()
             self.far = Far(store, self.random.choice(('oldest', 'now')))
             self.joins += 1
 
@@ -141,12 +182,12 @@ class Interleaved:
 
     def make_room(self):
         """All readers read what there is. A writer that waits for room still makes readable what is wanted of it."""
-        floor = self.memory.log(STREAM).floor
+        floor, _ = self.place.state()
         self.help()
         self.learn(64)
         if self.far is not None:
             self.far.read()
-        self.num_stuck = 0 if self.memory.log(STREAM).floor > floor else self.num_stuck + 1
+        self.num_stuck = 0 if self.place.state()[0] > floor else self.num_stuck + 1
         assert self.num_stuck < 3
 
     def help(self):
@@ -155,7 +196,8 @@ class Interleaved:
             store._writer.check_stream(STREAM)
 
     def catch_up(self):
-        """All that was appended reaches all readers, with the writers' help."""
+        """All that was appended reaches all readers, with the writers' help, and nobody comes who would help, too."""
+        self.stopped = 'catching up'
         while len(self.learned) < self.count or (self.far is not None and self.far.reader.lag()):
             before = len(self.learned), self.far and len(self.far.seen)
             self.help()
@@ -169,6 +211,7 @@ class Interleaved:
             self.check(self.far)
             held = self.learned[-len(self.far.seen) :] if self.far.seen else []
             assert self.far.seen == held, 'it has seen all since it came'
+        self.stopped = None
 
     def check(self, far):
         """Each saw a stretch of the one order in which entries were appended, without a gap or a repetition."""
@@ -193,19 +236,22 @@ class Interleaved:
 
 
 @pytest.fixture(autouse=True)
-def _small_rings(monkeypatch):
+def _small_rings_and_no_complaints(monkeypatch):
     monkeypatch.setattr(rings, 'FIRST_BYTES', PAGE)
     monkeypatch.setattr(rings, 'PATIENCE_S', 0.0)
+    # Nobody complains: the planes alone must see to it that everything arrives.
+    for kind in (MemoryStore, RedisStore):
+        monkeypatch.setattr(kind, 'want', lambda self, stream: None)
 
 
-def run(tmp_path, monkeypatch, num_runs, num_appends=60, memory=Memory):
+def run(tmp_path, monkeypatch, num_runs, place, num_appends=60):
     stops, joins = Counter(), 0
     for seed in range(num_runs):
-        with monkeypatch.context() as patches:
-            one = Interleaved(tmp_path / str(seed), seed, patches, memory())
-            for number in range(num_appends):
+        with monkeypatch.context() as patches, contextlib.closing(place(seed)) as where:
+            one = Interleaved(tmp_path / str(seed), seed, patches, where)
+            for _ in range(num_appends):
                 one.append(one.random.randint(0, 1))
-                if number % 10 == 9:
+                if one.random.random() < 0.15:
                     one.catch_up()
             one.close()
             stops += one.stops
@@ -214,13 +260,37 @@ def run(tmp_path, monkeypatch, num_runs, num_appends=60, memory=Memory):
 
 
 def test_readers_come_and_go_at_every_step_of_a_writer(tmp_path, monkeypatch):
-    stops, joins = run(tmp_path, monkeypatch, num_runs=60)
+    stops, joins = run(tmp_path, monkeypatch, 90, lambda seed: InMemory(Memory()))
     assert set(stops) == set(STEPS)
     assert min(stops.values()) > 300, stops
     assert joins > 3000
 
 
+@pytest.fixture
+def on_server(redis_server):
+    return lambda seed: OnServer(redis_server.url, f'steps-{os.getpid()}-{seed}')
+
+
+def test_readers_come_and_go_at_every_step_of_a_writer_to_a_server(tmp_path, monkeypatch, on_server):
+    stops, joins = run(tmp_path, monkeypatch, 15, on_server)
+    assert set(stops) == set(STEPS)
+    assert min(stops.values()) > 40, stops
+    assert joins > 1000
+
+
 def test_the_interleavings_notice_stale_references(tmp_path, monkeypatch):
-    monkeypatch.setattr(MemoryStore, 'want', lambda self, stream: None)  # who complains would be helped all the same
     with pytest.raises(AssertionError):
-        run(tmp_path, monkeypatch, num_runs=60, memory=CarelessMemory)
+        run(tmp_path, monkeypatch, 60, lambda seed: InMemory(CarelessMemory()))
+
+
+def test_the_interleavings_notice_a_server_that_takes_stale_references(tmp_path, monkeypatch, on_server, redis_server):
+    append = RedisAppends._append
+
+    def careless(appends, said, *place):
+        with redis_server.client() as client:
+            plane = client.hget(appends._key(STREAM, 'meta'), 'plane')
+        return append(appends, said if said.plane == WIRE else said._replace(plane=int(plane or 0)), *place)
+
+    monkeypatch.setattr(RedisAppends, '_append', careless)
+    with pytest.raises(AssertionError):
+        run(tmp_path, monkeypatch, 20, on_server)
