@@ -27,6 +27,7 @@ from ding_store.errors import (
 )
 from ding_store.storage import open_store
 from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.host import rings
 from ding_store.storage.host.planes import is_reference
 from ding_store.storage.memory import MemoryStore
 from ding_store.storage.redis import link
@@ -296,6 +297,79 @@ def test_memory_is_bounded_when_the_reader_is_slow(forgetful_server, overflow):
     assert reader.num_lost <= stream.num_dropped
     assert used < 3 * limit + 8_000_000, f'Redis held {used} bytes'
     assert held - begin < 4 * limit + 20_000_000, f'this process grew by {held - begin} bytes'
+
+
+def own_memory(pid='self'):
+    """Of a process, without the files that it maps."""
+    with open(f'/proc/{pid}/status') as status:
+        (words,) = (line.split() for line in status if line.startswith('RssAnon'))
+    return int(words[1]) * 1024
+
+
+@pytest.mark.parametrize('overflow', ['block', 'drop_oldest', 'error'])
+@pytest.mark.parametrize('plane', ['auto', 'off'])
+def test_memory_of_two_processes_and_of_their_files_is_bounded(
+    forgetful_server, tmp_path, monkeypatch, plane, overflow
+):
+    """
+    Forty times the limit, in payloads above what is inline: in rings of this host, or in parts. The reader takes two
+    when the stream is full, and when something was dropped or refused since it last did.
+    """
+    limit, size, total = 4_000_000, 400_000, 400
+    monkeypatch.setattr(rings, 'FIRST_BYTES', 1 << 20)
+    options = dict(host_plane=plane, host_cache_dir=str(tmp_path), max_pending_bytes=limit, overflow=overflow)
+
+    def write(pipe):
+        memory = []
+        with open_store(forgetful_server.url, 'run', **options) as store:
+            for number in range(total):
+                array = np.full(size, number % 251, np.uint8)
+                try:
+                    store.append(STREAM, {'number': number}, {'x': array}, timeout_s=WAIT_S)
+                except StreamFull:
+                    store.add('refused', 1)
+                memory.append(own_memory())
+            store.put('done', {'grown': max(memory) - memory[20]}, {})
+            store.get('finished', timeout_s=WAIT_S)
+
+    peaks, seen, first, left_out = collections.Counter(), [], {}, 0
+
+    def num_left_out():
+        return store.add('refused', 0) + store.info().streams[STREAM].num_dropped
+
+    def look():
+        peaks['server'] = max(peaks['server'], client.info('memory')['used_memory'])
+        peaks['files'] = max(peaks['files'], sum(path.stat().st_size for path in tmp_path.rglob('*.*')))
+        peaks['reader'] = max(peaks['reader'], own_memory())
+
+    def is_time():
+        is_full = store.stream_info(STREAM).pending_bytes > limit - 2 * size
+        is_slow = overflow == 'block' or num_left_out() > left_out
+        return is_full and is_slow or store.get('done') is not None
+
+    with open_store(forgetful_server.url, 'run', **options) as store, forgetful_server.client() as client:
+        reader = Reader(store, STREAM, 'learner')
+        with child(write):
+            while store.get('done') is None or reader.lag():
+                eventually(is_time, 'the stream is full')
+                left_out = num_left_out()
+                for entry in reader.read(2):
+                    assert (entry.arrays['x'] == entry.header['number'] % 251).all()
+                    seen.append(entry.header['number'])
+                entry = None
+                reader.ack()
+                look()
+                first = first or dict(peaks)
+            grown, refused = store.get('done').header['grown'], store.add('refused', 0)
+            store.put('finished', {}, {})
+    assert len(seen) + reader.num_lost + refused == total
+    assert seen == sorted(set(seen))
+    assert (refused > 0) == (overflow == 'error')
+    assert (reader.num_lost > 0) == (overflow == 'drop_oldest')
+    assert peaks['server'] < (2 if plane == 'auto' else 3) * limit + 8_000_000, peaks
+    assert (1 if plane == 'auto' else 0) * limit / 2 <= peaks['files'] <= 2.5 * limit, peaks
+    assert grown < 2 * limit + 8_000_000
+    assert peaks['reader'] - first['reader'] < 2 * limit + 8_000_000
 
 
 def test_who_is_closed_while_it_connects_keeps_no_connection(redis_server, monkeypatch):
