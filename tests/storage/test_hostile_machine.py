@@ -4,8 +4,12 @@ import errno
 import itertools
 import multiprocessing
 import os
+import random
 import re
+import shutil
 import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -206,6 +210,107 @@ def test_a_server_whose_clock_is_set_back_with_its_memory_lost(opened, redis_ser
         client.delete(wants)
         writer.put('weights', {}, {'x': np.full(10_000, 2)})
         assert far.get('weights', 1, WAIT_S).arrays['x'][0] == 2
+
+
+@pytest.fixture
+def set_clock(tmp_path, monkeypatch):
+    """Sets how many seconds the time of day is off for all processes that are started from now on."""
+    compiler = shutil.which('cc') or shutil.which('gcc')
+    if compiler is None:
+        pytest.skip('needs a C compiler, for a clock that jumps')
+    library, file = tmp_path / 'clock.so', tmp_path / 'clock'
+    words = [compiler, '-shared', '-fPIC', '-o', str(library), str(Path(__file__).with_name('clock.c')), '-ldl']
+    subprocess.run(words, check=True, timeout=60)
+
+    def set_clock(seconds):
+        new = file.with_suffix('.new')
+        new.write_text(str(seconds))
+        new.replace(file)
+
+    set_clock(0)
+    monkeypatch.setenv('CLOCK_FILE', str(file))
+    monkeypatch.setenv('LD_PRELOAD', str(library))
+    return set_clock
+
+
+@pytest.fixture
+def jumping_server(set_clock, redis_binary, monkeypatch):
+    with RedisServer(redis_binary) as server, server.client() as client:
+        set_clock(DAY_S)
+        assert abs(client.time()[0] - DAY_S - time.time()) < WAIT_S, 'its clock can be set'
+        yield server
+
+
+DAY_S = 86400
+WRITE = """
+import sys, time
+import numpy as np
+from ding_store.storage import open_store
+from ding_store.storage.testing import WAIT_S, chunk
+url, plane, directory, total = *sys.argv[1:4], int(sys.argv[4])
+times = []
+with open_store(url, 'run', host_plane=plane, host_cache_dir=directory) as store:
+    for number in range(total):
+        times.append(time.time())
+        store.append('experience', {}, chunk(number, (8, 2000, 50_000)[number % 3]))
+        store.put('weights', {}, {'x': np.full(20_000, number)})
+    print(any(after < before for before, after in zip(times, times[1:])), flush=True)
+    store.get('finished', timeout_s=WAIT_S)
+"""
+
+
+@pytest.mark.parametrize('plane', ['auto', 'off'])
+def test_clocks_that_jump_cost_nothing(jumping_server, set_clock, tmp_path, plane):
+    """Those of the server and of a writer, by hours and days, back and forth, while a reader's goes on as ever."""
+    total, rng = 150, random.Random(3)
+    options = dict(host_plane=plane, host_cache_dir=str(tmp_path / 'cache'))
+    with open_store(jumping_server.url, 'run', **options) as store:
+        reader, seen, weights = Reader(store, STREAM, 'learner'), [], []
+        words = [sys.executable, '-c', WRITE, jumping_server.url, plane, options['host_cache_dir'], str(total)]
+        writer = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        try:
+            while len(seen) < total:
+                entries = reader.read(3, timeout_s=WAIT_S)
+                assert entries, seen
+                seen += map(number_of, entries)
+                set_clock(rng.choice([0, 3600, -3600, DAY_S, -DAY_S, 40 * DAY_S]))
+                reader.ack()
+                weights.append(int(store.get('weights', timeout_s=WAIT_S).arrays['x'][-1]))
+            assert writer.stdout.readline().strip() == 'True', 'its clock went back'
+            assert store.get('weights').arrays['x'][-1] == total - 1
+            store.put('finished', {}, {})
+            assert writer.wait(WAIT_S) == 0
+        finally:
+            writer.kill()
+            writer.communicate()
+    assert (seen, reader.num_lost, reader.num_duplicates) == (list(range(total)), 0, 0)
+    assert weights == sorted(weights)
+
+
+@pytest.mark.parametrize('what', ['entry', 'value'])
+def test_a_wait_ends_though_the_servers_clock_was_set_back(jumping_server, set_clock, what):
+    """Redis tells by it when a blocked command is over: it is after a socket timeout, and what comes is heard of."""
+    options = dict(socket_timeout_s=1.0, check_every_s=0.5)
+    with open_store(jumping_server.url, 'run', host_plane='off', **options) as store:
+        with (
+            open_store(jumping_server.url, 'run') as other,
+            jumping_server.client() as client,
+            ThreadPoolExecutor() as pool,
+        ):
+            call = {
+                'entry': lambda wait_s: store.read(STREAM, timeout_s=wait_s),
+                'value': lambda wait_s: store.get('v', 0, wait_s),
+            }
+            waiting = pool.submit(call[what], 2.0)
+            eventually(lambda: client.info('clients')['blocked_clients'] == 1, 'it waits')
+            set_clock(-DAY_S)
+            assert not waiting.result(WAIT_S / 2)
+            waiting = pool.submit(call[what], WAIT_S)
+            eventually(lambda: client.info('clients')['blocked_clients'] == 1, 'it waits')
+            set_clock(-2 * DAY_S)
+            other.append(STREAM, {}, chunk(0))
+            other.put('v', {}, {})
+            assert waiting.result(WAIT_S / 2)
 
 
 def in_child(store, numbers, said):
