@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import redis
 from processes import child
 
 from ding_store.errors import (
@@ -31,7 +32,7 @@ from ding_store.storage.host import rings
 from ding_store.storage.host.planes import is_reference
 from ding_store.storage.memory import MemoryStore
 from ding_store.storage.redis import link
-from ding_store.storage.redis.server import make_client
+from ding_store.storage.redis.server import Life, make_client
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 from ding_store.storage.wire import encoding as wire
@@ -385,6 +386,41 @@ def test_who_is_closed_while_it_connects_keeps_no_connection(redis_server, monke
         store._link.connect()
     (client,) = made
     assert [connection._sock for connection in client.connection_pool._available_connections] == [None]
+
+
+def test_who_connects_while_the_store_is_closed_waits_for_nothing(redis_server, monkeypatch):
+    """With TLS that takes some milliseconds, and close() can shut no connection that is not there yet."""
+    connect, greet = redis.UnixDomainSocketConnection._connect, Life.greet
+    connects, is_closed, sent = threading.Event(), threading.Event(), []
+    store = RedisStore(redis_server.url, 'run')
+
+    def slowly(connection):
+        connects.set()
+        assert is_closed.wait(WAIT_S)
+        return connect(connection)
+
+    def greeted(life, connection):
+        greet(life, connection)
+        connection.send_command = connection.send_packed_command = refuse
+
+    def refuse(*words, **options):
+        sent.append(words)
+        raise redis.ConnectionError('too late')
+
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(store.get, 'nothing', timeout_s=WAIT_S)
+        with redis_server.client() as client:
+            eventually(lambda: client.info('clients')['blocked_clients'], 'it waits, with the only connection')
+        monkeypatch.setattr(redis.UnixDomainSocketConnection, '_connect', slowly)
+        monkeypatch.setattr(Life, 'greet', greeted)
+        second = pool.submit(store.get, 'nothing', timeout_s=WAIT_S)
+        assert connects.wait(WAIT_S)
+        store.close()
+        is_closed.set()
+        for waiting in (first, second):
+            with pytest.raises(StoreClosed):
+                waiting.result(WAIT_S)
+    assert sent == []
 
 
 def test_a_waiting_reader_hears_of_a_memory_that_was_lost_without_a_disconnect(redis_server):

@@ -356,7 +356,7 @@ class Link:
                 self._check_open()  # it was another thread's turn for long, perhaps
                 url, num_ends = self._target()
                 life = Life(self.address, num_ends)
-                client = make_client(url, life.greet, self._options.socket_timeout_s)
+                client = make_client(url, lambda one: self._greet(life, one), self._options.socket_timeout_s)
                 client.info('server')
                 self.num_sessions += 1
                 session = self._session = Session(client, self._scripts, life)
@@ -364,6 +364,13 @@ class Link:
                     session.close()  # close() may have been before it
                     self._check_open()
             return session
+
+    def _greet(self, life: Life, connection: Any) -> None:
+        """A new connection, which may have taken its time: with TLS, or on a slow line."""
+        life.greet(connection)
+        if self._closed.is_set():
+            connection.disconnect()  # close() woke only those that had one by then: this one would block
+            self._check_open()
 
     def _open_beside(self) -> None:
         """In a thread of its own: where all are hasty, nobody else would."""
