@@ -78,6 +78,11 @@ def check_store(url: str, connect: Callable[[str], Any] = opened) -> Finding:
 
 
 def _store_fix(error: StoreError) -> str:
+    if isinstance(error, StoreDenied) and 'TLS failed' in str(error):
+        return (
+            "the authority of the server's certificate in the URL, and a client certificate where it asks for one: "
+            'rediss://host:port?ssl_ca_certs=FILE&ssl_certfile=FILE&ssl_keyfile=FILE'
+        )
     if isinstance(error, StoreDenied):
         return 'put user and password in the URL: redis://user:password@host:port (rediss:// for TLS)'
     if isinstance(error, StoreUnavailable):

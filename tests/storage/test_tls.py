@@ -10,6 +10,7 @@ from proxy import Proxy
 from redis_server import RedisServer
 
 from ding_store import errors
+from ding_store.doctor.server import check_store
 from ding_store.storage import open_store
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.redis.store import RedisStore
@@ -103,10 +104,21 @@ def test_a_server_without_tls(redis_server, authority):
             open_store(url(proxy.port, authority), connect_timeout_s=0, socket_timeout_s=0.4, check_every_s=0.2)
 
 
-def test_files_that_are_not_there(redis_server):
+@pytest.mark.parametrize('name', ['ssl_ca_certs', 'ssl_certfile', 'ssl_keyfile'])
+def test_files_that_are_not_there(redis_server, name):
+    """Nothing is tried, and nothing waited for: the default patience would be."""
     with Proxy(redis_server.socket) as proxy:
-        with pytest.raises(errors.StoreError, match=f'rediss://127.0.0.1:{proxy.port}'):
-            open_store(f'rediss://127.0.0.1:{proxy.port}?ssl_ca_certs=/nowhere/ca.crt', connect_timeout_s=0)
+        with pytest.raises(errors.ConfigError, match=f'{name} in the URL of rediss://127.0.0.1:{proxy.port}') as caught:
+            open_store(f'rediss://127.0.0.1:{proxy.port}?{name}=/nowhere/hunter2.crt')
+        assert 'hunter2' not in str(caught.value)
+        assert proxy.num_connections == 0
+
+
+def test_the_doctor_says_what_tls_wants(proxy, strangers):
+    """A server of another authority: a password would change nothing."""
+    finding = check_store(url(proxy.port, strangers, strangers), lambda url: open_store(url, connect_timeout_s=0))
+    assert 'TLS failed' in finding.found
+    assert 'ssl_ca_certs=' in finding.fix
 
 
 def test_a_redis_that_speaks_tls_itself(redis_binary, authority):

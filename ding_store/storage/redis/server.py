@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import os
 import select
 import socket
 import ssl
 import threading
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -22,6 +23,7 @@ MIN_VERSION = (6, 2)  # XTRIM MINID, exclusive ranges
 # Replies of the third protocol have other shapes; older clients know only the second one.
 _PROTOCOL: Dict[str, Any] = {'protocol': 2} if 'protocol' in inspect.signature(redis.Redis.__init__).parameters else {}
 _TCP: Dict[str, Any] = {'socket_keepalive': True}
+_FILES = ('ssl_ca_certs', 'ssl_ca_path', 'ssl_certfile', 'ssl_keyfile')
 
 
 def make_client(url: str, connected: Callable[[Any], None], socket_timeout_s: float) -> redis.Redis:
@@ -32,6 +34,7 @@ def make_client(url: str, connected: Callable[[Any], None], socket_timeout_s: fl
         - connected (:obj:`Callable`): Called with every new connection; must call its ``on_connect()``.
         - socket_timeout_s (:obj:`float`): A silent partition is noticed after this; no command blocks for as long.
     """
+    _check_files(url)
     tcp = {} if url.startswith('unix:') else {**_TCP, 'socket_connect_timeout': min(5.0, socket_timeout_s)}
     try:
         pool = redis.ConnectionPool.from_url(
@@ -48,6 +51,14 @@ def make_client(url: str, connected: Callable[[Any], None], socket_timeout_s: fl
     except (TypeError, ValueError) as e:
         raise ConfigError(f'the URL of {address_of(url)} is malformed: {e}') from e
     return redis.Redis(connection_pool=pool)
+
+
+def _check_files(url: str) -> None:
+    """Else the error is one of the connection, names no file, and comes when that has been tried for long."""
+    for name, path in parse_qsl(urlsplit(url).query) if url.startswith('rediss:') else ():
+        if name in _FILES and not os.access(path, os.R_OK):
+            # No path: what is in a URL's query is in no error.
+            raise ConfigError(f'{name} in the URL of {address_of(url)} is not there, or may not be read by this user')
 
 
 class Life:
