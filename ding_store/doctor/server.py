@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
+from ding_store.config import ENV_RUN
 from ding_store.doctor.finding import FAIL, OK, WARN, Finding
 from ding_store.doctor.packages import release
 from ding_store.errors import StoreDenied, StoreError, StoreUnavailable, StoreUnsuitable
@@ -50,10 +52,14 @@ def check_server(find: Callable[[], Server] = find_server, is_needed: bool = Tru
 
 @contextmanager
 def opened(url: str) -> Iterator[Any]:
-    """A store with a run of the doctor's own, and what an embedded one left on the disk taken away again."""
+    """
+    A store with a run of the doctor's own, and what an embedded one left on the disk taken away again; in a server that
+    others run it is the run of the environment, since a user may have rights for that one alone. Nothing is written.
+    """
     from ding_store import storage
 
-    with storage.open_store(url, run='doctor') as store:
+    is_others = not url.startswith('embedded:')
+    with storage.open_store(url, run=is_others and os.environ.get(ENV_RUN) or 'doctor') as store:
         yield store
         scheme, _, directory = store.info().address.partition('://')
     if scheme == 'embedded':

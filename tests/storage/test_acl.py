@@ -10,6 +10,8 @@ from redis_server import RedisServer
 from test_contract import TestRedisStore as RedisContract
 
 from ding_store import errors
+from ding_store.doctor.finding import OK
+from ding_store.doctor.server import check_store
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S
@@ -86,6 +88,27 @@ def test_each_right_is_needed(redis_server):
             client.execute_command('ACL', 'DELUSER', 'ding')
             client.delete(*client.keys('ding:{right*'))
     assert needless == ['']
+
+
+def test_the_rights_to_one_run(redis_server, monkeypatch):
+    """As written there, for 6.2 and so for all: that run works, the doctor sees so, and no other run is let in."""
+    text = DEPLOY.read_text()
+    (line,) = re.findall(r'^user ding .*$', text, re.MULTILINE)
+    (keys,) = re.findall(r'`(~ding:{pong}[^`]*)` \(6.2\)', text)
+    url = f'unix://ding:CHANGE-ME@{redis_server.socket}'
+    with redis_server.client() as client:
+        words = [word for word in line.split()[2:] if word != '~ding:*'] + keys.split()
+        client.execute_command('ACL', 'SETUSER', 'ding', 'reset', *words)
+        try:
+            use_all(url, 'pong')
+            for other in ('other', 'pong2'):
+                with pytest.raises(errors.StoreDenied):
+                    use_all(url, other)
+            monkeypatch.setenv('DING_STORE_RUN', 'pong')
+            assert check_store(url).status == OK
+            assert client.keys('ding:{doctor*') == []
+        finally:
+            client.execute_command('ACL', 'DELUSER', 'ding')
 
 
 @pytest.mark.parametrize(
