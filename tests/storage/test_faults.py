@@ -216,6 +216,41 @@ class TestDeadReaders:
             append()
             assert main(command) == 1
 
+    @pytest.mark.parametrize('overflow', ['drop_oldest', 'error'])
+    def test_a_durable_one_that_was_killed_is_held_for_as_configured(self, redis_server, overflow):
+        run, total = f'killed-{overflow}-{os.getpid()}', 60
+
+        def read(pipe):
+            with RedisStore(redis_server.url, run) as store:
+                reader = Reader(store, STREAM, 'learner')
+                print(*map(number_of, reader.read(2, timeout_s=WAIT_S)), file=pipe)
+                reader.ack()
+                print('acked', file=pipe)
+                store.get('nothing', timeout_s=WAIT_S)
+
+        with RedisStore(redis_server.url, run, max_pending_bytes=2000, overflow=overflow) as store:
+            store.append(STREAM, {}, chunk(0))
+            with child(read) as (_, pipe):
+                assert [pipe.readline().strip() for _ in range(2)] == ['0', 'acked']
+            refused = 0
+            for number in range(1, total):
+                try:
+                    store.append(STREAM, {}, chunk(number))
+                except StreamFull:
+                    refused += 1
+                assert store.stream_info(STREAM).pending_bytes <= 2000
+            assert (refused > 0) == (overflow == 'error')
+            num_dropped = store.stream_info(STREAM).num_dropped
+            again = Reader(store, STREAM, 'learner', marks={store.writer: 1})
+            seen = [number_of(entry) for entry in again.read()]
+            assert len(seen) + refused + num_dropped == total - 1
+            assert again.num_lost == num_dropped
+            first = 1 if overflow == 'error' else total - len(seen)
+            assert seen == list(range(first, first + len(seen)))
+            assert store.forget(STREAM, 'learner')
+            assert store.stream_info(STREAM).pending_bytes == 0
+            store.append(STREAM, {}, chunk(total))
+
     def test_the_only_one_is_forgotten(self, redis_server):
         """Nobody is left to ack for it: writers go on, up to the limit once more, for whoever comes next."""
         from ding_store.cli import main
