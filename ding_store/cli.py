@@ -348,9 +348,13 @@ def _forget(options: argparse.Namespace, command: List[str]) -> int:
         if store.forget(options.stream, options.reader):
             sys.stdout.write(f'forgot reader {options.reader!r} of {options.stream!r}\n')
             return 0
-        stream = store.info().streams.get(options.stream)
-    known = ', '.join(sorted(stream.readers)) if stream and stream.readers else 'none'
-    sys.stderr.write(f'ding-store: {options.stream!r} has no reader {options.reader!r}; it has: {known}\n')
+        info = store.info()
+    stream = info.streams.get(options.stream)
+    if stream is not None:
+        what, known = f'{options.stream!r} has no reader {options.reader!r}', sorted(stream.readers)
+    else:
+        what, known = f'run {config.run!r} at {info.address} has no stream {options.stream!r}', sorted(info.streams)
+    sys.stderr.write(f'ding-store: {what}; it has: {", ".join(known) or "none"}\n')
     return 1
 
 

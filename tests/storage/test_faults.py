@@ -196,7 +196,7 @@ def test_a_killed_reader_goes_on_from_its_marks(redis_server, tmp_path):
 
 
 class TestDeadReaders:
-    def test_a_durable_one_holds_up_to_the_limit_until_it_is_forgotten(self, redis_server):
+    def test_a_durable_one_holds_up_to_the_limit_until_it_is_forgotten(self, redis_server, capsys):
         from ding_store.cli import main
 
         run = f'dead-{os.getpid()}'
@@ -214,7 +214,12 @@ class TestDeadReaders:
                 append()
             assert main(command) == 0
             append()
+            capsys.readouterr()
             assert main(command) == 1
+            assert f"'{STREAM}' has no reader 'learner'; it has: second" in capsys.readouterr().err
+            command[command.index(run)] = 'another'
+            assert main(command) == 1
+            assert "run 'another' at unix://" in capsys.readouterr().err
 
     @pytest.mark.parametrize('overflow', ['drop_oldest', 'error'])
     def test_a_durable_one_that_was_killed_is_held_for_as_configured(self, redis_server, overflow):
