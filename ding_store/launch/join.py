@@ -14,7 +14,7 @@ from ding_store.launch.script import Script
 from ding_store.launch.status import check_running
 from ding_store.middleware.claim import claim_role
 from ding_store.middleware.ending import FINISH, silence_s
-from ding_store.middleware.members import ENV_LAUNCHED, Members, launch
+from ding_store.middleware.members import ENV_JOINED, ENV_LAUNCHED, STREAM, Members, launch
 from ding_store.middleware.session import Session
 
 
@@ -42,9 +42,12 @@ def join(config: StoreConfig, role: str, node_id: Optional[int], script: Script,
         claim_role(store, role, silence_s(config.heartbeat_s))
         if node_id is None:
             node_id = claim_node_id(store, role)
+        found = None if wait else store.stream_info(STREAM)
         peers = peer_addresses(store)
     sys.stderr.write(f'joining run {config.run!r} as {role}, node {node_id}\n')
     os.environ[ENV_LAUNCHED] = launch()  # the run is somebody else's to clear and to retire
+    if found is not None:
+        os.environ[ENV_JOINED] = found.epoch
     install()
     (address,) = new_addresses(1)
     activate(node_id, address, peers, num_workers=len(peers) + 1)

@@ -30,6 +30,8 @@ SILENT_AFTER = 10
 #: Set for processes of ``ding-store run --roles`` and ``join``, to their launch. Launchers retire the run, after they
 #: have read the last figures.
 ENV_LAUNCHED = 'DING_STORE_LAUNCHED'
+#: Set for processes of ``ding-store join``: the epoch of the run's members as it found them.
+ENV_JOINED = 'DING_STORE_JOINED'
 
 
 def pid_space() -> str:

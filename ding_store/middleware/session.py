@@ -23,7 +23,16 @@ from ding_store.errors import (
 )
 from ding_store.middleware.claim import check_script, claim_run, own_identity
 from ding_store.middleware.ending import FINISH, clear_ended_run, retire, silence_s
-from ding_store.middleware.members import ENV_LAUNCHED, STREAM_OPTIONS, Member, Members, die_with_parent, parent_process
+from ding_store.middleware.members import (
+    ENV_JOINED,
+    ENV_LAUNCHED,
+    STREAM,
+    STREAM_OPTIONS,
+    Member,
+    Members,
+    die_with_parent,
+    parent_process,
+)
 from ding_store.middleware.waiting import SLICE_S, PeerWatch, in_passing
 from ding_store.storage import open_store
 from ding_store.storage.base import Store
@@ -101,9 +110,11 @@ class Session:
         Arguments:
             - first_node (:obj:`Optional[int]`): Node id of the first of the workers that were started with this one.
         Raises:
-            - ConfigError: Another job that lives has this run, or one that did not end in order ran another script.
+            - ConfigError: Another job that lives has this run, or one that did not end in order ran another script; or
+              the run ended while this process, which was to join it, started.
         """
         if self.member is None:
+            self._check_joined()
             if ENV_LAUNCHED not in os.environ and not self._hear_of_own_end():
                 first, script = node_id if first_node is None else first_node, own_identity()
                 check_script(self.store, first, script)
@@ -116,6 +127,18 @@ class Session:
             self.watch()
             atexit.register(self.close)
         return self.member
+
+    def _check_joined(self) -> None:
+        """
+        A script may take long until it comes here. A run that is retired by then would begin anew with this process
+        alone; one whose server lost its memory goes on, and its members report themselves.
+        """
+        epoch = os.environ.get(ENV_JOINED)
+        stream = self.store.stream_info(STREAM) if epoch is not None else None
+        if epoch is None or (stream is not None and stream.epoch == epoch) or self.store.get(FINISH) is not None:
+            return
+        if Members(self.store).reporting(None, silence_s(self.config.heartbeat_s)) is None:
+            raise ConfigError(f'run {self.store.run!r} ended while this process started; to begin it anew, say --wait')
 
     def _hear_of_own_end(self) -> bool:
         """A worker that comes after its own run has ended, as one of ``ditask``'s may, has nothing left to do."""

@@ -21,7 +21,7 @@ from ding_store.launch.status import read_status
 from ding_store.middleware import ending
 from ding_store.middleware.claim import _claim
 from ding_store.middleware.ending import CHECKPOINTS, FINISH, RETIRE, clear_ended_run
-from ding_store.middleware.members import STREAM_OPTIONS, Member, Members, pid_space
+from ding_store.middleware.members import ENV_JOINED, STREAM, STREAM_OPTIONS, Member, Members, pid_space
 from ding_store.middleware.session import Session
 from ding_store.middleware.side import Side
 from ding_store.middleware.waiting import PeerWatch
@@ -57,6 +57,28 @@ def member(store):
     yield make
     for session in sessions[::-1]:
         session.close()
+
+
+def test_who_joins_a_run_that_ends_meanwhile_does_not_begin_it_anew(store, member, monkeypatch):
+    learner = member('learner')
+    monkeypatch.setenv(ENV_JOINED, store.stream_info(STREAM).epoch)
+    member('collector', 100)
+    learner.finish('that is enough')
+    member('collector', 101)  # it hears of the end
+    store.retire()
+    with pytest.raises(ConfigError, match='ended while this process started'):
+        member('collector', 102)
+    assert store.info().streams == {}
+
+
+def test_who_joins_a_run_whose_server_loses_its_memory_meanwhile_takes_part(member, monkeypatch):
+    monkeypatch.setenv(ENV_JOINED, 'of a former life')
+    with pytest.raises(ConfigError, match='ended while'):
+        member('collector', 100)
+    monkeypatch.delenv(ENV_JOINED)
+    member('learner')
+    monkeypatch.setenv(ENV_JOINED, 'of a former life')
+    assert member('collector', 100).member.node_id == 100
 
 
 def within(condition, timeout_s=60.0):
