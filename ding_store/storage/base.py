@@ -135,7 +135,8 @@ class Store(ABC):
         Arguments:
             - header (:obj:`Mapping`): JSON-able.
             - arrays (:obj:`Mapping`): The columns; numpy arrays of a fixed-size dtype, copied before returning.
-            - timeout_s (:obj:`Optional[float]`): How long a full stream with overflow 'block' may be waited for.
+            - timeout_s (:obj:`Optional[float]`): How long a full stream with overflow 'block' may be waited for. Behind
+              another thread's append that waits for no room it may take its turn a second later.
         Raises:
             - StoreTimeout: overflow is 'block' and no room was made in time; nothing was appended.
             - StreamFull: overflow is 'error', or this one entry is larger than the limit; nothing was appended.

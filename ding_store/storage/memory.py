@@ -161,7 +161,8 @@ class MemoryStore(PlanedStore):
 
     def count_from(self, name: str, version: int) -> None:
         check_name('value', name)
-        self._versions[name] = max(version, self._versions.get(name, 0))
+        with self._memory.changed:
+            self._versions[name] = max(version, self._versions.get(name, 0))
 
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0) -> Optional[Value]:
         return self._value_resolver.get(name, newer_than, timeout_s)

@@ -28,7 +28,7 @@ from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.host import host_cache, planes, rings, values
 from ding_store.storage.host.host_cache import HostCache
 from ding_store.storage.host.mapped import PAGE
-from ding_store.storage.host.planes import is_reference, unpack
+from ding_store.storage.host.planes import Reference, is_reference, unpack
 from ding_store.storage.memory import Memory, MemoryStore
 from ding_store.storage.memory_log import Log
 from ding_store.storage.options import RedisOptions
@@ -467,18 +467,24 @@ def test_an_append_that_fails_leaves_no_hole_in_the_ring(opened, what):
     assert ring.num_held == 0
 
 
-def test_an_append_that_is_interrupted_leaves_no_hole_in_the_ring(opened, monkeypatch):
+@pytest.mark.parametrize('where', ['commit', 'reference', 'keeper'])
+def test_an_append_that_is_interrupted_leaves_no_hole_in_the_ring(opened, monkeypatch, where):
     writer, near = opened(), opened()
     reader = Reader(near, 's', 'near')
     for number in range(2):
         writer.append('s', {}, chunk(number))
     (ring,) = writer._rings['s']._rings
 
-    def interrupted(region):
+    def interrupted(*arguments):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(ring, 'commit', interrupted)
+        owner, name = {
+            'commit': (ring, 'commit'),
+            'reference': (Reference, 'pack'),
+            'keeper': (writer, '_start_keeper'),
+        }[where]
+        patch.setattr(owner, name, interrupted)
         with pytest.raises(KeyboardInterrupt):
             writer.append('s', {}, chunk(7))
     writer.append('s', {}, chunk(2))

@@ -6,10 +6,12 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
+from forks import child
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from ding_store.errors import StoreUnavailable
 from ding_store.storage.base import OLDEST
 from ding_store.storage.redis import values as redis_values
 from ding_store.storage.redis.link import Session
@@ -132,6 +134,36 @@ def test_who_hears_last_of_an_older_version_takes_no_number_back(forgetful_serve
         forgetful_server.restart()
         assert store.put(NAME, {}, chunk(4)) == 4
         assert number_of(other.get(NAME, newer_than=3)) == 4
+
+
+def test_a_put_without_a_reply_may_have_come_behind_that_of_another_thread(forgetful_server, monkeypatch):
+    with RedisStore(forgetful_server.url, 'late') as store:
+        store.put(NAME, {}, chunk(1))
+        publish = store._values._publish
+
+        def lost(*arguments):
+            monkeypatch.undo()
+            assert store.put(NAME, {}, chunk(2)) == 2
+            publish(*arguments)
+            raise StoreUnavailable('its reply is lost')
+
+        monkeypatch.setattr(store._values, '_publish', lost)
+        with pytest.raises(StoreUnavailable):
+            store.put(NAME, {}, chunk(3))
+        assert store.get(NAME).version == 3
+        forgetful_server.restart()
+        assert store.put(NAME, {}, chunk(4)) == 4
+
+
+def test_a_forked_child_counts_for_itself(forgetful_server):
+    with RedisStore(forgetful_server.url, 'late') as store:
+
+        def work():
+            store.count_from(NAME, 9)
+            store.put(NAME, {}, chunk(1))
+
+        with child(work):
+            assert store.get(NAME, timeout_s=WAIT_S).version == 10
 
 
 def test_an_advance_that_is_asked_is_put_again(opened):

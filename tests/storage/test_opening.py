@@ -411,6 +411,28 @@ class TestReader:
         assert [number_of(entry) for entry in reader.read()] == [2]
         assert reader.num_lost == 0
 
+    def test_so_it_does_for_a_reader_that_is_started_again(self, store):
+        """What it had acked, or was there before it first came, is announced again for one that lags."""
+        Reader(store, 's', 'slow')
+        for i in range(3):
+            store.append('s', {}, chunk(i))
+        reader = Reader(store, 's', 'r', start='now')
+        for i in range(3, 6):
+            store.append('s', {}, chunk(i))
+        reader.ack(reader.read(2)[-1].id)
+        again = Reader(store, 's', 'r', start='now')
+        store.lose_memory()
+        store.append('s', {}, chunk(6))
+        seen = [number_of(entry) for entry in again.read()]
+        # All of one writer: which of its entries are acked is known by the number of its newest alone.
+        assert seen[-1] == 6
+        assert again.num_lost == 0
+        again.ack()
+        last = Reader(store, 's', 'r', start='now')
+        store.lose_memory()
+        store.append('s', {}, chunk(7))
+        assert [number_of(entry) for entry in last.read()] == [7]
+
     def test_a_gap_of_sequences_in_a_new_epoch_is_a_loss(self, store):
         reader = Reader(store, 's', 'r')
         store.append('s', {}, chunk(0))

@@ -258,6 +258,28 @@ def test_a_fill_of_an_entry_that_was_acked_meanwhile_leaves_no_parts(store, clie
     assert [number_of(entry) for entry in store.read(STREAM)] == ([] if is_last else [1])
 
 
+@pytest.mark.parametrize('what', ['entry', 'fill', 'value'])
+def test_parts_of_which_one_is_missing_keep_their_time_to_live(store, client, monkeypatch, what):
+    """Of a server that had no memory for the last; else they would stay for ever where nobody sends the rest."""
+    place = store.append(STREAM, {}, chunk(0))
+
+    def all_but_one(connection, all_parts, num_bytes):
+        written(connection, list(all_parts)[:-1], num_bytes)
+        return 0, b''
+
+    monkeypatch.setattr(parts, 'write_parts', all_but_one)
+    monkeypatch.setattr(redis_values, 'write_parts', all_but_one)
+    calls = {
+        'entry': lambda: store.append(STREAM, {}, chunk(1, LARGE)),
+        'fill': lambda: store._appends.fill(Fill(STREAM, place.epoch, 1, 1, encode({}, chunk(0, LARGE)))),
+        'value': lambda: store.put('weights', {}, chunk(1, LARGE)),
+    }
+    with pytest.raises(StoreError, match='vanish'):
+        calls[what]()
+    assert num_parts(client) > 0
+    assert all(client.ttl(key) > 0 for key in client.keys('*:part:*'))
+
+
 def test_a_value_replaced_while_it_is_fetched(store, client, monkeypatch):
     store.put('weights', {}, chunk(1, LARGE))
     read, count = redis_values.read_parts, 0

@@ -1,7 +1,9 @@
 """rediss://: an authority of one's own, client certificates, and every way to get it wrong."""
 
+import shutil
 import socket
-from urllib.parse import urlencode
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
+from urllib.parse import quote, urlencode
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from ding_store.doctor.server import check_store
 from ding_store.storage import open_store
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.redis.store import RedisStore
-from ding_store.storage.testing import chunk, number_of
+from ding_store.storage.testing import WAIT_S, chunk, number_of
 
 
 @pytest.fixture(scope='module')
@@ -140,3 +142,21 @@ def test_a_redis_that_speaks_tls_itself(redis_binary, authority):
             open_store(url(port, authority), connect_timeout_s=0.2)
     finally:
         server.__exit__()
+
+
+def test_a_certificate_that_is_being_replaced_while_a_connection_is_lost_is_waited_for(proxy, authority, tmp_path):
+    own = tmp_path / 'ca.crt'
+    shutil.copy(authority.ca, own)
+    address = url(proxy.port, authority, authority).replace(urlencode({'': str(authority.ca)})[1:], quote(str(own), ''))
+    with open_store(address, 'rotated') as store:
+        store.append('s', {}, chunk(0))
+        own.unlink()
+        proxy.cut_after(10)
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(store.append, 's', {}, chunk(1))
+            with pytest.raises(TimeoutError):
+                waiting.result(0.3)
+            shutil.copy(authority.ca, own)
+            waiting.result(WAIT_S)
+        assert [number_of(entry) for entry in store.read('s')] == [0, 1]
+        store.retire()

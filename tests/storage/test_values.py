@@ -631,17 +631,18 @@ def test_announcements_without_a_reply_keep_no_slots(redis_server, tmp_path, mon
         assert store.store.get_version('w', 0).reference
 
 
-def test_a_closed_writer_leaves_a_version_to_all_of_which_it_got_no_reply(opened, tmp_path, monkeypatch):
+@pytest.mark.parametrize('error', [StoreUnavailable('its reply is lost'), KeyboardInterrupt()])
+def test_a_closed_writer_leaves_a_version_to_all_of_which_it_got_no_reply(opened, tmp_path, monkeypatch, error):
     writer = opened()
     put = writer.store.put_version
     writer.put(NAME, {}, weights(1))
 
     def lost(*arguments):
         put(*arguments)
-        raise StoreUnavailable('its reply is lost')
+        raise error
 
     monkeypatch.setattr(writer.store, 'put_version', lost)
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(type(error)):
         writer.put(NAME, {}, weights(2))
     assert in_slot(writer) == (True, False)
     writer.close()

@@ -178,9 +178,12 @@ class Reader:
         self.close()
 
     def _writers(self) -> Dict[str, int]:
-        """How far they are, if we are new here: who is known goes on where it was, and has not seen what came since."""
+        """How far they are: of those that are behind our cursor, where we are known and go on from that."""
         stream = self.store.stream_info(self.stream)
-        return dict(stream.writers) if stream and self.name not in stream.readers else {}
+        if stream is None:
+            return {}
+        upto = stream.readers.get(self.name, stream.last)
+        return {writer: last for writer, last in stream.writers.items() if stream.numbers.get(writer, 0) <= upto}
 
     def _look_around(self) -> None:
         """Remember what writers have appended that we have not read: only so can its loss be counted."""

@@ -28,7 +28,7 @@ from ding_store.storage.host.rings import Rings, crc_of
 from ding_store.storage.host.stream_copies import StreamCopies
 from ding_store.storage.host.values import HostValues
 from ding_store.storage.wire.compression import AUTO
-from ding_store.storage.wire.encoding import corrupt_entry, decode_entry
+from ding_store.storage.wire.encoding import MAX_BYTES, corrupt_entry, decode_entry
 
 logger = logging.getLogger(__name__)
 
@@ -260,9 +260,10 @@ class HostCache(Store):
 
     def _payload(self, stream: str, header: Header, arrays: Arrays) -> Payload:
         if self._cache is not None and self.store.own_writer.host_of(stream) == self._cache.host:
-            packed = self._rings_of(stream, self._cache).pack(header, arrays)
+            rings = self._rings_of(stream, self._cache)
+            self._start_keeper()  # Before: what is packed has its place in a ring until it is acked.
+            packed = rings.pack(header, arrays)
             if packed is not None:
-                self._start_keeper()
                 return packed
         return self.store.own_writer.encoded(stream, header, arrays)
 
@@ -278,7 +279,7 @@ class HostCache(Store):
                     cache,
                     note,
                     limit + limit // 4,
-                    limit,
+                    min(limit, MAX_BYTES),
                     lambda wait_s: self._learn(stream, wait_s),
                     # The same bytes whenever they are asked for: parts that were sent before are theirs.
                     None if options.compression == AUTO else options.compression,

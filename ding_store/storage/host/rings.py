@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import zlib
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 
@@ -105,15 +105,7 @@ class Rings:
         head = bytes(parts[0]) + bytes(parts[1])
         if length <= _JOINED_BYTES:
             parts = [b''.join(parts)]
-        written = self._write(parts, length)
-        left_s = PATIENCE_S if self._may_wait(length) else 0.0
-        deadline = time.monotonic() + left_s
-        while written is None and self._rings and left_s >= 0:
-            self._learn(left_s)  # Without our lock: other threads come back in through ``release``.
-            written = self._write(parts, length)
-            left_s = deadline - time.monotonic()
-        written = written or self._write_to_larger(parts, length)
-        return HostPayload(self, *written, head) if written else None
+        return self._write(parts, length, head) or self._write_later(parts, length, head)
 
     def release(self, ring: RingWriter, region: Region) -> None:
         with self._lock:
@@ -127,7 +119,18 @@ class Rings:
             for ring in self._rings:
                 ring.close(unlink)
 
-    def _write(self, parts: List[Buffer], length: int) -> Optional[Tuple[RingWriter, Region]]:
+    def _write_later(self, parts: List[Buffer], length: int, head: bytes) -> Optional[HostPayload]:
+        """Once acks have made room, or in a larger ring."""
+        written = None
+        left_s = PATIENCE_S if self._may_wait(length) else 0.0
+        deadline = time.monotonic() + left_s
+        while written is None and self._rings and left_s >= 0:
+            self._learn(left_s)  # Without our lock: other threads come back in through ``release``.
+            written = self._write(parts, length, head)
+            left_s = deadline - time.monotonic()
+        return written or self._write_to_larger(parts, length, head)
+
+    def _write(self, parts: List[Buffer], length: int, head: bytes) -> Optional[HostPayload]:
         with self._lock:
             ring = self._rings[-1] if self._rings else None
             region = ring.reserve(length) if ring is not None else None
@@ -142,18 +145,18 @@ class Rings:
                         region.buffer[at : at + len(part)] = part
                         at += len(part)
                 ring.commit(region)
+                return HostPayload(self, ring, region, head)
             except BaseException:  # as by a signal; space is given back in order, and would never be again
                 ring.release(region)
                 raise
-            return ring, region
 
-    def _write_to_larger(self, parts: List[Buffer], length: int) -> Optional[Tuple[RingWriter, Region]]:
+    def _write_to_larger(self, parts: List[Buffer], length: int, head: bytes) -> Optional[HostPayload]:
         # Not under the lock that ``release`` takes: a file may be long in the making, where another process holds the
         # lock of the cache.
         with self._growing:
-            written = self._write(parts, length)  # Another thread may have made a ring meanwhile.
+            written = self._write(parts, length, head)  # Another thread may have made a ring meanwhile.
             if written is None and self._grow(length):
-                written = self._write(parts, length)
+                written = self._write(parts, length, head)
             return written
 
     def _may_wait(self, length: int) -> bool:

@@ -10,7 +10,7 @@ import zlib
 from contextlib import ExitStack, contextmanager
 from typing import Callable, Iterator, List, NamedTuple, Optional, Tuple
 
-from ding_store.errors import CorruptPayload, ServerFull, StoreError, StoreTimeout, VersionConflict
+from ding_store.errors import CorruptPayload, ServerFull, StoreTimeout, VersionConflict
 from ding_store.storage.base import Buffer
 from ding_store.storage.host.cache_dir import CacheDir
 from ding_store.storage.host.planes import PlanedStore
@@ -82,14 +82,14 @@ class ValueSlots:
                 return None
             try:
                 version = announce(_reference(file, slot, payload.buffers))
+                file.confirm(slot)
+                self._newest = version, slot, payload.lengths
             except (VersionConflict, ServerFull):
                 file.discard(slot)
                 raise
-            except StoreError:
+            except BaseException:  # as when it is interrupted, while it waits for the reply
                 self._in_doubt = slot, payload.lengths
                 raise
-            file.confirm(slot)
-            self._newest = version, slot, payload.lengths
             while self._old:
                 self._old.pop().close()
             return version

@@ -18,7 +18,15 @@ import redis
 from ding_store.errors import ServerFull, StoreClosed, StoreDenied, StoreError, StoreUnavailable
 from ding_store.storage.options import RedisOptions
 from ding_store.storage.redis.scripts import Argument, Command, Script, load_scripts
-from ding_store.storage.redis.server import Life, has_hung_up, is_tls_error, make_client, speaks_plainly, wake
+from ding_store.storage.redis.server import (
+    Life,
+    check_files,
+    has_hung_up,
+    is_tls_error,
+    make_client,
+    speaks_plainly,
+    wake,
+)
 from ding_store.storage.urls import address_of
 from ding_store.storage.wire.connection import pack, pieces, refusal, send
 
@@ -355,6 +363,8 @@ class Link:
             if session is None:
                 self._check_open()  # it was another thread's turn for long, perhaps
                 url, num_ends = self._target()
+                if self.num_sessions == 0:
+                    check_files(url)
                 life = Life(self.address, num_ends)
                 client = make_client(url, lambda one: self._greet(life, one), self._options.socket_timeout_s)
                 client.info('server')

@@ -34,7 +34,6 @@ def make_client(url: str, connected: Callable[[Any], None], socket_timeout_s: fl
         - connected (:obj:`Callable`): Called with every new connection; must call its ``on_connect()``.
         - socket_timeout_s (:obj:`float`): A silent partition is noticed after this; no command blocks for as long.
     """
-    _check_files(url)
     tcp = {} if url.startswith('unix:') else {**_TCP, 'socket_connect_timeout': min(5.0, socket_timeout_s)}
     try:
         pool = redis.ConnectionPool.from_url(
@@ -53,8 +52,11 @@ def make_client(url: str, connected: Callable[[Any], None], socket_timeout_s: fl
     return redis.Redis(connection_pool=pool)
 
 
-def _check_files(url: str) -> None:
-    """Else the error is one of the connection, names no file, and comes when that has been tried for long."""
+def check_files(url: str) -> None:
+    """
+    Before the first connection: else the error is one of that, names no file, and comes when it has been tried for
+    long. A file that is not there later may be one that is being replaced.
+    """
     for name, path in parse_qsl(urlsplit(url).query) if url.startswith('rediss:') else ():
         if name in _FILES and not os.access(path, os.R_OK):
             # No path: what is in a URL's query is in no error.

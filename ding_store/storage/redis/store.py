@@ -103,6 +103,7 @@ class RedisStore(PlanedStore):
 
     def append(self, stream: str, header: Header, arrays: Arrays, timeout_s: Optional[float] = None) -> EntryId:
         check_name('stream', stream)
+        self._enter(looks_around=False)
         return self.append_payload(stream, self._writer.encoded(stream, header, arrays), timeout_s)
 
     def append_payload(self, stream: str, payload: Payload, timeout_s: Optional[float] = None) -> EntryId:
@@ -239,6 +240,7 @@ class RedisStore(PlanedStore):
 
     def count_from(self, name: str, version: int) -> None:
         check_name('value', name)
+        self._enter(looks_around=False)
         self._values.count_from(name, version)
 
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0) -> Optional[Value]:

@@ -82,7 +82,7 @@ class RedisValues:
                 num_asked += 1
         except StoreUnavailable:
             # A server that had this version may forget it: its number must not come again with other content.
-            self.count_from(name, newest + 1)
+            self.count_from(name, max(newest, self._versions.get(name, 0)) + 1)
             raise
         if not done:
             raise VersionConflict(f'value {name!r} is at version {version}, not at {expected}')

@@ -80,12 +80,14 @@ local function tell_room()
   redis.call('XADD', ROOM, 'MAXLEN', '=', '1', digits(room) .. '-0', 'r', '')
 end
 
--- Parts have a time to live until now, in case that their writer is killed before it says that they are there.
+-- Parts have a time to live until now, in case that their writer is killed before it says that they are there: all of
+-- them, or those that are there keep it.
 local function keep_parts(number, num_parts, key)
-  for part = 0, num_parts - 1 do
-    local name = key .. digits(part)
-    if redis.call('PERSIST', name) == 0 and redis.call('EXISTS', name) == 0 then
-      return false
+  for _, command in ipairs({ 'EXISTS', 'PERSIST' }) do
+    for part = 0, num_parts - 1 do
+      if redis.call(command, key .. digits(part)) == 0 and command == 'EXISTS' then
+        return false
+      end
     end
   end
   if num_parts > 0 and redis.call('HSETNX', SIZES, 'p' .. digits(number), digits(num_parts) .. ':' .. key) == 1 then

@@ -11,11 +11,14 @@
 -- KEYS[3] wants   stream  one entry: when a payload was last asked for; wakes the writer
 local VALUE, META, WANTS = KEYS[1], KEYS[2], KEYS[3]
 
--- Parts have a time to live until now, in case that their writer is killed before it says that they are there.
+-- Parts have a time to live until now, in case that their writer is killed before it says that they are there: all of
+-- them, or those that are there keep it.
 local function keep_parts(keys)
-  for key in string.gmatch(keys, '%S+') do
-    if redis.call('PERSIST', key) == 0 and redis.call('EXISTS', key) == 0 then
-      return false
+  for _, command in ipairs({ 'EXISTS', 'PERSIST' }) do
+    for key in string.gmatch(keys, '%S+') do
+      if redis.call(command, key) == 0 and command == 'EXISTS' then
+        return false
+      end
     end
   end
   return true
