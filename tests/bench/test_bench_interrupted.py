@@ -132,7 +132,11 @@ def test_a_process_is_started_whole(number):
             done.append('all of it')
         done.append('more')
 
-    with signals_as_interrupt(), pytest.raises(KeyboardInterrupt):
-        start()
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where nohup started the tests
+    try:
+        with signals_as_interrupt(), pytest.raises(KeyboardInterrupt):
+            start()
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert done == ['all of it']
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
