@@ -16,6 +16,7 @@ from typing import Any, Deque, Dict, List, Mapping
 import numpy as np
 
 from ding_store.bench.workloads import Leaves
+from ding_store.copying import load_for
 from ding_store.storage import Reader, open_store
 from ding_store.storage.base import Entry
 
@@ -23,6 +24,8 @@ Columns = Mapping[str, np.ndarray]
 STREAM = 'bench'
 #: Entries are acked when they are this many, or so many bytes: a round trip each.
 ACK_ENTRIES, ACK_BYTES = 32, 4 << 20
+#: What a way has to copy in all.
+_MANY_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,7 @@ class Ours(Path):
         self._store.close()
 
     def _open(self) -> None:
+        load_for(_MANY_BYTES)  # numba, which every process of DI-engine has loaded.
         self._store = open_store(f'embedded://{self.address}', 'bench', host_plane=self.plane)
 
     def _first(self, timeout_s: float) -> Entry:

@@ -5,8 +5,17 @@ from ding_store.copying.past_caches import (
     MIN_BYTES,
     copy_each_past_caches,
     copy_past_caches,
+    is_far,
     join_past_caches,
     load_for,
 )
 
-__all__ = ['FAR_BYTES', 'MIN_BYTES', 'copy_each_past_caches', 'copy_past_caches', 'join_past_caches', 'load_for']
+__all__ = [
+    'FAR_BYTES',
+    'MIN_BYTES',
+    'copy_each_past_caches',
+    'copy_past_caches',
+    'is_far',
+    'join_past_caches',
+    'load_for',
+]

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import threading
+from pathlib import Path
 from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -24,6 +25,11 @@ Pair = Tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
 #: More than a core's caches hold, in all: what is written goes past them.
 FAR_BYTES = 10 << 20
+#: So much goes past them, too, into an area that is filled again and again, if the last cache has no room for two such.
+_NEAR_BYTES = 1 << 20
+#: The last cache, where the kernel says nothing about it.
+_CACHE_BYTES = 32 << 20
+_CACHE_SIZE = '/sys/devices/system/cpu/cpu0/cache/index3/size'
 #: For copies of so much in all the compiler is loaded, half a second and 40 MB, where nothing else has.
 LOADING_BYTES = 32 << 20
 #: Arrays that are smaller are copied through the caches: the call takes longer than numpy's.
@@ -49,6 +55,23 @@ def copy_past_caches(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any])
             copy(target.ravel().view(np.uint8), source.ravel().view(np.uint8))
             return
     np.copyto(target, source)
+
+
+def is_far(num_bytes: int, area_bytes: int) -> bool:
+    """
+    Whether so much at once is to be written past the caches, to an area that is filled again and again: its bytes have
+    left them by the time that they are written to again, and would have to be read first.
+    """
+    return num_bytes >= FAR_BYTES or (num_bytes >= _NEAR_BYTES and 2 * area_bytes >= _last_cache_bytes())
+
+
+@functools.cache
+def _last_cache_bytes() -> int:
+    try:
+        text = Path(_CACHE_SIZE).read_text().strip()
+        return int(text.removesuffix('K')) << 10
+    except (OSError, ValueError):
+        return _CACHE_BYTES
 
 
 def join_past_caches(target: np.ndarray[Any, Any], parts: Sequence[Any]) -> None:

@@ -7,12 +7,12 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, Optional
 
 import numpy as np
 import pytest
 
-from ding_store.copying import copy_each_past_caches, copy_past_caches, join_past_caches, past_caches
+from ding_store.copying import copy_each_past_caches, copy_past_caches, is_far, join_past_caches, past_caches
 from ding_store.copying.compiler import NO_NUMBA
 
 SIZE = past_caches.MIN_BYTES
@@ -178,3 +178,20 @@ def test_that_loops_are_compiled_is_said_once_per_installation(tmp_path: Path, m
     )
     assert run_python(code).count('are being compiled, once') == 1
     assert 'are being compiled' not in run_python(code)
+
+
+@pytest.mark.parametrize('text', ['32768K\n', None, 'unknown'])
+def test_what_is_filled_again_while_caches_hold_it_goes_through_them(
+    text: Optional[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's word, or 32 MB where it has none."""
+    size = tmp_path / 'size'
+    if text is not None:
+        size.write_text(text)
+    monkeypatch.setattr(past_caches, '_CACHE_SIZE', str(size))
+    past_caches._last_cache_bytes.cache_clear()
+    try:
+        sizes = (1 << 20, 16 << 20), ((1 << 20) - 1, 1 << 30), (1 << 20, (16 << 20) - 1), (10 << 20, 10 << 20)
+        assert [is_far(*one) for one in sizes] == [True, False, False, True]
+    finally:
+        past_caches._last_cache_bytes.cache_clear()

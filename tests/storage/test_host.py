@@ -22,6 +22,7 @@ from redis_server import RedisServer
 from test_contract import damaged
 from test_delivery import STREAM, MemoryDelivery
 
+from ding_store.copying import MIN_BYTES, load_for
 from ding_store.errors import ConfigError, CorruptPayload, ServerFull, StoreUnavailable, StreamFull
 from ding_store.storage import open_store
 from ding_store.storage.exactly_once.reader import Reader
@@ -761,15 +762,19 @@ def test_readers_join_and_leave_in_mid_stream(opened):
     assert far_errors == []
 
 
-def test_writers_killed_at_random_lose_and_tear_nothing(opened):
-    """On their host all that was appended is read, and then the files go."""
+@pytest.mark.parametrize('is_far', [False, True])
+def test_writers_killed_at_random_lose_and_tear_nothing(opened, monkeypatch, is_far):
+    """On their host all that was appended is read, and then the files go; also what is written past the caches."""
+    load_for(1 << 30)
+    monkeypatch.setattr(rings, 'is_far', lambda num_bytes, area_bytes: is_far)
+    most = 10 * MIN_BYTES // 8 if is_far else 5000
     near = opened()
     reader = Reader(near, STREAM, 'learner')
 
     def write():
         store = opened()
         for number in itertools.count():
-            store.append(STREAM, {}, chunk(number, size=random.randint(1, 5000)))
+            store.append(STREAM, {}, chunk(number, size=random.randint(1, most)))
 
     sequences = {}
     for _ in range(100):

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 
-from ding_store.copying import FAR_BYTES, join_past_caches
+from ding_store.copying import is_far, join_past_caches
 from ding_store.errors import StoreTimeout
 from ding_store.storage.base import Arrays, Buffer, Header
 from ding_store.storage.exactly_once.outbox import Payload
@@ -137,7 +137,7 @@ class Rings:
             if ring is None or region is None:
                 return None
             try:
-                if length >= FAR_BYTES:
+                if is_far(length, ring.ring_bytes):
                     join_past_caches(np.frombuffer(region.buffer, np.uint8), parts)
                 else:
                     at = 0
