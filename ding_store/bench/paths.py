@@ -11,21 +11,21 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Deque, Dict, List, Mapping
+from typing import Any, Callable, Deque, Dict, List, Mapping, Optional
 
 import numpy as np
 
 from ding_store.bench.workloads import Leaves
-from ding_store.copying import load_for
+from ding_store.copying import FAR_BYTES, copy_past_caches, is_far
 from ding_store.storage import Reader, open_store
 from ding_store.storage.base import Entry
 
 Columns = Mapping[str, np.ndarray]
+#: As np.copyto.
+Copy = Callable[[np.ndarray, np.ndarray], None]
 STREAM = 'bench'
 #: Entries are acked when they are this many, or so many bytes: a round trip each.
 ACK_ENTRIES, ACK_BYTES = 32, 4 << 20
-#: What a way has to copy in all.
-_MANY_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,15 @@ class Path(ABC):
 
 
 class Outputs:
-    """Two batches, filled in turns: warm, and one is the caller's while the other is filled."""
+    """
+    Overview:
+        Two batches, filled in turns: warm, and one is the caller's while the other is filled.
+    Arguments:
+        - copy (:obj:`Optional[Copy]`): By default as our table copies.
+    """
 
-    def __init__(self, element: Element) -> None:
+    def __init__(self, element: Element, copy: Optional[Copy] = None) -> None:
+        self._copy = copy or _copy_to(element.batch * element.row_bytes >= FAR_BYTES)
         self._rows = element.batch
         self._batches: List[Dict[str, np.ndarray]] = [
             {name: np.zeros((element.batch, *shape), dtype) for name, (dtype, shape) in element.leaves.items()}
@@ -115,13 +121,9 @@ class Outputs:
         for name, column in batch.items():
             source = columns[name][start : start + self._rows - begin]
             count = len(source)
-            self.put(column[begin : begin + count], source)
+            self._copy(column[begin : begin + count], source)
         self._filled += count
         return count
-
-    @staticmethod
-    def put(target: np.ndarray, source: np.ndarray) -> None:
-        target[:] = source
 
     def take(self) -> Columns:
         batch = self._batches.pop(0)
@@ -171,7 +173,6 @@ class Ours(Path):
         self._store.close()
 
     def _open(self) -> None:
-        load_for(_MANY_BYTES)  # numba, which every process of DI-engine has loaded.
         self._store = open_store(f'embedded://{self.address}', 'bench', host_plane=self.plane)
 
     def _first(self, timeout_s: float) -> Entry:
@@ -252,7 +253,7 @@ class BareRing(Path):
         while sent - int(self._taken[0]) >= len(self._slots):
             os.sched_yield()
         for name, column in self._slots[sent % len(self._slots)].items():
-            column[:] = columns[name]
+            self._copy(column, columns[name])
         self._sent[0] = sent + 1
 
     def batch(self, timeout_s: float) -> Columns:
@@ -268,6 +269,7 @@ class BareRing(Path):
         sizes = {name: rows * _bytes(leaf) for name, leaf in self.element.leaves.items()}
         slot_bytes = sum(-(-size // 64) * 64 for size in sizes.values())
         num_slots = max(4, self.ring_bytes // slot_bytes)
+        self._copy = _copy_to(is_far(slot_bytes, num_slots * slot_bytes))
         ring = np.memmap(os.path.join(self.address, 'ring'), np.uint8, mode, shape=(4096 + num_slots * slot_bytes,))
         self._sent, self._taken = ring[:8].view(np.uint64), ring[128:136].view(np.uint64)
         self._slots: List[Dict[str, np.ndarray]] = []
@@ -286,6 +288,10 @@ class BareRing(Path):
                 raise Timeout
             os.sched_yield()
         return self._slots[taken % len(self._slots)]
+
+
+def _copy_to(is_far: bool) -> Copy:
+    return copy_past_caches if is_far else np.copyto
 
 
 def _bytes(leaf: Any) -> int:

@@ -93,10 +93,8 @@ class TorchrlBytes(Torchrl):
         super().__init__(element, {**columns, **as_bytes}, port)
 
 
-class _Widened(Outputs):
-    @staticmethod
-    def put(target: np.ndarray, source: np.ndarray) -> None:
-        take_into(source, np.arange(len(source)), target)
+def _widened(target: np.ndarray, source: np.ndarray) -> None:
+    take_into(source, np.arange(len(source)), target)
 
 
 class Ours(OursOnWire):
@@ -113,7 +111,7 @@ class Ours(OursOnWire):
         super().__init__(element, f'redis://127.0.0.1:{port}')
         self.columns = columns
         self.consume()
-        self._outputs = _Widened(element)
+        self._outputs = Outputs(element, _widened)
         specs = {name: (column.dtype, column.shape[1:]) for name, column in columns.items()}
         self._narrow = candidates(specs, {name: column[:1] for name, column in columns.items()})
 

@@ -20,6 +20,7 @@ from ding_store.bench.peers import PATHS, is_installed
 from ding_store.bench.scratch import memory_directory, scratch
 from ding_store.bench.wire import measure_wire, render_wire
 from ding_store.bench.workloads import WORKLOADS, Leaves, size_text
+from ding_store.copying import load_for
 from ding_store.errors import ConfigError
 from ding_store.launch.interrupt import interrupts_later
 
@@ -46,6 +47,8 @@ TABLES = ('processes', 'wire', 'compression', 'torchrl')
 _TIMEOUT_S = 10.0
 BURST = 2000
 _LATENCIES = 50  # at least
+#: What a way copies in all, or more.
+_MANY_BYTES = 1 << 30
 #: A source that no cache holds.
 _MEMORY_BYTES = 256 << 20
 _LARGE_BYTES = 1 << 20
@@ -118,7 +121,7 @@ def measure(element: Element, ways: List[Type[Path]], seconds: float) -> Dict[st
 def memcpy_limit(element: Element, seconds: float, num_bytes: int) -> float:
     """Rows/s of copying batches, of ``num_bytes`` in all and at least one, into a warm one, leaf by leaf."""
     num_batches = max(1, num_bytes // (element.batch * element.row_bytes))
-    source, outputs = columns_of(element, element.batch * num_batches), Outputs(element)
+    source, outputs = columns_of(element, element.batch * num_batches), Outputs(element, np.copyto)
     durations: List[float] = []
     deadline = time.perf_counter() + seconds
     while len(durations) < 20 or time.perf_counter() < deadline:
@@ -198,7 +201,7 @@ def running(path: Type[Path], element: Element, produce: Callable[..., None]) ->
     context = multiprocessing.get_context('spawn')
     # Peers and the bare ring need memory, as ours chooses by itself.
     with scratch(memory_directory()) as address:
-        way = path(element, address)
+        way = _loaded(path, element, address)
         way.consume()
         ours, theirs = context.Pipe()
         producer = context.Process(target=produce, args=(path, element, address, theirs), daemon=True)
@@ -216,9 +219,14 @@ def running(path: Type[Path], element: Element, produce: Callable[..., None]) ->
 
 def _opened(path: Type[Path], element: Element, address: str) -> Path:
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    way = path(element, address)
+    way = _loaded(path, element, address)
     way.produce()
     return way
+
+
+def _loaded(path: Type[Path], element: Element, address: str) -> Path:
+    load_for(_MANY_BYTES)  # numba, which every process of DI-engine has loaded.
+    return path(element, address)
 
 
 def _end_with_parent() -> None:
