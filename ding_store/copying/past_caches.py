@@ -90,9 +90,11 @@ def copy_each_past_caches(pairs: Sequence[Pair]) -> None:
         ``copy_past_caches`` of each target and its source; much of that by several threads, as who publishes weights,
         or loads them, waits for it.
     """
-    pieces = [piece for target, source in pairs for piece in _pieces(target, source)]
     num_bytes = sum(target.nbytes for target, _ in pairs)
     num_threads = min(_MAX_THREADS, len(os.sched_getaffinity(0))) if num_bytes >= _SHARED_BYTES else 1
+    pieces = pairs
+    if num_threads > 1:
+        pieces = [piece for target, source in pairs for piece in _pieces(target, source)]
     errors: List[BaseException] = []
     threads = []
     for first in range(1, num_threads):

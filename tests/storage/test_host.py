@@ -25,11 +25,13 @@ from test_delivery import STREAM, MemoryDelivery
 from ding_store.copying import MIN_BYTES, load_for
 from ding_store.errors import ConfigError, CorruptPayload, ServerFull, StoreUnavailable, StreamFull
 from ding_store.storage import open_store
+from ding_store.storage.exactly_once.outbox import Outbox
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.host import host_cache, planes, rings, values
 from ding_store.storage.host.host_cache import HostCache
 from ding_store.storage.host.mapped import PAGE
 from ding_store.storage.host.planes import Reference, is_reference, unpack
+from ding_store.storage.host.value_slots import ValueSlots
 from ding_store.storage.memory import Memory, MemoryStore
 from ding_store.storage.memory_log import Log
 from ding_store.storage.options import RedisOptions
@@ -370,6 +372,35 @@ def test_a_reader_from_elsewhere_gets_what_was_there(opened):
     # Nobody registered, nothing to map, and no thread of its own.
     with RedisStore(writer.store._url, writer.run) as plain:
         assert [number_of(entry) for entry in plain.read('s')] == list(range(20))
+
+
+@pytest.mark.parametrize('what', ['entries', 'values'])
+def test_a_thread_that_finds_no_memory_fills_later(opened, monkeypatch, what):
+    writer, near, far = opened(), opened(), opened('b')
+    kind, errors = Outbox if what == 'entries' else ValueSlots, [MemoryError()]
+    fill = kind.fill
+
+    def failing(self, *arguments):
+        if errors:
+            raise errors.pop()
+        return fill(self, *arguments)
+
+    monkeypatch.setattr(kind, 'fill', failing)
+    if what == 'entries':
+        Reader(near, 's', 'near')
+        for number in range(3):
+            writer.append('s', {}, chunk(number))
+        reader, seen = Reader(far, 's', 'far'), []
+        while len(seen) < 3:
+            entries = reader.read(timeout_s=WAIT_S)
+            assert entries
+            seen += map(number_of, entries)
+        assert (seen, reader.num_lost) == ([0, 1, 2], 0)
+    else:
+        writer.put('weights', {}, chunk(1, size=100_000))
+        assert near.get('weights').arrays['x'][0] == 1
+        assert far.get('weights', timeout_s=WAIT_S).arrays['x'][0] == 1
+    assert errors == []
 
 
 def test_who_waits_for_room_hears_what_is_wanted(opened):

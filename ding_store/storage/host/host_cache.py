@@ -324,8 +324,9 @@ class HostCache(Store):
                     writer.check_stream(stream, wait_s=1.0)
             except StoreClosed:
                 return
-            except StoreError as e:
-                logger.info('the host plane waits for the store: %s', e)
+            except Exception as e:  # noqa: BLE001 - there may be no memory: who wants the next would wait in vain
+                level = logging.INFO if isinstance(e, StoreError) else logging.WARNING
+                logger.log(level, 'the host plane waits for the store: %s', e or type(e).__name__)
                 self._closed.wait(1.0)
 
     # Reading

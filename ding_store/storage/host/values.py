@@ -138,8 +138,9 @@ class HostValues:
                 known = wanted
             except StoreClosed:
                 return
-            except StoreError as e:
-                logger.info('values wait for the store: %s', e)
+            except Exception as e:  # noqa: BLE001 - there may be no memory: who wants the next would wait in vain
+                level = logging.INFO if isinstance(e, StoreError) else logging.WARNING
+                logger.log(level, 'values wait for the store: %s', e or type(e).__name__)
                 self._closed.wait(1.0)
 
     def _follow(self, name: str, found: Version) -> Optional[Value]:
