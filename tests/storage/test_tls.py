@@ -106,6 +106,11 @@ def test_a_server_without_tls(redis_server, authority):
             open_store(url(proxy.port, authority), connect_timeout_s=0, socket_timeout_s=0.4, check_every_s=0.2)
 
 
+def test_a_server_that_wants_tls(proxy):
+    with pytest.raises(errors.StoreDenied, match=f'redis://127.0.0.1:{proxy.port} speaks TLS: say rediss://'):
+        open_store(f'redis://127.0.0.1:{proxy.port}', connect_timeout_s=0, socket_timeout_s=0.4, check_every_s=0.2)
+
+
 @pytest.mark.parametrize('name', ['ssl_ca_certs', 'ssl_certfile', 'ssl_keyfile'])
 def test_files_that_are_not_there(redis_server, name):
     """Nothing is tried, and nothing waited for: the default patience would be."""

@@ -25,6 +25,7 @@ from ding_store.storage.redis.server import (
     is_tls_error,
     make_client,
     speaks_plainly,
+    speaks_tls,
     wake,
 )
 from ding_store.storage.urls import address_of
@@ -431,6 +432,8 @@ class Link:
             return StoreDenied(f'{what}: {self.address}: TLS failed: {error}')
         if self._url.startswith('rediss:') and speaks_plainly(self._url):
             return StoreDenied(f'{what}: {self.address} does not speak TLS: say redis://, or give it a tls-port')
+        if self._url.startswith('redis:') and self.num_sessions == 0 and speaks_tls(self._url):
+            return StoreDenied(f'{what}: {self.address} speaks TLS: say rediss://, and see docs/deploy.md')
         fix = 'start a redis-server there, or use embedded://'
         if self._directory is not None:
             fix = f'look for the reason in {self._directory}'

@@ -138,13 +138,28 @@ def examine(facts: Mapping[str, str], address: str) -> str:
 
 def speaks_plainly(url: str, timeout_s: float = 2.0) -> bool:
     """Whether a Redis answers there without TLS: it closes a connection that begins with it without a word."""
-    parts = urlsplit(url)
     try:
-        with socket.create_connection((parts.hostname or 'localhost', parts.port or 6379), timeout_s) as plain:
+        with _dialled(url, timeout_s) as plain:
             plain.sendall(b'PING\r\n')
             return plain.recv(16).startswith((b'+PONG', b'-NOAUTH', b'-DENIED'))
     except OSError:
         return False
+
+
+def speaks_tls(url: str, timeout_s: float = 2.0) -> bool:
+    """Whether something there answers with TLS, whoever it is: without it, the connection is closed without a word."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with _dialled(url, timeout_s) as plain, context.wrap_socket(plain):
+            return True
+    except OSError:
+        return False
+
+
+def _dialled(url: str, timeout_s: float) -> socket.socket:
+    parts = urlsplit(url)
+    return socket.create_connection((parts.hostname or 'localhost', parts.port or 6379), timeout_s)
 
 
 def is_tls_error(error: Optional[BaseException]) -> bool:
