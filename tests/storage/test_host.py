@@ -612,6 +612,32 @@ def test_the_directory_is_deleted_under_us(opened, tmp_path, caplog):
     assert 'was deleted' in caplog.text
 
 
+def test_the_server_is_away_while_the_directory_is_deleted_under_us(opened, tmp_path, monkeypatch):
+    """It hears of it later, and what comes from then on goes over the wire by itself."""
+    writer, near = opened(), opened()
+    reader, other = Reader(near, 's', 'near'), Reader(near, 'other', 'near')
+    for number in range(2):
+        writer.append('s', {}, chunk(number))
+        writer.append('other', {}, chunk(number))
+    shutil.rmtree(tmp_path / 'a')
+    register, errors = near.store.register_at, [StoreUnavailable('away')]
+
+    def registering(*arguments):
+        if errors:
+            raise errors.pop()
+        return register(*arguments)
+
+    monkeypatch.setattr(near.store, 'register_at', registering)
+    with pytest.raises(StoreUnavailable):
+        reader.read(timeout_s=WAIT_S)
+    for one in (reader, other):
+        seen = []
+        while len(seen) < 2:
+            seen += map(number_of, one.read(timeout_s=WAIT_S))
+        assert (seen, one.num_lost) == ([0, 1], 0)
+    assert [near.store.stream_info(stream).host for stream in ('s', 'other')] == ['', '']
+
+
 def test_drop_oldest_invalidates_views(opened):
     writer, near = opened(max_pending_bytes=60_000, overflow='drop_oldest'), opened()
     reader = Reader(near, 's', 'near')

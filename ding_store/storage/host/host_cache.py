@@ -125,9 +125,9 @@ class HostCache(Store):
     def register(self, stream: str, reader: str, durable: bool = True, start: str = 'oldest') -> EntryId:
         self._enter()
         place = self.store.register_at(stream, reader, durable, start, self.host)
-        with self._lock:
-            self._readers.setdefault(stream, set()).add((reader, durable))
         if self._copies is not None and self.host:
+            with self._lock:
+                self._readers.setdefault(stream, set()).add((reader, durable))
             self._copies.join(stream, reader, place)
         return place
 
@@ -377,19 +377,21 @@ class HostCache(Store):
     def _complain(self, stream: str, record: Record) -> None:
         if self.host and unpack(record.payload).host == crc_of(self.host):
             logger.warning('the host cache was deleted, or cannot be read: from now on we read over the wire')
-            self._go_blind()
+            self._is_blind = True  # From now on this process is a host of its own, without files.
+            if self._copies is not None:
+                self._copies.close()
+        if self._is_blind:
+            self._say_blind()
         self.store.want(stream)
 
-    def _go_blind(self) -> None:
-        """From now on this process is a host of its own, without files."""
-        self._is_blind = True
-        if self._copies is not None:
-            self._copies.close()
+    def _say_blind(self) -> None:
+        """Of readers that the server believes to be on this host: it may have been away when it was to hear of it."""
         with self._lock:
             readers = [(stream, *one) for stream, known in self._readers.items() for one in known]
-            self._readers.clear()
         for stream, reader, durable in readers:
             self.store.register_at(stream, reader, durable)
+            with self._lock:
+                self._readers[stream] = self._readers[stream] - {(reader, durable)}
 
 
 def _guard(file: RingReader, start: int) -> Callable[[], bool]:
