@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
@@ -92,25 +93,71 @@ def copy_each_past_caches(pairs: Sequence[Pair]) -> None:
     """
     num_bytes = sum(target.nbytes for target, _ in pairs)
     num_threads = min(_MAX_THREADS, len(os.sched_getaffinity(0))) if num_bytes >= _SHARED_BYTES else 1
-    pieces = pairs
     if num_threads > 1:
-        pieces = [piece for target, source in pairs for piece in _pieces(target, source)]
-    errors: List[BaseException] = []
-    threads = []
-    for first in range(1, num_threads):
-        share = pieces[first::num_threads]
-        thread = threading.Thread(target=_copy_each, args=(share, errors))
+        _Shared([piece for target, source in pairs for piece in _pieces(target, source)]).copy(num_threads)
+        return
+    for target, source in pairs:
+        copy_past_caches(target, source)
+
+
+class _Shared:
+    """
+    Copies that threads share: each takes the next one. Who is interrupted by a signal goes on only when the other
+    threads have ended what they had begun: they would write where something else is by then.
+    """
+
+    def __init__(self, pieces: List[Pair]) -> None:
+        self._left = pieces
+        self._errors: List[BaseException] = []
+        self._num_under_way = 0  # in threads that help: no signal interrupts those
+        self._changed = threading.Condition()
+
+    def copy(self, num_threads: int) -> None:
         try:
-            thread.start()
-        except RuntimeError:  # there are too many; those that have begun must have ended before the caller goes on
-            _copy_each(share, errors)
-        else:
-            threads.append(thread)
-    _copy_each(pieces[::num_threads], errors)
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+            for _ in range(num_threads - 1):
+                with suppress(RuntimeError):  # there are too many
+                    threading.Thread(target=self._help, daemon=True).start()
+            while (piece := self._next()) is not None:
+                copy_past_caches(*piece)
+        finally:
+            self._end()
+        if self._errors:
+            raise self._errors[0]
+
+    def _next(self) -> Optional[Pair]:
+        try:
+            return self._left.pop()
+        except IndexError:
+            return None
+
+    def _help(self) -> None:
+        while True:
+            with self._changed:
+                piece = self._next()
+                if piece is None:
+                    return
+                self._num_under_way += 1
+            try:
+                copy_past_caches(*piece)
+            except BaseException as e:  # noqa: BLE001 - for the thread that asked
+                self._errors.append(e)
+            with self._changed:
+                self._num_under_way -= 1
+                self._changed.notify_all()
+
+    def _end(self) -> None:
+        interrupt: Optional[BaseException] = None
+        while True:
+            try:
+                with self._changed:
+                    self._left.clear()  # who has not begun yet finds nothing
+                    while self._num_under_way:
+                        self._changed.wait()
+                break
+            except BaseException as e:  # noqa: BLE001 - it is raised below
+                interrupt = e
+        if interrupt is not None:
+            raise interrupt
 
 
 def _pieces(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> Iterator[Pair]:
@@ -121,14 +168,6 @@ def _pieces(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> Itera
     target, source = target.ravel().view(np.uint8), source.ravel().view(np.uint8)
     for begin in range(0, len(source), _PIECE_BYTES):
         yield target[begin : begin + _PIECE_BYTES], source[begin : begin + _PIECE_BYTES]
-
-
-def _copy_each(pairs: Sequence[Pair], errors: List[BaseException]) -> None:
-    try:
-        for target, source in pairs:
-            copy_past_caches(target, source)
-    except BaseException as e:  # noqa: BLE001 - for the thread that asked
-        errors.append(e)
 
 
 def _are_plain(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> bool:

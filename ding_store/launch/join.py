@@ -34,7 +34,9 @@ def join(config: StoreConfig, role: str, node_id: Optional[int], script: Script,
         end = store.get(FINISH)
         if end is not None:
             raise ConfigError(f'run {config.run!r} has ended: {end.header["reason"]}')
-        if not wait and Members(store).reporting(None, silence_s(config.heartbeat_s)) is None:
+        # Before it looks around: the run may end meanwhile.
+        found = None if wait else store.stream_info(STREAM)
+        if not wait and (found is None or Members(store).reporting(None, silence_s(config.heartbeat_s)) is None):
             raise ConfigError(
                 f'run {config.run!r} has no living process at {store.info().address}: is it --run or --store that is '
                 'another? To be there before the others, say --wait'
@@ -42,10 +44,10 @@ def join(config: StoreConfig, role: str, node_id: Optional[int], script: Script,
         claim_role(store, role, silence_s(config.heartbeat_s))
         if node_id is None:
             node_id = claim_node_id(store, role)
-        found = None if wait else store.stream_info(STREAM)
         peers = peer_addresses(store)
     sys.stderr.write(f'joining run {config.run!r} as {role}, node {node_id}\n')
     os.environ[ENV_LAUNCHED] = launch()  # the run is somebody else's to clear and to retire
+    os.environ.pop(ENV_JOINED, None)  # of a joined script that starts another
     if found is not None:
         os.environ[ENV_JOINED] = found.epoch
     install()

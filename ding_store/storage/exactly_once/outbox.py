@@ -150,7 +150,7 @@ class Outbox:
     ) -> None:
         self.stream = stream
         self.epoch = ''
-        self.sequence = 0
+        self._released = 0  # the highest sequence of those that were let go
         self.num_dropped = 0
         self.plane = 0
         self.host = ''
@@ -207,11 +207,20 @@ class Outbox:
     def has_references(self) -> bool:
         return any(item.is_referenced for item in [*self._sent, *self._queue])
 
+    @property
+    def sequence(self) -> int:
+        """The newest item's."""
+        items = self._queue or self._sent
+        return items[-1].sequence if items else self._released
+
     def add(self, payload: Union[Payload, bytes]) -> Item:
-        self.sequence += 1
-        item = Item(self.sequence, payload if isinstance(payload, Payload) else Payload(payload))
-        item.payload.is_kept = True
-        self._queue.append(item)
+        item = Item(self.sequence + 1, payload if isinstance(payload, Payload) else Payload(payload))
+        try:
+            item.payload.is_kept = True
+            self._queue.append(item)
+        except BaseException:  # as by a signal, before or behind it
+            item.payload.is_kept = bool(self._queue) and self._queue[-1] is item
+            raise
         return item
 
     def withdraw(self, item: Item) -> bool:
@@ -219,7 +228,6 @@ class Outbox:
         if not self._queue or self._queue[-1] is not item or item.accepted or item.uncertain:
             return False
         self._queue.pop()
-        self.sequence -= 1
         item.payload.is_kept = False
         return True
 
@@ -246,7 +254,11 @@ class Outbox:
                 raise StoreError(f'the server contradicts itself about {self.stream!r}: {verdict}')
             if verdict.status == OK:
                 item.accepted, item.number = True, verdict.number
-                self._sent.append(self._queue.popleft())
+                # Twice in the one rather than in neither, where a signal comes in between.
+                if not self._sent or self._sent[-1] is not item:
+                    self._sent.append(item)
+                if self._queue and self._queue[0] is item:
+                    self._queue.popleft()
             # Also when there is no room: there may be none before what is wanted of us can be read, and acked.
             self._learn(verdict)
             if verdict.status == FULL:
@@ -307,7 +319,9 @@ class Outbox:
         if not self._forgotten:
             self._readers = verdict.readers
         while self._sent and self._sent[0].number <= verdict.floor:
-            self._sent.popleft().payload.release()
+            self._released = max(self._released, self._sent[0].sequence)
+            self._sent[0].payload.release()  # Before: a signal in between lets it be done twice.
+            self._sent.popleft()
         if verdict.wanted > verdict.floor:
             try:
                 self.fill(verdict.wanted)
@@ -318,8 +332,9 @@ class Outbox:
     def _requeue(self, verdict: Verdict) -> None:
         """Split anew what is held: up to the server's ``last`` it has them, the rest must be announced again."""
         items = [*self._sent, *self._queue]
-        self._sent = deque(item for item in items if item.sequence <= verdict.last)
-        self._queue = deque(item for item in items if item.sequence > verdict.last)
+        sent = deque(item for item in items if item.sequence <= verdict.last)
+        queue = deque(item for item in items if item.sequence > verdict.last)
+        self._sent, self._queue = sent, queue
         for item in self._sent:
             # Sequences and numbers grow together: the last one's number is no less than this one's.
             item.accepted, item.number = True, verdict.number

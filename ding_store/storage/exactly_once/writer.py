@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from contextlib import contextmanager, suppress
-from typing import Callable, Dict, Iterable, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
 
 from ding_store.errors import AppendUnsettled, ServerFull, StoreClosed, StoreError, StoreTimeout, StreamFull
 from ding_store.storage.base import Arrays, EntryId, Header
@@ -45,6 +45,24 @@ class CompressedPayload(Payload):
         self.size, self.codec = len(self._data), ''
 
 
+class _Lock:
+    """As a ``threading.Lock``, that knows whether this thread has it."""
+
+    def __init__(self) -> None:
+        self._lock: Any = threading.RLock()
+
+    @property
+    def is_mine(self) -> bool:
+        return bool(self._lock._is_owned())
+
+    def acquire(self, timeout: float) -> bool:
+        # Not twice, as an RLock would: the thread is in the middle of what the lock guards.
+        return not self.is_mine and self._lock.acquire(timeout=timeout)
+
+    def release(self) -> None:
+        self._lock.release()
+
+
 class Lane:
     """An outbox, its lock, and what was said about it: one warning per change of state."""
 
@@ -55,7 +73,7 @@ class Lane:
         announce: Callable[[Announcement], Verdict],
         fill: Optional[Callable[[Fill], None]] = None,
     ) -> None:
-        self.lock = threading.Lock()
+        self.lock = _Lock()
         self.options = options
         self.may_drop = options.overflow == 'drop_oldest'  # what nobody has acked
         self._compression = Choice()
@@ -66,16 +84,19 @@ class Lane:
 
     @contextmanager
     def held(self, deadline: float) -> Iterator[None]:
+        if self.lock.is_mine:
+            self.lock.release()  # Its append was interrupted by a signal where it could not let go.
         turn = max(deadline, time.monotonic() + _TURN_S)
-        while not self.lock.acquire(timeout=self._slice_s(deadline)):
-            now = time.monotonic()
-            if now >= deadline and (self.is_waiting or now >= turn):
-                what = 'waited for room' if self.is_waiting else 'did not get on'
-                raise StoreTimeout(f'append to {self.outbox.stream!r}: another thread {what} until the deadline')
         try:
+            while not self.lock.acquire(timeout=self._slice_s(deadline)):
+                now = time.monotonic()
+                if now >= deadline and (self.is_waiting or now >= turn):
+                    what = 'waited for room' if self.is_waiting else 'did not get on'
+                    raise StoreTimeout(f'append to {self.outbox.stream!r}: another thread {what} until the deadline')
             yield
         finally:
-            self.lock.release()
+            if self.lock.is_mine:  # also where a signal came right behind the acquire
+                self.lock.release()
 
     def _slice_s(self, deadline: float) -> float:
         left = deadline - time.monotonic()

@@ -86,6 +86,10 @@ class RingWriter:
         return self.ring_bytes - (self._head - self._tail)
 
     @property
+    def newest(self) -> Optional[Region]:
+        return self._regions[-1] if self._regions else None
+
+    @property
     def num_held(self) -> int:
         return len(self._regions)
 
@@ -101,8 +105,8 @@ class RingWriter:
         self._announce_reserved(end)
         at = start % self.ring_bytes
         region = Region(start, length, self._data[at : at + length])
+        self._head = end  # Before: a signal in between leaves a gap, and no two regions in one place.
         self._regions.append(region)
-        self._head = end
         return region
 
     def commit(self, region: Region) -> None:

@@ -39,23 +39,31 @@ def crc_of(host: str) -> int:
 class HostPayload(Payload):
     """An entry's bytes in a ring."""
 
+    _region: Optional[Region] = None
+
     def __init__(self, rings: Rings, ring: RingWriter, region: Region, head: Buffer) -> None:
         self.size = region.length
         self._rings = rings
         self._ring = ring
-        self._region = region
         self._reference = Reference(
             ring.name, rings.host_crc, region.start, region.length, len(head), zlib.crc32(head)
         ).pack()
+        self._region = region
+
+    def __del__(self) -> None:
+        if not self.is_kept:
+            self.release()  # Where a signal came before anybody had it. Space is given back in order: else never again.
 
     def on_wire(self) -> bytes:
+        assert self._region is not None
         return seal(self._region.buffer, self._rings.compression)
 
     def reference(self, host: str) -> Optional[bytes]:
         return self._reference if host == self._rings.host else None
 
     def release(self) -> None:
-        self._rings.release(self._ring, self._region)
+        if self._region is not None:
+            self._rings.release(self._ring, self._region)
 
 
 class Rings:
@@ -109,6 +117,8 @@ class Rings:
 
     def release(self, ring: RingWriter, region: Region) -> None:
         with self._lock:
+            if region.is_released:
+                return
             ring.release(region)
             if ring.num_held == 0 and ring is not self._rings[-1]:
                 self._rings.remove(ring)
@@ -132,11 +142,14 @@ class Rings:
 
     def _write(self, parts: List[Buffer], length: int, head: bytes) -> Optional[HostPayload]:
         with self._lock:
-            ring = self._rings[-1] if self._rings else None
-            region = ring.reserve(length) if ring is not None else None
-            if ring is None or region is None:
+            if not self._rings:
                 return None
+            ring = self._rings[-1]
+            held = ring.newest
             try:
+                region = ring.reserve(length)
+                if region is None:
+                    return None
                 if is_far(length, ring.ring_bytes):
                     join_past_caches(np.frombuffer(region.buffer, np.uint8), parts)
                 else:
@@ -147,7 +160,8 @@ class Rings:
                 ring.commit(region)
                 return HostPayload(self, ring, region, head)
             except BaseException:  # as by a signal; space is given back in order, and would never be again
-                ring.release(region)
+                if ring.newest is not None and ring.newest is not held:
+                    ring.release(ring.newest)
                 raise
 
     def _write_to_larger(self, parts: List[Buffer], length: int, head: bytes) -> Optional[HostPayload]:

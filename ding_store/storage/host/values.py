@@ -61,12 +61,12 @@ class HostValues:
         if self._cache is None or not is_large:
             return self._store.put(name, header, arrays, expected_version)
         payload = encode_pieces(header, arrays)
+        self._start_filler()  # Before: one that gets no reply may be announced all the same.
         version = self._slots(name, self._cache).put(
             payload, lambda reference: self._store.put_version(name, None, reference, expected_version)
         )
         if version is None:
             return self._store.put_version(name, payload, b'', expected_version)
-        self._start_filler()
         return version
 
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0) -> Optional[Value]:

@@ -74,7 +74,12 @@ class RedisAppends:
             arguments = (*known, num_parts, key, place)
             return self._call(what, lambda session: self._script(session, 'fill', said.stream, arguments, before))
 
-        publish_in_parts(what, key, said.payload, fill, lambda reply: reply < 0)
+        try:
+            publish_in_parts(what, key, said.payload, fill, lambda reply: reply < 0)
+        except ServerFull:
+            if key:
+                fill(b'', place_of(key, said.payload).num_parts, key, None)
+            raise
 
     def _drop_parts(self, what: str, key: str, payload: bytes) -> None:
         """Of what was refused: they would only take more room."""

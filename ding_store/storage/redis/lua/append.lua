@@ -113,6 +113,7 @@ if type(added) == 'table' and added.err then
     return added
   end
   begin_anew()
+  let_parts_go(last + 1, num_parts, ARGV[11])
   return verdict('STALE')
 end
 last, total = last + 1, total + size

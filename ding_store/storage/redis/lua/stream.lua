@@ -97,6 +97,17 @@ local function keep_parts(number, num_parts, key)
   return true
 end
 
+-- The number is another entry's: these parts have a time to live again, for a writer that does not come back.
+local function let_parts_go(number, num_parts, key)
+  if num_parts > 0 and redis.call('HDEL', SIZES, 'p' .. digits(number)) == 1 then
+    parted = parted - 1
+    redis.call('HSET', META, 'parted', digits(parted))
+  end
+  for part = 0, num_parts - 1 do
+    redis.call('EXPIRE', key .. digits(part), 7200)
+  end
+end
+
 local function delete_parts(numbers)
   local fields = {}
   for i, number in ipairs(numbers) do

@@ -1,0 +1,131 @@
+"""Signals that raise, wherever the interpreter looks for them: what was appended is there once, and appends go on."""
+
+import dis
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from ding_store.copying import join_past_caches, past_caches
+from ding_store.errors import StoreError
+from ding_store.storage import open_store
+from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.testing import WAIT_S, chunk, number_of
+
+#: Where an append keeps what must hang together.
+_FILES = ('exactly_once/outbox.py', 'exactly_once/writer.py', 'host/rings.py', 'host/ring.py', 'host/host_cache.py')
+
+
+class Interrupt(BaseException):
+    """As KeyboardInterrupt, which pytest would take for its own."""
+
+
+class InterruptedAt:
+    """Raises at one of the places where CPython looks for signals: behind calls, in loops, where functions begin."""
+
+    def __init__(self, place):
+        self.left = place
+        self.places = {}
+        self.where = None
+
+    def __enter__(self):
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        sys.settrace(None)
+        return kind is Interrupt
+
+    def _trace(self, frame, event, argument):
+        if not frame.f_code.co_filename.endswith(_FILES):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._look
+
+    def _look(self, frame, event, argument):
+        if event == 'opcode' and frame.f_lasti in self._places_of(frame.f_code):
+            self.left -= 1
+            if self.left == 0:
+                self.where = f'{frame.f_code.co_name}:{frame.f_lineno}'
+                sys.settrace(None)
+                raise Interrupt(self.where)
+        return self._look
+
+    def _places_of(self, code):
+        if code not in self.places:
+            before, found = '', set()
+            for instruction in dis.get_instructions(code):
+                if before.startswith(('CALL', 'RESUME', 'JUMP_BACKWARD')):
+                    found.add(instruction.offset)
+                before = instruction.opname
+            self.places[code] = found
+        return self.places[code]
+
+
+@pytest.mark.parametrize('plane', ['auto', 'off'])
+def test_an_append_is_interrupted_anywhere(redis_server, tmp_path, plane):
+    writer = open_store(redis_server.url, f'interrupts-{plane}', host_plane=plane, host_cache_dir=str(tmp_path))
+    near = open_store(redis_server.url, f'interrupts-{plane}', host_plane=plane, host_cache_dir=str(tmp_path))
+    with writer, near:
+        reader, appended, seen, places = Reader(near, 's', 'near'), [], [], []
+        own = writer.own_writer if plane == 'off' else writer.store.own_writer
+        writer.append('s', {}, chunk(0))
+        for number in range(2, 4000, 2):
+            tracing = InterruptedAt(number // 2)
+            with tracing:
+                writer.append('s', {}, chunk(number - 1, size=20_000), timeout_s=WAIT_S)
+            if tracing.where is None:
+                break
+            places.append(tracing.where)
+            try:
+                writer.append('s', {}, chunk(number, size=20_000), timeout_s=WAIT_S)
+            except StoreError as e:
+                raise AssertionError(f'interrupted at {tracing.where}') from e
+            appended.append(number)
+            while seen[-1:] != [number]:
+                entries = reader.read(timeout_s=WAIT_S)
+                assert entries, tracing.where
+                seen += map(number_of, entries)
+                reader.ack()
+            own.check_stream('s')
+            assert own.num_unacked('s') == 0, tracing.where
+            if plane == 'auto':
+                assert [ring.num_held for ring in writer._rings['s']._rings] == [0], tracing.where
+        assert len(set(places)) > 20
+        assert seen == sorted(set(seen))
+        assert set(appended) <= set(seen)
+        assert (reader.num_lost, reader.num_duplicates) == (0, 0)
+
+
+def test_no_thread_copies_on_behind_an_interrupt(monkeypatch):
+    """It would write where something else is by then."""
+    monkeypatch.setattr(past_caches, '_SHARED_BYTES', 1)
+    monkeypatch.setattr(past_caches, '_PIECE_BYTES', past_caches.MIN_BYTES)
+    monkeypatch.setattr(past_caches.os, 'sched_getaffinity', lambda pid: range(2))
+    copy, helps, may_go_on = past_caches.copy_past_caches, threading.Event(), threading.Event()
+    main, done = threading.main_thread(), []
+
+    def copying(target, source):
+        if threading.current_thread() is main:
+            assert helps.wait(WAIT_S)
+            threading.Timer(0.05, may_go_on.set).start()
+            raise Interrupt
+        helps.set()
+        assert may_go_on.wait(WAIT_S)
+        time.sleep(0.05)
+        copy(target, source)
+        done.append(True)
+
+    monkeypatch.setattr(past_caches, 'copy_past_caches', copying)
+    target = np.zeros(8 * past_caches.MIN_BYTES, np.uint8)
+    with pytest.raises(Interrupt):
+        join_past_caches(target, [np.ones(len(target), np.uint8)])
+    assert done == [True]
+    held = target.copy()
+    assert 0 < held.sum() < len(target)
+    helpers = [one for one in threading.enumerate() if one.daemon and '_help' in one.name]
+    for one in helpers:
+        one.join(WAIT_S)
+    assert (target == held).all()
