@@ -13,8 +13,10 @@ import pytest
 from jobs import DEADLINE_S, PIPELINES, ROOT, ding_store, job
 
 from ding_store.config import ENV_RUN, ENV_URL, StoreConfig
+from ding_store.errors import ConfigError
 from ding_store.launch import command
-from ding_store.middleware.members import Members
+from ding_store.launch import join as join_command
+from ding_store.middleware.members import ENV_JOINED, ENV_LAUNCHED, Members
 from ding_store.middleware.session import Session
 from ding_store.storage import open_store
 
@@ -185,3 +187,30 @@ def test_processes_that_may_not_be_looked_at_are_passed_over(monkeypatch):
     found = [pid for pid, _ in command._processes()]
     assert os.getpid() in found
     assert 1 not in found
+
+
+def test_a_run_that_ends_while_join_looks_around_is_not_begun_anew(redis_server, monkeypatch):
+    run = f'ending-{uuid.uuid4().hex[:8]}'
+    config = StoreConfig(enable=True, url=redis_server.url, run=run, heartbeat_s=0.1)
+    with open_store(redis_server.url, run) as store:
+        learner = Session(config)
+        learner.join('learner', 0)
+        claim = join_command.claim_role
+
+        def claiming(*arguments):
+            learner.close()
+            store.retire()
+            return claim(*arguments)
+
+        class Nothing:
+            def run(self):
+                with contextlib.closing(Session(config)) as session:
+                    session.join('evaluator', 7)
+
+        monkeypatch.setattr(join_command, 'claim_role', claiming)
+        for name in ('install', 'activate', 'deactivate', 'remove_address'):
+            monkeypatch.setattr(join_command, name, lambda *arguments, **options: None)
+        monkeypatch.setenv(ENV_LAUNCHED, '')
+        monkeypatch.setenv(ENV_JOINED, '')
+        with pytest.raises(ConfigError, match='ended while this process started'):
+            join_command.join(config, 'evaluator', 7, Nothing())

@@ -6,11 +6,12 @@ import redis
 from redis_server import left_by_runs
 
 from ding_store.errors import ServerFull
+from ding_store.storage.exactly_once.outbox import Fill
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.redis.values import VALUE_PARTS
 from ding_store.storage.testing import chunk, number_of
 from ding_store.storage.wire.connection import pack
-from ding_store.storage.wire.encoding import encode_pieces
+from ding_store.storage.wire.encoding import encode, encode_pieces
 
 
 @pytest.fixture
@@ -58,6 +59,22 @@ def test_parts_of_what_is_refused_take_no_memory(forgetful_server, client, size)
         client.config_set('maxmemory', 0)
         store.append('s', {}, chunk(2, size))
         assert [number_of(entry) for entry in store.read('s')] == [0, 2]
+
+
+@pytest.mark.parametrize('is_there', [False, True])
+def test_parts_of_a_fill_that_is_refused_take_no_memory(forgetful_server, client, is_there):
+    """Unless an earlier try came through, whose reply was lost: then they are the entry's."""
+    with RedisStore(forgetful_server.url, 'run') as store:
+        place = store.append('s', {}, chunk(0))
+        fill = Fill('s', place.epoch, 1, place.number, encode({}, chunk(0, 1_000_000)))
+        if is_there:
+            store._appends.fill(fill)
+        parts = sorted(client.keys('*:part:*'))
+        assert bool(parts) == is_there
+        client.config_set('maxmemory', client.info('memory')['used_memory'] + 2_500_000 * (not is_there))
+        with pytest.raises(ServerFull):
+            store._appends.fill(fill)
+        assert sorted(client.keys('*:part:*')) == parts
 
 
 def weights(number):

@@ -12,7 +12,7 @@ from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.host.planes import Record
 from ding_store.storage.redis import values as redis_values
 from ding_store.storage.redis.store import RedisStore
-from ding_store.storage.testing import chunk, eventually, number_of
+from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 from ding_store.storage.wire import parts
 from ding_store.storage.wire.encoding import encode, encode_pieces
 
@@ -256,6 +256,35 @@ def test_a_fill_of_an_entry_that_was_acked_meanwhile_leaves_no_parts(store, clie
     store._appends.fill(Fill(STREAM, place.epoch, 1, 2, encode({}, chunk(0, LARGE))))
     assert num_parts(client) == 0
     assert [number_of(entry) for entry in store.read(STREAM)] == ([] if is_last else [1])
+
+
+def test_parts_are_nobodys_whose_number_goes_to_another_entry(forgetful_server, store, client, monkeypatch):
+    """Somebody else wrote behind the newest entry, so that the log begins anew, and another writer is there first."""
+    with RedisStore(forgetful_server.url, 'run') as other:
+        reader = Reader(store, STREAM, 'learner')
+        for number, one in enumerate((store, other)):
+            one.append(STREAM, {}, chunk(number))
+        client.xadd(store._keys.of(STREAM, 'log'), {'foreign': 'entry'})
+        lane = store.own_writer._lane(STREAM)
+        announce, verdicts = lane.outbox._announce, []
+
+        def announcing(said):
+            verdicts.append(announce(said))
+            if len(verdicts) == 1:
+                assert verdicts[0].status == 'STALE'
+                assert client.ttl(client.keys('*:part:*')[0]) > 0
+                other.append(STREAM, {}, chunk(2, LARGE))
+            return verdicts[-1]
+
+        monkeypatch.setattr(lane.outbox, '_announce', announcing)
+        store.append(STREAM, {}, chunk(3, LARGE))
+        seen = []
+        while len(seen) < 4:
+            (entry,) = reader.read(1, timeout_s=WAIT_S)
+            seen.append(number_of(entry))
+            reader.ack()
+        assert (seen, reader.num_lost) == ([0, 1, 2, 3], 0)
+        assert num_parts(client) == 0
 
 
 @pytest.mark.parametrize('what', ['entry', 'fill', 'value'])

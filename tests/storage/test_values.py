@@ -631,6 +631,20 @@ def test_announcements_without_a_reply_keep_no_slots(redis_server, tmp_path, mon
         assert store.store.get_version('w', 0).reference
 
 
+def test_who_is_elsewhere_gets_a_first_version_of_which_its_writer_got_no_reply(opened, monkeypatch):
+    writer = opened()
+    put = writer.store.put_version
+
+    def lost(*arguments):
+        put(*arguments)
+        raise StoreUnavailable('its reply is lost')
+
+    monkeypatch.setattr(writer.store, 'put_version', lost)
+    with pytest.raises(StoreUnavailable):
+        writer.put(NAME, {}, weights(1))
+    assert number_of(opened('b').get(NAME, timeout_s=WAIT_S)) == 1
+
+
 @pytest.mark.parametrize('error', [StoreUnavailable('its reply is lost'), KeyboardInterrupt()])
 def test_a_closed_writer_leaves_a_version_to_all_of_which_it_got_no_reply(opened, tmp_path, monkeypatch, error):
     writer = opened()
