@@ -210,7 +210,8 @@ def test_a_run_that_ends_while_join_looks_around_is_not_begun_anew(redis_server,
         monkeypatch.setattr(join_command, 'claim_role', claiming)
         for name in ('install', 'activate', 'deactivate', 'remove_address'):
             monkeypatch.setattr(join_command, name, lambda *arguments, **options: None)
-        monkeypatch.setenv(ENV_LAUNCHED, '')
-        monkeypatch.setenv(ENV_JOINED, '')
+        for name in (ENV_LAUNCHED, ENV_JOINED):
+            monkeypatch.setenv(name, '')  # so that they are as before afterwards
+            monkeypatch.delenv(name)
         with pytest.raises(ConfigError, match='ended while this process started'):
             join_command.join(config, 'evaluator', 7, Nothing())
