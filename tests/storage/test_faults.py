@@ -121,6 +121,69 @@ class TestEmptyAfterACrash:
             assert read_until(reader, 3) == [1, 2, 3]
             assert reader.num_lost == 0
 
+    @pytest.mark.parametrize('is_late', [False, True])
+    def test_what_writers_announced_again_is_not_lost_where_the_reader_is_behind(self, is_late):
+        """Of one that it knew and of one that was new to it; where they are late it is counted, and counted back."""
+        with MemoryStore() as store, store.another() as known, store.another() as new:
+            reader = Reader(store, STREAM, 'learner', loss_grace_s=0.0)
+            known.append(STREAM, {}, chunk(0))
+            assert [number_of(entry) for entry in reader.read()] == [0]
+            reader.ack()
+            for number in range(1, 6):
+                known.append(STREAM, {}, chunk(number))
+            for number in range(6, 11):
+                new.append(STREAM, {}, chunk(number))
+            reader._losses._looked_at = 0
+            seen = [number_of(entry) for entry in reader.read(1)]
+            store.lose_memory()
+            if is_late:
+                reader._losses._looked_at = 0
+                assert (reader.read(), reader.num_lost) == ([], 9)
+            known.append(STREAM, {}, chunk(11))
+            new.append(STREAM, {}, chunk(12))
+            while reader.lag():
+                reader._losses._looked_at = 0
+                seen += map(number_of, reader.read(1))
+                assert is_late or reader.num_lost == 0
+            assert (sorted(seen), reader.num_lost) == (list(range(1, 13)), 0)
+
+    def test_what_is_dropped_while_a_read_fetches_is_counted(self, forgetful_server, monkeypatch):
+        """Also where drops of a writer that was never seen are counted by their numbers, and missed by nobody."""
+        options = {'max_pending_bytes': 1 << 22, 'overflow': 'drop_oldest'}
+        stores = [RedisStore(forgetful_server.url, 'run', **options) for _ in range(3)]
+        with contextlib.ExitStack() as stack:
+            unknown, writer, store = [stack.enter_context(one) for one in stores]
+            reader, count, seen = Reader(store, STREAM, 'learner'), 0, []
+
+            def append(one, *sizes):
+                nonlocal count
+                for size in sizes:
+                    one.append(STREAM, {}, chunk(count, size))
+                    count += 1
+
+            def read():
+                seen.extend(map(number_of, reader.read()))
+                reader.ack()
+
+            append(writer, 8)
+            read()
+            append(unknown, 8, 8)
+            append(writer, *[1 << 17] * 4)
+            read()
+            append(writer, 8, 1 << 17, 8, 8)
+            fetch = store._parts.fetch
+
+            def fetching(*arguments):
+                monkeypatch.setattr(store._parts, 'fetch', fetch)
+                append(writer, *[1 << 17] * 3)
+                return fetch(*arguments)
+
+            monkeypatch.setattr(store._parts, 'fetch', fetching)
+            for _ in range(4):
+                read()
+            assert seen[-1] == count - 1
+            assert reader.num_lost == count - len(seen) > 2
+
     def test_a_writer_that_is_only_late_is_counted_back(self):
         with MemoryStore() as store, store.another() as other:
             reader = Reader(store, STREAM, 'learner', loss_grace_s=0.0)

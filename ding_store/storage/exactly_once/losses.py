@@ -42,6 +42,8 @@ class Losses:
         self.begin_epoch(stream.epoch if stream else '', marks)
         if stream is not None:
             seen = cursor.number if cursor.epoch == stream.epoch else 0
+            # Who has announced again need not be waited for: it comes, or is missed by its number.
+            self._awaited = {one: upto for one, upto in self._awaited.items() if stream.writers.get(one, 0) < upto}
             self._heads, self._num_unread = dict(stream.writers), stream.last - max(stream.floor, seen)
             if self._num_unread <= 0:
                 self._caught_up = self._heads
@@ -66,9 +68,9 @@ class Losses:
         self._epoch, self._num_unread, self._heads = epoch, 0, {}
 
     def miss(self, writer: str, seen: Optional[int], sequence: int) -> None:
-        """This entry came behind ``seen`` of its writer."""
+        """This entry came behind ``seen`` of its writer; None: it is the first that we see of it."""
         if seen is None:
-            return
+            seen = sequence - 1
         missed = sequence - 1 - seen
         excused = min(missed, self._excused)
         self._excused -= excused
@@ -88,8 +90,7 @@ class Losses:
         if time.monotonic() >= self._deadline:
             for writer, upto in self._awaited.items():
                 self.count += upto - max(marks.get(writer, 0), self._caught_up.get(writer, 0))
-                if writer in marks:
-                    self._written_off[writer] = upto
+                self._written_off[writer] = upto
             self._awaited = {}
 
     def _unseen(self, marks: Mapping[str, int]) -> Dict[str, int]:

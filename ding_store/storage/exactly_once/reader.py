@@ -204,6 +204,8 @@ class Reader:
     def _take(self, entries: List[Entry]) -> List[Entry]:
         self._follow(entries[0].id)
         self._said_corrupt = False
+        for one, following in zip(entries, entries[1:]):  # what was dropped while it was fetched
+            self._losses.drop(max(0, following.id.number - max(one.id.number, self._acked) - 1))
         new = [one for one in entries if self._is_new(one.writer, one.sequence) and not self._is_lost(one)]
         self._cursor = entries[-1].id
         self._outstanding = new[-1].id if new else self._outstanding
