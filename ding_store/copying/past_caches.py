@@ -120,7 +120,19 @@ class _Shared:
             while (piece := self._next()) is not None:
                 copy_past_caches(*piece)
         finally:
-            self._end()
+            # Not in a function of its own: a signal may come before its first line.
+            interrupt: Optional[BaseException] = None
+            while True:
+                try:
+                    with self._changed:
+                        self._left.clear()  # who has not begun yet finds nothing
+                        while self._num_under_way:
+                            self._changed.wait()
+                    break
+                except BaseException as e:  # noqa: BLE001 - it is raised below
+                    interrupt = e
+            if interrupt is not None:
+                raise interrupt
         if self._errors:
             raise self._errors[0]
 
@@ -144,20 +156,6 @@ class _Shared:
             with self._changed:
                 self._num_under_way -= 1
                 self._changed.notify_all()
-
-    def _end(self) -> None:
-        interrupt: Optional[BaseException] = None
-        while True:
-            try:
-                with self._changed:
-                    self._left.clear()  # who has not begun yet finds nothing
-                    while self._num_under_way:
-                        self._changed.wait()
-                break
-            except BaseException as e:  # noqa: BLE001 - it is raised below
-                interrupt = e
-        if interrupt is not None:
-            raise interrupt
 
 
 def _pieces(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> Iterator[Pair]:

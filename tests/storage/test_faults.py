@@ -147,6 +147,26 @@ class TestEmptyAfterACrash:
                 assert is_late or reader.num_lost == 0
             assert (sorted(seen), reader.num_lost) == (list(range(1, 13)), 0)
 
+    def test_what_was_announced_again_and_dropped_before_it_was_read_is_lost(self):
+        options = {'max_pending_bytes': 10_000, 'overflow': 'drop_oldest'}
+        with MemoryStore(**options) as store, store.another(**options) as writer, store.another(**options) as other:
+            reader = Reader(store, STREAM, 'learner', loss_grace_s=0.0)
+            for number in range(6):
+                writer.append(STREAM, {}, chunk(number))
+            reader._losses._looked_at = 0
+            seen = [number_of(entry) for entry in reader.read(1)]
+            store.lose_memory()
+            writer.settle()
+            writer.get('nothing')
+            writer.append(STREAM, {}, chunk(6))
+            for number in range(7, 20):
+                other.append(STREAM, {}, chunk(number, 1000))
+            for _ in range(3):
+                reader._losses._looked_at = 0
+                seen += map(number_of, reader.read())
+            assert (seen[:1], seen[-1]) == ([0], 19)
+            assert reader.num_lost >= 5
+
     def test_what_is_dropped_while_a_read_fetches_is_counted(self, forgetful_server, monkeypatch):
         """Also where drops of a writer that was never seen are counted by their numbers, and missed by nobody."""
         options = {'max_pending_bytes': 1 << 22, 'overflow': 'drop_oldest'}

@@ -99,6 +99,47 @@ def test_an_append_is_interrupted_anywhere(redis_server, tmp_path, plane):
         assert (reader.num_lost, reader.num_duplicates) == (0, 0)
 
 
+def test_an_append_within_an_append_is_refused(redis_server, monkeypatch):
+    """As of a signal handler, whose entry would get the same sequence."""
+    with open_store(redis_server.url, 'nested', host_plane='off') as store:
+        reader = Reader(store, 's', 'near')
+        store.append('s', {}, chunk(0))
+        outbox = store.own_writer._lane('s').outbox
+        announce, refused = outbox._announce, []
+
+        def announcing(said):
+            if not refused:
+                with pytest.raises(StoreError, match='within an append') as error:
+                    store.append('s', {}, chunk(100), timeout_s=0.1)
+                refused.append(error.value)
+            return announce(said)
+
+        monkeypatch.setattr(outbox, '_announce', announcing)
+        for number in (1, 2, 3):
+            store.append('s', {}, chunk(number))
+        assert refused
+        assert [number_of(entry) for entry in reader.read()] == [0, 1, 2, 3]
+
+
+def test_what_the_garbage_collector_finds_waits_for_no_lock(redis_server, tmp_path):
+    """It may do so in any thread: also in one that the lock's holder waits for."""
+    with open_store(redis_server.url, 'garbage', host_cache_dir=str(tmp_path)) as store:
+        Reader(store, 's', 'near')
+        store.append('s', {}, chunk(0))
+        store.append('s', {}, chunk(1))
+        rings = store._rings['s']
+        payloads = [rings.pack({}, chunk(2))]
+        dropping = threading.Thread(target=payloads.clear, daemon=True)
+        with rings._lock:
+            dropping.start()
+            dropping.join(WAIT_S)
+            assert not dropping.is_alive()
+            (ring,) = rings._rings
+            assert ring.num_held == 2
+        store.append('s', {}, chunk(3))
+        assert [region.is_released for region in ring._regions] == [False, True, False]
+
+
 def test_no_thread_copies_on_behind_an_interrupt(monkeypatch):
     """It would write where something else is by then."""
     monkeypatch.setattr(past_caches, '_SHARED_BYTES', 1)

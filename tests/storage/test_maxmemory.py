@@ -61,6 +61,17 @@ def test_parts_of_what_is_refused_take_no_memory(forgetful_server, client, size)
         assert [number_of(entry) for entry in store.read('s')] == [0, 2]
 
 
+def test_a_fill_that_is_refused_leaves_an_entry_that_is_in_parts_itself(forgetful_server, client):
+    """As a reference it was refused, and then appended over the wire: parts of one payload are named alike."""
+    with RedisStore(forgetful_server.url, 'run') as store:
+        place = store.append('s', {}, chunk(0, 1_000_000))
+        (item,) = store.own_writer._lane('s').outbox._sent
+        client.config_set('maxmemory', 1)
+        with pytest.raises(ServerFull):
+            store._appends.fill(Fill('s', place.epoch, 1, place.number, item.payload.on_wire()))
+        assert [number_of(entry) for entry in store.read('s')] == [0]
+
+
 @pytest.mark.parametrize('is_there', [False, True])
 def test_parts_of_a_fill_that_is_refused_take_no_memory(forgetful_server, client, is_there):
     """Unless an earlier try came through, whose reply was lost: then they are the entry's."""

@@ -42,8 +42,13 @@ class Losses:
         self.begin_epoch(stream.epoch if stream else '', marks)
         if stream is not None:
             seen = cursor.number if cursor.epoch == stream.epoch else 0
-            # Who has announced again need not be waited for: it comes, or is missed by its number.
-            self._awaited = {one: upto for one, upto in self._awaited.items() if stream.writers.get(one, 0) < upto}
+            # Who has announced again, and has something yet to be read, need not be waited for.
+            at = max(stream.floor, seen)
+            self._awaited = {
+                one: upto
+                for one, upto in self._awaited.items()
+                if stream.writers.get(one, 0) < upto or stream.numbers.get(one, 0) <= at
+            }
             self._heads, self._num_unread = dict(stream.writers), stream.last - max(stream.floor, seen)
             if self._num_unread <= 0:
                 self._caught_up = self._heads

@@ -210,8 +210,8 @@ class Outbox:
     @property
     def sequence(self) -> int:
         """The newest item's."""
-        items = self._queue or self._sent
-        return items[-1].sequence if items else self._released
+        newest = [items[-1].sequence for items in (self._sent, self._queue) if items]
+        return max([self._released, *newest])
 
     def add(self, payload: Union[Payload, bytes]) -> Item:
         item = Item(self.sequence + 1, payload if isinstance(payload, Payload) else Payload(payload))
@@ -227,8 +227,10 @@ class Outbox:
         """Take the newest item back, so that its sequence is free again; refused if a server may have seen it."""
         if not self._queue or self._queue[-1] is not item or item.accepted or item.uncertain:
             return False
-        self._queue.pop()
-        item.payload.is_kept = False
+        try:
+            self._queue.pop()
+        finally:
+            item.payload.is_kept = bool(self._queue) and self._queue[-1] is item
         return True
 
     def flush(self, is_last: bool = False) -> None:
@@ -255,7 +257,7 @@ class Outbox:
             if verdict.status == OK:
                 item.accepted, item.number = True, verdict.number
                 # Twice in the one rather than in neither, where a signal comes in between.
-                if not self._sent or self._sent[-1] is not item:
+                if not self._sent or self._sent[-1].sequence < item.sequence:
                     self._sent.append(item)
                 if self._queue and self._queue[0] is item:
                     self._queue.popleft()

@@ -46,21 +46,30 @@ class CompressedPayload(Payload):
 
 
 class _Lock:
-    """As a ``threading.Lock``, that knows whether this thread has it."""
+    """
+    As a ``threading.Lock``, that knows which thread is in the middle of what it guards (``user``), and is taken again
+    by a thread that a signal kept from letting it go.
+    """
 
     def __init__(self) -> None:
         self._lock: Any = threading.RLock()
-
-    @property
-    def is_mine(self) -> bool:
-        return bool(self._lock._is_owned())
+        self.user = 0
 
     def acquire(self, timeout: float) -> bool:
-        # Not twice, as an RLock would: the thread is in the middle of what the lock guards.
-        return not self.is_mine and self._lock.acquire(timeout=timeout)
+        me = threading.get_ident()
+        if self._lock._is_owned():
+            if self.user == me:
+                return False
+            self._lock.release()
+        got: bool = self._lock.acquire(timeout=timeout)
+        if got:
+            self.user = me
+        return got
 
-    def release(self) -> None:
-        self._lock.release()
+    def let_go(self) -> None:
+        """If this thread has it. By then it is not its ``user``: that is set without a call, behind which signals come."""
+        if self._lock._is_owned():
+            self._lock.release()
 
 
 class Lane:
@@ -84,8 +93,9 @@ class Lane:
 
     @contextmanager
     def held(self, deadline: float) -> Iterator[None]:
-        if self.lock.is_mine:
-            self.lock.release()  # Its append was interrupted by a signal where it could not let go.
+        me = threading.get_ident()
+        if self.lock.user == me:
+            raise StoreError(f'append to {self.outbox.stream!r} within an append of the same thread, as by a signal')
         turn = max(deadline, time.monotonic() + _TURN_S)
         try:
             while not self.lock.acquire(timeout=self._slice_s(deadline)):
@@ -95,8 +105,22 @@ class Lane:
                     raise StoreTimeout(f'append to {self.outbox.stream!r}: another thread {what} until the deadline')
             yield
         finally:
-            if self.lock.is_mine:  # also where a signal came right behind the acquire
-                self.lock.release()
+            if self.lock.user == me:
+                self.lock.user = 0
+            self.lock.let_go()
+
+    @contextmanager
+    def tried(self, wait_s: float) -> Iterator[bool]:
+        """Whether it is held now."""
+        me = threading.get_ident()
+        was_mine = self.lock.user == me
+        try:
+            yield self.lock.acquire(timeout=wait_s)
+        finally:
+            if not was_mine:
+                if self.lock.user == me:
+                    self.lock.user = 0
+                self.lock.let_go()
 
     def _slice_s(self, deadline: float) -> float:
         left = deadline - time.monotonic()
@@ -278,20 +302,22 @@ class Writer:
             return list(self._lanes.values())
 
     def _publish(self, lane: Lane, wait_s: float) -> bool:
-        if not lane.lock.acquire(timeout=wait_s):
-            return False
-        try:
+        with lane.tried(wait_s) as is_held:
+            if not is_held:
+                return False
             lane.outbox.check()
             with suppress(Refused):
                 lane.outbox.flush(is_last=True)
             lane.outbox.fill()
             # In an epoch that is over nobody finds a reference.
             return lane.outbox.num_queued == 0 or lane.outbox.is_over
-        finally:
-            lane.lock.release()
 
     def _check(self, lane: Lane, wait_s: float = 0.0, also_empty: bool = False) -> None:
-        if (also_empty or len(lane.outbox)) and lane.lock.acquire(timeout=wait_s):
+        if not (also_empty or len(lane.outbox)):
+            return
+        with lane.tried(wait_s) as is_held:
+            if not is_held:
+                return
             try:
                 lane.outbox.check()
                 lane.outbox.flush(is_last=self._is_concluded)
@@ -300,8 +326,6 @@ class Writer:
             except ServerFull as e:
                 # It is no failure of the call that we look around in: the next append to this stream says it again.
                 logger.info('stream %r waits for memory: %s', lane.outbox.stream, e)
-            finally:
-                lane.lock.release()
 
     def _append(self, lane: Lane, payload: Payload, deadline: float) -> EntryId:
         outbox, options = lane.outbox, lane.options

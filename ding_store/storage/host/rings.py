@@ -6,7 +6,8 @@ import logging
 import threading
 import time
 import zlib
-from typing import Any, Callable, Dict, List, Optional
+from collections import deque
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 import numpy as np
 
@@ -51,8 +52,9 @@ class HostPayload(Payload):
         self._region = region
 
     def __del__(self) -> None:
-        if not self.is_kept:
-            self.release()  # Where a signal came before anybody had it. Space is given back in order: else never again.
+        # Where a signal came before anybody had it. Space is given back in order: else never again.
+        if not self.is_kept and self._region is not None and not self._region.is_released:
+            self._rings.drop(self._ring, self._region)
 
     def on_wire(self) -> bytes:
         assert self._region is not None
@@ -103,6 +105,7 @@ class Rings:
         self._growing = threading.Lock()  # Only who holds it adds a ring.
         self._rings: List[RingWriter] = []
         self._num_refused = 0
+        self._dropped: Deque[Tuple[RingWriter, Region]] = deque()
 
     def pack(self, header: Header, arrays: Arrays) -> Optional[HostPayload]:
         """An entry, written to a ring; None where there is no room, and it has to go over the wire."""
@@ -117,12 +120,19 @@ class Rings:
 
     def release(self, ring: RingWriter, region: Region) -> None:
         with self._lock:
-            if region.is_released:
-                return
-            ring.release(region)
-            if ring.num_held == 0 and ring is not self._rings[-1]:
-                self._rings.remove(ring)
-                ring.close()
+            self._release(ring, region)
+
+    def drop(self, ring: RingWriter, region: Region) -> None:
+        """The same by and by: waits for nothing, as what the garbage collector calls in any thread must not."""
+        self._dropped.append((ring, region))
+
+    def _release(self, ring: RingWriter, region: Region) -> None:
+        if region.is_released:
+            return
+        ring.release(region)
+        if ring.num_held == 0 and ring is not self._rings[-1]:
+            self._rings.remove(ring)
+            ring.close()
 
     def close(self, unlink: bool) -> None:
         with self._lock:
@@ -142,6 +152,8 @@ class Rings:
 
     def _write(self, parts: List[Buffer], length: int, head: bytes) -> Optional[HostPayload]:
         with self._lock:
+            while self._dropped:
+                self._release(*self._dropped.popleft())
             if not self._rings:
                 return None
             ring = self._rings[-1]

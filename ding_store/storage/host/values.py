@@ -61,10 +61,9 @@ class HostValues:
         if self._cache is None or not is_large:
             return self._store.put(name, header, arrays, expected_version)
         payload = encode_pieces(header, arrays)
+        slots = self._slots(name, self._cache)
         self._start_filler()  # Before: one that gets no reply may be announced all the same.
-        version = self._slots(name, self._cache).put(
-            payload, lambda reference: self._store.put_version(name, None, reference, expected_version)
-        )
+        version = slots.put(payload, lambda reference: self._store.put_version(name, None, reference, expected_version))
         if version is None:
             return self._store.put_version(name, payload, b'', expected_version)
         return version

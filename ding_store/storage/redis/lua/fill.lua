@@ -7,7 +7,8 @@
 -- ARGV[5] number of the entry, or an upper bound of it
 -- ARGV[6] number of parts that the payload is in; 0: none
 -- ARGV[7] key of the parts
--- ARGV[8] payload; '': it was refused, so that its parts are dropped, unless an earlier try came through
+-- ARGV[8] payload; '': it was refused, so that its parts are dropped, unless an earlier try came through,
+--         or they are the entry's own
 -- Returns 1 if it is filled now, 0 if it is not held (its parts are dropped in its epoch), -1 if parts are missing
 if ARGV[2] ~= epoch then
   make_none()
@@ -31,7 +32,8 @@ for number = math.min(tonumber(ARGV[5]), last), floor + 1, -1 do
     local known = tonumber(found[2][6])
     if known == sequence then
       if ARGV[8] == '' then
-        return redis.call('HEXISTS', FILLED, digits(number)) == 1 and 1 or refuse()
+        local of_it = redis.call('HGET', SIZES, 'p' .. digits(number)) == ARGV[6] .. ':' .. ARGV[7]
+        return (of_it or redis.call('HEXISTS', FILLED, digits(number)) == 1) and 1 or refuse()
       end
       if not keep_parts(number, tonumber(ARGV[6]), ARGV[7]) then
         return -1
