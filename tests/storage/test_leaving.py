@@ -373,7 +373,7 @@ def test_what_cannot_be_announced_again_by_who_leaves_is_said(forgetful_server, 
     unsettled(store)
     forgetful_server.restart()
     lane = store.own_writer._lane(STREAM)
-    with lane.lock:  # else it is announced again at the reconnect
+    with lane.tried(WAIT_S):  # else it is announced again at the reconnect
         lane.outbox.check()
     forgetful_server.kill()
     store.close()

@@ -67,7 +67,7 @@ class _Lock:
         return got
 
     def let_go(self) -> None:
-        """If this thread has it. By then it is not its ``user``: that is set without a call, behind which signals come."""
+        """If this thread has it. ``user`` was reset before, without a call: behind those signals come."""
         if self._lock._is_owned():
             self._lock.release()
 
