@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NoReturn, Optio
 
 from ding_store.errors import ConfigError, StoreClosed, VersionConflict
 from ding_store.storage.base import OLDEST, START, Arrays, Entry, EntryId, Header, StoreInfo, Value
-from ding_store.storage.exactly_once.outbox import Announcement, Fill, Payload, Verdict
+from ding_store.storage.exactly_once.outbox import Announcement, Fill, Payload, Room, Verdict
 from ding_store.storage.exactly_once.writer import Writer, writer_id
 from ding_store.storage.host.planes import (
     WAITING,
@@ -295,8 +295,11 @@ class MemoryStore(PlanedStore):
         with self._change(said.stream) as log:
             return log.announce(self.writer, said)._replace(life=self._memory.life)
 
-    def _wait_for_room(self, stream: str, room: int, timeout_s: float) -> None:
+    def _wait_for_room(self, stream: str, room: int, timeout_s: float) -> Optional[Room]:
         self._wait(lambda: self._memory.log(stream).room > room, timeout_s, slices=1)
+        with self._memory.changed:
+            log = self._memory.log(stream)
+            return Room(log.room, log.epoch, log.floor)
 
     def _has_after(self, stream: str, after: EntryId) -> bool:
         log = self._memory.log(stream)

@@ -25,7 +25,7 @@ from test_delivery import STREAM, MemoryDelivery
 from ding_store.copying import MIN_BYTES, load_for
 from ding_store.errors import ConfigError, CorruptPayload, ServerFull, StoreUnavailable, StreamFull
 from ding_store.storage import open_store
-from ding_store.storage.exactly_once.outbox import Outbox
+from ding_store.storage.exactly_once.outbox import Outbox, Room
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.host import host_cache, planes, rings, values
 from ding_store.storage.host.host_cache import HostCache
@@ -455,12 +455,30 @@ def test_a_ring_stays_small_while_its_reader_keeps_up(opened, monkeypatch):
     """Also when the writer is faster: it waits for room before it takes more."""
     monkeypatch.setattr(rings, 'PATIENCE_S', WAIT_S)
     writer, near = opened(), opened()
+    # What asks now and then:
+    monkeypatch.setattr(writer, '_start_keeper', lambda: None)
+    monkeypatch.setattr(writer.store._writer, '_checked_at', float('inf'))
     reader = Reader(near, 's', 'near')
     writer.append('s', {}, chunk(0))  # over the wire: it did not know its readers
     writer.append('s', {}, chunk(1, size=1000))
     (first,) = files(writer)
+    outbox = writer.store._writer._lane('s').outbox
+    announce, asked, is_waiting = outbox._announce, [], threading.Event()
+    wait_for_room = writer.store._writer._wait_for_room
+
+    def announced(said):
+        asked.extend([said] * (said.sequence == 0))
+        return announce(said)
+
+    def waited(*arguments):
+        is_waiting.set()
+        return wait_for_room(*arguments)
+
+    monkeypatch.setattr(outbox, '_announce', announced)
+    monkeypatch.setattr(writer.store._writer, '_wait_for_room', waited)
     with ThreadPoolExecutor() as pool:
         appends = pool.submit(lambda: [writer.append('s', {}, chunk(number, size=1000)) for number in range(2, 200)])
+        assert is_waiting.wait(WAIT_S)
         (entry,) = reader.read(1)
         reader.ack()
         seen = [number_of(entry)]
@@ -472,6 +490,43 @@ def test_a_ring_stays_small_while_its_reader_keeps_up(opened, monkeypatch):
         appends.result(WAIT_S)
     assert seen == list(range(200))
     assert files(writer) == [first]
+    assert asked == []  # It was told what had made room.
+
+
+def test_only_news_of_its_own_epoch_lets_an_entry_go(opened, monkeypatch):
+    writer, near = opened(), opened()
+    monkeypatch.setattr(writer, '_start_keeper', lambda: None)
+    reader = Reader(near, 's', 'near')
+    writer.append('s', {}, chunk(0))
+    place = writer.append('s', {}, chunk(1))
+    outbox = writer.store._writer._lane('s').outbox
+    (ring,) = writer._rings['s']._rings
+    assert not outbox.hear(Room(1000, 'another', 1000))
+    assert not outbox.hear(Room(outbox.room, place.epoch, 0))
+    assert (len(outbox), ring.num_held) == (2, 1)
+    reader.read()
+    reader.ack()
+    assert outbox.hear(writer.store._wait_for_room('s', outbox.room, WAIT_S))
+    assert (len(outbox), ring.num_held) == (0, 0)
+
+
+def test_what_somebody_else_says_of_room_is_not_believed(opened, redis_server):
+    writer, near = opened(), opened()
+    reader = Reader(near, 's', 'near')
+    for number in range(2):
+        writer.append('s', {}, chunk(number))
+    outbox = writer.store._writer._lane('s').outbox
+    with redis_server.client() as client:
+        for part in ('room', 'planes'):
+            client.xadd(writer.store._keys.of('s', part), {'r': ''})
+    assert writer.store._wait_for_room('s', outbox.room, WAIT_S) is None
+    writer.store._writer.learn('s', WAIT_S)
+    assert len(outbox) == 2
+    assert [number_of(entry) for entry in reader.read()] == [0, 1]
+    reader.ack()  # which says it anew, under a number that no clock gave
+    writer.store._writer.learn('s', WAIT_S)
+    assert len(outbox) == 0
+    opened('b').register('s', 'far')  # and so does a change of planes
 
 
 @pytest.mark.parametrize('what', ['append', '_enter'])

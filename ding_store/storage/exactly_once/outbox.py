@@ -72,6 +72,14 @@ class Verdict(NamedTuple):
     readers: str = ''  # in the server's words: see ``lua/stream.lua``
 
 
+class Room(NamedTuple):
+    """What the server says, without being asked, to those who wait for room."""
+
+    counter: int  # of what made room
+    epoch: str
+    floor: int  # entries of this epoch up to here are trimmed
+
+
 class Fill(NamedTuple):
     """What a writer sends after an entry that it had announced as a reference."""
 
@@ -270,6 +278,13 @@ class Outbox:
         """Ask for the stream's state; what a server forgot is queued again, what was acked is let go."""
         self._learn(self._announce(self._announcement(None)))
 
+    def hear(self, room: Room) -> bool:
+        """Let go what was acked in our epoch; returns whether something was."""
+        if room.epoch != self.epoch:
+            return False
+        self.room = max(self.room, room.counter)
+        return self._let_go(room.floor)
+
     def fill(self, upto: Optional[int] = None) -> None:
         """Make what was announced as a reference readable over the wire: entries up to a number, or all."""
         for item in self._sent:
@@ -320,16 +335,22 @@ class Outbox:
             self._forgotten = ''  # Every verdict within an epoch comes behind what was said with it.
         if not self._forgotten:
             self._readers = verdict.readers
-        while self._sent and self._sent[0].number <= verdict.floor:
-            self._released = max(self._released, self._sent[0].sequence)
-            self._sent[0].payload.release()  # Before: a signal in between lets it be done twice.
-            self._sent.popleft()
+        self._let_go(verdict.floor)
         if verdict.wanted > verdict.floor:
             try:
                 self.fill(verdict.wanted)
             except ServerFull as e:
                 # The next verdict asks for it again, and what else we have to say may find room, or make some.
                 logger.info('stream %r waits for memory: %s', self.stream, e)
+
+    def _let_go(self, floor: int) -> bool:
+        is_any = False
+        while self._sent and self._sent[0].number <= floor:
+            self._released = max(self._released, self._sent[0].sequence)
+            self._sent[0].payload.release()  # Before: a signal in between lets it be done twice.
+            self._sent.popleft()
+            is_any = True
+        return is_any
 
     def _requeue(self, verdict: Verdict) -> None:
         """Split anew what is held: up to the server's ``last`` it has them, the rest must be announced again."""

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
 
 from ding_store.errors import AppendUnsettled, ServerFull, StoreClosed, StoreError, StoreTimeout, StreamFull
 from ding_store.storage.base import Arrays, EntryId, Header
-from ding_store.storage.exactly_once.outbox import Announcement, Fill, Item, Outbox, Payload, Refused, Verdict
+from ding_store.storage.exactly_once.outbox import Announcement, Fill, Item, Outbox, Payload, Refused, Room, Verdict
 from ding_store.storage.options import StoreOptions, StreamOptions
 from ding_store.storage.wire.compression import AUTO, Choice, decompressed, is_compressed
 from ding_store.storage.wire.encoding import encode, encode_pieces, seal
@@ -25,7 +25,7 @@ _TURN_S = 1.0
 #: So often it looks whether who holds the lock waits for room, once its own time is over.
 _LOOK_EVERY_S = 0.05
 
-WaitForRoom = Callable[[str, int, float], None]
+WaitForRoom = Callable[[str, int, float], Optional[Room]]
 
 
 def writer_id() -> str:
@@ -164,7 +164,7 @@ class Writer:
     Arguments:
         - announce (:obj:`Callable`): One round trip to the server.
         - wait_for_room (:obj:`Callable`): ``(stream, room, timeout_s)``: return once the stream's room counter may have
-          passed ``room``, or when the time is over.
+          passed ``room``, with what the server said then, or when the time is over.
         - fill (:obj:`Callable`): One round trip to the server.
     """
 
@@ -214,9 +214,10 @@ class Writer:
 
     def learn(self, stream: str, wait_s: float) -> None:
         """Hear which entries are acked, waiting up to ``wait_s`` for acks that we have not heard of."""
-        if wait_s > 0:
-            self._wait_for_room(stream, self._lane(stream).outbox.room, wait_s)
-        self.check_stream(stream)
+        lane = self._lane(stream)
+        room = self._wait_for_room(stream, lane.outbox.room, wait_s) if wait_s > 0 else None
+        if room is None or not self._hear(lane, room):
+            self.check_stream(stream)
 
     def encoded(self, stream: str, header: Header, arrays: Arrays) -> Payload:
         """An entry for the wire plane, as this stream's options want it."""
@@ -311,6 +312,10 @@ class Writer:
             lane.outbox.fill()
             # In an epoch that is over nobody finds a reference.
             return lane.outbox.num_queued == 0 or lane.outbox.is_over
+
+    def _hear(self, lane: Lane, room: Room) -> bool:
+        with lane.tried(0.0) as is_held:
+            return is_held and lane.outbox.hear(room)
 
     def _check(self, lane: Lane, wait_s: float = 0.0, also_empty: bool = False) -> None:
         if not (also_empty or len(lane.outbox)):

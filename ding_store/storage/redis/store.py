@@ -13,7 +13,7 @@ import redis
 
 from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed, StoreError, StoreUnavailable
 from ding_store.storage.base import OLDEST, START, Arrays, Buffer, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
-from ding_store.storage.exactly_once.outbox import Payload
+from ding_store.storage.exactly_once.outbox import Payload, Room
 from ding_store.storage.exactly_once.writer import Writer, writer_id
 from ding_store.storage.host.planes import (
     PATIENCE_S,
@@ -424,9 +424,9 @@ class RedisStore(PlanedStore):
         self._unanswered.settle()
         return self._call(f'{script} {stream!r}', lambda session: self._keys.run(session, script, stream, arguments))
 
-    def _wait_for_room(self, stream: str, room: int, timeout_s: float) -> None:
+    def _wait_for_room(self, stream: str, room: int, timeout_s: float) -> Optional[Room]:
         self._enter()
-        self._entries.wait(stream, 'room', room, 1, self._slice_ms(timeout_s))
+        return self._entries.wait_for_room(stream, room, self._slice_ms(timeout_s))
 
     def _slice_ms(self, timeout_s: float) -> int:
         return max(1, int(min(timeout_s, self._writer.check_every_s) * 1000))

@@ -18,7 +18,8 @@
 --                         reference to where the readers' host has it, or the place of its parts)
 -- KEYS[3] sizes   hash    number -> total when that entry was appended: the payloads themselves are never read here
 --                         p<number> -> "<parts>:<key>" of an entry in parts; key and part's number are that part's key
--- KEYS[4] room    stream  one entry, replaced by every trim, fill and change of plane: who waits for one blocks on it
+-- KEYS[4] room    stream  one entry, replaced by every trim, fill and change of plane: who waits for one blocks on it;
+--                         fields e (epoch), f (floor)
 -- KEYS[5] readers hash    d:<name> (durable) or e:<name> (ephemeral) -> number up to which it has acked
 --                         h:<name> -> host that it is on, '' if it reads over the wire only
 --                         c:<name> -> what it can decompress, with a blank between any two
@@ -74,10 +75,19 @@ local function digits(number)
   return string.format('%.0f', number)
 end
 
+-- Replace the one entry of such a stream; also what somebody else wrote there, under an id of the server's clock maybe.
+local function tell(key, number, ...)
+  local told = redis.pcall('XADD', key, 'MAXLEN', '=', '1', digits(number) .. '-0', ...)
+  if type(told) == 'table' and told.err then
+    redis.call('DEL', key)
+    redis.call('XADD', key, digits(number) .. '-0', ...)
+  end
+end
+
 local function tell_room()
   room = room + 1
   redis.call('HSET', META, 'room', digits(room))
-  redis.call('XADD', ROOM, 'MAXLEN', '=', '1', digits(room) .. '-0', 'r', '')
+  tell(ROOM, room, 'e', epoch, 'f', digits(floor))
 end
 
 -- Parts have a time to live until now, in case that their writer is killed before it says that they are there: all of
@@ -153,7 +163,7 @@ end
 local function set_plane(new_host)
   plane, host, wanted = plane + 1, new_host, last
   redis.call('HSET', META, 'plane', digits(plane), 'host', host, 'wanted', digits(wanted))
-  redis.call('XADD', PLANES, 'MAXLEN', '=', '1', digits(plane) .. '-0', 'h', host)
+  tell(PLANES, plane, 'h', host)
   tell_room()
 end
 
