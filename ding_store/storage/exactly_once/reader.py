@@ -39,7 +39,8 @@ class Reader:
           it was copied counts as lost.
     Attributes:
         - num_lost (:obj:`int`): Entries that were in the stream and never came: dropped by a full stream, or forgotten
-          by the server when their writer was dead, as far as this reader had heard of them (it asks once a second).
+          by the server when their writer was dead, as far as this reader had heard of them (it asks once a second) and
+          lived until ``loss_grace_s`` was over: its next life knows of marks only.
         - num_duplicates (:obj:`int`): Entries that came again, and were skipped.
         - num_corrupt (:obj:`int`): Entries skipped because of ``on_corrupt='skip'``.
     """

@@ -1,0 +1,400 @@
+"""Random faults against a store of real processes: nothing lost, torn, doubled or out of order, and nobody hangs?
+
+    python scripts/chaos.py --seconds 120 --seed 7
+
+Writers append numbered entries, durable readers commit what they saw and their marks before they ack, and every second
+or so something is killed, stopped, cut or deleted. Exit status 1, and books and logs are kept, when books differ then.
+
+Left out is what the store does not cover: the server forgets nothing while a writer may not have heard of all readers;
+until all is announced again no writer is killed, none comes. What only a killed writer had may be missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Callable, DefaultDict, Dict, List, Tuple
+
+import numpy as np
+import redis
+
+from ding_store.errors import StoreError
+from ding_store.parent import end_with
+from ding_store.storage import Reader
+from ding_store.storage.embedded.binary import find_server
+from ding_store.storage.host.cache_root import root_in
+from ding_store.storage.host.host_cache import HostCache
+from ding_store.storage.redis.store import RedisStore
+
+NEAR, FAR = 'near', 'far'  # directories of host caches
+PATIENCE_S = 15.0  # with a payload that only a killed writer had: the default would outlast most runs
+HANG_S = 150.0  # no wait of any process may be longer
+
+
+def main() -> int:
+    options = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    options.directory = Path(tempfile.mkdtemp(prefix='chaos'))
+    chaos, result = Chaos(options), {'problems': []}
+    try:
+        chaos.run()
+        result = chaos.result()
+    finally:
+        for child in [chaos.server, *chaos.writers, *chaos.readers]:
+            child.kill()
+        if not result['problems']:
+            shutil.rmtree(options.directory, ignore_errors=True)
+    report(options, result)
+    return 1 if result['problems'] else 0
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--seconds', type=float, default=60.0, help='of faults (default: %(default)s)')
+    parser.add_argument('--seed', type=int, default=random.randrange(1 << 31), help='of faults and payloads')
+    parser.add_argument('--writers', type=int, default=3, help='alive at a time (default: %(default)s)')
+    parser.add_argument('--readers', type=int, default=2, help='from the beginning to the end (default: %(default)s)')
+    parser.add_argument('--faults', metavar='NAME,...', default=','.join(FAULTS), help='default: %(default)s')
+    parser.add_argument('--json', metavar='FILE', help='write the result there')
+    options = parser.parse_args()
+    for name, least in (('seconds', 1), ('seed', 0), ('writers', 1), ('readers', 1)):
+        if not least <= getattr(options, name) < 1 << 31:
+            parser.error(f'--{name} ({getattr(options, name):g}) must be >= {least} and below 2^31')
+    options.faults = options.faults.split(',')
+    if not set(options.faults) <= set(FAULTS):
+        parser.error(f'--faults ({",".join(options.faults)}) must be of {", ".join(FAULTS)}')
+    try:
+        options.binary = str(find_server())
+        open(options.json or os.devnull, 'a').close()
+    except (StoreError, OSError) as e:
+        parser.error(str(e))
+    return options
+
+
+def live(options: argparse.Namespace, parent: int, name: str, target: Any, number: int, host: str) -> None:
+    end_with(parent, signal.SIGKILL)
+    os.setsid()  # Ctrl-C is for who started us, and kills us.
+    logging.basicConfig(filename=f'{options.directory}/{name}.log', level='INFO', format='%(asctime)s %(message)s')
+    target(options, Books(options, name), number, host)
+
+
+def serve(options: argparse.Namespace, *_: Any) -> None:
+    os.chdir(options.directory)
+    words = '--port 0 --unixsocket redis.sock --logfile server.log --save  --appendonly yes --appendfsync always'
+    os.execv(options.binary, [options.binary, *words.split(' ')])
+
+
+def opened(options: argparse.Namespace, host: str) -> HostCache:
+    # Room for little: a reader that is away fills the stream, and writers wait.
+    store = RedisStore(f'unix://{options.directory}/redis.sock', 'chaos', max_pending_bytes=8 << 20, check_every_s=1.0)
+    (options.directory / host).mkdir(exist_ok=True)
+    return HostCache(store, str(options.directory / host), patience_s=PATIENCE_S)
+
+
+def write(options: argparse.Namespace, books: Books, writer: int, host: str) -> None:
+    pauses, number = random.Random(writer), 0
+    with opened(options, host) as store:
+        while not (options.directory / 'finish').exists():
+            number, begun_at = number + 1, time.monotonic()
+            header = {'writer': writer, 'number': number}
+            try:
+                store.append('s', header, {'p': payload_of(options, **header)}, timeout_s=HANG_S)
+                books.write('confirmed', number, begun_at)
+            except StoreError as e:  # It may be there, or not.
+                books.write('raised', number, repr(e))
+            time.sleep(pauses.choice((0.0, 0.0, 0.0, 0.005, 0.05)))
+
+
+def read(options: argparse.Namespace, books: Books, _: int, host: str) -> None:
+    os.truncate(books.path, books.place)  # What a kill cut off was not committed.
+    marks = dict(mark for line in books['read'] for mark in line[2].items())
+    chance = random.Random()
+    with opened(options, host) as store:
+        reader = Reader(store, 's', books.name, marks=marks, loss_grace_s=PATIENCE_S)
+        books.write('registered', time.monotonic())
+        is_done = False
+        while not is_done:
+            is_last, is_leaving = ((options.directory / word).exists() for word in ('drain', f'leave-{books.name}'))
+            entries = reader.read(chance.randint(1, 64), timeout_s=0.5)
+            expected = [payload_of(options, **one.header) for one in entries]
+            seen = [(*one.header.values(), np.array_equal(one.arrays['p'], p)) for one, p in zip(entries, expected)]
+            changed = dict(reader.marks.items() - marks.items())
+            marks.update(changed)
+            # One line, and so all of it or nothing: the entries, and the marks that go with them.
+            books.write('read', os.getpid(), (reader.num_lost, reader.num_duplicates), changed, seen)
+            is_done = is_leaving or (is_last and not entries and reader.lag() == 0)
+            if is_done or chance.random() < 0.8:
+                reader.ack(wait=is_done or chance.random() < 0.5)
+        if is_leaving:
+            reader.forget()
+
+
+def payload_of(options: argparse.Namespace, writer: int, number: int) -> np.ndarray[Any, Any]:
+    """From a few bytes up, in every order of magnitude as many; all of it follows from who wrote it."""
+    chance = np.random.default_rng([options.seed, writer, number])
+    return np.frombuffer(chance.bytes(int(np.exp(chance.uniform(np.log(4), np.log(300_000))))), np.uint8)
+
+
+class Books(DefaultDict[str, List[Any]]):
+    """What a process committed, a line at a time: kind -> lines."""
+
+    def __init__(self, options: argparse.Namespace, name: str) -> None:
+        super().__init__(list)
+        self.name, self.path, self.place = name, options.directory / f'{name}.books', 0
+        self.path.touch()
+        self.poll()
+
+    def write(self, kind: str, *what: Any) -> None:
+        with open(self.path, 'ab', buffering=0) as file:
+            file.write(json.dumps((kind, *what)).encode() + b'\n')
+
+    def poll(self) -> None:
+        with open(self.path, 'rb') as file:
+            file.seek(self.place)
+            lines, end, _ = file.read().rpartition(b'\n')
+        self.place += len(lines + end)
+        for kind, *what in map(json.loads, lines.splitlines()):
+            self[kind].append(what)
+
+
+class Child:  # a writer; or a reader, or the server, in one life after the other
+    def __init__(self, options: argparse.Namespace, name: str, target: Any, number: int = 0, host: str = NEAR) -> None:
+        self.options, self.name, self.target, self.number, self.host = options, name, target, number, host
+        self.books = Books(options, name)
+        self.lives, self.is_leaving, self.has_ended = 0, False, False
+        self.start()
+
+    def start(self) -> None:
+        arguments = (self.options, os.getpid(), self.name, self.target, self.number, self.host)
+        self.process = multiprocessing.get_context('spawn').Process(target=live, args=arguments, daemon=True)
+        self.process.start()
+        self.lives, self.was_killed = self.lives + 1, False
+
+    @property
+    def is_alive(self) -> bool:
+        return not (self.was_killed or self.has_ended)
+
+    @property
+    def is_at_work(self) -> bool:
+        has_begun = self.books['confirmed'] or len(self.books['registered']) == self.lives or self.target is serve
+        return bool(has_begun) and self.is_alive and not self.is_leaving
+
+    def kill(self) -> None:
+        self.was_killed = True
+        self.process.kill()
+        self.process.join()
+
+
+class NotNow(Exception):
+    """This fault has nobody to befall, or would be one that the store does not cover."""
+
+
+class Chaos:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.directory, self.chance = options, options.directory, random.Random(options.seed)
+        self.server = Child(options, 'server', serve)
+        self.writers: List[Child] = []
+        self.readers: List[Child] = []
+        self.performed = {name: 0 for name in options.faults}
+        self.later: List[Tuple[float, Callable[[], Any]]] = []
+        self.problems: List[str] = []
+        self.forgotten_at = self.changed_at = 0.0  # by the server; that, or when a reader came or went
+        self.begun_at = self.said_at = time.monotonic()
+
+    def run(self) -> None:
+        try:
+            # Before the first entry: what all known readers have acked does not wait for one that comes later.
+            self.readers = [Child(self.options, f'reader-{i}', read) for i in range(self.options.readers)]
+            self.wait('readers register', lambda: all(one.is_at_work for one in self.readers))
+            for _ in range(self.options.writers):
+                self.start_writer()
+            self.wait('writers append', lambda: all(one.is_at_work for one in self.writers))
+            end, due = time.monotonic() + self.options.seconds, 0.0
+            while time.monotonic() < end and not self.problems:
+                self.step()
+                with suppress(NotNow):
+                    if time.monotonic() >= due:
+                        FAULTS[name := self.chance.choice(self.options.faults)](self)
+                        self.performed[name] += 1
+                        due = time.monotonic() + self.chance.uniform(0.3, 1.7)
+            self.wait('all go on', lambda: not self.later)
+            (self.directory / 'finish').touch()
+            self.wait('writers close', lambda: not any(one.is_alive for one in self.writers))
+            (self.directory / 'drain').touch()
+            self.wait('readers have all', lambda: not any(one.is_alive for one in self.readers))
+        except TimeoutError as e:
+            self.problems.append(str(e))
+
+    def wait(self, what: str, condition: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + HANG_S
+        while not condition():
+            if self.problems or time.monotonic() >= deadline:
+                busy = [one.name for one in self.writers + self.readers if one.is_alive]
+                raise TimeoutError(f'gave up the wait until {what}; there are still {", ".join(busy)}')
+            self.step()
+
+    def step(self) -> None:
+        time.sleep(0.05)
+        now = time.monotonic()
+        for child in [self.server, *self.writers, *self.readers]:
+            is_moving = child.target is read and (child.is_leaving or not child.books['registered'])
+            child.has_ended = not (child.was_killed or child.process.is_alive())
+            child.books.poll()
+            if is_moving:
+                self.changed_at = time.monotonic()
+                child.is_leaving = child.is_leaving and not child.has_ended
+            if child.has_ended and child.process.exitcode:
+                self.problems.append(f'{child.name} ended with status {child.process.exitcode}: see its log')
+            if child is not self.server and child.is_alive and time.time() - child.books.path.stat().st_mtime > HANG_S:
+                self.problems.append(f'{child.name} hangs: it committed nothing for {HANG_S:g} s')
+        todo, self.later = self.later, []
+        for due, action in todo:
+            try:
+                action() if due <= now else self.later.append((due, action))
+            except NotNow:
+                self.later.append((due, action))
+        if now - self.said_at >= 10.0:
+            self.said_at, num_appended = now, sum(len(one.books['confirmed']) for one in self.writers)
+            num_read = sum(len(seen) for one in self.readers for *_, seen in one.books['read'])
+            said = f'appended {num_appended}, read {num_read}, faults {sum(self.performed.values())}'
+            print(f'{now - self.begun_at:5.0f} s: {said}', file=sys.stderr, flush=True)
+
+    def one_of(self, children: List[Child]) -> Child:
+        able = [one for one in children if one.is_at_work]
+        if not able:
+            raise NotNow
+        return self.chance.choice(able)
+
+    def soon(self, action: Callable[[], Any]) -> None:
+        self.later.append((time.monotonic() + self.chance.uniform(0.0, 2.0), action))
+
+    def need_settled(self) -> None:
+        """Every writer has heard from this server since it forgot, or a reader came or went."""
+        heard = [one.books['confirmed'][-1:] for one in self.writers if one.is_alive]
+        if not all(last and last[0][1] > self.changed_at for last in heard):
+            raise NotNow
+
+    def start_writer(self) -> None:
+        number = len(self.writers)
+        self.writers.append(Child(self.options, f'writer-{number}', write, number, FAR if number % 4 == 3 else NEAR))
+
+    def kill_writer(self) -> None:
+        self.need_settled()
+        self.one_of(self.writers).kill()
+        self.soon(lambda: self.need_settled() or self.start_writer())
+
+    def kill(self, children: List[Child]) -> None:
+        child = self.one_of(children)
+        child.kill()
+        self.soon(child.start)
+
+    def stop(self, children: List[Child]) -> None:
+        process = self.one_of(children).process
+        os.kill(process.pid, signal.SIGSTOP)
+        self.soon(lambda: process.is_alive() and os.kill(process.pid, signal.SIGCONT))
+
+    def empty_server(self) -> None:
+        self.need_settled()
+        self.one_of(self.writers)  # who tells it which readers there are
+        self.kill([self.server])
+        self.forgotten_at = self.changed_at = time.monotonic()
+        for path in self.directory.glob('appendonly*'):  # a file, or from Redis 7 on a directory
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def cut_connections(self) -> None:
+        self.one_of([self.server])
+        client = redis.Redis(unix_socket_path=f'{self.directory}/redis.sock', socket_timeout=1.0, retry=None)
+        with suppress(redis.RedisError), client:
+            client.client_kill_filter(_type='normal')
+
+    def delete_cache(self) -> None:
+        shutil.rmtree(root_in(str(self.directory / self.chance.choice((NEAR, NEAR, FAR)))), ignore_errors=True)
+
+    def far_reader(self) -> None:
+        far = self.readers[-1]
+        if far.host == FAR and not far.has_ended:
+            self.one_of([far]).is_leaving = True
+            (self.directory / f'leave-{far.name}').touch()
+        else:
+            self.need_settled()
+            self.readers.append(Child(self.options, f'far-{len(self.readers)}', read, host=FAR))
+
+    def result(self) -> Dict[str, Any]:
+        rows, problems = {}, list(self.problems)
+        for reader in self.readers:
+            rows[reader.name], found = self.balance(reader)
+            problems += [f'{reader.name}: {one}' for one in found if not self.problems]  # Else it has not read all.
+        counts = {kind: sum(len(one.books[kind]) for one in self.writers) for kind in ('confirmed', 'raised')}
+        counts['killed writers'] = sum(one.was_killed for one in self.writers)
+        return {'faults': self.performed, 'appends': counts, 'readers': rows, 'problems': problems}
+
+    def balance(self, reader: Child) -> Tuple[Dict[str, int], List[str]]:
+        lines, registered_at = reader.books['read'], (reader.books['registered'] or [[np.inf]])[0][0]
+        last_counts = {life: counts for life, counts, *_ in lines}.values()
+        lost, duplicates = (sum(counts[i] for counts in last_counts) for i in range(2))
+        entries = [entry for *_, seen in lines for entry in seen]
+        found = [f'entry {number} of writer-{writer} is torn' for writer, number, is_whole in entries if not is_whole]
+        num_torn, num_forgotten = len(found), 0
+        has_left = (self.directory / f'leave-{reader.name}').exists()
+        missing: Dict[bool, List[str]] = {True: [], False: []}  # whether the writer was killed ->
+        for writer in self.writers:
+            confirmed, numbers = writer.books['confirmed'], [n for who, n, _ in entries if who == writer.number]
+            found += [f'entry {b} of {writer.name} came after {a}' for a, b in zip(numbers, numbers[1:]) if b <= a]
+            first, last, seen = min(numbers, default=np.inf), max(numbers, default=0), set(numbers)
+            # A far reader gets what was appended after it came, and some of what was there.
+            owed = [n for n, begun_at in confirmed if begun_at > registered_at or n > first]
+            absent = [n for n in owed if n not in seen and (n < last or not has_left)]
+            if writer.was_killed and absent and self.forgotten_at >= confirmed[-1][1]:
+                num_forgotten += sum(n > last for n in absent)
+                absent = [n for n in absent if n < last]
+            missing[writer.was_killed] += [f'entry {n} of {writer.name} is missing' for n in absent]
+        # The payload may have been in a killed writer's file that was deleted, or on another host: that is counted.
+        if len(missing[True]) <= lost and (self.performed.get('delete_cache') or self.performed.get('far_reader')):
+            missing[True] = []
+        absent = missing[False] + missing[True]
+        row = dict(read=len(entries), lives=reader.lives, lost=lost, forgotten=num_forgotten, duplicates=duplicates)
+        return {**row, 'torn': num_torn, 'missing': len(absent)}, found + absent
+
+
+FAULTS: Dict[str, Callable[[Chaos], None]] = {
+    'kill_writer': Chaos.kill_writer,
+    'kill_reader': lambda chaos: chaos.kill(chaos.readers),
+    'kill_server': lambda chaos: chaos.kill([chaos.server]),
+    'stop_writer': lambda chaos: chaos.stop(chaos.writers),
+    'stop_reader': lambda chaos: chaos.stop(chaos.readers),
+    'stop_server': lambda chaos: chaos.stop([chaos.server]),
+    'empty_server': Chaos.empty_server,
+    'cut_connections': Chaos.cut_connections,
+    'delete_cache': Chaos.delete_cache,
+    'far_reader': Chaos.far_reader,
+}
+
+
+def report(options: argparse.Namespace, result: Dict[str, Any]) -> None:
+    if options.json:
+        Path(options.json).write_text(json.dumps({'seed': options.seed, **result}))
+    for name, times in result['faults'].items():
+        print(f'{name:16} {times:10}')
+    print('appends: ' + ', '.join(f'{name} {number}' for name, number in result['appends'].items()))
+    for name, row in result['readers'].items():
+        print(f'{name:10}' + ', '.join(f'{what} {number:6}' for what, number in row.items()))
+    again = ' '.join(f'--{name} {getattr(options, name)}' for name in ('seconds', 'seed', 'writers', 'readers'))
+    print(f'seed {options.seed}; again: python scripts/chaos.py {again} --faults {",".join(options.faults)}')
+    if result['problems']:
+        where = f'{len(result["problems"])} in all; books and logs are in {options.directory}'
+        print('FAULTY:', *result['problems'][:5], where, sep='\n')
+
+
+if __name__ == '__main__':
+    sys.exit(main())

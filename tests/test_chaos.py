@@ -1,0 +1,83 @@
+"""scripts/chaos.py: what it finds in books that differ, and a short run of it."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from jobs import environment
+
+SCRIPT = Path(__file__).parents[1] / 'scripts' / 'chaos.py'
+
+
+@pytest.fixture(scope='module')
+def chaos():
+    specification = importlib.util.spec_from_file_location('chaos', SCRIPT)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def judged(chaos, directory, seen, was_killed=False, forgotten_at=0.0, num_lost=0):
+    """What is wrong with a reader that committed these numbers of a writer which appended 1 to 3."""
+    options = SimpleNamespace(directory=directory)
+    writer, reader = chaos.Books(options, 'writer-0'), chaos.Books(options, 'reader-0')
+    for number in (1, 2, 3):
+        writer.write('confirmed', number, 10.0 + number)
+    reader.write('registered', 1.0)
+    reader.write('read', 1, (num_lost, 0), {}, [(0, number, number != 'torn') for number in seen])
+    writer.poll()
+    reader.poll()
+    one = chaos.Chaos.__new__(chaos.Chaos)
+    one.directory, one.forgotten_at, one.performed = directory, forgotten_at, {'delete_cache': 1}
+    one.writers = [SimpleNamespace(books=writer, name='writer-0', number=0, was_killed=was_killed)]
+    return one.balance(SimpleNamespace(books=reader, name='reader-0', lives=1))
+
+
+@pytest.mark.parametrize(
+    ('seen', 'problem'),
+    [
+        ((1, 3), 'entry 2 of writer-0 is missing'),
+        ((1, 2), 'entry 3 of writer-0 is missing'),
+        ((1, 2, 2, 3), 'entry 2 of writer-0 came after 2'),
+        ((2, 1, 3), 'entry 1 of writer-0 came after 2'),
+    ],
+)
+def test_books_that_differ_are_found(chaos, tmp_path, seen, problem):
+    assert problem in judged(chaos, tmp_path, seen)[1]
+
+
+def test_what_only_a_killed_writer_had_may_be_missing(chaos, tmp_path):
+    for name, known in {
+        'forgotten': {'forgotten_at': 99.0},  # by the server, behind its last append
+        'lost': {'num_lost': 1},  # counted
+    }.items():
+        (tmp_path / name).mkdir()
+        row, problems = judged(chaos, tmp_path / name, (1, 2), was_killed=True, **known)
+        assert problems == []
+        assert row[name] == 1
+    (tmp_path / 'neither').mkdir()
+    assert judged(chaos, tmp_path / 'neither', (1, 2), was_killed=True)[1] == ['entry 3 of writer-0 is missing']
+
+
+def test_a_short_run(tmp_path, redis_binary):
+    result = tmp_path / 'result.json'
+    command = [sys.executable, str(SCRIPT), '--seconds', '8', '--seed', '7', '--writers', '2', '--json', result]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(result.read_text())
+    assert found['problems'] == []
+    assert sum(found['faults'].values()) > 2
+    assert all(row['read'] > 0 for name, row in found['readers'].items() if name.startswith('reader'))
+
+
+@pytest.mark.parametrize('arguments', [('--faults', 'kill_writer,earthquake'), ('--seconds', '0')])
+def test_bad_arguments_are_named(arguments, redis_binary):
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments], env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert arguments[1] in done.stderr
