@@ -510,23 +510,60 @@ def test_only_news_of_its_own_epoch_lets_an_entry_go(opened, monkeypatch):
     assert (len(outbox), ring.num_held) == (0, 0)
 
 
-def test_what_somebody_else_says_of_room_is_not_believed(opened, redis_server):
+@pytest.mark.parametrize('is_new', [False, True])
+@pytest.mark.parametrize('what', ['entry', 'entry like ours', 'string'])
+def test_what_somebody_else_says_of_room_and_planes_is_not_believed(opened, redis_server, monkeypatch, what, is_new):
+    """It is news to nobody twice, and in nobody's way, under an id that the server's clock gave, too."""
     writer, near = opened(), opened()
-    reader = Reader(near, 's', 'near')
+    monkeypatch.setattr(writer, '_start_keeper', lambda: None)
+    reader = None if is_new else Reader(near, 's', 'near')
     for number in range(2):
         writer.append('s', {}, chunk(number))
     outbox = writer.store._writer._lane('s').outbox
+    told = {'planes': outbox.plane, 'room': outbox.room}
     with redis_server.client() as client:
-        for part in ('room', 'planes'):
-            client.xadd(writer.store._keys.of('s', part), {'r': ''})
-    assert writer.store._wait_for_room('s', outbox.room, WAIT_S) is None
-    writer.store._writer.learn('s', WAIT_S)
-    assert len(outbox) == 2
-    assert [number_of(entry) for entry in reader.read()] == [0, 1]
-    reader.ack()  # which says it anew, under a number that no clock gave
-    writer.store._writer.learn('s', WAIT_S)
-    assert len(outbox) == 0
-    opened('b').register('s', 'far')  # and so does a change of planes
+
+        def write(part):
+            key = writer.store._keys.of('s', part)
+            client.delete(key)
+            fields = {'e': outbox.epoch, 'f': 'x', 'h': 'x'} if what == 'entry like ours' else {'r': ''}
+            return client.set(key, 'x') if what == 'string' else client.xadd(key, fields)
+
+        def is_put_right(part):
+            entries = client.xrange(writer.store._keys.of('s', part))
+            return [redis_id for redis_id, _ in entries] == [f'{told[part]}-0'.encode()] * (told[part] > 0)
+
+        write('planes')
+        writer.store.wait_for_planes({'s': outbox.plane}, WAIT_S)
+        assert is_put_right('planes')
+        write('room')
+        assert writer.store._wait_for_room('s', outbox.room, WAIT_S) is None
+        assert is_put_right('room')
+        if is_new:
+            return
+        for part in told:
+            write(part)
+        writer.store._writer.learn('s', WAIT_S)
+        assert len(outbox) == 2
+        assert [number_of(entry) for entry in reader.read()] == [0, 1]
+        for part in told:
+            write(part)
+        reader.ack()  # which says it anew, under a number that no clock gave
+        writer.store._writer.learn('s', WAIT_S)
+        assert len(outbox) == 0
+        opened('b').register('s', 'far')  # and so does a change of planes
+        writer.store.wait_for_planes({'s': told['planes']}, WAIT_S)
+        told['planes'] += 1
+        assert is_put_right('planes')
+
+
+def test_of_an_unknown_stream_somebody_elses_news_is_removed(opened, redis_server):
+    writer = opened()
+    with redis_server.client() as client:
+        key = writer.store._keys.of('s', 'planes')
+        client.xadd(key, {'h': 'x', 'i': 'y'})
+        writer.store.wait_for_planes({'s': 0}, WAIT_S)
+        assert not client.keys(f'*{writer.run}/s/0*')
 
 
 @pytest.mark.parametrize('what', ['append', '_enter'])

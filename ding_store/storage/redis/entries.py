@@ -7,7 +7,6 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from ding_store.errors import CorruptPayload
 from ding_store.storage.base import NUMBER_BITS, Buffer, EntryId
-from ding_store.storage.exactly_once.outbox import Room
 from ding_store.storage.host.planes import FILLED, GONE, OVER, Fetch, Record, fate, fetch_own
 from ding_store.storage.redis.link import Session
 from ding_store.storage.wire.encoding import corrupt_entry, up_to_corrupt
@@ -93,23 +92,6 @@ class RedisEntries:
         (epoch,) = self._call(f'read {stream!r}', lambda session: session.ask(known))
         return GONE if epoch == record.id.epoch.encode() else OVER
 
-    def wait_for_room(self, stream: str, counter: int, block_ms: int) -> Optional[Room]:
-        """What is said when the counter of what made room grows; None when it did not."""
-        said = self._wait_for(stream, 'room', counter, 1, block_ms)
-        if not said:
-            return None
-        redis_id, fields = said[0]
-        known = dict(zip(fields[::2], fields[1::2]))
-        try:
-            return Room(_number(redis_id), known[b'e'].decode(), int(known[b'f']))
-        except (KeyError, ValueError):  # Somebody else's: who waits looks by himself.
-            return None
-
-    def _wait_for(self, stream: str, part: str, number: int, count: int, block_ms: int) -> List[Raw]:
-        """What comes behind ``number`` in the Redis stream ``part``; 0 ms: what is there."""
-        command = _xread(self._key(stream, part), number, count, block_ms)
-        return _entries_of(self._wait(f'read {stream!r}', lambda session: session.ask(command)[0]))
-
     def _next(self, stream: str, after: EntryId, max_entries: int, block_ms: int) -> Tuple[str, List[Raw]]:
         """
         Overview:
@@ -131,7 +113,8 @@ class RedisEntries:
         left_ms = block_ms - int(1000 * (time.monotonic() - begin))
         if raw or left_ms <= 0:
             return epoch, raw
-        raw = self._wait_for(stream, 'log', number, max_entries, left_ms)
+        command = _xread(log, number, max_entries, left_ms)
+        raw = _entries_of(self._wait(f'read {stream!r}', lambda session: session.ask(command)[0]))
         # Entries of another epoch are no news but a reason to look again, from its oldest entry.
         return epoch, raw if _are_of(raw, epoch) else []
 

@@ -34,6 +34,7 @@ from ding_store.storage.redis.entries import RedisEntries
 from ding_store.storage.redis.info import read_counters, read_stream, read_streams, read_values
 from ding_store.storage.redis.keys import RunKeys
 from ding_store.storage.redis.link import Link, Session
+from ding_store.storage.redis.news import RedisNews
 from ding_store.storage.redis.scripts import Command
 from ding_store.storage.redis.unanswered import Unanswered
 from ding_store.storage.redis.values import RedisValues
@@ -95,6 +96,7 @@ class RedisStore(PlanedStore):
         self._parts = Parts(self._call)
         wait = self._link.wait
         self._entries = RedisEntries(self._call, wait, keys.of, self._parts)
+        self._news = RedisNews(wait, keys.of, keys.run)
         self._values = RedisValues(self._call, wait, keys.of, self.held, self.writer)
         self._value_resolver = ValueResolver(self)
         self._unanswered = Unanswered(self._call, self._link)
@@ -335,9 +337,7 @@ class RedisStore(PlanedStore):
 
     def wait_for_planes(self, known: Mapping[str, int], timeout_s: float) -> None:
         self._enter()
-        after = {self._keys.of(stream, 'planes'): f'{plane}-0' for stream, plane in known.items()}
-        block_ms = self._slice_ms(timeout_s)
-        self._link.wait('wait for planes', lambda session: session.client.xread(after, count=1, block=block_ms))
+        self._news.wait_for_planes(known, self._slice_ms(timeout_s))
 
     def close(self) -> None:
         was_closed, self._closed = self._closed, True
@@ -426,7 +426,7 @@ class RedisStore(PlanedStore):
 
     def _wait_for_room(self, stream: str, room: int, timeout_s: float) -> Optional[Room]:
         self._enter()
-        return self._entries.wait_for_room(stream, room, self._slice_ms(timeout_s))
+        return self._news.wait_for_room(stream, room, self._slice_ms(timeout_s))
 
     def _slice_ms(self, timeout_s: float) -> int:
         return max(1, int(min(timeout_s, self._writer.check_every_s) * 1000))

@@ -1,0 +1,15 @@
+-- Tell anew what room there is and which plane it is, where somebody else wrote to those keys.
+-- KEYS    as in stream.lua
+-- ARGV[1] life and fresh token, see stream.lua
+-- Returns 1 if there is such a stream
+redis.call('DEL', ROOM, PLANES)
+if make_none() then
+  return 0
+end
+if room > 0 then
+  tell(ROOM, room, 'e', epoch, 'f', digits(floor))
+end
+if plane > 0 then
+  tell(PLANES, plane, 'h', host)
+end
+return 1
