@@ -486,7 +486,9 @@ def test_memory_of_two_processes_and_of_their_files_is_bounded(
                 eventually(is_time, 'the stream is full')
                 left_out = num_left_out()
                 for entry in reader.read(2):
-                    assert (entry.arrays['x'] == entry.header['number'] % 251).all()
+                    is_right = (entry.arrays['x'] == entry.header['number'] % 251).all()
+                    # What is dropped while it is looked at, its writer writes over.
+                    assert is_right or overflow == 'drop_oldest' and not entry.validate()
                     seen.append(entry.header['number'])
                 entry = None
                 reader.ack()
