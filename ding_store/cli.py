@@ -158,7 +158,12 @@ def _add_run(commands: argparse._SubParsersAction) -> None:
     _add_store_options(parser)
     _add_settings(parser)
     parser.add_argument('--roles', metavar='ROLE=N,...', help='e.g. learner=1,collector=2,evaluator=1')
-    parser.add_argument('--explain', action='store_true', help='list what was replaced in DI-engine, and what was not')
+    parser.add_argument(
+        '--explain',
+        action='store_true',
+        help='list what is replaced in DI-engine, and what is not; each process says what it uses. Without a command, '
+        'only the list',
+    )
     parser.add_argument('--json', metavar='FILE', help='write the figures of a run with --roles there')
     parser.add_argument('--logs', metavar='DIR', help='where the logs of --roles go (default: .ding_store/<run>/logs)')
     parser.add_argument(
@@ -194,7 +199,7 @@ def _add_join(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         '--node-id', type=_node_id, help="default: a free one that gives the role in DI-engine's examples"
     )
-    parser.add_argument('--explain', action='store_true', help='list what was replaced in DI-engine, and what was not')
+    parser.add_argument('--explain', action='store_true', help='as for run')
     parser.set_defaults(call=_join)
 
 
@@ -278,6 +283,10 @@ def _absolute(url: str) -> str:
 
 
 def _run(options: argparse.Namespace, command: List[str]) -> int:
+    if options.explain:
+        _explain(command)
+        if not command:
+            return 0
     if options.roles:
         return _run_roles(options, command)
     if options.delay or options.logs or options.json or options.cpu_roles:
@@ -290,8 +299,6 @@ def _run(options: argparse.Namespace, command: List[str]) -> int:
     _config(options, shared=False)
     os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, [SITE, os.environ.get('PYTHONPATH')]))
     os.environ[ENV_HOOK] = '1'
-    if options.explain:
-        _explain()
     return run_command(command)
 
 
@@ -303,8 +310,6 @@ def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
     script, roles, delays = Script.parse(command), parse_roles(options.roles), parse_delays(options.delay)
     cpu_roles = parse_cpu_roles(options.cpu_roles)
     config = _config(options)
-    if options.explain:
-        _explain()
     logs = Path(options.logs or os.path.join('.ding_store', str(config.run), 'logs'))
     job = Job(script, roles, config, logs, delays, cpu_roles)
     print_to(sys.stderr, f'run {config.run!r}: {options.roles} of {shlex.join(command)}; logs in {logs}\n')
@@ -320,14 +325,14 @@ def _join(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.launch.script import Script
 
     if options.explain:
-        _explain()
+        _explain(command)
     return join(_config(options), options.role, options.node_id, Script.parse(command), options.wait)
 
 
-def _explain() -> None:
+def _explain(command: List[str]) -> None:
     from ding_store.hook.patches import explain
 
-    sys.stderr.write(explain())
+    print_to(sys.stderr, explain() + (f'now running it: {shlex.join(command)}\n' if command else ''))
     os.environ[ENV_EXPLAIN] = '1'  # each process then says what it uses, when it does
 
 

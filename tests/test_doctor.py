@@ -68,8 +68,9 @@ def test_torch_and_gpu():
     expect(packages.check_torch({'torch': '2.13.0+cpu'}), OK, '2.13.0+cpu')
     expect(packages.check_torch({'torch_error': 'ImportError: libfoo'}), FAIL, 'libfoo', 'pip install torch')
     expect(packages.check_gpu({'gpus': ['A', 'B']}), OK, '2: A, B')
-    expect(packages.check_gpu({'gpus': [], 'cuda': '12.8'}), OK, 'none', 'CUDA 12.8')
-    expect(packages.check_gpu({}), OK, 'none', 'CPU build')
+    expect(packages.check_gpu({'torch': '2.13', 'gpus': [], 'cuda': '12.8'}), OK, 'none', 'CUDA 12.8')
+    expect(packages.check_gpu({'torch': '2.13'}), OK, 'none', 'CPU build')
+    expect(packages.check_gpu({'torch_error': 'no module'}), OK, 'not known without torch')
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,8 @@ def check_gpu(probe: Dict[str, Any]) -> Finding:
     gpus = probe.get('gpus') or []
     if gpus:
         return Finding('gpu', OK, f'{len(gpus)}: {", ".join(gpus)}')
+    if 'torch' not in probe:
+        return Finding('gpu', OK, 'not known without torch')
     built_for = f'torch is built for CUDA {probe["cuda"]}' if probe.get('cuda') else "torch's CPU build"
     return Finding('gpu', OK, f'none ({built_for}); policies run on the CPU')
 

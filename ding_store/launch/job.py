@@ -317,7 +317,10 @@ class Job:
             return None
         how = f'was killed by {signal.Signals(-code).name}' if code < 0 else f'failed with exit code {code}'
         if code == 0:
-            how = 'ended before the run did (does its script use the exchangers?)'
+            how = (
+                'ended before the run did (does its script use both exchangers, and tell its roles apart, as with '
+                '`task.add_role`?)'
+            )
         if code < 0 and process.role == 'evaluator' and self._was_told_to_leave(session):
             self.say(f'{process.title} was not done {LEAVE_S:g} s after the end of the run, and was ended')
             return None

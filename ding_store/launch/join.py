@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import Optional
 
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError
 from ding_store.hook import install
+from ding_store.launch.output import print_to
 from ding_store.launch.router import activate, claim_node_id, deactivate, new_addresses, peer_addresses, remove_address
 from ding_store.launch.script import Script
 from ding_store.launch.status import check_running
-from ding_store.middleware.claim import claim_role
+from ding_store.middleware.claim import claim_role, starting
 from ding_store.middleware.ending import FINISH, silence_s
 from ding_store.middleware.members import ENV_JOINED, ENV_LAUNCHED, STREAM, Members, launch
 from ding_store.middleware.session import Session
+from ding_store.middleware.waiting import SLICE_S
+from ding_store.storage.base import Store, StreamInfo
 
 
 def join(config: StoreConfig, role: str, node_id: Optional[int], script: Script, wait: bool = False) -> int:
@@ -34,18 +38,12 @@ def join(config: StoreConfig, role: str, node_id: Optional[int], script: Script,
         end = store.get(FINISH)
         if end is not None:
             raise ConfigError(f'run {config.run!r} has ended: {end.header["reason"]}')
-        # Before it looks around: the run may end meanwhile.
-        found = None if wait else store.stream_info(STREAM)
-        if not wait and (found is None or Members(store).reporting(None, silence_s(config.heartbeat_s)) is None):
-            raise ConfigError(
-                f'run {config.run!r} has no living process at {store.info().address}: is it --run or --store that is '
-                'another? To be there before the others, say --wait'
-            )
+        found = None if wait else living(store, config)
         claim_role(store, role, silence_s(config.heartbeat_s))
         if node_id is None:
             node_id = claim_node_id(store, role)
         peers = peer_addresses(store)
-    sys.stderr.write(f'joining run {config.run!r} as {role}, node {node_id}\n')
+    print_to(sys.stderr, f'joining run {config.run!r} as {role}, node {node_id}\n')
     os.environ[ENV_LAUNCHED] = launch()  # the run is somebody else's to clear and to retire
     os.environ.pop(ENV_JOINED, None)  # of a joined script that starts another
     if found is not None:
@@ -58,3 +56,28 @@ def join(config: StoreConfig, role: str, node_id: Optional[int], script: Script,
     finally:
         deactivate()
         remove_address(address)
+
+
+def living(store: Store, config: StoreConfig) -> StreamInfo:
+    """
+    Overview:
+        The members' stream of a run with somebody in it; where one is being started on this host, once there is.
+    Raises:
+        - ConfigError: Nobody is.
+    """
+    deadline, members, is_told = time.monotonic() + config.peer_timeout_s, Members(store), False
+    while True:
+        # Before it looks around: the run may end meanwhile.
+        found = store.stream_info(STREAM)
+        if found is not None and members.reporting(None, silence_s(config.heartbeat_s)) is not None:
+            return found
+        launcher = starting(store)
+        if launcher is None or time.monotonic() >= deadline:
+            raise ConfigError(
+                f'run {config.run!r} has no living process at {store.info().address}: is it --run or --store that is '
+                'another? To be there before the others, say --wait'
+            )
+        if not is_told:
+            is_told = True
+            print_to(sys.stderr, f'run {config.run!r} has {launcher}: waiting for its first process\n')
+        members.wait(SLICE_S)

@@ -19,6 +19,8 @@ Identity = Mapping[str, Optional[str]]
 
 #: There is one of these in a run.
 SINGLE_ROLES = ('learner', 'evaluator')
+#: A value per launch: its claim, under its first node.
+_LAUNCH = 'launch/'
 
 
 def claim_run(store: Store, role: Optional[str], first_node: int, silent_s: float, script: Identity) -> None:
@@ -41,7 +43,7 @@ def claim_run(store: Store, role: Optional[str], first_node: int, silent_s: floa
     if single:
         _refuse(store, members.reporting(None, silent_s, lambda m: m.launch != mine and m.role in single))
     while True:
-        held = store.get(f'launch/{first_node}')
+        held = store.get(f'{_LAUNCH}{first_node}')
         if held is not None and held.header['launch'] == mine:
             return
         if held is not None:
@@ -51,10 +53,19 @@ def claim_run(store: Store, role: Optional[str], first_node: int, silent_s: floa
         said = known if script.get('script') in (None, known.get('script')) else {}
         try:
             claim = {**_claim(mine), **said, **{key: value for key, value in script.items() if value}}
-            store.put(f'launch/{first_node}', claim, {}, held.version if held is not None else 0)
+            store.put(f'{_LAUNCH}{first_node}', claim, {}, held.version if held is not None else 0)
             return
         except VersionConflict:
             continue  # another launch was quicker: its claim is judged next
+
+
+def starting(store: Store) -> Optional[str]:
+    """A launch of this host that lives, if one has claimed nodes of this run: its first member may be still to come."""
+    for name in store.info().values:
+        held = store.get(name) if name.startswith(_LAUNCH) else None
+        if held is not None and _is_here(held.header):
+            return _title(held.header)
+    return None
 
 
 def identity(name: str, words: Sequence[str]) -> Identity:
@@ -80,7 +91,7 @@ def check_script(store: Store, first_node: int, script: Identity) -> None:
     Raises:
         - ConfigError: It was another one's, whose experience and weights are of no use to this one.
     """
-    end, held = store.get(FINISH), store.get(f'launch/{first_node}')
+    end, held = store.get(FINISH), store.get(f'{_LAUNCH}{first_node}')
     if end is not None and end.header['failed'] and held is not None:
         _check_script(store, held.header, script)
 
@@ -119,7 +130,7 @@ def claim_role(store: Store, role: str, silent_s: float) -> None:
     while True:
         held = store.get(f'joined/{role}')
         claim = held.header if held is not None else None
-        if claim and claim['pid_space'] == pid_space() and not is_gone(claim['pid'], claim['birth']):
+        if claim and _is_here(claim):
             raise ConfigError(
                 f'run {store.run!r} has a {role} already: one that starts (pid {claim["pid"]} on {claim["host"]})'
             )
@@ -136,6 +147,15 @@ def _claim(mine: str) -> Dict[str, Any]:
     return {'launch': mine, 'pid_space': space, 'pid': int(pid), 'birth': began, 'host': socket.gethostname()}
 
 
+def _is_here(claim: Mapping[str, Any]) -> bool:
+    """Whether the process that made it lives, as far as that can be seen from here: only beside it."""
+    return bool(claim['pid_space'] == pid_space() and not is_gone(claim['pid'], claim['birth']))
+
+
+def _title(claim: Mapping[str, Any]) -> str:
+    return f'a job that starts there (pid {claim["pid"]} on {claim["host"]})'
+
+
 def _living(claim: Mapping[str, Any], first_node: int, members: Members, silent_s: float) -> Optional[str]:
     """Who lives of the launch that made this claim: its first member; until that has come, anything of it."""
     ours = [member for member in members.refresh().by_id.values() if member.launch == claim['launch']]
@@ -144,10 +164,7 @@ def _living(claim: Mapping[str, Any], first_node: int, members: Members, silent_
     alive = members.reporting(None, silent_s, lambda member: member.id in awaited)
     if alive is not None:
         return alive.title
-    is_here = claim['pid_space'] == pid_space()
-    if not firsts and is_here and not is_gone(claim['pid'], claim['birth']):
-        return f'a job that starts there (pid {claim["pid"]} on {claim["host"]})'
-    return None
+    return _title(claim) if not firsts and _is_here(claim) else None
 
 
 def _refuse(store: Store, other: Any) -> None:

@@ -133,6 +133,10 @@ class Members:
                 self._see(entry)
         return self
 
+    def wait(self, timeout_s: float) -> None:
+        """Return as soon as somebody reports."""
+        self._read(max_entries=1, timeout_s=timeout_s)
+
     def _read(self, max_entries: int, timeout_s: float = 0.0) -> List[Entry]:
         """Reports behind ``after``; of one that cannot be read none, and ``after`` is behind it."""
         try:
@@ -185,7 +189,7 @@ class Members:
             left_s = deadline - time.monotonic()
             if moved or left_s <= 0:
                 return moved[0] if moved else None
-            self._read(max_entries=1, timeout_s=left_s)  # returns as soon as somebody reports
+            self.wait(left_s)
         return None
 
     def wait_until_left(self, role: Optional[str] = None, silent_s: float = 3.0, timeout_s: float = 5.0) -> None:
@@ -205,7 +209,7 @@ class Members:
                 silent_since, beats = time.monotonic(), seen
             elif time.monotonic() - silent_since > silent_s:
                 return
-            self._read(max_entries=1, timeout_s=0.5)  # returns as soon as somebody reports
+            self.wait(0.5)
 
     def wait_for_workers(self, parent: str, num: int, timeout_s: float) -> None:
         """
@@ -216,7 +220,7 @@ class Members:
         while time.monotonic() < deadline and os.getppid() == parent_pid:
             if len({m.node_id for m in self.refresh().by_id.values() if m.parent == parent}) >= num:
                 return
-            self._read(max_entries=1, timeout_s=0.5)  # returns as soon as somebody reports
+            self.wait(0.5)
 
     def policy_lag(self, name: str, version: int) -> int:
         """This version of a policy less the oldest that a living collector uses of it."""

@@ -4,6 +4,8 @@ import io
 import os
 import signal
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from jobs import DEADLINE_S, PIPELINES, ding_store, environment, job, start
@@ -76,6 +78,46 @@ def test_a_run_that_nobody_is_in_is_not_joined(tmp_path, redis_server):
     assert not (tmp_path / 'ran').exists()
     said(tmp_path, 'join', *where, '--wait', '--', 'python', script, code=0)
     assert (tmp_path / 'ran').exists()
+
+
+def test_a_run_that_starts_is_joined_once_somebody_is_in_it(capsys):
+    pytest.importorskip('ding')
+    from ding_store.launch.join import living
+    from ding_store.middleware.claim import claim_run
+    from ding_store.middleware.members import Member, Members
+
+    config = StoreConfig.from_block({'peer_timeout_s': 60.0, 'heartbeat_s': 0.1})
+    with (
+        open_store('memory://', stream_options=STREAM_OPTIONS) as store,
+        ThreadPoolExecutor(1) as pool,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        claim_run(store, None, 0, 0.0, {})  # as a launcher does, before anybody can report
+        member, is_waiting = Member('m', 'learner', 0), threading.Event()
+        patch.setattr(Members, 'wait', lambda members, timeout_s: is_waiting.set() or members._read(1, timeout_s))
+        joined = pool.submit(living, store, config)
+        assert is_waiting.wait(DEADLINE_S)
+        while not joined.done():
+            member.report(store)
+        assert joined.result().last > 0
+    assert capsys.readouterr().err.count(f'a job that starts there (pid {os.getpid()} on ') == 1
+
+
+@pytest.mark.parametrize('how', ['gone', 'elsewhere', 'hangs'])
+def test_a_launch_that_brings_nobody_is_not_waited_for(how, monkeypatch):
+    pytest.importorskip('ding')
+    from ding_store.launch.join import living
+    from ding_store.middleware import claim
+
+    config = StoreConfig.from_block({'peer_timeout_s': 0.05, 'heartbeat_s': 0.1})
+    with open_store('memory://') as store:
+        claim.claim_run(store, None, 0, 0.0, {})
+        if how == 'gone':
+            monkeypatch.setattr(claim, 'is_gone', lambda pid, birth: True)
+        if how == 'elsewhere':
+            monkeypatch.setattr(claim, 'pid_space', lambda: 'another')
+        with pytest.raises(ConfigError, match='has no living process'):
+            living(store, config)
 
 
 def test_status_of_a_run_that_is_not_on_the_server(tmp_path, redis_server):
