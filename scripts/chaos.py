@@ -119,9 +119,10 @@ def write(options: argparse.Namespace, books: Books, writer: int, host: str) -> 
 def read(options: argparse.Namespace, books: Books, _: int, host: str) -> None:
     os.truncate(books.path, books.place)  # What a kill cut off was not committed.
     marks = dict(mark for line in books['read'] for mark in line[2].items())
+    heads = books['read'][-1][3] if books['read'] else None
     chance = random.Random()
     with opened(options, host) as store:
-        reader = Reader(store, 's', books.name, marks=marks, loss_grace_s=PATIENCE_S)
+        reader = Reader(store, 's', books.name, marks=marks, heads=heads, loss_grace_s=PATIENCE_S)
         books.write('registered', time.monotonic())
         is_done = False
         while not is_done:
@@ -132,7 +133,7 @@ def read(options: argparse.Namespace, books: Books, _: int, host: str) -> None:
             changed = dict(reader.marks.items() - marks.items())
             marks.update(changed)
             # One line, and so all of it or nothing: the entries, and the marks that go with them.
-            books.write('read', os.getpid(), (reader.num_lost, reader.num_duplicates), changed, seen)
+            books.write('read', os.getpid(), (reader.num_lost, reader.num_duplicates), changed, reader.heads, seen)
             is_done = is_leaving or (is_last and not entries and reader.lag() == 0)
             if is_done or chance.random() < 0.8:
                 reader.ack(wait=is_done or chance.random() < 0.5)

@@ -28,7 +28,7 @@ def judged(chaos, directory, seen, torn=(), was_killed=False, forgotten_at=0.0, 
     for number in (1, 2, 3):
         writer.write('confirmed', number, 10.0 + number)
     reader.write('registered', 1.0)
-    reader.write('read', 1, (num_lost, 0), {}, [(0, number, number not in torn) for number in seen])
+    reader.write('read', 1, (num_lost, 0), {}, {}, [(0, number, number not in torn) for number in seen])
     writer.poll()
     reader.poll()
     one = chaos.Chaos.__new__(chaos.Chaos)

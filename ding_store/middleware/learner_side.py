@@ -23,7 +23,6 @@ from ding_store.middleware.session import Session
 from ding_store.middleware.side import STREAM, Side
 from ding_store.middleware.waiting import SLICE_S, in_passing
 from ding_store.storage.base import Entry, EntryId
-from ding_store.storage.exactly_once.reader import Reader
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
@@ -69,12 +68,10 @@ class LearnerSide(Side):
             self._session.store.delete(CHECKPOINTS)  # of a learner before this one
         elif self._session.config.checkpoint is not None:
             self._session.figures(max_restarts=self._session.config.checkpoint.max_restarts)
-        self._reader = Reader(
+        self._reader = self._position.reader(
             self._session.store,
             STREAM,
             LEARNER_READER,
-            durable=True,
-            marks=self._position.marks or None,
             on_corrupt=self._session.config.on_corrupt,
             # The feed holds what it read for as long as the learner trains.
             copied=self._session.config.overflow == 'drop_oldest',

@@ -10,7 +10,8 @@ from ditk import logging
 
 from ding_store.buffer.store_buffer import StoreBuffer
 from ding_store.middleware.pickled import OFFSETS, is_pickled
-from ding_store.storage.base import Entry, EntryId
+from ding_store.storage.base import Entry, EntryId, Store
+from ding_store.storage.exactly_once.reader import Reader
 
 if TYPE_CHECKING:
     from ding_store.middleware.plan import Replay
@@ -46,6 +47,8 @@ class Position:
         self.is_resumed = False
         self._replay: Optional[Replay] = None
         self._run = ''
+        self._heads: Dict[str, Any] = {}  # of the reader of the life before this one
+        self._reader: Optional[Reader] = None
 
     def keep_in(self, replay: Replay, path: str, run: Optional[str]) -> None:
         """
@@ -76,6 +79,11 @@ class Position:
             buffer_.clear()
         elif 'marks' in (buffer_.committed or {}):
             self._restore(buffer_.committed or {})
+
+    def reader(self, store: Store, stream: str, name: str, **options: Any) -> Reader:
+        """Of the stream, behind what was taken; what it has heard of is kept with the marks."""
+        self._reader = Reader(store, stream, name, marks=self.marks, heads=self._heads, **options)
+        return self._reader
 
     def take(self, entry: Entry) -> Entry:
         """
@@ -108,7 +116,8 @@ class Position:
         counts = dict(rows=self.num_rows, chunks=self.num_chunks, env_step=self.env_step, env_episode=self.env_episode)
         cursor = None if self.cursor is None else list(self.cursor)
         states = dict(marks=dict(self.marks), runs=dict(self.runs), policy_versions=dict(self.policy_versions))
-        return dict(run=self._run, cursor=cursor, epochs=self.num_epochs, **states, **counts)
+        heads = self._heads if self._reader is None else self._reader.heads
+        return dict(run=self._run, cursor=cursor, epochs=self.num_epochs, heads=heads, **states, **counts)
 
     def leave_note(self, is_open: bool) -> None:
         """Let the next push commit it, or ``commit``; ``is_open`` is False when the last push has."""
@@ -127,6 +136,7 @@ class Position:
 
     def _restore(self, note: Dict[str, Any]) -> None:
         self.marks, self.runs = dict(note['marks']), dict(note.get('runs', {}))
+        self._heads = note.get('heads', {})
         self.cursor = None if note['cursor'] is None else EntryId(*note['cursor'])
         self.policy_versions, self.num_epochs = dict(note.get('policy_versions', {})), note.get('epochs', 1)
         self.num_rows, self.num_chunks = note['rows'], note['chunks']

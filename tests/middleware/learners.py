@@ -13,7 +13,6 @@ from ding_store.middleware.plan import PUSH_COLUMNS, REPLAY
 from ding_store.middleware.position import Position
 from ding_store.middleware.replay import data_pusher
 from ding_store.middleware.side import STREAM
-from ding_store.storage.exactly_once.reader import Reader
 
 HEADER = dict(kind='trajectories', env_step=1, env_episode=0, end_idx=[], train_iter=0, policy_version=0)
 CONFIG = EasyDict(policy=dict(collect=dict(unroll_len=1)))
@@ -43,7 +42,7 @@ class Learner(LearnerSide):
         )
         self._decoder = ChunkDecoder(allow_pickle)
         self._position = position or Position()
-        self._reader = Reader(store, STREAM, 'learner', marks=self._position.marks or None, **options)
+        self._reader = self._position.reader(store, STREAM, 'learner', **options)
 
     def take(self, max_entries=64):
         ctx = OnlineRLContext()

@@ -323,7 +323,7 @@ def test_a_resumed_learner_keeps_runs_apart(store, tmp_path):
         buffer_ = StoreBuffer(1000, seed=0)
         made = Learner(store.another(), buffer_, position=position, on_corrupt='skip')
         position.keep_in(made._plan.replay, str(tmp_path / 'replay'), 'r')
-        made._reader = Reader(store.another(), STREAM, 'learner', marks=position.marks or None)
+        made._reader = position.reader(store.another(), STREAM, 'learner', loss_grace_s=0.0)
         return made, buffer_
 
     writer = ChunkWriter(store, STREAM)
@@ -402,6 +402,32 @@ def test_a_free_collector_waits_for_no_learner(store, ratio, waits):
     side = SimpleNamespace(_session=session, _lead=lead, _num_chunks=1, _skip_n_iter=1)
     assert CollectorSide._receive(side, OnlineRLContext(total_step=5))
     assert asked == waits
+
+
+def test_a_resumed_learner_counts_what_was_lost_meanwhile(store, tmp_path):
+    """Collector and learner were killed, and the server came back empty: the table knows what they had heard of."""
+
+    def learner():
+        position = Position()
+        buffer_ = StoreBuffer(1000, seed=0)
+        made = Learner(store.another(), buffer_, position=position)
+        position.keep_in(made._plan.replay, str(tmp_path / 'replay'), 'r')
+        made._reader = position.reader(store.another(), STREAM, 'learner', loss_grace_s=0.0)
+        return made, buffer_
+
+    made, buffer_ = learner()
+    killed = store.another()
+    write_all([ChunkWriter(killed, STREAM)], range(6))
+    made.take(4)
+    buffer_.close()
+    killed._writer._lanes.clear()
+    store.lose_memory()
+    made, buffer_ = learner()
+    for _ in range(3):
+        made._reader._losses._looked_at = 0
+        made.take()
+    assert (buffer_.count(), made._reader.num_lost) == (4, 2)
+    buffer_.close()
 
 
 def test_who_appended_what_is_skipped_hears_of_it(redis_server):

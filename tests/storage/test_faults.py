@@ -67,7 +67,9 @@ def read_until(reader, count):
 
 
 class TestEmptyAfterACrash:
-    def test_living_writers_lose_nothing_and_dead_ones_are_counted(self, forgetful_server, caplog):
+    @pytest.mark.parametrize('is_again', [False, True])
+    def test_living_writers_lose_nothing_and_dead_ones_are_counted(self, forgetful_server, caplog, is_again):
+        """Also by a reader that is killed, too, and started again."""
         with RedisStore(forgetful_server.url, 'run', **QUICK) as store:
             reader = Reader(store, STREAM, 'learner', loss_grace_s=WAIT_S)
             with child(write_and_wait(forgetful_server.url, range(10, 15))) as (_, living):
@@ -76,7 +78,10 @@ class TestEmptyAfterACrash:
                     assert dying.readline().strip() == 'done'
                     reader._losses._looked_at = 0  # Else it looks once a second.
                     assert len(reader.read(max_entries=3)) == 3
+                committed = json.dumps({'marks': reader.marks, 'heads': reader.heads})
                 forgetful_server.restart()
+                if is_again:
+                    reader = Reader(store, STREAM, 'learner', **json.loads(committed), loss_grace_s=WAIT_S)
                 numbers = read_until(reader, 2)
                 assert numbers == [13, 14]
                 assert reader.num_lost == 0
@@ -218,6 +223,49 @@ class TestEmptyAfterACrash:
             other.append(STREAM, {}, chunk(5))
             assert [number_of(entry) for entry in reader.read()] == [2, 3, 4, 5]
             assert reader.num_lost == 0
+
+    @pytest.mark.parametrize('when', ['away', 'behind', 'in grace', 'before'])
+    def test_a_reader_that_is_started_again_counts_what_its_former_life_had_heard_of(self, when):
+        """Also what that had read and not committed; ``when`` it is away, as seen from the loss, or is killed again."""
+
+        def look(one):
+            one._losses._looked_at = 0
+            return [number_of(entry) for entry in one.read()]
+
+        def again(committed, grace_s=WAIT_S):
+            return Reader(store, STREAM, 'learner', **json.loads(committed), loss_grace_s=grace_s)
+
+        with MemoryStore() as store, store.another() as living, store.another() as dying, store.another() as done:
+            reader = Reader(store, STREAM, 'learner')
+            done.append(STREAM, {}, chunk(20))
+            for number in range(5):
+                living.append(STREAM, {}, chunk(10 + number))
+                dying.append(STREAM, {}, chunk(number))
+            reader._losses._looked_at = 0
+            seen = [number_of(entry) for entry in reader.read(5)]
+            assert seen == [20, 10, 0, 11, 1]
+            committed = json.dumps({'marks': reader.marks, 'heads': reader.heads})
+            assert len(reader.read(2)) == 2  # and is killed, before it commits these
+            reader = again(committed)
+            if when == 'before':
+                assert look(reader) == [12, 2, 13, 3, 14, 4]
+                committed = json.dumps({'marks': reader.marks, 'heads': reader.heads})
+            dying._writer._lanes.clear()  # It will not announce again.
+            store.lose_memory()
+            if when in ('behind', 'in grace'):
+                assert look(reader) == []
+                if when == 'in grace':
+                    committed = json.dumps({'marks': reader.marks, 'heads': reader.heads})
+            reader = again(committed) if when != 'behind' else reader
+            living.append(STREAM, {}, chunk(15))
+            assert look(reader) == ([15] if when == 'before' else [12, 13, 14, 15])
+            assert reader.num_lost == 0
+            reader._losses._deadline = 0.0
+            assert (look(reader), reader.num_lost) == ([], 0 if when == 'before' else 3)
+            reader = again(json.dumps({'marks': reader.marks, 'heads': reader.heads}), grace_s=0.0)
+            store.lose_memory()
+            living.append(STREAM, {}, chunk(16))
+            assert (look(reader), look(reader), reader.num_lost) == ([16], [], 0)
 
 
 @pytest.mark.parametrize('plane', ['auto', 'off'])

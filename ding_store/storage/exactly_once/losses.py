@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Dict, Mapping, Optional
+from typing import Any, Dict, Mapping, Optional
 
 from ding_store.storage.base import EntryId, StreamInfo
 
@@ -18,20 +18,33 @@ class Losses:
         looked. What a writer had appended and does not announce again in time is lost: that writer is dead.
     Arguments:
         - grace_s (:obj:`float`): How long writers are waited for in a new epoch.
+        - heads (:obj:`Mapping`): What ``heads`` had been in a former life; empty where there was none.
     """
 
-    def __init__(self, grace_s: float) -> None:
+    def __init__(self, grace_s: float, heads: Mapping[str, Any]) -> None:
         self.count = 0
         self._grace_s = grace_s
         self._looked_at = -LOOK_EVERY_S
-        self._epoch = ''
-        self._heads: Dict[str, int] = {}  # writer -> its last sequence in the stream, when we looked
+        self._epoch: str = heads.get('epoch', '')
+        # writer -> its last sequence in the stream, when we looked
+        self._heads: Dict[str, int] = dict(heads.get('heads', {}))
         self._caught_up: Dict[str, int] = {}  # the same, when we had read all
-        self._num_unread = 0  # entries, when we looked
-        self._awaited: Dict[str, int] = {}  # writer -> the sequence that it must reach
-        self._deadline = 0.0
+        self._num_unread = len(self._heads)  # entries, when we looked; here whether there were any
+        # writer -> the sequence that it must reach
+        self._awaited: Dict[str, int] = dict(heads.get('awaited', {}))
+        self._deadline = time.monotonic() + grace_s
         self._written_off: Dict[str, int] = {}  # writer -> up to which sequence it was counted as lost
         self._excused = 0  # Entries counted by their numbers, whose sequences are still to be missed.
+
+    def heads(self, marks: Mapping[str, int]) -> Dict[str, Any]:
+        """
+        Overview:
+            For the next life, in case that the server has forgotten it all by then: JSON. What was read is in it, too,
+            since its rows may be committed later.
+        """
+        heads = {one: head for one, head in self._heads.items() if head > self._caught_up.get(one, 0)}
+        heads.update({one: seen for one, seen in marks.items() if seen >= heads.get(one, 0)})
+        return {'epoch': self._epoch, 'heads': heads, 'awaited': dict(self._awaited)}
 
     def is_time_to_look(self) -> bool:
         return time.monotonic() - self._looked_at >= LOOK_EVERY_S

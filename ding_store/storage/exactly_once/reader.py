@@ -6,7 +6,7 @@ import logging
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Dict, Iterator, List, Mapping, Optional
+from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 from ding_store.errors import ConfigError, CorruptPayload, StoreError
 from ding_store.storage.base import Entry, EntryId, Header, Store
@@ -30,6 +30,8 @@ class Reader:
         - durable (:obj:`bool`): Whether retention waits for this reader's acks, also when it is away, until ``forget``.
         - start (:obj:`str`): Where a reader that is new to the stream starts: 'oldest' or 'now'.
         - marks (:obj:`Optional[Mapping]`): writer -> highest sequence seen, of a former life of this reader.
+        - heads (:obj:`Optional[Mapping]`): ``heads`` of a former life of this reader, committed with its marks. Without
+          them it knows nothing of what that had heard of, and does not count it where the server lost it meanwhile.
         - on_corrupt (:obj:`str`): 'stop': ``read`` raises CorruptPayload at such an entry, again and again; 'skip': it
           is counted, logged and left out.
         - loss_grace_s (:obj:`float`): After the server lost its memory, how long writers are waited for to announce
@@ -39,8 +41,8 @@ class Reader:
           it was copied counts as lost.
     Attributes:
         - num_lost (:obj:`int`): Entries that were in the stream and never came: dropped by a full stream, or forgotten
-          by the server when their writer was dead, as far as this reader had heard of them (it asks once a second) and
-          lived until ``loss_grace_s`` was over: its next life knows of marks only.
+          by the server when their writer was dead, as far as this reader had heard of them: it asks once a second, and
+          its next life knows what was committed of that.
         - num_duplicates (:obj:`int`): Entries that came again, and were skipped.
         - num_corrupt (:obj:`int`): Entries skipped because of ``on_corrupt='skip'``.
     """
@@ -53,6 +55,7 @@ class Reader:
         durable: bool = True,
         start: str = 'oldest',
         marks: Optional[Mapping[str, int]] = None,
+        heads: Optional[Mapping[str, Any]] = None,
         on_corrupt: str = 'stop',
         loss_grace_s: float = 60.0,
         copied: bool = False,
@@ -67,7 +70,7 @@ class Reader:
         self.copied = copied
         self.num_duplicates = 0
         self.num_corrupt = 0
-        self._losses = Losses(loss_grace_s)
+        self._losses = Losses(loss_grace_s, heads or {})
         self._lock = threading.Lock()
         self._marks = dict(marks or {})
         # What was there before us must not pass for new when its writer announces it again.
@@ -83,6 +86,12 @@ class Reader:
         """writer -> highest sequence that ``read`` has returned, or skipped as lost or corrupt."""
         with self._lock:
             return dict(self._marks)
+
+    @property
+    def heads(self) -> Dict[str, Any]:
+        """How far the writers are, as far as this reader has heard of it, for the next life's reader; JSON."""
+        with self._lock:
+            return self._losses.heads(self._marks)
 
     @property
     def num_lost(self) -> int:
@@ -190,7 +199,8 @@ class Reader:
         """Remember what writers have appended that we have not read: only so can its loss be counted."""
         if self._losses.is_time_to_look():
             stream = self.store.stream_info(self.stream)
-            self._losses.look(stream, self._cursor, self._marks)
+            with self._lock:
+                self._losses.look(stream, self._cursor, self._marks)
             is_known = stream is None or stream.epoch != self._cursor.epoch or self.name in stream.readers
             if not is_known and not self._has_left:
                 self._come_back()
