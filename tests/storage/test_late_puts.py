@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ding_store.errors import StoreUnavailable
 from ding_store.storage.base import OLDEST
 from ding_store.storage.redis import values as redis_values
-from ding_store.storage.redis.link import Session
+from ding_store.storage.redis.session import Session
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, found_in, number_of
 from ding_store.storage.wire.encoding import encode_pieces

@@ -16,7 +16,7 @@ from ding_store.storage.embedded.server import running
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.memory import MemoryStore
 from ding_store.storage.redis import store as redis_store
-from ding_store.storage.redis.link import Session
+from ding_store.storage.redis.session import Session
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 

@@ -23,8 +23,8 @@ from ding_store.storage.host import slots, values
 from ding_store.storage.host.host_cache import HostCache
 from ding_store.storage.host.slots import SlotWriter
 from ding_store.storage.memory import MemoryStore
-from ding_store.storage.redis.link import Session
 from ding_store.storage.redis.scripts import Command
+from ding_store.storage.redis.session import Session
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, eventually
 from ding_store.storage.wire.encoding import encode_pieces

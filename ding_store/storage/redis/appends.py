@@ -7,7 +7,7 @@ from typing import Any, Callable, Optional
 from ding_store.errors import ServerFull
 from ding_store.storage.base import Buffer
 from ding_store.storage.exactly_once.outbox import CODEC, FULL, STALE, WIRE, Announcement, Fill, Verdict
-from ding_store.storage.redis.link import Before, Session
+from ding_store.storage.redis.session import Before, Session
 from ding_store.storage.wire.parts import is_large, place_of, publish_in_parts
 
 #: Before this much is sent, the server is asked whether there is room: until then it is there in excess.

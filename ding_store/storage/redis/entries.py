@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 from ding_store.errors import CorruptPayload
 from ding_store.storage.base import NUMBER_BITS, Buffer, EntryId
 from ding_store.storage.host.planes import FILLED, GONE, OVER, Fetch, Record, fate, fetch_own
-from ding_store.storage.redis.link import Session
+from ding_store.storage.redis.session import Session
 from ding_store.storage.wire.encoding import corrupt_entry, up_to_corrupt
 from ding_store.storage.wire.parts import Parts, unpack
 

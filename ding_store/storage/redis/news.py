@@ -7,8 +7,8 @@ from typing import AbstractSet, Any, Callable, Dict, List, Mapping, Optional, Tu
 import redis
 
 from ding_store.storage.exactly_once.outbox import Room
-from ding_store.storage.redis.link import Session
 from ding_store.storage.redis.scripts import Argument
+from ding_store.storage.redis.session import Session
 
 #: Of what lua/stream.lua tells.
 _FIELDS = {'room': {b'e', b'f'}, 'planes': {b'h'}}

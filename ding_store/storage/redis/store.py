@@ -33,9 +33,10 @@ from ding_store.storage.redis.appends import RedisAppends
 from ding_store.storage.redis.entries import RedisEntries
 from ding_store.storage.redis.info import read_counters, read_stream, read_streams, read_values
 from ding_store.storage.redis.keys import RunKeys
-from ding_store.storage.redis.link import Link, Session
+from ding_store.storage.redis.link import Link
 from ding_store.storage.redis.news import RedisNews
 from ding_store.storage.redis.scripts import Command
+from ding_store.storage.redis.session import Session
 from ding_store.storage.redis.unanswered import Unanswered
 from ding_store.storage.redis.values import RedisValues
 from ding_store.storage.urls import check_url, directory_of, scheme_of

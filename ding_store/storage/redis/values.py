@@ -10,8 +10,8 @@ from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional,
 
 from ding_store.errors import CorruptPayload, ServerFull, StoreError, StoreUnavailable, VersionConflict
 from ding_store.storage.host.planes import Moved, Version
-from ding_store.storage.redis.link import Before, Session
 from ding_store.storage.redis.scripts import Argument, Command
+from ding_store.storage.redis.session import Before, Session
 from ding_store.storage.wire.encoding import INLINE_BYTES, Pieces
 from ding_store.storage.wire.parts import MAX_TRIES, VANISHED, read_parts, write_parts
 from ding_store.storage.wire.value_parts import SentParts, ValuePart, is_good
