@@ -22,9 +22,9 @@ import signal
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Callable, DefaultDict, Dict, List, Tuple
+from typing import Any, Callable, DefaultDict, Dict, Iterator, List, Tuple
 
 import numpy as np
 import redis
@@ -313,11 +313,22 @@ class Chaos:
         for path in self.directory.glob('appendonly*'):  # a file, or from Redis 7 on a directory
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    def cut_connections(self) -> None:
+    @contextmanager
+    def client(self) -> Iterator[Any]:
         self.one_of([self.server])
         client = redis.Redis(unix_socket_path=f'{self.directory}/redis.sock', socket_timeout=1.0, retry=None)
         with suppress(redis.RedisError), client:
+            yield client
+
+    def cut_connections(self) -> None:
+        with self.client() as client:
             client.client_kill_filter(_type='normal')
+
+    def foreign_news(self) -> None:
+        """Somebody else writes where writers and readers wait for word of room and of planes."""
+        key, is_entry = f'ding:{{chaos/s/0}}:{self.chance.choice(("room", "planes"))}', self.chance.random() < 0.5
+        with self.client() as client:
+            client.xadd(key, {'x': 'y'}) if is_entry else client.set(key, 'x')
 
     def delete_cache(self) -> None:
         shutil.rmtree(root_in(str(self.directory / self.chance.choice((NEAR, NEAR, FAR)))), ignore_errors=True)
@@ -377,6 +388,7 @@ FAULTS: Dict[str, Callable[[Chaos], None]] = {
     'stop_server': lambda chaos: chaos.stop([chaos.server]),
     'empty_server': Chaos.empty_server,
     'cut_connections': Chaos.cut_connections,
+    'foreign_news': Chaos.foreign_news,
     'delete_cache': Chaos.delete_cache,
     'far_reader': Chaos.far_reader,
 }
