@@ -1,10 +1,12 @@
 """The delivery protocol against a plain model: what is appended is seen once by every reader, whatever gets lost.
 
-The server may forget everything or its newest changes, and any reply may be lost; writers and readers live on. The
-model says which entries a durable reader must have seen when all has settled, and that nobody ever sees one twice.
+The server may forget everything or its newest changes, and any reply may be lost; writers live on, and the reader does,
+or is killed and goes on from what it had committed. The model says which entries a durable reader must have seen when
+all has settled, and that nobody ever sees one twice.
 """
 
 import copy
+import json
 import os
 
 import pytest
@@ -51,6 +53,7 @@ class Delivery(RuleBasedStateMachine):
         self.seen = []
         self.writer_of = {}
         self.count = 0
+        self.commit()
 
     @rule(writer=writers)
     def append(self, writer):
@@ -67,7 +70,18 @@ class Delivery(RuleBasedStateMachine):
 
     @rule(wait=st.booleans())
     def ack(self, wait):
+        self.commit()
         self.reader.ack(wait=wait)
+
+    @rule()
+    def commit(self):
+        self.committed = json.dumps({'marks': self.reader.marks, 'heads': self.reader.heads}), len(self.seen)
+
+    @rule()
+    def kill_the_reader(self):
+        known, count = self.committed
+        del self.seen[count:]
+        self.reader = Reader(self.readers_store, STREAM, 'learner', **json.loads(known))
 
     @rule()
     def lose_everything(self):
@@ -103,6 +117,8 @@ class Delivery(RuleBasedStateMachine):
             while self.reader.lag():
                 self.seen += [number_of(entry) for entry in self.reader.read()]
             self.reader.ack()
+        self.reader._losses._deadline = 0.0  # Who was to announce again has had his time.
+        assert self.reader.read() == []
         self.nothing_is_seen_twice_or_out_of_order()
         assert sorted(self.seen) == sorted(self.appended)
         for store in self.stores:

@@ -255,7 +255,7 @@ class Planes(MemoryDelivery):
             seen += [number_of(entry) for entry in reader.read()]
             reader.ack()
             self.seen += [number_of(entry) for entry in self.reader.read()]
-            self.reader.ack()  # There is room for what never found any.
+            self.ack(wait=True)  # There is room for what never found any.
         self.check_far()
         assert held | {number for number in self.appended if number >= count} <= set(seen)
         assert reader.lag() == 0

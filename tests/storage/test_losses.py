@@ -1,0 +1,99 @@
+"""What a reader counts as lost, against a plain model: neither more nor less than what never came, over all its lives.
+
+The server forgets everything again and again, and some of the writers are killed at that moment, who then announce
+nothing any more; what they had is lost as far as the reader has not read it. It had heard of all, and committed that.
+"""
+
+import json
+import math
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.memory import MemoryStore
+from ding_store.storage.testing import chunk
+
+STREAM = 'experience'
+picks = st.integers(0, 5)
+
+
+class Losses(RuleBasedStateMachine):
+    keeps_heads = True
+
+    @initialize()
+    def begin(self):
+        self.store = MemoryStore()
+        self.writers, self.appended = [], {}  # those that live; writer -> how many entries it appended
+        self.seen, self.committed = [], ('{}', 0)
+        self.kill_the_reader()
+
+    @rule(writer=picks, count=st.integers(1, 4))
+    def append(self, writer, count):
+        if writer >= len(self.writers):
+            self.writers.append(self.store.another())
+        store = self.writers[min(writer, len(self.writers) - 1)]
+        for _ in range(count):
+            store.append(STREAM, {}, chunk(0))
+        self.appended[store.writer] = self.appended.get(store.writer, 0) + count
+
+    @rule(count=st.sampled_from([1, 2, 64]), looks=st.booleans())
+    def read(self, count, looks):
+        self.reader._losses._looked_at = -math.inf if looks else math.inf
+        self.seen += [(entry.writer, entry.sequence) for entry in self.reader.read(count)]
+
+    @rule(acks=st.booleans())
+    def commit(self, acks):
+        known = {'marks': self.reader.marks, **({'heads': self.reader.heads} if self.keeps_heads else {})}
+        self.committed = json.dumps(known), len(self.seen)
+        if acks:
+            self.reader.ack()
+
+    @rule()
+    def kill_the_reader(self):
+        known, count = self.committed
+        del self.seen[count:]
+        self.reader = Reader(self.store, STREAM, 'learner', loss_grace_s=math.inf, **json.loads(known))
+
+    @rule(killed=st.sets(picks, max_size=2), acks=st.booleans())
+    def forget_everything(self, killed, acks):
+        self.read(1, looks=True)
+        self.commit(acks)
+        for number in sorted(killed, reverse=True):
+            if number < len(self.writers):
+                self.writers.pop(number)._writer._lanes.clear()
+        self.store.lose_memory()
+
+    @rule()
+    def announce_again(self):
+        for writer in self.writers:
+            writer._writer.check(now=True)
+
+    def teardown(self):
+        self.announce_again()
+        while self.reader.lag():
+            self.read(64, looks=True)
+            self.commit(acks=True)
+        self.read(64, looks=True)
+        self.reader._losses._deadline = -math.inf  # The grace is over.
+        self.read(64, looks=True)
+        appended = {(writer, sequence + 1) for writer, count in self.appended.items() for sequence in range(count)}
+        missing = appended - set(self.seen)
+        assert len(self.seen) == len(set(self.seen))
+        assert not {writer for writer, _ in missing} & {store.writer for store in self.writers}
+        assert self.reader.num_lost == len(missing)
+        self.store.close()
+
+
+def test_exactly_what_never_came_is_counted():
+    run_state_machine_as_test(Losses, settings=settings(max_examples=300, stateful_step_count=30, deadline=None))
+
+
+def test_the_model_notices_a_reader_that_does_not_keep_its_heads(monkeypatch):
+    monkeypatch.setattr(Losses, 'keeps_heads', False)
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(
+            Losses, settings=settings(max_examples=500, deadline=None, database=None, phases=[Phase.generate])
+        )
