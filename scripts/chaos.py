@@ -133,7 +133,7 @@ def read(options: argparse.Namespace, books: Books, _: int, host: str) -> None:
             changed = dict(reader.marks.items() - marks.items())
             marks.update(changed)
             # One line, and so all of it or nothing: the entries, and the marks that go with them.
-            books.write('read', os.getpid(), (reader.num_lost, reader.num_duplicates), changed, reader.heads, seen)
+            books.write('read', os.getpid(), (reader.num_lost, reader.num_duplicates), changed, reader.heads(), seen)
             is_done = is_leaving or (is_last and not entries and reader.lag() == 0)
             if is_done or chance.random() < 0.8:
                 reader.ack(wait=is_done or chance.random() < 0.5)

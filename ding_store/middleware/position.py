@@ -116,7 +116,7 @@ class Position:
         counts = dict(rows=self.num_rows, chunks=self.num_chunks, env_step=self.env_step, env_episode=self.env_episode)
         cursor = None if self.cursor is None else list(self.cursor)
         states = dict(marks=dict(self.marks), runs=dict(self.runs), policy_versions=dict(self.policy_versions))
-        heads = self._heads if self._reader is None else self._reader.heads
+        heads = self._heads if self._reader is None else self._reader.heads(self.marks)
         return dict(run=self._run, cursor=cursor, epochs=self.num_epochs, heads=heads, **states, **counts)
 
     def leave_note(self, is_open: bool) -> None:

@@ -75,7 +75,7 @@ class Delivery(RuleBasedStateMachine):
 
     @rule()
     def commit(self):
-        self.committed = json.dumps({'marks': self.reader.marks, 'heads': self.reader.heads}), len(self.seen)
+        self.committed = json.dumps({'marks': self.reader.marks, 'heads': self.reader.heads()}), len(self.seen)
 
     @rule()
     def kill_the_reader(self):

@@ -78,7 +78,7 @@ class TestEmptyAfterACrash:
                     assert dying.readline().strip() == 'done'
                     reader._losses._looked_at = 0  # Else it looks once a second.
                     assert len(reader.read(max_entries=3)) == 3
-                committed = json.dumps({'marks': reader.marks, 'heads': reader.heads})
+                committed = json.dumps({'marks': reader.marks, 'heads': reader.heads()})
                 forgetful_server.restart()
                 if is_again:
                     reader = Reader(store, STREAM, 'learner', **json.loads(committed), loss_grace_s=WAIT_S)
@@ -244,25 +244,25 @@ class TestEmptyAfterACrash:
             reader._losses._looked_at = 0
             seen = [number_of(entry) for entry in reader.read(5)]
             assert seen == [20, 10, 0, 11, 1]
-            committed = json.dumps({'marks': reader.marks, 'heads': reader.heads})
+            committed = json.dumps({'marks': reader.marks, 'heads': reader.heads()})
             assert len(reader.read(2)) == 2  # and is killed, before it commits these
             reader = again(committed)
             if when == 'before':
                 assert look(reader) == [12, 2, 13, 3, 14, 4]
-                committed = json.dumps({'marks': reader.marks, 'heads': reader.heads})
+                committed = json.dumps({'marks': reader.marks, 'heads': reader.heads()})
             dying._writer._lanes.clear()  # It will not announce again.
             store.lose_memory()
             if when in ('behind', 'in grace'):
                 assert look(reader) == []
                 if when == 'in grace':
-                    committed = json.dumps({'marks': reader.marks, 'heads': reader.heads})
+                    committed = json.dumps({'marks': reader.marks, 'heads': reader.heads()})
             reader = again(committed) if when != 'behind' else reader
             living.append(STREAM, {}, chunk(15))
             assert look(reader) == ([15] if when == 'before' else [12, 13, 14, 15])
             assert reader.num_lost == 0
             reader._losses._deadline = 0.0
             assert (look(reader), reader.num_lost) == ([], 0 if when == 'before' else 3)
-            reader = again(json.dumps({'marks': reader.marks, 'heads': reader.heads}), grace_s=0.0)
+            reader = again(json.dumps({'marks': reader.marks, 'heads': reader.heads()}), grace_s=0.0)
             store.lose_memory()
             living.append(STREAM, {}, chunk(16))
             assert (look(reader), look(reader), reader.num_lost) == ([16], [], 0)

@@ -44,11 +44,14 @@ class Losses(RuleBasedStateMachine):
         self.reader._losses._looked_at = -math.inf if looks else math.inf
         self.seen += [(entry.writer, entry.sequence) for entry in self.reader.read(count)]
 
-    @rule(acks=st.booleans())
-    def commit(self, acks):
-        known = {'marks': self.reader.marks, **({'heads': self.reader.heads} if self.keeps_heads else {})}
-        self.committed = json.dumps(known), len(self.seen)
-        if acks:
+    @rule(acks=st.booleans(), num_held=st.integers(0, 3))
+    def commit(self, acks, num_held=0):
+        """All that was read, or what was taken of it by who reads ahead."""
+        count = max(len(self.seen) - num_held, self.committed[1])
+        marks = dict(self.seen[:count])
+        known = {'marks': marks, **({'heads': self.reader.heads(marks)} if self.keeps_heads else {})}
+        self.committed = json.dumps(known), count
+        if acks and count == len(self.seen):
             self.reader.ack()
 
     @rule()

@@ -36,14 +36,15 @@ class Losses:
         self._written_off: Dict[str, int] = {}  # writer -> up to which sequence it was counted as lost
         self._excused = 0  # Entries counted by their numbers, whose sequences are still to be missed.
 
-    def heads(self, marks: Mapping[str, int]) -> Dict[str, Any]:
+    def heads(self, marks: Mapping[str, int], committed: Mapping[str, int]) -> Dict[str, Any]:
         """
         Overview:
-            For the next life, in case that the server has forgotten it all by then: JSON. What was read is in it, too,
-            since its rows may be committed later.
+            For the next life, in case that the server has forgotten it all by then: JSON. Of what is above the marks
+            ``committed`` with it, which may be less than was read.
         """
         heads = {one: head for one, head in self._heads.items() if head > self._caught_up.get(one, 0)}
-        heads.update({one: seen for one, seen in marks.items() if seen >= heads.get(one, 0)})
+        heads.update({one: seen for one, seen in marks.items() if seen > heads.get(one, 0)})
+        heads = {one: head for one, head in heads.items() if head > committed.get(one, 0)}
         return {'epoch': self._epoch, 'heads': heads, 'awaited': dict(self._awaited)}
 
     def is_time_to_look(self) -> bool:

@@ -30,8 +30,8 @@ class Reader:
         - durable (:obj:`bool`): Whether retention waits for this reader's acks, also when it is away, until ``forget``.
         - start (:obj:`str`): Where a reader that is new to the stream starts: 'oldest' or 'now'.
         - marks (:obj:`Optional[Mapping]`): writer -> highest sequence seen, of a former life of this reader.
-        - heads (:obj:`Optional[Mapping]`): ``heads`` of a former life of this reader, committed with its marks. Without
-          them it knows nothing of what that had heard of, and does not count it where the server lost it meanwhile.
+        - heads (:obj:`Optional[Mapping]`): ``heads()`` of that life, committed with the marks. Without them it knows
+          nothing of what that had heard of, and does not count it where the server lost it meanwhile.
         - on_corrupt (:obj:`str`): 'stop': ``read`` raises CorruptPayload at such an entry, again and again; 'skip': it
           is counted, logged and left out.
         - loss_grace_s (:obj:`float`): After the server lost its memory, how long writers are waited for to announce
@@ -87,11 +87,17 @@ class Reader:
         with self._lock:
             return dict(self._marks)
 
-    @property
-    def heads(self) -> Dict[str, Any]:
-        """How far the writers are, as far as this reader has heard of it, for the next life's reader; JSON."""
+    def heads(self, marks: Optional[Mapping[str, int]] = None) -> Dict[str, Any]:
+        """
+        Overview:
+            How far the writers are, as far as this reader has heard of it, for the next life's reader.
+        Arguments:
+            - marks (:obj:`Optional[Mapping]`): Those that are committed with it, by default all of this reader.
+        Returns:
+            - heads (:obj:`Dict[str, Any]`): JSON.
+        """
         with self._lock:
-            return self._losses.heads(self._marks)
+            return self._losses.heads(self._marks, self._marks if marks is None else marks)
 
     @property
     def num_lost(self) -> int:
