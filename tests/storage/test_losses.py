@@ -60,10 +60,10 @@ class Losses(RuleBasedStateMachine):
         del self.seen[count:]
         self.reader = Reader(self.store, STREAM, 'learner', loss_grace_s=math.inf, **json.loads(known))
 
-    @rule(killed=st.sets(picks, max_size=2), acks=st.booleans())
-    def forget_everything(self, killed, acks):
+    @rule(killed=st.sets(picks, max_size=2), acks=st.booleans(), num_held=st.integers(0, 3))
+    def forget_everything(self, killed, acks, num_held):
         self.read(1, looks=True)
-        self.commit(acks)
+        self.commit(acks, num_held)
         for number in sorted(killed, reverse=True):
             if number < len(self.writers):
                 self.writers.pop(number)._writer._lanes.clear()
@@ -91,7 +91,7 @@ class Losses(RuleBasedStateMachine):
 
 
 def test_exactly_what_never_came_is_counted():
-    run_state_machine_as_test(Losses, settings=settings(max_examples=300, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(Losses, settings=settings(max_examples=400, stateful_step_count=30, deadline=None))
 
 
 def test_the_model_notices_a_reader_that_does_not_keep_its_heads(monkeypatch):

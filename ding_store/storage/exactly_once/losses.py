@@ -82,7 +82,9 @@ class Losses:
             return
         self._excused = 0
         if self._num_unread > 0:
-            self._awaited.update(self._unseen(marks))
+            # Who was waited for already may have brought only a part of it before that was lost again.
+            unseen = self._unseen(marks)
+            self._awaited.update({one: max(head, self._awaited.get(one, 0)) for one, head in unseen.items()})
             self._deadline = time.monotonic() + self._grace_s
         self._epoch, self._num_unread, self._heads = epoch, 0, {}
 
