@@ -21,14 +21,17 @@ picks = st.integers(0, 5)
 
 
 class Losses(RuleBasedStateMachine):
-    keeps_heads = True
-
     @initialize()
     def begin(self):
         self.store = MemoryStore()
         self.writers, self.appended = [], {}  # those that live; writer -> how many entries it appended
         self.seen, self.committed = [], ('{}', 0)
-        self.kill_the_reader()
+        self.start_reader()
+
+    def start_reader(self):
+        known, count = self.committed
+        del self.seen[count:]
+        self.reader = Reader(self.store, STREAM, 'learner', loss_grace_s=math.inf, **json.loads(known))
 
     @rule(writer=picks, count=st.integers(1, 4))
     def append(self, writer, count):
@@ -49,16 +52,9 @@ class Losses(RuleBasedStateMachine):
         """All that was read, or what was taken of it by who reads ahead."""
         count = max(len(self.seen) - num_held, self.committed[1])
         marks = dict(self.seen[:count])
-        known = {'marks': marks, **({'heads': self.reader.heads(marks)} if self.keeps_heads else {})}
-        self.committed = json.dumps(known), count
+        self.committed = json.dumps({'marks': marks, 'heads': self.reader.heads(marks)}), count
         if acks and count == len(self.seen):
             self.reader.ack()
-
-    @rule()
-    def kill_the_reader(self):
-        known, count = self.committed
-        del self.seen[count:]
-        self.reader = Reader(self.store, STREAM, 'learner', loss_grace_s=math.inf, **json.loads(known))
 
     @rule(killed=st.sets(picks, max_size=2), acks=st.booleans(), num_held=st.integers(0, 3))
     def forget_everything(self, killed, acks, num_held):
@@ -90,13 +86,39 @@ class Losses(RuleBasedStateMachine):
         self.store.close()
 
 
-def test_exactly_what_never_came_is_counted():
-    run_state_machine_as_test(Losses, settings=settings(max_examples=400, stateful_step_count=30, deadline=None))
+class Lives(Losses):
+    """The reader is killed, too, and goes on from what was committed."""
+
+    keeps_heads = True
+
+    @rule()
+    def kill_the_reader(self):
+        self.start_reader()
+
+    def start_reader(self):
+        if not self.keeps_heads:
+            known, count = self.committed
+            self.committed = json.dumps({**json.loads(known), 'heads': {}}), count
+        super().start_reader()
+
+
+class Late(Losses):
+    """The grace ends at any moment: who is late was counted, and is counted back."""
+
+    @rule()
+    def end_the_grace(self):
+        self.reader._losses._deadline = -math.inf
+        self.read(64, looks=True)
+
+
+@pytest.mark.parametrize('kind', [Lives, Late])
+def test_exactly_what_never_came_is_counted(kind):
+    run_state_machine_as_test(kind, settings=settings(max_examples=300, stateful_step_count=30, deadline=None))
 
 
 def test_the_model_notices_a_reader_that_does_not_keep_its_heads(monkeypatch):
-    monkeypatch.setattr(Losses, 'keeps_heads', False)
+    monkeypatch.setattr(Lives, 'keeps_heads', False)
     with pytest.raises(AssertionError):
         run_state_machine_as_test(
-            Losses, settings=settings(max_examples=500, deadline=None, database=None, phases=[Phase.generate])
+            Lives, settings=settings(max_examples=500, deadline=None, database=None, phases=[Phase.generate])
         )

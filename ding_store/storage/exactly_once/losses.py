@@ -110,8 +110,9 @@ class Losses:
         self._awaited = {writer: upto for writer, upto in self._awaited.items() if marks.get(writer, 0) < upto}
         if time.monotonic() >= self._deadline:
             for writer, upto in self._awaited.items():
-                self.count += upto - max(marks.get(writer, 0), self._caught_up.get(writer, 0))
-                self._written_off[writer] = upto
+                known = (marks.get(writer, 0), self._caught_up.get(writer, 0), self._written_off.get(writer, 0))
+                self.count += max(0, upto - max(known))
+                self._written_off[writer] = max(upto, known[-1])
             self._awaited = {}
 
     def _unseen(self, marks: Mapping[str, int]) -> Dict[str, int]:
