@@ -26,26 +26,30 @@ class Losses:
         self._grace_s = grace_s
         self._looked_at = -LOOK_EVERY_S
         self._epoch: str = heads.get('epoch', '')
-        # writer -> its last sequence in the stream, when we looked
+        # writer -> its last sequence in the stream, when we looked; and the number of that entry
         self._heads: Dict[str, int] = dict(heads.get('heads', {}))
-        self._caught_up: Dict[str, int] = {}  # the same, when we had read all
-        self._num_unread = len(self._heads)  # entries, when we looked; here whether there were any
+        self._numbers: Dict[str, int] = {}
+        self._passed: Dict[str, int] = {}  # writer -> up to which sequence we have passed it, whatever we read of it
         # writer -> the sequence that it must reach
         self._awaited: Dict[str, int] = dict(heads.get('awaited', {}))
         self._deadline = time.monotonic() + grace_s
         self._written_off: Dict[str, int] = {}  # writer -> up to which sequence it was counted as lost
         self._excused = 0  # Entries counted by their numbers, whose sequences are still to be missed.
 
-    def heads(self, marks: Mapping[str, int], committed: Mapping[str, int]) -> Dict[str, Any]:
+    def heads(self, cursor: EntryId, marks: Mapping[str, int], committed: Mapping[str, int]) -> Dict[str, Any]:
         """
         Overview:
             For the next life, in case that the server has forgotten it all by then: JSON. Of what is above the marks
             ``committed`` with it, which may be less than was read.
         """
-        heads = {one: head for one, head in self._heads.items() if head > self._caught_up.get(one, 0)}
-        heads.update({one: seen for one, seen in marks.items() if seen > heads.get(one, 0)})
-        heads = {one: head for one, head in heads.items() if head > committed.get(one, 0)}
-        return {'epoch': self._epoch, 'heads': heads, 'awaited': dict(self._awaited)}
+        self._pass(cursor)
+        heads = {one: head for one, head in self._heads.items() if head > self._passed.get(one, 0)}
+        # What was read and is not committed, perhaps of an epoch before this one, must come once more.
+        awaited = _highest(self._awaited, marks)
+        heads, awaited = (
+            {one: upto for one, upto in each.items() if upto > committed.get(one, 0)} for each in (heads, awaited)
+        )
+        return {'epoch': self._epoch, 'heads': heads, 'awaited': awaited}
 
     def is_time_to_look(self) -> bool:
         return time.monotonic() - self._looked_at >= LOOK_EVERY_S
@@ -53,7 +57,7 @@ class Losses:
     def look(self, stream: Optional[StreamInfo], cursor: EntryId, marks: Mapping[str, int]) -> None:
         self._looked_at = time.monotonic()
         # Perhaps nobody is left who would tell by appending to it.
-        self.begin_epoch(stream.epoch if stream else '', marks)
+        self.begin_epoch(stream.epoch if stream else '', cursor, marks)
         if stream is not None:
             seen = cursor.number if cursor.epoch == stream.epoch else 0
             # Who has announced again, and has something yet to be read, need not be waited for.
@@ -63,9 +67,8 @@ class Losses:
                 for one, upto in self._awaited.items()
                 if stream.writers.get(one, 0) < upto or stream.numbers.get(one, 0) <= at
             }
-            self._heads, self._num_unread = dict(stream.writers), stream.last - max(stream.floor, seen)
-            if self._num_unread <= 0:
-                self._caught_up = self._heads
+            self._pass(cursor)
+            self._heads, self._numbers = dict(stream.writers), dict(stream.numbers)
 
     def drop(self, num_entries: int) -> None:
         """Holes in the numbers."""
@@ -76,17 +79,18 @@ class Losses:
         """One sequence will be missing that is no loss."""
         self._excused += 1
 
-    def begin_epoch(self, epoch: str, marks: Mapping[str, int]) -> None:
+    def begin_epoch(self, epoch: str, cursor: EntryId, marks: Mapping[str, int]) -> None:
         """If it is another than that known: what its writers must still bring is what the last one had unread."""
         if epoch == self._epoch:
             return
         self._excused = 0
-        if self._num_unread > 0:
+        self._pass(cursor)
+        unseen = {one: head for one, head in self._heads.items() if head > self._known(one, marks)}
+        if unseen:
             # Who was waited for already may have brought only a part of it before that was lost again.
-            unseen = self._unseen(marks)
-            self._awaited.update({one: max(head, self._awaited.get(one, 0)) for one, head in unseen.items()})
+            self._awaited = _highest(self._awaited, unseen)
             self._deadline = time.monotonic() + self._grace_s
-        self._epoch, self._num_unread, self._heads = epoch, 0, {}
+        self._epoch, self._heads, self._numbers = epoch, {}, {}
 
     def miss(self, writer: str, seen: Optional[int], sequence: int) -> None:
         """This entry came behind ``seen`` of its writer; None: it is the first that we see of it."""
@@ -110,11 +114,23 @@ class Losses:
         self._awaited = {writer: upto for writer, upto in self._awaited.items() if marks.get(writer, 0) < upto}
         if time.monotonic() >= self._deadline:
             for writer, upto in self._awaited.items():
-                known = (marks.get(writer, 0), self._caught_up.get(writer, 0), self._written_off.get(writer, 0))
-                self.count += max(0, upto - max(known))
-                self._written_off[writer] = max(upto, known[-1])
+                counted = self._written_off.get(writer, 0)
+                self.count += max(0, upto - max(self._known(writer, marks), counted))
+                self._written_off[writer] = max(upto, counted)
             self._awaited = {}
 
-    def _unseen(self, marks: Mapping[str, int]) -> Dict[str, int]:
-        seen = {writer: max(marks.get(writer, 0), self._caught_up.get(writer, 0)) for writer in self._heads}
-        return {writer: head for writer, head in self._heads.items() if head > seen[writer]}
+    def _known(self, writer: str, marks: Mapping[str, int]) -> int:
+        """The sequence up to which nothing of it is missing, or is counted already."""
+        return max(marks.get(writer, 0), self._passed.get(writer, 0))
+
+    def _pass(self, cursor: EntryId) -> None:
+        """What lies below the cursor and was not read was counted by its number."""
+        if cursor.epoch == self._epoch:
+            below = {one: self._heads[one] for one, number in self._numbers.items() if number <= cursor.number}
+            self._passed.update(below)
+            for one in below:
+                del self._numbers[one]
+
+
+def _highest(known: Mapping[str, int], others: Mapping[str, int]) -> Dict[str, int]:
+    return {one: max(known.get(one, 0), others.get(one, 0)) for one in {**known, **others}}

@@ -97,7 +97,7 @@ class Reader:
             - heads (:obj:`Dict[str, Any]`): JSON.
         """
         with self._lock:
-            return self._losses.heads(self._marks, self._marks if marks is None else marks)
+            return self._losses.heads(self._cursor, self._marks, self._marks if marks is None else marks)
 
     @property
     def num_lost(self) -> int:
@@ -268,7 +268,7 @@ class Reader:
         if first.epoch == self._cursor.epoch:
             self._losses.drop(max(0, first.number - max(self._cursor.number, self._acked) - 1))
         else:
-            self._losses.begin_epoch(first.epoch, self._marks)
+            self._losses.begin_epoch(first.epoch, self._cursor, self._marks)
 
     def _know(self, epoch: str) -> None:
         """Entries of this epoch are next. Without the lock, since the server may be waited for."""
