@@ -526,7 +526,8 @@ def test_what_somebody_else_says_of_room_and_planes_is_not_believed(opened, redi
         def write(part):
             key = writer.store._keys.of('s', part)
             client.delete(key)
-            fields = {'e': outbox.epoch, 'f': 'x', 'h': 'x'} if what == 'entry like ours' else {'r': ''}
+            like_ours = {'room': {'e': outbox.epoch, 'f': outbox.sequence}, 'planes': {'h': 'x'}}
+            fields = like_ours[part] if what == 'entry like ours' else {'r': ''}
             return client.set(key, 'x') if what == 'string' else client.xadd(key, fields)
 
         def is_put_right(part):

@@ -6,6 +6,7 @@ from typing import AbstractSet, Any, Callable, Dict, List, Mapping, Optional, Tu
 
 import redis
 
+from ding_store.storage.base import NUMBER_BITS
 from ding_store.storage.exactly_once.outbox import Room
 from ding_store.storage.redis.scripts import Argument
 from ding_store.storage.redis.session import Session
@@ -39,7 +40,7 @@ class RedisNews:
     def wait_for_room(self, stream: str, counter: int, block_ms: int) -> Optional[Room]:
         """What is said when the counter of what made room grows; None when it did not."""
         for number, fields in self._news('room', {stream: counter}, block_ms):
-            return Room(number, fields[b'e'].decode(), int(fields[b'f']))
+            return Room(number, fields[b'e'].decode(errors='replace'), int(fields[b'f']))
         return None
 
     def wait_for_planes(self, known: Mapping[str, int], block_ms: int) -> None:
@@ -74,7 +75,7 @@ def _entries(reply: Any) -> List[Any]:
 
 def _told(raw: Any, names: AbstractSet[bytes]) -> Told:
     redis_id, pairs = raw
-    fields = dict(zip(pairs[::2], pairs[1::2]))
-    if fields.keys() != names or not fields.get(b'f', b'0').isdigit():
+    number, fields = int(redis_id.partition(b'-')[0]), dict(zip(pairs[::2], pairs[1::2]))
+    if number >> NUMBER_BITS or fields.keys() != names or not fields.get(b'f', b'0').isdigit():
         raise ValueError(f'{redis_id} is none of ours')
-    return int(redis_id.partition(b'-')[0]), fields
+    return number, fields
