@@ -276,10 +276,10 @@ def _config(options: argparse.Namespace, shared: bool = True) -> StoreConfig:
 
 def _absolute(url: str) -> str:
     """An embedded store's directory, whatever directory the command changes to."""
-    scheme, separator, path = url.partition('://')
-    if scheme == 'embedded':
-        return f'embedded://{os.path.abspath(path or ".ding_store")}'
-    return url
+    from ding_store.storage.urls import embedded_url, root_of
+
+    root = root_of(url)
+    return url if root is None else embedded_url(root)
 
 
 def _run(options: argparse.Namespace, command: List[str]) -> int:
@@ -344,11 +344,12 @@ def _status(options: argparse.Namespace, command: List[str]) -> int:
 
 def _forget(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.storage import open_store
+    from ding_store.storage.urls import directory_of
 
     config = _config(options)
-    scheme, _, root = config.url.partition('://')
-    if scheme == 'embedded' and not os.path.isdir(os.path.join(root, str(config.run))):
-        raise ConfigError(f'there is no run {config.run!r} in {root}')
+    directory = directory_of(config.url, str(config.run))
+    if directory is not None and not os.path.isdir(directory):
+        raise ConfigError(f'there is no run {config.run!r} in {os.path.dirname(directory)}')
     with open_store(config.url, str(config.run)) as store:
         if store.forget(options.stream, options.reader):
             sys.stdout.write(f'forgot reader {options.reader!r} of {options.stream!r}\n')

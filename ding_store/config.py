@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import difflib
 import functools
+import hashlib
 import math
 import numbers
 import os
 import re
+import unicodedata
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union, get_args, get_origin, get_type_hints
 
@@ -145,6 +147,7 @@ class StoreConfig:
         - enable (:obj:`bool`): Off, or no block at all, means stock DI-engine, and nothing of redis is imported.
         - url (:obj:`str`): Where the run's data is: ``embedded://[dir]``, ``redis://host:port/db``, ...
         - run (:obj:`Optional[str]`): Name of the run; every key and file is under it. Default: the config's exp_name.
+            What keys and files cannot hold is replaced: see ``run_name``.
         - train_ratio (:obj:`str`): 'keep': the learner runs one iteration of its loop per collected chunk, so that
             train iterations per env step are the pipeline's own. 'free': it takes all there is at every iteration.
         - max_lead (:obj:`int`): With train_ratio 'keep': how many chunks the collectors, together, may be ahead of the
@@ -256,7 +259,8 @@ class StoreConfig:
             if 'password' in str(name).lower():
                 raise ConfigError(f'store.store_options has {name!r}, and configs are saved: put it into {ENV_URL}')
         settings['url'] = os.environ.get(ENV_URL) or settings.get('url', DEFAULT_URL)
-        settings['run'] = os.environ.get(ENV_RUN) or settings.get('run') or default_run
+        run = os.environ.get(ENV_RUN) or settings.get('run') or default_run
+        settings['run'] = run_name(run) if isinstance(run, str) else run
         settings['checkpoint'] = CheckpointConfig.from_block(settings.get('checkpoint'), settings['run'])
         return cls(**settings)
 
@@ -269,6 +273,25 @@ class StoreConfig:
             reconnect_timeout_s=self.reconnect_timeout_s,
             **self.store_options,
         )
+
+
+#: Names that keys and files take as they stand.
+_RUN_NAME = re.compile(r'(?!\.+$)[A-Za-z0-9_.-]{1,200}')
+
+
+def run_name(exp_name: str) -> str:
+    """
+    Overview:
+        The name of a run, made of the name of an experiment, which may be a path, long, or in any script.
+
+        A name of ASCII letters, digits, ``_``, ``.`` and ``-`` stays as it is. Every other name loses what it has
+        beyond these, and ends with a hash of the whole, so that two experiments never share a run.
+    """
+    if _RUN_NAME.fullmatch(exp_name):
+        return exp_name
+    letters = unicodedata.normalize('NFKD', exp_name).encode('ascii', 'ignore').decode()
+    readable = re.sub(r'[^A-Za-z0-9_.-]+', '_', letters).strip('_.-')[:100] or 'run'
+    return f'{readable}-{hashlib.sha256(exp_name.encode("utf-8", "surrogatepass")).hexdigest()[:8]}'
 
 
 def _told_settings() -> Dict[str, Any]:
@@ -368,9 +391,11 @@ def _holds_password(url: str) -> bool:
 def _knows_its_users(url: str) -> bool:
     """Whether who reaches the server had to prove something: a password, a certificate, or that he is on this host."""
     scheme, _, rest = url.partition('://')
-    if scheme.lower() not in ('redis', 'rediss'):
+    scheme = scheme.lower()
+    if scheme in ('memory', 'embedded', 'unix'):
         return True
-    has_certificate = scheme.lower() == 'rediss' and re.search(r'[?&]ssl_certfile=[^&]', rest)
+    # Every other scheme reaches over a network, one that is not known yet included.
+    has_certificate = scheme.startswith('rediss') and re.search(r'[?&]ssl_certfile=[^&]', rest)
     return bool(has_certificate or re.search(r'^[^/?#]*:[^/?#@]+@|[?&]password=[^&]', rest))
 
 

@@ -6,6 +6,7 @@ import pytest
 from ding_store import enable
 from ding_store.config import ENV_CHECKPOINT, ENV_RUN, ENV_URL, StoreConfig
 from ding_store.errors import ConfigError
+from ding_store.storage import open_store
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +84,37 @@ def test_numbers_of_numpy_and_paths_are_taken(tmp_path):
 def test_block_that_is_no_dict():
     with pytest.raises(ConfigError, match='must be a dict'):
         StoreConfig.from_block(True)
+
+
+@pytest.mark.parametrize('name', ['pong_seed0', 'Pong-v5.1', 'a' * 200])
+def test_run_name_that_keys_take_stays(name):
+    assert StoreConfig.from_block({}, default_run=name).run == name
+
+
+@pytest.mark.parametrize(
+    ('name', 'readable'),
+    [
+        ('实验_pong_seed0', 'pong_seed0'),
+        ('expérience', 'experience'),
+        ('data/pong seed0', 'data_pong_seed0'),
+        ('run:{1}', 'run_1'),
+        ('实验', 'run'),
+        ('..', 'run'),
+        ('\udcff', 'run'),
+        ('x' * 300, 'x' * 100),
+    ],
+)
+def test_run_name_is_made_of_any_experiments_name(name, readable):
+    made = StoreConfig.from_block({}, default_run=name).run
+    assert made.startswith(f'{readable}-')
+    assert made == StoreConfig.from_block({'run': name}).run == StoreConfig.from_block({'run': made}).run
+    with open_store('memory://', run=made):  # which checks names as all stores do
+        pass
+
+
+def test_run_names_of_two_experiments_differ():
+    names = ['a/b', 'a_b', 'a b', 'a:b', 'ä_b', '实验', '实验2', 'x' * 201, 'x' * 202]
+    assert len({StoreConfig.from_block({'run': name}).run for name in names}) == len(names)
 
 
 def test_environment_wins(monkeypatch):

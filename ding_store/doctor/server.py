@@ -8,7 +8,7 @@ import time
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
-from ding_store.config import ENV_RUN
+from ding_store.config import ENV_RUN, run_name
 from ding_store.doctor.finding import FAIL, OK, WARN, Finding
 from ding_store.doctor.packages import release
 from ding_store.errors import StoreDenied, StoreError, StoreUnavailable, StoreUnsuitable
@@ -59,7 +59,7 @@ def opened(url: str) -> Iterator[Any]:
     from ding_store import storage
 
     is_others = not url.startswith('embedded:')
-    with storage.open_store(url, run=is_others and os.environ.get(ENV_RUN) or 'doctor') as store:
+    with storage.open_store(url, run=run_name(is_others and os.environ.get(ENV_RUN) or 'doctor')) as store:
         yield store
         scheme, _, directory = store.info().address.partition('://')
     if scheme == 'embedded':

@@ -17,6 +17,7 @@ from ding_store.middleware.members import Member, Members
 from ding_store.middleware.session import Session
 from ding_store.storage.base import Store
 from ding_store.storage.embedded.server import running
+from ding_store.storage.urls import directory_of, root_of
 
 RATE_S = 1.0
 
@@ -38,8 +39,8 @@ def show_status(config: StoreConfig, as_json: bool, every_s: Optional[float]) ->
 
 def has_ended(config: StoreConfig) -> bool:
     """Whether only those who look at it keep the run's embedded server: it must not wait for them."""
-    scheme, _, root = config.url.partition('://')
-    server = running(os.path.join(root, config.run or 'default')) if scheme == 'embedded' else None
+    directory = directory_of(config.url, config.run or 'default')
+    server = None if directory is None else running(directory)
     return server is not None and server.is_finished
 
 
@@ -50,8 +51,8 @@ def check_running(config: StoreConfig) -> None:
     Raises:
         - ConfigError: No server runs for this run; names those that do.
     """
-    scheme, _, root = config.url.partition('://')
-    if scheme != 'embedded':
+    root = root_of(config.url)
+    if root is None:
         return
     if running(os.path.join(root, config.run or 'default')) is None:
         names = sorted(os.listdir(root)) if os.path.isdir(root) else []

@@ -111,12 +111,7 @@ def pipeline(cfg: Mapping[str, Any], store: Optional[Mapping[str, Any]] = None) 
     """
     block = store if store is not None else cfg.get('store')
     exp_name = str(cfg.get('exp_name', 'default'))
-    config = StoreConfig.from_block(block, default_run=run_name(exp_name))
+    config = StoreConfig.from_block(block, default_run=exp_name or 'default')
     if config.enable and config.checkpoint is not None:
         config.checkpoint.check_apart(os.path.join(exp_name, 'ckpt'))  # of a CkptSaver beside our Checkpointer
     return Pipeline(config)
-
-
-def run_name(exp_name: str) -> str:
-    """A run's name from an experiment's, which may be a path."""
-    return ''.join(c if c.isalnum() or c in '_.-' else '_' for c in str(exp_name)) or 'default'

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 from typing import TYPE_CHECKING, Any, Dict
 
 from ding_store.errors import ConfigError
@@ -50,6 +51,7 @@ BACKENDS: Dict[str, str] = {
     'rediss': 'ding_store.storage.redis.store:RedisStore',
     'unix': 'ding_store.storage.redis.store:RedisStore',
 }
+_HOST_AND_PORT = re.compile(r'[A-Za-z0-9.-]+(:\d{1,5})?(/\d+)?')
 _PLANNED = ('redis+sentinel', 'redis+cluster')
 
 
@@ -100,9 +102,15 @@ def _on_this_host(backend: Any, url: str, run: str, options: Dict[str, Any]) -> 
 def _unknown_scheme(url: str, scheme: str) -> str:
     if scheme in _PLANNED:
         return f'{scheme}:// is not yet supported; use redis:// with the address of the primary'
+    # Only a bare address is quoted: any other text may hold a password.
+    if _HOST_AND_PORT.fullmatch(url):
+        return f'the store URL {url!r} names no scheme: write redis://{url}'
+    if url.startswith('/'):
+        return (
+            f'the store URL {url!r} names no scheme: write unix://{url} for a socket, embedded://{url} for a directory'
+        )
     near = difflib.get_close_matches(scheme, BACKENDS, 1)
     hint = f'; did you mean {near[0]}://?' if near else ''
-    # The URL may hold a password: only its scheme is quoted.
     return f'no store for the scheme {scheme!r} of the given URL; known are {", ".join(BACKENDS)}{hint}'
 
 
@@ -113,4 +121,4 @@ def _import(module: str, url: str) -> Any:
         if e.name and e.name.split('.')[0] == 'ding_store':
             raise
         scheme = _scheme_of(url)
-        raise ConfigError(f'{scheme}:// needs the package {e.name!r}: pip install "redis>=4.5" "hiredis>=2.3"') from e
+        raise ConfigError(f'{scheme}:// needs the package {e.name!r}: pip install "redis>=4.5" "hiredis>=3.2"') from e

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from typing import Optional
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from ding_store.errors import ConfigError
 from ding_store.storage.options import ALL_OPTIONS
@@ -23,6 +23,8 @@ def address_of(url: str) -> str:
     if not separator:
         return f'{scheme_of(url)}://...'
     before, *behind = re.split('[?#]', rest)
+    if scheme.lower() == 'embedded':
+        return url
     if scheme == 'unix' and rest.startswith('/'):
         return f'{scheme}://{before}'
     if '@' in ''.join(behind):
@@ -36,7 +38,12 @@ def check_url(url: str) -> None:
         - ConfigError: It cannot be taken apart, or holds our options: those are keyword arguments, which redis-py would
           not know, and other processes not see.
     """
-    rest = url.partition('://')[2]
+    scheme, separator, rest = url.partition('://')
+    if not separator:
+        raise ConfigError(f'the URL that begins with "{scheme_of(url)}:" has no "//": write {scheme_of(url)}://...')
+    if scheme.lower() == 'embedded':
+        _refuse_options(rest.partition('?')[2], url)
+        return
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -47,15 +54,36 @@ def check_url(url: str) -> None:
             f'the URL of {address_of(url)} cannot be taken apart: percent-encode what is special in user and password, '
             'for example "/" as %2F, "#" as %23, "?" as %3F, "[" as %5B'
         )
-    ours = sorted(set(parse_qs(parts.query)) & set(ALL_OPTIONS))
+    if parts.fragment or url.endswith('#'):
+        raise ConfigError(f'the URL of {address_of(url)} has a "#": in a path or a password write it as %23')
+    _refuse_options(parts.query, url)
+
+
+def _refuse_options(query: str, url: str) -> None:
+    ours = sorted(set(parse_qs(query)) & set(ALL_OPTIONS))
     if ours:
         raise ConfigError(f'pass {", ".join(ours)} as keyword arguments, not in the URL of {address_of(url)}')
 
 
-def directory_of(url: str, run: str) -> Optional[str]:
-    """Of an embedded server: absolute, so that a process elsewhere, or unpickled, finds the same."""
+def root_of(url: str) -> Optional[str]:
+    """
+    Overview:
+        Absolute path of the directory that an ``embedded://`` URL names; None for every other URL.
+
+        What follows ``embedded://`` is a path as the file system has it, not a URL's: ``#``, ``?`` and ``%`` stand for
+        themselves. A first ``~`` is the user's home.
+    """
     if scheme_of(url) != 'embedded':
         return None
-    parts = urlsplit(url)
-    base = unquote(parts.netloc + parts.path) or '.ding_store'
-    return os.path.join(os.path.abspath(os.path.expanduser(base)), run)
+    return os.path.abspath(os.path.expanduser(url.partition('://')[2] or '.ding_store'))
+
+
+def directory_of(url: str, run: str) -> Optional[str]:
+    """Absolute path of the directory of a run's embedded server; None for servers that others started."""
+    root = root_of(url)
+    return None if root is None else os.path.join(root, run)
+
+
+def embedded_url(root: str) -> str:
+    """The URL of the embedded stores of the runs in a directory; the inverse of ``root_of``."""
+    return f'embedded://{os.path.abspath(root)}'

@@ -210,3 +210,27 @@ def test_head_ends_what_only_prints_and_not_a_run(tmp_path):
     assert ended('run', '--json', figures, *ROLES[1:], '--', 'python', script) == 1
     assert 'failed with exit code 1' in figures.read_text()
     assert ended('gc', '--dry-run') == 128 + signal.SIGPIPE
+
+
+COUNT = (
+    'from ding_store.config import StoreConfig\n'
+    'from ding_store.storage import open_store\n'
+    'config = StoreConfig.from_block({})\n'
+    'with open_store(config.url, config.run, grace_s=0.0) as store:\n'
+    "    store.append('s', {}, {})\n"
+    "    print(config.run, 'holds', store.info().streams['s'].last)\n"
+)
+
+
+def test_run_in_odd_directories_shares_no_store(tmp_path):
+    for name in ('exp', 'exp#1', 'exp#2', 'exp?', 'exp%31'):
+        (tmp_path / name).mkdir()
+        assert 'pong holds 1\n' in said(
+            tmp_path / name, 'run', '--run', 'pong', '--', sys.executable, '-c', COUNT, code=0
+        )
+
+
+def test_run_takes_the_name_of_any_experiment(tmp_path):
+    first = said(tmp_path, 'run', '--run', '实验/pong', '--', sys.executable, '-c', COUNT, code=0)
+    assert first.startswith('pong-')
+    assert first.endswith(' holds 1\n')

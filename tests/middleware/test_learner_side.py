@@ -235,6 +235,10 @@ def test_what_cannot_be_unpickled_here_is_skipped(store, monkeypatch):
         ('rediss://user:pw@host', True),
         ('rediss://host?ssl_keyfile=k.pem&ssl_certfile=c.pem', True),
         ('redis://host?ssl_certfile=c.pem', False),
+        ('REDIS://host', False),
+        ('redis+sentinel://host:26379/primary', False),
+        ('rediss+cluster://host?ssl_certfile=c.pem', True),
+        ('tcp://host', False),
     ],
 )
 def test_servers_that_know_nobody_get_no_pickles(monkeypatch, url, is_good):

@@ -3,8 +3,10 @@
 import multiprocessing
 import os
 import pickle
+import re
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -51,7 +53,7 @@ def test_all_is_complete():
         ('redis+sentinel://h', 'not yet supported'),
         ('redis+cluster://h', 'not yet supported'),
         ('reds://user:secret@h', r'did you mean redis(s)?://'),
-        ('localhost:6379', 'known are'),
+        ('localhost:6379', 'redis://localhost:6379'),
         ('', 'known are'),
         ('redis://h?overflow=error', 'keyword'),
         ('redis://h:port', 'malformed'),
@@ -346,6 +348,54 @@ def test_an_embedded_store_starts_its_server(tmp_path, monkeypatch, redis_binary
             assert [number_of(entry) for entry in twin.read('s')] == [1]
         assert store.address == f'embedded://{tmp_path}/.ding_store/pong'
     stop_server(tmp_path / '.ding_store' / 'pong')
+
+
+#: Names that a file system takes, and that mean something else in a URL.
+ODD_NAMES = ['exp#1', 'exp?db=2', '100%25', 'a b', 'a@b:c', """it's "so\"""", '[x]', '实验-é']
+
+
+@pytest.mark.parametrize('name', ODD_NAMES)
+def test_embedded_url_takes_any_directory_as_it_stands(tmp_path, name, redis_binary):
+    from ding_store.storage.embedded.server import stop_server
+
+    root = tmp_path / name
+    with open_store(f'embedded://{root}', run='pong') as store:
+        store.append('s', {}, chunk(1))
+        assert store.address == f'embedded://{root}/pong'
+        assert (root / 'pong' / 'lock').exists()
+        with copied(store) as twin:
+            assert [number_of(entry) for entry in twin.read('s')] == [1]
+    assert os.listdir(tmp_path) == [name]
+    stop_server(root / 'pong')
+
+
+def test_embedded_server_with_an_odd_tmpdir_is_reached(tmp_path, monkeypatch, redis_binary):
+    from ding_store.storage.embedded.server import stop_server
+
+    with tempfile.TemporaryDirectory(prefix='a#b%25?') as directory:
+        monkeypatch.setenv('TMPDIR', directory)
+        with open_store(f'embedded://{tmp_path}', run='pong') as store:
+            assert store.put('v', {}, {}) == 1
+            assert os.listdir(directory) == [f'ding-store-{os.geteuid()}']
+        stop_server(tmp_path / 'pong')
+
+
+@pytest.mark.parametrize(
+    ('url', 'fix'),
+    [
+        ('localhost:6379', 'redis://localhost:6379'),
+        ('10.0.0.5:6379/1', 'redis://10.0.0.5:6379/1'),
+        ('localhost', 'redis://localhost'),
+        ('/run/redis.sock', 'unix:///run/redis.sock'),
+        ('redis:localhost', 'redis://'),
+        ('embedded:dir', 'embedded://'),
+        ('redis://localhost/0#x', '%23'),
+        ('unix:///run/a#1.sock', '%23'),
+    ],
+)
+def test_open_store_names_the_url_that_was_meant(url, fix):
+    with pytest.raises(errors.ConfigError, match=re.escape(fix)):
+        open_store(url)
 
 
 def test_a_faulty_store_fails_when_told():

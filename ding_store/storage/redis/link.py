@@ -9,6 +9,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from typing import Any, Callable, Dict, Iterator, Optional, Set, Tuple, TypeVar
+from urllib.parse import quote
 
 import redis
 
@@ -278,7 +279,7 @@ class Link:
         from ding_store.storage.embedded.server import ensure_server, num_ends  # Not needed for one that others run.
 
         socket = ensure_server(self._directory, self._options.grace_s)
-        return f'unix://{socket}', num_ends(self._directory)
+        return f'unix://{quote(socket)}', num_ends(self._directory)
 
     def _drop(self, session: Optional[Session], error: Exception) -> None:
         self._check_open(error)

@@ -39,7 +39,7 @@ from ding_store.storage.redis.scripts import Command
 from ding_store.storage.redis.session import Session
 from ding_store.storage.redis.unanswered import Unanswered
 from ding_store.storage.redis.values import RedisValues
-from ding_store.storage.urls import check_url, directory_of, scheme_of
+from ding_store.storage.urls import check_url, directory_of, embedded_url, scheme_of
 from ding_store.storage.wire.compression import installed
 from ding_store.storage.wire.encoding import INLINE_BYTES, MAX_BYTES, Pieces, encode_pieces
 from ding_store.storage.wire.parts import Parts
@@ -348,7 +348,7 @@ class RedisStore(PlanedStore):
 
     def __reduce__(self) -> Tuple[Callable[..., RedisStore], Tuple[Any, ...]]:
         # embedded:// is relative to the directory that this process was in.
-        url = self._url if self._directory is None else f'embedded://{os.path.dirname(self._directory)}'
+        url = self._url if self._directory is None else embedded_url(os.path.dirname(self._directory))
         return _reopened, (url, self.run, self._options)
 
     def _enter(self, looks_around: bool = True) -> None:
