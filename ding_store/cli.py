@@ -26,7 +26,7 @@ from ding_store.config import (
 )
 from ding_store.errors import ConfigError, StoreError
 from ding_store.hook import ENV_EXPLAIN, ENV_HOOK
-from ding_store.launch.output import discard, print_to
+from ding_store.launch.output import discard, print_to, printable
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -59,7 +59,7 @@ def _main(argv: Optional[Sequence[str]]) -> int:
         _check_outputs(options)
         return options.call(options, command)
     except (StoreError, KeyboardInterrupt) as error:
-        sys.stderr.write(f'ding-store: {str(error) or "interrupted"}\n')
+        sys.stderr.write(f'ding-store: {printable(str(error)) or "interrupted"}\n')
         return 2 if isinstance(error, ConfigError) else 1
 
 
@@ -360,7 +360,7 @@ def _forget(options: argparse.Namespace, command: List[str]) -> int:
         what, known = f'{options.stream!r} has no reader {options.reader!r}', sorted(stream.readers)
     else:
         what, known = f'run {config.run!r} at {info.address} has no stream {options.stream!r}', sorted(info.streams)
-    sys.stderr.write(f'ding-store: {what}; it has: {", ".join(known) or "none"}\n')
+    sys.stderr.write(printable(f'ding-store: {what}; it has: {", ".join(known) or "none"}\n'))
     return 1
 
 

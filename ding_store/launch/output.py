@@ -19,6 +19,15 @@ def print_to(out: Any, text: str) -> None:
         discard(out)
 
 
+def printable(text: str) -> str:
+    """
+    Overview:
+        The text with every control character but line ends and tabs escaped. What a store holds is shown on terminals,
+        and any process that can write to the store may have put escape codes there.
+    """
+    return ''.join(c if c.isprintable() or c in '\n\t' else c.encode('unicode_escape').decode() for c in text)
+
+
 def discard(out: Any) -> None:
     """Let go of what it still holds and of all that follows: the interpreter flushes it at its end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)

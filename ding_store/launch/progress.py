@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ding_store.errors import StoreError
-from ding_store.launch.output import print_to
+from ding_store.launch.output import print_to, printable
 from ding_store.middleware.members import Member, Members
 from ding_store.storage.base import Store
 
@@ -146,7 +146,7 @@ class Display:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + self._every_s
-            text = f'[{now - self._begin:5.0f} s] {self._line()}'
+            text = printable(f'[{now - self._begin:5.0f} s] {self._line()}')
             print_to(self._out, f'\r{text}\x1b[K' if self._tty else f'{text}\n')
 
     def _line(self) -> str:
@@ -157,6 +157,7 @@ class Display:
             return f'the store does not answer: {error}'
 
     def say(self, text: str) -> None:
+        text = printable(text)
         print_to(self._out, f'\r\x1b[K{text}\n' if self._tty else f'{text}\n')
 
 

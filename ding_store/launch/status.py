@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -11,6 +12,7 @@ from typing import Any, Dict, Optional
 
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError
+from ding_store.launch.output import printable
 from ding_store.launch.progress import Figures
 from ding_store.middleware.ending import FINISH
 from ding_store.middleware.members import Member, Members
@@ -30,11 +32,21 @@ def show_status(config: StoreConfig, as_json: bool, every_s: Optional[float]) ->
             raise ConfigError(f'there is no run {config.run!r} at {info.address} (choose with --run)')
         while True:
             status = read_status(store, RATE_S)
-            sys.stdout.write((json.dumps(status) if as_json else render(status)) + '\n')
+            sys.stdout.write((to_json(status) if as_json else printable(render(status))) + '\n')
             sys.stdout.flush()
             if not every_s or has_ended(config):
                 return 0
             time.sleep(every_s)
+
+
+def to_json(status: Dict[str, Any]) -> str:
+    """JSON as every parser reads it: a number that is not finite, as the return before the first one, is null."""
+    figures = [status['figures'], *(member['figures'] for member in status['members'])]
+    for each in figures:
+        for name, value in each.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                each[name] = None
+    return json.dumps(status, allow_nan=False)
 
 
 def has_ended(config: StoreConfig) -> bool:
@@ -75,7 +87,7 @@ def read_status(store: Store, rate_s: float) -> Dict[str, Any]:
         'run': info.run,
         'store': info.address,
         'server': info.server,
-        'finished': finish.header['reason'] if finish else None,
+        'finished': str(finish.header.get('reason')) if finish else None,
         'figures': asdict(after),
         'rates_per_s': rates,
         'members': [_as_seen(member) for member in members.by_id.values()],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -242,9 +243,66 @@ class Members:
 
 
 def _member_of(header: Mapping[str, Any]) -> Optional[Member]:
-    try:
-        member = Member(**header)
-    except TypeError:
+    """The member that a report describes; None where a field is missing or is not what our processes write."""
+    if set(header) != set(_KINDS) or not all(is_one(header[name]) for name, is_one in _KINDS.items()):
         return None
-    kinds = {'id': str, 'role': str, 'beat': int, 'figures': dict}
-    return member if all(isinstance(getattr(member, name), kind) for name, kind in kinds.items()) else None
+    return Member(**header)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable()
+
+
+def _is_text_or_none(value: Any) -> bool:
+    return value is None or _is_text(value)
+
+
+def _is_int(value: Any) -> bool:
+    return type(value) is int and abs(value) < 1 << 63
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and (not isinstance(value, int) or _is_int(value))
+
+
+def _is_time(value: Any) -> bool:
+    return _is_number(value) and math.isfinite(value)
+
+
+def _are_versions(value: Any) -> bool:
+    return isinstance(value, dict) and all(_is_text(name) and _is_int(version) for name, version in value.items())
+
+
+#: Figures that are not counts. An evaluation's return may be infinite before the first one.
+_FIGURES: Dict[str, Callable[[Any], bool]] = {
+    'eval_value': _is_number,
+    'checkpoint_overhead': _is_number,
+    'began_s': _is_time,
+    'ended_s': _is_time,
+    'is_resumed': lambda value: isinstance(value, bool),
+    'policy_versions': _are_versions,
+}
+
+
+def _are_figures(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        _is_text(name) and _FIGURES.get(name, _is_int)(figure) for name, figure in value.items()
+    )
+
+
+#: What each field of a report holds. Reports come from whatever can write to the store, and are shown on terminals.
+_KINDS: Dict[str, Callable[[Any], bool]] = {
+    'id': _is_text,
+    'role': _is_text,
+    'node_id': _is_int,
+    'pid': _is_int,
+    'host': _is_text,
+    'pid_space': _is_text,
+    'parent': _is_text_or_none,
+    'launch': _is_text,
+    'address': _is_text_or_none,
+    'state': lambda value: value in ('alive', 'left', 'failed'),
+    'beat': _is_int,
+    'reason': lambda value: isinstance(value, str),
+    'figures': _are_figures,
+}

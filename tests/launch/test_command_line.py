@@ -1,11 +1,13 @@
 """What ``ding-store``'s options accept, and what it says where they are wrong; on a server of the test's own."""
 
 import io
+import json
 import os
 import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 
 import pytest
 from jobs import DEADLINE_S, PIPELINES, ding_store, environment, job, start
@@ -13,7 +15,7 @@ from jobs import DEADLINE_S, PIPELINES, ding_store, environment, job, start
 from ding_store.config import ENV_SETTINGS, StoreConfig, parse_settings
 from ding_store.errors import ConfigError
 from ding_store.launch.progress import Display
-from ding_store.middleware.members import STREAM_OPTIONS
+from ding_store.middleware.members import STREAM_OPTIONS, Member
 from ding_store.storage import open_store
 
 ROLES = ['run', '--roles', 'learner=1,collector=1']
@@ -210,6 +212,43 @@ def test_head_ends_what_only_prints_and_not_a_run(tmp_path):
     assert ended('run', '--json', figures, *ROLES[1:], '--', 'python', script) == 1
     assert 'failed with exit code 1' in figures.read_text()
     assert ended('gc', '--dry-run') == 128 + signal.SIGPIPE
+
+
+HOSTILE = [
+    {'role': '\x1b[2Jlearner'},
+    {'role': ['learner']},
+    {'host': 'vm\x1b]0;owned\x07'},
+    {'node_id': '0'},
+    {'pid': 1.5},
+    {'pid': 1 << 70},
+    {'state': 'alive\r'},
+    {'beat': True},
+    {'figures': {'rows': '7'}},
+    {'figures': {'rows': float('inf')}},
+    {'figures': {'rows': {}}},
+    {'figures': {'train_iter': None}},
+    {'figures': {'began_s': float('nan')}},
+    {'figures': {'policy_versions': 3}},
+    {'figures': {'policy_versions': {'model': '9'}}},
+    {'figures': []},
+]
+
+
+def test_status_passes_over_reports_no_process_of_ours_writes(tmp_path, redis_server):
+    where = ['--store', redis_server.url, '--run', 'hostile']
+    with open_store(redis_server.url, 'hostile', stream_options=STREAM_OPTIONS) as store:
+        for role, name in (('collector', 'c'), ('learner', 'l'), ('evaluator', 'e')):
+            good = Member(name, role, 0, figures={'rows': 5, 'eval_value': float('-inf')})
+            good.report(store)
+            for i, change in enumerate(HOSTILE):
+                store.append('members', {**asdict(good), 'id': f'{name}{i}', **change}, {})
+        store.put('finish', {'reason': '\x1b[31mbad'}, {})
+    text = said(tmp_path, 'status', *where, code=0)
+    assert '\x1b' not in text
+    assert '\\x1b[31mbad' in text
+    status = json.loads(said(tmp_path, 'status', '--json', *where, code=0).splitlines()[-1], parse_constant=pytest.fail)
+    assert sorted(member['id'] for member in status['members']) == ['c', 'e', 'l']
+    assert status['figures']['rows_ingested'] == 5
 
 
 COUNT = (
