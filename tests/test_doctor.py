@@ -336,6 +336,22 @@ def test_exit_status(monkeypatch, capsys, findings, status):
     assert f'{len(findings[2:])} FAIL' in capsys.readouterr().out
 
 
+@pytest.mark.parametrize('module', ['numpy', 'redis', 'hiredis', 'torch', 'ding'])
+def test_doctor_reports_what_is_missing_without_traceback(module, tmp_path):
+    command = (
+        f'import sys; sys.modules[{module!r}] = None\n'
+        'from ding_store.cli import main; from ding_store.doctor import packages\n'
+        'packages.run_probe = lambda: {}\n'  # it imports in a process of its own, which has the module
+        f'sys.exit(main(["doctor", "--json", "--store", "embedded://{tmp_path}"]))'
+    )
+    done = subprocess.run([sys.executable, '-c', command], capture_output=True, text=True, timeout=150, check=False)
+    findings = {finding['name']: finding for finding in json.loads(done.stdout)}
+    assert done.stderr == ''
+    if module in ('numpy', 'redis'):
+        assert findings['store']['status'] != OK
+        assert module in findings['store']['found']
+
+
 def test_the_environment_of_this_suite_is_sound():
     """The whole command, unfaked: what setup.sh makes has nothing that fails."""
     command = 'import sys; from ding_store.doctor import main; sys.exit(main(["--json"]))'

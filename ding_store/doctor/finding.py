@@ -23,6 +23,11 @@ class Finding:
     fix: str = ''
 
 
+def not_checked(name: str, missing: ModuleNotFoundError) -> Finding:
+    """A check that needs a package which another finding reports as missing."""
+    return Finding(name, WARN, f'not checked: {missing}', 'install the missing package, then run this command again')
+
+
 def to_table(findings: Sequence[Finding]) -> str:
     """Aligned columns; the fix on a line of its own, so that it can be copied."""
     width = max((len(finding.name) for finding in findings), default=0)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 from ding_store.config import ENV_RUN, run_name
-from ding_store.doctor.finding import FAIL, OK, WARN, Finding
+from ding_store.doctor.finding import FAIL, OK, WARN, Finding, not_checked
 from ding_store.doctor.packages import release
 from ding_store.errors import StoreDenied, StoreError, StoreUnavailable, StoreUnsuitable
 
@@ -43,6 +43,8 @@ def check_server(find: Callable[[], Server] = find_server, is_needed: bool = Tru
     bad = FAIL if is_needed else WARN
     try:
         binary, version = find()
+    except ModuleNotFoundError as e:
+        return not_checked('redis-server', e)
     except StoreError as e:
         return Finding('redis-server', bad, _one_line(e), _SERVER_FIX)
     if release(version) < MIN_SERVER:
@@ -75,6 +77,8 @@ def check_store(url: str, connect: Callable[[str], Any] = opened) -> Finding:
         with connect(url) as store:
             round_trip_s = measure_round_trip(store)
             server = store.info().server
+    except ModuleNotFoundError as e:
+        return not_checked(name, e)
     except StoreError as e:
         return Finding(name, FAIL, f'{type(e).__name__}: {_one_line(e)}', _store_fix(e))
     text = f'{server}, round trip {round_trip_s * 1e3:.2f} ms (median of {NUM_PINGS})'

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Callable, List, Mapping, NamedTuple, Optional
 
-from ding_store.doctor.finding import FAIL, OK, WARN, Finding
+from ding_store.doctor.finding import FAIL, OK, WARN, Finding, not_checked
 
 SHM = '/dev/shm'
 MIB = 1 << 20
@@ -89,6 +89,8 @@ def check_socket_directory(make: Callable[[], str] = make_and_remove_socket_dire
     name = 'unix sockets'
     try:
         directory = make()
+    except ModuleNotFoundError as e:
+        return not_checked(name, e)
     except OSError as e:
         fix = (
             "set TMPDIR to a short, writable directory (a socket's whole path has 107 bytes), or use redis://host:port"

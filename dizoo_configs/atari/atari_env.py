@@ -20,7 +20,15 @@ try:
 except ModuleNotFoundError as error:
     if error.name != 'cv2':
         raise
-    StockAtariEnv = object  # without the extra this module can be imported, and its class says what is missing
+
+    class StockAtariEnv:
+        """DI-engine's AtariEnv where the extra is missing: the module imports, and the class names the extra."""
+
+        @classmethod
+        def create_collector_env_cfg(cls, cfg: Any) -> List[Any]:
+            raise AssertionError(f'{need("cv2", "atari")} was missing a moment ago')
+
+        create_evaluator_env_cfg = create_collector_env_cfg
 
 
 #: Below, nothing is left of a frame after the three convolutions of DI-engine's ConvEncoder.
