@@ -316,7 +316,8 @@ def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
     result = job.run(sys.stderr)
     if options.json:
         Path(options.json).write_text(json.dumps({'reason': result.reason, **asdict(result.figures)}))
-    print_to(sys.stdout, result.table(time.monotonic() - begin) + '\n')
+    if result.code == 0 or result.figures.env_step:  # a run that failed before its first step has nothing to show
+        print_to(sys.stdout, result.table(time.monotonic() - begin) + '\n')
     return result.code
 
 

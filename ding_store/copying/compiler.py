@@ -57,7 +57,10 @@ def _compiler(numba: Any, cache: bool) -> Compiler:
         made = numba.njit(signature, cache=cache, nogil=nogil, error_model='numpy')(function)
         if cache and made.stats.cache_misses and not is_said:
             is_said = True
-            logger.info('loops are being compiled, once for this installation: all of them take some ten seconds')
+            logger.warning(
+                'ding_store compiles its loops, once for this installation: about 20 s of a core. At every start? Then '
+                'set NUMBA_CACHE_DIR to a directory that this user may write to'
+            )
         return made  # type: ignore[no-any-return]
 
     return compiled

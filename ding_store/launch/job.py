@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import selectors
+import shlex
 import signal
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Collection, Dict, List, Optional, Tuple
 
-from ding_store.config import ENV_RUN, ENV_URL, StoreConfig, unknown_key
+from ding_store.config import DEFAULT_URL, ENV_RUN, ENV_URL, StoreConfig, unknown_key
 from ding_store.errors import AppendUnsettled, ConfigError, ServerFull, StoreError
 from ding_store.launch.interrupt import signals_as_interrupt
 from ding_store.launch.progress import Display, Figures, summary, table
@@ -28,10 +29,13 @@ from ding_store.middleware.members import ENV_LAUNCHED, Members, launch
 from ding_store.middleware.saving import ARRIVE_S, SAVE_S, is_saving
 from ding_store.middleware.session import Session
 from ding_store.storage.base import Store
+from ding_store.storage.urls import address_of, root_of
 
 #: How long processes may take to leave after the run has ended, before they are told to, and then made to: a learner
 #: that is told has some seconds to come to its last checkpoint.
 LEAVE_S, TERM_S = 10.0, ARRIVE_S + 2.0
+#: Why a run ended that a person or a scheduler stopped.
+INTERRUPTED = 'interrupted'
 
 
 def parse_roles(text: str) -> Dict[str, int]:
@@ -173,13 +177,25 @@ class Job:
         session.watch()
         code = self.watch(session, display.tick)
         result = Result(code, session.finish_reason or 'all processes left', display.figures(not self.is_store_lost))
-        display.say(f'finished: {result.reason} (all processes had left {self.left_after_s:.1f} s later)')
-        if code == 0:
+        outcome = 'finished' if code == 0 else 'ended' if self.failed == INTERRUPTED else 'failed'
+        display.say(f'{outcome}: {result.reason} (all processes had left {self.left_after_s:.1f} s later)')
+        if code != 0:
+            self._say_how_to_resume(session.store)
+        else:
             try:
                 retire(session.store, self.config.heartbeat_s)
             except StoreError as error:
                 display.say(f'the run could not be retired, which the next one of its name sees to: {error}')
         return result
+
+    def _say_how_to_resume(self, store: Store) -> None:
+        try:
+            with store.hasty():
+                checkpoints = store.get(CHECKPOINTS)
+        except StoreError:
+            checkpoints = None
+        if checkpoints is not None:
+            self.say(f'its checkpoints are in {checkpoints.header["path"]}; run the same command again to resume')
 
     def _end_rest(self) -> None:
         """Whatever became of the launcher, no process of it stays behind, nor the places where they listened."""
@@ -271,7 +287,7 @@ class Job:
                     self._hurry(ended[0])
             except KeyboardInterrupt:
                 interrupts += 1
-                self.failed = self.failed or 'interrupted'
+                self.failed = self.failed or INTERRUPTED
                 self.say('interrupted: ending the run (once more to kill it)')
                 self._interrupt(session)
                 if interrupts > 1:
@@ -283,9 +299,9 @@ class Job:
     def _interrupt(self, session: Session) -> None:
         try:
             with session.store.hasty():
-                session.finish('interrupted', failed=True)
+                session.finish(INTERRUPTED, failed=True)
         except StoreError as error:
-            self._end_here('interrupted', error, session)
+            self._end_here(INTERRUPTED, error, session)
 
     def _end_here(self, reason: str, error: StoreError, session: Session) -> None:
         """End a run whose store is away: our own processes are told, a learner with checkpoints writes its last one."""
@@ -332,12 +348,20 @@ class Job:
             if end is not None and not end.header['failed']:
                 return None  # the run had what it wanted, however long the others took to leave before it was seen
             if any(p.role == 'collector' and p.code is None for p in self.processes):
-                self.say('the run goes on without it; `ding-store join --role collector` adds another')
+                self.say(f'the run goes on without it; this adds another:\n  {self._join_command()}')
                 return None
         if process.role != 'collector' and code != 0 and self._may_restart(code, session):
             return self._restart(process, session)
         self._give_up(process, how, session)
         return None
+
+    def _join_command(self) -> str:
+        """The line that adds a collector from the directory that this command was started in."""
+        words = ['ding-store', 'join', '--role', 'collector', '--run', self.config.run or 'default']
+        if root_of(self.config.url) != root_of(DEFAULT_URL):
+            # A URL may hold a password: such a one is in the environment of whoever started this.
+            words += ['--store', address_of(self.config.url)]
+        return shlex.join([*words, '--', *self.script.command])
 
     def _was_told_to_leave(self, session: Session) -> bool:
         """Whether it was ended by us, of a run that ended in order: an evaluation may take longer than we wait."""

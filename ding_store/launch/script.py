@@ -15,7 +15,7 @@ import traceback
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, Sequence
+from typing import Iterator, List, Sequence
 
 from ding_store.errors import ConfigError
 from ding_store.middleware.claim import Identity, identity
@@ -65,6 +65,11 @@ class Script:
                 f'{os.path.basename(path)} starts its own processes: leave --roles out, and use its --parallel-workers'
             )
         return cls(path, False, words[1:])
+
+    @property
+    def command(self) -> List[str]:
+        """The command that runs it by itself."""
+        return ['python', '-u', *(['-m'] if self.is_module else []), self.target, *self.args]
 
     @property
     def identity(self) -> Identity:
@@ -146,6 +151,7 @@ def preload() -> None:
     gc.disable()  # Collecting leaves holes in pages, which are copied when somebody fills them.
     try:
         _import_all()
+        _load_loops()
     finally:
         gc.freeze()
         if was_enabled:
@@ -169,6 +175,15 @@ def _import_all() -> None:
         import ding_store.middleware.experience  # noqa: F401
         import ding_store.middleware.replay  # noqa: F401
         import ding_store.storage.redis.store  # noqa: F401
+
+
+def _load_loops() -> None:
+    """Compile the replay's loops, or load them, before the roles are forked: each role would do the same by itself."""
+    from ding_store.buffer.kernels.load import load_kernels
+    from ding_store.copying.past_caches import LOADING_BYTES, load_for
+
+    load_kernels()
+    load_for(LOADING_BYTES)
 
 
 @contextlib.contextmanager

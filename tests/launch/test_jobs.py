@@ -3,6 +3,7 @@
 import itertools
 import os
 import re
+import shlex
 import signal
 import sys
 import time
@@ -152,9 +153,14 @@ def test_killed_collector_costs_only_its_unfinished_chunk(tmp_path):
         pid = run.wait_for(lambda: members(tmp_path, 'collector'), 'collectors')[0]['pid']
         os.kill(pid, signal.SIGKILL)
         run.wait_for(lambda: 'the run goes on without it' in run.text, 'word of it')
-        train_on(run, tmp_path)
-        stop.touch()
-        assert run.wait() == 0, run.text
+        hint = run.wait_for(lambda: re.search(r'^  (ding-store join .+)$', run.text, re.M), 'a command')[1]
+        assert shlex.split(hint)[:6] == ['ding-store', 'join', '--role', 'collector', '--run', 'r']
+        with job(ding_store(*shlex.split(hint)[1:]), tmp_path, name='join') as joined:
+            joined.wait_for(lambda: rows_of_joined(tmp_path), 'rows of another collector')
+            train_on(run, tmp_path)
+            stop.touch()
+            assert run.wait() == 0, run.text
+            assert joined.wait() == 0, joined.text
     assert 'SIGKILL' in run.text
     rows = table(run.text)
     # What the dead one appended after its last report is in the replay, though no report of it counts it.
@@ -217,6 +223,8 @@ def test_learner_that_raises_leaves_a_run_to_resume(tmp_path):
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--fail', 0)), tmp_path) as run:
         assert run.wait() == 1, run.text
     assert 'cannot go on without its learner' in run.text
+    assert '\nfailed: learner (node 0' in run.text
+    assert '\nfinished' not in run.text
     arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 50)), tmp_path) as run:
         assert run.wait() == 0, run.text
