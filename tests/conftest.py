@@ -1,20 +1,17 @@
 """Fixtures for all tests: real redis-servers on private sockets."""
 
-import contextlib
 import gc
 import os
 import signal
 import sys
-import tempfile
-import time
 from typing import Iterator
 
 import hypothesis
 import pytest
+from leftovers import Leftovers
 from needs import lacking
 from redis_server import RedisServer, find_binary
 
-from ding_store.storage.host.cache_files import remove_if_abandoned, runs_of
 from ding_store.storage.host.fetch_lock import FetchLock
 from ding_store.storage.testing import WAIT_S
 
@@ -31,18 +28,27 @@ hypothesis.settings.register_profile('busy', hypothesis.settings(), deadline=Non
 hypothesis.settings.load_profile('busy')
 
 
-_BEGAN = time.time()
+_LEFTOVERS = pytest.StashKey[Leftovers]()
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Jobs that tests kill leave in the host cache what they would go on with: gigabytes after a while."""
-    if hasattr(session.config, 'workerinput'):
-        return  # of several at a time, who started them comes last
-    for root in ('/dev/shm', tempfile.gettempdir(), '/var/tmp'):
-        for run in runs_of(os.path.join(root, f'ding-store-cache-{os.geteuid()}')):
-            with contextlib.suppress(OSError):
-                if os.path.basename(run).startswith('r-') and os.stat(run).st_mtime >= _BEGAN:
-                    remove_if_abandoned(run)
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, 'workerinput'):  # processes that run tests for this one use its directory
+        config.stash[_LEFTOVERS] = Leftovers()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Remove what tests left in /tmp and /dev/shm; where nothing else runs, what cannot be removed is a failure."""
+    leftovers = session.config.stash.get(_LEFTOVERS, None)
+    if leftovers is None:
+        return
+    has_failed = exitstatus != pytest.ExitCode.OK
+    left = leftovers.remove(keep_directory=has_failed)
+    if has_failed:
+        sys.stderr.write(f'\nfiles of the tests are in {leftovers.directory}\n')
+    if left and os.environ.get('CI'):
+        sys.stderr.write(f'\nthe tests left behind: {", ".join(left)}\n')
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(autouse=True)

@@ -45,6 +45,8 @@ ELEMENTS = {
 TABLES = ('processes', 'wire', 'compression', 'torchrl')
 #: How long one chunk may be on its way.
 _TIMEOUT_S = 10.0
+#: How long a producer may take to start, or to send a burst.
+_READY_S = 60.0
 BURST = 2000
 _LATENCIES = 50  # at least
 #: What a way copies in all, or more.
@@ -80,7 +82,9 @@ def main(
     if json_file:
         with open(json_file, 'w') as out:
             json.dump(results, out, indent=1)
-    return 0
+        show(f'all figures are in {json_file}')
+    failed = [each['element'] for each in results['elements'] if 'error' in each['paths'].get('ding_store', {})]
+    return 1 if failed else 0
 
 
 def _measure_frames(wanted: List[str], names: List[str], seconds: float, results: Dict[str, Any]) -> None:
@@ -109,11 +113,15 @@ def measure(element: Element, ways: List[Type[Path]], seconds: float) -> Dict[st
     result.update(batch=element.batch, memcpy_elements_per_s=limit, cached_elements_per_s=cached, paths={})
     for path in ways:
         say(f'{element.name}: {path.title}')
-        record: Dict[str, Any] = {**throughput(path, element, seconds)}
+        record: Dict[str, Any] = {}
         result['paths'][path.title] = record
-        record['fraction_of_memcpy'] = record['elements_per_s'] / limit
-        record['latency'] = latency(path, element, seconds)
-        record['burst'] = burst(path, element)
+        try:
+            record.update(throughput(path, element, seconds))
+            record['fraction_of_memcpy'] = record['elements_per_s'] / limit
+            record['latency'] = latency(path, element, seconds)
+            record['burst'] = burst(path, element)
+        except Exception as error:  # noqa: BLE001 - a peer may fail in any way, and the others are still of interest
+            record['error'] = ' '.join(f'{type(error).__name__}: {error}'.split())
     result['others_cores'] = max(busy, busy_cores())
     return result
 
@@ -164,7 +172,7 @@ def latency(path: Type[Path], element: Element, seconds: float) -> Dict[str, flo
             control.send(None)
             way.chunk(_TIMEOUT_S)
             arrived = time.perf_counter()
-            durations.append(arrived - control.recv())
+            durations.append(arrived - receive(control, path, 'did not return from a send'))
     p50, p90, p99 = np.percentile(durations[10:], [50, 90, 99])
     return {'p50_s': float(p50), 'p90_s': float(p90), 'p99_s': float(p99), 'max_s': float(max(durations[10:]))}
 
@@ -182,9 +190,7 @@ def burst(path: Type[Path], element: Element, count: int = BURST) -> Optional[Di
     received = 0
     with running(path, element, _burst) as (way, control):
         control.send(count)
-        if not control.poll(60.0):
-            raise Timeout(f'{path.title} blocks in a burst')
-        control.recv()
+        receive(control, path, 'blocks in a burst')
         expected = 0
         while expected < count * element.chunk:
             try:
@@ -193,6 +199,16 @@ def burst(path: Type[Path], element: Element, count: int = BURST) -> Optional[Di
                 break
             received += element.batch
     return {'sent': count * element.chunk, 'received': received}
+
+
+def receive(control: Any, path: Type[Path], what_if_not: str) -> Any:
+    """The producer's next message; raises ``Timeout`` where none comes in time, or the producer died."""
+    if not control.poll(_READY_S):
+        raise Timeout(f'{path.title}: the producer {what_if_not} within {_READY_S:.0f} s')
+    try:
+        return control.recv()
+    except EOFError as e:
+        raise Timeout(f'{path.title}: the producer died') from e
 
 
 @contextmanager
@@ -208,7 +224,8 @@ def running(path: Type[Path], element: Element, produce: Callable[..., None]) ->
         try:
             with interrupts_later():
                 producer.start()
-            ours.recv()  # It is ready.
+            theirs.close()  # so that the end of a producer that dies is seen here
+            receive(ours, path, 'is not ready')
             yield way, ours
         finally:
             if producer.pid is not None:
@@ -333,8 +350,16 @@ def render(result: Dict[str, Any]) -> str:
         f'{"P50":>10} {"P99":>10} {"max":>10}   burst: of rows sent came',
     ]
     for title, record in result['paths'].items():
-        times = ' '.join(f'{record["latency"][key] * 1e3:>8.2f}ms' for key in ('p50_s', 'p99_s', 'max_s'))
-        burst_text = '{received:,} of {sent:,}'.format(**record['burst']) if record['burst'] else '-'
+        failed = f'failed: {record["error"]}' if 'error' in record else ''
+        if 'elements_per_s' not in record:
+            lines.append(f'  {title:<18} {failed}')
+            continue
+        latency_s = record.get('latency', {})
+        times = ' '.join(
+            f'{latency_s[key] * 1e3:>8.2f}ms' if key in latency_s else f'{"-":>10}'
+            for key in ('p50_s', 'p99_s', 'max_s')
+        )
+        burst_text = '{received:,} of {sent:,}'.format(**record['burst']) if record.get('burst') else failed or '-'
         lines.append(
             f'  {title:<18} {record["elements_per_s"]:>10,.0f} {record["gb_per_s"]:>7.2f} '
             f'{record["fraction_of_memcpy"]:>8.2f} {record["lost"]:>8,} {times}   {burst_text}'

@@ -44,7 +44,8 @@ def check_sides(sides, *positive):
 
 def test_a_row_from_end_to_end_and_resume(tmp_path):
     file, html = tmp_path / 'out.json', tmp_path / 'out.html'
-    compare(*TINY, '--sections', 'single', '--rows', 'sac', '--json', file)
+    done = compare(*TINY, '--sections', 'single', '--rows', 'sac', '--json', file)
+    assert f'wrote {file}\n' in done.stdout
     first = json.loads(file.read_text())
     (part,) = first['rows']['sac']['single']['parts']
     check_sides(part['sides'], 'bound_headroom', 'memory_per_element', 'iters_per_s', 'train_s')

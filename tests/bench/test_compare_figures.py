@@ -188,6 +188,10 @@ def test_every_table_and_the_report_say_of_which_elements(monkeypatch):
     dqn = replace(row('dqn'), source='ALE Qbert')
     assert not _measure(rows, dqn, ['single', 'across', 'disk', 'collectors', 'length'], settings, results)
     text = render(results.data)
+    for width in (80, 150):
+        narrow = render(results.data, width)
+        assert max(map(len, narrow.splitlines())) <= width
+        assert {word for word in text.split() if word.strip('-')} <= set(narrow.split()), 'a cell is missing'
     tables = [each for each in text.split('\n\n') if '---' in each]
     assert [table.split('  ')[0] for table in tables] == [
         'one process', 'bytes, one process', 'learner iterations/s', 'across processes', 'store on disk',

@@ -1,6 +1,7 @@
 """``ding-store bench transport`` measures what it says; the figures depend on the machine, and are tested nowhere."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,7 +12,19 @@ from jobs import ding_store, environment
 
 from ding_store.bench.compression import GAMES, needs
 from ding_store.bench.machine import busy_cores
-from ding_store.bench.transport import ELEMENTS, burst, choose, columns_of, installed, next_number, stamp, throughput
+from ding_store.bench.paths import Path, Timeout
+from ding_store.bench.transport import (
+    ELEMENTS,
+    burst,
+    choose,
+    columns_of,
+    installed,
+    measure,
+    next_number,
+    render,
+    stamp,
+    throughput,
+)
 from ding_store.errors import ConfigError
 
 
@@ -55,6 +68,46 @@ def test_the_stock_way_loses_a_burst():
     found = burst(*installed('DI-engine nng'), replace(ELEMENTS['cartpole'], chunk=4, batch=4), count=200)
     assert found['sent'] == 800
     assert 0 < found['received'] < 800
+
+
+class Blocking(Path):
+    """A peer whose producer dies in the middle of what it sends."""
+
+    title = 'blocking peer'
+
+    def consume(self):
+        pass
+
+    def produce(self):
+        pass
+
+    def send(self, columns):
+        os._exit(3)
+
+    def batch(self, timeout_s):
+        raise Timeout('nothing came')
+
+    chunk = batch
+
+    def close(self):
+        pass
+
+
+def test_peer_that_fails_is_a_row_of_its_own():
+    ways = [Blocking, *installed('bare ring')]
+    result = measure(replace(ELEMENTS['cartpole'], chunk=4, batch=4), ways, 0.1)
+    assert result['paths']['blocking peer']['error'] == 'Timeout: nothing came'
+    assert result['paths']['bare ring']['elements_per_s'] > 0
+    assert 'blocking peer      failed: Timeout: nothing came' in render(result)
+    result['paths']['bare ring'].update(error='Timeout: it blocks', burst=None)  # which comes last
+    (row,) = (line for line in render(result).splitlines() if 'bare ring' in line)
+    assert f'{result["paths"]["bare ring"]["elements_per_s"]:,.0f}' in row
+    assert row.endswith('failed: Timeout: it blocks')
+
+
+def test_burst_of_a_producer_that_dies_ends_at_once():
+    with pytest.raises(Timeout, match='the producer died'):
+        burst(Blocking, replace(ELEMENTS['cartpole'], chunk=4, batch=4), count=200)
 
 
 @pytest.mark.parametrize(('title', 'module'), [('Ray', 'ray'), ('Reverb', 'reverb')])

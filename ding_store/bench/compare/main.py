@@ -26,7 +26,7 @@ from ding_store.bench.compare.sections import (
     SECTIONS,
     planned,
 )
-from ding_store.bench.compare.terminal import Progress, render
+from ding_store.bench.compare.terminal import Progress, render, terminal_width
 from ding_store.bench.compare.worker import WorkerFailed
 from ding_store.bench.scratch import scratch
 from ding_store.errors import ConfigError
@@ -80,9 +80,11 @@ def main(options: argparse.Namespace) -> int:
                 planned(row, settings)
         failures = _measure(rows, dqn, sections, settings, results)
     results.save()
-    sys.stdout.write(render(results.data) + '\n')
+    sys.stdout.write(render(results.data, terminal_width()) + '\n')
     if options.html:
         Path(options.html).write_text(page(results.data), encoding='utf-8')
+    for path in filter(None, (options.json, options.html)):
+        sys.stdout.write(f'wrote {os.path.abspath(path)}\n')
     for failure in failures:
         sys.stderr.write(failure + '\n')
     return 1 if failures else 0

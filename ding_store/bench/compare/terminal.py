@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import shutil
 import sys
+import textwrap
 import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -26,7 +28,9 @@ class Progress:
         bar = '█' * filled + '░' * (_WIDTH - filled)
         now = time.monotonic()
         line = f'{bar} {self._done}/{self._num_steps} {_clock(now - self._begin)}{self._left(now)}  {text}'
-        self._out.write(f'\r\x1b[K{line[:118]}' if self._is_terminal else line + '\n')
+        self._out.write(
+            f'\r\x1b[K{line[: shutil.get_terminal_size().columns - 2]}' if self._is_terminal else line + '\n'
+        )
         self._out.flush()
 
     def step(self) -> None:
@@ -73,12 +77,30 @@ def times(value: Any) -> str:
     return '-' if value is None else f'{number(value, 2 if value < 100 else 3)}x'
 
 
-def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as they need to be; the first to the left, the others to the right."""
+def terminal_width() -> Optional[int]:
+    """Characters per line of the terminal that stdout is, None where it is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[str]], width: Optional[int] = None) -> str:
+    """
+    Overview:
+        Columns as wide as they need to be; the first to the left, the others to the right. Of a table that is wider
+        than ``width``, parts below one another, each with the first column.
+    """
     widths = [max(len(row[i]) for row in (head, *lines)) for i in range(len(head))]
+    parts: List[List[int]] = [[0]]
+    for i in range(1, len(head)):
+        if width and len(parts[-1]) > 1 and sum(widths[j] + 2 for j in parts[-1]) + widths[i] > width:
+            parts.append([0])
+        parts[-1].append(i)
+    return '\n\n'.join(_part(part, widths, head, lines) for part in parts)
+
+
+def _part(columns: Sequence[int], widths: Sequence[int], head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     text: List[str] = []
     for line in (head, ['-' * width for width in widths], *lines):
-        cells = [f'{cell:<{w}}' if i == 0 else f'{cell:>{w}}' for i, (cell, w) in enumerate(zip(line, widths))]
+        cells = [f'{line[i]:>{widths[i]}}' if i else f'{line[i]:<{widths[i]}}' for i in columns]
         text.append('  '.join(cells).rstrip())
     return '\n'.join(text)
 
@@ -86,11 +108,13 @@ def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 Table = Tuple[Sequence[str], List[List[str]]]
 
 
-def render(result: Dict[str, Any]) -> str:
-    """All tables of a result; see ``Results`` for its shape."""
+def render(result: Dict[str, Any], width: Optional[int] = None) -> str:
+    """All tables of a result, within ``width`` characters a line; see ``Results`` for the result's shape."""
     made = [make(result) for make in TABLES]
     notes = '\n'.join([NOTES, *without_extra(result)])
-    return '\n\n'.join([*(table(head, lines) for head, lines in made if lines), notes])
+    if width:
+        notes = '\n'.join(textwrap.fill(line, width) for line in notes.splitlines())
+    return '\n\n'.join([*(table(head, lines, width) for head, lines in made if lines), notes])
 
 
 def without_extra(result: Dict[str, Any]) -> List[str]:

@@ -1,0 +1,78 @@
+"""What the suite leaves in directories that all programs share: removed at its end, and listed if it cannot be."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import List, Set
+
+from ding_store.storage.host.cache_files import remove_if_abandoned, runs_of
+
+SHARED = ('/dev/shm', '/tmp', '/var/tmp')
+
+
+class Leftovers:
+    """
+    The temporary directory of one session, and the names in shared directories before it began.
+
+    DI-engine, wandb and multiprocessing leave files behind in processes that are killed, and tests kill processes.
+    """
+
+    def __init__(self) -> None:
+        self._began_s = time.time()
+        self._before = _names()
+        self.directory = tempfile.mkdtemp(prefix='ds-')
+        self._tmpdir = os.environ.get('TMPDIR')
+        os.environ['TMPDIR'] = self.directory
+        tempfile.tempdir = None  # so that it is looked up again
+
+    def remove(self, keep_directory: bool) -> List[str]:
+        """Remove what this session left; returns the paths that are still there, without the kept directory."""
+        if self._tmpdir is None:
+            del os.environ['TMPDIR']
+        else:
+            os.environ['TMPDIR'] = self._tmpdir
+        tempfile.tempdir = None
+        if not keep_directory:
+            shutil.rmtree(self.directory, ignore_errors=True)
+        for path in self._new():
+            if os.path.basename(path).startswith('sem.') and not _is_mapped(path):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+        self._remove_caches()
+        return sorted(self._new() - {self.directory})
+
+    def _remove_caches(self) -> None:
+        for directory in SHARED:
+            root = os.path.join(directory, f'ding-store-cache-{os.geteuid()}')
+            for run in runs_of(root):
+                # Jobs that tests kill leave there what they would go on with: gigabytes after a while.
+                with contextlib.suppress(OSError):
+                    if os.path.basename(run).startswith('r-') and os.stat(run).st_mtime >= self._began_s:
+                        remove_if_abandoned(run)
+            if root not in self._before and not runs_of(root):
+                shutil.rmtree(root, ignore_errors=True)
+
+    def _new(self) -> Set[str]:
+        """Paths that were not there before, and that this user made."""
+        found = set()
+        for path in _names() - self._before:
+            with contextlib.suppress(OSError):
+                if os.lstat(path).st_uid == os.geteuid():
+                    found.add(path)
+        return found
+
+
+def _names() -> Set[str]:
+    return {os.path.join(directory, name) for directory in SHARED for name in os.listdir(directory)}
+
+
+def _is_mapped(path: str) -> bool:
+    """Whether a living process has the file in its memory."""
+    for maps in Path('/proc').glob('[0-9]*/maps'):
+        with contextlib.suppress(OSError):
+            if path in maps.read_text():
+                return True
+    return False
