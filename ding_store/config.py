@@ -132,10 +132,8 @@ NOT_SERIAL = (
     'is for task pipelines; for `ding -m serial` leave it out, and use the save_ckpt_* and load_ckpt hooks of '
     "DI-engine's learner"
 )
-#: Types of DI-engine whose elements get no keys of the buffer's, and no priorities.
+#: Types of DI-engine that have no priorities.
 PLAIN_TYPES = ('naive', 'episode', 'sequence')
-#: Policies whose own collate takes a time-major batch as it is: shown by tests, one by one.
-TIME_MAJOR_POLICIES = ('r2d2', 'impala', 'qmix')
 
 
 @dataclass(frozen=True)
@@ -352,10 +350,12 @@ def enable(main_config: Any, create_config: Any) -> bool:
     if config.enable and (main_config.get('store') or {}).get('checkpoint'):
         raise ConfigError(f'store.checkpoint {NOT_SERIAL}')
     if config.enable:
-        policy = create_config.get('policy', {}).get('type')
-        settings = as_store(create_config.get('replay_buffer', {}), policy)
+        stock = create_config.get('replay_buffer', {})
+        settings = as_store(stock)
         if config.buffer_path is not None:
             settings.setdefault('path', config.buffer_path)
+            if stock.get('type') in PLAIN_TYPES:
+                settings.setdefault('priority', False)  # a buffer with a path would keep priorities from the beginning
         if config.prefetch:
             settings.setdefault('prefetch', config.prefetch)
         create_config.replay_buffer = type(create_config)(settings)
@@ -364,18 +364,20 @@ def enable(main_config: Any, create_config: Any) -> bool:
     return config.enable
 
 
-def as_store(cfg: Mapping[str, Any], policy: Optional[str] = None) -> Dict[str, Any]:
+def as_store(cfg: Mapping[str, Any]) -> Dict[str, Any]:
     """
     Overview:
-        The config of a buffer of DI-engine as one of type 'store' that does the same.
-    Arguments:
-        - policy (:obj:`Optional[str]`): The policy that trains on it, if known.
+        The config of a buffer of DI-engine as one of type 'store'. Its batches are those of a config that names type
+        'store' itself, which does not say what type it was before.
     """
+    several = {name: as_store(block) for name, block in cfg.items() if name in ('policy', 'value')}
+    if several and 'type' not in cfg:  # of PPG, which has two buffers
+        return {**cfg, **several}
     made = {**cfg, 'type': 'store', 'import_names': ['ding_store.buffer']}
-    if cfg.get('type') in PLAIN_TYPES:
-        made.setdefault('priority', False)
-    if policy in TIME_MAJOR_POLICIES:
-        made.setdefault('time_major', True)
+    off = ('priority', 'priority_IS_weight')
+    if cfg.get('type') == 'deque' and not any(cfg.get(key, True) for key in off):
+        for key in off:
+            del made[key]  # the defaults of 'deque', which its compiled configs have
     return made
 
 

@@ -50,8 +50,8 @@ class WrapperSettings:
         - sampler (:obj:`str`): 'auto': by ``priority``. 'fifo': the oldest first, each ``max_use`` times (by default
           once). 'rank': prioritized by rank.
         - prefetch (:obj:`int`): Batches that are gathered ahead, in a thread.
-        - time_major (:obj:`bool`): Elements that are sequences come as one time-major batch, which R2D2, IMPALA and
-          QMIX take uncopied. Else as the list that every policy takes.
+        - time_major (:obj:`bool`): Elements that are sequences come as one time-major batch. Policies that stack the
+          steps (R2D2, IMPALA, QMIX and others) take it uncopied, all others get the lists that it stands for.
     """
 
     replay_buffer_size: int = 10000
@@ -70,7 +70,7 @@ class WrapperSettings:
     path: Optional[str] = None
     sampler: str = 'auto'
     prefetch: int = 0
-    time_major: bool = False
+    time_major: bool = True
 
     @classmethod
     def from_config(cls, cfg: Mapping[str, Any]) -> WrapperSettings:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import copy
+import sys
 import weakref
+from types import FrameType
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Union
 
 import treetensor.torch as ttorch
 from ding.utils.data import default_collate
+
+#: Keys that the buffer adds to elements, not to the batch: which rows they are.
+IDS = ('replay_unique_id', 'replay_buffer_idx')
+#: All that it adds to elements; those of other buffers may have none of these keys.
+OWN_KEYS = (*IDS, 'IS', 'priority_IS')
 
 
 class Element(Dict[str, Any]):
@@ -64,30 +71,38 @@ class TrainBatch(ttorch.Tensor):
     """
     Overview:
         A collated batch (leaves ``(B, ...)``) with the manners of the list of B dicts that entries, reward models and
-        learners expect: ``len``, ``[i]``, iteration, ``+``. ``default_collate`` takes it as it is, unless somebody
-        changed elements: then it collates those.
+        learners expect: ``len``, ``[i]``, iteration, ``+``. ``default_collate`` takes it as it is if that equals what
+        it makes of the list. Otherwise, and if elements were changed, it collates the elements.
     """
 
     # What a subtree has, which is made as another object of this class: it is a tree and nothing more.
     _size: Optional[int] = None
     _made: Optional[List[Element]] = None
     _by_element = False
+    _cat_1dim = True
     _make: Callable[[], List[Dict[str, Any]]]
     #: What the elements may change of their own, because nobody reads it from the batch.
     _own_keys: FrozenSet[str] = frozenset()
 
     @classmethod
-    def of(cls, tree: ttorch.Tensor, size: int, make_elements: Callable[[], List[Dict[str, Any]]]) -> TrainBatch:
+    def of(
+        cls,
+        tree: ttorch.Tensor,
+        size: int,
+        make_elements: Callable[[], List[Dict[str, Any]]],
+        cat_1dim: bool = True,
+    ) -> TrainBatch:
         """
         Arguments:
             - tree (:obj:`ttorch.Tensor`): The collated batch.
             - size (:obj:`int`): B.
             - make_elements (:obj:`Callable`): Makes the B elements as dicts, when somebody wants to see them.
+            - cat_1dim (:obj:`bool`): Whether leaves of shape ``(1,)`` became ``(B,)`` in the batch.
         """
         # From storage: made from a tree, what is no tensor (a list of states) would be turned into one.
         batch = cls(tree._detach())
         # Plain attributes: those of a tree would become leaves of it.
-        batch.__dict__.update(_size=size, _make=make_elements)
+        batch.__dict__.update(_size=size, _make=make_elements, _cat_1dim=cat_1dim)
         return batch
 
     def use_elements(self, key: str = '') -> None:
@@ -102,10 +117,26 @@ class TrainBatch(ttorch.Tensor):
         return made
 
     def json(self) -> Any:
-        """The collated dict, which is what policies train on."""
-        if self._by_element:
-            return default_collate([dict(element) for element in self.elements()])
+        """
+        Overview:
+            The collated dict, which is what policies train on. ``default_collate`` calls this method without its
+            ``cat_1dim``, which depends on the policy. So the method reads it from the frame of its caller: the result
+            is what that call makes of the list of elements.
+        """
+        if self._size is None:
+            return super().json()
+        caller: Optional[FrameType] = sys._getframe(1)
+        if caller is None or caller.f_code is not default_collate.__code__:
+            caller = None
+        cat_1dim = self._cat_1dim if caller is None else caller.f_locals['cat_1dim']
+        if self._by_element or (caller is not None and not self._is_collated_for(caller.f_back, cat_1dim)):
+            elements = [{k: v for k, v in each.items() if k not in IDS} for each in self.elements()]
+            return default_collate(elements, cat_1dim=cat_1dim)
         return super().json()
+
+    def _is_collated_for(self, caller: Optional[FrameType], cat_1dim: bool) -> bool:
+        """Whether this batch is what ``default_collate`` makes of the elements, for a caller with this argument."""
+        return bool(cat_1dim) == self._cat_1dim
 
     def __len__(self) -> int:
         return super().__len__() if self._size is None else self._size
@@ -121,10 +152,10 @@ class TrainBatch(ttorch.Tensor):
         return self.elements()[key]
 
     def __add__(self, other: Sequence[Any]) -> List[Any]:
-        return [*self, *other]
+        return _mixed([*self, *other])
 
     def __radd__(self, other: Sequence[Any]) -> List[Any]:
-        return [*other, *self]
+        return _mixed([*other, *self])
 
     def __copy__(self) -> List[Any]:
         return list(self)
@@ -134,3 +165,11 @@ class TrainBatch(ttorch.Tensor):
 
     def __reduce__(self) -> Any:
         return list, ([dict(element) for element in self],)
+
+
+def _mixed(elements: List[Any]) -> List[Any]:
+    """Elements of several buffers: without the keys of the buffers that some of the elements lack."""
+    lacking = [key for key in OWN_KEYS if len({key in element for element in elements}) > 1]
+    if not lacking:
+        return elements
+    return [{key: value for key, value in element.items() if key not in lacking} for element in elements]

@@ -19,9 +19,10 @@ from ding_store.buffer.sampling.limits import Limited, limited
 from ding_store.buffer.sampling.prioritized import Prioritized
 from ding_store.buffer.sampling.rank_prioritized import RankPrioritized
 from ding_store.buffer.sampling.samplers import Sampler, Uniform, not_enough
+from ding_store.buffer.sequences.unrolled import is_sequence
 from ding_store.buffer.store_buffer import Batch, StoreBuffer
 from ding_store.buffer.throughput import Throughput
-from ding_store.columns import nodes
+from ding_store.columns import Schema, nodes
 from ding_store.errors import NotEnoughData
 from ding_store.replay_keys import INFINITY, WrapperSettings
 
@@ -298,7 +299,7 @@ class StoreBufferWrapper:
         schema = self.buffer.schema
         if schema is None or not isinstance(schema.root, nodes.Mapping):
             return self._sample_objects(size, sample_range, replace)
-        if self.settings.time_major and _is_sequence(schema.root):
+        if self.settings.time_major and _is_dict_of_lists(schema):
             batch = self.buffer.sample_time_major(size, replace=replace, sample_range=sample_range)
         else:
             batch = self.buffer.sample_batch(size, replace=replace, sample_range=sample_range)
@@ -338,7 +339,12 @@ class StoreBufferWrapper:
         if weights is not None:
             tree.IS = tree.priority_IS = torch.from_numpy(weights)
         kind = type(tree) if isinstance(tree, TrainBatch) else TrainBatch
-        return kind.of(tree, len(rows), lambda: self._with_ids(list(map(dict, batch.elements())), rows, weights))
+        cat_1dim = isinstance(tree, TrainBatch) or self.buffer.schema is None or self.buffer.schema.cat_1dim
+
+        def elements() -> List[Dict[str, Any]]:
+            return self._with_ids(list(map(dict, batch.elements())), rows, weights)
+
+        return kind.of(tree, len(rows), elements, cat_1dim)
 
     def _with_ids(self, elements: List[Dict[str, Any]], rows: Array, weights: Optional[Array]) -> List[Dict[str, Any]]:
         if not self.settings.may_be_prioritized:
@@ -395,12 +401,17 @@ class StoreBufferWrapper:
             self._tb_logger.add_scalar(f'{self.name}/{name}', value, train_iter)
 
 
-def _is_sequence(root: nodes.Mapping) -> bool:
-    """Whether elements are sequences: dicts whose observations are lists of steps."""
+def _is_dict_of_lists(schema: Schema) -> bool:
+    """Whether elements are sequences of one length: dicts whose observations are lists of steps."""
 
     def is_unrolled(node: Any) -> bool:
         if isinstance(node, nodes.Mapping):
             return all(is_unrolled(child) for _, child in node.items)
         return isinstance(node, nodes.Unrolled)
 
-    return any(key == 'obs' and is_unrolled(child) for key, child in root.items)
+    root = schema.root
+    return (
+        isinstance(root, nodes.Mapping)
+        and any(key == 'obs' and is_unrolled(child) for key, child in root.items)
+        and is_sequence(schema)
+    )

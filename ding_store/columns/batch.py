@@ -45,7 +45,7 @@ def batcher(root: Node) -> Maybe[Callable[[Columns, int, Maybe[bool]], ttorch.Te
         lead, index, root = (root.length,), index * 2, root.item
     if not isinstance(root, Mapping) or not all(isinstance(key, str) for key in root.keys):
         return None
-    collate, default = _mapping(root, '', lead, True), _default_cat_1dim(root)
+    collate, default = _mapping(root, '', lead, True), cat_1dim_of(root)
 
     def batch(columns: Columns, n: int, cat_1dim: Maybe[bool]) -> ttorch.Tensor:
         return ttorch.Tensor(collate(columns, n, index, default if cat_1dim is None else cat_1dim))
@@ -61,7 +61,7 @@ class PlainBatch:
     """
 
     def __init__(self, root: Mapping, names: List[str]) -> None:
-        cat = _default_cat_1dim(root)
+        cat = cat_1dim_of(root)
         self._keys = root.keys
         #: Names of the columns, in the order of the keys.
         self.names = names
@@ -130,9 +130,11 @@ def _is_plain(leaf: Leaf) -> bool:
     return leaf.kind == 'tensor' and TENSOR_DTYPES[leaf.dtype].carrier is None
 
 
-def _default_cat_1dim(element: Mapping) -> bool:
+def cat_1dim_of(element: Mapping) -> bool:
+    """Whether policies of DI-engine collate such elements with shape ``(1,)`` as ``(B,)``."""
     action = dict(element.items).get('action')
-    if action is None:  # Then it is default_collate's own default that counts.
+    # Policies that learn from sequences, and elements without an action, leave default_collate its own default.
+    if action is None or isinstance(action, Unrolled):
         return True
     return isinstance(action, Leaf) and action.kind in ('tensor', 'array') and action.dtype == 'int64'
 

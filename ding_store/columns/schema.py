@@ -11,7 +11,7 @@ import treetensor.torch as ttorch
 
 from ding_store.errors import SchemaMismatch
 
-from .batch import batcher, plain_batch
+from .batch import batcher, cat_1dim_of, plain_batch
 from .blocks import Block, Column, Misfit, make_columns, write
 from .decode import Columns, joiner
 from .encode import splitter
@@ -69,6 +69,11 @@ class Schema:
     def root(self) -> Node:
         """What one element is."""
         return self._root
+
+    @property
+    def cat_1dim(self) -> bool:
+        """What ``decode_batch`` takes for ``cat_1dim`` by default."""
+        return not isinstance(self._root, Mapping) or cat_1dim_of(self._root)
 
     def merge(self, other: Schema) -> Schema:
         """

@@ -20,6 +20,7 @@ from ding_store.buffer.sequences.unrolled import is_sequence
 from ding_store.buffer.store_buffer import Batch, StoreBuffer
 from ding_store.buffer.table.narrowing import widened_columns
 from ding_store.checkpoint import CheckpointDir
+from ding_store.columns import Schema
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, NotEnoughData
 from ding_store.middleware.pace import pace_of, warn_of_no_pace
@@ -188,7 +189,7 @@ def takes_sequences(policy: Any) -> bool:
     """
     Overview:
         Whether a policy's learn mode trains on a time-major batch as on a list of sequences (R2D2, IMPALA, QMIX): it
-        collates them in a method of that name.
+        collates them in a method of that name. Of elements that are no sequences such a policy gets the list.
     """
     return any(name in COLLATES_STEPS for name in _names_in(policy, '_data_preprocess_learn'))
 
@@ -216,19 +217,23 @@ def data_fetcher(cfg: Any, buffer_: Any, policy: Any = None, collate: str = 'aut
         - ConfigError: The buffer has priorities, but ``policy.priority`` is off or batches are of groups
           (``collect.unroll_len``), so that none would be updated.
     """
-    as_batch = collate == 'batch' or (
-        collate == 'auto' and policy is not None and (takes_batch(policy) or takes_sequences(policy))
-    )
+    is_known = collate == 'auto' and policy is not None
+    as_batch = collate == 'batch' or (is_known and takes_batch(policy))
+    as_sequences = is_known and takes_sequences(policy)
+
+    def comes_as_batch(schema: Optional[Schema]) -> bool:
+        # Middleware of the buffer speaks of lists; objects that are no columns cannot be collated.
+        return not buffer_._middleware and schema is not None and (as_batch or (as_sequences and is_sequence(schema)))
+
     unroll_len = cfg.policy.collect.get('unroll_len', 1)
     if has_priorities(buffer_):
-        return _prioritized_fetcher(cfg, buffer_, as_batch, unroll_len)
-    if not as_batch or not isinstance(buffer_, StoreBuffer) or unroll_len > 1:
+        return _prioritized_fetcher(cfg, buffer_, comes_as_batch, unroll_len)
+    if not (as_batch or as_sequences) or not isinstance(buffer_, StoreBuffer) or unroll_len > 1:
         return stock_fetcher(cfg, buffer_, **kwargs)
     listed = stock_fetcher(cfg, buffer_, **kwargs)
 
     def _fetch(ctx: OnlineRLContext) -> Any:
-        # Middleware of the buffer speaks of lists; objects that are no columns cannot be collated.
-        if buffer_._middleware or buffer_.schema is None:
+        if not comes_as_batch(buffer_.schema):
             return listed(ctx)
         try:
             ctx.train_data = _sample(buffer_, cfg.policy.learn.batch_size).data
@@ -250,7 +255,9 @@ def has_priorities(buffer_: Any) -> bool:
     return isinstance(buffer_, StoreBuffer) and isinstance(buffer_.sampler, PrioritySampler)
 
 
-def _prioritized_fetcher(cfg: Any, buffer_: StoreBuffer, as_batch: bool, unroll_len: int) -> Callable:
+def _prioritized_fetcher(
+    cfg: Any, buffer_: StoreBuffer, comes_as_batch: Callable[[Optional[Schema]], bool], unroll_len: int
+) -> Callable:
     sampler = type(buffer_.sampler).__name__
     if not cfg.policy.get('priority', False):
         raise ConfigError(
@@ -267,8 +274,7 @@ def _prioritized_fetcher(cfg: Any, buffer_: StoreBuffer, as_batch: bool, unroll_
     def _fetch(ctx: OnlineRLContext) -> Generator:
         size = cfg.policy.learn.batch_size
         try:
-            # Middleware of the buffer speaks of lists; objects that are no columns cannot be collated.
-            if as_batch and not buffer_._middleware and buffer_.schema is not None:
+            if comes_as_batch(buffer_.schema):
                 ctx.train_data, rows = _weighted_batch(buffer_, size)
             else:
                 ctx.train_data, rows = _weighted_list(buffer_, size)

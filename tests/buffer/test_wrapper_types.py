@@ -11,6 +11,7 @@ from ding.utils import BUFFER_REGISTRY
 from ding.utils.data import default_collate, timestep_collate
 from ding.worker.replay_buffer import create_buffer
 from easydict import EasyDict
+from same_batches import is_same
 
 import ding_store
 from ding_store.buffer import StoreBufferWrapper
@@ -88,15 +89,22 @@ def test_whole_numbers_may_be_written_as_floats() -> None:
     assert buffer.replay_buffer_size == 100
 
 
-@pytest.mark.parametrize('type_', ['naive', 'episode', 'sequence'])
-def test_plain_types_leave_elements_as_they_are(type_: str) -> None:
-    buffer = filled(type_)
+def test_priority_off_leaves_elements_as_they_are() -> None:
+    buffer = filled(priority=False)
     batch = buffer.sample(5, 0)
     assert set(batch[0]) == set(default_collate(batch)) == {'obs', 'reward', 'done'}
     buffer.update({'priority': [1.0], 'replay_unique_id': [0], 'replay_buffer_idx': [0]})
     assert buffer.sample(50, 0) is not None
-    # Together with elements of other buffers, as Dyna's world models have it.
-    assert default_collate(batch + [element(3)])['obs'].shape == (6, 3)
+
+
+@pytest.mark.parametrize('type_', [*TYPES, 'store'])
+def test_elements_of_another_buffer_mix_with_a_batch(type_: str) -> None:
+    """World models of the Dyna kind add what they imagined to what was sampled."""
+    batch = filled(type_).sample(5, 0)
+    for mixed in (batch + [element(3)], [element(3)] + batch):
+        assert default_collate(mixed)['obs'].shape == (6, 3)
+    both = filled(type_).sample(2, 0) + filled(type_).sample(3, 0)
+    assert default_collate(both)['IS'].tolist() == [1.0] * 5
 
 
 def test_no_annealing() -> None:
@@ -115,7 +123,7 @@ def test_a_priority_of_an_element_turns_priorities_on() -> None:
     buffer = make()
     buffer.push([element(i, priority=1000.0 if i == 3 else None) for i in range(20)], 0)
     assert buffer.sample(20, 0).reward.tolist().count(3.0) > 15
-    plain = make('naive')
+    plain = make(priority=False)
     plain.push([element(i, priority=1.0) for i in range(5)], 0)
     assert 'priority' in plain.sample(2, 0)[0]
 
@@ -207,9 +215,32 @@ def test_time_major_and_lists() -> None:
         assert made['IS'].shape == (5,)
         assert made['obs'][2, :, 0].tolist() == [10.0 * row + 2 for row in rows]
         collated.append(made)
+        lists = default_collate(buffer.sample(5, 0))  # As ACER collates: a list of steps.
+        assert [len(lists['obs']), *lists['obs'][0].shape] == [4, 5, 3]
     assert all(collated[0][key].equal(collated[1][key]) for key in ('obs', 'reward', 'done', 'IS'))
-    lists = default_collate(buffer.sample(5, 0))  # As ACER collates: a list of steps.
-    assert [len(lists['obs']), *lists['obs'][0].shape] == [4, 5, 3]
+
+
+@pytest.mark.parametrize('action', ['none', 'discrete', 'continuous', 'steps'])
+@pytest.mark.parametrize('time_major', [True, False])
+@pytest.mark.parametrize('is_changed', [True, False])
+def test_a_batch_collates_as_its_elements_do(action: str, time_major: bool, is_changed: bool) -> None:
+    """With any cat_1dim, which policies choose, and also if an element was changed."""
+
+    def made(i: int) -> Dict[str, Any]:
+        if action == 'steps':
+            return {**sequence(i), 'action': [torch.tensor([t]) for t in range(4)], 'whole': torch.tensor([1.0 * i])}
+        actions = {'discrete': torch.tensor([i % 3]), 'continuous': torch.tensor([0.1 * i])}
+        return {**element(i), **({} if action == 'none' else {'action': actions[action]})}
+
+    elements = [made(i) for i in range(20)]
+    buffer = make(time_major=time_major, priority=False)
+    buffer.push(elements, 0)
+    for collate in (default_collate, lambda data: default_collate(data, cat_1dim=False)):
+        batch = buffer.sample(6, 0)
+        rows = [int(each['whole'] if action == 'steps' else each['reward']) for each in batch]
+        if is_changed:
+            batch[0]['reward'] = batch[0]['reward']
+        assert is_same(collate(batch), collate([elements[row] for row in rows]))
 
 
 def test_the_calls_of_a_sequence_buffer() -> None:
@@ -284,7 +315,6 @@ def test_the_flag_takes_over_what_the_config_has() -> None:
         import_names=['ding_store.buffer'],
         max_use=3,
         priority=False,
-        time_major=True,
         path='rows',
         prefetch=2,
     )

@@ -65,8 +65,8 @@ def created(policy: str, world_model: str, **buffers: Any) -> EasyDict:
     )
 
 
-@pytest.mark.parametrize('imagination', ['elastic', 'store'])
-def test_mbpo(sampled: List[tuple], imagination: str) -> None:
+@pytest.mark.parametrize(('way', 'imagination'), [('flag', 'elastic'), ('flag', 'store'), ('keys', 'elastic')])
+def test_mbpo(sampled: List[tuple], way: str, imagination: str) -> None:
     main = pendulum(
         policy=dict(
             model=dict(
@@ -113,7 +113,10 @@ def test_mbpo(sampled: List[tuple], imagination: str) -> None:
     create = created('sac', 'mbpo', replay_buffer='naive', imagination_buffer=imagination)
     if imagination == 'store':
         create.imagination_buffer = dict(type='store', import_names=['ding_store.buffer'], priority=False)
-    assert ding_store.enable(main, create)
+    if way == 'keys':
+        create.replay_buffer = dict(type='store', import_names=['ding_store.buffer'])
+    else:
+        assert ding_store.enable(main, create)
     serial_pipeline_dyna((main, create), seed=0, max_train_iter=6)
     sizes = {args[0] for args, _, _ in sampled}
     assert {5, 16, 100} <= sizes  # For the policy, for evaluation of the model, and its rollouts,

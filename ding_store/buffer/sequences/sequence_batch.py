@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceABC
-from typing import Any, Dict, Iterator, List, Mapping, Tuple
+from types import FrameType
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 import treetensor.torch as ttorch
+from ding.utils.data import timestep_collate
 from treevalue.tree.common import TreeStorage, create_storage
 
 from ding_store.buffer.batches import TrainBatch
 from ding_store.buffer.sequences.states import STATE, States
+from ding_store.columns import Schema, nodes
 
 
 class SequenceBatch(TrainBatch):
@@ -18,10 +21,22 @@ class SequenceBatch(TrainBatch):
     Overview:
         Leaves ``(T, B, ...)``, and the manners of a list of B dicts whose values are lists of T steps, which is what
         collectors of the config pipeline make. ``timestep_collate`` (R2D2, R2D3, NGU, QMIX, WQMIX, CollaQ, QTRAN, COMA,
-        MADQN) and IMPALA's collate take it as it is: no leaf is copied.
+        MADQN) and IMPALA's collate take it as it is: no leaf is copied. Any other caller of ``default_collate`` gets
+        lists of T tensors ``(B, ...)``.
     """
 
     _own_keys = frozenset({STATE})
+
+    def _is_collated_for(self, caller: Optional[FrameType], cat_1dim: bool) -> bool:
+        return bool(cat_1dim) and caller is not None and _stacks_steps(caller)
+
+
+def _stacks_steps(caller: FrameType) -> bool:
+    """Whether this caller of ``default_collate`` stacks the lists of steps that it gets, and leaves tensors alone."""
+    if caller.f_code is timestep_collate.__code__:
+        return True
+    # By name: importing the policies of DI-engine takes seconds.
+    return (caller.f_code.co_name, caller.f_globals.get('__name__')) == ('_data_preprocess_learn', 'ding.policy.impala')
 
 
 class StepRows(List[List[Any]]):
@@ -57,7 +72,13 @@ def in_steps(tree: ttorch.Tensor, length: int, size: int) -> ttorch.Tensor:
 
 
 def sequence_batch(
-    tree: ttorch.Tensor, length: int, size: int, states: States, extra: Mapping[str, Any]
+    tree: ttorch.Tensor,
+    length: int,
+    size: int,
+    states: States,
+    step: Schema,
+    extra: Mapping[str, Any],
+    rest: Optional[Schema] = None,
 ) -> SequenceBatch:
     """
     Overview:
@@ -65,15 +86,17 @@ def sequence_batch(
     Arguments:
         - tree (:obj:`ttorch.Tensor`): Leaves ``(length, size, ...)``; its storage becomes the batch's.
         - states (:obj:`States`): Before each of these steps, the first of all sequences first; made if somebody asks.
+        - step (:obj:`Schema`): Of one step.
         - extra (:obj:`Mapping`): Leaves ``(size, ...)`` that sequences have as a whole.
+        - rest (:obj:`Optional[Schema]`): Of those.
     """
     storage = tree._detach()
     batch_of_steps = dict(_items(storage))
 
     def elements() -> List[Dict[str, Any]]:
-        made: List[Dict[str, Any]] = _steps(batch_of_steps, length, size)
+        made: List[Dict[str, Any]] = _steps(batch_of_steps, length, size, step.root)
         for key, value in extra.items():
-            for element, each in zip(made, value):
+            for element, each in zip(made, _as_pushed(value, rest and _child(rest.root, key))):
                 element[key] = each
         if STATE in batch_of_steps:
             for element, of_sequence in zip(made, zip(*states.by_step(length, size))):
@@ -85,16 +108,27 @@ def sequence_batch(
     return SequenceBatch.of(tree, size, elements)
 
 
-def _steps(value: Any, length: int, size: int) -> List[Any]:
+def _steps(value: Any, length: int, size: int, node: Optional[nodes.Node]) -> List[Any]:
     """What each sequence has of a batch: dicts of lists, as lists of dicts are turned into by the collectors."""
     if not isinstance(value, (dict, TreeStorage)):
+        value = _as_pushed(value, node)
         return [Steps(value, length, place) for place in range(size)]
     made: List[Dict[str, Any]] = [{} for _ in range(size)]
     for key, each in _items(value):
         if each is not None:
-            for element, steps in zip(made, _steps(each, length, size)):
+            for element, steps in zip(made, _steps(each, length, size, _child(node, key))):
                 element[key] = steps
     return made
+
+
+def _as_pushed(value: Any, node: Optional[nodes.Node]) -> Any:
+    """A leaf of a batch with the last axis that its elements have: batches have shape ``(1,)`` as a number."""
+    is_one = isinstance(node, nodes.Leaf) and node.shape == (1,)
+    return value.unsqueeze(-1) if is_one and isinstance(value, torch.Tensor) else value
+
+
+def _child(node: Optional[nodes.Node], key: str) -> Optional[nodes.Node]:
+    return dict(node.items).get(key) if isinstance(node, nodes.Mapping) else None
 
 
 def _at(value: Any, step: int, place: int) -> Any:

@@ -40,7 +40,7 @@ def read_sequences(
     size = len(rows) // length
     if tree is None:
         tree = in_steps(_collate(schema, columns), length, size)
-    data = sequence_batch(tree, length, size, States(schema, columns), {})
+    data = sequence_batch(tree, length, size, States(schema, columns), schema, {})
 
     def decode() -> List[List[Any]]:
         steps = schema.decode(columns)
@@ -58,7 +58,7 @@ def read_unrolled(elements: Elements, choose: Choose) -> Tuple[SequenceBatch, Ar
     if reader.rest is not None:
         extra = dict(reader.rest.decode_batch(rest, True).items())
     tree = in_steps(_collate(reader.steps, steps), reader.length, len(rows))
-    data = sequence_batch(tree, reader.length, len(rows), States(reader.steps, steps), extra)
+    data = sequence_batch(tree, reader.length, len(rows), States(reader.steps, steps), reader.steps, extra, reader.rest)
     return data, rows, lambda: list(data)
 
 
@@ -73,7 +73,7 @@ def read_episodes(elements: Elements, choose: Choose, lengths_of: Callable[[], A
     places = (step + np.cumsum(lengths) - lengths)[is_there]
     padded = {name: _padded(column, places, is_there) for name, column in columns.items()}
     tree = in_steps(_collate(schema, padded), longest, size)
-    data = sequence_batch(tree, longest, size, States(schema, padded), {})
+    data = sequence_batch(tree, longest, size, States(schema, padded), schema, {})
 
     def decode() -> List[List[Any]]:
         steps, ends = schema.decode(columns), np.cumsum(lengths).tolist()
