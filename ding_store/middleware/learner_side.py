@@ -245,8 +245,12 @@ class LearnerSide(Side):
         for entry in self._rest():
             if not self._plan.can_push and entry.header['rows']:
                 break  # without a pusher nobody takes it: it stays unread, and is not counted
-            if self._merge(ctx, [entry]):
-                self._plan.push_through(ctx)
+            # What ctx has of the last iteration, such as train_data, is no part of this chunk.
+            renewed = ctx.renew()
+            if self._merge(renewed, [entry]):
+                self._plan.push_through(renewed)
+            for key in renewed._kept_keys:
+                setattr(ctx, key, getattr(renewed, key))
             self._taken = [entry]
         self._send(ctx)
         self._tell()

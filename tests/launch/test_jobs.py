@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from jobs import DEADLINE_S, ROLES, ROOT, TINY, ding_store, job, records, status, table
+from jobs import DEADLINE_S, PIPELINES, ROLES, ROOT, TINY, ding_store, job, records, status, table
 
 from ding_store.storage.embedded.server import running
 from ding_store.storage.testing import eventually
@@ -586,3 +586,12 @@ def test_status_of_a_run_that_is_not_there_names_those_that_are(tmp_path):
         assert "run 'q' is not running" in other.text
         assert 'running there: r' in other.text
     assert not Path(tmp_path, '.ding_store', 'q').exists()
+
+
+def test_a_trainer_before_the_pusher_sees_no_batch_twice(tmp_path):
+    """Chunks that are left at the end of a run pass the same middleware, each with a context of its own."""
+    script = PIPELINES / 'trained_before_pushed.py'
+    roles = ('--roles', 'learner=1,collector=1', '--set', 'max_lead=8')
+    with job(ding_store('run', *roles, '--', 'python', script, tmp_path), tmp_path) as run:
+        assert run.wait() == 0, run.text
+        balanced(run.text)
