@@ -22,6 +22,8 @@ from ding_store.middleware.claim import Identity, identity
 
 #: Options of the interpreter that change nothing here: output of our processes is unbuffered anyway.
 _IGNORED = ('-u', '-B')
+#: Of files that Python runs, whatever is in them.
+_SUFFIXES = ('.py', '.pyc', '.pyz', '.zip')
 #: Where this Python is, links of virtual environments not followed.
 _BIN = os.path.dirname(os.path.abspath(sys.executable))
 
@@ -48,7 +50,8 @@ class Script:
         words = list(command)
         if not words:
             raise ConfigError('no command given: put it after --, e.g. -- python -u main.py')
-        if os.path.basename(words[0]).startswith('python'):
+        names_python = os.path.basename(words[0]).startswith('python')
+        if names_python:
             _check_interpreter(words.pop(0))
             while words and words[0] in _IGNORED:
                 words.pop(0)
@@ -63,6 +66,11 @@ class Script:
         if os.path.basename(path) in ('ditask', 'ding'):
             raise ConfigError(
                 f'{os.path.basename(path)} starts its own processes: leave --roles out, and use its --parallel-workers'
+            )
+        if not names_python and not _is_python(path):
+            raise ConfigError(
+                f'cannot run roles with {words[0]!r}: {path} is no Python program. Put the Python command that it starts '
+                f'after --, e.g. -- python -u main.py, or leave --roles out'
             )
         return cls(path, False, words[1:])
 
@@ -111,6 +119,21 @@ def _check_interpreter(path: str) -> None:
             f'cannot run roles with {path}: they are forked from this process, which is {sys.executable}. Say python '
             f'instead of the path, or start it there: {path} -m ding_store.cli run ...'
         )
+
+
+def _is_python(path: str) -> bool:
+    """Whether a file or directory is what ``python PATH`` runs: a script, or a command that pip has installed."""
+    if os.path.isdir(path):
+        return os.path.exists(os.path.join(path, '__main__.py'))
+    if path.endswith(_SUFFIXES):
+        return True
+    try:
+        with open(path, 'rb') as file:
+            first, second = file.readline(4096), file.readline(4096)
+    except OSError as error:
+        raise ConfigError(f'{path!r} cannot be read: {error.strerror}. Name another script') from error
+    # pip begins with a shell if the path of its Python is long or has spaces.
+    return first.startswith(b'#!') and b'python' in (second if second.startswith(b"'''exec'") else first)
 
 
 def _check_module(name: str) -> None:

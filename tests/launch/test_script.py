@@ -65,6 +65,41 @@ def test_refused_with_the_reason(command, message):
         Script.parse(command)
 
 
+@pytest.mark.parametrize(
+    ('name', 'content'),
+    [
+        ('main.py', ''),
+        ('train', '#!/usr/bin/env python3\n'),
+        ('train', "#!/bin/sh\n'''exec' \"/a long path/python3\" \"$0\" \"$@\"\n' '''\n"),
+        ('directory/__main__.py', ''),
+    ],
+)
+def test_python_programs_need_no_python_in_front(tmp_path, name, content):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(content)
+    target = str(path.parent if path.name == '__main__.py' else path)
+    assert Script.parse([target, '--a']) == Script(target, False, ['--a'])
+
+
+@pytest.mark.parametrize(
+    ('command', 'message'),
+    [
+        (['bash', 'x.sh'], "cannot run roles with 'bash': /.*bash is no Python program"),
+        (['env', 'SEED=1', 'python', 'main.py'], 'leave --roles out'),
+        (['{dir}/x.sh'], 'after --, e.g. -- python -u main.py'),
+        (['{dir}/binary'], 'is no Python program'),
+        (['{dir}'], 'is no Python program'),
+    ],
+)
+def test_commands_that_are_no_python_are_refused_at_once(tmp_path, command, message):
+    (tmp_path / 'x.sh').write_text('#!/bin/sh\npython main.py\n')
+    (tmp_path / 'binary').write_bytes(b'\x7fELF\0\0python')
+    words = [word.format(dir=tmp_path) for word in command]
+    with pytest.raises(ConfigError, match=message):
+        Script.parse(words)
+
+
 def test_ditask_is_told_to_leave_roles_out(tmp_path):
     path = tmp_path / 'ditask'
     path.write_text('')
@@ -128,6 +163,7 @@ def test_an_interrupted_command_says_so(monkeypatch, capsys):
     [
         (['--', '{dir}'], 'cannot be run: Permission denied'),
         (['--', '{dir}/nosuch'], 'is no command on PATH'),
+        (['--roles', 'learner=1,collector=1', '--', 'bash', 'x.sh'], 'is no Python program'),
         (['--roles', 'learner=1,collector=1', '--json', '{dir}/no/x', '--', '{script}'], 'there is no such directory'),
     ],
 )
