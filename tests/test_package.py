@@ -26,16 +26,17 @@ PACKAGE = ROOT / 'ding_store'
 LAYERS: Dict[str, Set[str]] = {
     'errors': set(),
     'private': set(),
+    'syncing': set(),
     'copying': set(),
     'space': {'errors'},
     'config': {'errors'},
     'replay_keys': {'errors', 'config'},
     'columns': {'errors', 'copying'},
-    'storage': {'errors', 'private', 'copying', 'config'},
-    'buffer': {'errors', 'private', 'copying', 'space', 'config', 'replay_keys', 'columns', 'storage'},
-    'checkpoint': {'errors', 'private', 'copying', 'buffer'},
+    'storage': {'errors', 'private', 'syncing', 'copying', 'config'},
+    'buffer': {'errors', 'private', 'syncing', 'copying', 'space', 'config', 'replay_keys', 'columns', 'storage'},
+    'checkpoint': {'errors', 'private', 'syncing', 'copying', 'buffer'},
     'middleware': {
-        *('errors', 'private', 'copying', 'space', 'config', 'replay_keys', 'columns'),
+        *('errors', 'private', 'syncing', 'copying', 'space', 'config', 'replay_keys', 'columns'),
         *('storage', 'buffer', 'checkpoint'),
     },
     'doctor': {'errors', 'config', 'storage'},
@@ -45,6 +46,7 @@ TREES = {'treetensor', 'treevalue'}
 #: layer -> third-party packages that it must not import, not even inside a function
 FORBIDDEN: Dict[str, Set[str]] = {
     'private': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
+    'syncing': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'copying': {'redis', 'torch', 'ding', 'dizoo', *TREES},
     'space': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'errors': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},

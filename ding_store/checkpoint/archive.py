@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from ding_store import private
-from ding_store.buffer.durability.journal import sync_directory
 from ding_store.errors import CorruptPayload
+from ding_store.syncing import sync_directory, sync_file
 
 #: Ours beside a policy's own entries, which is all that DI-engine looks at: counters, schedules, random states.
 EXTRA = 'ding_store'
@@ -47,7 +47,7 @@ def write_state(path: str, state: Dict[str, Any], reads_back: bool = True) -> No
         if reads_back:
             _load(temporary, mmap=True)  # Of tensors it reads nothing.
         # What the name stands for must be on the disk before the name is.
-        _sync_file(temporary)
+        sync_file(temporary)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
@@ -202,14 +202,6 @@ def _write_bytes(descriptor: int, tensor: torch.Tensor, start: int) -> int:
         checksum = zlib.crc32(flat[done : done + written], checksum)
         done += written
     return checksum
-
-
-def _sync_file(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _numpy_is_safe() -> ContextManager[Any]:

@@ -26,9 +26,9 @@ import weakref
 from typing import Any, Dict, List, Optional, Tuple
 
 from ding_store import private
-from ding_store.buffer.durability.journal import sync_directory
 from ding_store.checkpoint.archive import EXTRA, check_state, read_state, write_state
 from ding_store.errors import ConfigError, CorruptPayload
+from ding_store.syncing import make_directory, sync_directory
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class CheckpointDir:
         Raises:
             - ConfigError: Another process has.
         """
-        os.makedirs(self.path, mode=0o700, exist_ok=True)
+        make_directory(self.path)
         # A record lock is its process's: whoever asks in there has it, and no forked child does.
         lock = os.open(self.file('lock'), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -94,7 +94,7 @@ class CheckpointDir:
         Raises:
             - ConfigError: There are checkpoints that are not of ours, or nobody can tell: run.json was damaged.
         """
-        os.makedirs(self.path, mode=0o700, exist_ok=True)
+        make_directory(self.path)
         for name in os.listdir(self.path):
             if name.startswith('iteration_') and name.endswith('.new'):  # of a learner that was killed
                 os.unlink(self.file(name))
@@ -178,7 +178,7 @@ class CheckpointDir:
         left += [BEST] if os.path.exists(self.file(BEST)) else []
         if not left:
             return
-        os.makedirs(previous, mode=0o700, exist_ok=True)
+        make_directory(previous)
         ended = '' if described is None else str(described['run'])
         if _read_text(os.path.join(previous, OF_RUN)) != ended:
             for name in os.listdir(previous):

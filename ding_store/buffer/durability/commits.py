@@ -17,6 +17,8 @@ _CHECKSUM = struct.Struct('<I')
 #: One record per page, so that a torn page costs one of them.
 _PAGE = 4096
 NOTE_BYTES = 256 << 10
+#: A note that is no larger is in the page of its record, too, so that no power cut parts them.
+_BESIDE_BYTES = _PAGE - _RECORD.size - _CHECKSUM.size
 FILE_BYTES = 2 * (_PAGE + NOTE_BYTES)
 
 
@@ -80,14 +82,21 @@ class Record:
         - path (:obj:`str`): For errors.
         - is_ours (:obj:`Callable`): Whether the directory is still this process's: otherwise nothing is written.
         - generation (:obj:`Callable`): That of the rows: what was put for another one counts for nothing.
+        - fsync (:obj:`bool`): Whether a power cut must leave what ``sync`` had on the disk, or what was put since.
     """
 
     def __init__(
-        self, region: mmap.mmap, path: str, is_ours: Callable[[], bool], generation: Callable[[], int] = lambda: 0
+        self,
+        region: mmap.mmap,
+        path: str,
+        is_ours: Callable[[], bool],
+        generation: Callable[[], int] = lambda: 0,
+        fsync: bool = False,
     ) -> None:
         if _read(region, 0) is None and _read(region, 1) is None:
             CommitFile.begin(region)
         self._commits, self._is_ours, self._generation = CommitFile(region, path), is_ours, generation
+        self._fsync = fsync
 
     @property
     def value(self) -> Optional[Dict[str, Any]]:
@@ -97,7 +106,11 @@ class Record:
 
     def put(self, value: Mapping[str, Any]) -> None:
         if self._is_ours():
-            self._commits.commit(0, encode_note({**value, 'generation': self._generation()}))
+            note = encode_note({**value, 'generation': self._generation()})
+            self._commits.commit(0, note)
+            if self._fsync and len(note) > _BESIDE_BYTES:
+                # Another put would leave both records without a note that is sure to be on the disk.
+                self._commits.flush()
 
     def sync(self) -> None:
         self._commits.flush()
@@ -126,8 +139,11 @@ def _read(region: mmap.mmap, half: int) -> Optional[Committed]:
     sequence, next_row, note_bytes, note_checksum = _RECORD.unpack(packed)
     if zlib.crc32(packed) != checksum or sequence % 2 != half or note_bytes > NOTE_BYTES:
         return None
-    note = region[start + _PAGE : start + _PAGE + note_bytes]
-    return Committed(sequence, next_row, note) if zlib.crc32(note) == note_checksum else None
+    for place in (start + _PAGE - _BESIDE_BYTES, start + _PAGE):
+        note = region[place : place + note_bytes]
+        if zlib.crc32(note) == note_checksum:
+            return Committed(sequence, next_row, note)
+    return None
 
 
 def _write(region: mmap.mmap, committed: Committed) -> None:
@@ -136,5 +152,7 @@ def _write(region: mmap.mmap, committed: Committed) -> None:
     if note:
         # Whether it is whole is in the record: until that is written, the other half counts.
         region[start + _PAGE : start + _PAGE + len(note)] = note
+        if len(note) <= _BESIDE_BYTES:
+            region[start + _PAGE - _BESIDE_BYTES : start + _PAGE - _BESIDE_BYTES + len(note)] = note
     packed = _RECORD.pack(committed.sequence, committed.next_row, len(note), zlib.crc32(note))
     region[start : start + _RECORD.size + _CHECKSUM.size] = packed + _CHECKSUM.pack(zlib.crc32(packed))

@@ -63,6 +63,7 @@ from ding_store.buffer.durability.slot_values import SlotValues
 from ding_store.buffer.table.rows import EMPTY
 from ding_store.errors import ConfigError, CorruptPayload, StoreClosed, TableLocked
 from ding_store.storage.host.mapped import Claim, claim
+from ding_store.syncing import sync_directory, sync_file, sync_path
 
 _OURS = ('rows', 'commit', 'metas', 'redo', 'packed')
 _TEMPORARY = re.compile(r'(header|metas)(\.\d+)?\.new')
@@ -109,6 +110,8 @@ class Home:
             self.redo = Journal(self.file('redo'), fsync)
             undo.callback(self.redo.close)
             self._recover()
+            if fsync:
+                self._sync_all()
             undo.pop_all()
 
     @property
@@ -160,6 +163,7 @@ class Home:
         """Numbers by row, of this name."""
         if name not in self._values:
             self._values[name] = SlotValues(self._current(f'{name}.values'), self.header.capacity, self.is_open)
+            self._sync_names()
         return self._values[name]
 
     def record(self, name: str, of_rows: bool = True) -> Record:
@@ -167,8 +171,9 @@ class Home:
         if name not in self._records:
             path = self.file(f'{name}.record')
             _grow(path, FILE_BYTES)
+            self._sync_names()
             generation = (lambda: self.generation) if of_rows else (lambda: 0)
-            self._records[name] = Record(_map(path, FILE_BYTES), path, self.is_open, generation)
+            self._records[name] = Record(_map(path, FILE_BYTES), path, self.is_open, generation, self.fsync)
         return self._records[name]
 
     def sync_kept(self) -> None:
@@ -370,6 +375,18 @@ class Home:
         """The path of a file that goes by row number, of which each generation has its own."""
         generation = self.generation if generation is None else generation
         return self.file(f'{name}.{generation}' if generation else name)
+
+    def _sync_all(self) -> None:
+        """A process before this one may have left what it never synced, names included."""
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                if entry.is_file(follow_symlinks=False):
+                    sync_file(entry.path)
+        sync_path(self.path)
+
+    def _sync_names(self) -> None:
+        if self.fsync:
+            sync_directory(self.path)
 
     def _value_files(self) -> List[str]:
         end = os.path.basename(self._current('.values'))

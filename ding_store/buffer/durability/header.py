@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, List, Optional
 
 from ding_store import private
-from ding_store.buffer.durability.journal import explained, sync_directory
+from ding_store.buffer.durability.journal import explained
 from ding_store.errors import CorruptPayload, FormatMismatch
+from ding_store.syncing import sync_directory
 
 #: Version 1 had no generations, version 2 no first row.
 VERSION = 3

@@ -10,6 +10,7 @@ from typing import Iterable, Iterator, List, Optional
 
 from ding_store import space
 from ding_store.errors import NotEnoughSpace
+from ding_store.syncing import sync_directory
 
 #: Length and checksum of a record.
 _HEAD = struct.Struct('<II')
@@ -172,15 +173,6 @@ def reserve(descriptor: int, path: str, start: int, num_bytes: int) -> None:
         os.posix_fallocate(descriptor, start, num_bytes)
     except OSError as e:
         raise explained(e, path, num_bytes) from e
-
-
-def sync_directory(path: str) -> None:
-    """What was made, renamed or removed in it is so on the disk, too."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def explained(error: OSError, path: str, num_bytes: int) -> OSError:

@@ -167,6 +167,7 @@ class MetaStore:
         """Give a slot's row a meta, or none. A dict that cannot be shared is kept itself."""
         if record and self._journal is not None:
             self.record(self.encode(np.array([row], np.int64), [meta]) or self._encode_none(slot, row))
+            self._journal.sync()
         held = self._to_held(meta)
         if self._journal is not None and isinstance(held, dict):
             # So that what is written into it later is noticed.

@@ -13,13 +13,14 @@ import numpy as np
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.durability.durable import Home, check_size
-from ding_store.buffer.durability.journal import reserve, sync_directory, write_at
+from ding_store.buffer.durability.journal import reserve, write_at
 from ding_store.buffer.elements.extents import Extents
 from ding_store.buffer.table.rows import RowListener
 from ding_store.buffer.table.table import Table
 from ding_store.columns import Schema
 from ding_store.errors import CorruptPayload, FormatMismatch, NotEnoughSpace, SchemaMismatch
 from ding_store.storage.wire.checksum import checksum
+from ding_store.syncing import sync_directory
 
 #: Columns that no element has: signs in its names are escaped.
 PLACE, BYTES, CHECKSUM = '~place', '~bytes', '~checksum'

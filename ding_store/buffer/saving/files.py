@@ -23,6 +23,7 @@ from ding_store.buffer.table.narrowing import stored_specs
 from ding_store.buffer.table.table import Table
 from ding_store.columns import Schema
 from ding_store.errors import CorruptPayload, FormatMismatch, StoreError
+from ding_store.syncing import make_directory, sync_directory
 
 MAGIC = b'ding_store buffer\n'
 _HDF5_MAGIC = b'\x89HDF'
@@ -37,7 +38,7 @@ def save(file_name: str, elements: Elements) -> None:
         - NotEnoughSpace: The disk is full; an older file of the name is still there.
     """
     directory = os.path.dirname(os.path.abspath(file_name))
-    os.makedirs(directory, exist_ok=True)
+    make_directory(directory, mode=0o777)
     descriptor, temporary = tempfile.mkstemp(prefix='.' + os.path.basename(file_name), dir=directory)
     try:
         with open(descriptor, 'wb') as file:
@@ -52,6 +53,7 @@ def save(file_name: str, elements: Elements) -> None:
         if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
             raise space.not_enough_space(f'the buffer saved to {file_name!r}', _num_bytes(elements), directory) from e
         raise
+    sync_directory(directory)
 
 
 def _num_bytes(elements: Elements) -> int:

@@ -194,7 +194,9 @@ class TableBase:
         home.redo.clear()
 
     def _describe(self, info: Any) -> None:
+        """From now on the header names these columns, which are on the disk before it is."""
         if self.home is not None:
+            self._sync_regions(self._regions)
             self.home.describe(self._stored_columns(), info)
 
     def _stored_columns(self) -> List[StoredColumn]:
@@ -213,11 +215,18 @@ class TableBase:
         if self.home is not None:
             self.home.sync_numbers()
 
+    def _sync_regions(self, regions: Regions) -> None:
+        if self.home is not None and self.home.fsync:
+            regions.sync()
+
+    def _sync_kept(self) -> None:
+        if self.home is not None and self.home.fsync:
+            self.home.sync_kept()
+
     def _sync_columns(self) -> None:
         if self.home is not None and self.home.fsync:
             self._regions.sync()
             self.home.metas.sync()
-            self.home.sync_kept()
 
     def _check(
         self,

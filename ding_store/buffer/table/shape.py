@@ -121,8 +121,6 @@ class TableShape(TableBase):
         narrow_columns = frozenset(narrow_columns)
         try:
             self._check_open()
-            if self.home is not None and self.home.fsync:
-                regions.sync()
             commit = self._prepared(regions, narrow_columns, info, rows, next_row, metas)
         except BaseException:
             regions.discard()
@@ -160,8 +158,6 @@ class TableShape(TableBase):
                 regions.reserve(self._num_used)
                 for name, column in regions.columns.items():
                     column[slots] = values[name]
-                if self.home is not None and self.home.fsync:
-                    regions.sync()
                 commit = self._prepared(regions, frozenset(), info, are_others=False)
             except BaseException:
                 regions.discard()
@@ -200,6 +196,7 @@ class TableShape(TableBase):
             if self.home is not None:
                 self.home.move_values(source, target)
             self._sync_columns()
+            self._sync_kept()
             try:
                 self.index.relocate(source, target)
                 self._sync_numbers()
@@ -222,9 +219,10 @@ class TableShape(TableBase):
         metas: Iterable[bytes] = (),
         are_others: bool = True,
     ) -> Callable[[], None]:
-        """What makes other columns count, with other rows or the same."""
+        """What makes other columns count, with other rows or the same; they are on the disk before their header is."""
         if self.home is None:
             return lambda: None
+        self._sync_regions(regions)
         columns = stored_columns(regions, narrow_columns)
         if not are_others or (not len(rows) and not self.index.count and next_row <= self.index.next_row):
             return self.home.prepare(columns, info)

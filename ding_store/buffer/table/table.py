@@ -175,6 +175,8 @@ class Table(TableReads, TableShape):
         with self.index.lock:
             self.index.publish(slots, skipped)
         self._sync_numbers()
+        # Samplers were told of the rows when they were published, and may have put what they begin with on record.
+        self._sync_kept()
         self._commit(note, encoded)
 
     @contextmanager

@@ -21,6 +21,7 @@ from ding_store.storage.embedded.binary import PathLike, find_server, server_ver
 from ding_store.storage.embedded.client import ask, explain, run_files, start_supervisor, translate_errors
 from ding_store.storage.embedded.supervisor.files import RunFiles, held_by, is_served
 from ding_store.storage.embedded.supervisor.sockets import remove_socket_directory
+from ding_store.syncing import make_directory
 
 __all__ = [
     'ServerInfo',
@@ -183,7 +184,7 @@ def remove_run(directory: PathLike, timeout_s: float = 30.0) -> bool:
 
 def _make_directory(files: RunFiles) -> None:
     with translate_errors(files):
-        os.makedirs(files.directory, mode=0o700, exist_ok=True)
+        make_directory(files.directory)
 
 
 @contextlib.contextmanager
