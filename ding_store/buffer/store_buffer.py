@@ -266,7 +266,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         """
         self._elements.clear()
         if self.limiter is not None:
-            self.limiter.wake()
+            self.limiter.begin_anew()
 
     @property
     def size(self) -> int:
@@ -364,8 +364,11 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         return len(self.table)
 
     def save_data(self, file_name: str) -> None:
-        """Write all elements and metas to one file, which appears whole or not at all."""
-        files.save(file_name, self._elements)
+        """
+        Overview:
+            Write all elements, metas and the limiter's counts to one file, which appears whole or not at all.
+        """
+        files.save(file_name, self._elements, None if self.limiter is None else self.limiter.state)
 
     def load_data(self, file_name: str) -> None:
         """
@@ -377,11 +380,11 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
               it holds objects of a class that cannot be imported.
             - NotEnoughSpace, SchemaMismatch: The elements do not fit. Whatever is raised, the buffer is unchanged.
         """
-        files.load(file_name, self._elements)
+        counts = files.load(file_name, self._elements)
         self._tell_served()
         if self.limiter is not None:
-            # Row numbers are the file's from here on, and the counts stay what they are.
-            self.limiter.load_state(self.limiter.state())
+            # Row numbers are the file's from here on; the counts, too, if it has any.
+            self.limiter.load_state(counts or self.limiter.state())
 
     @property
     def storage(self) -> StorageView:

@@ -49,9 +49,10 @@ class SamplingWorker(Sampled):
     def run(self, tell: Callable[[], None]) -> None:
         tell()
         while True:
-            self.push()
+            # Before it pushes: one that is killed before its first sample, again and again, would fill the buffer.
             while self.buffer.count() > CAPACITY // 2:
                 self.sample()
+            self.push()
             self.update_view()
             self.take_from_queue()
 

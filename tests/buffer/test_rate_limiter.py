@@ -2,11 +2,13 @@
 
 import contextlib
 import threading
+from pathlib import Path
 from typing import Any, Callable, Optional
 
 import numpy as np
 import pytest
 import torch
+from ding.data.buffer import DequeBuffer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -356,3 +358,119 @@ def test_counts_go_on() -> None:
     assert limiter.state() == {'num_inserts': 5, 'num_samples': 3}
     with pytest.raises(TypeError, match='num_samples'):
         limiter.load_state({'num_inserts': 5, 'num_samples': -1})
+
+
+def saved_with_a_limiter(directory: Path, num_samples: int = 0) -> str:
+    """A buffer of 50 rows, 8 of each sample's; its save."""
+    buffer = StoreBuffer(100, limiter=loop_limiter())
+    for i in range(50):
+        buffer.push({'x': torch.tensor([float(i)])})
+        if i >= 10:
+            buffer.sample_batch(2)
+    for _ in range(num_samples):
+        buffer.sample_batch(2)
+    buffer.save_data(str(directory / 'saved'))
+    return str(directory / 'saved')
+
+
+def loop_limiter(ratio: float = 2) -> RateLimiter:
+    return RateLimiter(10, ratio, error_buffer=10, max_sample=8, timeout_s=0)
+
+
+def go_on(buffer: StoreBuffer) -> None:
+    """A loop of one thread, in which nothing may wait."""
+    for i in range(30):
+        buffer.push({'x': torch.tensor([float(i)])})
+        if buffer.count() > 10:
+            buffer.sample_batch(int(buffer.limiter.samples_per_insert))
+
+
+def test_limiter_restored_buffer_samples_at_once(tmp_path: Path) -> None:
+    buffer = StoreBuffer(100, limiter=loop_limiter())
+    buffer.load_data(saved_with_a_limiter(tmp_path))
+    assert len(buffer.sample_batch(8).rows) == 8
+    buffer.push({'x': torch.zeros(1)})
+    go_on(buffer)
+
+
+def test_limiter_restored_counts_are_those_saved(tmp_path: Path) -> None:
+    buffer = StoreBuffer(100, limiter=loop_limiter())
+    buffer.load_data(saved_with_a_limiter(tmp_path, num_samples=5))
+    # The saved buffer had used up its tolerance: the next sample waits for an insert, as there.
+    with pytest.raises(StoreTimeout, match='sample 8 rows'):
+        buffer.sample_batch(8)
+    assert buffer.limiter.state() == {'num_inserts': 50, 'num_samples': 90}
+
+
+def rows_without_counts(directory: Path) -> dict:
+    """Ways for rows to come to a buffer uncounted: it has 50 of them, and a limiter."""
+
+    def filled(**settings: Any) -> StoreBuffer:
+        buffer = StoreBuffer(100, **settings)
+        buffer.extend_elements([{'x': torch.zeros(1)}] * 50)
+        return buffer
+
+    def loaded(kind: Any) -> StoreBuffer:
+        other = kind(100)
+        for _ in range(50):
+            other.push({'x': torch.zeros(1)})
+        other.save_data(str(directory / 'other.hkl'))
+        buffer = StoreBuffer(100, limiter=loop_limiter())
+        buffer.load_data(str(directory / 'other.hkl'))
+        return buffer
+
+    def limited_later() -> StoreBuffer:
+        buffer = filled()
+        buffer.limit_with(loop_limiter())
+        return buffer
+
+    def reopened(before: Any) -> StoreBuffer:
+        path = str(directory / 'path')
+        buffer = StoreBuffer(100, path=path, limiter=before)
+        buffer.extend_elements([{'x': torch.zeros(1)}] * 9)
+        for _ in range(41):
+            buffer.push({'x': torch.zeros(1)})
+            if before is not None and buffer.count() > 10:
+                buffer.sample_batch(int(before.samples_per_insert))
+        buffer.close()
+        return StoreBuffer(100, path=path, limiter=loop_limiter())
+
+    def shrunk() -> StoreBuffer:
+        filled().save_data(str(directory / 'large'))
+        buffer = StoreBuffer(20, limiter=loop_limiter())
+        buffer.load_data(str(directory / 'large'))
+        return buffer
+
+    def kept_later() -> StoreBuffer:
+        filled(path=str(directory / 'later')).close()
+        buffer = StoreBuffer(100, limiter=loop_limiter())
+        buffer.keep_in(str(directory / 'later'))
+        return buffer
+
+    return {
+        'a save without counts': lambda: loaded(StoreBuffer),
+        "DequeBuffer's save": lambda: loaded(DequeBuffer),
+        'a limiter that comes later': limited_later,
+        'a path without a limiter': lambda: reopened(None),
+        'a path with a higher ratio': lambda: reopened(RateLimiter(10, 5, 60, max_insert=9, max_sample=8, timeout_s=0)),
+        'a path with a lower ratio': lambda: reopened(RateLimiter(10, 1, 60, max_insert=9, max_sample=8, timeout_s=0)),
+        'a longer save': shrunk,
+        'a path that is joined later': kept_later,
+    }
+
+
+@pytest.mark.parametrize('way', rows_without_counts(Path()))
+def test_limiter_of_rows_without_counts_begins_anew(way: str, tmp_path: Path) -> None:
+    buffer = rows_without_counts(tmp_path)[way]()
+    assert len(buffer.sample_batch(8).rows) == 8
+    buffer.push({'x': torch.zeros(1)})
+    go_on(buffer)
+    buffer.close()
+
+
+def test_limiter_of_a_cleared_buffer_begins_anew() -> None:
+    buffer = StoreBuffer(100, limiter=loop_limiter())
+    for _ in range(3):
+        go_on(buffer)
+        buffer.clear()
+        assert buffer.limiter.state() == {'num_inserts': 0, 'num_samples': 0}

@@ -87,9 +87,12 @@ class RateLimiter:
             raise ConfigError(problem)
         if sampler is not None:
             self.check_sampler(sampler)
-        self._size = size
-        queue = getattr(sampler, 'sampler', sampler)
-        self._available = queue.num_left if isinstance(queue, Fifo) else size
+        with self._changed:
+            self._size = size
+            queue = getattr(sampler, 'sampler', sampler)
+            self._available = queue.num_left if isinstance(queue, Fifo) else size
+            if not self._is_possible():
+                self._reset()
 
     def problem_of_capacity(self, capacity: int) -> Optional[str]:
         """Why samples would wait for ever on a table of this size; None: they would not."""
@@ -128,7 +131,14 @@ class RateLimiter:
             if found is not None:
                 self.num_inserts = next_row() - found['first_row']
                 self.num_samples = found['num_samples']
+            self._count_on()
+
+    def begin_anew(self) -> None:
+        """Set the counts to where sampling begins, with the rows that the table has now."""
+        with self._changed:
+            self._reset()
             self._begin_counting()
+            self._changed.notify_all()
 
     def await_can_insert(self, num_rows: int = 1, timeout_s: Optional[float] = None) -> None:
         """
@@ -194,13 +204,17 @@ class RateLimiter:
             return {'num_inserts': self.num_inserts, 'num_samples': self.num_samples}
 
     def load_state(self, state: Mapping[str, int]) -> None:
-        """Go on from a ``state``."""
+        """
+        Overview:
+            Go on from a ``state``. Counts that do not fit the table's rows or these settings begin anew: rows that
+            came uncounted, or another ratio, would have samples or inserts wait for ever.
+        """
         counts = {name: state.get(name) for name in ('num_inserts', 'num_samples')}
         num_inserts, num_samples = (integer(name, value, 0, TypeError) for name, value in counts.items())
         with self._changed:
             self.num_inserts, self.num_samples = num_inserts, num_samples
             self._short_at = None
-            self._begin_counting()
+            self._count_on()
             self._changed.notify_all()
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> RateLimiter:
@@ -262,6 +276,27 @@ class RateLimiter:
             if left <= 0:
                 raise StoreTimeout(f'the rate limiter did not let {what} within {timeout_s:g} s: {self}')
             self._changed.wait(left)
+
+    def _count_on(self) -> None:
+        """Go on with these counts, or anew where no sequence of inserts and samples leads to them."""
+        if not self._is_possible():
+            self._reset()
+        self._begin_counting()
+
+    def _is_possible(self) -> bool:
+        size = self._size()
+        if self.num_inserts < size:
+            return False  # Rows came uncounted: with a file, or before there was a limiter.
+        if self.samples_per_insert is None or size < self.min_size_to_sample:
+            return True
+        most = (max(0, self.max_sample - self.min_size_to_sample) + self.max_insert - 1) * self.samples_per_insert
+        return -self.error_buffer - _ROUNDING <= self._difference() <= max(self.error_buffer, most) + _ROUNDING
+
+    def _reset(self) -> None:
+        """The difference is 0, or what it is before there are enough rows to sample."""
+        self.num_inserts, self._short_at = self._size(), None
+        num_beyond = max(0, self.num_inserts - self.min_size_to_sample)
+        self.num_samples = round(num_beyond * (self.samples_per_insert or 0))
 
     def _begin_counting(self) -> None:
         """Inserts are counted from this row number on."""

@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import tempfile
-from typing import IO, Any, Dict, Iterable, Iterator, List, Optional, Union
+from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, Optional, Union
 
 from ding_store import space
 from ding_store.buffer.arrays import Array
@@ -29,11 +29,13 @@ MAGIC = b'ding_store buffer\n'
 _HDF5_MAGIC = b'\x89HDF'
 
 
-def save(file_name: str, elements: Elements) -> None:
+def save(file_name: str, elements: Elements, counts: Optional[Callable[[], Dict[str, int]]] = None) -> None:
     """
     Overview:
         Write everything to a file next to it first, then put it in its place. Holds up writers only at the end, for
         what they changed meanwhile.
+    Arguments:
+        - counts (:obj:`Optional[Callable]`): The counts of the buffer's limiter, at the moment that is saved.
     Raises:
         - NotEnoughSpace: The disk is full; an older file of the name is still there.
     """
@@ -43,7 +45,7 @@ def save(file_name: str, elements: Elements) -> None:
     try:
         with open(descriptor, 'wb') as file:
             file.write(MAGIC)
-            SaveWriter(file, elements).write()
+            SaveWriter(file, elements, counts).write()
             file.flush()
             os.fsync(file.fileno())
         # mkstemp's files are for their owner only, as everything of ours.
@@ -62,10 +64,12 @@ def _num_bytes(elements: Elements) -> int:
     return len(elements.table) * elements.table.row_bytes
 
 
-def load(file_name: str, elements: Elements) -> None:
+def load(file_name: str, elements: Elements) -> Optional[Dict[str, int]]:
     """
     Overview:
         Replace what is in the buffer. Files hold pickles (DequeBuffer's, too): load only what you trust.
+    Returns:
+        - counts (:obj:`Optional[Dict]`): Of the limiter that the saved buffer had.
     Raises:
         - CorruptPayload: Truncated, damaged, or no such file. FormatMismatch: Of a later version, or it holds objects
           of a class that cannot be imported. SchemaMismatch: Its elements are not all of one kind, or a path cannot
@@ -81,6 +85,7 @@ def load(file_name: str, elements: Elements) -> None:
         else:
             raise CorruptPayload(f'{file_name!r} is no saved buffer: it begins with {start!r}')
         loads.replace(elements, loaded)
+        return loaded.counts
 
 
 def duplicate(elements: Elements, memo: Dict[int, Any]) -> Elements:
@@ -144,7 +149,8 @@ def _saved(file: IO[bytes], file_name: str, capacity: int) -> Loaded:
     listed: Optional[Iterable[Any]] = objects and objects[skipped:]
     if isinstance(saved, PackedSave):
         listed = saved.packets(skipped)
-    return Loaded(schema, parts, narrow, saved.rows[skipped:], listed, metas[skipped:], saved.next_row)
+    counts = None if isinstance(saved, OldSave) else saved.counts
+    return Loaded(schema, parts, narrow, saved.rows[skipped:], listed, metas[skipped:], saved.next_row, counts)
 
 
 def _opened(file: IO[bytes], file_name: str) -> Union[OldSave, Save]:

@@ -23,6 +23,7 @@ class Loaded(NamedTuple):
         - narrow (:obj:`Optional[List[str]]`): Columns that can be kept as bytes; None: the first part says it.
         - objects (:obj:`Optional[Iterable]`): Elements that are in no columns, or packets of them, which are whole.
         - metas (:obj:`List`): One for each row, or none at all.
+        - counts (:obj:`Optional[Dict]`): Of the limiter that the saved buffer had.
     """
 
     schema: Optional[Schema]
@@ -32,6 +33,7 @@ class Loaded(NamedTuple):
     objects: Optional[Iterable[Any]]
     metas: List[Optional[Dict[Any, Any]]]
     next_row: int
+    counts: Optional[Dict[str, int]] = None
 
 
 def replace(elements: Elements, loaded: Loaded) -> None:

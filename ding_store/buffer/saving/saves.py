@@ -5,7 +5,8 @@ A buffer's contents in one file:
     blocks: row numbers and contents of some rows, see ``save_blocks``
     the row numbers of all rows that count, oldest first; each is in one block or more, of which the last counts
     pickled extras (metas, and elements that are Python objects)
-    index (JSON: rows and bytes of each block, the sizes of the rest, checksums of all), its length and checksum, magic
+    index (JSON: rows and bytes of each block, the sizes of the rest, checksums of all, the counts of the buffer's
+        limiter if it has one), its length and checksum, magic
 
 It is written while others write to the buffer. First all rows, then those that came or changed meanwhile, until there
 are few; these with the writers waiting. So it holds what was there at one moment, the last.
@@ -18,7 +19,7 @@ import os
 import pickle
 import zlib
 from math import prod
-from typing import IO, Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import IO, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -71,8 +72,11 @@ class SaveWriter:
         Writes one save. ``write`` returns with the file at its end, not yet on the disk.
     """
 
-    def __init__(self, file: IO[bytes], elements: Elements) -> None:
+    def __init__(
+        self, file: IO[bytes], elements: Elements, counts: Optional[Callable[[], Dict[str, int]]] = None
+    ) -> None:
         self._file, self._elements, self._table = file, elements, elements.table
+        self._counts = counts
         self._blocks: Blocks
         self._header_checksum = 0
         self._saved = np.empty(0, np.int64)
@@ -94,7 +98,8 @@ class SaveWriter:
                     self._begin(start)
                 self._write_rows(self._unsaved(changed))
                 kept = contents(self._elements)
-        self._write_rest(kept)
+                counts = None if self._counts is None else self._counts()
+        self._write_rest(kept, counts)
 
     def _form(self) -> Tuple[Any, ...]:
         """What is another object as soon as rows are kept in another way, or all of them are others."""
@@ -137,7 +142,7 @@ class SaveWriter:
         if not isinstance(self._elements.objects, ObjectColumn):  # Which are among the extras.
             self._saved = np.union1d(self._saved, self._blocks.write(rows))
 
-    def _write_rest(self, kept: Contents) -> None:
+    def _write_rest(self, kept: Contents, counts: Optional[Dict[str, int]]) -> None:
         self._file.write(kept.rows.tobytes())
         start = self._file.tell()
         extras = _Summed(self._file)
@@ -155,6 +160,8 @@ class SaveWriter:
                 'extras': extras.checksum,
             },
         }
+        if counts is not None:
+            index['limiter'] = counts
         encoded = json.dumps(index).encode()
         self._file.write(
             encoded + len(encoded).to_bytes(8, 'little') + zlib.crc32(encoded).to_bytes(4, 'little') + _END
@@ -221,6 +228,8 @@ class Save:
         self.narrow: Optional[List[str]] = fields['narrow']
         self._widths = {name: dtype.itemsize * prod(shape) for name, (dtype, shape) in self.specs.items()}
         self.next_row = index['next_row']
+        #: Of the limiter that the saved buffer had; None: it had none.
+        self.counts: Optional[Dict[str, int]] = index.get('limiter')
         self._num_extra_bytes = index['num_extra_bytes']
         self._lengths = np.array(index['blocks'], np.int64)
         block_bytes = self._block_bytes(index)
