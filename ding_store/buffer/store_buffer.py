@@ -313,7 +313,8 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         """
         if self.count() or self.table.home is not None:
             raise ConfigError(f'a buffer that has elements, or a path, cannot be kept in {path!r} from now on')
-        former, self._elements = self._elements, Elements(int(self.size), path, fsync)
+        # The others of this run may go on in the middle of episodes.
+        former, self._elements = self._elements, Elements(int(self.size), path, fsync, begin_episodes=False)
         former.close()
         if self._prefetch is not None:
             self._prefetch.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Collection, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import treetensor.torch as ttorch
@@ -45,9 +45,12 @@ class Elements(Layout):
         - path (:obj:`Optional[str]`): Directory of a table that survives its process, where lists of varying length are
           packed, and Python objects refused; None for a private table.
         - fsync (:obj:`bool`): As of ``Table``.
+        - begin_episodes (:obj:`bool`): Whether what collected the rows that are in ``path`` has ended with its process.
     """
 
-    def __init__(self, capacity: int, path: Optional[str] = None, fsync: bool = False) -> None:
+    def __init__(
+        self, capacity: int, path: Optional[str] = None, fsync: bool = False, begin_episodes: bool = True
+    ) -> None:
         self.table = Table({}, capacity, path, fsync)
         self._schema: Optional[Schema] = None
         self.objects = None
@@ -56,6 +59,7 @@ class Elements(Layout):
         self.sequences = Sequences(self.table, self.metas)
         try:
             self._restore()
+            self.end_sequences([self.table.next_row], begin_episodes)
         except BaseException:
             self.table.close()
             raise
@@ -198,6 +202,27 @@ class Elements(Layout):
         if batch is None:
             batch = schema.decode_batch(columns)
         return rows, batch, lambda: schema.decode(columns)
+
+    def end_sequences(self, rows: Iterable[int], begin_episodes: bool = True) -> None:
+        """
+        Overview:
+            No sequence goes on from before these rows to them.
+        Arguments:
+            - begin_episodes (:obj:`bool`): Whether every episode begins with them.
+        """
+        with self.table.write_lock:
+            if len(self.table):
+                oldest = int(self.table.rows_by_age()[0])
+                self.sequences.breaks.add([(row, begin_episodes) for row in rows], oldest)
+                self.sequences.replaced()
+
+    def places_of_breaks(self) -> List[int]:
+        """Of the rows by age, those that do not follow the one before them, though it is of their group."""
+        with self.table.write_lock:
+            rows = self.table.rows_by_age()
+            do_follow = (np.diff(rows) == 1) & (np.diff(self.sequences.breaks.segments(rows)) == 0)
+            places: List[int] = (np.flatnonzero(~do_follow) + 1).tolist()
+            return places
 
     def update(self, row: int, element: Optional[Any], meta: Optional[Mapping[Any, Any]]) -> bool:
         """Replace an element, its meta or both; returns whether the row was there."""

@@ -13,6 +13,7 @@ from ding_store.buffer.elements.flat import fill_values
 from ding_store.buffer.elements.lists import check_may_differ, tell
 from ding_store.buffer.elements.metas import MetaStore
 from ding_store.buffer.elements.objects import ObjectColumn
+from ding_store.buffer.sequences.breaks import Break
 from ding_store.buffer.sequences.sequences import Sequences
 from ding_store.buffer.table.base import Columns
 from ding_store.buffer.table.narrowing import candidates
@@ -81,11 +82,14 @@ class Layout(BesideColumns):
         rows: Array,
         next_row: int,
         metas: Sequence[Optional[Mapping[Any, Any]]],
+        breaks: Sequence[Break] = (),
     ) -> None:
         """
         Overview:
             Have these elements instead, in the columns of ``Table.replace`` or as objects, or packets of them, and
             metas, one for each row or none at all.
+        Arguments:
+            - breaks (:obj:`Sequence[Break]`): Where no sequence of theirs goes on.
         Raises:
             - SchemaMismatch: A meta holds what cannot be on record. NotEnoughSpace: The disk is full. Whatever
               ``objects`` raise. Nothing changed.
@@ -94,6 +98,7 @@ class Layout(BesideColumns):
         kept: Optional[List[Any]] = None
         try:
             records = self.metas.records_of(rows, metas)
+            self.sequences.breaks.prepare(breaks)
             if objects is not None and is_packed:
                 self._pack(objects, len(rows), regions)
             elif objects is not None:
@@ -104,6 +109,10 @@ class Layout(BesideColumns):
             raise
         former = self.objects
 
+        def cleared() -> None:
+            self.metas.clear(record=False)
+            self.sequences.breaks.replace(breaks)
+
         def replaced() -> None:
             slots = np.arange(len(rows))
             self._schema, self.objects = schema, None if objects is None else self._new_objects()
@@ -112,12 +121,11 @@ class Layout(BesideColumns):
             self._outputs = self._new_outputs(schema)
             for slot, row, meta in zip(slots.tolist(), rows.tolist(), metas):
                 self.metas.put(slot, row, meta, record=False)
+            self.sequences.replaced()
 
         info = packed.INFO if is_packed else None if schema is None else schema.to_json()
         try:
-            self.table.replace(
-                regions, info, narrow, rows, next_row, records, lambda: self.metas.clear(record=False), replaced
-            )
+            self.table.replace(regions, info, narrow, rows, next_row, records, cleared, replaced)
         except BaseException:
             self._give_back()
             raise

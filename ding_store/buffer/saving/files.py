@@ -84,7 +84,9 @@ def load(file_name: str, elements: Elements) -> Optional[Dict[str, int]]:
             loaded = _saved(file, file_name, elements.table.capacity)
         else:
             raise CorruptPayload(f'{file_name!r} is no saved buffer: it begins with {start!r}')
-        loads.replace(elements, loaded)
+        # Whatever collected these rows ended when they were saved.
+        end = max(loaded.next_row, elements.table.next_row), True
+        loads.replace(elements, loaded._replace(breaks=[*loaded.breaks, end]))
         return loaded.counts
 
 
@@ -105,7 +107,8 @@ def _of(elements: Elements, kept: Contents) -> Loaded:
     objects: Optional[Iterable[Any]] = kept.objects
     if isinstance(elements.objects, PackedColumn):
         objects = _unpacked(elements, kept.rows)
-    return Loaded(elements.schema, parts, narrow, kept.rows, objects, metas, kept.next_row)
+    breaks = elements.sequences.breaks.list()
+    return Loaded(elements.schema, parts, narrow, kept.rows, objects, metas, kept.next_row, breaks=breaks)
 
 
 def _unpacked(elements: Elements, rows: Array) -> Iterator[Any]:
@@ -149,8 +152,8 @@ def _saved(file: IO[bytes], file_name: str, capacity: int) -> Loaded:
     listed: Optional[Iterable[Any]] = objects and objects[skipped:]
     if isinstance(saved, PackedSave):
         listed = saved.packets(skipped)
-    counts = None if isinstance(saved, OldSave) else saved.counts
-    return Loaded(schema, parts, narrow, saved.rows[skipped:], listed, metas[skipped:], saved.next_row, counts)
+    beside = (None, ()) if isinstance(saved, OldSave) else (saved.counts, saved.breaks)
+    return Loaded(schema, parts, narrow, saved.rows[skipped:], listed, metas[skipped:], saved.next_row, *beside)
 
 
 def _opened(file: IO[bytes], file_name: str) -> Union[OldSave, Save]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set
 
 import numpy as np
 
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.elements.elements import Elements
+from ding_store.buffer.sequences.breaks import Break
 from ding_store.buffer.table.narrowing import candidates, narrow, stored_specs, widen
 from ding_store.buffer.table.regions import Regions
 from ding_store.columns import Schema
@@ -24,6 +25,7 @@ class Loaded(NamedTuple):
         - objects (:obj:`Optional[Iterable]`): Elements that are in no columns, or packets of them, which are whole.
         - metas (:obj:`List`): One for each row, or none at all.
         - counts (:obj:`Optional[Dict]`): Of the limiter that the saved buffer had.
+        - breaks (:obj:`Sequence[Break]`): Where no sequence goes on.
     """
 
     schema: Optional[Schema]
@@ -34,6 +36,7 @@ class Loaded(NamedTuple):
     metas: List[Optional[Dict[Any, Any]]]
     next_row: int
     counts: Optional[Dict[str, int]] = None
+    breaks: Sequence[Break] = ()
 
 
 def replace(elements: Elements, loaded: Loaded) -> None:
@@ -51,7 +54,8 @@ def replace(elements: Elements, loaded: Loaded) -> None:
         except BaseException:
             regions.discard()
             raise
-        elements.replace(loaded.schema, loaded.objects, regions, names, loaded.rows, loaded.next_row, loaded.metas)
+        kept = loaded.rows, loaded.next_row, loaded.metas, loaded.breaks
+        elements.replace(loaded.schema, loaded.objects, regions, names, *kept)
 
 
 def _fill(regions: Regions, loaded: Loaded) -> Set[str]:

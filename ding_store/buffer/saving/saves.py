@@ -5,8 +5,8 @@ A buffer's contents in one file:
     blocks: row numbers and contents of some rows, see ``save_blocks``
     the row numbers of all rows that count, oldest first; each is in one block or more, of which the last counts
     pickled extras (metas, and elements that are Python objects)
-    index (JSON: rows and bytes of each block, the sizes of the rest, checksums of all, the counts of the buffer's
-        limiter if it has one), its length and checksum, magic
+    index (JSON: rows and bytes of each block, the sizes of the rest, checksums of all, breaks of sequences, the counts
+        of the buffer's limiter if it has one), its length and checksum, magic
 
 It is written while others write to the buffer. First all rows, then those that came or changed meanwhile, until there
 are few; these with the writers waiting. So it holds what was there at one moment, the last.
@@ -28,6 +28,7 @@ from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.elements.objects import ObjectColumn
 from ding_store.buffer.elements.packed import PackedColumn, Packet
 from ding_store.buffer.saving.save_blocks import BLOCK_BYTES, Blocks, ColumnBlocks, PacketBlocks
+from ding_store.buffer.sequences.breaks import Break
 from ding_store.buffer.table.regions import ColumnSpec
 from ding_store.errors import CorruptPayload, FormatMismatch
 from ding_store.storage.wire.checksum import checksum
@@ -45,12 +46,13 @@ Metas = List[Tuple[int, Dict[Any, Any]]]
 
 
 class Contents(NamedTuple):
-    """What is in no blocks: row numbers by age, Python objects, and (place, meta) of metas that are not empty."""
+    """What is in no blocks: row numbers by age, objects, (place, meta) of metas that are not empty, and breaks."""
 
     rows: Array
     objects: Optional[List[Any]]
     metas: Metas
     next_row: int
+    breaks: List[Break]
 
 
 def contents(elements: Elements) -> Contents:
@@ -60,10 +62,11 @@ def contents(elements: Elements) -> Contents:
         slots = table.index.slots_by_age().astype(np.intp)
         rows = table.index.row_of_slot[slots]
     objects = elements.objects.take(slots) if isinstance(elements.objects, ObjectColumn) else None
+    breaks = elements.sequences.breaks.list()
     if not elements.metas.is_used:
-        return Contents(rows, objects, [], table.next_row)
+        return Contents(rows, objects, [], table.next_row, breaks)
     metas = [(place, dict(elements.metas.peek(slot))) for place, slot in enumerate(slots.tolist())]
-    return Contents(rows, objects, [(place, meta) for place, meta in metas if meta], table.next_row)
+    return Contents(rows, objects, [(place, meta) for place, meta in metas if meta], table.next_row, breaks)
 
 
 class SaveWriter:
@@ -152,6 +155,7 @@ class SaveWriter:
             'block_bytes': self._blocks.sizes,
             'num_rows': len(kept.rows),
             'next_row': kept.next_row,
+            'breaks': kept.breaks,
             'num_extra_bytes': self._file.tell() - start,
             'checksums': {
                 'header': self._header_checksum,
@@ -230,6 +234,7 @@ class Save:
         self.next_row = index['next_row']
         #: Of the limiter that the saved buffer had; None: it had none.
         self.counts: Optional[Dict[str, int]] = index.get('limiter')
+        self.breaks: List[Break] = index.get('breaks', [])
         self._num_extra_bytes = index['num_extra_bytes']
         self._lengths = np.array(index['blocks'], np.int64)
         block_bytes = self._block_bytes(index)

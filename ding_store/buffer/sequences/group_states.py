@@ -22,6 +22,7 @@ class Rows(NamedTuple):
     is_known: Array  # whether the run began where an episode did
     is_done: Array
     missed: Array
+    segments: Array
 
     def at(self, which: Array) -> Rows:
         return Rows(*(array[which] for array in self))
@@ -36,6 +37,7 @@ class GroupStates:
         * ``runs``: how many rows its run has so far, those included that left. 0 after a done.
         * ``is_known``: whether that run began where an episode did.
         * ``missed``: how often rows had been missed, of whatever group, when its last row came.
+        * ``segments``: how many breaks there were before its last row, see ``Breaks``.
         * ``num_rows``: how many of its rows hold a slot.
     """
 
@@ -44,6 +46,7 @@ class GroupStates:
         self._free: List[int] = []
         self.tails, self.runs = np.empty(0, np.int64), np.empty(0, np.int64)
         self.num_rows, self.missed = np.empty(0, np.int64), np.empty(0, np.int64)
+        self.segments = np.empty(0, np.int64)
         self.is_known = np.empty(0, bool)
 
     def __len__(self) -> int:
@@ -65,7 +68,7 @@ class GroupStates:
         self.num_rows[ids] += counts
         self.runs[ids] = np.where(lasts.is_done, 0, lasts.positions)
         self.is_known[ids] = lasts.is_known | lasts.is_done
-        self.missed[ids] = lasts.missed
+        self.missed[ids], self.segments[ids] = lasts.missed, lasts.segments
 
     def count_down(self, ids: Array) -> None:
         """Groups have a row less, for each time that they are named."""
@@ -81,7 +84,7 @@ class GroupStates:
         if found is None:
             found = self._id_of[key] = self._free.pop()
             self.tails[found] = NOWHERE
-            self.runs[found] = self.num_rows[found] = self.missed[found] = 0
+            self.runs[found] = self.num_rows[found] = self.missed[found] = self.segments[found] = 0
             # If rows were missed before it came, ``missed`` says so: it differs from theirs.
             self.is_known[found] = True
         return found
@@ -102,5 +105,5 @@ class GroupStates:
         fill = np.zeros(num_more, np.int64)
         self.tails = np.concatenate([self.tails, fill + NOWHERE])
         self.runs, self.num_rows = np.concatenate([self.runs, fill]), np.concatenate([self.num_rows, fill])
-        self.missed = np.concatenate([self.missed, fill])
+        self.missed, self.segments = np.concatenate([self.missed, fill]), np.concatenate([self.segments, fill])
         self.is_known = np.concatenate([self.is_known, fill.astype(bool)])

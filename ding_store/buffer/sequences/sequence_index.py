@@ -11,6 +11,7 @@ from ding_store.buffer.arrays import Array
 from ding_store.buffer.sampling.pending import PendingSlots
 from ding_store.buffer.sampling.slot_set import SlotSet
 from ding_store.buffer.sampling.uses import Uses
+from ding_store.buffer.sequences.breaks import Breaks
 from ding_store.buffer.sequences.group_states import GroupStates, Rows
 from ding_store.buffer.sequences.lines import NOWHERE, Lines
 from ding_store.buffer.table.rows import EMPTY, RowIndex, RowListener
@@ -34,15 +35,16 @@ class SequenceIndex(RowListener):
         draw does not depend on the number of rows.
 
         A *run* is what may be cut into sequences: rows of one group, up to a done. After rows that nobody saw (more
-        were pushed at once than the table holds) every group begins a new run.
+        were pushed at once than the table holds), and at a break, every group begins a new run.
     Arguments:
         - index (:obj:`RowIndex`): The table's; locked by whoever calls.
         - read_groups (:obj:`ReadGroups`): Of rows that were just published.
-        - read_done (:obj:`Optional[ReadDone]`): None: runs end only where rows are missing.
+        - read_done (:obj:`Optional[ReadDone]`): None: runs end only where rows are missing, and at breaks.
+        - breaks (:obj:`Breaks`): The table's.
     """
 
-    def __init__(self, index: RowIndex, read_groups: ReadGroups, read_done: Optional[ReadDone]) -> None:
-        self._index, self._read_groups, self._read_done = index, read_groups, read_done
+    def __init__(self, index: RowIndex, read_groups: ReadGroups, read_done: Optional[ReadDone], breaks: Breaks) -> None:
+        self._index, self._read_groups, self._read_done, self._breaks = index, read_groups, read_done, breaks
         self.lines = Lines(index.capacity)
         self.groups = GroupStates()
         self._starts: _Starts = {}
@@ -111,6 +113,11 @@ class SequenceIndex(RowListener):
         self._pending.clear()
         self._is_stale = True
         self.num_forgotten += 1
+
+    def replaced(self) -> None:
+        """The rows are a file's: where they begin, an episode begins only if no row was before them."""
+        self._first_row = 0
+        self.forget()
 
     def starts(self, length: int, stride: int = 1, uses: Optional[Uses] = None) -> SlotSet:
         """
@@ -221,7 +228,8 @@ class SequenceIndex(RowListener):
             slots, values, missed = slots[has_group], values[has_group], missed[has_group]
         if len(slots):
             is_done = np.zeros(len(slots), bool) if self._read_done is None else self._read_done(slots)
-            self._append(slots, self.groups.ids(values), is_done, missed)
+            segments = self._breaks.segments(self._index.row_of_slot[slots])
+            self._append(slots, self.groups.ids(values), is_done, missed, segments)
 
     def _vacate(self, slots: Array) -> None:
         """The rows that were in these slots are history."""
@@ -238,34 +246,40 @@ class SequenceIndex(RowListener):
     def _all_starts(self) -> List[_Starts]:
         return [self._starts, *self._starts_of.values()]
 
-    def _append(self, slots: Array, ids: Array, is_done: Array, missed: Array) -> None:
+    def _append(self, slots: Array, ids: Array, is_done: Array, missed: Array, segments: Array) -> None:
         order = np.argsort(ids, kind='stable')
-        slots, ids, is_done, missed = slots[order], ids[order], is_done[order], missed[order]
+        slots, ids, is_done, missed, segments = (each[order] for each in (slots, ids, is_done, missed, segments))
         is_first = np.diff(ids, prepend=-1) != 0
         firsts = np.flatnonzero(is_first)
         owners, counts = ids[firsts], np.diff(firsts, append=len(ids))
         places = self.lines.append(owners, self.groups.tails[owners], counts, slots)
-        positions, is_known = self._places_in_runs(ids, is_first, is_done, missed)
+        positions, is_known = self._places_in_runs(ids, is_first, is_done, missed, segments)
         self._positions[slots], self._is_end[slots] = positions, is_done & is_known
         for starts in self._all_starts():
             for kind, members in starts.items():
                 self._add_starts(kind, members, places, positions)
         for max_length in self._ends:
             self._add_ends(max_length, slots[is_done & is_known])
-        rows = Rows(places, positions, is_known, is_done, missed)
+        rows = Rows(places, positions, is_known, is_done, missed, segments)
         self.groups.advance(owners, counts, rows.at(firsts + counts - 1))
 
-    def _places_in_runs(self, ids: Array, is_first: Array, is_done: Array, missed: Array) -> Tuple[Array, Array]:
+    def _places_in_runs(
+        self, ids: Array, is_first: Array, is_done: Array, missed: Array, segments: Array
+    ) -> Tuple[Array, Array]:
         """Of every row, its place in its run, from 1, and whether the run began with its episode."""
-        before = np.where(is_first, self.groups.missed[ids], np.roll(missed, 1))
-        is_broken = missed != before
-        begins = is_first | is_broken | np.roll(is_done, 1)
+        groups = self.groups
+        is_broken = missed != np.where(is_first, groups.missed[ids], np.roll(missed, 1))
+        is_cut = segments != np.where(is_first, groups.segments[ids], np.roll(segments, 1))
+        had_ended = np.where(is_first, groups.runs[ids] == 0, np.roll(is_done, 1))
+        begins = is_first | is_broken | is_cut | np.roll(is_done, 1)
         ordinal = np.arange(len(ids))
         begin = np.maximum.accumulate(np.where(begins, ordinal, 0))
         # A group's first rows here go on with the run that it is in.
-        goes_on = (is_first & ~is_broken)[begin]
-        run = np.where(goes_on, self.groups.runs[ids], 0)
-        is_known = np.where(goes_on, self.groups.is_known[ids], ~is_broken[begin])
+        goes_on = (is_first & ~is_broken & ~is_cut)[begin]
+        run = np.where(goes_on, groups.runs[ids], 0)
+        # Behind a break an unfinished episode may go on.
+        is_episode = ~is_broken & (~is_cut | had_ended | self._breaks.begin_episodes(segments))
+        is_known = np.where(goes_on, groups.is_known[ids], is_episode[begin])
         return ordinal - begin + 1 + run, is_known
 
     def _add_starts(self, kind: Tuple[int, int], members: SlotSet, places: Array, positions: Array) -> None:

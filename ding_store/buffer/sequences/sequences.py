@@ -11,6 +11,7 @@ from ding_store.buffer.elements.metas import MetaStore
 from ding_store.buffer.sampling.samplers import Uniform, not_enough
 from ding_store.buffer.sampling.slot_set import SlotSet
 from ding_store.buffer.sampling.uses import Uses
+from ding_store.buffer.sequences.breaks import Breaks
 from ding_store.buffer.sequences.group_keys import GroupBy, GroupKeys
 from ding_store.buffer.sequences.sequence_index import SequenceIndex
 from ding_store.buffer.sequences.unrolled import StepReader
@@ -37,6 +38,7 @@ class Sequences:
 
     def __init__(self, table: Table, metas: MetaStore) -> None:
         self._table, self._metas = table, metas
+        self.breaks = Breaks(table.home)
         self._reader: Optional[StepReader] = None
         self._indexes: Dict[Tuple[Tuple[str, ...], Optional[str], bool], Tuple[SequenceIndex, GroupKeys]] = {}
 
@@ -63,6 +65,12 @@ class Sequences:
             keys.check()
         return index
 
+    def replaced(self) -> None:
+        """The table has other rows, or other breaks: look at all of them again."""
+        with self._table.index.lock:
+            for index, _ in self._indexes.values():
+                index.replaced()
+
     def step_reader(self, schema: Schema) -> StepReader:
         """How rows of this schema that are sequences are read step by step."""
         reader = self._reader
@@ -81,7 +89,8 @@ class Sequences:
         keys.resolve()
         keys.has_changed()
         with self._table.index.lock:
-            return SequenceIndex(self._table.index, keys.read, keys.read_done if done is not None else None), keys
+            read_done = keys.read_done if done is not None else None
+            return SequenceIndex(self._table.index, keys.read, read_done, self.breaks), keys
 
 
 class SequenceKind:

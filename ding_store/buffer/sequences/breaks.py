@@ -1,0 +1,94 @@
+"""Row numbers at which a process or a file ended: no sequence or episode goes on over one of them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ding_store.buffer.arrays import Array
+from ding_store.buffer.durability.durable import Home
+from ding_store.errors import NotEnoughSpace
+
+logger = logging.getLogger(__name__)
+
+#: A row number, and whether every episode behind it begins there: what collected the rows before it has ended.
+Break = Tuple[int, bool]
+
+
+class Breaks:
+    """
+    Overview:
+        The breaks of one table, in ascending order. Those of a table with a path are on record in it, per generation
+        of its rows: see ``Home``. The caller has the table's lock.
+    Arguments:
+        - home (:obj:`Optional[Home]`): The table's directory.
+    """
+
+    def __init__(self, home: Optional[Home]) -> None:
+        self._home = home
+        self._rows, self._begin = np.empty(0, np.int64), np.empty(0, bool)
+        if home is not None and os.path.exists(home.file('breaks.record')):
+            found = home.record('breaks', of_rows=False).value or {}
+            self._set(found.get(str(home.generation), []))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def segments(self, rows: Array) -> Array:
+        """How many breaks are at or before each row."""
+        counts: Array = np.searchsorted(self._rows, rows, side='right')
+        return counts
+
+    def begin_episodes(self, segments: Array) -> Array:
+        """Whether every episode begins with its segment, as ``segments`` counts them."""
+        begin: Array = np.concatenate([[True], self._begin])[segments]
+        return begin
+
+    def list(self) -> List[Break]:
+        return list(zip(self._rows.tolist(), self._begin.tolist()))
+
+    def add(self, breaks: Sequence[Break], oldest: int) -> None:
+        """
+        Overview:
+            Have these, too; those at which no row is left before them go.
+        Arguments:
+            - oldest (:obj:`int`): The first row that lives.
+        """
+        self._set([each for each in [*self.list(), *breaks] if each[0] > oldest])
+        if self._home is not None:
+            try:
+                self._put({str(self._home.generation): self.list()})
+            except NotEnoughSpace as e:
+                logger.warning("the next process may sample sequences across this one's first row: %s", e)
+
+    def prepare(self, breaks: Sequence[Break]) -> None:
+        """
+        Overview:
+            Put on record what counts when all rows are replaced, beside what counts until then.
+        Raises:
+            - NotEnoughSpace: The disk is full.
+        """
+        if self._home is not None:
+            generation = self._home.generation
+            self._put({str(generation): self.list(), str(generation + 1): list(breaks)})
+
+    def replace(self, breaks: Sequence[Break]) -> None:
+        """All rows were replaced, and these are their breaks."""
+        self._set(breaks)
+
+    def _put(self, value: Any) -> None:
+        assert self._home is not None
+        if any(value.values()) or os.path.exists(self._home.file('breaks.record')):
+            record = self._home.record('breaks', of_rows=False)
+            record.put(value)
+            if self._home.fsync:
+                record.sync()
+
+    def _set(self, breaks: Sequence[Any]) -> None:
+        # Of several at one row the last says how episodes go on behind it.
+        known = {int(row): bool(begins) for row, begins in breaks}
+        self._rows = np.array(sorted(known), np.int64)
+        self._begin = np.array([known[row] for row in sorted(known)], bool)
