@@ -4,7 +4,7 @@ StoreError
 ├── ConfigError            (ValueError)    a setting is wrong; the message names it and the fix
 ├── StoreUnavailable       (ConnectionError)  the server cannot be reached, and was not within the deadline
 │   ├── StoreDenied                        it can, but refuses us: password, user, TLS
-│   └── AppendUnsettled                    whether it has an entry is unknown; its writer keeps it and sees to it
+│   └── AppendUnsettled                    an entry may still arrive: its writer keeps it; the cause says why
 ├── StoreUnsuitable                        it can, but would lose data: too old, or it evicts keys
 ├── StoreClosed                            used after close(), or in a process that may not use it
 ├── StoreTimeout           (TimeoutError)  a wait reached its deadline
@@ -29,6 +29,10 @@ from typing import Optional, Tuple
 class StoreError(Exception):
     """Base of every error that ding_store raises on purpose."""
 
+    #: Of what a server refused: whether a try before that lost its connection, so that what it sent may come late;
+    #: and whether nothing of it was done, which is known where not even a script began.
+    was_lost = has_no_effect = False
+
 
 class ConfigError(StoreError, ValueError):
     pass
@@ -43,7 +47,10 @@ class StoreDenied(StoreUnavailable):
 
 
 class AppendUnsettled(StoreUnavailable):
-    pass
+    @property
+    def needs_room(self) -> bool:
+        """Whether the server is there, and the entry only waits for room, or its stream is over."""
+        return isinstance(self.__cause__, (ServerFull, StreamFull, StoreTimeout, StoreClosed))
 
 
 class StoreUnsuitable(StoreError):

@@ -414,8 +414,12 @@ class Job:
         for member in Members(store).refresh().alive(process.role):
             if (member.pid, member.host) == (process.pid, host):
                 # At its maxmemory the server takes no report, and others hear of it by its silence.
-                with contextlib.suppress(ServerFull, AppendUnsettled):
-                    member.report(store, 'failed', 'it died')
+                with contextlib.suppress(ServerFull):
+                    try:
+                        member.report(store, 'failed', 'it died')
+                    except AppendUnsettled as error:
+                        if not error.needs_room:
+                            raise
 
     def _give_up(self, process: Process, how: str, session: Session) -> None:
         self.failed = f'{process.title} {how}'

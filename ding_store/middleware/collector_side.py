@@ -146,6 +146,8 @@ class CollectorSide(Side):
         except TimeoutError:
             return None
         except AppendUnsettled as error:
+            if not error.needs_room:
+                raise
             logging.warning(f'ding_store: {error}')
             return UNSETTLED
         except ServerFull as error:

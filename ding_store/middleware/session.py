@@ -247,12 +247,13 @@ class Session:
                 self.is_server_full = False
             except ServerFull as error:
                 self.note_full(error)  # acks will make room
-            except (StoreTimeout, AppendUnsettled) as error:
+            except StoreError as error:
                 # Another thread of this process is writing to a server that is away, or nobody knows whether a full one
                 # has this report: the next has all.
-                if isinstance(error.__cause__, ServerFull):
-                    self.note_full(error)
-            except StoreError as error:
+                if isinstance(error, StoreTimeout) or (isinstance(error, AppendUnsettled) and error.needs_room):
+                    if isinstance(error.__cause__, ServerFull):
+                        self.note_full(error)
+                    continue
                 if self._closing.is_set():
                     return
                 logging.error(f'ding_store: {error}; the run ends here for this process')
@@ -274,6 +275,8 @@ class Session:
         except ServerFull as error:
             self.note_full(error)
         except (AppendUnsettled, StoreClosed) as error:  # the run may be retired
+            if isinstance(error, AppendUnsettled) and not error.needs_room:
+                raise
             logging.info(f'ding_store: {error}')
 
     def note_full(self, error: StoreError) -> None:

@@ -27,10 +27,9 @@ def in_passing(store: Store) -> Iterator[None]:
     try:
         with store.hasty():
             yield
-    except StoreDenied:
-        raise  # later would be no better
-    except StoreUnavailable:
-        pass  # which the connection has logged
+    except StoreUnavailable as error:  # which the connection has logged
+        if isinstance(error, StoreDenied) or isinstance(error.__cause__, StoreDenied):
+            raise  # later would be no better
 
 
 class PeerWatch:

@@ -138,12 +138,15 @@ class Store(ABC):
             - timeout_s (:obj:`Optional[float]`): How long a full stream with overflow 'block' may be waited for. Behind
               another thread's append that waits for no room it may take its turn a second later.
         Raises:
-            - StoreTimeout: overflow is 'block' and no room was made in time; nothing was appended.
-            - StreamFull: overflow is 'error', or this one entry is larger than the limit; nothing was appended.
-            - ServerFull: The server is at its maxmemory; nothing was appended.
-            - NotEnoughSpace: This one entry is larger than a server takes; nothing was appended.
-            - StoreUnavailable: It is not known whether the server has the entry. It is kept, and announced by whatever
-              this store does when the server is back, or has room: appending it once more would double it.
+            - AppendUnsettled: The entry may still arrive: the server may have it, or is away. It is kept, and announced
+              by whatever this store does when the server is back, or has room: appending it once more would double it.
+              The error's ``__cause__`` says why. After any other error the entry never arrives:
+            - StoreTimeout: overflow is 'block' and no room was made in time.
+            - StreamFull: overflow is 'error', or this one entry is larger than the limit.
+            - ServerFull: The server is at its maxmemory.
+            - NotEnoughSpace: This one entry is larger than a server takes.
+            - StoreError: The server refused it for a reason that does not pass; the message names the fix.
+            But where another thread closes the store during the append (StoreClosed), the server may have the entry.
         """
 
     @abstractmethod

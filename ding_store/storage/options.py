@@ -121,21 +121,23 @@ class RedisOptions:
     Overview:
         How a store treats its server.
     Arguments:
-        - connect_timeout_s (:obj:`float`): How long the first connection is tried before saying what is wrong.
-        - reconnect_timeout_s (:obj:`float`): How long every call waits for a server that went away.
+        - connect_timeout_s (:obj:`Optional[float]`): How long the first connection is tried before saying what is
+          wrong. None: 10 s, or 30 s for an embedded server, which may have to be started.
+        - reconnect_timeout_s (:obj:`float`): How long a call waits in all for a server that went away or hangs,
+          whatever it waits for in it. It may take ``socket_timeout_s`` to notice that.
         - socket_timeout_s (:obj:`float`): How long one reply, or 1 MiB of a request, may take on its way: then the
           connection is made anew. It must be longer than ``check_every_s``, for which commands wait on purpose.
         - grace_s (:obj:`float`): How long an embedded server outlives the last process that uses it.
     """
 
-    connect_timeout_s: float = 10.0
+    connect_timeout_s: Optional[float] = None
     reconnect_timeout_s: float = 60.0
     socket_timeout_s: float = 10.0
     grace_s: float = 30.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not _is_at_least_0(value):
+            if not (_is_at_least_0(value) or (name == 'connect_timeout_s' and value is None)):
                 raise ConfigError(f'{name} ({value!r}) must be a number >= 0')
 
 

@@ -20,6 +20,7 @@ from ding_store.storage.base import OLDEST
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.host.planes import GONE, WAITING
 from ding_store.storage.memory import MemoryStore
+from ding_store.storage.redis.replies import Answer, code_of, meaning_of
 from ding_store.storage.redis.server import examine
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, FaultyStore, chunk, number_of
@@ -150,9 +151,11 @@ def test_what_a_server_must_be():
     for changes, match in (({'redis_version': '6.0.16'}, '6.2 is needed'), ({'cluster_enabled': '1'}, 'cluster')):
         with pytest.raises(errors.StoreUnsuitable, match=match):
             examine(facts(**changes), 'a')
-    for changes in ({'loading': '1'}, {'role': 'slave'}):
-        with pytest.raises(redis.ConnectionError):
+    for changes, code in (({'loading': '1'}, 'LOADING'), ({'role': 'slave'}, 'READONLY')):
+        with pytest.raises(redis.RedisError) as caught:
             examine(facts(**changes), 'a')
+        assert code_of(caught.value) == code
+        assert meaning_of(caught.value).answer is Answer.RECONNECT
 
 
 def test_at_maxmemory_acks_still_make_room(forgetful_server):

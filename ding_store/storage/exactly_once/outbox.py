@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Callable, Deque, NamedTuple, Optional, Sequence, Tuple, Union
 
-from ding_store.errors import ServerFull, StoreError
+from ding_store.errors import ServerFull, StoreClosed, StoreDenied, StoreError, StoreUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -300,15 +301,29 @@ class Outbox:
         item.is_referenced |= said.plane != WIRE
         try:
             verdict = self._announce(said)
-        except ServerFull:
-            # One that refuses answers: it can say whether an earlier try came through, whose reply was lost.
-            verdict = self._announce(self._announcement(None))
-            if verdict.status == OK and verdict.last < item.sequence:
+        except StoreError as e:
+            if e.has_no_effect:
                 item.uncertain = lost_before
+                raise
+            # An earlier try, whose reply was lost, may have come through; or this one, as far as its script got.
+            found = self._state_after(e)
+            if found is None:
+                raise
+            verdict = found
+            if verdict.status == OK and verdict.last < item.sequence:
+                item.uncertain = lost_before or e.was_lost
                 raise
         # STALE may answer a second try whose first one was accepted by a server that then lost its memory.
         item.uncertain = lost_before or (verdict.status == STALE and known_epoch != '')
         return verdict
+
+    def _state_after(self, error: StoreError) -> Optional[Verdict]:
+        """The stream's state, asked of a server that refused something; None where it does not answer that."""
+        is_away = isinstance(error, StoreUnavailable) and not isinstance(error, StoreDenied)
+        if not is_away and not isinstance(error, StoreClosed):
+            with suppress(StoreError):
+                return self._announce(self._announcement(None))
+        return None
 
     def _announcement(self, item: Optional[Item]) -> Announcement:
         base = self._sent[0].sequence if self._sent else self._queue[0].sequence if self._queue else self.sequence + 1

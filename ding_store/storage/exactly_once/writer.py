@@ -11,9 +11,18 @@ import uuid
 from contextlib import contextmanager, suppress
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
 
-from ding_store.errors import AppendUnsettled, ServerFull, StoreClosed, StoreError, StoreTimeout, StreamFull
+from ding_store.errors import (
+    AppendUnsettled,
+    ServerFull,
+    StoreClosed,
+    StoreDenied,
+    StoreError,
+    StoreTimeout,
+    StoreUnavailable,
+    StreamFull,
+)
 from ding_store.storage.base import Arrays, EntryId, Header
-from ding_store.storage.exactly_once.outbox import Announcement, Fill, Item, Outbox, Payload, Refused, Room, Verdict
+from ding_store.storage.exactly_once.outbox import Announcement, Fill, Outbox, Payload, Refused, Room, Verdict
 from ding_store.storage.options import StoreOptions, StreamOptions
 from ding_store.storage.wire.compression import AUTO, Choice, decompressed, is_compressed
 from ding_store.storage.wire.encoding import encode, encode_pieces, seal
@@ -337,6 +346,22 @@ class Writer:
         if outbox.queued_bytes + payload.size > options.max_pending_bytes:
             raise StreamFull(f'{outbox.num_queued} entries of {outbox.stream!r} already wait for the server to return')
         item = outbox.add(payload)
+        try:
+            self._bring(lane, deadline)
+        except Exception as e:
+            is_away = isinstance(e, StoreUnavailable) and not isinstance(e, StoreDenied)
+            is_withdrawn = not is_away and outbox.withdraw(item)
+            is_closed = isinstance(e, StoreClosed) and not isinstance(e, _Retired)
+            if is_withdrawn or is_closed:
+                raise
+            reason = 'the server may have had this entry, so it is kept and announced later: do not append it again'
+            raise AppendUnsettled(f'{e or type(e).__name__}; {reason}') from e
+        lane.warn_of_drops()
+        return EntryId(outbox.epoch, item.number)
+
+    def _bring(self, lane: Lane, deadline: float) -> None:
+        """Announce all that is queued, waiting for room."""
+        outbox, options = lane.outbox, lane.options
         is_full = f'stream {outbox.stream!r} holds max_pending_bytes ({options.max_pending_bytes})'
         while True:
             try:
@@ -346,29 +371,17 @@ class Writer:
                 break
             except Refused as refused:
                 if options.overflow == 'error':
-                    raise _given_up(outbox, item, StreamFull(f'{is_full}: overflow is "error"')) from None
+                    raise StreamFull(f'{is_full}: overflow is "error"') from None
                 if time.monotonic() >= deadline:
-                    raise _given_up(outbox, item, StoreTimeout(f'{is_full}: no room was made in time')) from None
+                    raise StoreTimeout(f'{is_full}: no room was made in time') from None
                 lane.is_waiting = True
                 try:
                     self._wait_for_room(outbox.stream, refused.room, deadline - time.monotonic())
                 finally:
                     lane.is_waiting = False
-            except ServerFull as e:
-                error = _given_up(outbox, item, e)
-                raise error from (e.__cause__ if error is e else e)
         if outbox.num_queued:
-            raise _given_up(outbox, item, _retired(outbox))
-        lane.warn_of_drops()
-        return EntryId(outbox.epoch, item.number)
+            raise _Retired(f'this process had appended its last to {outbox.stream!r}, which was retired since')
 
 
-def _retired(outbox: Outbox) -> StoreError:
-    return StoreClosed(f'this process had appended its last to {outbox.stream!r}, and the stream was retired since')
-
-
-def _given_up(outbox: Outbox, item: Item, error: StoreError) -> StoreError:
-    """The error to raise for an entry that is not appended now: another one if it may be all the same."""
-    if outbox.withdraw(item):
-        return error
-    return AppendUnsettled(f'{error}; the server may have had this entry, so it is kept and announced later')
+class _Retired(StoreClosed):
+    """Behind the last append of a process: its store is open."""

@@ -13,8 +13,17 @@ from urllib.parse import quote
 
 import redis
 
-from ding_store.errors import ServerFull, StoreClosed, StoreDenied, StoreError, StoreUnavailable
+from ding_store.errors import (
+    ConfigError,
+    ServerFull,
+    StoreClosed,
+    StoreDenied,
+    StoreError,
+    StoreUnavailable,
+    StoreUnsuitable,
+)
 from ding_store.storage.options import RedisOptions
+from ding_store.storage.redis.replies import Answer, code_of, is_unrun, meaning_of, text_of
 from ding_store.storage.redis.scripts import load_scripts
 from ding_store.storage.redis.server import (
     Life,
@@ -30,18 +39,19 @@ from ding_store.storage.urls import address_of
 
 logger = logging.getLogger(__name__)
 
-_DENIED = (
-    redis.AuthenticationError,
-    redis.exceptions.AuthorizationError,
-    redis.exceptions.AuthenticationWrongNumberOfArgsError,
-    redis.exceptions.NoPermissionError,
-)
-# Redis 6.2 for commands and keys; Redis 7.
-_DENIED_IN_SCRIPTS = ("The user executing the script can't", 'ACL failure in script')
-_LOST = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.ReadOnlyError)
+#: What is raised for a reply that does not pass.
+_ERRORS = {
+    Answer.FULL: ServerFull,
+    Answer.DENIED: StoreDenied,
+    Answer.UNSUITABLE: StoreUnsuitable,
+    Answer.SETTING: ConfigError,
+    Answer.DEFINITE: StoreError,
+}
 
-#: In what a server says that cannot write to its disk: it refuses all writes until it can, and keeps what it has.
-_STUCK = 'MISCONF'
+#: How long the first connection is tried; an embedded server may have to be started, on a busy machine.
+_CONNECT_S, _START_S = 10.0, 30.0
+#: The least and the most time that one try to reach a server again has.
+_TRY_S, _LONGEST_TRY_S = 2.0, 3600.0
 
 #: So often who is hasty looks whether the server is away, while another thread holds a lock.
 _LOOK_EVERY_S = 0.05
@@ -73,7 +83,8 @@ class Link:
         self._opener: Optional[threading.Thread] = None
         self._closed = threading.Event()
         self._is_over = False
-        self._stuck: Set[str] = set()  # calls that were refused since the server cannot write: a warning for each time
+        self._stuck: Dict[str, Set[str]] = {}  # code of a reply that passes -> calls that got it: one warning for all
+        self._away_since: Optional[float] = None  # when the first try failed of those since the last one that did not
         self._waiting: Dict[int, redis.RedisError] = {}  # threads that try a call again and again -> why
 
     @property
@@ -82,7 +93,10 @@ class Link:
 
     def connect(self) -> str:
         """Connect now or say what is wrong, before long; returns the server's name and version."""
-        return self.call('connect', lambda session: session.life.server, self._options.connect_timeout_s)
+        timeout_s = self._options.connect_timeout_s
+        if timeout_s is None:
+            timeout_s = _CONNECT_S if self._directory is None else _START_S
+        return self.call('connect', lambda session: session.life.server, timeout_s)
 
     def call(self, what: str, command: Callable[[Session], T], patience_s: Optional[float] = None) -> T:
         """
@@ -99,42 +113,57 @@ class Link:
                 self._waiting.pop(threading.get_ident(), None)
 
     def _call(self, what: str, command: Callable[[Session], T], patience_s: float) -> T:
-        deadline, delay_s = 0.0, 0.02
+        began = self._began()
+        deadline, delay_s, is_lost = 0.0, 0.02, False
         while True:
-            session = self._session
+            session, tried_at = self._session, time.monotonic()
             try:
-                session = session or self._open()
+                session = session or self._open(deadline or self._deadline(began, patience_s))
                 self._check_open()
                 result = command(session)
-                if what in self._stuck:
-                    self._stuck.clear()
+                self._note_success(what)
                 return result
-            except _DENIED as e:
-                raise StoreDenied(
-                    f'{what}: {self.address} refuses us: {e}; check user and password in '
-                    'its URL: --store, or DING_STORE_URL in the environment'
-                ) from e
-            except _LOST as e:
-                self._drop(session, e)
-                error: redis.RedisError = e
             except redis.RedisError as e:
-                if _STUCK not in str(e):
-                    raise self._translated(what, e) from e
-                self._note_stuck(what, e)
+                meaning = meaning_of(e)
+                if not meaning.answer.is_transient:
+                    refusal = self._refused(what, e)
+                    refusal.was_lost, refusal.has_no_effect = is_lost, not is_lost and is_unrun(e)
+                    raise refusal from e
+                if meaning.answer is Answer.RECONNECT:
+                    self._drop(session, e)
+                    is_lost = True
+                else:
+                    self._note_stuck(what, e)
                 error = e
             if self.is_hasty:
                 raise self._away(what, error) from error
             self._waiting[threading.get_ident()] = error
-            deadline = deadline or self._deadline(patience_s)
+            if self._away_since is None:
+                # A server that hangs was away from when it was asked; a call that waited for news was not.
+                self._away_since = tried_at if isinstance(error, redis.TimeoutError) else time.monotonic()
+            deadline = deadline or self._deadline(began, patience_s)
             if time.monotonic() >= deadline:
                 raise self._unavailable(what, error) from error
             # Spread out: all processes of a run lose their server at the same moment.
             self._closed.wait(min(delay_s, max(0.0, deadline - time.monotonic())) * random.uniform(0.5, 1.0))
             delay_s = min(1.0, delay_s * 2)
 
-    def _deadline(self, patience_s: float) -> float:
-        """Of a wait that begins now."""
-        return min(time.monotonic() + patience_s, self._left_at())
+    def _began(self) -> float:
+        """When the wait began that this thread's calls are part of."""
+        return getattr(self._haste, 'began', None) or time.monotonic()
+
+    @contextmanager
+    def one_wait(self) -> Iterator[None]:
+        """Calls of this thread within it, and the locks it waits for, share one deadline for a server that is away."""
+        was, self._haste.began = getattr(self._haste, 'began', None), self._began()
+        try:
+            yield
+        finally:
+            self._haste.began = was
+
+    def _deadline(self, began: float, patience_s: float) -> float:
+        """Of a wait for the server: it counts from when it was away, and somebody waited for it."""
+        return min(max(began, self._away_since or began) + patience_s, self._left_at())
 
     def _left_at(self) -> float:
         """When who leaves waits no more, whatever for: his time begins with the first wait."""
@@ -154,12 +183,12 @@ class Link:
 
     def wait(self, what: str, command: Callable[[Session], T]) -> Optional[T]:
         """Run a command that blocks for news. None when it had to reconnect: look first what else is new."""
-        is_tried = False
+        tried: Optional[Session] = None
 
         def once(session: Session) -> Optional[T]:
-            nonlocal is_tried
-            was_tried, is_tried = is_tried, True
-            return None if was_tried else command(session)
+            nonlocal tried
+            tried = tried or session
+            return command(session) if session is tried else None
 
         return self.call(what, once)
 
@@ -193,23 +222,24 @@ class Link:
         A lock that others may hold while they wait for the server: who is hasty does not wait with them, and who leaves
         no longer than for the server itself.
         """
-        while not lock.acquire(timeout=_LOOK_EVERY_S if self.is_hasty or self._is_leaving else -1):
-            error = next(iter(list(self._waiting.values())), None)
-            if error is None and self.is_away():
-                error = redis.ConnectionError('the connection was lost')
-            if error is not None and (self.is_hasty or time.monotonic() >= self._left_at()):
-                raise self._away('another thread waits for it', error) from error
-        try:
-            yield
-        finally:
-            lock.release()
+        with self.one_wait():
+            while not lock.acquire(timeout=_LOOK_EVERY_S if self.is_hasty or self._is_leaving else -1):
+                error = next(iter(list(self._waiting.values())), None)
+                if error is None and self.is_away():
+                    error = redis.ConnectionError('the connection was lost')
+                if error is not None and (self.is_hasty or time.monotonic() >= self._left_at()):
+                    raise self._away('another thread waits for it', error) from error
+            try:
+                yield
+            finally:
+                lock.release()
 
     def lose(self, session: Session, error: redis.RedisError) -> None:
         """
         Overview:
             A reply was not read through ``call``: what it would do about that error. Who need not wait may ask again.
         """
-        if isinstance(error, _LOST):
+        if meaning_of(error).answer is Answer.RECONNECT:
             self._drop(session, error)
             if self.is_hasty and self._session is None:
                 raise self._away('a reply', error) from error
@@ -230,22 +260,21 @@ class Link:
         if self._closed.is_set():
             raise StoreClosed(f'the store at {self.address} was closed') from cause
 
-    def _open(self) -> Session:
+    def _open(self, until: float) -> Session:
         self._check_open()
         if self._is_over:
             raise StoreClosed(f'the run at {self.address} was retired, and is not connected to again')
         if self.is_hasty and self.num_sessions > 0:
             self._open_beside()
             raise redis.ConnectionError('the connection was lost')
-        with self._opening:
+        with self._turn_to_open(until):
             session = self._session
             if session is None:
-                self._check_open()  # it was another thread's turn for long, perhaps
-                url, num_ends = self._target()
+                url, num_ends = self._target(until)
                 if self.num_sessions == 0:
                     check_files(url)
                 life = Life(self.address, num_ends)
-                client = make_client(url, lambda one: self._greet(life, one), self._options.socket_timeout_s)
+                client = make_client(url, lambda one: self._greet(life, one, until), self._options.socket_timeout_s)
                 client.info('server')
                 self.num_sessions += 1
                 session = self._session = Session(client, self._scripts, life)
@@ -254,9 +283,29 @@ class Link:
                     self._check_open()
             return session
 
-    def _greet(self, life: Life, connection: Any) -> None:
+    @contextmanager
+    def _turn_to_open(self, until: float) -> Iterator[None]:
+        """One thread at a time: the others wait for what it finds, no longer than they would try themselves."""
+        while not self._opening.acquire(timeout=min(_LOOK_EVERY_S, max(0.0, until - time.monotonic()))):
+            self._check_open()
+            if time.monotonic() >= until:
+                raise redis.ConnectionError('another thread did not reach it in time')
+        try:
+            self._check_open()
+            yield
+        finally:
+            self._opening.release()
+
+    def _greet(self, life: Life, connection: Any, until: float) -> None:
         """A new connection, which may have taken its time: with TLS, or on a slow line."""
+        timeout_s, left_s = self._options.socket_timeout_s, _left_s(until)
+        # ``until`` is for a session's first connection; who waits for another has a reply to wait for behind it.
+        is_short = left_s < timeout_s and self.num_sessions > 0 and not life.run_id
+        if is_short:
+            connection._sock.settimeout(left_s)
         life.greet(connection)
+        if is_short:
+            connection._sock.settimeout(timeout_s)
         if self._closed.is_set():
             connection.disconnect()  # close() woke only those that had one by then: this one would block
             self._check_open()
@@ -272,13 +321,13 @@ class Link:
         with suppress(StoreError):  # who asks next finds out, and begins this again
             self.call('reconnect', lambda session: None)
 
-    def _target(self) -> Tuple[str, int]:
+    def _target(self, until: float) -> Tuple[str, int]:
         """Where the server is, and how often its data was put aside."""
         if self._directory is None:
             return self._url, 0
         from ding_store.storage.embedded.server import ensure_server, num_ends  # Not needed for one that others run.
 
-        socket = ensure_server(self._directory, self._options.grace_s)
+        socket = ensure_server(self._directory, self._options.grace_s, _left_s(until))
         return f'unix://{quote(socket)}', num_ends(self._directory)
 
     def _drop(self, session: Optional[Session], error: Exception) -> None:
@@ -293,41 +342,45 @@ class Link:
         logger.log(level, 'lost the connection to %s: %s', self.address, error)
         session.close()
 
-    def _note_stuck(self, what: str, error: Exception) -> None:
-        if not self._stuck:
-            logger.warning('%s cannot write: %s; make room on its disk: it is waited for', self.address, _stuck(error))
-        self._stuck.add(what)
+    def _note_success(self, what: str) -> None:
+        self._away_since = None
+        if self._stuck:
+            for code in [code for code, calls in list(self._stuck.items()) if what in calls]:
+                self._stuck.pop(code, None)
 
-    def _away(self, what: str, error: Exception) -> StoreUnavailable:
-        if _STUCK in str(error):
-            return StoreUnavailable(f'{what}: {self.address} cannot write: {_stuck(error)}')
+    def _note_stuck(self, what: str, error: redis.RedisError) -> None:
+        calls = self._stuck.setdefault(code_of(error), set())
+        if not calls:
+            logger.warning('%s; it is waited for', self._explained(what, error))
+        calls.add(what)
+
+    def _explained(self, what: str, error: redis.RedisError) -> str:
+        meaning = meaning_of(error)
+        return f'{what}: {self.address} {meaning.says}: {text_of(error)}; {meaning.fix}'
+
+    def _refused(self, what: str, error: redis.RedisError) -> StoreError:
+        return _ERRORS[meaning_of(error).answer](self._explained(what, error))
+
+    def _away(self, what: str, error: redis.RedisError) -> StoreUnavailable:
+        if meaning_of(error).answer is Answer.RETRY:
+            return StoreUnavailable(self._explained(what, error))
         return StoreUnavailable(f'{what}: {self.address} is away: {error}')
 
-    def _unavailable(self, what: str, error: Exception) -> StoreUnavailable:
-        if _STUCK in str(error):
-            return StoreUnavailable(f'{what}: {self.address} cannot write: {_stuck(error)}; make room on its disk')
+    def _unavailable(self, what: str, error: redis.RedisError) -> StoreUnavailable:
+        if code_of(error):
+            return StoreUnavailable(self._explained(what, error))
         if is_tls_error(error):
             return StoreDenied(f'{what}: {self.address}: TLS failed: {error}')
         if self._url.startswith('rediss:') and speaks_plainly(self._url):
             return StoreDenied(f'{what}: {self.address} does not speak TLS: say redis://, or give it a tls-port')
         if self._url.startswith('redis:') and self.num_sessions == 0 and speaks_tls(self._url):
             return StoreDenied(f'{what}: {self.address} speaks TLS: say rediss://, and see docs/deploy.md')
-        fix = 'start a redis-server there, or use embedded://'
-        if self._directory is not None:
-            fix = f'look for the reason in {self._directory}'
-        return StoreUnavailable(f'{what}: {self.address} cannot be reached: {error}; {fix}')
-
-    def _translated(self, what: str, error: redis.RedisError) -> StoreError:
-        # No class: before Redis 7 errors inside a script have none, and before redis-py 5 this one never has.
-        if 'command not allowed when used memory' in str(error):
-            return ServerFull(f'{what}: {self.address} is at its maxmemory: raise it, or lower max_pending_bytes')
-        if any(text in str(error) for text in _DENIED_IN_SCRIPTS):
-            return StoreDenied(
-                f'{what}: {self.address} refuses us: {error}; the user needs more rights: docs/deploy.md'
-            )
-        return StoreError(f'{what}: {self.address}: {error}')
+        if self._directory is None:
+            return StoreUnavailable(self._explained(what, error))
+        return StoreUnavailable(
+            f'{what}: {self.address} cannot be reached: {error}; look for the reason in {self._directory}'
+        )
 
 
-def _stuck(error: Exception) -> str:
-    """What the server says, without what a script puts around it."""
-    return str(error)[str(error).index(_STUCK) :]
+def _left_s(until: float) -> float:
+    return min(max(_TRY_S, until - time.monotonic()), _LONGEST_TRY_S)

@@ -85,7 +85,7 @@ class Life:
         """
         Raises:
             - StoreUnsuitable: What is at the other end cannot keep what it is given.
-            - redis.ConnectionError: It cannot yet; or it is another server than before.
+            - redis.RedisError: It cannot yet; or it is another server than before.
         """
         try:
             self._greet(connection)
@@ -116,7 +116,7 @@ def examine(facts: Mapping[str, str], address: str) -> str:
         Return the server's name and version, if it can keep what it is given, by its INFO.
     Raises:
         - StoreUnsuitable: It cannot; says what to change.
-        - redis.ConnectionError: Not yet: it is loading its data, or is a replica that may become the primary.
+        - redis.RedisError: Not yet: it is loading its data, or is a replica that may become the primary.
     """
     version = facts['redis_version']
     if _numbers(version) < MIN_VERSION:
@@ -130,9 +130,9 @@ def examine(facts: Mapping[str, str], address: str) -> str:
     if facts.get('cluster_enabled', '0') != '0':
         raise StoreUnsuitable(f'{address} is part of a Redis cluster, which is not yet supported: use a single server')
     if facts.get('loading', '0') != '0':
-        raise redis.exceptions.BusyLoadingError('is loading its data')
+        raise redis.exceptions.BusyLoadingError('loading:1')
     if facts.get('role') == 'slave':
-        raise redis.ConnectionError('is a read-only replica')
+        raise redis.exceptions.ReadOnlyError('role:slave')
     return f'{"valkey" if "valkey_version" in facts else "redis"} {facts.get("valkey_version", version)}'
 
 

@@ -10,6 +10,7 @@ from typing import Any, Callable, Deque, Iterator, List, Mapping, Optional, Sequ
 
 import redis
 
+from ding_store.storage.redis.replies import has_run
 from ding_store.storage.redis.scripts import Argument, Command, Script
 from ding_store.storage.redis.server import Life, has_hung_up
 from ding_store.storage.wire.connection import pack, pieces, refusal, send
@@ -107,7 +108,7 @@ class Session:
                 connection.send_command('EVALSHA', sha, len(keys), *keys, *arguments)
                 reply = connection.read_response()
             if refused is not None:
-                raise refused
+                raise has_run(refused)
             return reply
 
     def send(self, commands: Sequence[Command]) -> Callable[[], List[Any]]:

@@ -263,10 +263,7 @@ class _Replies:
             self._ahead += self._checked(self._socket.recv, 64)
         line, _, self._ahead = self._ahead.partition(b'\r\n')
         if line[:1] == b'-':
-            denied = line.startswith(b'-NOPERM')
-            raise (redis.exceptions.NoPermissionError if denied else redis.ResponseError)(
-                line[1:].decode('utf-8', 'replace')
-            )
+            raise redis.ResponseError(line[1:].decode('utf-8', 'replace'))
         return int(line[1:])
 
     def _fill(self, into: memoryview) -> None:

@@ -1,0 +1,153 @@
+"""What a server's error replies mean: which of them pass, and what to do about the others.
+
+docs/server_errors.md has this table for users; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import Dict, List, NamedTuple, Tuple
+
+import redis
+
+
+class Answer(enum.Enum):
+    """What a call does about a reply."""
+
+    RECONNECT = 'wait, over a new connection'  # this server does not take it: it may again, or another took over
+    RETRY = 'wait'  # the same server takes it later
+    FULL = 'raise ServerFull'
+    DENIED = 'raise StoreDenied'
+    UNSUITABLE = 'raise StoreUnsuitable'
+    SETTING = 'raise ConfigError'
+    DEFINITE = 'raise StoreError'
+
+    @property
+    def is_transient(self) -> bool:
+        return self in (Answer.RECONNECT, Answer.RETRY)
+
+
+class Reply(NamedTuple):
+    """``says`` continues the server's address; ``fix`` is an imperative."""
+
+    answer: Answer
+    says: str
+    fix: str
+
+
+#: By the code that a reply begins with.
+REPLIES: Dict[str, Reply] = {
+    'BUSY': Reply(Answer.RETRY, 'runs a long script of another client', 'end it with "redis-cli SCRIPT KILL"'),
+    'CLUSTERDOWN': Reply(Answer.RETRY, 'is a cluster that is down', 'use a single server'),
+    'LOADING': Reply(Answer.RECONNECT, 'is loading its data', 'wait until it has'),
+    'MASTERDOWN': Reply(
+        Answer.RECONNECT, 'is a replica without its primary', 'put the address of the primary into the URL'
+    ),
+    'MAXCLIENTS': Reply(Answer.RECONNECT, 'has as many clients as it takes', 'raise its maxclients'),
+    'MISCONF': Reply(Answer.RETRY, 'cannot write', 'make room on its disk'),
+    'NOREPLICAS': Reply(
+        Answer.RETRY, 'has too few replicas to write', 'start them, or lower its min-replicas-to-write'
+    ),
+    'READONLY': Reply(Answer.RECONNECT, 'is a read-only replica', 'put the address of the primary into the URL'),
+    'SCRIPTKILLED': Reply(Answer.RETRY, 'was told to end a script', 'do not kill scripts of ding_store'),
+    'TRYAGAIN': Reply(Answer.RETRY, 'is moving keys', 'use a single server'),
+    'UNBLOCKED': Reply(Answer.RECONNECT, 'ended a wait', 'look whether it was made a replica'),
+    'OOM': Reply(Answer.FULL, 'is at its maxmemory', 'raise it, or lower max_pending_bytes'),
+    'NOAUTH': Reply(
+        Answer.DENIED,
+        'refuses us',
+        'check user and password in its URL: --store, or DING_STORE_URL in the environment',
+    ),
+    'NOPERM': Reply(Answer.DENIED, 'refuses us', 'give its user the rights of docs/deploy.md'),
+    'ASK': Reply(Answer.UNSUITABLE, 'is part of a Redis cluster, which is not yet supported', 'use a single server'),
+    'NODB': Reply(Answer.SETTING, 'has no such database', 'use a lower number in the URL, or raise its "databases"'),
+    'NOREDIS': Reply(Answer.UNSUITABLE, 'is no Redis server', 'check host and port in the URL'),
+    'UNKNOWN': Reply(
+        Answer.UNSUITABLE, 'lacks a command', 'use a Redis server of 6.2 or newer, with no command renamed'
+    ),
+    'WRONGTYPE': Reply(
+        Answer.DEFINITE,
+        'has a key of this run with another type',
+        'another program wrote there: delete the keys "ding:{RUN*", or use another run name',
+    ),
+}
+REPLIES.update(dict.fromkeys(('WRONGPASS', 'DENIED'), REPLIES['NOAUTH']))
+REPLIES.update(dict.fromkeys(('MOVED', 'CROSSSLOT'), REPLIES['ASK']))
+
+_LOST = Reply(Answer.RECONNECT, 'cannot be reached', 'start a redis-server there, or use embedded://')
+_OTHER = Reply(Answer.DEFINITE, 'replied with an error', 'look for it in the documentation of Redis')
+
+#: redis-py takes the code out of the text where it has a class for it. The first that fits counts.
+_CLASSES = (
+    ('AuthenticationError', 'NOAUTH'),
+    ('AuthenticationWrongNumberOfArgsError', 'NOAUTH'),
+    ('AuthorizationError', 'NOAUTH'),
+    ('NoPermissionError', 'NOPERM'),
+    ('ReadOnlyError', 'READONLY'),
+    ('OutOfMemoryError', 'OOM'),
+    ('BusyLoadingError', 'LOADING'),
+    ('MasterDownError', 'MASTERDOWN'),
+    ('ClusterDownError', 'CLUSTERDOWN'),
+    ('TryAgainError', 'TRYAGAIN'),
+    ('AskError', 'ASK'),  # and MovedError
+    ('ClusterCrossSlotError', 'CROSSSLOT'),
+    ('InvalidResponse', 'NOREDIS'),
+)
+_CODES: List[Tuple[type, str]] = [
+    (getattr(redis.exceptions, name), code) for name, code in _CLASSES if hasattr(redis.exceptions, name)
+]
+#: In replies whose code says nothing. Redis 6.2, then Redis 7, of rights inside a script.
+_TEXTS = {
+    "The user executing the script can't": 'NOPERM',
+    'ACL failure in script': 'NOPERM',
+    'max number of clients reached': 'MAXCLIENTS',
+    'Script killed by user': 'SCRIPTKILLED',
+    'DB index is out of range': 'NODB',
+    'invalid DB index': 'NODB',
+    'unknown command': 'UNKNOWN',
+}
+#: Replies to what a user may not do.
+_REFUSED = ('NOAUTH', 'NOPERM')
+#: What redis-py puts before the text of a pipeline's reply, and Redis 6.2 before what happened inside a script.
+_AROUND = re.compile(
+    r'(Command # \d+ .* of pipeline caused error: )?(Error running script \(call to \w+\): )?(@\w+: ?\d+: )*-?',
+    re.DOTALL,
+)
+_CODE = re.compile(r'[A-Z]+\b')
+
+
+def code_of(error: redis.RedisError) -> str:
+    """The code of a reply; '' where it has none that is known."""
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code
+    text = text_of(error)
+    found = _CODE.match(text)
+    if found is not None and found[0] in REPLIES:
+        return found[0]
+    return next((code for part, code in _TEXTS.items() if part in text), '')
+
+
+def text_of(error: redis.RedisError) -> str:
+    """What the server says, without what is put around it."""
+    return _AROUND.sub('', str(error), count=1)
+
+
+def meaning_of(error: redis.RedisError) -> Reply:
+    code = code_of(error)
+    if code:
+        return REPLIES[code]
+    return _LOST if isinstance(error, (redis.ConnectionError, redis.TimeoutError)) else _OTHER
+
+
+def has_run(error: redis.RedisError) -> redis.RedisError:
+    """Note of a command's error that a script which came behind it has run."""
+    error.script_has_run = True  # type: ignore[attr-defined]
+    return error
+
+
+def is_unrun(error: redis.RedisError) -> bool:
+    """Whether a command was refused before it began: a script may have done some of its work."""
+    is_in_script = 'script:' in str(error) or text_of(error) != str(error)
+    return code_of(error) in _REFUSED and not is_in_script and not getattr(error, 'script_has_run', False)
