@@ -53,8 +53,13 @@ class RedisServer:
     def client(self, **options: Any) -> redis.Redis:
         return redis.Redis(unix_socket_path=str(self.socket), retry=Retry(NoBackoff(), 0), **options)
 
-    def start(self) -> None:
+    def launch(self) -> None:
+        """Start it, and wait for nothing."""
         self._process = subprocess.Popen(self._command)
+
+    def start(self) -> None:
+        self.launch()
+        assert self._process is not None
         deadline = time.monotonic() + WAIT_S
         while not self._answers():
             assert self._process.poll() is None, (self.directory / 'redis.log').read_text()
