@@ -28,6 +28,7 @@ class Proxy:
         - latency_s (:obj:`float`): By how much each byte comes later, one way.
         - bytes_per_s (:obj:`Optional[float]`): Of each direction of each connection.
         - num_round_trips (:obj:`int`): How often an answer came to what was sent since the last one.
+        - reply (:obj:`bytes`): An error of Redis that scripts get from now on, which the server does not see.
     """
 
     def __init__(self, target: Any, host: str = '127.0.0.1', tls: Optional[ssl.SSLContext] = None) -> None:
@@ -37,6 +38,8 @@ class Proxy:
         self.num_cuts = 0  # by ``cut_after``
         self.num_bytes = {UP: 0, DOWN: 0}
         self.num_round_trips = 0
+        self.reply = b''
+        self.num_replies = 0
         self._is_asked = False
         self._target = target
         self._tls = tls
@@ -159,6 +162,12 @@ class Proxy:
         await self._open.wait()  # In a black hole nobody hears that the other side hung up.
 
     async def _pass(self, data: bytes, writer: Any, both: Set[Any], direction: str) -> None:
+        if self.reply and direction == UP and b'EVALSHA' in data:
+            self.num_replies += 1
+            (asking,) = both - {writer}
+            asking.write(b'-%b\r\n' % self.reply)
+            await asking.drain()
+            return
         left = self._cut_at.get(direction)
         if left is not None:
             self._cut_at[direction] = left - len(data)

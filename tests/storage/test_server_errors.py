@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import redis
+from proxy import Proxy
 from redis_server import RedisServer
 
-from ding_store.errors import AppendUnsettled, StoreUnavailable
+from ding_store.errors import AppendUnsettled, ServerFull, StoreDenied, StoreError, StoreUnavailable
 from ding_store.storage import open_store
 from ding_store.storage.exactly_once.reader import Reader
-from ding_store.storage.redis.replies import REPLIES, code_of
+from ding_store.storage.redis.replies import REPLIES, Answer, code_of
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 
@@ -157,6 +158,10 @@ def test_append_given_up_on_a_reply_that_passes_arrives_once(forgetful_server, c
         assert [number_of(entry) for entry in store.read(STREAM)] == [0, 1, 2]
 
 
+def blocked_in(client):
+    return [one['id'] for one in client.client_list() if 'b' in one['flags']]
+
+
 @pytest.mark.parametrize('how', ['REPLICAOF', 'CLIENT UNBLOCK'])
 @pytest.mark.parametrize('call', ['read', 'get', 'append'])
 def test_call_that_was_unblocked_waits_on(forgetful_server, call, how):
@@ -177,9 +182,9 @@ def test_call_that_was_unblocked_waits_on(forgetful_server, call, how):
                     with demoted(forgetful_server):
                         eventually(lambda: client.info('clients')['blocked_clients'] == 0, 'it was unblocked')
                 else:
-                    (one,) = [one for one in client.client_list() if 'b' in one['flags']]
-                    assert client.execute_command('CLIENT', 'UNBLOCK', one['id'], 'ERROR') == 1
-                    eventually(lambda: one['id'] not in {o['id'] for o in client.client_list()}, 'it began anew')
+                    (blocked,) = blocked_in(client)
+                    assert client.execute_command('CLIENT', 'UNBLOCK', blocked, 'ERROR') == 1
+                    eventually(lambda blocked=blocked: blocked not in blocked_in(client), 'it was unblocked')
             other.append(STREAM, {}, chunk(5))
             other.put('weights', {}, {})
             other.ack('full', 'learner', first)
@@ -230,3 +235,178 @@ def test_server_that_loads_its_data_is_waited_out(redis_binary):
             assert appending.result().number == 2
         assert 'LOADING' in codes
         assert [number_of(entry) for entry in store.read(STREAM)] == [0, 1]
+
+
+class TestDefinite:
+    """Replies that do not pass: what raises names the fix, and the entry's fate is what the error says."""
+
+    def check(self, store, other, error, match, refuse, mend):
+        """Entry 1 is refused; when all is mended it arrives if, and only if, the error says that it may."""
+        store.append(STREAM, {}, chunk(0))
+        refuse()
+        with pytest.raises(error, match=match) as caught:
+            store.append(STREAM, {}, chunk(1))
+        is_kept = isinstance(caught.value, AppendUnsettled)
+        mend()
+        store.append(STREAM, {}, chunk(2))
+        reader = Reader(other, STREAM, 'learner')
+        assert [number_of(entry) for entry in reader.read(timeout_s=WAIT_S)] == [0, *[1] * is_kept, 2]
+        assert (reader.num_lost, reader.num_duplicates) == (0, 0)
+        return caught.value
+
+    def test_oom_is_server_full_and_the_entry_never_arrives(self, forgetful_server):
+        with RedisStore(forgetful_server.url, 'run') as store, forgetful_server.client() as client:
+            error = self.check(
+                store,
+                store,
+                ServerFull,
+                'maxmemory.*raise it, or lower max_pending_bytes',
+                lambda: client.config_set('maxmemory', 1),
+                lambda: client.config_set('maxmemory', 0),
+            )
+            assert not isinstance(error, StoreUnavailable)
+
+    @pytest.mark.parametrize('right', ['evalsha', 'xadd', 'hset', 'hmget', '@all'])
+    def test_noperm_names_the_rights_and_the_fate(self, forgetful_server, right):
+        """Without ``hset`` the script fails behind its append, and the store can ask nothing: the entry may arrive."""
+        with forgetful_server.client() as client, RedisStore(forgetful_server.url, 'run') as other:
+            client.execute_command('ACL', 'SETUSER', 'ding', 'on', '>p', '~*', '+@all')
+            with RedisStore(f'unix://ding:p@{forgetful_server.socket}', 'run') as store:
+                error = self.check(
+                    store,
+                    other,
+                    StoreUnavailable,
+                    'refuses us.*rights of docs/deploy.md',
+                    lambda: client.execute_command('ACL', 'SETUSER', 'ding', f'-{right}'),
+                    lambda: client.execute_command('ACL', 'SETUSER', 'ding', '+@all'),
+                )
+            assert isinstance(error, AppendUnsettled if right in ('hset', 'hmget') else StoreDenied)
+
+    @pytest.mark.parametrize('part', ['meta', 'log', 'sizes', 'readers'])
+    def test_wrongtype_names_the_keys_and_the_fate(self, forgetful_server, part):
+        key = f'ding:{{run/{STREAM}/0}}:{part}'
+        with RedisStore(forgetful_server.url, 'run') as store, forgetful_server.client() as client:
+            store.append(STREAM, {}, chunk(0))
+            client.rename(key, 'aside') if client.exists(key) else None
+            client.set(key, 'of another program')
+            with pytest.raises(StoreError, match='another type.*delete the keys') as caught:
+                store.register(STREAM, 'learner') if part == 'readers' else store.append(STREAM, {}, chunk(1))
+            client.delete(key)
+            client.rename('aside', key) if client.exists('aside') else None
+            is_kept = isinstance(caught.value, AppendUnsettled)
+            store.append(STREAM, {}, chunk(2))
+            numbers = [number_of(entry) for entry in Reader(store, STREAM, 'learner').read(timeout_s=WAIT_S)]
+            assert numbers == [0, *[1] * is_kept, 2]
+
+    def test_password_that_changes_names_the_url(self, forgetful_server):
+        with forgetful_server.client() as client, RedisStore(forgetful_server.url, 'run') as other:
+            client.execute_command('ACL', 'SETUSER', 'ding', 'on', '>p', '~*', '+@all')
+            url = f'unix://ding:p@{forgetful_server.socket}'
+
+            def change():
+                client.execute_command('ACL', 'SETUSER', 'ding', 'resetpass', '>other')
+                client.execute_command('CLIENT', 'KILL', 'USER', 'ding')
+
+            with RedisStore(url, 'run', reconnect_timeout_s=WAIT_S) as store:
+                self.check(
+                    store,
+                    other,
+                    StoreUnavailable,
+                    'refuses us.*DING_STORE_URL',
+                    change,
+                    lambda: client.execute_command('ACL', 'SETUSER', 'ding', 'resetpass', '>p'),
+                )
+
+
+#: As servers say them that are not at hand: Redis 7 puts the code first also where a script met with it.
+OTHERS = {
+    'READONLY': "READONLY You can't write against a read only replica. script: 0c, on @user_script:330.",
+    'NOREPLICAS': 'NOREPLICAS Not enough good replicas to write. script: 0c, on @user_script:330.',
+    'MISCONF': 'MISCONF Errors writing to the AOF file: No space left on device. script: 0c, on @user_script:330.',
+    'BUSY': 'BUSY Redis is busy running a script. You can only call FUNCTION KILL or SHUTDOWN NOSAVE.',
+    'LOADING': 'LOADING Redis is loading the dataset in memory',
+    'TRYAGAIN': 'TRYAGAIN Multiple keys request during rehashing of slot',
+    'CLUSTERDOWN': 'CLUSTERDOWN The cluster is down',
+    'UNBLOCKED': 'UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)',
+    'MAXCLIENTS': 'ERR max number of clients reached',
+    'SCRIPTKILLED': 'ERR Error running script (call to f_0c): @user_script:1: Script killed by user',
+}
+DEFINITE = {
+    'OOM': "OOM command not allowed when used memory > 'maxmemory'. script: 0c, on @user_script:330.",
+    'NOPERM': 'NOPERM ACL failure in script: User ding has no permissions to run the command script: 0c',
+    'NOAUTH': 'NOAUTH Authentication required.',
+    'WRONGPASS': 'WRONGPASS invalid username-password pair or user is disabled.',
+    'DENIED': 'DENIED Redis is running in protected mode',
+    'WRONGTYPE': 'WRONGTYPE Operation against a key holding the wrong kind of value script: 0c',
+    'MOVED': 'MOVED 3999 127.0.0.1:6381',
+    'ASK': 'ASK 3999 127.0.0.1:6381',
+    'CROSSSLOT': "CROSSSLOT Keys in request don't hash to the same slot",
+    'UNKNOWN': 'ERR unknown command `EVALSHA`, with args beginning with: ',
+    'NODB': 'ERR DB index is out of range',
+    '': 'ERR something that nobody has heard of',
+}
+
+
+@pytest.fixture
+def proxy(forgetful_server):
+    with Proxy(forgetful_server.socket) as proxy:
+        yield proxy
+
+
+@pytest.mark.parametrize('code', OTHERS)
+def test_injected_reply_that_passes_is_waited_out(proxy, code):
+    with RedisStore(proxy.url(), 'run') as store, ThreadPoolExecutor() as pool:
+        store.append(STREAM, {}, chunk(0))
+        proxy.reply = OTHERS[code].encode()
+        waiting = pool.submit(store.append, STREAM, {}, chunk(1))
+        eventually(lambda: proxy.num_replies > 2 or waiting.done(), 'it is tried again and again')
+        proxy.reply = b''
+        assert waiting.result(WAIT_S).number == 2
+        assert [number_of(entry) for entry in store.read(STREAM)] == [0, 1]
+
+
+@pytest.mark.parametrize('code', DEFINITE)
+def test_injected_reply_that_is_definite_raises_its_fix(proxy, code):
+    fix = REPLIES[code].fix if code else 'documentation of Redis'
+    with RedisStore(proxy.url(), 'run') as store:
+        store.append(STREAM, {}, chunk(0))
+        proxy.reply = DEFINITE[code].encode()
+        with pytest.raises(StoreError, match=re.escape(fix)):
+            store.add('counter', 1)
+        with pytest.raises(StoreError, match=re.escape(fix)) as caught:
+            store.append(STREAM, {}, chunk(1))
+        is_kept = isinstance(caught.value, AppendUnsettled)
+        assert is_kept != (code in ('NOAUTH', 'WRONGPASS', 'DENIED')), 'no script began, so nothing was appended'
+        proxy.reply = b''
+        store.append(STREAM, {}, chunk(2))
+        assert [number_of(entry) for entry in store.read(STREAM)] == [0, *[1] * is_kept, 2]
+
+
+def test_every_reply_of_the_table_is_tried():
+    assert {*OTHERS, *DEFINITE, *PASSING, 'NOREDIS'} == {*REPLIES, ''}
+
+
+#: What is done, in the words of the page; and what replies without a code of their own are called there.
+DOES = {
+    Answer.RETRY: '| waits |',
+    Answer.RECONNECT: '| waits, over a new connection |',
+    Answer.FULL: '`ServerFull`',
+    Answer.DENIED: '`StoreDenied`',
+    Answer.UNSUITABLE: '`StoreUnsuitable`',
+    Answer.SETTING: '`ConfigError`',
+    Answer.DEFINITE: '`StoreError`',
+}
+NAMES = {
+    'MAXCLIENTS': '`ERR max number of clients reached`',
+    'SCRIPTKILLED': '`ERR ... Script killed by user`',
+    'UNKNOWN': '`ERR unknown command`',
+    'NODB': '`ERR DB index is out of range`',
+    'NOREDIS': 'no reply of Redis',
+}
+
+
+def test_table_in_the_docs_is_that_of_the_code():
+    rows = {line.split('|')[1].strip(): line for line in PAGE.read_text().splitlines() if line.startswith('| ')}
+    for code, reply in REPLIES.items():
+        row = rows[NAMES.get(code, f'`{code}`')]
+        assert DOES[reply.answer] in row, row

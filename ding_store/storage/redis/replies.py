@@ -15,8 +15,8 @@ import redis
 class Answer(enum.Enum):
     """What a call does about a reply."""
 
-    RECONNECT = 'wait, over a new connection'  # this server does not take it: it may again, or another took over
-    RETRY = 'wait'  # the same server takes it later
+    RETRY = 'wait'
+    RECONNECT = 'wait, over a new connection'  # the server may have changed its role, or another took over
     FULL = 'raise ServerFull'
     DENIED = 'raise StoreDenied'
     UNSUITABLE = 'raise StoreUnsuitable'
@@ -108,7 +108,7 @@ _TEXTS = {
     'unknown command': 'UNKNOWN',
 }
 #: Replies to what a user may not do.
-_REFUSED = ('NOAUTH', 'NOPERM')
+_REFUSED = ('NOAUTH', 'NOPERM', 'WRONGPASS', 'DENIED')
 #: What redis-py puts before the text of a pipeline's reply, and Redis 6.2 before what happened inside a script.
 _AROUND = re.compile(
     r'(Command # \d+ .* of pipeline caused error: )?(Error running script \(call to \w+\): )?(@\w+: ?\d+: )*-?',
