@@ -1,5 +1,6 @@
 """The embedded server: what fails, and what is said about it."""
 
+import contextlib
 import errno
 import importlib.util
 import os
@@ -8,11 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from embedded_helpers import Member, connect, count, kill, wait_for_end
+from embedded_helpers import WAIT_S, Member, connect, count, kill, wait_for_end
 
-from ding_store.errors import StoreUnavailable
+from ding_store.errors import AppendUnsettled, StoreTimeout, StoreUnavailable
+from ding_store.storage import EntryId, open_store
 from ding_store.storage.embedded.server import (
     ensure_server,
     find_server,
@@ -26,6 +29,7 @@ from ding_store.storage.embedded.server import (
 from ding_store.storage.embedded.supervisor import members as members_module
 from ding_store.storage.embedded.supervisor.members import Members
 from ding_store.storage.embedded.supervisor.sockets import make_socket_directory, remove_socket_directory
+from ding_store.storage.testing import chunk, eventually
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -404,3 +408,50 @@ def test_finishing_does_not_lose_the_members_that_wait(directory):
     assert re.fullmatch(r'.*/redis\.sock', socket)
     for other in others:
         other.end()
+
+
+@pytest.mark.parametrize('who', ['server', 'supervisor', 'both'])
+def test_calls_to_a_server_that_hangs_share_one_deadline(directory, who):
+    """Each ends by its own deadline, however many threads wait, and whatever for; then the server goes on."""
+    options = dict(socket_timeout_s=1.0, check_every_s=0.2, reconnect_timeout_s=2.0)
+    with open_store(f'embedded://{directory}', 'run', **options) as store:
+        info = running(directory / 'run')
+        store.append('s', {}, chunk(0))
+        store.put('v', {}, chunk(0, 100_000))
+        stopped = {'server': [info.server_pid], 'supervisor': [info.supervisor_pid]}.get(who, [*_pids(info)])
+        calls = [
+            lambda: store.get('v', newer_than=1, timeout_s=0.5),
+            lambda: store.read('s', EntryId('', 0), timeout_s=0.5),
+            lambda: store.put('v', {}, chunk(1, 100_000)),
+            lambda: store.add('n', 1),
+            *[lambda: store.append('s', {}, chunk(1), timeout_s=0.5)] * 3,
+        ]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            if who == 'supervisor':
+                kill(info.server_pid)
+            with ThreadPoolExecutor(len(calls)) as pool:
+                began = time.monotonic()
+                waiting = [pool.submit(call) for call in calls]
+                errors = [future.exception(WAIT_S) for future in waiting]
+                took_s = time.monotonic() - began
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+        assert {type(error) for error in errors} <= {StoreUnavailable, AppendUnsettled, StoreTimeout}
+        assert took_s < 15, 'half of what a single try to join the server may take, were it alone'
+        kept = sum(isinstance(error, AppendUnsettled) for error in errors)
+        eventually(lambda: _answers(store), 'it goes on')
+        store.settle()
+        assert len(store.read('s')) == 1 + kept
+
+
+def _pids(info):
+    return info.supervisor_pid, info.server_pid
+
+
+def _answers(store):
+    with contextlib.suppress(StoreUnavailable):
+        return store.add('n') >= 0
+    return False

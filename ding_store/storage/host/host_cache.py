@@ -254,7 +254,8 @@ class HostCache(Store):
             return
         if time.monotonic() - self._tidied_at >= self.store.own_writer.check_every_s:
             self._tidied_at = time.monotonic()
-            self.tidy()
+            with self.store.hasty():  # The call itself waits for a server that is away.
+                self.tidy()
 
     # Writing
 

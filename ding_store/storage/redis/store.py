@@ -113,10 +113,11 @@ class RedisStore(PlanedStore):
         check_name('stream', stream)
         _check_size(f'entry of {stream!r}', payload.size)
         self._enter(looks_around=False)
-        place = self._writer.append(stream, payload, timeout_s)
-        # Behind it: an append that finds no server says what became of its entry.
+        with self._link.one_wait():
+            place = self._writer.append(stream, payload, timeout_s)
+        # Behind it: an append that finds no server says what became of its entry. It has waited enough.
         if not self.is_hasty:
-            with suppress(StoreError):
+            with suppress(StoreError), self._link.hasty():
                 self._writer.check()
         return place
 
@@ -310,7 +311,7 @@ class RedisStore(PlanedStore):
         from ding_store.storage.embedded.server import mark_finished  # Not needed for a server that others run.
 
         self._link.end()
-        mark_finished(self._directory)
+        mark_finished(self._directory, min(30.0, max(1.0, self._link.reconnect_timeout_s)))
 
     @property
     def own_writer(self) -> Writer:
