@@ -2,6 +2,7 @@
 
 StoreError
 ├── ConfigError            (ValueError)    a setting is wrong; the message names it and the fix
+│   └── ForeignFile        (PermissionError)  a file or directory of another user, or a symbolic link
 ├── StoreUnavailable       (ConnectionError)  the server cannot be reached, and was not within the deadline
 │   ├── StoreDenied                        it can, but refuses us: password, user, TLS
 │   └── AppendUnsettled                    an entry may still arrive: its writer keeps it; the cause says why
@@ -35,6 +36,10 @@ class StoreError(Exception):
 
 
 class ConfigError(StoreError, ValueError):
+    pass
+
+
+class ForeignFile(ConfigError, PermissionError):
     pass
 
 

@@ -1,24 +1,8 @@
-"""What a power cut does not take: names of directories that are made, names in a directory, and what is in a file."""
+"""What a power cut does not take: names in a directory, and what is in a file."""
 
 from __future__ import annotations
 
 import os
-
-
-def make_directory(path: str, mode: int = 0o700) -> None:
-    """
-    Overview:
-        Make a directory, and those above it, if there is none. The names of all that were made are on the disk when
-        this returns.
-    """
-    path = os.path.abspath(path)
-    existing = path
-    while not os.path.isdir(existing) and existing != os.path.dirname(existing):
-        existing = os.path.dirname(existing)
-    os.makedirs(path, mode=mode, exist_ok=True)
-    while len(path) > len(existing):
-        path = os.path.dirname(path)
-        sync_directory(path)
 
 
 def sync_directory(path: str) -> None:

@@ -25,8 +25,8 @@ PACKAGE = ROOT / 'ding_store'
 #: it starts): it may import everything, and nothing in these rows may import it.
 LAYERS: Dict[str, Set[str]] = {
     'errors': set(),
-    'private': set(),
     'syncing': set(),
+    'private': {'errors', 'syncing'},
     'copying': set(),
     'space': {'errors'},
     'config': {'errors'},
@@ -34,7 +34,7 @@ LAYERS: Dict[str, Set[str]] = {
     'columns': {'errors', 'copying'},
     'storage': {'errors', 'private', 'syncing', 'copying', 'config'},
     'buffer': {'errors', 'private', 'syncing', 'copying', 'space', 'config', 'replay_keys', 'columns', 'storage'},
-    'checkpoint': {'errors', 'private', 'syncing', 'copying', 'buffer'},
+    'checkpoint': {'errors', 'private', 'syncing', 'copying', 'storage', 'buffer'},
     'middleware': {
         *('errors', 'private', 'syncing', 'copying', 'space', 'config', 'replay_keys', 'columns'),
         *('storage', 'buffer', 'checkpoint'),

@@ -83,12 +83,17 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         self.sliced = sliced
         self._uniform = Uniform(seed)
         self._elements = Elements(integer('size', size, 1), path, fsync)
-        self._sample_with(self._uniform if sampler is None else sampler)
-        depth = integer('prefetch', prefetch, 0)
-        self._prefetch = Prefetch(depth, self.table, self._sampler) if depth else None
         self.limiter: Optional[RateLimiter] = None
-        if limiter is not None:
-            self.limit_with(limiter)
+        try:
+            self._sample_with(self._uniform if sampler is None else sampler)
+            depth = integer('prefetch', prefetch, 0)
+            self._prefetch = Prefetch(depth, self.table, self._sampler) if depth else None
+            if limiter is not None:
+                self.limit_with(limiter)
+        except BaseException:
+            # Else a table with a path stays locked for as long as the exception is held.
+            self._elements.close()
+            raise
 
     @property
     def table(self) -> Table:

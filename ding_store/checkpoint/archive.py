@@ -42,7 +42,7 @@ def write_state(path: str, state: Dict[str, Any], reads_back: bool = True) -> No
     """
     temporary = path + '.new'
     try:
-        private.touch(temporary)
+        os.close(private.create(temporary))
         _write(temporary, state)
         if reads_back:
             _load(temporary, mmap=True)  # Of tensors it reads nothing.

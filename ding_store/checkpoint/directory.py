@@ -15,20 +15,19 @@ is, from its newest checkpoint. An older one is removed when a newer one is on t
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
 import re
-import struct
 import uuid
 import weakref
 from typing import Any, Dict, List, Optional, Tuple
 
 from ding_store import private
 from ding_store.checkpoint.archive import EXTRA, check_state, read_state, write_state
-from ding_store.errors import ConfigError, CorruptPayload
-from ding_store.syncing import make_directory, sync_directory
+from ding_store.errors import ConfigError, CorruptPayload, ForeignFile
+from ding_store.storage.host.mapped import Claim, claim
+from ding_store.syncing import sync_directory
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +50,7 @@ class CheckpointDir:
             raise ValueError(f'keep ({keep}) must be >= 1')
         self.path = os.path.abspath(path)
         self.keep = keep
+        self._lock: Optional[Claim] = None
         self._was_read_back = False  # once: the kinds of objects that a policy saves stay the same
 
     def file(self, name: str) -> str:
@@ -65,25 +65,12 @@ class CheckpointDir:
     def claim(self) -> None:
         """
         Overview:
-            From now on no other process may, as long as this one lives. Where the file system has no locks all may.
+            From now on no other process may save here, as long as this one lives, or until no object that claimed the
+        directory is left in it. Where the file system has no locks all may.
         Raises:
-            - ConfigError: Another process has.
+            - ConfigError: Another process has. ForeignFile: The directory is another user's.
         """
-        make_directory(self.path)
-        # A record lock is its process's: whoever asks in there has it, and no forked child does.
-        lock = os.open(self.file('lock'), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError) as e:
-            holder = _holder(lock)
-            os.close(lock)
-            raise ConfigError(
-                f'{self.path} is in use: {holder} saves its checkpoints there; name another directory '
-                '(store.checkpoint.path, or store.run), or end that one'
-            ) from e
-        except OSError as e:
-            logger.info('%s cannot be locked: %s', self.path, e)
-        self._unlock = weakref.finalize(self, os.close, lock)
+        self._lock = _claimed(private.directory(self.path))
 
     def begin(self) -> bool:
         """
@@ -94,7 +81,7 @@ class CheckpointDir:
         Raises:
             - ConfigError: There are checkpoints that are not of ours, or nobody can tell: run.json was damaged.
         """
-        make_directory(self.path)
+        private.directory(self.path)
         for name in os.listdir(self.path):
             if name.startswith('iteration_') and name.endswith('.new'):  # of a learner that was killed
                 os.unlink(self.file(name))
@@ -146,6 +133,7 @@ class CheckpointDir:
         """The newest checkpoint that can be read, and its path; a damaged one is named in the log and passed over."""
         for path in reversed(self.paths()):
             try:
+                private.check_file(path)
                 check_state(path)
                 return path, read_state(path)
             except CorruptPayload as e:
@@ -166,10 +154,13 @@ class CheckpointDir:
 
     def _best_value(self, run: str) -> Optional[float]:
         try:
-            extra = read_state(self.file(BEST), mmap=True).get(EXTRA, {})
-        except (FileNotFoundError, CorruptPayload):
+            private.check_file(self.file(BEST))
+            extra = read_state(self.file(BEST), mmap=True)[EXTRA]
+            return float(extra['eval_value']) if extra['run'] == run else None
+        except ForeignFile:
+            raise
+        except (FileNotFoundError, CorruptPayload, KeyError, TypeError, ValueError):
             return None
-        return extra['eval_value'] if extra.get('run') == run else None
 
     def _move_away(self) -> None:
         """Again if it was killed in the middle: what ``previous`` has of the run that ended is not of an older one."""
@@ -178,7 +169,7 @@ class CheckpointDir:
         left += [BEST] if os.path.exists(self.file(BEST)) else []
         if not left:
             return
-        make_directory(previous)
+        private.directory(previous)
         ended = '' if described is None else str(described['run'])
         if _read_text(os.path.join(previous, OF_RUN)) != ended:
             for name in os.listdir(previous):
@@ -191,12 +182,14 @@ class CheckpointDir:
 
     def _describe(self) -> Optional[Dict[str, Any]]:
         try:
-            with open(self.file('run.json')) as file:
+            with open(self.file('run.json'), opener=private.opener) as file:
                 described = json.load(file)
                 return {name: described[name] for name in ('run', 'finished')}
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError, KeyError) as e:
+        except ForeignFile:
+            raise
+        except (ValueError, TypeError, KeyError, RecursionError) as e:
             raise CorruptPayload(
                 f'{self.file("run.json")!r} was damaged: name another directory (store.checkpoint.path), and the '
                 'checkpoint to begin with (store.checkpoint.load)'
@@ -208,7 +201,7 @@ class CheckpointDir:
 
 def _write_text(path: str, text: str) -> None:
     """As a whole, or not at all."""
-    with open(path + '.new', 'w', opener=private.opener) as file:
+    with open(path + '.new', 'w', opener=private.create_opener) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -219,20 +212,44 @@ def _write_text(path: str, text: str) -> None:
 
 def _read_text(path: str) -> Optional[str]:
     try:
-        with open(path, encoding='utf-8', errors='replace') as file:
+        with open(path, encoding='utf-8', errors='replace', opener=private.opener) as file:
             return file.read()
     except FileNotFoundError:
         return None
 
 
-def _holder(descriptor: int) -> str:
-    """Which process locks a file, as far as that can be told: on another host it has no number here."""
-    asked = struct.pack('hhqqi', fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    with contextlib.suppress(OSError):
-        kind, *_, pid = struct.unpack('hhqqi', fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
-        if kind != fcntl.F_UNLCK and pid > 0:
-            return f'process {pid}'
-    return 'another process'
+#: The locks that this process holds, by file: all that claim a directory here hold one lock together.
+_CLAIMED: weakref.WeakValueDictionary[Tuple[int, int], Claim] = weakref.WeakValueDictionary()
+
+
+def _claimed(directory: str) -> Optional[Claim]:
+    """The lock of a directory; None where the file system has no locks."""
+    path = os.path.join(directory, 'lock')
+    private.touch(path)
+    status = os.stat(path)
+    held = _CLAIMED.get((status.st_dev, status.st_ino))
+    # That of a parent is closed in a forked child.
+    if held is not None and held.descriptor >= 0:
+        return held
+    try:
+        # Not a POSIX lock, which goes when any descriptor of its file is closed in the process.
+        held = claim(path)
+    except ForeignFile:
+        raise
+    except OSError as e:
+        logger.info('%s cannot be locked: %s', directory, e)
+        return None
+    if held is None:
+        pid = _read_text(path)
+        holder = f'process {pid}' if pid and pid.isdecimal() else 'another process'
+        raise ConfigError(
+            f'{directory} is in use: {holder} saves its checkpoints there; name another directory '
+            '(store.checkpoint.path, or store.run), or end that one'
+        )
+    _CLAIMED[status.st_dev, status.st_ino] = held
+    with open(path, 'w', opener=private.opener) as file:
+        file.write(str(os.getpid()))
+    return held
 
 
 def _iteration(path: str) -> int:

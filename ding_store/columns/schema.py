@@ -234,7 +234,11 @@ class Schema:
         """
         if not isinstance(data, dict) or data.get('format') != FORMAT:
             raise SchemaMismatch(f'no schema of format {FORMAT}: {short(data)}')
-        return cls(from_json(data.get('element')))
+        try:
+            return cls(from_json(data.get('element')))
+        except (ValueError, OverflowError, MemoryError) as e:
+            # numpy's, of dimensions that no array can have.
+            raise SchemaMismatch(f'no schema of an element: {short(data)} ({e})') from e
 
     def _blocks(self, elements: Sequence[Any]) -> List[Block]:
         blocks: List[Block] = []

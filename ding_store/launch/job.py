@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Collection, Dict, List, Optional, Tuple
 
+from ding_store import private
 from ding_store.config import DEFAULT_URL, ENV_RUN, ENV_URL, StoreConfig, unknown_key
 from ding_store.errors import AppendUnsettled, ConfigError, ServerFull, StoreError
 from ding_store.launch.interrupt import signals_as_interrupt
@@ -218,8 +219,10 @@ class Job:
 
     def _make_log_dir(self) -> None:
         try:
-            self.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private.directory(str(self.log_dir))
             tempfile.TemporaryFile(dir=self.log_dir).close()
+        except ConfigError:
+            raise
         except OSError as error:
             raise ConfigError(
                 f'no logs can be written to {str(self.log_dir)!r} ({error.strerror}): name another directory by --logs'
@@ -457,7 +460,7 @@ class Job:
 
 
 def _redirect(log: Path) -> None:
-    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    fd = private.opener(str(log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     null = os.open(os.devnull, os.O_RDONLY)

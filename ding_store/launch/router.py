@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
-import uuid
 from typing import List, Sequence
 
 from ding_store.errors import VersionConflict
@@ -13,6 +11,7 @@ from ding_store.middleware.claim import SINGLE_ROLES
 from ding_store.middleware.ending import is_failing
 from ding_store.middleware.members import Members
 from ding_store.storage.base import Store
+from ding_store.storage.embedded.supervisor.sockets import make_socket_directory
 
 #: The node ids that DI-engine's examples give their roles by.
 FIRST_IDS = {'learner': 0, 'evaluator': 1, 'collector': 2}
@@ -64,9 +63,9 @@ def deactivate() -> None:
 
 
 def new_addresses(count: int) -> List[str]:
-    """Addresses on this host that nobody else listens on."""
-    token = uuid.uuid4().hex[:10]
-    return [f'ipc://{tempfile.gettempdir()}/ding_store_{token}_{i}.ipc' for i in range(count)]
+    """Addresses of sockets in a new directory of this user alone: DI-engine unpickles what comes from them."""
+    directory = make_socket_directory()
+    return [f'ipc://{directory}/{i}.ipc' for i in range(count)]
 
 
 def remove_address(address: str) -> None:
@@ -74,6 +73,8 @@ def remove_address(address: str) -> None:
     if address.startswith('ipc://'):
         with contextlib.suppress(FileNotFoundError):  # nng may remove it at the same moment
             os.remove(path)
+        with contextlib.suppress(OSError):  # not the last one of its directory
+            os.rmdir(os.path.dirname(path))
 
 
 def claim_node_id(store: Store, role: str) -> int:

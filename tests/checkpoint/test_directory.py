@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import gc
 import itertools
 import os
 import signal
@@ -206,11 +207,38 @@ def test_one_process_saves_until_it_is_dead(tmp_path):
         each.claim()
 
 
+def test_lock_when_a_second_claim_ends_is_still_held(tmp_path):
+    first = CheckpointDir(str(tmp_path))
+    first.claim()
+    second = CheckpointDir(str(tmp_path))
+    second.claim()
+    del second
+    gc.collect()
+    (tmp_path / 'lock').read_bytes()  # Whoever opens and closes the file in this process changes nothing, too.
+    assert asked_by_another(tmp_path) == 'refused'
+    first.claim()
+    del first
+    gc.collect()
+    assert asked_by_another(tmp_path) == 'claimed'
+
+
+def asked_by_another(path):
+    """What another process is told that claims the directory."""
+    child = os.fork()
+    if not child:
+        try:
+            CheckpointDir(str(path)).claim()
+        except ConfigError:
+            os._exit(1)
+        os._exit(0)
+    return 'refused' if os.waitpid(child, 0)[1] else 'claimed'
+
+
 def test_a_directory_that_knows_no_locks_will_do(tmp_path, monkeypatch):
     def unknown(*args):
         raise OSError(errno.ENOLCK, 'No locks available')
 
-    monkeypatch.setattr(fcntl, 'lockf', unknown)
+    monkeypatch.setattr(fcntl, 'flock', unknown)
     CheckpointDir(str(tmp_path)).claim()
 
 

@@ -57,7 +57,14 @@ import numpy as np
 from ding_store import private
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.durability.commits import FILE_BYTES, CommitFile, Record
-from ding_store.buffer.durability.header import Header, StoredColumn, prepare_header, read_header, write_header
+from ding_store.buffer.durability.header import (
+    COLUMN_FILE,
+    Header,
+    StoredColumn,
+    prepare_header,
+    read_header,
+    write_header,
+)
 from ding_store.buffer.durability.journal import Journal, reserve
 from ding_store.buffer.durability.slot_values import SlotValues
 from ding_store.buffer.table.rows import EMPTY
@@ -68,7 +75,6 @@ from ding_store.syncing import sync_directory, sync_file, sync_path
 _OURS = ('rows', 'commit', 'metas', 'redo', 'packed')
 _TEMPORARY = re.compile(r'(header|metas)(\.\d+)?\.new')
 _OF_GENERATION = re.compile(r'(?:rows|metas|[\w-]+\.values)(?:\.(\d+))?')
-_COLUMN = re.compile(r'\d{3,}\.column')
 
 
 class Home:
@@ -87,11 +93,10 @@ class Home:
     """
 
     def __init__(self, path: str, capacity: int, fsync: bool = False) -> None:
-        self.path = os.path.abspath(path)
+        self.path = private.directory(path)
         self.fsync = fsync
         self._values: Dict[str, SlotValues] = {}
         self._records: Dict[str, Record] = {}
-        os.makedirs(self.path, mode=0o700, exist_ok=True)
         _refuse_foreign(self.path)
         self._claim = _claim(self.path)
         with ExitStack() as undo:
@@ -395,7 +400,7 @@ class Home:
     def _remove_orphans(self) -> None:
         named = {column.file for column in self.header.columns}
         for name in os.listdir(self.path):
-            if _TEMPORARY.fullmatch(name) or (_COLUMN.fullmatch(name) and name not in named):
+            if _TEMPORARY.fullmatch(name) or (COLUMN_FILE.fullmatch(name) and name not in named):
                 os.unlink(self.file(name))
         self._remove_other_generations()
 
@@ -419,14 +424,18 @@ def check_size(path: str, num_bytes: int) -> None:
 
 def _refuse_foreign(directory: str) -> None:
     names = os.listdir(directory)
-    theirs = sorted(name for name in names if name in (*_OURS, 'header') or _COLUMN.fullmatch(name))
+    theirs = sorted(name for name in names if name in (*_OURS, 'header') or COLUMN_FILE.fullmatch(name))
     if theirs and 'lock' not in names:
         raise ConfigError(f'{directory!r} is not the directory of a table, but has files {theirs}; name another one')
+    for name in names:
+        # Each is checked again when it is opened: here, so that nothing is changed before.
+        if name in theirs or name.endswith(('.values', '.record')):
+            private.check_file(os.path.join(directory, name))
 
 
 def _refuse_columns(directory: str) -> None:
     """Files of columns come after the first header: without one this is no new table."""
-    columns = sorted(name for name in os.listdir(directory) if _COLUMN.fullmatch(name))
+    columns = sorted(name for name in os.listdir(directory) if COLUMN_FILE.fullmatch(name))
     if columns:
         raise CorruptPayload(
             f'{os.path.join(directory, "header")!r} is missing, but there are columns {columns}: the table cannot be '
@@ -452,13 +461,16 @@ def _new_numbers(path: str, capacity: int) -> mmap.mmap:
 
 
 def _map(path: str, num_bytes: int) -> mmap.mmap:
-    with open(path, 'r+b') as file:
-        return mmap.mmap(file.fileno(), num_bytes)
+    descriptor = private.opener(path, os.O_RDWR)
+    try:
+        return mmap.mmap(descriptor, num_bytes)
+    finally:
+        os.close(descriptor)
 
 
 def _grow(path: str, num_bytes: int) -> None:
     """Make a file this long if it is shorter, with all its space."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = private.opener(path, os.O_RDWR | os.O_CREAT)
     try:
         reserve(descriptor, path, 0, num_bytes)
     finally:

@@ -8,8 +8,8 @@ import struct
 import zlib
 from typing import Iterable, Iterator, List, Optional
 
-from ding_store import space
-from ding_store.errors import NotEnoughSpace
+from ding_store import private, space
+from ding_store.errors import ForeignFile, NotEnoughSpace
 from ding_store.syncing import sync_directory
 
 #: Length and checksum of a record.
@@ -194,6 +194,8 @@ def write_at(descriptor: int, data: bytes, start: int) -> None:
 
 def _open(path: str) -> int:
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return private.opener(path, os.O_RDWR | os.O_CREAT)
+    except ForeignFile:
+        raise
     except OSError as e:
         raise explained(e, path, 0) from e

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from math import prod
 from typing import Dict, Mapping, Tuple
 
 import numpy as np
 
 from ding_store.buffer.arrays import Array
+from ding_store.errors import CorruptPayload
 
 
 def encode(rows: Array, columns: Mapping[str, Array]) -> bytes:
@@ -18,14 +20,26 @@ def encode(rows: Array, columns: Mapping[str, Array]) -> bytes:
     return b''.join(parts + [array.tobytes() for array in columns.values()])
 
 
-def decode(record: bytes) -> Tuple[Array, Dict[str, Array]]:
-    end = 4 + int.from_bytes(record[:4], 'little')
-    num_rows, described = json.loads(record[4:end])
-    rows = np.frombuffer(record, '<i8', num_rows, end).astype(np.int64)
-    end += 8 * num_rows
-    columns = {}
-    for name, dtype, shape in described:
-        count = int(np.prod(shape))
-        columns[name] = np.frombuffer(record, dtype, count, end).reshape(shape)
-        end += columns[name].nbytes
+def decode(record: bytes, held: Mapping[str, Array]) -> Tuple[Array, Dict[str, Array]]:
+    """
+    Overview:
+        What ``encode`` was given.
+    Arguments:
+        - held (:obj:`Mapping`): The columns of the table, by name.
+    Raises:
+        - CorruptPayload: It was not written by ``encode``, or is of other columns.
+    """
+    try:
+        end = 4 + int.from_bytes(record[:4], 'little')
+        num_rows, described = json.loads(record[4:end])
+        rows = np.frombuffer(record, '<i8', num_rows, end).astype(np.int64)
+        end += 8 * num_rows
+        columns = {}
+        for name, dtype, shape in described:
+            if np.dtype(dtype) != held[name].dtype or tuple(shape) != (num_rows, *held[name].shape[1:]):
+                raise ValueError(f'column {name!r} is of other elements')
+            columns[name] = np.frombuffer(record, dtype, prod(shape), end).reshape(shape)
+            end += columns[name].nbytes
+    except (ValueError, KeyError, TypeError, RecursionError) as e:
+        raise CorruptPayload(f'the record of an update that was not finished cannot be read: {e}') from e
     return rows, columns

@@ -8,6 +8,7 @@ from typing import Callable, Tuple, Union
 
 import numpy as np
 
+from ding_store import private
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.durability.journal import reserve
 
@@ -99,7 +100,7 @@ class SlotValues:
 
     def _map(self, capacity: int) -> None:
         num_bytes = _START + 16 * capacity
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = private.opener(self._path, os.O_RDWR | os.O_CREAT)
         try:
             size = os.fstat(descriptor).st_size
             if size < num_bytes:

@@ -7,6 +7,7 @@ from typing import Any, Iterable, List, Mapping, Optional, Sequence
 import numpy as np
 
 from ding_store.buffer.arrays import Array
+from ding_store.buffer.durability.durable import Home
 from ding_store.buffer.elements import packed
 from ding_store.buffer.elements.beside_columns import BesideColumns
 from ding_store.buffer.elements.flat import fill_values
@@ -20,7 +21,7 @@ from ding_store.buffer.table.narrowing import candidates
 from ding_store.buffer.table.outputs import WarmOutputs
 from ding_store.buffer.table.regions import Regions
 from ding_store.columns import NotColumnar, Schema
-from ding_store.errors import SchemaMismatch
+from ding_store.errors import CorruptPayload, SchemaMismatch
 
 
 class Layout(BesideColumns):
@@ -38,11 +39,22 @@ class Layout(BesideColumns):
         if home is None:
             return
         if not packed.is_packed(home):
-            self._schema = None if info is None else Schema.from_json(info)
+            self._schema = None if info is None else self._stored_schema(home)
         elif len(self.table):
             self.objects = self._new_objects()
             return
         packed.remove_leftover(home)
+
+    def _stored_schema(self, home: Home) -> Schema:
+        """What the header says of the columns, if these are of that schema."""
+        try:
+            schema = Schema.from_json(home.header.info)
+            columns = schema.columns()
+        except SchemaMismatch as e:
+            raise CorruptPayload(f'the header in {home.path!r} holds no schema of elements: {e}') from e
+        if columns != self.table.specs:
+            raise CorruptPayload(f'the header in {home.path!r} names other columns than those of its schema')
+        return schema
 
     @property
     def schema(self) -> Optional[Schema]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ding_store.buffer.arrays import Array
-from ding_store.errors import SchemaMismatch
+from ding_store.errors import CorruptPayload, SchemaMismatch
 
 _PLAIN = (type(None), bool, int, float, str)
 
@@ -26,9 +26,20 @@ def encode(rows: Array, meta: Mapping[Any, Any]) -> bytes:
 
 
 def decode(record: bytes) -> Tuple[Array, Any]:
-    """Rows and meta of a record."""
+    """
+    Overview:
+        Rows and meta of a record.
+    Raises:
+        - CorruptPayload: It was not written by ``encode``.
+    """
     end = 4 + 8 * int.from_bytes(record[:4], 'little')
-    return np.frombuffer(record[4:end], '<i8').astype(np.int64), _unpack(json.loads(record[end:]))
+    try:
+        rows, meta = np.frombuffer(record[4:end], '<i8').astype(np.int64), _unpack(json.loads(record[end:]))
+    except (ValueError, KeyError, TypeError, RecursionError) as e:
+        raise CorruptPayload(f'a record of metas holds no meta: {e}') from e
+    if len(rows) * 8 + 4 != end or (rows < 0).any() or not isinstance(meta, dict):
+        raise CorruptPayload(f'a record of metas holds no meta: {record[end:]!r:.80}')
+    return rows, meta
 
 
 def _pack(value: Any) -> Any:

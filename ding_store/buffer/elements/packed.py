@@ -11,6 +11,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tu
 
 import numpy as np
 
+from ding_store import private
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.durability.durable import Home, check_size
 from ding_store.buffer.durability.journal import reserve, write_at
@@ -62,8 +63,16 @@ class Packet(NamedTuple):
         )
 
     def element(self) -> Any:
-        """What was packed, if it is whole; its arrays are views of the packet."""
-        return _unpack(self.data)
+        """
+        Overview:
+            What was packed, if it is whole; its arrays are views of the packet.
+        Raises:
+            - CorruptPayload: It was not written by this package.
+        """
+        try:
+            return _unpack(self.data)
+        except (ValueError, KeyError, TypeError, RecursionError) as e:
+            raise CorruptPayload(f'the packet of row {self.row} holds no element: {e}') from e
 
 
 class PackedColumn(RowListener):
@@ -85,7 +94,7 @@ class PackedColumn(RowListener):
         self._table, self._home = table, table.home
         self._path = table.home.file(_FILE)
         self._check_file()
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._descriptor = private.opener(self._path, os.O_RDWR | os.O_CREAT)
         # Not closed before the last reader is done.
         weakref.finalize(self, os.close, self._descriptor)
         self._layouts: Dict[Any, Layout] = {}
@@ -332,7 +341,12 @@ def is_packed(home: Home) -> bool:
             f'{home.path!r} holds packed elements of version {info["packed"]}, this version of ding_store reads '
             f'{INFO["packed"]}'
         )
-    return bool(info == INFO)
+    if info != INFO:
+        return False
+    specs = {column.name: (np.dtype(column.dtype), tuple(column.shape)) for column in home.header.columns}
+    if specs != SPECS:
+        raise CorruptPayload(f'the header in {home.path!r} names other columns than packed elements have')
+    return True
 
 
 def remove_leftover(home: Home) -> None:

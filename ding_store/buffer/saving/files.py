@@ -9,7 +9,7 @@ import os
 import tempfile
 from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, Optional, Union
 
-from ding_store import space
+from ding_store import private, space
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.elements.packed import PackedColumn
@@ -23,7 +23,7 @@ from ding_store.buffer.table.narrowing import stored_specs
 from ding_store.buffer.table.table import Table
 from ding_store.columns import Schema
 from ding_store.errors import CorruptPayload, FormatMismatch, StoreError
-from ding_store.syncing import make_directory, sync_directory
+from ding_store.syncing import sync_directory
 
 MAGIC = b'ding_store buffer\n'
 _HDF5_MAGIC = b'\x89HDF'
@@ -40,7 +40,7 @@ def save(file_name: str, elements: Elements, counts: Optional[Callable[[], Dict[
         - NotEnoughSpace: The disk is full; an older file of the name is still there.
     """
     directory = os.path.dirname(os.path.abspath(file_name))
-    make_directory(directory, mode=0o777)
+    private.make_directories(directory)
     descriptor, temporary = tempfile.mkstemp(prefix='.' + os.path.basename(file_name), dir=directory)
     try:
         with open(descriptor, 'wb') as file:

@@ -129,6 +129,8 @@ class PacketBlocks:
             else:
                 self._check_left(place)
             self._file.write(packet.data.data)
+            # A packet that left while this ran may be shorter by now: the next one begins where the head says.
+            self._file.write(bytes(place.size - len(packet.data)))
         return np.array(whole, np.int64)
 
     def _check_left(self, place: Place) -> None:

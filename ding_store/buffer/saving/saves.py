@@ -391,6 +391,9 @@ class PackedSave(Save):
 
     def _head(self, number: int) -> Array:
         """Row numbers, sizes and checksums, ``(3, n)``."""
-        length = int(self._lengths[number])
+        length, num_bytes = int(self._lengths[number]), int(self._offsets[number + 1] - self._offsets[number])
         self._file.seek(self._offsets[number])
-        return np.frombuffer(self._file.read(24 * length), np.int64).reshape(3, length)
+        head = np.frombuffer(self._file.read(24 * length), np.int64).reshape(3, length)
+        if not ((head[1] >= 0) & (head[1] <= num_bytes)).all() or head[1].sum() + 24 * length != num_bytes:
+            raise CorruptPayload(f'{self._name!r} is damaged: the packets of block {number} are not as long as it is')
+        return head

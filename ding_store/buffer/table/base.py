@@ -185,7 +185,7 @@ class TableBase:
 
     def _redo(self, home: Home) -> None:
         for record in home.redo.read():
-            rows, columns = redo.decode(record)
+            rows, columns = redo.decode(record, self.columns)
             with self.index.lock:
                 slots, found = self.index.find(rows)
             for name, values in columns.items():

@@ -13,7 +13,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List
 
 import numpy as np
 
-from ding_store import space
+from ding_store import private, space
 from ding_store.buffer.arrays import Array, anonymous
 from ding_store.buffer.durability.durable import Home
 from ding_store.buffer.durability.header import StoredColumn
@@ -132,7 +132,7 @@ class Regions:
         for column in columns:
             spec = np.dtype(column.dtype), tuple(column.shape)
             if spec_bytes(spec) * self.capacity:
-                fd = os.open(self._home.file(column.file), os.O_RDWR | os.O_CLOEXEC)
+                fd = private.opener(self._home.file(column.file), os.O_RDWR)
                 self._files[column.name] = ColumnFile(fd, spec_bytes(spec), column.file)
             opened[column.name] = self._array(column.name, spec)
         self.columns = opened
@@ -353,8 +353,8 @@ class Regions:
     def _make_file(self, row_bytes: int, taken: List[str]) -> ColumnFile:
         if self._home is not None:
             name = self._home.new_column_file(taken)
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            return ColumnFile(os.open(self._home.file(name), flags, 0o600), row_bytes, name)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+            return ColumnFile(private.opener(self._home.file(name), flags), row_bytes, name)
         fd, name = tempfile.mkstemp(prefix='ding-store-', suffix='.column', dir=self._directory)
         os.unlink(name)
         return ColumnFile(fd, row_bytes, '')

@@ -29,7 +29,14 @@ _BOOT = 'import sys; sys.path.append(sys.argv[1]); from supervisor.main import m
 
 
 def run_files(directory: PathLike) -> RunFiles:
-    return RunFiles(os.path.realpath(os.path.expanduser(directory)))
+    """
+    Raises:
+        - ForeignFile: There is such a directory, but not of this user alone.
+    """
+    path = os.path.expanduser(directory)
+    if os.path.lexists(path):
+        private.check_directory(path)
+    return RunFiles(os.path.realpath(path))
 
 
 def ask(files: RunFiles, action: str, until: float) -> Optional[Dict[str, Any]]:
@@ -159,7 +166,7 @@ def explain(files: RunFiles, reason: str) -> str:
     with contextlib.suppress(OSError):
         if shutil.disk_usage(files.directory).free < _FULL_DISK_BYTES:
             text += ' Its disk is full: make room, or choose another directory.'
-        with open(files.log, errors='replace') as log:
+        with open(files.log, errors='replace', opener=private.opener) as log:
             lines = log.readlines()[-_LOG_LINES:]
         text += f' {files.log} ends:\n' + ''.join(f'  {line}' for line in lines)
     return text

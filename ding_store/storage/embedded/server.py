@@ -21,7 +21,6 @@ from ding_store.storage.embedded.binary import PathLike, find_server, server_ver
 from ding_store.storage.embedded.client import ask, explain, run_files, start_supervisor, translate_errors
 from ding_store.storage.embedded.supervisor.files import RunFiles, held_by, is_served
 from ding_store.storage.embedded.supervisor.sockets import remove_socket_directory
-from ding_store.syncing import make_directory
 
 __all__ = [
     'ServerInfo',
@@ -184,7 +183,7 @@ def remove_run(directory: PathLike, timeout_s: float = 30.0) -> bool:
 
 def _make_directory(files: RunFiles) -> None:
     with translate_errors(files):
-        make_directory(files.directory)
+        private.directory(files.directory)
 
 
 @contextlib.contextmanager
@@ -218,7 +217,7 @@ def _wait_until_gone(files: RunFiles, until: float) -> None:
 def _is_ending(files: RunFiles) -> bool:
     with translate_errors(files):
         try:
-            with open(files.lock) as lock:
+            with open(files.lock, opener=private.opener) as lock:
                 return not _try_lock(lock) and not is_served(files)
         except FileNotFoundError:
             return False

@@ -22,6 +22,7 @@ import uuid
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
+from ding_store import private
 from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace, StoreTimeout
 from ding_store.storage.host import cache_root
 from ding_store.storage.host import readers as host_readers
@@ -92,13 +93,13 @@ class CacheDir:
         self.max_bytes = max_bytes
         self._run = os.path.join(root, 'runs', run)
         self._root_lock = cache_root.root_lock(root)
-        cache_root.make_private(root)
+        private.own_directory(root)
         with self._locked():
             self.host = f"{cache_root.identity(os.path.join(root, 'marker'))}-{run}"
             for directory in (os.path.dirname(self._run), self._run):
-                cache_root.make_private(directory)
+                private.own_directory(directory)
             members = os.path.join(self._run, 'members')
-            os.close(os.open(members, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            private.touch(members)
             self._claim: Optional[Claim] = claim(members, shared=True)
 
     def path_of(self, name: str) -> str:
@@ -126,7 +127,7 @@ class CacheDir:
     def fetch_path_of(self, name: str) -> str:
         """Whoever holds this file fetches the value ``name`` for all processes of this host."""
         path = os.path.join(self._run, f'{_short(name)}{FETCH}')
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        private.touch(path)
         return path
 
     def copies_path_of(self, name: str, num_bytes: int) -> str:
@@ -292,7 +293,7 @@ def open_cache_dir(run: str, directory: Optional[str] = None, max_bytes: Optiona
           this process would be a host of its own, for as long as it lives.
     """
     if directory is not None:
-        os.makedirs(directory, exist_ok=True)
+        private.make_directories(directory)
         return CacheDir(cache_root.root_in(os.path.abspath(directory)), run, max_bytes)
     reasons = []
     for candidate in cache_root.candidates(run):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Iterator, List, Optional
 
 from ding_store import private
-from ding_store.errors import ConfigError, StoreTimeout
+from ding_store.errors import StoreTimeout
 from ding_store.storage.host.fetch_lock import FetchLock
 
 #: Memory is taken where it has this much; containers often have 64 MB of /dev/shm.
@@ -42,14 +42,9 @@ def free_bytes(directory: str) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def make_private(root: str) -> None:
-    if not private.own_directory(root):
-        raise ConfigError(f'{root!r} must be a directory of user {os.geteuid()} with mode 0700: remove it')
-
-
 def lock_path(root: str) -> str:
     path = os.path.join(root, 'lock')
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    private.touch(path)
     return path
 
 
@@ -70,13 +65,13 @@ def locked(lock: FetchLock, root: str, patience_s: Optional[float] = None) -> It
 
 def identity(marker: str) -> str:
     try:
-        descriptor = os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        descriptor = private.opener(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
     except FileExistsError:
         pass
     else:
         with os.fdopen(descriptor, 'w') as file:
             file.write(uuid.uuid4().hex)
-    with open(marker) as file:
+    with open(marker, opener=private.opener) as file:
         word, status = file.read(), os.fstat(file.fileno())
     with open('/proc/sys/kernel/random/boot_id') as file:
         boot = file.read().strip()

@@ -21,6 +21,7 @@ from typing import Iterator, List, Optional
 
 import numpy as np
 
+from ding_store import private
 from ding_store.errors import CorruptPayload, NotEnoughSpace
 
 PAGE = 4096
@@ -96,7 +97,8 @@ def claim(path: str, shared: bool = False, wait: bool = False) -> Optional[Claim
     Returns:
         - claim (:obj:`Optional[Claim]`): None when another holds it and we do not wait.
     """
-    held = Claim(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    # Where flock is emulated, as on NFS, an exclusive lock needs a file that is open for writing.
+    held = Claim(private.opener(path, os.O_RDONLY if shared else os.O_RDWR))
     try:
         fcntl.flock(held.descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
@@ -177,7 +179,7 @@ class NewFile:
     def __init__(self, path: str, num_bytes: int) -> None:
         self.path = path
         self._temporary = f'{path}.{uuid.uuid4().hex[:8]}{NEW}'
-        descriptor = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = private.opener(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         held: Optional[Claim] = None
         try:
             held = claim(self._temporary)
@@ -291,7 +293,7 @@ class Words:
     def __init__(self, mapping: mmap.mmap, path: str) -> None:
         # Native items: stored and loaded with one instruction, where struct.pack_into('<Q') goes byte by byte.
         self._words = memoryview(mapping)[:PAGE].cast('Q')
-        self._lock = None if _KEEPS_ORDER else Claim(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        self._lock = None if _KEEPS_ORDER else Claim(private.opener(path))
 
     def __getitem__(self, number: int) -> int:
         if self._lock is None:

@@ -18,6 +18,7 @@ import os
 import zlib
 from typing import Iterable, List
 
+from ding_store import private
 from ding_store.storage.base import NUMBER_BITS, EntryId
 from ding_store.storage.host.mapped import PAGE, Claim, Words, check_length, created, range_holder, range_lock
 
@@ -53,11 +54,11 @@ class HostReaders:
     """
 
     def __init__(self, path: str) -> None:
-        with open(path, 'r+b') as page:
+        with open(path, 'r+b', opener=private.opener) as page:
             check_length(page.fileno(), PAGE)
             self._words = Words(mmap.mmap(page.fileno(), PAGE), path)
         # Opened anew: the descriptor inside a mapping would carry the lock into forked children.
-        self._file = Claim(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        self._file = Claim(private.opener(path, os.O_RDWR))
         for place in range(MAX_PROCESSES):
             if range_lock(self._file.descriptor, fcntl.F_WRLCK, place):
                 self._place = place
@@ -119,7 +120,7 @@ def create(path: str) -> None:
 def are_there(path: str) -> bool:
     """Whether a living process reads the stream whose file this is."""
     try:
-        file = Claim(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        file = Claim(private.opener(path))
     except FileNotFoundError:
         return False
     try:

@@ -27,6 +27,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Deque, Dict, Optional
 
+from ding_store import private
 from ding_store.errors import ConfigError, CorruptPayload
 from ding_store.storage.host.mapped import ALIGN, PAGE, Words, aligned, created, map_read_only
 
@@ -146,10 +147,10 @@ class RingReader:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        with open(path, 'rb') as file:
+        with open(path, 'rb', opener=private.opener) as file:
             mapping = map_read_only(file.fileno(), MAGIC, path)
         self.ring_bytes: int = struct.unpack_from('<Q', mapping, 8)[0]
-        if PAGE + self.ring_bytes != len(mapping):
+        if not self.ring_bytes or PAGE + self.ring_bytes != len(mapping):
             raise CorruptPayload(f'{path!r} is a ring of {self.ring_bytes} bytes in a file of {len(mapping)}')
         self._data = memoryview(mapping)[PAGE:].toreadonly()
         self._words = Words(mapping, path)
@@ -177,7 +178,7 @@ class RingReader:
 
 def read_note(path: str) -> Dict[str, Any]:
     """Whose ring this is, of a file that may be of a dead process; {} if it does not say."""
-    with open(path, 'rb') as file:
+    with open(path, 'rb', opener=private.opener) as file:
         head = file.read(PAGE)
     if len(head) < PAGE or not head.startswith(MAGIC):
         return {}

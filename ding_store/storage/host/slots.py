@@ -30,6 +30,7 @@ from typing import Any, Callable, Dict, List, Optional, Set
 
 import numpy as np
 
+from ding_store import private
 from ding_store.copying import FAR_BYTES, join_past_caches, load_for
 from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace
 from ding_store.storage.base import Buffer
@@ -97,9 +98,9 @@ class SlotWriter:
         self._pid = os.getpid()
         self._stamp = 0
         self._announced: Set[int] = set()  # slots that the newest version may be in
-        self._file = Claim(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        self._file = Claim(private.opener(path, os.O_RDWR))
         head = mmap.mmap(self._file.descriptor, PAGE)
-        self.slot_bytes: int = struct.unpack_from('<Q', head, 8)[0]
+        self.slot_bytes = _slot_bytes(head, os.fstat(self._file.descriptor).st_size, path)
         self._words = Words(head, path)
         self._buffers: List[memoryview] = []
         self._map_all()
@@ -260,6 +261,17 @@ class SharedSlots(SlotWriter):
         self._file.close()
 
 
+def _slot_bytes(head: Any, num_bytes: int, path: str) -> int:
+    """
+    Raises:
+        - CorruptPayload: A file of so many bytes cannot have such slots.
+    """
+    slot_bytes: int = struct.unpack_from('<Q', head, 8)[0]
+    if not slot_bytes or slot_bytes % PAGE or num_bytes < PAGE + 2 * slot_bytes:
+        raise CorruptPayload(f'{path!r} has slots of {slot_bytes} bytes in a file of {num_bytes}')
+    return slot_bytes
+
+
 def _is_at(path: str, file: Claim) -> bool:
     try:
         return os.path.samestat(os.stat(path), os.fstat(file.descriptor))
@@ -284,11 +296,9 @@ class SlotReader:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._file = Claim(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        self._file = Claim(private.opener(path))
         mapping = map_read_only(self._file.descriptor, MAGIC, path)
-        self.slot_bytes: int = struct.unpack_from('<Q', mapping, 8)[0]
-        if len(mapping) < PAGE + 2 * self.slot_bytes:
-            raise CorruptPayload(f'{path!r} has slots of {self.slot_bytes} bytes in a file of {len(mapping)}')
+        self.slot_bytes = _slot_bytes(mapping, len(mapping), path)
         self._words = Words(mapping, path)
         # Leases also end where the garbage collector runs, so maybe in a thread that is in here, between any two steps.
         self._lock = threading.RLock()
@@ -308,6 +318,9 @@ class SlotReader:
             held.close()
             return None
         length = self._words[_STAMP[slot] + 1]
+        if length > self.slot_bytes or PAGE + (slot + 1) * self.slot_bytes > os.fstat(held.descriptor).st_size:
+            held.close()
+            raise CorruptPayload(f'{self.path!r} has no {length} bytes in slot {slot}')
         with self._lock:
             payload = _Leased(length, np.uint8, self._mapped(slot)[:length])
             self._leased.append(slot)
@@ -351,7 +364,7 @@ class SlotReader:
 
 def value_of(path: str) -> str:
     """The name of the value whose slots these are, of a file that may be of a dead process; '' if it does not say."""
-    with open(path, 'rb') as file:
+    with open(path, 'rb', opener=private.opener) as file:
         head = file.read(PAGE)
     if len(head) < PAGE or not head.startswith(MAGIC):
         return ''

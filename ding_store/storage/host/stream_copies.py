@@ -20,6 +20,7 @@ import os
 import threading
 from typing import Callable, Dict, List, Optional, Sequence
 
+from ding_store import private
 from ding_store.errors import StoreUnavailable
 from ding_store.storage.base import Buffer, EntryId
 from ding_store.storage.host.cache_dir import CacheDir
@@ -230,7 +231,7 @@ def _found(paths: Dict[Remote, str]) -> Dict[Remote, Buffer]:
 
 def _mapped(path: str, num_bytes: int) -> Optional[memoryview]:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = private.opener(path)
     except FileNotFoundError:
         return None
     try:

@@ -62,7 +62,7 @@ class HostCopies:
                 return payload
         except StoreUnavailable:  # an OSError, too
             raise
-        except OSError as e:
+        except (OSError, CorruptPayload) as e:
             self._complain(name, e)
         return fetch_payload(self._store, name, listed)
 
@@ -119,7 +119,7 @@ class HostCopies:
             found = self._writers[name] = self._cache.open_copies(path, name)
         return found
 
-    def _complain(self, name: str, error: OSError) -> None:
+    def _complain(self, name: str, error: Exception) -> None:
         if not self._has_complained:
             self._has_complained = True
             logger.warning('each process fetches value %r for itself: %s', name, error)

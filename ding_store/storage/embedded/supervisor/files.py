@@ -12,7 +12,7 @@ import socket
 from types import FrameType
 from typing import Any, Dict, Iterator, List, Optional
 
-from .sockets import check_peer, control_path
+from .sockets import check_peer, control_path, is_socket_path
 
 
 class RunFiles:
@@ -52,7 +52,7 @@ class RunFiles:
 
     def num_ends(self) -> int:
         try:
-            with open(self.ends) as file:
+            with open(self.ends, opener=opener) as file:
                 return int(file.read())
         except (FileNotFoundError, ValueError):
             return 0
@@ -69,15 +69,18 @@ class RunFiles:
     def write(self, path: str, text: str) -> None:
         """Readers see all of the new text or all of the old."""
         new = f'{path}.new'
-        with open(new, 'w') as file:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new)
+        with open(new, 'x', opener=opener) as file:
             file.write(text)
         os.replace(new, path)
 
     def socket_path(self) -> Optional[str]:
-        """Where the last server's redis socket is or was."""
+        """Where the last server's redis socket is or was; None where the file names no socket of this user."""
         try:
-            with open(self.pointer) as file:
-                return file.read().strip() or None
+            with open(self.pointer, opener=opener) as file:
+                path = file.read().strip()
+                return path if is_socket_path(path) else None
         except FileNotFoundError:
             return None
 
@@ -89,11 +92,24 @@ class RunFiles:
     def holder(self) -> Dict[str, Any]:
         """Who holds the lock, as far as they said; for messages only, flock alone decides."""
         try:
-            with open(self.lock) as file:
+            with open(self.lock, opener=opener) as file:
                 holder = json.load(file)
         except (OSError, ValueError):
             return {}
         return holder if isinstance(holder, dict) else {}
+
+
+def opener(path: str, flags: int) -> int:
+    """
+    Open a file as ``ding_store.private.opener`` does, which the supervisor cannot import: it has the standard library
+    alone. The run's directory was checked by the process that started it.
+    """
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    owner = os.fstat(descriptor).st_uid
+    if owner != os.geteuid():
+        os.close(descriptor)
+        raise PermissionError(f'{path} belongs to user {owner}, not to {os.geteuid()}')
+    return descriptor
 
 
 def connect_control(files: RunFiles, timeout_s: float) -> Optional[socket.socket]:
@@ -126,7 +142,7 @@ def is_served(files: RunFiles) -> bool:
 def take_lock(path: str) -> int:
     """Wait for an exclusive lock (under ``deadline``); the kernel drops it with its last holder, however that dies."""
     while True:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        lock = opener(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if _is_same_file(lock, path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import stat
 import struct
@@ -44,14 +45,20 @@ def _make_private(parent: str) -> str:
 
 def remove_socket_directory(redis_socket: str) -> None:
     """Only what make_socket_directory() and the two servers made: the path may come from a file."""
-    directory = os.path.dirname(redis_socket)
-    if os.path.basename(os.path.dirname(directory)) != f'ding-store-{os.geteuid()}':
+    if not is_socket_path(redis_socket):
         return
+    directory = os.path.dirname(redis_socket)
     for name in (CONTROL, REDIS):
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(directory, name))
     with contextlib.suppress(OSError):
         os.rmdir(directory)
+
+
+def is_socket_path(path: str) -> bool:
+    """Whether it is a path that ``make_socket_directory`` makes a place for: it may come from a file."""
+    ours = rf'/.*/ding-store-{os.geteuid()}/[0-9a-f]{{8}}/{re.escape(REDIS)}'
+    return re.fullmatch(ours, path) is not None and '..' not in path.split('/')
 
 
 def control_path(redis_socket: str) -> str:
