@@ -35,7 +35,7 @@ def filled(size: int, value: float, dtype: Any) -> Array:
 
 def anonymous(num_bytes: int) -> mmap.mmap:
     """Memory that is zero, and taken when it is written to."""
-    # Private: forked environment workers and data loaders see the rows of the moment of the fork.
+    # Private: forked environment workers and data loaders have the rows of the moment of the fork. See ``forks``.
     # No reserve: the kernel would refuse a sparse table larger than its memory, though few of its pages be used.
     region = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)  # MAP_NORESERVE
     if hasattr(mmap, 'MADV_HUGEPAGE'):

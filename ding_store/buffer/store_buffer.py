@@ -318,16 +318,23 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         """
         if self.count() or self.table.home is not None:
             raise ConfigError(f'a buffer that has elements, or a path, cannot be kept in {path!r} from now on')
-        # The others of this run may go on in the middle of episodes.
-        former, self._elements = self._elements, Elements(int(self.size), path, fsync, begin_episodes=False)
+        before, former = dict(vars(self)), self._elements
+        try:
+            # The others of this run may go on in the middle of episodes.
+            self._elements = Elements(int(self.size), path, fsync, begin_episodes=False)
+            if self._prefetch is not None:
+                self._prefetch.close()
+            self._sample_with(self._uniform if self._sampler is self._uniform else copy.deepcopy(self._sampler))
+            self._prefetch = self._prefetch and Prefetch(self._prefetch.depth, self.table, self._sampler)
+            if self.limiter is not None:
+                self.limit_with(self.limiter)
+            self._tell_served()
+        except BaseException:
+            if self._elements is not former:
+                self._elements.close()
+            vars(self).update(before)
+            raise
         former.close()
-        if self._prefetch is not None:
-            self._prefetch.close()
-        self._sample_with(self._uniform if self._sampler is self._uniform else copy.deepcopy(self._sampler))
-        self._prefetch = self._prefetch and Prefetch(self._prefetch.depth, self.table, self._sampler)
-        if self.limiter is not None:
-            self.limit_with(self.limiter)
-        self._tell_served()
 
     def limit_with(self, limiter: RateLimiter) -> None:
         """

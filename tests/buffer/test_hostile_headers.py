@@ -1,4 +1,4 @@
-"""Headers that another program wrote, with the right checksums: what they say is refused by name, and never followed."""
+"""Headers that another program wrote, with the right checksums: what they say is refused by name."""
 
 import json
 import os

@@ -1,12 +1,11 @@
 """Signals that raise, wherever the interpreter looks for them: what was appended is there once, and appends go on."""
 
-import dis
-import sys
 import threading
 import time
 
 import numpy as np
 import pytest
+from interrupting import Interrupt, InterruptedAt
 
 from ding_store.copying import join_past_caches, past_caches
 from ding_store.errors import StoreError
@@ -18,52 +17,6 @@ from ding_store.storage.testing import WAIT_S, chunk, number_of
 _FILES = ('exactly_once/outbox.py', 'exactly_once/writer.py', 'host/rings.py', 'host/ring.py', 'host/host_cache.py')
 
 
-class Interrupt(BaseException):
-    """As KeyboardInterrupt, which pytest would take for its own."""
-
-
-class InterruptedAt:
-    """Raises at one of the places where CPython looks for signals: behind calls, in loops, where functions begin."""
-
-    def __init__(self, place):
-        self.left = place
-        self.places = {}
-        self.where = None
-
-    def __enter__(self):
-        sys.settrace(self._trace)
-        return self
-
-    def __exit__(self, kind, error, traceback):
-        sys.settrace(None)
-        return kind is Interrupt
-
-    def _trace(self, frame, event, argument):
-        if not frame.f_code.co_filename.endswith(_FILES):
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self._look
-
-    def _look(self, frame, event, argument):
-        if event == 'opcode' and frame.f_lasti in self._places_of(frame.f_code):
-            self.left -= 1
-            if self.left == 0:
-                self.where = f'{frame.f_code.co_name}:{frame.f_lineno}'
-                sys.settrace(None)
-                raise Interrupt(self.where)
-        return self._look
-
-    def _places_of(self, code):
-        if code not in self.places:
-            before, found = '', set()
-            for instruction in dis.get_instructions(code):
-                if before.startswith(('CALL', 'RESUME', 'JUMP_BACKWARD')):
-                    found.add(instruction.offset)
-                before = instruction.opname
-            self.places[code] = found
-        return self.places[code]
-
-
 @pytest.mark.parametrize('plane', ['auto', 'off'])
 def test_an_append_is_interrupted_anywhere(redis_server, tmp_path, plane):
     writer = open_store(redis_server.url, f'interrupts-{plane}', host_plane=plane, host_cache_dir=str(tmp_path))
@@ -73,7 +26,7 @@ def test_an_append_is_interrupted_anywhere(redis_server, tmp_path, plane):
         own = writer.own_writer if plane == 'off' else writer.store.own_writer
         writer.append('s', {}, chunk(0))
         for number in range(2, 4000, 2):
-            tracing = InterruptedAt(number // 2)
+            tracing = InterruptedAt(number // 2, _FILES)
             with tracing:
                 writer.append('s', {}, chunk(number - 1, size=20_000), timeout_s=WAIT_S)
             if tracing.where is None:

@@ -153,8 +153,16 @@ def prepare_header(path: str, header: Header, fsync: bool = False) -> Callable[[
             os.unlink(temporary)
         raise explained(e, path, len(text)) from e
 
+    is_begun = False
+
     def commit() -> None:
-        os.replace(temporary, path)
+        nonlocal is_begun
+        was_begun, is_begun = is_begun, True
+        try:
+            os.replace(temporary, path)
+        except FileNotFoundError:
+            if not was_begun:
+                raise  # Else an exception came when it was done, and it is called again.
         if fsync:
             sync_directory(os.path.dirname(path))
 

@@ -9,6 +9,7 @@ import zlib
 from typing import Iterable, Iterator, List, Optional
 
 from ding_store import private, space
+from ding_store.buffer.interrupts import finish
 from ding_store.errors import ForeignFile, NotEnoughSpace
 from ding_store.syncing import sync_directory
 
@@ -74,8 +75,13 @@ class Journal:
     def append(self, records: Iterable[bytes]) -> None:
         """Add records; whole ones, whenever the process is killed."""
         block = b''.join(_HEAD.pack(len(record), zlib.crc32(record)) + record for record in records)
-        write_at(self._descriptor, block, self._end)
-        self._end += len(block)
+        start = self._end
+
+        def append() -> None:
+            write_at(self._descriptor, block, start)
+            self._end = start + len(block)
+
+        finish(append)
 
     def rewrite(self, records: Iterable[bytes]) -> None:
         """Have these records instead, at once."""
@@ -131,18 +137,25 @@ class Journal:
 
     def take(self, other: Journal) -> None:
         """Have the records of one that was prepared instead, at once."""
-        os.replace(other._path, self._path)
-        if self._fsync:
-            sync_directory(os.path.dirname(self._path))
-        other._path = self._path
-        self.move_to(other)
+        path = other._path
+
+        def take() -> None:
+            if os.path.exists(path):
+                os.replace(path, self._path)
+            if self._fsync:
+                sync_directory(os.path.dirname(self._path))
+            other._path = self._path
+            self.move_to(other)
+
+        finish(take)
 
     def move_to(self, other: Journal) -> None:
         """Be the journal that was prepared elsewhere."""
-        self.close()
-        self._path = other._path
-        self._descriptor, self._room = other._descriptor, other._room
+        former, self._path, self._room = self._descriptor, other._path, other._room
         self._end = self._end_compact = other._end
+        self._descriptor = other._descriptor
+        if former != self._descriptor:  # Else it is called again.
+            os.close(former)
 
     def discard(self) -> None:
         """Be no more, and no file."""

@@ -11,7 +11,7 @@ from ding_store.buffer.arrays import Array
 from ding_store.buffer.durability.slot_values import SlotValues
 from ding_store.buffer.sampling.samplers import PrioritySampler
 from ding_store.buffer.table.choices import as_rows
-from ding_store.buffer.table.rows import NO_ROWS, RowIndex, RowListener
+from ding_store.buffer.table.rows import EMPTY, NO_ROWS, RowIndex, RowListener
 from ding_store.buffer.table.table import Keep
 
 
@@ -82,6 +82,10 @@ class KeptPriorities(RowListener):
         self._given = NO_ROWS
         if not np.array_equal(rows, given):
             self._begin(slots, rows)
+
+    def settled(self, slots: Array) -> None:
+        rows = self._index.row_of_slot[slots]
+        self._begin(slots[rows != EMPTY], rows[rows != EMPTY])
 
     def cleared(self) -> None:
         """The sampler, which was told before, begins anew: so does the next process."""

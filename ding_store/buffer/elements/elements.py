@@ -14,6 +14,7 @@ from ding_store.buffer.elements.layout import Layout
 from ding_store.buffer.elements.metas import Meta, MetaStore
 from ding_store.buffer.elements.objects import ObjectColumn
 from ding_store.buffer.elements.packed import PackedColumn
+from ding_store.buffer.interrupts import finish
 from ding_store.buffer.sequences.sequences import Sequences
 from ding_store.buffer.table.base import Columns
 from ding_store.buffer.table.narrowing import candidates, widened_columns
@@ -98,6 +99,7 @@ class Elements(Layout):
     def push(self, element: Any, meta: Optional[Mapping[Any, Any]] = None) -> Tuple[int, Meta]:
         """As ``append`` of one; returns its row number, and its meta, which may be written to."""
         with self.table.write_lock:
+            self.table.check_open()
             write = self._writing(element) if meta is None else None
             if write is not None:
                 slots, row = self.table.add_one(self._without_meta(write) if self.metas.is_used else write)
@@ -117,6 +119,7 @@ class Elements(Layout):
     ) -> Array:
         """Add rows that are columns already, of the given schema or of this table's: see ``StoreBuffer.extend``."""
         with self.table.write_lock:
+            self.table.check_open()
             schema = schema or self.schema or schema_of(widened_columns(columns, narrowed))
             if self.objects is not None:
                 elements = schema.decode(widened_columns(columns, narrowed))
@@ -228,14 +231,20 @@ class Elements(Layout):
         """Replace an element, its meta or both; returns whether the row was there."""
         rows = np.array([row], np.int64)
         with self.table.write_lock:
+            self.table.check_open()
             with self.table.index.lock:
                 slots, found = self.table.index.find(rows)
             if not found[0]:
                 return False
-            if element is not None:
-                self._replace(rows, slots, element)
-            if meta is not None:
-                self.metas.put(int(slots[0]), row, meta)
+            self.metas.encode(rows, None if meta is None else [meta])  # What cannot be on record is refused first.
+
+            def update() -> None:
+                if element is not None:
+                    self._replace(rows, slots, element)
+                if meta is not None:
+                    self.metas.put(int(slots[0]), row, meta)
+
+            finish(update)
             return True
 
     def delete(self, rows: Array) -> None:
@@ -248,11 +257,14 @@ class Elements(Layout):
     def clear(self) -> None:
         """Forget all elements. The next one decides again; row numbers go on growing."""
         with self.table.write_lock:
-            self.table.clear()
-            self.metas.clear()
-            if self.objects is not None:
-                self.objects.remove()
-                self.objects = None
+            finish(self._clear)
+
+    def _clear(self) -> None:
+        self.table.clear()
+        self.metas.clear()
+        if self.objects is not None:
+            self.objects.remove()
+            self.objects = None
 
     def close(self) -> None:
         """Be empty, and leave the files to who opens them next."""
@@ -269,6 +281,7 @@ class Elements(Layout):
         keep: Optional[Keep] = None,
     ) -> Tuple[Array, Array]:
         with self.table.write_lock:
+            self.table.check_open()
             if self._schema is None and self.objects is None:
                 self._decide(elements)
             try:
@@ -333,11 +346,18 @@ class Elements(Layout):
 
     def resize(self, capacity: int) -> None:
         """See ``Table.resize``."""
-        with self.table.write_lock, self.table.index.lock:
-            source, target = self.table.resize(capacity)
-            self.metas.resize(source, target)
-            if self.objects is not None:
-                self.objects.resize(source, target, self.table.capacity)
+
+        def moving(source: Array, target: Array) -> Callable[[], None]:
+            moves = [each.resizing(source, target, capacity) for each in (self.metas, self.objects) if each is not None]
+
+            def move() -> None:
+                for each in moves:
+                    each()
+
+            return move
+
+        with self.table.write_lock:
+            self.table.resize(capacity, moving)
 
     def _replace(self, rows: Array, slots: Array, element: Any) -> None:
         columns: Optional[Columns] = None

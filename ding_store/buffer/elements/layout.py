@@ -14,6 +14,7 @@ from ding_store.buffer.elements.flat import fill_values
 from ding_store.buffer.elements.lists import check_may_differ, tell
 from ding_store.buffer.elements.metas import MetaStore
 from ding_store.buffer.elements.objects import ObjectColumn
+from ding_store.buffer.interrupts import finish
 from ding_store.buffer.sequences.breaks import Break
 from ding_store.buffer.sequences.sequences import Sequences
 from ding_store.buffer.table.base import Columns
@@ -68,22 +69,29 @@ class Layout(BesideColumns):
         Arguments:
             - narrow (:obj:`Iterable`): Columns that can be kept so: see ``candidates``.
         """
-        if schema != self.schema:
-            specs = schema.columns()
-            self.table.replace_columns(specs, schema.to_json(), narrow)
+
+        def started() -> None:
             self._outputs = self._new_outputs(schema)
-        if self.objects is not None:
-            self.objects.remove()
-        self._schema, self.objects = schema, None
+            if self.objects is not None:
+                self.objects.remove()
+            self._schema, self.objects = schema, None
+
+        if schema != self.schema:
+            self.table.replace_columns(schema.columns(), schema.to_json(), narrow, started)
+        else:
+            finish(started)
 
     def start_objects(self) -> None:
         """Empty, and for elements that no columns can hold."""
+
+        def started() -> None:
+            self._schema, self.objects = None, self._new_objects()
+            self._outputs = self._new_outputs(None)
+
         if self.table.home is None:
-            self.table.replace_columns({})
+            self.table.replace_columns({}, replaced=started)
         else:
-            self.table.replace_columns(packed.SPECS, packed.INFO)
-        self._schema, self.objects = None, self._new_objects()
-        self._outputs = self._new_outputs(None)
+            self.table.replace_columns(packed.SPECS, packed.INFO, replaced=started)
 
     def replace(
         self,
@@ -193,11 +201,16 @@ class Layout(BesideColumns):
         merged = self.schema.merge(schema)
         known = self.table.specs
         added = {name: spec for name, spec in merged.columns().items() if name not in known}
+
+        def adapted() -> None:
+            self._outputs = self._new_outputs(merged)
+            # Only now: readers look at the schema after they have copied, and an older one reads older rows well.
+            self._schema = merged
+
         if added:
-            self.table.add_columns(added, fill_values(added, known), merged.to_json())
-        self._outputs = self._new_outputs(merged)
-        # Only now: readers look at the schema after they have copied, and an older one reads older rows well.
-        self._schema = merged
+            self.table.add_columns(added, fill_values(added, known), merged.to_json(), adapted)
+        else:
+            finish(adapted)
 
     def _move_to_objects(self) -> None:
         with self.table.index.lock:

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, ContextManager, Dict, Hashable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Hashable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Union,
+)
 
 import numpy as np
 from ding.utils import fastcopy
@@ -10,6 +24,8 @@ from ding.utils import fastcopy
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.durability.journal import Journal
 from ding_store.buffer.elements import meta_form
+from ding_store.buffer.forks import tell_of_forks
+from ding_store.buffer.interrupts import finish
 from ding_store.buffer.sequences.groups import Groups
 from ding_store.buffer.table.rows import RowIndex
 
@@ -102,11 +118,19 @@ class MetaStore:
 
     def __init__(self, index: RowIndex, lock: ContextManager[Any], journal: Optional[Journal] = None) -> None:
         self._lock = lock
+        tell_of_forks(self)
         self._index = index
         self._journal = journal
         self._held: List[Held] = []  # Shorter than the table while the slots beyond have none.
         self._shared: Dict[Shared, Shared] = {}
         self._groups: Dict[Hashable, Groups] = {}
+
+    def before_fork(self) -> None:
+        """Nothing to do."""
+
+    def after_fork(self, missed: Set[int]) -> None:
+        """The record is the parent's."""
+        self._journal = None
 
     @property
     def is_used(self) -> bool:
@@ -165,9 +189,17 @@ class MetaStore:
 
     def put(self, slot: int, row: int, meta: Optional[Mapping[Any, Any]], record: bool = True) -> None:
         """Give a slot's row a meta, or none. A dict that cannot be shared is kept itself."""
-        if record and self._journal is not None:
-            self.record(self.encode(np.array([row], np.int64), [meta]) or self._encode_none(slot, row))
-            self._journal.sync()
+        if record:
+            records = self._encoded_one(slot, row, meta)
+
+            def put() -> None:
+                self.record(records)
+                if self._journal is not None:
+                    self._journal.sync()
+                self.put(slot, row, meta, record=False)
+
+            finish(put)
+            return
         held = self._to_held(meta)
         if self._journal is not None and isinstance(held, dict):
             # So that what is written into it later is noticed.
@@ -247,20 +279,26 @@ class MetaStore:
         """A meta was written to: it is the row's own from now on, if the row is still there."""
         with self._lock:
             slot = self._slot_of(slot, row)
-            if slot >= 0:
-                if self._journal is not None:
-                    self.record(self.encode(np.array([row], np.int64), [meta]) or self._encode_none(slot, row))
+            if slot < 0:
+                return
+            records = self._encoded_one(slot, row, meta)
+
+            def adopt() -> None:
+                self.record(records)
                 if slot >= len(self._held):
                     self._held.extend([None] * (slot + 1 - len(self._held)))
                 self._held[slot] = meta
                 self._regroup(slot, meta)
 
+            finish(adopt)
+
     def groups(self, key: Hashable) -> Groups:
         """Who belongs together by a key; the first call for a key looks at all metas, later ones cost nothing."""
         groups = self._groups.get(key)
         if groups is None:
-            groups = self._groups[key] = Groups(self._index.capacity)
+            groups = Groups(self._index.capacity)
             self._assign_all(groups, key)
+            self._groups[key] = groups
         return groups
 
     def known_groups(self, key: Hashable) -> Optional[Groups]:
@@ -289,18 +327,24 @@ class MetaStore:
         """Forget all metas, and leave their record as it is."""
         self._held, self._shared, self._groups, self._journal = [], {}, {}, None
 
-    def resize(self, source: Array, target: Array) -> None:
-        """Rows moved from slots to other slots, and the table has as many slots as it has now."""
+    def resizing(self, source: Array, target: Array, capacity: int) -> Callable[[], None]:
+        """Rows move from slots to other slots: what is to be called when the table has so many; again, if need be."""
+        moved = self._held[:]
         for old, new in zip(source.tolist(), target.tolist()):
-            held = self._held[old] if old < len(self._held) else None
-            if held is not None or new < len(self._held):
+            held = moved[old] if old < len(moved) else None
+            if held is not None or new < len(moved):
                 # Without one, too: the row that was there may have had one.
-                self._held.extend([None] * (new + 1 - len(self._held)))
-                self._held[new] = held
-        del self._held[self._index.capacity :]
-        for key, groups in self._groups.items():
-            groups.codes = np.full(self._index.capacity, Groups.NONE, np.int64)
-            self._assign_all(groups, key)
+                moved.extend([None] * (new + 1 - len(moved)))
+                moved[new] = held
+        del moved[capacity:]
+
+        def resize() -> None:
+            self._held = moved
+            for key, groups in self._groups.items():
+                groups.codes = np.full(capacity, Groups.NONE, np.int64)
+                self._assign_all(groups, key)
+
+        return resize
 
     @property
     def _row_of_slot(self) -> Array:
@@ -313,6 +357,12 @@ class MetaStore:
         with self._index.lock:
             slots, found = self._index.find(np.array([row], np.int64))
         return int(slots[0]) if found[0] else -1
+
+    def _encoded_one(self, slot: int, row: int, meta: Optional[Mapping[Any, Any]]) -> List[bytes]:
+        """As ``encode``, of a row that lives, and may have had a meta."""
+        if self._journal is None:
+            return []
+        return self.encode(np.array([row], np.int64), [meta]) or self._encode_none(slot, row)
 
     def _encode_none(self, slot: int, row: int) -> List[bytes]:
         """That a row has no meta, if it had one."""

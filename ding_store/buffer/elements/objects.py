@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, List, Mapping, Sequence
+from typing import Any, Callable, List, Mapping, Sequence
 
 import numpy as np
 
@@ -60,14 +60,19 @@ class ObjectColumn:
         """Nothing is left."""
         self._objects = []
 
-    def resize(self, source: Array, target: Array, capacity: int) -> None:
-        """Objects moved from slots to other slots, of which there are so many."""
+    def resizing(self, source: Array, target: Array, capacity: int) -> Callable[[], None]:
+        """Objects move from slots to other slots: what is to be called when there are so many; again, if need be."""
         # A new list: readers may be going over the old one.
         objects = self._objects[:]
         for old, new in zip(source.tolist(), target.tolist()):
             objects.extend([None] * (new + 1 - len(objects)))
             objects[new] = objects[old]
-        self._objects = objects[:capacity]
+        moved = objects[:capacity]
+
+        def resize() -> None:
+            self._objects = moved
+
+        return resize
 
     def _warn_if_large(self, element: Any) -> None:
         num_bytes = array_bytes(element)

@@ -7,7 +7,7 @@ import os
 import weakref
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from ding_store.buffer.arrays import Array
 from ding_store.buffer.durability.durable import Home, check_size
 from ding_store.buffer.durability.journal import reserve, write_at
 from ding_store.buffer.elements.extents import Extents
+from ding_store.buffer.interrupts import finish
 from ding_store.buffer.table.rows import RowListener
 from ding_store.buffer.table.table import Table
 from ding_store.columns import Schema
@@ -177,21 +178,23 @@ class PackedColumn(RowListener):
         """Another element for one row."""
         try:
             self._table.update(rows, self.store([element]))
+            self.removed(slots)
+            self.published(slots)
         except BaseException:
-            self.give_back()
+            finish(self.give_back)
             raise
-        self.removed(slots)
-        self.published(slots)
 
     def drop(self, slots: Array) -> None:
         """Nothing more to do: see ``removed``."""
 
-    def resize(self, source: Array, target: Array, capacity: int) -> None:
-        """Nothing to do: the table moved its columns."""
+    def resizing(self, source: Array, target: Array, capacity: int) -> Callable[[], None]:
+        """Nothing to do: the table moves its columns."""
+        return lambda: None
 
     def remove(self) -> None:
-        """Be no file, when no row is left."""
-        os.unlink(self._path)
+        """Be no file, when no row is left. May be called again."""
+        with suppress(FileNotFoundError):
+            os.unlink(self._path)
 
     def findings(self) -> List[str]:
         """What is wrong with the file."""
@@ -217,6 +220,9 @@ class PackedColumn(RowListener):
             if size:
                 self._extents.free(place, size)
         self._held[:, slots] = 0
+
+    def settled(self, slots: Array) -> None:
+        self._find_free()
 
     def restored(self, slots: Array) -> None:
         self._find_free()

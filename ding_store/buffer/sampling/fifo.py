@@ -12,8 +12,9 @@ from ding_store.buffer.arrays import Array
 from ding_store.buffer.checks import integer
 from ding_store.buffer.durability.commits import Record
 from ding_store.buffer.durability.kept import Kept
+from ding_store.buffer.forks import hold_over_forks
 from ding_store.buffer.sampling.samplers import not_enough
-from ding_store.buffer.table.rows import RowIndex, RowListener
+from ding_store.buffer.table.rows import EMPTY, RowIndex, RowListener
 from ding_store.errors import ConfigError
 
 #: Row numbers that are looked up together: deleted rows leave holes, which are passed over once.
@@ -42,7 +43,7 @@ class Fifo(RowListener):
     def __init__(self, times: int = 1) -> None:
         self.times = integer('times', times, 1)
         #: Samples through this sampler take turns, so that no two of them get the same rows.
-        self.lock = threading.RLock()
+        self.lock = hold_over_forks(threading.RLock())
         self._index: Optional[RowIndex] = None
         self._place = _Place()
         # Where it will be when each of those is delivered that are drawn ahead.
@@ -58,8 +59,8 @@ class Fifo(RowListener):
             return
         if self._index is not None:
             raise ConfigError('a Fifo is at one place in one table: make another one for another table')
-        self._index = index
         index.listen(self)
+        self._index = index
 
     def keep(self, kept: Kept) -> None:
         """Go on from the place that is on record, and put it there from now on."""
@@ -145,6 +146,10 @@ class Fifo(RowListener):
             first = int(self._index.row_of_slot[slots].min(initial=self._index.next_row))
             self._place = _Place(first, first)
             self._put_on_record()
+
+    def settled(self, slots: Array) -> None:
+        assert self._index is not None
+        self.published(slots[self._index.row_of_slot[slots] != EMPTY])
 
     def cleared(self) -> None:
         """What comes now may have any numbers: a file's. What waited for its turn has left."""

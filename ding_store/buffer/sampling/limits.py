@@ -12,9 +12,10 @@ from ding_store.buffer.arrays import Array
 from ding_store.buffer.checks import integer
 from ding_store.buffer.durability.kept import Kept
 from ding_store.buffer.elements.elements import Elements
+from ding_store.buffer.forks import hold_over_forks
 from ding_store.buffer.sampling.samplers import PrioritySampler, Sampler, check_is_sampler
 from ding_store.buffer.sampling.uses import Uses
-from ding_store.buffer.table.rows import RowIndex, RowListener
+from ding_store.buffer.table.rows import NO_ROWS, RowIndex, RowListener
 from ding_store.errors import ConfigError, SchemaMismatch
 
 
@@ -60,7 +61,7 @@ class Limited(RowListener):
         self.sampler = sampler
         self.max_times_sampled, self.max_age, self.version = max_times_sampled, max_age, version
         #: Samples through this sampler take turns: what one of them uses up the next must not get.
-        self.lock = threading.RLock()
+        self.lock = hold_over_forks(threading.RLock())
         self._index: Optional[RowIndex] = None
         self._elements: Optional[Elements] = None
         #: None without a limit of uses, or a table.
@@ -70,6 +71,9 @@ class Limited(RowListener):
         self._newest: Optional[int] = None
         self._rows_of: Dict[int, List[Array]] = {}
         self._next_row = 0
+        # Rows that are used up, and leave before the next sample if an exception kept them from leaving at once.
+        self._leaving = NO_ROWS
+        self._is_counting = False
 
     def attach(self, index: RowIndex) -> None:
         self.sampler.attach(index)
@@ -77,10 +81,10 @@ class Limited(RowListener):
             return
         if self._index is not None:
             raise ConfigError('limits hold the uses of one table: make others for another table')
-        self._index = index
         if self.max_times_sampled is not None:
             self._uses = Uses(index, self.max_times_sampled)
         index.listen(self)
+        self._index = index
 
     def bind(self, elements: Elements) -> None:
         """Where the versions of rows are, and what deletes them."""
@@ -128,10 +132,14 @@ class Limited(RowListener):
         return self.sampler.weigh(slots)
 
     def prepare(self) -> None:
-        """Rows that are too old leave; amortised O(1) per row. Called before a sample, without any lock."""
-        if self.max_age is None:
-            return
+        """
+        Rows that are too old leave, and those that should have left; amortised O(1) per row. Called before a sample,
+        without any lock.
+        """
         with self.lock:
+            self._let_leave()
+            if self.max_age is None:
+                return
             assert self._index is not None
             assert self._elements is not None
             with self._index.lock:
@@ -140,7 +148,21 @@ class Limited(RowListener):
                 return
             stale = [version for version in self._rows_of if version < self._newest - self.max_age]
             for version in stale:
-                self._elements.delete(np.concatenate(self._rows_of.pop(version)))
+                self._elements.delete(np.concatenate(self._rows_of[version]))
+                del self._rows_of[version]
+
+    def _let_leave(self) -> None:
+        assert self._index is not None
+        with self._index.lock:
+            if self._is_counting and self._uses is not None:
+                slots = self._index.live_slots
+                self._leaving = self._index.row_of_slot[slots[self._uses.are_used_up(slots)]]
+                self._is_counting = False
+            are_there = self._index.find(self._leaving)[1] if len(self._leaving) else NO_ROWS
+        if are_there.any():
+            assert self._elements is not None
+            self._elements.delete(self._leaving)
+        self._leaving = NO_ROWS
 
     def set_version(self, version: int) -> None:
         """The policy is at this version now; versions do not go back."""
@@ -157,7 +179,10 @@ class Limited(RowListener):
             return None
         assert self._index is not None
         with self._index.lock:
-            return self._uses.count(rows)
+            self._is_counting = True
+            used_up = self._uses.count(rows)
+            self._leaving, self._is_counting = used_up, False
+            return used_up
 
     def use(self, rows: Array) -> None:
         """Rows that another than the sampler chose were handed out: those that must leave do."""
@@ -235,20 +260,21 @@ class Limited(RowListener):
         return twin
 
     def _take_in(self, index: RowIndex, elements: Elements) -> None:
-        first, self._next_row = self._next_row, index.next_row
-        if self._next_row - first > index.capacity:
+        first, next_row = self._next_row, index.next_row
+        if next_row - first > index.capacity:
             rows = index.row_of_slot[index.slots_by_age()]
             rows = rows[rows >= first]
         else:
-            rows = np.arange(first, self._next_row, dtype=np.int64)
+            rows = np.arange(first, next_row, dtype=np.int64)
         slots, found = index.find(rows)
-        if not found.any():
-            return
-        rows, of_steps = rows[found], self._versions(elements, slots[found])
-        self.set_version(int(of_steps.max()))
-        versions = of_steps.min(axis=1)
-        for version in np.unique(versions).tolist():
-            self._rows_of.setdefault(version, []).append(rows[versions == version])
+        if found.any():
+            rows, of_steps = rows[found], self._versions(elements, slots[found])
+            self.set_version(int(of_steps.max()))
+            versions = of_steps.min(axis=1)
+            for version in np.unique(versions).tolist():
+                self._rows_of.setdefault(version, []).append(rows[versions == version])
+        # Last: if an exception comes, they are taken in once more, which is no harm.
+        self._next_row = next_row
 
     def _versions(self, elements: Elements, slots: Array) -> Array:
         """Of each row, or of each of its steps where rows are sequences: ``(n, steps)``."""

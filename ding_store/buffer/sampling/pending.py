@@ -14,7 +14,7 @@ class PendingSlots:
     Overview:
         Slots whose rows came or went, up to a limit; then they are applied all at once.
     Arguments:
-        - apply (:obj:`Callable`): Takes slots ``(n,)``, some of them repeated.
+        - apply (:obj:`Callable`): Takes slots ``(n,)``, some of them repeated; the same again if it is interrupted.
         - limit (:obj:`int`): How many are kept.
     """
 
@@ -45,8 +45,8 @@ class PendingSlots:
     def flush(self) -> None:
         """Apply what there is."""
         if self._count:
-            count, self._count = self._count, 0
-            self._apply(self._slots[:count].copy())
+            self._apply(self._slots[: self._count].copy())
+            self._count = 0
 
     def clear(self) -> None:
         self._count = 0

@@ -10,6 +10,8 @@ from threading import RLock
 from typing import Any, Callable, Deque, Dict, Hashable, NamedTuple, Optional, TypeVar
 
 from ding_store.buffer.arrays import Array
+from ding_store.buffer.forks import hold_over_forks
+from ding_store.buffer.interrupts import finish
 from ding_store.buffer.sampling.samplers import Sampler
 from ding_store.buffer.table.choices import by_rows
 from ding_store.buffer.table.rows import RowIndex, RowListener
@@ -52,10 +54,12 @@ class Prefetch(RowListener):
 
     def __init__(self, depth: int, table: Table, sampler: Sampler) -> None:
         self.depth, self._table = depth, table
-        self._lock = getattr(sampler, 'lock', None) or RLock()
+        self._lock = getattr(sampler, 'lock', None) or hold_over_forks(RLock())
         self._key: Hashable = None
         self._sampler: Any = None
         self._pending: Deque[Drawn] = deque()
+        #: Whether the sampler may have been told of a batch that is not pending.
+        self._is_changing = False
         self._pool: Optional[ThreadPoolExecutor] = None
         self._process = os.getpid()
         self._num_clears = 0
@@ -79,13 +83,17 @@ class Prefetch(RowListener):
                 drawn = self._pending[0]
                 try:
                     batch = self._batch_of(drawn, read)
-                except RowGone:
-                    self.give_back()
-                else:
-                    self._pending.popleft()
                     if hasattr(choose, 'adopt'):
                         choose.adopt(drawn.choose)
+                    self._is_changing = True
+                    self._pending.popleft()
+                    self._is_changing = False
                     return batch
+                except RowGone:
+                    self.give_back()
+                except BaseException:
+                    finish(self.give_back)
+                    raise
         return read(choose)
 
     def draw(self, key: Hashable, make: Callable[[], Any], read: Callable[[Choose], Any], sampler: Any = None) -> None:
@@ -110,20 +118,28 @@ class Prefetch(RowListener):
                         seen = self._table.num_updates, self._num_clears
                 except NotEnoughData:
                     return
-                if hasattr(sampler, 'drawn'):
-                    sampler.drawn(rows)
-                self._pending.append(Drawn(choose, rows, *seen, self._submit(read, by_rows(rows))))
+                try:
+                    self._is_changing = True
+                    if hasattr(sampler, 'drawn'):
+                        sampler.drawn(rows)
+                    self._pending.append(Drawn(choose, rows, *seen, self._submit(read, by_rows(rows))))
+                    self._is_changing = False
+                except BaseException:
+                    finish(self.give_back)
+                    raise
 
     def give_back(self) -> None:
         """What was drawn and not delivered counts for nothing."""
         with self._lock:
-            num_batches = len(self._pending)
-            for drawn in self._pending:
-                drawn.gathered.cancel()
-            self._pending.clear()
-            if num_batches and hasattr(self._sampler, 'returned'):
+            if self._process == os.getpid():
+                # In a forked process a thread that it lacks may have had a lock of theirs.
+                for drawn in self._pending:
+                    drawn.gathered.cancel()
+            if (self._pending or self._is_changing) and hasattr(self._sampler, 'returned'):
                 with self._table.index.lock:
-                    self._sampler.returned(num_batches)
+                    self._sampler.returned(len(self._pending))
+            self._pending.clear()
+            self._is_changing = False
 
     def close(self) -> None:
         """Give everything back and end the thread; it starts again if somebody samples."""

@@ -93,10 +93,14 @@ class Prioritized(RowListener):
         if self._index is not None:
             raise ConfigError('a sampler holds the priorities of one table: make another one for another table')
         with index.lock:
-            self._index = index
-            self._start(index.capacity)
-            index.listen(self)
-            self._pending.add(index.live_slots)
+            try:
+                self._index = index
+                self._start(index.capacity)
+                index.listen(self)
+                self._pending.add(index.live_slots)
+            except BaseException:
+                self._index = None  # Attached next time.
+                raise
 
     def choose(self, index: RowIndex, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Array:
         """
@@ -240,15 +244,23 @@ class Prioritized(RowListener):
         self.max_priority = 1.0
         self._tree.clear()
 
+    def settled(self, slots: Array) -> None:
+        """An exception came when rows left, or came."""
+        self._pending.add(slots)
+
     def resizing(self) -> None:
         """Slots will have other numbers: what is pending must be applied while they have these."""
         self._pending.flush()
 
     def resized(self, capacity: int, source: Array, target: Array) -> None:
         """There are more slots, or fewer; rows moved from some slots to others."""
-        masses = moved(self._tree.masses[: self._tree.capacity], capacity, source, target, 0.0)
-        self._tree = SumTree(capacity)
-        self._tree.rebuild(masses)
+        if self._tree.capacity != capacity:
+            masses, tree = (
+                moved(self._tree.masses[: self._tree.capacity], capacity, source, target, 0.0),
+                SumTree(capacity),
+            )
+            tree.rebuild(masses)
+            self._tree = tree
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Prioritized:
         """The same settings and progress, without a table."""
@@ -315,8 +327,8 @@ class Prioritized(RowListener):
                 rows, slots = np.array(rows, order='C'), np.empty(len(rows), np.int64)
                 largest = kernels.locate(np.asarray(index.row_of_slot), rows, values, self._limit(), slots)
                 if largest >= 0:
-                    self._set(slots, values)
                     self.max_priority = max(self.max_priority, largest)
+                    self._set(slots, values)
                     return 0
             return self._put_some(index, rows, self.check(values, len(rows)))
 
@@ -327,8 +339,8 @@ class Prioritized(RowListener):
         if num_found < len(rows):
             slots, values = slots[found], values[found]
         if num_found:
-            self._set(slots, values)
             self.max_priority = max(self.max_priority, float(np.maximum.reduce(values)))
+            self._set(slots, values)
         return len(rows) - num_found
 
     def _refresh(self, slots: Array) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Dict, Mapping, Optional
 import numpy as np
 
 from ding_store.buffer.arrays import Array
+from ding_store.buffer.interrupts import finish
 from ding_store.buffer.sampling.prioritized import Prioritized, moved
 from ding_store.buffer.sampling.samplers import is_within
 from ding_store.buffer.table.rows import EMPTY, RowIndex
@@ -62,8 +63,9 @@ class RankPrioritized(Prioritized):
         self._start(self._tree.capacity)
 
     def resized(self, capacity: int, source: Array, target: Array) -> None:
+        if len(self._priorities) != capacity:
+            self._priorities = moved(self._priorities, capacity, source, target, np.nan)
         super().resized(capacity, source, target)
-        self._priorities = moved(self._priorities, capacity, source, target, np.nan)
 
     def sort(self) -> None:
         """Make all ranks exact now. O(N log(N))."""
@@ -88,12 +90,29 @@ class RankPrioritized(Prioritized):
         slots = np.unique(slots)
         is_live = self._attached().row_of_slot[slots] != EMPTY
         gone, new = slots[~is_live], slots[is_live]
-        self._count(self._priorities[gone], -1)
-        self._priorities[gone] = np.nan
-        self._tree.set(gone, np.zeros(len(gone)))
+        try:
+            self._count(self._priorities[gone], -1)
+            self._priorities[gone] = np.nan
+            self._tree.set(gone, np.zeros(len(gone)))
+        except BaseException:
+            finish(self._count_all)
+            raise
         self._set(new, np.full(len(new), self.max_priority))
 
     def _set(self, slots: Array, priorities: Array) -> None:
+        try:
+            self._set_counted(slots, priorities)
+        except BaseException:
+            finish(self._count_all)
+            raise
+
+    def _count_all(self) -> None:
+        """Make the histogram, and all ranks, of the priorities that there are."""
+        self._counts[:] = 0
+        self._count(self._priorities, 1)
+        self._sort()
+
+    def _set_counted(self, slots: Array, priorities: Array) -> None:
         if len(slots) > 1:
             # Each slot is counted once; of one that is repeated the last priority counts.
             slots, firsts = np.unique(slots[::-1], return_index=True)

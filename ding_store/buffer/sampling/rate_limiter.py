@@ -6,10 +6,11 @@ import math
 import threading
 import time
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
 from ding_store.buffer.checks import integer
 from ding_store.buffer.durability.commits import Record
+from ding_store.buffer.forks import hold_over_forks
 from ding_store.buffer.sampling.fifo import Fifo
 from ding_store.buffer.sampling.samplers import Sampler, is_within
 from ding_store.errors import ConfigError, NotEnoughData, StoreTimeout
@@ -63,7 +64,8 @@ class RateLimiter:
         self.max_insert, self.max_sample = integer('max_insert', max_insert, 1), integer('max_sample', max_sample, 1)
         self._check_deadlock()
         self.num_inserts = self.num_samples = 0
-        self._changed = threading.Condition()
+        self._lock = hold_over_forks(threading.RLock())
+        self._changed = threading.Condition(self._lock)
         self._size: Callable[[], int] = lambda: self.num_inserts
         self._available: Callable[[], int] = lambda: self._size()
         self._record: Optional[Record] = None
@@ -148,10 +150,15 @@ class RateLimiter:
             - StoreTimeout: They may not be in time; nothing was counted.
             - TypeError: They are more than ``max_insert``, and might never be.
         """
+        self._count_insert(num_rows, timeout_s, [0])
+
+    def _count_insert(self, num_rows: int, timeout_s: Optional[float], counted: List[int]) -> None:
+        """``counted`` is what is to be taken back, whatever comes."""
         _check_within('max_insert', num_rows, self.max_insert)
         with self._changed:
             self._wait(lambda: self._can_insert(num_rows), f'insert {num_rows} rows', timeout_s)
             self.num_inserts += num_rows
+            counted[0] = num_rows
             self._changed.notify_all()
 
     def await_can_sample(self, num_rows: int = 1, timeout_s: Optional[float] = None) -> None:
@@ -162,32 +169,38 @@ class RateLimiter:
             - StoreTimeout: They may not be in time; nothing was counted.
             - TypeError: They are more than ``max_sample``, and might never be.
         """
+        self._count_sample(num_rows, timeout_s, [0])
+
+    def _count_sample(self, num_rows: int, timeout_s: Optional[float], counted: List[int]) -> None:
         _check_within('max_sample', num_rows, self.max_sample)
         with self._changed:
             self._wait(lambda: self._can_sample(num_rows), f'sample {num_rows} rows', timeout_s)
             self.num_samples += num_rows
+            counted[0] = num_rows
             self._put_on_record()
             self._changed.notify_all()
 
     @contextmanager
     def inserting(self, num_rows: int) -> Iterator[None]:
         """Insert in it: what fails is not counted, and who waits for rows is woken when they are there."""
-        self.await_can_insert(num_rows)
+        counted = [0]
         try:
+            self._count_insert(num_rows, None, counted)
             yield
         except BaseException:
-            self._take_back(num_inserts=num_rows)
+            self._take_back(num_inserts=counted[0])
             raise
         self.wake()
 
     @contextmanager
     def sampling(self, num_rows: int) -> Iterator[None]:
         """Sample in it: what fails is not counted, and where it is for want of rows, one insert does not wait."""
-        self.await_can_sample(num_rows)
+        counted = [0]
         try:
+            self._count_sample(num_rows, None, counted)
             yield
         except BaseException as e:
-            self._take_back(num_samples=num_rows, is_short=isinstance(e, NotEnoughData))
+            self._take_back(num_samples=counted[0], is_short=isinstance(e, NotEnoughData))
             raise
         with self._changed:
             self._short_at = None

@@ -8,13 +8,14 @@ from typing import Protocol
 import numpy as np
 
 from ding_store.buffer.arrays import Array
+from ding_store.buffer.interrupts import finish
 
 
 class SlotSetListener(Protocol):
     """Somebody who keeps something of the members."""
 
     def starts_changed(self, slots: Array) -> None:
-        """These became members, or are none any longer."""
+        """These became members, or are none any longer. Called again if an exception interrupts it."""
 
 
 class SlotSet:
@@ -46,11 +47,16 @@ class SlotSet:
     def add(self, slots: Array) -> None:
         """Add distinct slots that are not in it."""
         end = self._count + len(slots)
-        self._members[self._count : end] = slots
-        self._place[slots] = np.arange(self._count, end, dtype=np.int32)
-        self._count = end
-        for listener in self._listeners:
-            listener.starts_changed(slots)
+        places = np.arange(self._count, end, dtype=np.int32)
+        try:
+            # No call from here on: see ``interrupts``.
+            self._members[self._count : end] = slots
+            self._place[slots] = places
+            self._count = end
+            self._tell(slots)
+        except BaseException:
+            finish(lambda: self._tell(slots))
+            raise
 
     def contains(self, slots: Array) -> Array:
         """Which slots are in it, bool."""
@@ -64,13 +70,21 @@ class SlotSet:
         if not is_in.any():
             return
         slots, places = slots[is_in], places[is_in]
-        self._place[slots] = -1
         remaining = self._count - len(slots)
-        tail = self._members[remaining : self._count]
-        moved = tail[self._place[tail] >= 0]
-        gaps = places[places < remaining]
-        self._members[gaps] = moved
-        self._place[moved] = gaps
-        self._count = remaining
+        try:
+            # No call from here on: see ``interrupts``.
+            self._place[slots] = -1
+            tail = self._members[remaining : self._count]
+            moved = tail[self._place[tail] >= 0]
+            gaps = places[places < remaining]
+            self._members[gaps] = moved
+            self._place[moved] = gaps
+            self._count = remaining
+            self._tell(slots)
+        except BaseException:
+            finish(lambda: self._tell(slots))
+            raise
+
+    def _tell(self, slots: Array) -> None:
         for listener in self._listeners:
             listener.starts_changed(slots)

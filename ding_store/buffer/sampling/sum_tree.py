@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ding_store.buffer.arrays import Array, filled
+from ding_store.buffer.interrupts import finish
 from ding_store.buffer.kernels.load import load_kernels
 
 #: Children per node: a block of them is a cache line, and 400k rows are seven levels.
@@ -68,7 +69,11 @@ class SumTree:
             - masses (:obj:`np.ndarray`): ``(B,)``, float64, finite and >= 0, and so is the sum of all.
         """
         if self.kernels is None:
-            self._set_in_numpy(slots, masses)
+            try:
+                self._set_in_numpy(slots, masses)
+            except BaseException:
+                finish(self._sum_up)
+                raise
             return
         slots, masses = np.ascontiguousarray(slots, np.int64), np.ascontiguousarray(masses, np.float64)
         self.kernels.set_many(self.masses, self._sums, self._prefixes, self._minima, self._starts, slots, masses)
@@ -93,6 +98,10 @@ class SumTree:
     def rebuild(self, masses: Array) -> None:
         """Set all masses at once, shape ``(capacity,)``; O(capacity)."""
         self.masses[: self.capacity] = masses
+        finish(self._sum_up)
+
+    def _sum_up(self) -> None:
+        """Make all that is above the masses."""
         blocks = self.masses.reshape(-1, FAN_OUT)
         minima = np.where(blocks > 0, blocks, np.inf)
         for level in range(len(self._starts)):

@@ -129,7 +129,12 @@ class Uses(RowListener):
     def removed(self, slots: Array) -> None:
         """Their uses stay, in case they are restored."""
 
+    def settled(self, slots: Array) -> None:
+        self._counts[slots] = 0
+
     def resized(self, capacity: int, source: Array, target: Array) -> None:
+        if len(self._counts) == capacity:
+            return
         counts, known = np.zeros(capacity, np.int32), min(capacity, len(self._counts))
         counts[:known] = self._counts[:known]
         counts[target] = self._counts[source]

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import errno
+import functools
 import json
 import os
-import tempfile
+import uuid
+from contextlib import suppress
 from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, Optional, Union
 
 from ding_store import private, space
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.elements.packed import PackedColumn
+from ding_store.buffer.interrupts import finish
 from ding_store.buffer.saving import loads, old_saves, saves
 from ding_store.buffer.saving.loads import Loaded
 from ding_store.buffer.saving.old_saves import OldSave
@@ -41,21 +44,27 @@ def save(file_name: str, elements: Elements, counts: Optional[Callable[[], Dict[
     """
     directory = os.path.dirname(os.path.abspath(file_name))
     private.make_directories(directory)
-    descriptor, temporary = tempfile.mkstemp(prefix='.' + os.path.basename(file_name), dir=directory)
+    # A name of ours: what a signal interrupts may have made the file, and not said its name.
+    temporary = os.path.join(directory, f'.{os.path.basename(file_name)}{uuid.uuid4().hex[:8]}')
     try:
-        with open(descriptor, 'wb') as file:
+        with open(temporary, 'xb', opener=private.opener) as file:
             file.write(MAGIC)
             SaveWriter(file, elements, counts).write()
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp's files are for their owner only, as everything of ours.
         os.replace(temporary, file_name)
     except BaseException as e:
-        os.unlink(temporary)
+        finish(functools.partial(remove, temporary))
         if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
             raise space.not_enough_space(f'the buffer saved to {file_name!r}', _num_bytes(elements), directory) from e
         raise
     sync_directory(directory)
+
+
+def remove(path: str) -> None:
+    """Remove a file, if it is there."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def _num_bytes(elements: Elements) -> int:

@@ -61,6 +61,7 @@ def contents(elements: Elements) -> Contents:
     with table.index.lock:
         slots = table.index.slots_by_age().astype(np.intp)
         rows = table.index.row_of_slot[slots]
+    table.check_unchanged()
     objects = elements.objects.take(slots) if isinstance(elements.objects, ObjectColumn) else None
     breaks = elements.sequences.breaks.list()
     if not elements.metas.is_used:

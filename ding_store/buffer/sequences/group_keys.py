@@ -32,33 +32,32 @@ class GroupKeys:
         self._table, self._metas, self._names, self._done = table, metas, names, done
         self._metas_only = metas_only
         self._sources: List[Union[str, Groups]] = []
-        self._state: Tuple[object, ...] = ()
+        #: The ``state`` that is known.
+        self.seen: Tuple[object, ...] = ()
         #: The columns, as the table has them, of which the sources are, and those that ``check`` found to be right:
         #: nothing else needs to be looked at again where the sources are columns alone.
-        self._seen: Optional[Mapping[str, Array]] = None
+        self._resolved: Optional[Mapping[str, Array]] = None
         self._checked: Optional[Mapping[str, Array]] = None
 
     def resolve(self) -> None:
         """Find out where the groups are. Called before the others, without the table's index locked."""
         columns = self._table.columns
-        if columns is not self._seen:
+        if columns is not self._resolved:
             self._sources = [self._source(name) for name in self._names]
             for name in (*self._names, *((self._done,) if self._done else ())):
                 self._table.num_changes.setdefault(name, 0)
-            self._seen = None if any(isinstance(source, Groups) for source in self._sources) else columns
+            self._resolved = None if any(isinstance(source, Groups) for source in self._sources) else columns
 
     def drop_columns(self) -> None:
         """Let go of the columns that were last seen."""
-        self._seen = self._checked = None
+        self._resolved = self._checked = None
 
-    def has_changed(self) -> bool:
-        """Whether rows may be in other groups than at the last call, or end episodes that they did not."""
-        state = tuple(
+    def state(self) -> Tuple[object, ...]:
+        """Another one where rows may be in other groups than before, or end episodes that they did not."""
+        return tuple(
             (id(source), source.num_moves) if isinstance(source, Groups) else self._table.num_changes[source]
             for source in (*self._sources, *((self._done,) if self._done else ()))
         )
-        self._state, before = state, self._state
-        return state != before
 
     def read(self, slots: Array) -> Tuple[Array, Array]:
         """The group's value of each slot, ``(n,)`` or ``(n, k)``, int64, and which of them have one."""
@@ -103,7 +102,7 @@ class GroupKeys:
                     f'{column.shape[1:]}'
                 )
         # What was looked at, which may be others by now.
-        self._checked = columns if columns is self._seen else None
+        self._checked = columns if columns is self._resolved else None
 
     def _source(self, name: str) -> Union[str, Groups]:
         if not self._metas_only and name in self._table.columns:

@@ -85,6 +85,9 @@ class SequenceIndex(RowListener):
         if not self._is_stale and self._is_pending[slots].any():
             self._pending.flush()
 
+    def settled(self, slots: Array) -> None:
+        self._start()
+
     def restored(self, slots: Array) -> None:
         # The rows are where they were, but a draw in between may have given them up.
         self.forget()
@@ -129,29 +132,34 @@ class SequenceIndex(RowListener):
               other, they may be taken as they are.
         """
         kind = (length, stride)
-        found, is_new = self._kept(self._starts if uses is None else self._starts_of.setdefault(uses, {}), kind)
-        if is_new:
+
+        def fill(members: SlotSet) -> None:
             slots = self._held_slots()
-            self._add_starts(kind, found, self.lines.at[slots], self._positions[slots])
+            self._add_starts(kind, members, self.lines.at[slots], self._positions[slots])
             if uses is not None:
-                found.discard(found.members[uses.are_used_up(found.members)])
-        return found
+                members.discard(members.members[uses.are_used_up(members.members)])
+
+        return self._kept(self._starts if uses is None else self._starts_of.setdefault(uses, {}), kind, fill)
 
     def ends(self, max_length: Optional[int] = None) -> SlotSet:
         """Slots of the last rows of whole episodes. Some of their rows may have left: see ``episodes``."""
-        found, is_new = self._kept(self._ends, max_length)
-        if is_new:
-            slots = self._held_slots()
-            self._add_ends(max_length, slots[self._is_end[slots]])
-        return found
 
-    def _kept(self, sets: Dict[Any, SlotSet], kind: Any) -> Tuple[SlotSet, bool]:
+        def fill(members: SlotSet) -> None:
+            slots = self._held_slots()
+            self._add_ends(max_length, members, slots[self._is_end[slots]])
+
+        return self._kept(self._ends, max_length, fill)
+
+    def _kept(self, sets: Dict[Any, SlotSet], kind: Any, fill: Callable[[SlotSet], None]) -> SlotSet:
         found = sets.pop(kind, None)
-        if found is None and len(sets) >= _MAX_KINDS:
-            sets.pop(next(iter(sets)))
+        if found is None:
+            if len(sets) >= _MAX_KINDS:
+                sets.pop(next(iter(sets)))
+            found = SlotSet(self._index.capacity)
+            fill(found)
         # Put in again, as the one last used.
-        sets[kind] = SlotSet(self._index.capacity) if found is None else found
-        return sets[kind], found is None
+        sets[kind] = found
+        return found
 
     def _held_slots(self) -> Array:
         return np.flatnonzero(self.lines.at != NOWHERE)
@@ -191,6 +199,7 @@ class SequenceIndex(RowListener):
 
     def _start(self) -> None:
         """Know nothing."""
+        self._is_stale = True
         self._pending.clear()
         capacity = self._index.capacity
         self.lines, self.groups = Lines(capacity), GroupStates()
@@ -201,12 +210,10 @@ class SequenceIndex(RowListener):
         self._positions, self._is_end = np.zeros(capacity, np.int32), np.zeros(capacity, bool)
         self._is_pending = np.zeros(capacity, bool)
         self._next_row, self._num_missed = self._index.next_row, 0
-        self._is_stale = True
 
     def _rebuild(self) -> None:
         """With the rows there are. Where others are missing, nobody knows whose they were and what they ended."""
         self._start()
-        self._is_stale = False
         slots = self._index.slots_by_age().astype(np.intp)
         missed = np.cumsum(np.diff(self._index.row_of_slot[slots], prepend=self._first_row - 1) != 1)
         self._add(slots, missed)
@@ -215,11 +222,14 @@ class SequenceIndex(RowListener):
                 members.discard(members.members[uses.are_used_up(members.members)])
         self._num_missed = int(missed[-1]) if len(missed) else int(self._next_row > self._first_row)
         self._num_missed += bool(len(slots) and self._index.row_of_slot[slots[-1]] != self._next_row - 1)
+        self._is_stale = False
 
     def _take_in(self, slots: Array) -> None:
         """Rows that are new since the last time, in the order of age; all there were, as none left unnoticed."""
+        self._is_stale = True  # If an exception comes, all rows are looked at next time.
         self._is_pending[slots] = False
         self._add(slots, np.full(len(slots), self._num_missed))
+        self._is_stale = False
 
     def _add(self, slots: Array, missed: Array) -> None:
         self._vacate(slots)
@@ -258,8 +268,8 @@ class SequenceIndex(RowListener):
         for starts in self._all_starts():
             for kind, members in starts.items():
                 self._add_starts(kind, members, places, positions)
-        for max_length in self._ends:
-            self._add_ends(max_length, slots[is_done & is_known])
+        for max_length, members in self._ends.items():
+            self._add_ends(max_length, members, slots[is_done & is_known])
         rows = Rows(places, positions, is_known, is_done, missed, segments)
         self.groups.advance(owners, counts, rows.at(firsts + counts - 1))
 
@@ -290,5 +300,5 @@ class SequenceIndex(RowListener):
         slots = self.lines.slots(self.lines.walk(places[fits], np.array(1 - length)))
         members.add(slots[slots != NOWHERE])
 
-    def _add_ends(self, max_length: Optional[int], slots: Array) -> None:
-        self._ends[max_length].add(slots if max_length is None else slots[self._positions[slots] <= max_length])
+    def _add_ends(self, max_length: Optional[int], members: SlotSet, slots: Array) -> None:
+        members.add(slots if max_length is None else slots[self._positions[slots] <= max_length])

@@ -7,6 +7,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 import numpy as np
 
 from ding_store.buffer.arrays import Array
+from ding_store.buffer.interrupts import finish
 from ding_store.buffer.sampling.prioritized import Prioritized, check_count, moved
 from ding_store.buffer.sampling.slot_set import SlotSet
 from ding_store.buffer.sequences.sequences import ROUNDS, SequenceKind, purge
@@ -87,10 +88,16 @@ class SequencePrioritized(Prioritized):
         self._start(self._tree.capacity)
 
     def resized(self, capacity: int, source: Array, target: Array) -> None:
+        if len(self._rows) == capacity:
+            return
         priorities = moved(self._priorities, capacity, source, target, np.nan)
         rows = moved(self._rows, capacity, source, target, EMPTY).astype(np.int64)
-        self._start(capacity)
-        self._priorities, self._rows = priorities, rows
+
+        def resize() -> None:
+            self._start(capacity)
+            self._priorities, self._rows = priorities, rows
+
+        finish(resize)
 
     def state(self) -> Dict[str, Array]:
         index = self._attached()
@@ -119,11 +126,15 @@ class SequencePrioritized(Prioritized):
         starts = sequences.starts()
         if starts is not self._starts:
             # The first ones, or made anew.
-            self._tree.clear()
-            self._pending.clear()
-            self._starts = starts
-            starts.listen(self)
-            self._pending.add(starts.members)
+            try:
+                self._tree.clear()
+                self._pending.clear()
+                self._starts = starts
+                starts.listen(self)
+                self._pending.add(starts.members)
+            except BaseException:
+                self._starts = None  # Followed next time.
+                raise
         return starts
 
     def _start(self, capacity: int) -> None:

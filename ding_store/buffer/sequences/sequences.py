@@ -59,8 +59,10 @@ class Sequences:
         index, keys = known
         keys.resolve()
         with self._table.index.lock:
-            if keys.has_changed():
+            state = keys.state()
+            if state != keys.seen:
                 index.forget()
+                keys.seen = state
         if len(self._table):
             keys.check()
         return index
@@ -87,7 +89,7 @@ class Sequences:
     def _make(self, names: Sequence[str], done: Optional[str], metas_only: bool) -> Tuple[SequenceIndex, GroupKeys]:
         keys = GroupKeys(self._table, self._metas, names, done, metas_only)
         keys.resolve()
-        keys.has_changed()
+        keys.seen = keys.state()
         with self._table.index.lock:
             read_done = keys.read_done if done is not None else None
             return SequenceIndex(self._table.index, keys.read, read_done, self.breaks), keys

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import threading
-from typing import Any, Collection, Dict, FrozenSet, List, Mapping, Optional, Tuple
+from typing import Any, Collection, Dict, FrozenSet, List, Mapping, Optional, Set, Tuple
 
 import numpy as np
 
@@ -13,12 +15,13 @@ from ding_store.buffer.durability import redo
 from ding_store.buffer.durability.commits import encode_note
 from ding_store.buffer.durability.durable import Home
 from ding_store.buffer.durability.header import ENCODING, StoredColumn
+from ding_store.buffer.forks import hold_over_forks, tell_of_forks
 from ding_store.buffer.table.choices import as_rows
 from ding_store.buffer.table.cold import ColdColumn
 from ding_store.buffer.table.narrowing import not_narrowed
 from ding_store.buffer.table.regions import ColumnSpec, Regions
 from ding_store.buffer.table.rows import RowIndex
-from ding_store.errors import ConfigError, SchemaMismatch
+from ding_store.errors import ConfigError, SchemaMismatch, StoreClosed
 
 Columns = Mapping[str, Array]
 
@@ -30,15 +33,24 @@ class TableBase:
         self, columns: Mapping[str, ColumnSpec], capacity: int, path: Optional[str] = None, fsync: bool = False
     ) -> None:
         specs = checked_specs(columns)
-        self.write_lock = threading.RLock()
+        self.write_lock = hold_over_forks(threading.RLock())
         self._num_updates = 0
         #: Name -> how many updates changed the values of this column; of those columns that somebody put here.
         self.num_changes: Dict[str, int] = {}
         self._num_used = 0  # Slots from this one on were never written.
+        #: Numbers below it may be on record, with a meta, for rows that never came.
+        self._promised_row = 0
         self._narrow: FrozenSet[str] = frozenset()
         self._specs: Optional[Tuple[Dict[str, Array], FrozenSet[str], Dict[str, ColumnSpec]]] = None
         self._watchers: List[List[Array]] = []
         self._note: Optional[Dict[str, Any]] = None
+        #: How often rows changed that were there, shared with forked processes; None before the first fork.
+        self._num_changes: Optional[Array] = None
+        self._num_changes_at_fork = 0
+        self._process = os.getpid()
+        #: The process that has the table's files, if this one was forked from it; what it does is not known here.
+        self._owner: Optional[int] = None
+        self._is_torn = self._is_child_of_owner = False
         capacity = integer('capacity', capacity, 1)
         self.home = None if path is None else Home(path, capacity, fsync)
         self._regions = Regions(capacity, self.home)
@@ -49,6 +61,7 @@ class TableBase:
             if self.home is not None:
                 self.home.close()
             raise
+        tell_of_forks(self)
 
     def _open(self, specs: Dict[str, ColumnSpec], capacity: int) -> None:
         home = self.home
@@ -123,7 +136,7 @@ class TableBase:
     @property
     def next_row(self) -> int:
         """The row number that the next row will have."""
-        return self.index.next_row
+        return max(self.index.next_row, self._promised_row)
 
     def commit(self, note: Mapping[str, Any]) -> None:
         """
@@ -134,17 +147,96 @@ class TableBase:
         """
         encoded = encode_note(note)
         with self.write_lock:
+            self.check_open()
             self._commit(note, encoded)
 
     def contains(self, rows: Array) -> Array:
         """Which rows are in the table, bool."""
         with self.index.lock:
-            return self.index.find(as_rows(rows))[1]
+            found = self.index.find(as_rows(rows))[1]
+        self.check_unchanged()
+        return found
 
     def rows_by_age(self) -> Array:
         """Row numbers of all live rows, oldest first."""
         with self.index.lock:
-            return self.index.row_of_slot[self.index.slots_by_age()]
+            rows = self.index.row_of_slot[self.index.slots_by_age()]
+        self.check_unchanged()
+        return rows
+
+    def check_unchanged(self) -> None:
+        """
+        Overview:
+            In a forked process whose parent has the table's files: make sure that its rows are those of the fork.
+        Raises:
+            - StoreClosed: The parent changed some of them, or has ended, so that others may.
+        """
+        if self._owner is None:
+            return
+        self._refuse_torn()
+        if self._num_changes is None or self._num_changes[0] != self._num_changes_at_fork or not self._owner_lives():
+            raise StoreClosed(
+                f'the buffer of process {self._owner} cannot be read in this forked process any more: it is in files, '
+                'and rows were removed or replaced there since the fork. Sample it there, or make a buffer here'
+            )
+
+    def check_open(self) -> None:
+        """
+        Raises:
+            - StoreClosed: The table was closed, or is that of the process that forked this one.
+        """
+        if self._owner is not None:
+            self._refuse_torn()
+            raise StoreClosed(
+                f'the buffer of process {self._owner} cannot be changed in this forked process: it is in files, which '
+                'can only be read here. Change it there, or make a buffer here'
+            )
+        if self.home is not None:
+            self.home.check_open()
+
+    def _refuse_torn(self) -> None:
+        if self._is_torn:
+            raise StoreClosed(
+                f'the buffer of process {self._owner} cannot be used in this forked process: a thread was changing it '
+                'all the time while it was forked. Fork when no thread does, or make a buffer here'
+            )
+
+    def _owner_lives(self) -> bool:
+        """Whether nobody else can have opened the files."""
+        assert self._owner is not None
+        if self.home is None or os.getppid() == self._owner:
+            return True
+        if self._is_child_of_owner:
+            return False
+        try:
+            os.kill(self._owner, 0)
+        except OSError:
+            return False
+        return True
+
+    def before_fork(self) -> None:
+        if self._owner is None and self._is_in_files:
+            if self._num_changes is None:
+                self._num_changes = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.int64)
+            self._num_changes_at_fork = int(self._num_changes[0])
+
+    def after_fork(self, missed: Set[int]) -> None:
+        self._is_child_of_owner = self._owner is None
+        if id(self.write_lock) in missed or id(self.index.lock) in missed:
+            self._is_torn = True
+        if self._owner is None and (self._is_torn or self._is_in_files):
+            self._owner = self._process
+        self._process = os.getpid()
+
+    @property
+    def _is_in_files(self) -> bool:
+        """Whether what is in the columns is shared with forked processes."""
+        return self.home is not None or self._regions.has_files
+
+    def _change(self) -> None:
+        """Rows that are there are about to change, or to leave: what was forked must not take others for them."""
+        if self._num_changes is not None:
+            self._num_changes[0] += 1
 
     def check(self) -> List[str]:
         """
@@ -170,6 +262,7 @@ class TableBase:
                 self.index.clear()
             else:
                 self._sync_columns()
+                self._change()  # Other processes may open it.
                 self.home.close()
                 self._num_updates += 1
                 # Not in place: that would be a delete of all rows, on the disk, too.
@@ -206,10 +299,6 @@ class TableBase:
         """What a column's values are to everybody else."""
         # By what it is, and not by what it is called now: a reader may have the column of a moment ago.
         return np.dtype(np.float32) if name in self._narrow and column.dtype == np.uint8 else column.dtype
-
-    def _check_open(self) -> None:
-        if self.home is not None:
-            self.home.check_open()
 
     def _sync_numbers(self) -> None:
         if self.home is not None:

@@ -12,6 +12,7 @@ import torch
 import treetensor.torch as ttorch
 
 from ding_store.buffer.arrays import Array
+from ding_store.buffer.forks import hold_over_forks
 from ding_store.buffer.kernels.load import BRIEF_BYTES, Kernels, load_kernels
 from ding_store.buffer.table.cold import ColdColumn
 from ding_store.buffer.table.narrowing import narrow_into, take_into
@@ -147,7 +148,7 @@ class WarmOutputs:
 
     def __init__(self, columns: Mapping[str, ColumnSpec], batch: Optional[PlainBatch] = None) -> None:
         self._columns, self._batch = dict(columns), batch
-        self._lock = threading.Lock()
+        self._lock = hold_over_forks(threading.Lock())
         self._warm: OrderedDict[int, List[Output]] = OrderedDict()
         self._row_bytes = sum(map(spec_bytes, self._columns.values()))
         self._gather: Optional[Gather] = None

@@ -13,6 +13,7 @@ from ding_store.buffer.table.narrowing import gather, take_into
 from ding_store.buffer.table.rows import RowIndex
 
 T = TypeVar('T')
+Choose = Callable[[RowIndex], Array]
 
 #: A read that raced with a writer is redone so often before it makes the writers wait.
 _OPTIMISTIC_READS = 3
@@ -35,9 +36,7 @@ class TableReads(TableBase):
         """
         return self.read(by_rows(rows), lambda slots: self.take(slots, out))[1]
 
-    def read(
-        self, choose: Callable[[RowIndex], Array], copy: Callable[[Array], T], is_all: bool = True
-    ) -> Tuple[Array, T]:
+    def read(self, choose: Choose, copy: Callable[[Array], T], is_all: bool = True) -> Tuple[Array, T]:
         """
         Overview:
             Copy rows that no writer touched meanwhile.
@@ -49,7 +48,25 @@ class TableReads(TableBase):
         Returns:
             - rows (:obj:`np.ndarray`): Row numbers of the slots.
             - copied: What the last ``copy`` returned.
+        Raises:
+            - StoreClosed: See ``check_unchanged``.
         """
+        if self._owner is not None:
+            return self._read_unchanged(choose, copy, is_all)
+        return self._read(choose, copy, is_all)
+
+    def _read_unchanged(self, choose: Choose, copy: Callable[[Array], T], is_all: bool) -> Tuple[Array, T]:
+        """In a forked process whose parent may change what is read."""
+        self.check_unchanged()
+        try:
+            found = self._read(choose, copy, is_all)
+        except Exception:
+            self.check_unchanged()  # Else rows that changed meanwhile led to it.
+            raise
+        self.check_unchanged()
+        return found
+
+    def _read(self, choose: Choose, copy: Callable[[Array], T], is_all: bool) -> Tuple[Array, T]:
         for _ in range(_OPTIMISTIC_READS):
             with self.index.lock:
                 slots, numbers = choose(self.index), self.index.row_of_slot

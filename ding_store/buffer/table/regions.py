@@ -6,7 +6,7 @@ import errno
 import mmap
 import os
 import resource
-import tempfile
+import uuid
 from contextlib import contextmanager, nullcontext, suppress
 from math import prod
 from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple
@@ -17,6 +17,7 @@ from ding_store import private, space
 from ding_store.buffer.arrays import Array, anonymous
 from ding_store.buffer.durability.durable import Home
 from ding_store.buffer.durability.header import StoredColumn
+from ding_store.buffer.interrupts import finish
 from ding_store.buffer.table.cold import ColdColumn
 from ding_store.buffer.table.touching import Toucher
 from ding_store.errors import NotEnoughSpace
@@ -121,9 +122,24 @@ class Regions:
         except BaseException:
             self._discard(files)
             raise
-        self._files.update(files)
-        # A new dict: readers may be going over the old one.
-        self.columns = {**self.columns, **added}
+
+        def add() -> None:
+            self._files.update(files)
+            # A new dict: readers may be going over the old one.
+            self.columns = {**self.columns, **added}
+
+        finish(add)
+
+    @property
+    def has_files(self) -> bool:
+        """Whether a forked process shares what is in the columns."""
+        return bool(self._files)
+
+    def take_back(self, names: Iterable[str]) -> None:
+        """Have columns no longer that were added last, nor their files."""
+        files = {name: self._files.pop(name) for name in names if name in self._files}
+        self.columns = {name: array for name, array in self.columns.items() if name not in names}
+        self._discard(files)
 
     def open(self, columns: List[StoredColumn]) -> None:
         """Map the columns that a directory has; their space is made sure of again before it is written."""
@@ -148,14 +164,15 @@ class Regions:
 
     def replace(self, name: str, spec: ColumnSpec, convert: Callable[[Array, Array], None], num_used: int) -> None:
         """See ``replacing``."""
-        self.replacing(name, spec, convert, num_used)()
+        finish(self.replacing(name, spec, convert, num_used))
 
     def replacing(
         self, name: str, spec: ColumnSpec, convert: Callable[[Array, Array], None], num_used: int
     ) -> Callable[[], None]:
         """
         Overview:
-            Keep a column in another way: a new file, complete before what is returned puts it in the old one's place.
+            Keep a column in another way: a new file, complete before what is returned puts it in the old one's place,
+            which may be called again.
         Arguments:
             - convert (:obj:`Callable`): (some rows as they were, where to put them as they will be).
             - num_used (:obj:`int`): The slots from this one on hold nothing.
@@ -174,12 +191,13 @@ class Regions:
             self._discard(files)
             raise
 
+        olds = [self._files[name].fd] if name in self._files else []
+
         def replace() -> None:
-            old = self._files.pop(name, None)
             self._files.update(files)
             self.columns = {**self.columns, name: made}
-            if old is not None:
-                os.close(old.fd)
+            while olds:
+                os.close(olds.pop())
 
         return replace
 
@@ -200,9 +218,9 @@ class Regions:
     def resizing(self, capacity: int) -> Callable[[int], None]:
         """
         Overview:
-            Map more or fewer slots. When what is returned is called, which cannot fail, there are so many; of these,
-            the first so many as it is told keep what is in them. Files keep their length when there are fewer: somebody
-            may be reading, whom a shorter file would kill.
+            Map more or fewer slots. When what is returned is called, which cannot fail and may be called again, there
+            are so many; of these, the first so many as it is told keep what is in them. Files keep their length when
+            there are fewer: somebody may be reading, whom a shorter file would kill.
         """
         for file in self._files.values():
             if os.fstat(file.fd).st_size < capacity * file.row_bytes:
@@ -355,8 +373,14 @@ class Regions:
             name = self._home.new_column_file(taken)
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
             return ColumnFile(private.opener(self._home.file(name), flags), row_bytes, name)
-        fd, name = tempfile.mkstemp(prefix='ding-store-', suffix='.column', dir=self._directory)
-        os.unlink(name)
+        assert self._directory is not None
+        name = os.path.join(self._directory, f'ding-store-{uuid.uuid4().hex}.column')
+        try:
+            fd = private.opener(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        finally:
+            # Also when a signal comes behind the call that made it.
+            with suppress(FileNotFoundError):
+                os.unlink(name)
         return ColumnFile(fd, row_bytes, '')
 
     def _reserve(self, files: Mapping[str, ColumnFile], start: int, stop: int) -> None:

@@ -9,6 +9,8 @@ from typing import List, Optional, Tuple
 import numpy as np
 
 from ding_store.buffer.arrays import Array, filled
+from ding_store.buffer.forks import hold_over_forks
+from ding_store.buffer.interrupts import finish
 from ding_store.buffer.kernels.load import load_kernels
 
 #: In ``row_of_slot``: the slot is free, or its row is being written at this moment.
@@ -18,7 +20,10 @@ NO_ROWS = np.empty(0, np.int64)
 
 
 class RowListener:
-    """Somebody who keeps something per slot. Called with the index locked, after the change; does nothing by itself."""
+    """
+    Keeps something per slot. Called with the index locked, after the change. Where an exception interrupts it,
+    ``restored``, ``cleared`` and ``resized`` are called again, and ``settled`` in the place of the others.
+    """
 
     def published(self, slots: Array) -> None:
         """These slots have new rows."""
@@ -31,6 +36,9 @@ class RowListener:
 
     def cleared(self) -> None:
         """All rows left."""
+
+    def settled(self, slots: Array) -> None:
+        """An exception came when rows left these slots, or came to them: ``removed`` or ``published`` may have run."""
 
     def resizing(self) -> None:
         """Slots are about to be others: what is put off has to be done now."""
@@ -56,7 +64,7 @@ class RowIndex:
     """
 
     def __init__(self, capacity: int, row_of_slot: Optional[Array] = None, next_row: int = 0) -> None:
-        self.lock = threading.RLock()
+        self.lock = hold_over_forks(threading.RLock())
         #: None where numba does not run.
         self.kernels = load_kernels()
         self.next_row = next_row
@@ -85,7 +93,8 @@ class RowIndex:
 
     def listen(self, listener: RowListener) -> None:
         """Tell somebody of all changes from now on, for as long as somebody else holds it."""
-        self._listeners.append(weakref.ref(listener, self._listeners.remove))
+        if not any(listener is each for each in self._listening()):
+            self._listeners.append(weakref.ref(listener, self._listeners.remove))
 
     @property
     def live_slots(self) -> Array:
@@ -111,15 +120,16 @@ class RowIndex:
     def restore(self, slots: Array, evicted: Array) -> None:
         """Take ``allocate`` back, before anything was written: those who left live again. O(capacity)."""
         self._pack_log()
-        num_back, num_rows = len(evicted), self._tail
-        self._log_rows[num_back : num_back + num_rows] = self._log_rows[:num_rows].copy()
-        self._log_slots[num_back : num_back + num_rows] = self._log_slots[:num_rows].copy()
-        self._log_rows[:num_back], self._log_slots[:num_back] = evicted, slots[:num_back]
-        self._tail += num_back
-        self.row_of_slot[slots[:num_back]] = evicted
-        self.count += num_back
-        for listener in self._listening():
-            listener.restored(slots[:num_back])
+        back = slots[: len(evicted)]
+
+        def restore() -> None:
+            self.row_of_slot[back] = evicted
+            if len(back):
+                self._build(self.row_of_slot)
+            for listener in self._listening():
+                listener.restored(back)
+
+        finish(restore)
 
     def publish(self, slots: Array, skipped: int = 0) -> None:
         """
@@ -134,41 +144,56 @@ class RowIndex:
         tail, rows = self._tail, None
         if self._loops is None:
             rows = np.arange(first, first + num_rows, dtype=np.int64)
-        # A Ctrl-C comes behind a call (from Python 3.10 on), and the last of these makes rows live.
-        self._tail = tail + num_rows
-        self.next_row = first + num_rows
-        self.count += num_rows
-        if self._loops is not None:
-            self._loops.publish(self.row_of_slot, self._log_rows, self._log_slots, tail, slots, first)
-        else:
-            self._log_rows[tail : tail + num_rows] = rows
-            self._log_slots[tail : tail + num_rows] = slots
-            self.row_of_slot[slots] = rows
-        for listener in self._listening():
-            listener.published(slots)
+        try:
+            self._tail = tail + num_rows
+            self.next_row = first + num_rows
+            self.count += num_rows
+            if self._loops is not None:
+                self._loops.publish(self.row_of_slot, self._log_rows, self._log_slots, tail, slots, first)
+            else:
+                self._log_rows[tail : tail + num_rows] = rows
+                self._log_slots[tail : tail + num_rows] = slots
+                self.row_of_slot[slots] = rows
+            for listener in self._listening():
+                listener.published(slots)
+        except BaseException:
+            self._settle(slots)
+            raise
 
     def remove(self, slots: Array) -> None:
         """Free distinct slots of live rows: the last live slots move into the gaps. O(len(slots))."""
-        if len(slots) == 1:
-            self._remove_one(int(slots[0]))
-        else:
-            self._remove_many(slots)
-        self._tell_removed(slots)
+        try:
+            if len(slots) == 1:
+                self._remove_one(int(slots[0]))
+            else:
+                self._remove_many(slots)
+            self._tell_removed(slots)
+        except BaseException:
+            self._settle_removed(slots)
+            raise
 
     def clear(self) -> None:
         """Free every slot. Row numbers go on growing."""
-        self.row_of_slot[:] = EMPTY
-        self._slots[:] = np.arange(self.capacity, dtype=self._slots.dtype)
-        self._place[:] = self._slots
-        self.count = self._head = self._tail = 0
-        for listener in self._listening():
-            listener.cleared()
+
+        def clear() -> None:
+            self.row_of_slot[:] = EMPTY
+            self._slots[:] = np.arange(self.capacity, dtype=self._slots.dtype)
+            self._place[:] = self._slots
+            self.count = self._head = self._tail = 0
+            for listener in self._listening():
+                listener.cleared()
+
+        finish(clear)
 
     def forget(self) -> None:
         """As ``clear``, but what ``row_of_slot`` was stays as it is."""
-        self._build(filled(self.capacity, EMPTY, np.int64))
-        for listener in self._listening():
-            listener.cleared()
+
+        def forget() -> None:
+            self._build(filled(self.capacity, EMPTY, np.int64))
+            for listener in self._listening():
+                listener.cleared()
+
+        finish(forget)
 
     def oldest(self, num_rows: int) -> Array:
         """Slots of the oldest live rows, as many as there are up to ``num_rows``; a copy."""
@@ -197,9 +222,13 @@ class RowIndex:
 
     def resize(self, row_of_slot: Array, source: Array, target: Array) -> None:
         """Go on with more or fewer slots, of the same rows; those from ``source`` are in ``target``."""
-        self._build(row_of_slot)
-        for listener in self._listening():
-            listener.resized(self.capacity, source, target)
+
+        def resize() -> None:
+            self._build(row_of_slot)
+            for listener in self._listening():
+                listener.resized(self.capacity, source, target)
+
+        finish(resize)
 
     def findings(self) -> List[str]:
         """What is wrong with it; nothing unless memory or this file is."""
@@ -226,9 +255,15 @@ class RowIndex:
         """
         if row_of_slot is None:
             self.row_of_slot[: len(rows)] = rows
-        self._build(self.row_of_slot if row_of_slot is None else row_of_slot)
-        for listener in self._listening():
-            listener.published(np.arange(len(rows)))
+        slots = np.arange(len(rows))
+        try:
+            self._build(self.row_of_slot if row_of_slot is None else row_of_slot)
+            for listener in self._listening():
+                listener.published(slots)
+        except BaseException:
+            self.row_of_slot = self.row_of_slot if row_of_slot is None else row_of_slot
+            self._settle(slots)
+            raise
 
     def find(self, rows: Array) -> Tuple[Array, Array]:
         """
@@ -272,6 +307,20 @@ class RowIndex:
         slots[missing] = candidates
         found[missing] = self.row_of_slot[candidates] == wanted
 
+    def _settle(self, slots: Array) -> None:
+        """An exception broke off a change of these slots: what follows from the row numbers is made anew."""
+
+        def settle() -> None:
+            self._build(self.row_of_slot)
+            for listener in self._listening():
+                listener.settled(slots)
+
+        finish(settle)
+
+    def _settle_removed(self, slots: Array) -> None:
+        """As ``_settle``, of rows that had left, or were about to."""
+        self._settle(slots[self.row_of_slot[slots] == EMPTY])
+
     def _tell_removed(self, slots: Array) -> None:
         for listener in self._listening():
             listener.removed(slots)
@@ -279,17 +328,22 @@ class RowIndex:
     def _retire(self, num_rows: int) -> Tuple[Array, Array]:
         """The oldest rows leave: their slots, which are the next free ones in this order, and their numbers."""
         head, end = self._head, self._head + num_rows
-        if num_rows > 1 and end <= self._tail and self._loops is not None:
-            slots, rows = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
-            index = self.row_of_slot, self._slots, self._place, self._log_rows, self._log_slots
-            if self._loops.retire(*index, head, self.count, slots, rows):
-                self._head, self.count = end, self.count - num_rows
-                self._tell_removed(slots)
-                return slots, rows
-        oldest = self._oldest_one() if num_rows == 1 else self._oldest(num_rows)
-        rows = self.row_of_slot[oldest]
-        self.remove(oldest)
-        return oldest, rows
+        oldest = NO_ROWS
+        try:
+            if num_rows > 1 and end <= self._tail and self._loops is not None:
+                oldest, rows = np.zeros(num_rows, np.int64), np.empty(num_rows, np.int64)
+                index = self.row_of_slot, self._slots, self._place, self._log_rows, self._log_slots
+                if self._loops.retire(*index, head, self.count, oldest, rows):
+                    self._head, self.count = end, self.count - num_rows
+                    self._tell_removed(oldest)
+                    return oldest, rows
+            oldest = self._oldest_one() if num_rows == 1 else self._oldest(num_rows)
+            rows = self.row_of_slot[oldest]
+            self.remove(oldest)
+            return oldest, rows
+        except BaseException:
+            self._settle_removed(oldest)
+            raise
 
     def _remove_many(self, slots: Array) -> None:
         if self._loops is not None:

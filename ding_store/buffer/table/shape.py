@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Callable, Collection, FrozenSet, Iterable, Mapping, Optional, Tuple
+from typing import Any, Callable, Collection, FrozenSet, Iterable, List, Mapping, Optional, Tuple
 
 import numpy as np
 
 from ding_store.buffer.arrays import Array, filled
 from ding_store.buffer.checks import integer
+from ding_store.buffer.interrupts import finish
 from ding_store.buffer.table.base import Columns, TableBase, checked_specs, stored_columns
 from ding_store.buffer.table.narrowing import narrowed_columns, stored_specs, widen, widened
 from ding_store.buffer.table.regions import ColumnSpec, Regions
@@ -16,6 +17,9 @@ from ding_store.buffer.table.rows import EMPTY, NO_ROWS
 from ding_store.errors import ConfigError
 
 logger = logging.getLogger(__name__)
+
+#: (slots whose rows have to move, where they will live) -> what is called when they do.
+Moving = Callable[[Array, Array], Callable[[], None]]
 
 
 class TableShape(TableBase):
@@ -48,50 +52,77 @@ class TableShape(TableBase):
     def clear(self) -> None:
         """Take all rows out, or none if it is killed. Row numbers are not used again."""
         with self.write_lock, self.index.lock:
-            self._check_open()
-            if self.home is not None:
-                self.home.clear()
-            self.index.clear()
-            self._sync_numbers()
+            self.check_open()
+            finish(self._clear)
+
+    def _clear(self) -> None:
+        self._change()
+        if self.home is not None:
+            self.home.clear()
+        self.index.clear()
+        self._sync_numbers()
 
     def add_columns(
-        self, columns: Mapping[str, ColumnSpec], fill: Optional[Mapping[str, Any]] = None, info: Any = None
+        self,
+        columns: Mapping[str, ColumnSpec],
+        fill: Optional[Mapping[str, Any]] = None,
+        info: Any = None,
+        added: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Overview:
             Widen the schema. Rows that are there get ``fill[name]``, or zeros.
+        Arguments:
+            - added (:obj:`Callable`): Called when the columns are there; again if an exception interrupts it.
         Raises:
             - ConfigError: The table has a column of this name.
             - NotEnoughSpace: There is no room for it; nothing changed.
         """
         specs = checked_specs(columns)
         with self.write_lock:
-            self._check_open()
+            self.check_open()
             doubled = sorted(set(specs) & set(self.columns))
             if doubled:
                 raise ConfigError(f'the table has the columns {doubled} already')
-            self._regions.add(specs, self._num_used)
-            for name, value in (fill or {}).items():
-                self.columns[name][: self._num_used] = value
-            self._describe(info)
+            done: List[bool] = []
+
+            def add() -> None:
+                missing = {name: spec for name, spec in specs.items() if name not in self.columns}
+                self._regions.add(missing, self._num_used)
+                for name, value in (fill or {}).items():
+                    self.columns[name][: self._num_used] = value
+                self._describe(info)
+                added()
+                done[:] = [True]
+
+            try:
+                finish(add)
+            except BaseException:
+                if not done:
+                    self._regions.take_back(specs)
+                raise
 
     def replace_columns(
-        self, columns: Mapping[str, ColumnSpec], info: Any = None, narrow_columns: Iterable[str] = ()
+        self,
+        columns: Mapping[str, ColumnSpec],
+        info: Any = None,
+        narrow_columns: Iterable[str] = (),
+        replaced: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Overview:
             Take all rows out, and have these columns from now on instead, some of them kept as bytes for as long as
-            that is exact. Row numbers go on growing.
+            that is exact. Row numbers go on growing. ``replaced`` is as of ``replace``.
         """
         names = frozenset(narrow_columns)
         with self.write_lock:
             regions = self.new_regions()
             regions.add(stored_specs(checked_specs(columns), names))
-            self.replace(regions, info, names)
+            self.replace(regions, info, names, replaced=replaced)
 
     def new_regions(self) -> Regions:
         """Columns beside these, for ``replace``. The caller has the lock of the writers until then."""
-        self._check_open()
+        self.check_open()
         return Regions(self.capacity, self.home)
 
     def replace(
@@ -114,29 +145,36 @@ class TableShape(TableBase):
             - next_row (:obj:`int`): The row number that the next row has at least.
             - metas (:obj:`Iterable[bytes]`): Records of their metas.
             - cleared (:obj:`Callable`): Called when the old rows are gone, before any of the new ones is there.
-            - replaced (:obj:`Callable`): Called when they are, before anybody can read them.
+            - replaced (:obj:`Callable`): Called when they are, before anybody can read them. Both are called again if
+              an exception interrupts them.
         Raises:
             - NotEnoughSpace: The disk is full; nothing changed, and ``regions`` are discarded.
         """
         narrow_columns = frozenset(narrow_columns)
         try:
-            self._check_open()
+            self.check_open()
             commit = self._prepared(regions, narrow_columns, info, rows, next_row, metas)
         except BaseException:
             regions.discard()
             raise
-        with self.write_lock, self.index.lock:
+        former = self._regions
+
+        def replace() -> None:
+            self._change()
             commit()
             # Readers that are copying do it again.
             self._num_updates += 1
             self.index.forget()
             cleared()
-            former, self._regions, self._narrow = self._regions, regions, narrow_columns
+            self._regions, self._narrow = regions, narrow_columns
             former.close()
             self._num_used = len(rows)
-            self.index.next_row = max(next_row, self.index.next_row)
+            self.index.next_row = max(next_row, self.next_row)
             self.index.load(rows, None if self.home is None else self.home.numbers)
             replaced()
+
+        with self.write_lock, self.index.lock:
+            finish(replace)
 
     def convert(
         self, columns: Mapping[str, ColumnSpec], info: Any, slots: Array, values: Columns, converted: Callable[[], None]
@@ -162,19 +200,28 @@ class TableShape(TableBase):
             except BaseException:
                 regions.discard()
                 raise
-            with self.index.lock:
+            former = self._regions
+
+            def convert() -> None:
+                self._change()
                 self._num_updates += 1
                 commit()
-                former, self._regions, self._narrow = self._regions, regions, frozenset()
+                self._regions, self._narrow = regions, frozenset()
                 former.close()
                 converted()
 
-    def resize(self, capacity: int) -> Tuple[Array, Array]:
+            with self.index.lock:
+                finish(convert)
+
+    def resize(self, capacity: int, moving: Optional[Moving] = None) -> Tuple[Array, Array]:
         """
         Overview:
             Have another capacity from now on: where there are more rows than that, the oldest leave. O(capacity), and
             a copy of the table where it is in memory. Files keep their length, but not the space of what is no longer
             used. A disk that fails when there was room costs the oldest, which had to leave, and nothing else.
+        Arguments:
+            - moving (:obj:`Optional[Callable]`): Takes ``source`` and ``target``, and returns what is called when the
+              rows have moved; again if an exception interrupts it.
         Returns:
             - source (:obj:`np.ndarray`): Slots whose rows had to move.
             - target (:obj:`np.ndarray`): Where they live now.
@@ -184,10 +231,11 @@ class TableShape(TableBase):
         """
         capacity = integer('capacity', capacity, 1)
         with self.write_lock, self.index.lock:
-            self._check_open()
+            self.check_open()
             resize_regions, resize_numbers = self._regions.resizing(capacity), self._resizing_numbers(capacity)
             # Readers that are copying do it again; others wait for the lock of the index.
             self._num_updates += 1
+            self._change()
             self.index.remove(self.index.oldest(max(0, self.index.count - capacity)))
             # Before the first byte of those who move to their slots.
             self._sync_numbers()
@@ -197,16 +245,29 @@ class TableShape(TableBase):
                 self.home.move_values(source, target)
             self._sync_columns()
             self._sync_kept()
+            former, move = self.index.row_of_slot, moving and moving(source, target)
+            numbers: List[Array] = []
+
+            def resize() -> None:
+                if not numbers:
+                    self.index.relocate(source, target)
+                    self._sync_numbers()
+                    numbers[:] = [resize_numbers()]
+                self._num_used = min(self._num_used, capacity)
+                resize_regions(self._num_used)
+                self.index.resize(numbers[0], source, target)
+                if move is not None:
+                    move()
+                if self.home is None:
+                    # Whoever is copying slots and looks at the old numbers has to see that they are others now.
+                    former[:] = EMPTY
+
             try:
-                self.index.relocate(source, target)
-                self._sync_numbers()
-                numbers = resize_numbers()
+                finish(resize)
             except BaseException:
-                self.index.stay(target)
+                if not numbers:
+                    self.index.stay(target)
                 raise
-            self._num_used = min(self._num_used, capacity)
-            resize_regions(self._num_used)
-            self.index.resize(numbers, source, target)
         return source, target
 
     def _prepared(
@@ -236,12 +297,16 @@ class TableShape(TableBase):
         )
         spec = np.dtype(np.float32), self.columns[name].shape[1:]
         replace = self._regions.replacing(name, spec, widen, self._num_used)
-        with self.index.lock:
-            # Readers that have the old column, and would take it for a wide one, do it again; others wait.
-            self._num_updates += 1
-            replace()
-            self._narrow -= {name}
-        self._describe(self.info)
+
+        def widen_column() -> None:
+            with self.index.lock:
+                # Readers that have the old column, and would take it for a wide one, do it again; others wait.
+                self._num_updates += 1
+                replace()
+                self._narrow -= {name}
+            self._describe(self.info)
+
+        finish(widen_column)
 
     def _resizing_numbers(self, capacity: int) -> Callable[[], Array]:
         if self.home is not None:
@@ -251,8 +316,6 @@ class TableShape(TableBase):
         def resize() -> Array:
             kept = min(capacity, self.capacity)
             numbers[:kept] = self.index.row_of_slot[:kept]
-            # Whoever is copying slots and looks at the old numbers after that has to see that they are others now.
-            self.index.row_of_slot[:] = EMPTY
             return numbers
 
         return resize

@@ -10,6 +10,7 @@ import numpy as np
 from ding_store.buffer.arrays import Array
 from ding_store.buffer.durability import redo
 from ding_store.buffer.durability.commits import encode_note
+from ding_store.buffer.interrupts import finish
 from ding_store.buffer.table.base import Columns
 from ding_store.buffer.table.choices import as_rows
 from ding_store.buffer.table.reads import TableReads
@@ -67,6 +68,7 @@ class Table(TableReads, TableShape):
         num_rows = self._check(columns, narrowed=narrowed)
         skipped = max(0, num_rows - self.capacity)
         with self.write_lock:
+            self.check_open()
             columns = self.as_stored(columns, narrowed)
             with self.writing(num_rows - skipped, skipped, note) as (slots, rows):
                 self._store(slots, columns, skipped)
@@ -121,11 +123,8 @@ class Table(TableReads, TableShape):
                 changed.append(wanted)
             slots, found = self.index.find(wanted)
             held = self.as_stored({name: values[found] for name, values in columns.items()})
-            with self._repeatable(wanted[found], held):
-                for name, values in held.items():
-                    if name in self.num_changes and (self.columns[name][slots[found]] != values).any():
-                        self.num_changes[name] += 1
-                    self.columns[name][slots[found]] = values
+            if found.any():
+                self._overwrite(wanted[found], slots[found], held)
         return found
 
     @contextmanager
@@ -148,19 +147,24 @@ class Table(TableReads, TableShape):
             - slots (:obj:`np.ndarray`): The slots that became free.
         """
         with self.write_lock, self.index.lock:
-            self._check_open()
+            self.check_open()
             slots, found = self.index.find(np.unique(as_rows(rows)))
             freed = slots[found]
+            if len(freed):
+                self._change()
             self.index.remove(freed)
             self._sync_numbers()
         return freed
 
     def _allocate(self, num_rows: int, skipped: int) -> Tuple[Array, Array]:
-        self._check_open()
+        self.check_open()
         with self.index.lock:
+            self.index.next_row = self.next_row
             used = max(self._num_used, min(self.capacity, self.index.count + num_rows))
             self._regions.reserve(used)
             self._num_used = used
+            if self.index.count + num_rows > self.capacity:
+                self._change()
             slots, evicted = self.index.allocate(num_rows)
         if len(evicted):
             # Before the first byte of those who replace them.
@@ -172,27 +176,48 @@ class Table(TableReads, TableShape):
     ) -> None:
         """What was written to these slots is there from now on: see ``durable`` for the order."""
         self._sync_columns()
-        with self.index.lock:
-            self.index.publish(slots, skipped)
+        first = self.index.next_row + skipped
+        try:
+            with self.index.lock:
+                self.index.publish(slots, skipped)
+            self._sync_numbers()
+            self._commit(note, encoded)
+        except BaseException:
+            if len(slots) and self.index.row_of_slot[slots[0]] == first:
+                finish(lambda: self._commit_rows(note, encoded))
+            raise
+
+    def _commit_rows(self, note: Optional[Mapping[str, Any]], encoded: Optional[bytes]) -> None:
         self._sync_numbers()
         # Samplers were told of the rows when they were published, and may have put what they begin with on record.
         self._sync_kept()
         self._commit(note, encoded)
 
-    @contextmanager
-    def _repeatable(self, rows: Array, columns: Columns) -> Iterator[None]:
-        """Around overwriting rows in place: when it is killed in the middle, the next process does it again."""
-        if self.home is None or not len(rows):
-            yield
+    def _overwrite(self, rows: Array, slots: Array, columns: Columns) -> None:
+        """Write to rows in place. What an exception, or a kill, interrupts is done again."""
+
+        def write() -> None:
+            self._change()
+            for name, values in columns.items():
+                if name in self.num_changes and (self.columns[name][slots] != values).any():
+                    self.num_changes[name] += 1
+                self.columns[name][slots] = values
+
+        if self.home is None:
+            finish(write)
             return
-        self.home.check_open()
-        record = [redo.encode(rows, columns)]
-        self.home.redo.reserve(record)
-        self.home.redo.append(record)
-        self.home.redo.sync()
-        yield
-        self._sync_columns()
-        self.home.redo.clear()
+        home, record = self.home, [redo.encode(rows, columns)]
+        home.check_open()
+        home.redo.reserve(record)
+
+        def write_on_record() -> None:
+            home.redo.append(record)
+            home.redo.sync()
+            write()
+            self._sync_columns()
+            home.redo.clear()
+
+        finish(write_on_record)
 
     def _store(self, slots: Array, columns: Columns, skipped: int) -> None:
         runs = _runs(slots)
@@ -221,22 +246,17 @@ class Writing:
     def __enter__(self) -> Tuple[Array, Array]:
         self._slots, self._evicted = self._table._allocate(self._num_rows, self._skipped)
         first = self._table.index.next_row + self._skipped
+        self._table._promised_row = first + self._num_rows
         return self._slots, np.arange(first, first + self._num_rows, dtype=np.int64)
 
     def __exit__(self, kind: Optional[type[BaseException]], error: object, traceback: object) -> None:
-        index = self._table.index
-        if kind is not None and issubclass(kind, SchemaMismatch):
+        if kind is None:
+            self._table._publish(self._slots, self._skipped, self._note, self._encoded)
+        elif issubclass(kind, SchemaMismatch):
+            index = self._table.index
             with index.lock:
                 index.restore(self._slots, self._evicted)
-            return
-        next_row = index.next_row
-        try:
-            if kind is None:
-                self._table._publish(self._slots, self._skipped, self._note, self._encoded)
-        finally:
-            if index.next_row == next_row:
-                # Nothing was published. Their numbers may be on record already, with a meta.
-                index.next_row += self._skipped + self._num_rows
+            self._table._promised_row = index.next_row
 
 
 def is_run(slots: Array) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Iterable, Optional
@@ -18,7 +19,7 @@ from ding_store.buffer.threads import Threads
 _MADV_POPULATE_WRITE = 23
 #: Between two looks at whether it should end. The first touch of so much took 0.5 to 16 ms.
 _STEP_BYTES = 4 << 20
-#: How long ``stop`` waits: a forked child's for a thread that it does not have.
+#: How long ``stop`` waits.
 _STOP_S = 1.0
 
 _C = ctypes.CDLL(None, use_errno=True)
@@ -32,12 +33,14 @@ class Toucher:
 
     def __init__(self) -> None:
         self._future: Optional[Future[None]] = None
+        self._process = os.getpid()
         self._is_stopped = False
         #: False when this kernel cannot.
         self.is_able = True
 
     def touch(self, columns: Iterable[Array], start: int, stop: int) -> None:
         """Begin to touch these slots, unless others are still being touched."""
+        self._forget_parents()
         if start >= stop or not self.is_able or (self._future is not None and not self._future.done()):
             return
         self._is_stopped = False
@@ -48,8 +51,14 @@ class Toucher:
     def stop(self) -> None:
         """Touch nothing from now on: of pages that are given back, or counted."""
         self._is_stopped = True
+        self._forget_parents()
         if self._future is not None:
             wait([self._future], _STOP_S)
+
+    def _forget_parents(self) -> None:
+        """A forked process has none of its parent's threads."""
+        if self._process != os.getpid():
+            self._process, self._future = os.getpid(), None
 
     def _touch(self, columns: Iterable[Array], start: int, stop: int) -> None:
         for column in columns:
