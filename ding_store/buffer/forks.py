@@ -8,6 +8,7 @@ all locks of buffers until it is done.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import time
@@ -51,7 +52,8 @@ def tell_of_forks(forked: Forked) -> None:
 
 def _keep(known: Dict[int, weakref.ref[Any]], kept: Any) -> None:
     number = next(_numbers)
-    known[number] = weakref.ref(kept, lambda _: known.pop(number, None))
+    # No function of Python's, which a signal might interrupt.
+    known[number] = weakref.ref(kept, functools.partial(known.pop, number))
 
 
 def _living(known: Dict[int, weakref.ref[Any]]) -> List[Any]:
@@ -61,6 +63,7 @@ def _living(known: Dict[int, weakref.ref[Any]]) -> List[Any]:
 
 def _before() -> None:
     global _held, _missed
+    _held, _missed = [], _living(_locks)
     _held, _missed = _all_held()
     for each in _living(_told):
         each.before_fork()
@@ -74,10 +77,14 @@ def _all_held() -> Any:
     while True:
         held: List[Any] = []
         missed: List[Any] = []
-        # Nothing is held while the first one is waited for: a thread that has one of them may want another.
-        for place, lock in enumerate(locks):
-            is_held = lock.acquire(timeout=left) if place == 0 else lock.acquire(blocking=False)
-            (held if is_held else missed).append(lock)
+        try:
+            # Nothing is held while the first one is waited for: a thread that has one of them may want another.
+            for place, lock in enumerate(locks):
+                is_held = lock.acquire(timeout=left) if place == 0 else lock.acquire(blocking=False)
+                (held if is_held else missed).append(lock)
+        except BaseException:  # as by a signal; Python shows it, and forks all the same
+            _release(held)
+            raise
         left = max(0.0, deadline - time.monotonic())
         if not missed or not left:
             return held, missed

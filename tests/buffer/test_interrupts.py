@@ -1,5 +1,6 @@
 """Ctrl-C in a buffer: an exception behind any call of an operation leaves it as it was, or as it should become."""
 
+import functools
 import os
 import threading
 import zlib
@@ -26,11 +27,12 @@ from ding_store.buffer import (
 from ding_store.errors import NotEnoughData
 
 SIZE = 8
-#: Everything of the buffer, and what it is written with.
+#: Everything of the buffer, and what it is made with.
 FILES = tuple(str(path) for path in Path(buffer_package.__file__).parent.rglob('*.py') if 'kernels' not in path.parts)
 FILES += ('/contextlib.py',)
-#: How many places of an operation are tried; DING_STORE_PLACES=0 tries all.
-NUM_PLACES = int(os.environ.get('DING_STORE_PLACES', '12'))
+#: How many places of each operation are tried, of each kind of buffer. ``scripts/interrupts.sh`` tries more.
+NUM_PLACES = int(os.environ.get('DING_STORE_PLACES', '1'))
+IS_FULL = NUM_PLACES > 1
 WAIT_S = 30.0
 
 Contents = Dict[str, Tuple[Any, Any]]
@@ -81,14 +83,10 @@ class Kind(NamedTuple):
     has_path: bool = False
     has_files: bool = False
     options: Dict[str, Any] = {}
-    limiter: Optional[Callable[[], RateLimiter]] = None
 
     def make(self, path: Path) -> StoreBuffer:
         place = str(path / 'table') if self.has_path else None
-        buffer = StoreBuffer(SIZE, path=place, sampler=self.sampler(), seed=0, **self.options)
-        if self.limiter is not None:
-            buffer.limit_with(self.limiter())
-        return buffer
+        return StoreBuffer(SIZE, path=place, sampler=self.sampler(), seed=0, **self.options)
 
     def element(self, i: int, version: int = 0) -> Any:
         return episode(i, version) if self.is_of_episodes else step(i, version)
@@ -112,7 +110,6 @@ KINDS = {
     'rank': Kind(lambda: RankPrioritized(seed=0)),
     'sequences': Kind(lambda: SequencePrioritized(seed=0)),
     'queue': Kind(lambda: Fifo(times=99)),
-    'limited': Kind(lambda: Uniform(0), limiter=lambda: RateLimiter(2, 1000.0, 1e9, 30, 100)),
     'ahead': Kind(lambda: Prioritized(seed=0), options={'prefetch': 2}),
     'objects': Kind(Uniform, is_of_episodes=True),
     'files': Kind(lambda: Prioritized(seed=0), has_files=True),
@@ -230,7 +227,7 @@ def save(kind: Kind, buffer: StoreBuffer, path: Path) -> None:
 
 
 def load(kind: Kind, buffer: StoreBuffer, path: Path) -> None:
-    buffer.load_data(str(path / 'to_load'))
+    buffer.load_data(str(path.parent / 'to_load'))
 
 
 def commit(kind: Kind, buffer: StoreBuffer, path: Path) -> None:
@@ -270,6 +267,8 @@ OPERATIONS = [
     commit,
     look,
 ]
+#: Those that change what samplers keep.
+OF_SAMPLERS = [push, extend_with_priorities, sample, sample_sequences, update_priorities, delete_many, shrink, load]
 
 
 def draw(buffer: StoreBuffer, size: int, replace: bool = False) -> Any:
@@ -373,75 +372,132 @@ def use_on(kind: Kind, buffer: StoreBuffer) -> None:
     examine(kind, buffer)
 
 
-@pytest.fixture(params=['compiled', 'numpy'])
-def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == 'numpy':
-        monkeypatch.setenv('DING_STORE_NO_NUMBA', '1')
-    return str(request.param)
+def made(kind: Kind, path: Path) -> StoreBuffer:
+    path.mkdir()
+    (path / 'saves').mkdir()
+    buffer = kind.filled(path)
+    # What is kept up to date from now on.
+    sample(kind, buffer, path)
+    sample_groups(kind, buffer, path)
+    sample_sequences(kind, buffer, path)
+    return buffer
 
 
-@pytest.mark.parametrize('operation', OPERATIONS, ids=lambda operation: operation.__name__)
-@pytest.mark.parametrize('name', KINDS)
+def save_another(kind: Kind, path: Path) -> None:
+    other = StoreBuffer(SIZE)
+    for i in range(30, 36):
+        other.push(kind.element(i), kind.meta(i))
+    other.save_data(str(path))
+
+
+def check_interrupted(
+    kind: Kind,
+    operation: Callable[[Kind, StoreBuffer, Path], None],
+    path: Path,
+    files: Tuple[str, ...],
+    num_places: Optional[int] = None,
+) -> int:
+    """Interrupt an operation at some places of these files, or at all; returns how many there are."""
+    save_another(kind, path / 'to_load')
+    buffer = made(kind, path / 'model')
+    before = contents(buffer)
+    with InterruptedAt(0, files) as counting:
+        operation(kind, buffer, path / 'model')
+    after = contents(buffer)
+    buffer.close()
+    stride = 1 if num_places is None else max(1, counting.num_places // num_places)
+    for place in range(1 + zlib.crc32(str(path).encode()) % stride, counting.num_places + 1, stride):
+        buffer = made(kind, path / str(place))
+        with InterruptedAt(place, files) as interrupted:
+            operation(kind, buffer, path / str(place))
+        if interrupted.where is None:
+            break
+        try:
+            in_another_thread(functools.partial(check_whole, kind, operation, buffer, path / str(place), before, after))
+        except BaseException as e:
+            raise AssertionError(f'interrupted at {interrupted.where}, place {place}') from e
+    return counting.num_places
+
+
+def check_whole(kind: Kind, operation: Any, buffer: StoreBuffer, path: Path, before: Contents, after: Contents) -> None:
+    found = contents(buffer)
+    check_outcome(before, after, found)
+    if operation in (extend_all, extend_with_priorities):
+        assert (buffer.committed is not None) == (found == after)
+    examine(kind, buffer)
+    assert sorted(each.name for each in (path / 'saves').iterdir()) in ([], ['save'])
+    again = StoreBuffer(SIZE + 8)
+    buffer.save_data(str(path / 'again'))
+    again.load_data(str(path / 'again'))
+    assert contents(again) == contents(buffer) == found
+    use_on(kind, buffer)
+    if not kind.has_path:
+        buffer.close()
+        return
+    found, size = contents(buffer), int(buffer.size)
+    buffer.close()
+    reopened = StoreBuffer(size, path=str(path / 'table'), sampler=kind.sampler())
+    assert contents(reopened) == found
+    examine(kind, reopened)
+    reopened.close()
+
+
+def of_suite(name: str, operation: Any, loops: str) -> bool:
+    """Whether it is tried in the suite: the others are much like these."""
+    if name in ('plain', 'files', 'fsync') or (loops == 'numpy' and name not in ('uniform', 'rank')):
+        return False
+    return name in ('uniform', 'prioritized', 'objects', 'path', 'packed') or operation in OF_SAMPLERS
+
+
+CASES = [
+    pytest.param(name, operation, loops, id=f'{name}-{operation.__name__}-{loops}')
+    for loops in ('compiled', 'numpy')
+    for name in KINDS
+    for operation in OPERATIONS
+    if IS_FULL or of_suite(name, operation, loops)
+]
+
+
+@pytest.mark.parametrize(('name', 'operation', 'loops'), CASES)
 def test_interrupted_anywhere_stays_whole(
     name: str, operation: Any, loops: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind = KINDS[name]
     if kind.has_files:
         monkeypatch.setattr(space, 'available_memory', lambda: 0)
+    if loops == 'numpy':
+        monkeypatch.setenv('DING_STORE_NO_NUMBA', '1')
+    check_interrupted(kind, operation, tmp_path, FILES, NUM_PLACES)
 
-    def made(name: str) -> Tuple[StoreBuffer, Path]:
-        path = tmp_path / name
-        (path / 'saves').mkdir(parents=True)
-        other = StoreBuffer(SIZE)
-        for i in range(30, 36):
-            other.push(kind.element(i), kind.meta(i))
-        other.save_data(str(path / 'to_load'))
-        buffer = kind.filled(path)
-        # What is kept up to date from now on.
-        sample(kind, buffer, path)
-        sample_groups(kind, buffer, path)
-        sample_sequences(kind, buffer, path)
-        return buffer, path
 
-    buffer, path = made('model')
-    before = contents(buffer)
-    with InterruptedAt(0, FILES) as counting:
-        operation(kind, buffer, path)
-    after = contents(buffer)
-    buffer.close()
-    step_size = max(1, counting.num_places // NUM_PLACES) if NUM_PLACES else 1
-    for place in range(
-        1 + zlib.crc32(f'{operation.__name__} {name}'.encode()) % step_size, counting.num_places + 1, step_size
+@pytest.mark.parametrize('loops', ['compiled', 'numpy'])
+@pytest.mark.parametrize('operation', [push, extend_elements, delete_many, shrink, clear])
+def test_row_index_interrupted_at_each_place(
+    operation: Any, loops: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if loops == 'numpy':
+        monkeypatch.setenv('DING_STORE_NO_NUMBA', '1')
+    assert check_interrupted(KINDS['prioritized'], operation, tmp_path, ('/table/rows.py',)) > 5
+
+
+def test_interrupted_limiter_counts_what_was_done() -> None:
+    files = ('/rate_limiter.py', '/contextlib.py')
+    for operation, name in (
+        (lambda buffer: buffer.push(step(9)), 'num_inserts'),
+        (lambda buffer: buffer.sample_batch(4), 'num_samples'),
     ):
-        buffer, path = made(str(place))
-        with InterruptedAt(place, FILES) as interrupted:
-            operation(kind, buffer, path)
-        if interrupted.where is None:
-            break
-
-        def whole(buffer: StoreBuffer = buffer, path: Path = path) -> None:
-            found = contents(buffer)
-            check_outcome(before, after, found)
-            if 'extend' in operation.__name__ and operation is not extend_elements:
-                assert (buffer.committed is not None) == (found == after)
-            examine(kind, buffer)
-            assert sorted(each.name for each in (path / 'saves').iterdir()) in ([], ['save'])
-            again = StoreBuffer(SIZE + 8)
-            buffer.save_data(str(path / 'again'))
-            again.load_data(str(path / 'again'))
-            assert contents(again) == contents(buffer) == found
-            use_on(kind, buffer)
-            if kind.has_path:
-                found, size = contents(buffer), int(buffer.size)
-                buffer.close()
-                reopened = StoreBuffer(size, path=str(path / 'table'), sampler=kind.sampler())
-                assert contents(reopened) == found
-                examine(kind, reopened)
-                reopened.close()
-            else:
-                buffer.close()
-
-        try:
-            in_another_thread(whole)
-        except BaseException as e:
-            raise AssertionError(f'interrupted at {interrupted.where}, place {place}') from e
+        place, was_interrupted = 1, True
+        while was_interrupted:
+            buffer = StoreBuffer(SIZE, limiter=RateLimiter(1, 4.0, 8.0, max_sample=4))
+            buffer.push(step(0))
+            buffer.sample_batch(1)
+            before = buffer.limiter.state()
+            with InterruptedAt(place, files) as interrupted:
+                operation(buffer)
+            after = buffer.limiter.state()
+            was_interrupted, place = interrupted.where is not None, place + 1
+            done = {**before, name: before[name] + (1 if name == 'num_inserts' else 4)}
+            assert after in ((before, done) if was_interrupted else (done,)), interrupted.where
+            in_another_thread(functools.partial(buffer.push, step(1)))
+            in_another_thread(functools.partial(buffer.sample_batch, 2))
+        assert place > 10

@@ -348,7 +348,7 @@ class Elements(Layout):
         """See ``Table.resize``."""
 
         def moving(source: Array, target: Array) -> Callable[[], None]:
-            moves = [each.resizing(source, target, capacity) for each in (self.metas, self.objects) if each is not None]
+            moves = [each.moving(source, target, capacity) for each in (self.metas, self.objects) if each is not None]
 
             def move() -> None:
                 for each in moves:

@@ -327,7 +327,7 @@ class MetaStore:
         """Forget all metas, and leave their record as it is."""
         self._held, self._shared, self._groups, self._journal = [], {}, {}, None
 
-    def resizing(self, source: Array, target: Array, capacity: int) -> Callable[[], None]:
+    def moving(self, source: Array, target: Array, capacity: int) -> Callable[[], None]:
         """Rows move from slots to other slots: what is to be called when the table has so many; again, if need be."""
         moved = self._held[:]
         for old, new in zip(source.tolist(), target.tolist()):

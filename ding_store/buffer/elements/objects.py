@@ -60,7 +60,7 @@ class ObjectColumn:
         """Nothing is left."""
         self._objects = []
 
-    def resizing(self, source: Array, target: Array, capacity: int) -> Callable[[], None]:
+    def moving(self, source: Array, target: Array, capacity: int) -> Callable[[], None]:
         """Objects move from slots to other slots: what is to be called when there are so many; again, if need be."""
         # A new list: readers may be going over the old one.
         objects = self._objects[:]

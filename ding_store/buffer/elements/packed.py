@@ -187,7 +187,7 @@ class PackedColumn(RowListener):
     def drop(self, slots: Array) -> None:
         """Nothing more to do: see ``removed``."""
 
-    def resizing(self, source: Array, target: Array, capacity: int) -> Callable[[], None]:
+    def moving(self, source: Array, target: Array, capacity: int) -> Callable[[], None]:
         """Nothing to do: the table moves its columns."""
         return lambda: None
 

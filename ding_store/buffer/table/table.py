@@ -131,9 +131,9 @@ class Table(TableReads, TableShape):
     def watching(self) -> Iterator[List[Array]]:
         """A list to which the row numbers of every ``update`` are added, before the first byte is changed."""
         changed: List[Array] = []
-        with self.write_lock:
-            self._watchers.append(changed)
         try:
+            with self.write_lock:
+                self._watchers.append(changed)
             yield changed
         finally:
             with self.write_lock:
@@ -159,7 +159,8 @@ class Table(TableReads, TableShape):
     def _allocate(self, num_rows: int, skipped: int) -> Tuple[Array, Array]:
         self.check_open()
         with self.index.lock:
-            self.index.next_row = self.next_row
+            if self._promised_row > self.index.next_row:
+                self.index.next_row = self._promised_row
             used = max(self._num_used, min(self.capacity, self.index.count + num_rows))
             self._regions.reserve(used)
             self._num_used = used
