@@ -17,11 +17,11 @@ LOCKED += ['slots_by_age', 'num_from', 'findings', 'relocations']
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real tmpfs of 4 MiB."""
+def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A real tmpfs of 4 MiB, or of the size that a test asks for."""
     directory = tmp_path / 'small'
     directory.mkdir()
-    command = ['mount', '-t', 'tmpfs', '-o', 'size=4m', 'tmpfs', str(directory)]
+    command = ['mount', '-t', 'tmpfs', '-o', f'size={getattr(request, "param", "4m")}', 'tmpfs', str(directory)]
     mounted = subprocess.run(command, capture_output=True, text=True)
     if mounted.returncode != 0:
         lacking(f'cannot mount a tmpfs (root is needed): {mounted.stderr.strip()}')

@@ -601,3 +601,35 @@ def test_power_cut_with_a_wrong_order_is_found(
 ) -> None:
     monkeypatch.setattr(elements, 'Table', wrong)
     assert found_by_cuts(WORKLOADS[name](directory), directory, monkeypatch)
+
+
+# Saves
+
+
+def test_power_cut_in_a_save_leaves_the_old_or_the_new(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer, states = StoreBuffer(SIZE), []
+    with watching(directory / 'disk', monkeypatch) as disk:
+        for number in range(2):
+            buffer.extend_elements([step(4 * number + i) for i in range(4)])
+            states.append(State.of(buffer))
+            disk.mark = Mark(number, False)
+            buffer.save_data(str(directory / 'disk/new/directory/save'))
+            disk.mark = Mark(number + 1, True)
+            disk.look('the next save')
+    cuts = list(images_of(disk.moments))
+    assert len(cuts) > 10
+    for moment, what, image in cuts:
+        done, is_between = moment.mark
+        known = [None, *states][done : done + (1 if is_between else 2)]
+        assert saved(image, directory) in known, f'{moment}, {what}'
+
+
+def saved(image: Image, directory: Path) -> Optional[State]:
+    """What is in the save of an image; None if there is none."""
+    write(image, directory / 'cut')
+    path = directory / 'cut/new/directory/save'
+    if not path.exists():
+        return None
+    buffer = StoreBuffer(SIZE)
+    buffer.load_data(str(path))
+    return State.of(buffer)

@@ -14,6 +14,7 @@ from typing import Any, Dict, Optional
 
 from ding_store import __version__
 from ding_store.errors import ConfigError
+from ding_store.syncing import sync_file
 
 #: Of the file's shape.
 VERSION = 1
@@ -102,6 +103,7 @@ class Results:
             return
         temporary = self._path.with_suffix(self._path.suffix + '.new')
         temporary.write_text(json.dumps(self.data, indent=1, allow_nan=False))
+        sync_file(str(temporary))
         os.replace(temporary, self._path)
 
 

@@ -175,10 +175,9 @@ class Home:
         """The dict of this name; it counts for nothing when the rows it is of were replaced (``of_rows``)."""
         if name not in self._records:
             path = self.file(f'{name}.record')
-            _grow(path, FILE_BYTES)
-            self._sync_names()
             generation = (lambda: self.generation) if of_rows else (lambda: 0)
             self._records[name] = Record(_map(path, FILE_BYTES), path, self.is_open, generation, self.fsync)
+            self._sync_names()
         return self._records[name]
 
     def sync_kept(self) -> None:
@@ -273,7 +272,6 @@ class Home:
             self.values(name).grow(capacity)
         region = self._numbers_region
         if capacity > old:
-            _grow(self._current('rows'), 8 * capacity)
             region = _map(self._current('rows'), 8 * capacity)
         numbers: Array = np.frombuffer(region, np.int64)[:capacity]
         numbers[old:] = EMPTY
@@ -342,7 +340,6 @@ class Home:
             if name in _OURS or name.endswith(('.values', '.record')):
                 os.unlink(self.file(name))
         numbers = _new_numbers(self.file('rows'), capacity)
-        _grow(self.file('commit'), FILE_BYTES)
         commits = _map(self.file('commit'), FILE_BYTES)
         CommitFile.begin(commits)
         if self.fsync:
@@ -454,24 +451,16 @@ def _claim(directory: str) -> Claim:
 
 def _new_numbers(path: str, capacity: int) -> mmap.mmap:
     """Row numbers of slots that are all free."""
-    _grow(path, 8 * capacity)
     region = _map(path, 8 * capacity)
     np.frombuffer(region, np.int64)[:] = EMPTY
     return region
 
 
 def _map(path: str, num_bytes: int) -> mmap.mmap:
-    descriptor = private.opener(path, os.O_RDWR)
-    try:
-        return mmap.mmap(descriptor, num_bytes)
-    finally:
-        os.close(descriptor)
-
-
-def _grow(path: str, num_bytes: int) -> None:
-    """Make a file this long if it is shorter, with all its space."""
+    """A file that has at least so many bytes, with all their space: on a full disk, writing to a hole is a SIGBUS."""
     descriptor = private.opener(path, os.O_RDWR | os.O_CREAT)
     try:
         reserve(descriptor, path, 0, num_bytes)
+        return mmap.mmap(descriptor, num_bytes)
     finally:
         os.close(descriptor)

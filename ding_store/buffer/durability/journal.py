@@ -26,12 +26,14 @@ class Journal:
     Arguments:
         - path (:obj:`str`): The file; made if there is none.
         - fsync (:obj:`bool`): Whether ``rewrite``, ``clear`` and ``sync`` wait for the disk.
+    Raises:
+        - NotEnoughSpace: The file has holes, and the disk is full.
     """
 
     def __init__(self, path: str, fsync: bool = False) -> None:
         self._path, self._fsync = path, fsync
         self._descriptor = _open(path)
-        self._room = os.fstat(self._descriptor).st_size
+        self._room = reserve_all(self._descriptor, path)
         self._end = 0
         self._end_compact = 0
 
@@ -186,6 +188,23 @@ def reserve(descriptor: int, path: str, start: int, num_bytes: int) -> None:
         os.posix_fallocate(descriptor, start, num_bytes)
     except OSError as e:
         raise explained(e, path, num_bytes) from e
+
+
+def reserve_all(descriptor: int, path: str) -> int:
+    """
+    Overview:
+        Have the space of all bytes of a file, which may be a copy with holes; returns how many there are.
+    Raises:
+        - NotEnoughSpace: The disk is full; the file is closed.
+    """
+    num_bytes = os.fstat(descriptor).st_size
+    try:
+        if num_bytes:
+            reserve(descriptor, path, 0, num_bytes)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return num_bytes
 
 
 def explained(error: OSError, path: str, num_bytes: int) -> OSError:

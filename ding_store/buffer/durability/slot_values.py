@@ -102,9 +102,8 @@ class SlotValues:
         num_bytes = _START + 16 * capacity
         descriptor = private.opener(self._path, os.O_RDWR | os.O_CREAT)
         try:
-            size = os.fstat(descriptor).st_size
-            if size < num_bytes:
-                reserve(descriptor, self._path, size, num_bytes - size)
+            # All of it: a copy of the file may have holes, and on a full disk writing to one is a SIGBUS.
+            reserve(descriptor, self._path, 0, num_bytes)
             self._region = mmap.mmap(descriptor, num_bytes)
         finally:
             os.close(descriptor)

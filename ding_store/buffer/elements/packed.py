@@ -102,6 +102,9 @@ class PackedColumn(RowListener):
         self._num_reserved = os.fstat(self._descriptor).st_size
         self._find_free()
         self._cut()
+        if self._num_reserved:
+            # A copy of the file may have holes.
+            reserve(self._descriptor, self._path, 0, self._num_reserved)
         table.index.listen(self)
 
     def store(self, elements: Iterable[Any]) -> Dict[str, Array]:

@@ -76,7 +76,7 @@ class TableBase:
             self._describe(self.info)
             return
         self._narrow = frozenset(column.name for column in home.header.columns if column.encoding)
-        self._regions.open(home.header.columns)
+        self._regions.open(home.header.columns, self._num_used)
         if specs and specs != self.specs:
             raise SchemaMismatch(f'{home.path!r} holds a table of the columns {self.specs}, not {specs}')
         self._redo(home)

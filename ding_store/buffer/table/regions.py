@@ -141,8 +141,16 @@ class Regions:
         self.columns = {name: array for name, array in self.columns.items() if name not in names}
         self._discard(files)
 
-    def open(self, columns: List[StoredColumn]) -> None:
-        """Map the columns that a directory has; their space is made sure of again before it is written."""
+    def open(self, columns: List[StoredColumn], num_used: int) -> None:
+        """
+        Overview:
+            Map the columns that a directory has.
+        Arguments:
+            - num_used (:obj:`int`): Slots that hold something: their space is made sure of again, as a copy of a file
+              may have holes.
+        Raises:
+            - NotEnoughSpace: A file has holes, and the disk is full.
+        """
         assert self._home is not None
         opened = {}
         for column in columns:
@@ -151,6 +159,8 @@ class Regions:
                 fd = private.opener(self._home.file(column.file), os.O_RDWR)
                 self._files[column.name] = ColumnFile(fd, spec_bytes(spec), column.file)
             opened[column.name] = self._array(column.name, spec)
+        self._reserve(self._files, 0, num_used)
+        self._num_reserved = num_used
         self.columns = opened
 
     def stored(self) -> List[StoredColumn]:

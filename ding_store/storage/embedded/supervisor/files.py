@@ -67,13 +67,21 @@ class RunFiles:
         os.unlink(self.finished)
 
     def write(self, path: str, text: str) -> None:
-        """Readers see all of the new text or all of the old."""
+        """Readers see all of the new text or all of the old, also after a power cut."""
         new = f'{path}.new'
         with contextlib.suppress(FileNotFoundError):
             os.unlink(new)
         with open(new, 'x', opener=opener) as file:
             file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(new, path)
+        # ``syncing`` does the same; a supervisor imports nothing but this folder.
+        directory = os.open(self.directory, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
     def socket_path(self) -> Optional[str]:
         """Where the last server's redis socket is or was; None where the file names no socket of this user."""
