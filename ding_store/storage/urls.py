@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Optional
-from urllib.parse import parse_qs, urlsplit
+from typing import List, Mapping, Optional
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from ding_store.errors import ConfigError
-from ding_store.storage.options import ALL_OPTIONS
+from ding_store.storage.options import ALL_OPTIONS, REDIS_OPTIONS
 
 _WITH_USERS = ('redis', 'rediss', 'unix')
+#: What a query may hold, besides what begins with ssl_. All else would change what a store relies on.
+_QUERY = ('db', 'username', 'password', 'client_name')
 
 
 def scheme_of(url: str) -> str:
@@ -54,15 +56,34 @@ def check_url(url: str) -> None:
             f'the URL of {address_of(url)} cannot be taken apart: percent-encode what is special in user and password, '
             'for example "/" as %2F, "#" as %23, "?" as %3F, "[" as %5B'
         )
-    if parts.fragment or url.endswith('#'):
-        raise ConfigError(f'the URL of {address_of(url)} has a "#": in a path or a password write it as %23')
     _refuse_options(parts.query, url)
+    if scheme_of(url) in _WITH_USERS:
+        _check_rest(url, parts, parse_qs(parts.query, keep_blank_values=True))
 
 
 def _refuse_options(query: str, url: str) -> None:
-    ours = sorted(set(parse_qs(query)) & set(ALL_OPTIONS))
+    ours = sorted(set(parse_qs(query, keep_blank_values=True)) & set(ALL_OPTIONS))
     if ours:
         raise ConfigError(f'pass {", ".join(ours)} as keyword arguments, not in the URL of {address_of(url)}')
+
+
+def _check_rest(url: str, parts: SplitResult, query: Mapping[str, List[str]]) -> None:
+    """Of a Redis server's URL: redis-py passes over what it does not understand. No error shows what is in a query."""
+    if parts.fragment or url.endswith('#'):
+        raise ConfigError(f'the URL of {address_of(url)} has a "#": percent-encode it as %23, or leave it out')
+    has_tls = scheme_of(url) == 'rediss'
+    if any(not (name in _QUERY or (has_tls and name.startswith('ssl_'))) for name in query):
+        raise ConfigError(
+            f'the query of the URL of {address_of(url)} is malformed: it may hold {", ".join(_QUERY)}, and with '
+            f'rediss:// ssl_...; how a store waits is set by keyword arguments: {", ".join(REDIS_OPTIONS)}'
+        )
+    path = '' if scheme_of(url) == 'unix' else parts.path.strip('/')
+    numbers = [*([path] if path else []), *query.get('db', [])]
+    if len(numbers) > 1 or not all(number.isascii() and number.isdigit() for number in numbers):
+        raise ConfigError(
+            f'the URL of {address_of(url)} names no database: behind the host comes one number, as in '
+            'redis://host:6379/0; name the run with run='
+        )
 
 
 def root_of(url: str) -> Optional[str]:

@@ -1,12 +1,16 @@
 """Opening stores: URLs, options, other processes, and servers that will not do."""
 
+import contextlib
+import http.server
 import multiprocessing
 import os
 import pickle
 import re
+import socketserver
 import subprocess
 import sys
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -47,6 +51,21 @@ def test_all_is_complete():
         ding_store.storage.nothing  # noqa: B018
 
 
+#: Options of redis-py, which takes most of them out of a URL; and some of its own.
+PY_OPTIONS = (
+    'decode_responses=True',
+    'socket_timeout=1',
+    'protocol=3',
+    'max_connections=1',
+    'encoding=latin1',
+    'parser_class=x',
+    'redis_connect_func=x',
+    'retry_on_timeout=1',
+    'health_check_interval=1',
+    'ssl_certfile=x',
+)
+
+
 @pytest.mark.parametrize(
     ('url', 'match'),
     [
@@ -60,6 +79,15 @@ def test_all_is_complete():
         ('redis://h:port', 'malformed'),
         ('redis://h?nonsense=1', 'malformed'),
         ('memory://somewhere', 'no address'),
+        ('redis://h/x', 'names no database'),
+        ('redis://h/1/2', 'names no database'),
+        ('redis://h/-1', 'names no database'),
+        ('redis://h/0?db=1', 'names no database'),
+        ('redis://h?db=x', 'names no database'),
+        ('unix:///s.sock?db=', 'names no database'),
+        ('redis://h/0#1', 'percent-encode'),
+        ('unix:///a#b.sock', 'percent-encode'),
+        *((f'redis://h?{rest}', 'query.*malformed.*client_name') for rest in PY_OPTIONS),
     ],
 )
 def test_bad_urls(url, match):
@@ -94,6 +122,68 @@ def test_bad_runs(run):
 def test_bad_options(options, match):
     with pytest.raises(errors.ConfigError, match=match):
         open_store('redis://localhost', **options)
+
+
+@contextlib.contextmanager
+def fake_server(info):
+    """Says this to each INFO, and OK to all else."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self):
+            while line := self.rfile.readline():
+                words = [self.rfile.readline() and self.rfile.readline().strip() for _ in range(int(line[1:]))]
+                text = info.encode()
+                self.wfile.write(b'$%d\r\n%b\r\n' % (len(text), text) if words[0] == b'INFO' else b'+OK\r\n')
+
+    with socketserver.ThreadingTCPServer(('127.0.0.1', 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            yield f'redis://127.0.0.1:{server.server_address[1]}'
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ('info', 'match'),
+    [
+        ('redis_version:7.2.4\r\nrole:master', 'run_id'),
+        ('redis_version:7.2.4\r\nrun_id:x', 'run_id'),
+        ('role:master', '6.2 is needed'),
+        ('redis_version:unstable', '6.2 is needed'),
+        ('redis_version:7.2.4\r\nredis_mode:sentinel', 'Sentinel.*primary'),
+    ],
+)
+def test_what_is_no_redis_server_is_refused_by_name(info, match):
+    with fake_server(info) as url, pytest.raises(errors.StoreUnsuitable, match=match):
+        open_store(url)
+
+
+def test_another_program_is_no_redis_server(tmp_path):
+    with http.server.HTTPServer(('127.0.0.1', 0), http.server.BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            with pytest.raises(errors.StoreUnsuitable, match='no Redis server'):
+                open_store(f'redis://127.0.0.1:{server.server_address[1]}')
+        finally:
+            server.shutdown()
+
+
+def test_sentinel_is_refused_by_name(redis_binary):
+    server = RedisServer(redis_binary)
+    config = server.directory / 'sentinel.conf'
+    config.write_text(
+        f'port 0\nunixsocket {server.socket}\ndir {server.directory}\nlogfile {server.directory}/redis.log'
+    )
+    server._command = [redis_binary, str(config), '--sentinel']
+    with server:
+        with pytest.raises(errors.StoreUnsuitable, match='is a Redis Sentinel.*address of the primary'):
+            open_store(server.url)
+
+
+def test_database_that_is_not_there_is_refused(forgetful_server):
+    with pytest.raises(errors.ConfigError, match='no such database.*databases'):
+        open_store(f'{forgetful_server.url}?db=99')
 
 
 def test_nobody_there():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import select
 import socket
 import ssl
@@ -99,15 +100,27 @@ class Life:
         facts = _facts(connection.read_response())
         server = examine(facts, self._address)
         with self._lock:
-            if self.run_id not in ('', facts['run_id']):
+            run_id = run_id_of(facts, self._address)
+            if self.run_id not in ('', run_id):
                 raise redis.ConnectionError('is not the server that it was: it restarted, or another took over')
-            self.run_id, self.server = facts['run_id'], server
+            self.run_id, self.server = run_id, server
 
 
 def _facts(reply: Any) -> Dict[str, str]:
     text = reply.decode() if isinstance(reply, bytes) else str(reply)
     lines = (line.partition(':') for line in text.splitlines() if ':' in line)
     return {name: fact for name, _, fact in lines}
+
+
+def run_id_of(facts: Mapping[str, str], address: str) -> str:
+    """
+    Raises:
+        - StoreUnsuitable: It says none, so that nobody could tell one life of it from the next.
+    """
+    run_id = facts.get('run_id', '')
+    if not re.fullmatch('[0-9a-f]{40}', run_id):
+        raise StoreUnsuitable(f'{address} says no run_id in its INFO: use a Redis server, with no proxy that hides it')
+    return run_id
 
 
 def examine(facts: Mapping[str, str], address: str) -> str:
@@ -118,10 +131,12 @@ def examine(facts: Mapping[str, str], address: str) -> str:
         - StoreUnsuitable: It cannot; says what to change.
         - redis.RedisError: Not yet: it is loading its data, or is a replica that may become the primary.
     """
-    version = facts['redis_version']
+    if facts.get('redis_mode') == 'sentinel':
+        raise StoreUnsuitable(f'{address} is a Redis Sentinel, which keeps no data: use the address of the primary')
+    version = facts.get('redis_version', '')
     if _numbers(version) < MIN_VERSION:
         needed = '.'.join(map(str, MIN_VERSION))
-        raise StoreUnsuitable(f'{address} is Redis {version}; at least {needed} is needed')
+        raise StoreUnsuitable(f'{address} is Redis {version or "of no known version"}; at least {needed} is needed')
     policy = facts.get('maxmemory_policy', 'noeviction')
     if policy != 'noeviction':
         raise StoreUnsuitable(
@@ -202,4 +217,4 @@ def has_hung_up(connection: Any) -> bool:
 
 
 def _numbers(version: str) -> Tuple[int, ...]:
-    return tuple(int(part) for part in version.split('.')[:2])
+    return tuple(map(int, re.findall(r'\d+', version)[:2]))

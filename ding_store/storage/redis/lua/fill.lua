@@ -33,7 +33,7 @@ for number = math.min(tonumber(ARGV[5]), last), floor + 1, -1 do
     if known == sequence then
       if ARGV[8] == '' then
         local of_it = redis.call('HGET', SIZES, 'p' .. digits(number)) == ARGV[6] .. ':' .. ARGV[7]
-        return (of_it or redis.call('HEXISTS', FILLED, digits(number)) == 1) and 1 or refuse()
+        return (of_it or redis.call('HGET', FILLED, digits(number))) and 1 or refuse()
       end
       if not keep_parts(number, tonumber(ARGV[6]), ARGV[7]) then
         return -1
