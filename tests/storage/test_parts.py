@@ -1,5 +1,9 @@
 """Payloads in parts: whole or not at all, and no part outlives what it belongs to."""
 
+import re
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from processes import child
@@ -7,7 +11,7 @@ from redis_server import RedisServer
 
 from ding_store.errors import CorruptPayload, StoreError, StoreTimeout, VersionConflict
 from ding_store.storage import EntryId
-from ding_store.storage.exactly_once.outbox import Fill
+from ding_store.storage.exactly_once.outbox import Fill, Payload
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.host.planes import Record
 from ding_store.storage.redis import values as redis_values
@@ -209,6 +213,70 @@ def test_missing_parts_are_corruption_with_a_name(store, client):
     client.delete(*client.keys('*weights*:part:1'))
     with pytest.raises(CorruptPayload, match="'weights'"):
         store.get('weights')
+
+
+def test_part_of_another_type_is_corruption_with_a_name(store, client):
+    reader = Reader(store, STREAM, 'learner', on_corrupt='skip')
+    store.append(STREAM, {}, chunk(0, LARGE))
+    store.append(STREAM, {}, chunk(1))
+    store.put('weights', {}, chunk(0, LARGE))
+    for key in client.keys('*:part:1'):
+        client.delete(key)
+        client.rpush(key, 'of another program')
+    assert reader.read() == []
+    assert [number_of(entry) for entry in reader.read()] == [1]
+    assert (reader.num_corrupt, reader.num_lost) == (1, 0)
+    with pytest.raises(CorruptPayload, match="'weights'"):
+        store.get('weights')
+
+
+READ_WITH_LITTLE_MEMORY = """
+import resource, sys
+from ding_store.errors import NotEnoughSpace
+from ding_store.storage import open_store
+from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.testing import number_of
+with open_store(sys.argv[1], 'run', host_plane='off') as store:
+    reader = Reader(store, 'experience', 'learner', on_corrupt='skip')
+    used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
+    seen = []
+    try:
+        while 9 not in seen:
+            seen += map(number_of, reader.read())
+            reader.ack()
+    except NotEnoughSpace as error:
+        print(error)
+    print(seen, reader.num_corrupt, reader.num_lost)
+    try:
+        store.get('weights')
+    except NotEnoughSpace as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize('is_genuine', [False, True])
+def test_place_without_memory_for_it_is_an_error_with_a_name(store, forgetful_server, client, is_genuine):
+    """A lie about 2 GB is skipped as other damage is; an entry that is as large as it says, and no more, says so."""
+    size = 128 << 20
+    store.append(STREAM, {}, chunk(1))
+    if is_genuine:
+        store.append(STREAM, {}, {'x': np.zeros(size, np.uint8)})
+    else:
+        client.set('ding:{lie}:0', 'short')
+        for key in ('ding:{missing}:', 'ding:{lie}:'):
+            store.append_payload(STREAM, Payload(parts.Parted(key, 1 << 20, 2_000_000_000).pack()))
+    store.append(STREAM, {}, chunk(9))
+    store.put('weights', {}, {'x': np.zeros(size, np.uint8)})
+    command = [sys.executable, '-c', READ_WITH_LITTLE_MEMORY, forgetful_server.url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    *first, last = done.stdout.splitlines() or ['']
+    assert re.match("value 'weights' has 1342.* bytes, and this process has no memory", last), done.stderr
+    if is_genuine:
+        assert re.match("entry 2 of 'experience' has 1342.* bytes, and this process has no memory", first[0])
+        assert first[1] == '[1] 0 0'
+    else:
+        assert first == ['[1, 9] 2 0']
 
 
 def test_values_keep_the_version_before(store, client):

@@ -14,7 +14,7 @@ from typing import Dict, List, Optional, Tuple
 
 import numpy as np
 
-from ding_store.errors import CorruptPayload, StoreUnavailable
+from ding_store.errors import CorruptPayload, NotEnoughSpace, StoreUnavailable
 from ding_store.storage.base import Buffer
 from ding_store.storage.host.cache_dir import CacheDir
 from ding_store.storage.host.fetch_lock import FetchLock
@@ -27,8 +27,18 @@ logger = logging.getLogger(__name__)
 
 
 def fetch_payload(store: PlanedStore, name: str, listed: PartList) -> Optional[Buffer]:
-    """A payload of this process's own; None if a part of it is missing."""
-    payload = np.empty(listed.num_bytes, np.uint8).data
+    """
+    Overview:
+        A payload of this process's own; None if a part of it is missing.
+    Raises:
+        - NotEnoughSpace: There is no memory for it.
+    """
+    try:
+        payload = np.empty(listed.num_bytes, np.uint8).data
+    except MemoryError as e:
+        raise NotEnoughSpace(
+            f'value {name!r} has {listed.num_bytes} bytes, and this process has no memory for them: give it more'
+        ) from e
     return payload.toreadonly() if store.fetch_parts(name, _targets(listed, payload)) else None
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
-from ding_store.errors import CorruptPayload
+from ding_store.errors import CorruptPayload, NotEnoughSpace
 from ding_store.storage.base import NUMBER_BITS, Buffer, EntryId
 from ding_store.storage.host.planes import FILLED, GONE, OVER, Fetch, Record, fate, fetch_own
 from ding_store.storage.redis.session import Session
@@ -81,7 +82,7 @@ class RedisEntries:
         record = record._replace(payload=payload)
         _bytes_in_parts(stream, record)  # which says whose it is if that is no place
         if fetch is not None:
-            (payload,) = self._parts.fetch(stream, [record], fetch)
+            _, (payload,) = self._fetched(stream, [record], fetch)
             return payload, how if payload is not None else self._since_gone(stream, record), int(room or 0)
         are_there = self._parts.are_there(stream, payload)
         return None, how if are_there else self._since_gone(stream, record), int(room or 0)
@@ -146,8 +147,12 @@ class RedisEntries:
     def _whole(self, stream: str, records: Iterator[Record], fetch: Fetch) -> Iterator[Record]:
         """With payloads that are in parts put together, up to ``MAX_READ_BYTES``."""
         held, corrupt = _up_to(records, stream, MAX_READ_BYTES)
-        payloads = self._parts.fetch(stream, held, fetch)
-        for record, payload in zip(held, payloads):
+        if not held:
+            if corrupt is not None:
+                raise corrupt
+            return
+        found, payloads = self._fetched(stream, held, fetch)
+        for record, payload in zip(found, payloads):
             if payload is not None:
                 yield record._replace(payload=payload)
                 continue
@@ -156,8 +161,26 @@ class RedisEntries:
                 return
             if how != GONE:
                 raise corrupt_entry(stream, record.id, 'parts of it are missing', record.writer, record.sequence)
-        if corrupt is not None:
+        if corrupt is not None and len(found) == len(held):
             raise corrupt
+
+    def _fetched(self, stream: str, records: List[Record], fetch: Fetch) -> Tuple[List[Record], List[Optional[Buffer]]]:
+        """
+        Overview:
+            As many records as there is memory for, at least one, with their payloads; None where parts are missing.
+        Raises:
+            - NotEnoughSpace: There is none for the first one, and it is as large as it says.
+        """
+        for count in (len(records), 1):
+            with suppress(MemoryError):
+                return records[:count], self._parts.fetch(stream, records[:count], fetch)
+        record = records[0]
+        if self._parts.are_whole(stream, record.payload):
+            raise NotEnoughSpace(
+                f'entry {record.id.number} of {stream!r} has {_bytes_in_parts(stream, record)} bytes, and this process '
+                'has no memory for them: give it more, or append less at a time'
+            )
+        return [record], [None]
 
 
 def _xread(key: str, number: int, count: int, block_ms: int) -> Tuple[Any, ...]:

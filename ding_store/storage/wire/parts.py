@@ -31,6 +31,9 @@ VANISHED = 'its parts vanish before they are used: is the server out of memory, 
 _JOINED_BYTES = 256 << 10
 
 
+#: At a time, of what nobody wants.
+_PASSED_BYTES = 64 << 10
+
 #: What a place may say at most: looking them up takes memory before any of them is there.
 _MAX_PARTS = MAX_BYTES // (64 << 10)
 
@@ -191,6 +194,23 @@ class Parts:
         found = iter(fetch(stream, list(wanted), download))
         return [record.payload if where is None else next(found) for record, where in zip(records, places)]
 
+    def are_whole(self, stream: str, payload: Buffer) -> bool:
+        """Whether what is in parts is as long as its place says, which takes as long as fetching it, but no memory."""
+        where = unpack(payload)
+        if where is None:
+            return True
+        lengths = [min(where.part_bytes, where.num_bytes - at) for at in range(0, where.num_bytes, where.part_bytes)]
+
+        def measure(connection: Any) -> bool:
+            replies = _Replies(connection, unwatched)
+            for key, length in zip(where.keys, lengths):
+                _ask(connection, [key])
+                if replies.measure() != length:
+                    return False
+            return True
+
+        return bool(self._call(f'read {stream!r}', lambda session: _borrowing(session, measure)))
+
     def are_there(self, stream: str, payload: Buffer) -> bool:
         """Whether what is in parts, if it is, could be fetched now."""
         where = unpack(payload)
@@ -249,19 +269,34 @@ class _Replies:
         self._ahead = b''
 
     def receive(self, into: memoryview) -> bool:
-        """One reply. False when there is no such key, or it does not fit exactly."""
+        """One reply. False when there is no such key, or it holds something else, or does not fit exactly."""
         length = self._length()
         if length < 0:
             return False
         fits = length == len(into)
-        self._fill(into if fits else memoryview(bytearray(length)))
-        self._fill(memoryview(bytearray(2)))  # the line's end
+        if fits:
+            self._fill(into)
+        self._pass_over(2 if fits else length + 2)  # the line's end
         return fits
+
+    def measure(self) -> int:
+        """The length of what one reply has; -1 where there is no such key, or it holds something else."""
+        length = self._length()
+        if length >= 0:
+            self._pass_over(length + 2)
+        return length
+
+    def _pass_over(self, num_bytes: int) -> None:
+        nowhere = memoryview(bytearray(min(num_bytes, _PASSED_BYTES)))
+        for at in range(0, num_bytes, _PASSED_BYTES):
+            self._fill(nowhere[: num_bytes - at])
 
     def _length(self) -> int:
         while b'\r\n' not in self._ahead:
             self._ahead += self._checked(self._socket.recv, 64)
         line, _, self._ahead = self._ahead.partition(b'\r\n')
+        if line.startswith(b'-WRONGTYPE'):
+            return -1
         if line[:1] == b'-':
             raise redis.ResponseError(line[1:].decode('utf-8', 'replace'))
         return int(line[1:])
