@@ -47,10 +47,11 @@ def state_to_arrays(
         if not isinstance(entry, torch.Tensor):
             header['others'][name] = _checked(name, entry)
             continue
-        if entry.layout != torch.strided or entry.is_meta:
-            raise SchemaMismatch(
-                f'weight {name!r}: expected a dense tensor, got one of {entry.layout} on {entry.device}'
-            )
+        if torch.nn.parameter.is_lazy(entry):
+            raise SchemaMismatch(f'weight {name!r} has no shape yet: run the lazy module once, before it is published')
+        if entry.layout != torch.strided or entry.is_meta or entry.is_nested:
+            kind = 'nested tensors' if entry.is_nested else entry.layout
+            raise SchemaMismatch(f'weight {name!r}: expected a dense tensor, got one of {kind} on {entry.device}')
         first = firsts.setdefault(_memory(entry) if entry.numel() else name, name)
         if first != name:
             header['shared'][name] = first
@@ -165,6 +166,8 @@ def _array_of(name: str, tensor: torch.Tensor) -> np.ndarray:
         return tensor.numpy(force=True)  # which also resolves what is only marked as conjugate or negative
     except TypeError as e:
         raise SchemaMismatch(f'weight {name!r}: {tensor.dtype} is no type of numpy') from e
+    except RuntimeError as e:  # of a subclass of tensors
+        raise SchemaMismatch(f'weight {name!r}: a {type(tensor).__name__} cannot be stored: {e}') from e
 
 
 def _fits(tensor: torch.Tensor, dtype: torch.dtype) -> bool:

@@ -6,6 +6,7 @@ import itertools
 import signal
 import subprocess
 import types
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from time import monotonic
@@ -136,6 +137,30 @@ def test_nested_state_dicts():
 def test_what_is_neither_tensor_nor_json_is_named(entry):
     with pytest.raises(SchemaMismatch, match="'a/bad'.*" + type(entry).__name__):
         state_to_arrays({'a': {'bad': entry}})
+
+
+def lazy():
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # It says that lazy modules are new.
+        return torch.nn.LazyLinear(2).weight
+
+
+def nested():
+    return torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
+
+
+class Subclass(torch.Tensor):
+    def numpy(self, force=False):
+        raise RuntimeError('.numpy() is not supported for tensor subclasses.')
+
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize(
+    ('made', 'match'), [(lazy, 'lazy'), (nested, 'nested'), (lambda: torch.zeros(2).as_subclass(Subclass), 'Subclass')]
+)
+def test_tensors_of_other_kinds_are_refused_by_name(made, match):
+    with pytest.raises(SchemaMismatch, match=f"weight 'a/bad'.*{match}"):
+        state_to_arrays({'a': {'bad': made()}})
 
 
 @pytest.mark.parametrize('kind', ['sparse', 'meta', 'float8_e4m3fn'])

@@ -17,7 +17,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from processes import child
 
-from ding_store.errors import CorruptPayload, PayloadLost, ServerFull, StoreUnavailable, VersionConflict
+from ding_store.errors import (
+    CorruptPayload,
+    NotEnoughSpace,
+    PayloadLost,
+    ServerFull,
+    StoreError,
+    StoreUnavailable,
+    VersionConflict,
+)
 from ding_store.storage import open_store
 from ding_store.storage.host import slots, values
 from ding_store.storage.host.host_cache import HostCache
@@ -44,6 +52,37 @@ def number_of(value):
     assert (a == a[0]).all()
     assert (b == a[0]).all()
     return int(b[0])
+
+
+def test_value_too_large_to_travel_is_refused_by_its_put(redis_server, tmp_path, monkeypatch):
+    """Also where all readers so far are on this host: one elsewhere would wait for it in vain."""
+    with open_store(redis_server.url, next(_RUNS), host_cache_dir=str(tmp_path)) as store:
+        assert store.put(NAME, {}, weights(1)) == 1
+        monkeypatch.setattr('ding_store.storage.redis.store.MAX_PAYLOAD_BYTES', 4 * LARGE)
+        with pytest.raises(NotEnoughSpace, match=f"value '{NAME}' has 80.* bytes; at most 800000 travel"):
+            store.put(NAME, {}, weights(2))
+        assert store.put(NAME, {}, weights(3, LARGE - 1000)) == 2
+        assert number_of(store.get(NAME)) == 3
+
+
+def test_fill_that_fails_is_warned_of_once(redis_server, tmp_path, monkeypatch, caplog):
+    run = next(_RUNS)
+    with open_store(redis_server.url, run, host_cache_dir=str(tmp_path)) as store:
+        store.put(NAME, {}, weights(1))
+
+        def refused(*arguments):
+            refused.count += 1
+            raise StoreError('the server says no')
+
+        refused.count = 0
+        monkeypatch.setattr(store.store, 'fill_version', refused)
+        with open_store(redis_server.url, run, host_plane='off') as elsewhere:
+            elsewhere.want_version(NAME)
+            eventually(lambda: refused.count > 1, 'it is tried again')
+            monkeypatch.undo()
+            assert number_of(elsewhere.get(NAME, timeout_s=WAIT_S)) == 1
+    assert caplog.text.count('readers on other hosts get no new versions') == 1
+    assert 'the server says no' in caplog.text
 
 
 @pytest.fixture

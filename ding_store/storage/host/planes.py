@@ -124,6 +124,12 @@ class PlanedStore(Store):
         """Grows when the server was away."""
         return 0
 
+    def check_size(self, what: str, num_bytes: int) -> None:  # noqa: B027 - a store without a limit takes all
+        """
+        Raises:
+            - NotEnoughSpace: So many bytes could reach no other host.
+        """
+
     @property
     @abstractmethod
     def own_writer(self) -> Writer:

@@ -61,6 +61,7 @@ class HostValues:
         if self._cache is None or not is_large:
             return self._store.put(name, header, arrays, expected_version)
         payload = encode_pieces(header, arrays)
+        self._store.check_size(f'value {name!r}', payload.num_bytes)  # Here: a reader elsewhere may come at any time.
         slots = self._slots(name, self._cache)
         self._start_filler()  # Before: one that gets no reply may be announced all the same.
         version = slots.put(payload, lambda reference: self._store.put_version(name, None, reference, expected_version))
@@ -126,6 +127,7 @@ class HostValues:
         """Fill what readers elsewhere want, also while nobody here calls us."""
         pid = os.getpid()
         known: Dict[str, str] = {}
+        has_warned = False
         while not self._closed.is_set() and pid == os.getpid():
             try:
                 known = {name: known.get(name, '') for name in list(self._own)}
@@ -134,12 +136,17 @@ class HostValues:
                     slots = self._own.get(name)
                     if slots is not None:  # and not deleted meanwhile
                         slots.fill()
-                known = wanted
+                known, has_warned = wanted, False
             except StoreClosed:
                 return
             except Exception as e:  # noqa: BLE001 - there may be no memory: who wants the next would wait in vain
-                level = logging.INFO if isinstance(e, StoreError) else logging.WARNING
-                logger.log(level, 'values wait for the store: %s', e or type(e).__name__)
+                if not has_warned:
+                    has_warned = True
+                    logger.warning(
+                        'readers on other hosts get no new versions of %s: %s; it is tried again each second',
+                        ', '.join(map(repr, self._own)),
+                        e or type(e).__name__,
+                    )
                 self._closed.wait(1.0)
 
     def _follow(self, name: str, found: Version) -> Optional[Value]:

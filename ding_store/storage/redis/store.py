@@ -111,7 +111,7 @@ class RedisStore(PlanedStore):
 
     def append_payload(self, stream: str, payload: Payload, timeout_s: Optional[float] = None) -> EntryId:
         check_name('stream', stream)
-        _check_size(f'entry of {stream!r}', payload.size)
+        self.check_size(f'entry of {stream!r}', payload.size)
         self._enter(looks_around=False)
         with self._link.one_wait():
             place = self._writer.append(stream, payload, timeout_s)
@@ -238,7 +238,7 @@ class RedisStore(PlanedStore):
         self, name: str, payload: Optional[Pieces], reference: bytes, expected_version: Optional[int] = None
     ) -> int:
         check_name('value', name)
-        _check_size(f'value {name!r}', payload.num_bytes if payload is not None else 0)
+        self.check_size(f'value {name!r}', payload.num_bytes if payload is not None else 0)
         self._enter()
         return self._publish(name, payload, reference, expected_version)
 
@@ -268,7 +268,7 @@ class RedisStore(PlanedStore):
         return self._values.fetch(name, wanted, moved)
 
     def fill_version(self, name: str, version: int, payload: Pieces) -> bool:
-        _check_size(f'value {name!r}', payload.num_bytes)
+        self.check_size(f'value {name!r}', payload.num_bytes)
         self._enter()
         return self._values.fill(name, version, payload)
 
@@ -312,6 +312,10 @@ class RedisStore(PlanedStore):
 
         self._link.end()
         mark_finished(self._directory, min(30.0, max(1.0, self._link.reconnect_timeout_s)))
+
+    def check_size(self, what: str, num_bytes: int) -> None:
+        if num_bytes > MAX_PAYLOAD_BYTES:
+            raise NotEnoughSpace(f'{what} has {num_bytes} bytes; at most {MAX_PAYLOAD_BYTES} travel: split it')
 
     @property
     def own_writer(self) -> Writer:
@@ -436,8 +440,3 @@ class RedisStore(PlanedStore):
 
 def _reopened(url: str, run: str, options: Dict[str, Any]) -> RedisStore:
     return RedisStore(url, run, connect=False, **options)
-
-
-def _check_size(what: str, size: int) -> None:
-    if size > MAX_PAYLOAD_BYTES:
-        raise NotEnoughSpace(f'{what} has {size} bytes; Redis takes at most {MAX_PAYLOAD_BYTES}: split it')

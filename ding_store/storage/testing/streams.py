@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, List
 
 import numpy as np
 import pytest
 
 from ding_store.errors import ConfigError, CorruptPayload, StoreTimeout, StreamFull
 from ding_store.storage.base import OLDEST, OVERFLOW, Store
+from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.testing.case import StoreCase
 from ding_store.storage.testing.helpers import WAIT_S, chunk, number_of
 
@@ -90,8 +91,46 @@ class StreamTests(StoreCase):
             with pytest.raises(ConfigError, match='name'):
                 call(name)
 
+    def test_a_payload_in_parts_is_one_entry_as_any_other(self, store: Store) -> None:
+        """Larger than what a server takes in one piece, on the way of several at a time, among small ones."""
+        sizes = [1, 30_000, 1_000_000, 2, 300_000]
+        store.register('s', 'r')
+        places = [store.append('s', {'number': i}, chunk(i, size)) for i, size in enumerate(sizes)]
+        with self.another(store) as other:
+            for after, expected in ((OLDEST, [0, 1, 2, 3, 4]), (places[1], [2, 3, 4])):
+                entries = other.read('s', after)
+                while len(entries) < len(expected):
+                    more = other.read('s', entries[-1].id, timeout_s=WAIT_S)
+                    assert more, 'the rest does not come'
+                    entries += more
+                assert [(number_of(entry), entry.header['number']) for entry in entries] == [(i, i) for i in expected]
+                assert [len(entry.arrays['x']) for entry in entries] == sizes[expected[0] :]
+        store.ack('s', 'r', places[2])
+        stream = store.stream_info('s')
+        assert stream is not None
+        assert stream.pending_bytes < 8 * sum(sizes[3:]) + 10_000
+        assert [number_of(entry) for entry in store.read('s')] == [3, 4]
+        store.append('s', {}, chunk(5))  # Its reply says what is acked.
+        self.lose_memory(store)
+        store.append('s', {}, chunk(6))
+        reader = Reader(store, 's', 'r')
+        seen: List[int] = []
+        while len(seen) < 4:
+            seen += map(number_of, reader.read(timeout_s=WAIT_S))
+        assert seen == [3, 4, 5, 6]
+        assert store.delete('s')
+        assert store.read('s') == []
+
     @pytest.mark.parametrize(
-        'array', [np.array([None]), np.zeros(1, 'M8[s]'), np.zeros(1, 'i4,f4'), [1], np.array(['a'])]
+        'array',
+        [
+            np.array([None]),
+            np.zeros(1, 'M8[s]'),
+            np.zeros(1, 'i4,f4'),
+            [1],
+            np.array(['a']),
+            np.ma.masked_array([1.0], [True]),
+        ],
     )
     def test_only_numbers_are_stored(self, store: Store, array: Any) -> None:
         with pytest.raises(TypeError, match="'bad'"):

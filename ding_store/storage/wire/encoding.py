@@ -218,6 +218,8 @@ def _column(name: str, array: Array) -> Array:
         raise TypeError(f'array name {name!r} must be a string')
     if not isinstance(array, (np.ndarray, np.generic)):
         raise TypeError(f'array {name!r} is a {type(array).__name__}; pass a numpy array')
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f'array {name!r} is masked, and a mask is not stored: pass its filled() and its mask')
     if array.dtype.str not in DTYPES or array.dtype.fields:
         raise TypeError(f'array {name!r} has dtype {array.dtype}; only boolean and numeric dtypes are stored')
     return np.asarray(array, order='C')
@@ -233,7 +235,7 @@ def _head(header: Header, columns: Dict[str, Array]) -> bytes:
         raise TypeError(f'keys of a header must be strings, not {sorted(map(repr, header))}')
     try:
         text = _ENCODER.encode(dict(header)).encode() if header else b'{}'
-    except (TypeError, ValueError) as e:
+    except (TypeError, ValueError, RecursionError) as e:
         raise TypeError(f'header {_shortened(header)} must be JSON-able: {e}') from e
     shapes = _shapes_text(tuple((name, column.dtype, column.shape) for name, column in columns.items()))
     return b'%b%b%b%b}' % (_HEADER, text, _ARRAYS, shapes)
@@ -247,7 +249,7 @@ def _shapes_text(columns: Tuple[Tuple[str, np.dtype[Any], Tuple[int, ...]], ...]
 def _shortened(value: object) -> str:
     try:
         text = repr(value)
-    except ValueError:  # an integer of thousands of digits in it
+    except (ValueError, RecursionError):  # an integer of thousands of digits in it, or lists in lists
         return f'of type {type(value).__name__}'
     return text if len(text) <= 200 else text[:200] + '...'
 
