@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import redis
-from proxy import Proxy
+from proxy import DOWN, Proxy
 from redis_server import RedisServer
 
 from ding_store.errors import AppendUnsettled, ServerFull, StoreDenied, StoreError, StoreUnavailable
 from ding_store.storage import open_store
 from ding_store.storage.exactly_once.reader import Reader
-from ding_store.storage.redis.replies import REPLIES, Answer, code_of
+from ding_store.storage.redis.replies import REPLIES, Answer, code_of, text_of
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 
@@ -380,6 +380,37 @@ def test_injected_reply_that_is_definite_raises_its_fix(proxy, code):
         proxy.reply = b''
         store.append(STREAM, {}, chunk(2))
         assert [number_of(entry) for entry in store.read(STREAM)] == [0, *[1] * is_kept, 2]
+
+
+def test_refusal_behind_a_lost_connection_keeps_the_entry(forgetful_server, proxy):
+    """What was sent over that may come to the server late, when it has memory again."""
+    with RedisStore(proxy.url(), 'run') as store, forgetful_server.client() as client:
+        store.append(STREAM, {}, chunk(0))
+        client.config_set('maxmemory', 1)
+        proxy.cut_after(1, DOWN)
+        with pytest.raises(AppendUnsettled, match='maxmemory') as caught:
+            store.append(STREAM, {}, chunk(1))
+        assert (proxy.num_cuts, caught.value.needs_room) == (1, True)
+        client.config_set('maxmemory', 0)
+        store.settle()
+        assert [number_of(entry) for entry in store.read(STREAM)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    'around',
+    [
+        '{}',
+        '-{}',
+        'Command # 3 (HGETALL ding:{{run/s/0}}:meta) of pipeline caused error: {}',
+        'Error running script (call to f_0c): @user_script:1: @user_script: 1: -{}',
+        '@user_script: 330: -{}',
+        'Command # 1 (EVALSHA a\nb) of pipeline caused error: Error running script (call to f_0c): @user_script:1: {}',
+    ],
+)
+def test_code_of_a_reply_is_found_whatever_is_around_it(around):
+    text = 'NOREPLICAS Not enough good replicas to write.'
+    error = redis.ResponseError(around.format(text))
+    assert (code_of(error), text_of(error)) == ('NOREPLICAS', text)
 
 
 def test_every_reply_of_the_table_is_tried():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Callable, ContextManager, List, Optional, TypeVar
+from typing import Callable, ContextManager, List, Optional, Type, TypeVar
 
-from ding_store.errors import StoreUnavailable
+from ding_store.errors import AppendUnsettled, StoreUnavailable
 from ding_store.storage.base import OLDEST, Arrays, Entry, EntryId, Header, Store, StoreInfo, Value
 
 T = TypeVar('T')
@@ -14,7 +14,8 @@ class FaultyStore(Store):
     """
     Overview:
         Passes every call on to ``store``, and raises StoreUnavailable instead of (``after=False``) or after the calls
-        whose turn it is: the first ``fail_after`` are left alone, then ``num_faults`` fail.
+        whose turn it is: the first ``fail_after`` are left alone, then ``num_faults`` fail. After an append it is
+        AppendUnsettled.
     """
 
     def __init__(self, store: Store, fail_after: int = 0, num_faults: int = 1, after: bool = False) -> None:
@@ -25,7 +26,7 @@ class FaultyStore(Store):
         self._after = after
 
     def append(self, stream: str, header: Header, arrays: Arrays, timeout_s: Optional[float] = None) -> EntryId:
-        return self._pass_on(lambda: self.store.append(stream, header, arrays, timeout_s))
+        return self._pass_on(lambda: self.store.append(stream, header, arrays, timeout_s), AppendUnsettled)
 
     def read(self, stream: str, after: EntryId = OLDEST, max_entries: int = 64, timeout_s: float = 0.0) -> List[Entry]:
         return self._pass_on(lambda: self.store.read(stream, after, max_entries, timeout_s))
@@ -73,12 +74,12 @@ class FaultyStore(Store):
     def close(self) -> None:
         self.store.close()
 
-    def _pass_on(self, call: Callable[[], T]) -> T:
+    def _pass_on(self, call: Callable[[], T], lost: Type[StoreUnavailable] = StoreUnavailable) -> T:
         self.num_calls += 1
         is_faulty = self.num_calls in self._faulty
         if is_faulty and not self._after:
             raise StoreUnavailable(f'call {self.num_calls} fails on purpose')
         result = call()
         if is_faulty:
-            raise StoreUnavailable(f'the reply to call {self.num_calls} is lost on purpose')
+            raise lost(f'the reply to call {self.num_calls} is lost on purpose')
         return result

@@ -129,7 +129,7 @@ class StreamTests(StoreCase):
             np.zeros(1, 'i4,f4'),
             [1],
             np.array(['a']),
-            np.ma.masked_array([1.0], [True]),
+            np.ma.masked_array([1.0], [True]),  # type: ignore[no-untyped-call]
         ],
     )
     def test_only_numbers_are_stored(self, store: Store, array: Any) -> None:
