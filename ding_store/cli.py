@@ -25,7 +25,7 @@ from ding_store.config import (
     parse_settings,
 )
 from ding_store.errors import ConfigError, StoreError
-from ding_store.hook import ENV_EXPLAIN, ENV_HOOK
+from ding_store.hook import ENV_EXPLAIN, ENV_HOOK, ENV_LAUNCHER, wait_until_written
 from ding_store.launch.output import discard, print_to, printable
 
 
@@ -297,9 +297,19 @@ def _run(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.launch.command import run_command
 
     _config(options, shared=False)
+    os.environ[ENV_LAUNCHER] = str(os.getpid())
     os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, [SITE, os.environ.get('PYTHONPATH')]))
     os.environ[ENV_HOOK] = '1'
-    return run_command(command)
+    code = run_command(command)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM])  # run_command has waited for them
+    _wait_for_configs()
+    return code
+
+
+def _wait_for_configs() -> None:
+    pids = wait_until_written()
+    if pids:
+        print_to(sys.stderr, f'ding-store: total_config.py is still being written by process {pids[0]}\n')
 
 
 def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
@@ -310,10 +320,12 @@ def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
     script, roles, delays = Script.parse(command), parse_roles(options.roles), parse_delays(options.delay)
     cpu_roles = parse_cpu_roles(options.cpu_roles)
     config = _config(options)
+    os.environ[ENV_LAUNCHER] = str(os.getpid())
     logs = Path(options.logs or os.path.join('.ding_store', str(config.run), 'logs'))
     job = Job(script, roles, config, logs, delays, cpu_roles)
     print_to(sys.stderr, f'run {config.run!r}: {options.roles} of {shlex.join(command)}; logs in {logs}\n')
     result = job.run(sys.stderr)
+    _wait_for_configs()
     if options.json:
         Path(options.json).write_text(json.dumps({'reason': result.reason, **asdict(result.figures)}))
     if result.code == 0 or result.figures.env_step:  # a run that failed before its first step has nothing to show
@@ -327,7 +339,10 @@ def _join(options: argparse.Namespace, command: List[str]) -> int:
 
     if options.explain:
         _explain(command)
-    return join(_config(options), options.role, options.node_id, Script.parse(command), options.wait)
+    os.environ[ENV_LAUNCHER] = str(os.getpid())
+    code = join(_config(options), options.role, options.node_id, Script.parse(command), options.wait)
+    _wait_for_configs()
+    return code
 
 
 def _explain(command: List[str]) -> None:

@@ -1,5 +1,6 @@
 """Unmodified scripts: DI-engine's names are replaced by the store's, in this process and in those it spawns."""
 
+from ding_store.hook.configs import ENV_LAUNCHER, wait_until_written
 from ding_store.hook.install import ENV_EXPLAIN, ENV_HOOK, install, install_lazily
 
-__all__ = ['ENV_EXPLAIN', 'ENV_HOOK', 'install', 'install_lazily']
+__all__ = ['ENV_EXPLAIN', 'ENV_HOOK', 'ENV_LAUNCHER', 'install', 'install_lazily', 'wait_until_written']

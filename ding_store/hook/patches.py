@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import os
 import sys
-import traceback
-from pathlib import Path
 from typing import Any, Callable, Dict, List
 
 from ding_store.errors import ConfigError
+from ding_store.hook.configs import write_beside
 from ding_store.hook.install import ENV_EXPLAIN
 
 #: Name in DI-engine -> what stands there instead.
@@ -159,36 +156,9 @@ def _patch_config(module: Any) -> None:
     def save_config_py(config: Any, path: str) -> None:
         """Write the config as Python while the caller goes on: the learner would keep everybody waiting."""
         _note_use('ding.config.config.save_config_py')
-        sys.stdout.flush()
-        sys.stderr.flush()
-        child = os.fork()
-        if child:
-            os.waitpid(child, 0)
-            return
-        try:
-            if os.fork() == 0:  # nobody's child: the caller need not wait for it, ever
-                gc.freeze()  # what the parent left for the collector is its own: nng aborts who closes others' sockets
-                os.nice(19)  # a second of formatting, just when every role begins
-                _let_go()
-                save(config, path)
-        except BaseException:  # noqa: BLE001 - nobody is there to catch it; what is left is to say it
-            Path(f'{path}.error').write_text(traceback.format_exc())
-        finally:
-            os._exit(0)
+        write_beside(save, config, path)
 
     module.save_config_py = save_config_py
-
-
-def _let_go() -> None:
-    """Close what this process inherited: on a busy machine it may outlive the job, whose output somebody waits for."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for descriptor in range(3):
-        os.dup2(nothing, descriptor)
-    # Not up to the limit: it may be a thousand million, and Python 3.9 tries one by one.
-    for name in os.listdir('/proc/self/fd'):
-        if int(name) > 2:
-            with contextlib.suppress(OSError):  # the listing's own
-                os.close(int(name))
 
 
 def _patch_worker(module: Any) -> None:

@@ -69,8 +69,8 @@ class Script:
             )
         if not names_python and not _is_python(path):
             raise ConfigError(
-                f'cannot run roles with {words[0]!r}: {path} is no Python program. Put the Python command it starts '
-                f'after --, e.g. -- python -u main.py, or leave --roles out'
+                f'cannot run roles with {words[0]!r}: {path} is no Python program. Put the Python command that it '
+                f'starts after --, e.g. -- python -u main.py, or leave --roles out'
             )
         return cls(path, False, words[1:])
 
