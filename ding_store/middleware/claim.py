@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from pathlib import Path
@@ -141,8 +142,38 @@ def claim_role(store: Store, role: str, silent_s: float) -> None:
             continue  # another one was quicker
 
 
-def _claim(mine: str) -> Dict[str, Any]:
-    space, _, pid = mine.rpartition(' ')
+def claim_part(store: Store, part: str, what: str, advice: str) -> None:
+    """
+    Overview:
+        Take what one process of a run has alone: reading its experience as the learner, publishing a policy. Processes
+        that were started together are told apart by this; of other launches ``claim_run`` and ``claim_role`` judge.
+    Arguments:
+        - part (:obj:`str`): The claim's name.
+        - what (:obj:`str`), advice (:obj:`str`): For the error: what two processes do, and what to change.
+    Raises:
+        - ConfigError: Another process of this launch has it, and lives.
+    """
+    own = _claim(launch(), f'{pid_space()} {os.getpid()}')
+    while True:
+        held = store.get(f'part/{part}')
+        claim = held.header if held is not None else own
+        if claim['pid'] == own['pid'] and claim['pid_space'] == own['pid_space'] and held is not None:
+            return
+        if held is not None and claim['launch'] == own['launch'] and _is_here(claim):
+            raise ConfigError(
+                f'two processes {what} of run {store.run!r}: pid {claim["pid"]} and pid {own["pid"]} on '
+                f'{own["host"]}. {advice}'
+            )
+        try:
+            store.put(f'part/{part}', own, {}, held.version if held is not None else 0)
+            return
+        except VersionConflict:
+            continue  # another one was quicker
+
+
+def _claim(mine: str, process: Optional[str] = None) -> Dict[str, Any]:
+    """Of a launch, as its first process or the one that is given."""
+    space, _, pid = (process or mine).rpartition(' ')
     began = birth_of(int(pid))
     return {'launch': mine, 'pid_space': space, 'pid': int(pid), 'birth': began, 'host': socket.gethostname()}
 

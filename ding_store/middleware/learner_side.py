@@ -11,6 +11,7 @@ from ditk import logging
 
 from ding_store.errors import ConfigError, CorruptPayload, ServerFull
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter, narrowed_in, num_bytes
+from ding_store.middleware.claim import claim_part
 from ding_store.middleware.ending import CHECKPOINTS
 from ding_store.middleware.feed import Feed
 from ding_store.middleware.lead import PROGRESS
@@ -50,6 +51,12 @@ class LearnerSide(Side):
 
     def __init__(self, session: Session, skip_n_iter: int) -> None:
         super().__init__(session, skip_n_iter)
+        claim_part(
+            session.store,
+            LEARNER_READER,
+            'are the learner',
+            'Give one process of the script this role (task.add_role), and the others another',
+        )
         self._decoder = ChunkDecoder(session.config.allow_pickle)
         self._position = Position()
         self._taken: List[Entry] = []

@@ -10,6 +10,7 @@ from ding.framework import task
 from ditk import logging
 
 from ding_store.errors import ConfigError, PayloadLost, ServerFull
+from ding_store.middleware.claim import claim_part
 from ding_store.middleware.members import Members
 from ding_store.middleware.session import Session
 from ding_store.middleware.state import load_arrays, state_to_arrays
@@ -137,7 +138,7 @@ class WeightsSender(_Exchanger):
         self._period = period
         self._num_iterations = 0
         self._published_iter: Optional[int] = None
-        self._is_due = False
+        self._is_due = self._is_claimed = False
         self._pinned: Dict[str, torch.Tensor] = {}
         # Statistics are no weights: a running variance may be out of the range of half precision, or vanish in it.
         self._buffers = {buffer_name for buffer_name, _ in model.named_buffers(remove_duplicate=False)}
@@ -166,6 +167,7 @@ class WeightsSender(_Exchanger):
         self._session.store.count_from(self._value, self._session.policy_versions[self._name])
         try:
             with in_passing(self._session.store):
+                self._claim()
                 self.version = self._session.store.put(self._value, header, arrays)
                 self._published_iter, self._is_due = ctx.train_iter, False
                 self._session.set_policy_version(self._name, self.version)
@@ -173,6 +175,12 @@ class WeightsSender(_Exchanger):
                     self._say(ctx)
         except ServerFull as error:
             self._session.note_full(error)
+
+    def _claim(self) -> None:
+        if not self._is_claimed:
+            advice = 'Let one process send it, or name each policy (event_name, in ModelExchanger name)'
+            claim_part(self._session.store, self._value, f'publish the policy {self._name!r}', advice)
+            self._is_claimed = True
 
     def _say(self, ctx: Context) -> None:
         self._say_at = time.monotonic() + SAY_EVERY_S

@@ -595,3 +595,14 @@ def test_a_trainer_before_the_pusher_sees_no_batch_twice(tmp_path):
     with job(ding_store('run', *roles, '--', 'python', script, tmp_path), tmp_path) as run:
         assert run.wait() == 0, run.text
         balanced(run.text)
+
+
+@pytest.mark.parametrize(
+    ('exchanger', 'said'), [('context', 'are the learner'), ('model', "publish the policy 'main'")]
+)
+def test_two_processes_cannot_both_be_the_learner(tmp_path, exchanger, said):
+    script = PIPELINES / 'two_learners.py'
+    roles = ('--roles', 'learner=1,collector=2')
+    with job(ding_store('run', *roles, '--', 'python', script, exchanger), tmp_path) as run:
+        run.wait()
+        assert re.search(f"ConfigError: two processes {said} of run 'default': pid .* and pid ", run.text), run.text
