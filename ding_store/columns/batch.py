@@ -155,11 +155,11 @@ def _collator(node: Node, path: str, lead: Shape, in_tree: bool) -> Collate:
 
 
 def _leaf(node: Leaf, name: str, lead: Shape) -> Collate:
-    dtype, shape = node.storage, lead + node.shape
+    shape = lead + node.shape
     has_one, to_tensor = node.shape == (1,), _to_tensor(node)
 
     def collate(columns: Columns, n: int, index: Index, cat: bool) -> Any:
-        column = column_of(columns, name, dtype, shape)
+        column = column_of(columns, name, node, shape)
         if len(index) > 1:
             column = column[index]
         return to_tensor(column[..., 0] if has_one and cat else column)

@@ -10,15 +10,23 @@ import torch
 
 from ding_store.copying import MIN_BYTES, copy_past_caches
 
+from .infer import infer
 from .leaves import PLAIN_ARRAYS, TENSOR_DTYPES, Shape, as_array
+from .merge import wider
 from .nodes import Leaf
 
 #: Rows this large are copied one by one to where they belong; smaller ones are stacked first, which is faster.
 LARGE_ROW_BYTES = 16384
 
+_INT64 = np.iinfo(np.int64)
+
 
 class Misfit(Exception):
     """An element does not fit; who catches it finds out where."""
+
+
+class Inexact(Misfit):
+    """A number is not the same as a number of the kind that its column has."""
 
 
 class Column(NamedTuple):
@@ -42,7 +50,38 @@ def collector(leaf: Leaf) -> Collect:
     """The function that checks values against a leaf, and returns them as its column holds them; raises Misfit."""
     if leaf.kind == 'tensor':
         return _tensors(leaf)
-    return {'array': _arrays, 'scalar': _numpy_scalars}.get(leaf.kind, _python_scalars)(leaf)
+    collect = {'array': _arrays, 'scalar': _numpy_scalars}.get(leaf.kind, _python_scalars)(leaf)
+    if leaf.shape:
+        return collect
+
+    def collect_or_convert(values: Sequence[Any]) -> Values:
+        try:
+            return collect(values)
+        except Misfit:
+            return _converted(leaf, values)
+
+    return collect_or_convert
+
+
+def _converted(leaf: Leaf, values: Sequence[Any]) -> np.ndarray:
+    """Numbers of several kinds, all of which this one holds."""
+    made = np.empty(len(values), leaf.storage)
+    for place, value in enumerate(values):
+        if not _is_number(value) or (kind := infer(value)) != leaf and wider(leaf, kind) != leaf:
+            raise Misfit
+        number = value if isinstance(value, (bool, int, float)) else value.item()
+        made[place] = number
+        if made[place].item() != number and number == number:
+            raise Inexact(number)
+    return made
+
+
+def _is_number(value: Any) -> bool:
+    if type(value) in PLAIN_ARRAYS:
+        return value.shape == () and value.dtype.kind in 'biuf'
+    if type(value) is int:
+        return _INT64.min <= value <= _INT64.max
+    return type(value) in (bool, float) or (isinstance(value, np.generic) and value.dtype.kind in 'biuf')
 
 
 def _row_bytes(leaf: Leaf) -> int:

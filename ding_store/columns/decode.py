@@ -55,15 +55,25 @@ def joiner(node: Node, path: str = '', lead: Shape = (), tree: str = '') -> Join
     return _container(_maker(node, tree), joins, prod(lead))
 
 
-def column_of(columns: Columns, name: str, dtype: np.dtype, shape: Shape) -> np.ndarray:
-    """A column, checked; a copy of one that is read-only, as torch cannot keep anyone from writing to a tensor."""
-    column = columns.get(name)
+def column_of(columns: Columns, name: str, node: Leaf, shape: Shape) -> np.ndarray:
+    """
+    A column, checked; a copy of one that is read-only, as torch cannot keep anyone from writing to a tensor, or that is
+    of an older schema, of a narrower kind of number.
+    """
+    column, dtype = columns.get(name), node.storage
     if column is None:
         raise SchemaMismatch(f'column {name!r} is missing among {sorted(columns)}')
+    if column.dtype != dtype and may_widen(node, column.dtype) and column.shape[1:] == shape:
+        return column.astype(dtype)
     if column.dtype != dtype or column.shape[1:] != shape:
         found = f'{column.dtype} {column.shape[1:]}'
         raise SchemaMismatch(f'column {name!r}: expected {dtype} {shape} per row, got {found}')
     return column if column.flags.writeable else column.copy()
+
+
+def may_widen(node: Leaf, dtype: np.dtype) -> bool:
+    """Whether a column of this dtype may be of the same leaf, before another kind of number made it wider."""
+    return node.kind != 'tensor' and not node.shape and dtype.kind in 'iuf' and np.can_cast(dtype, node.storage, 'safe')
 
 
 def is_there(columns: Columns, names: Sequence[str]) -> bool:
@@ -71,11 +81,11 @@ def is_there(columns: Columns, names: Sequence[str]) -> bool:
 
 
 def _leaf(node: Leaf, name: str, lead: Shape) -> Join:
-    dtype, shape, num_steps = node.storage, lead + node.shape, prod(lead)
+    shape, num_steps = lead + node.shape, prod(lead)
     views = _views(node)
 
     def join(columns: Columns, n: int) -> Sequence[Any]:
-        column = column_of(columns, name, dtype, shape)
+        column = column_of(columns, name, node, shape)
         return views(column.reshape((n * num_steps,) + node.shape) if lead else column)
 
     return join

@@ -12,7 +12,9 @@ from typing import Any, Callable, List, Sequence
 import numpy as np
 from treevalue.tree.common import TreeStorage
 
-from .blocks import Block, Column, Misfit, Rows, collector
+from ding_store.errors import SchemaMismatch
+
+from .blocks import Block, Column, Inexact, Misfit, Rows, collector
 from .infer import MAPPING_TYPES, kind_of
 from .leaves import Shape
 from .nodes import (
@@ -61,7 +63,10 @@ def _leaf(node: Leaf, column: Column) -> Split:
     collect, none = collector(node), np.empty((0,) + node.shape, node.storage)
 
     def split(values: Sequence[Any], rows: Rows, blocks: List[Block]) -> None:
-        blocks.append((column, collect(values) if values else none, rows))
+        try:
+            blocks.append((column, collect(values) if values else none, rows))
+        except Inexact as e:
+            raise SchemaMismatch(f'leaf {column.name!r}: expected {node}, got {e}, which is none exactly') from None
 
     return split
 

@@ -53,8 +53,8 @@ def infer(value: Any, path: str = '', tree: str = '') -> Node:
     raise refusal(value, path, 'leave it out of the element, or turn it into an array')
 
 
-def merge_all(nodes: Iterable[Node]) -> Node:
-    return reduce(merge, nodes)
+def merge_all(nodes: Iterable[Node], widen: bool = True) -> Node:
+    return reduce(lambda one, other: merge(one, other, widen=widen), nodes)
 
 
 def refusal(value: Any, path: str, advice: str) -> NotColumnar:
@@ -104,7 +104,10 @@ def _items(value: Any) -> List[Tuple[Key, Any]]:
 def _sequence(value: Any, path: str) -> Node:
     if type(value) is list and len(value) >= 2:
         try:
-            return Unrolled(len(value), merge_all([infer(item, path) for item in value]))
+            items = [infer(item, path) for item in value]
+            # Numbers of a list keep their kinds, each in a place of its own; those of steps are one column.
+            widen = not any(isinstance(item, Leaf) for item in items)
+            return Unrolled(len(value), merge_all(items, widen))
         except NotColumnar:
             raise
         except SchemaMismatch:

@@ -2,39 +2,83 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Tuple
+from typing import Optional as Maybe
+
+import numpy as np
 
 from ding_store.errors import SchemaMismatch
 
 from .leaves import PYTHON_DTYPES
 from .nodes import Leaf, Mapping, Node, Nothing, Optional, Positional, Unrolled, child_path, leaf_names, place_path
 
+_MERGED = ' (a schema merged with that of the element would fit both)'
+
 
 class NotColumnar(SchemaMismatch):
     """An element holds something that is no array, scalar, None or known container, so columns cannot hold it."""
 
 
-def merge(one: Node, other: Node, path: str = '', strict: bool = False) -> Node:
+def merge(one: Node, other: Node, path: str = '', strict: bool = False, widen: bool = True) -> Node:
     """
     Overview:
-        The node that fits whatever fits one or the other: None beside anything makes it optional.
+        The node that fits whatever fits one or the other: None beside anything makes it optional, and of two kinds of
+        a number it is the wider one, see ``wider``.
     Arguments:
         - strict (:obj:`bool`): Refuse what ``one`` does not fit already.
+        - widen (:obj:`bool`): Whether numbers may be of two kinds.
     Raises:
         - SchemaMismatch: There is none; names the path, what ``one`` expects there and what ``other`` is.
     """
     if one == other:
         return one
     if isinstance(one, (Nothing, Optional)) or isinstance(other, (Nothing, Optional)):
-        return _merge_optional(one, other, path, strict)
+        return _merge_optional(one, other, path, strict, widen)
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return _merge_mappings(one, other, path, strict)
+        return _merge_mappings(one, other, path, strict, widen)
     if isinstance(one, Unrolled) and isinstance(other, Unrolled) and one.length == other.length:
-        return Unrolled(one.length, merge(one.item, other.item, path, strict))
+        return Unrolled(one.length, merge(one.item, other.item, path, strict, widen))
     one, other = _as_places(one, other), _as_places(other, one)
     if isinstance(one, Positional) and isinstance(other, Positional):
-        return _merge_places(one, other, path, strict)
-    raise mismatch(path, one, other)
+        return _merge_places(one, other, path, strict, widen)
+    made = wider(one, other) if widen else None
+    if made is None:
+        raise mismatch(path, one, other)
+    if strict and made != one:
+        raise mismatch(path, one, other, _MERGED)
+    return made
+
+
+def wider(one: Node, other: Node) -> Maybe[Leaf]:
+    """
+    Overview:
+        The kind that holds the numbers of two kinds without loss: Python's, of numpy's scalars, and of its arrays of no
+        dimension. Integers and floats become floats, dtypes the larger of both; Python's kind goes before numpy's.
+    Returns:
+        - leaf (:obj:`Optional[Leaf]`): None where there is none: for a bool beside a number, tensors, and arrays with
+          dimensions.
+    """
+    if not (isinstance(one, Leaf) and isinstance(other, Leaf)) or one.shape or other.shape:
+        return None
+    kinds, dtypes = (one.kind, other.kind), (one.storage, other.storage)
+    if 'tensor' in kinds:
+        return None
+    dtype = np.promote_types(*dtypes)
+    if not _are_alike(dtypes, dtype):
+        return None
+    if any(kind in PYTHON_DTYPES for kind in kinds):
+        kind = {'b': 'bool', 'i': 'int', 'f': 'float'}.get(dtype.kind, '')
+        is_held = bool(kind) and np.promote_types(dtype, PYTHON_DTYPES[kind]) == PYTHON_DTYPES[kind]
+        return Leaf(kind, PYTHON_DTYPES[kind], ()) if is_held else None
+    return Leaf('scalar' if 'scalar' in kinds else 'array', dtype.name, ())
+
+
+def _are_alike(dtypes: Tuple[np.dtype, np.dtype], promoted: np.dtype) -> bool:
+    kinds = dtypes[0].kind + dtypes[1].kind
+    if 'b' in kinds or 'c' in kinds:
+        return kinds[0] == kinds[1]
+    # The integers of 64 bits, with a sign and without one, have no common dtype of integers.
+    return 'f' in kinds or promoted.kind in 'iu'
 
 
 def mismatch(path: str, expected: Node, actual: Node, hint: str = '') -> SchemaMismatch:
@@ -48,27 +92,27 @@ def mismatch(path: str, expected: Node, actual: Node, hint: str = '') -> SchemaM
     return SchemaMismatch(f'{what}: expected {texts[0]}, got {texts[1]}{hint}')
 
 
-def _merge_optional(one: Node, other: Node, path: str, strict: bool) -> Node:
+def _merge_optional(one: Node, other: Node, path: str, strict: bool, widen: bool) -> Node:
     if strict and not isinstance(one, Optional):
-        raise mismatch(path, one, other, ' (a schema merged with that of the element would fit both)')
+        raise mismatch(path, one, other, _MERGED)
     held = [node.node if isinstance(node, Optional) else node for node in (one, other)]
     known = [node for node in held if not isinstance(node, Nothing)]
-    return Optional(known[0] if len(known) == 1 else merge(known[0], known[1], path, strict))
+    return Optional(known[0] if len(known) == 1 else merge(known[0], known[1], path, strict, widen))
 
 
-def _merge_mappings(one: Mapping, other: Mapping, path: str, strict: bool) -> Mapping:
+def _merge_mappings(one: Mapping, other: Mapping, path: str, strict: bool, widen: bool) -> Mapping:
     theirs = dict(other.items)
     if one.kind != other.kind or set(one.keys) != set(theirs):
         raise mismatch(path, one, other)
-    nodes = [(key, merge(node, theirs[key], child_path(path, key), strict)) for key, node in one.items]
+    nodes = [(key, merge(node, theirs[key], child_path(path, key), strict, widen)) for key, node in one.items]
     return Mapping(one.kind, tuple(nodes))
 
 
-def _merge_places(one: Positional, other: Positional, path: str, strict: bool) -> Positional:
+def _merge_places(one: Positional, other: Positional, path: str, strict: bool, widen: bool) -> Positional:
     if (one.kind, one.fields, len(one.items)) != (other.kind, other.fields, len(other.items)):
         raise mismatch(path, one, other)
     pairs = enumerate(zip(one.items, other.items))
-    nodes = [merge(mine, theirs, place_path(path, place), strict) for place, (mine, theirs) in pairs]
+    nodes = [merge(mine, theirs, place_path(path, place), strict, widen) for place, (mine, theirs) in pairs]
     return Positional(one.kind, tuple(nodes), one.fields)
 
 

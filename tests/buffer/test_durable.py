@@ -270,6 +270,7 @@ def test_a_load_that_fails_leaves_no_file_open(place: Any, tmp_path: Path, monke
     name, full = str(tmp_path / 'save'), os.strerror(errno.ENOSPC)
     buffer = filled(tmp_path / 'table', sampler=Prioritized())
     buffer.save_data(name)
+    buffer.load_data(name)  # From here on it has a record of where sequences end.
     before = num_descriptors(), sorted(os.listdir(tmp_path / 'table'))
 
     def fail(*arguments: Any, **named: Any) -> None:

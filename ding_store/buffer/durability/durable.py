@@ -48,7 +48,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, Callable, Dict, Iterable, List, Optional
 
@@ -179,6 +179,12 @@ class Home:
             self._records[name] = Record(_map(path, FILE_BYTES), path, self.is_open, generation, self.fsync)
             self._sync_names()
         return self._records[name]
+
+    def remove_record(self, name: str) -> None:
+        """Have no record of this name, if there is one."""
+        self._records.pop(name, None)
+        with suppress(FileNotFoundError):
+            os.unlink(self.file(f'{name}.record'))
 
     def sync_kept(self) -> None:
         """What samplers keep is on the disk."""

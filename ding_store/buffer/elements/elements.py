@@ -9,7 +9,7 @@ import numpy as np
 import treetensor.torch as ttorch
 
 from ding_store.buffer.arrays import Array
-from ding_store.buffer.elements.flat import complete, schema_of
+from ding_store.buffer.elements.flat import as_wide, complete, schema_of
 from ding_store.buffer.elements.layout import Layout
 from ding_store.buffer.elements.metas import Meta, MetaStore
 from ding_store.buffer.elements.objects import ObjectColumn
@@ -129,7 +129,7 @@ class Elements(Layout):
                     self.start(schema, candidates(schema.columns(), columns, narrowed))
                 else:
                     self._adapt(schema)
-            columns = complete(columns, self.table.specs)
+            columns = as_wide(complete(columns, self.table.specs), self.table.specs, schema)
             if meta is not None:
                 keep = self._with_meta(meta, len(next(iter(columns.values()), ())), keep)
             elif self.metas.is_used:

@@ -56,6 +56,24 @@ def complete(columns: Mapping[str, Array], specs: Mapping[str, ColumnSpec]) -> M
     return {**columns, **made}
 
 
+def as_wide(columns: Mapping[str, Array], specs: Mapping[str, ColumnSpec], schema: Schema) -> Mapping[str, Array]:
+    """
+    Overview:
+        Columns of a schema whose numbers are of narrower kinds, as the table has them.
+    Raises:
+        - SchemaMismatch: A number would change.
+    """
+    made = {}
+    for name, (dtype, _) in schema.columns().items():
+        wanted = specs.get(name, (dtype,))[0]
+        if wanted == dtype or name not in columns or columns[name].dtype != dtype:
+            continue
+        made[name] = columns[name].astype(wanted)
+        if dtype.kind in 'iu' and not np.array_equal(made[name].astype(dtype), columns[name]):
+            raise SchemaMismatch(f'column {name!r}: it has integers that are no {wanted} exactly')
+    return {**columns, **made} if made else columns
+
+
 def fill_values(added: Mapping[str, ColumnSpec], known: Mapping[str, Any]) -> Dict[str, int]:
     """Presence columns that are new are 1 for older rows where the leaves below them were there already."""
     presence = [name for name in added if name.endswith(PRESENCE)]

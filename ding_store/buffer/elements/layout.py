@@ -126,6 +126,7 @@ class Layout(BesideColumns):
         except BaseException:
             regions.discard()
             self._give_back()
+            self.sequences.breaks.take_back()
             raise
         former = self.objects
 
@@ -148,6 +149,7 @@ class Layout(BesideColumns):
             self.table.replace(regions, info, narrow, rows, next_row, records, cleared, replaced)
         except BaseException:
             self._give_back()
+            self.sequences.breaks.take_back()
             raise
         if former is not None and not is_packed:
             former.remove()
@@ -199,18 +201,28 @@ class Layout(BesideColumns):
         """Make the columns hold elements of this schema, too."""
         assert self.schema is not None
         merged = self.schema.merge(schema)
-        known = self.table.specs
-        added = {name: spec for name, spec in merged.columns().items() if name not in known}
+        known, specs = self.table.specs, merged.columns()
+        added = {name: spec for name, spec in specs.items() if name not in known}
+        wider = {name: spec for name, spec in specs.items() if known.get(name, spec) != spec}
+        for name, (dtype, _) in wider.items():
+            self._check_wider(name, dtype)
+        info = merged.to_json()
 
         def adapted() -> None:
             self._outputs = self._new_outputs(merged)
             # Only now: readers look at the schema after they have copied, and an older one reads older rows well.
             self._schema = merged
 
-        if added:
-            self.table.add_columns(added, fill_values(added, known), merged.to_json(), adapted)
+        if added or wider or (self.table.home is not None and self.table.info != info):
+            self.table.add_columns(added, fill_values(added, known), info, adapted, wider)
         else:
             finish(adapted)
+
+    def _check_wider(self, name: str, dtype: np.dtype) -> None:
+        with self.table.index.lock:
+            values = self.table.columns[name][self.table.index.live_slots]
+        if values.dtype.kind in 'iu' and not np.array_equal(values.astype(dtype).astype(values.dtype), values):
+            raise SchemaMismatch(f'leaf {name!r}: it has integers before this one that are no {dtype} exactly')
 
     def _move_to_objects(self) -> None:
         with self.table.index.lock:

@@ -297,10 +297,12 @@ class RateLimiter:
         self._begin_counting()
 
     def _is_possible(self) -> bool:
+        if self.samples_per_insert is None:
+            return True  # Nothing waits for a count.
         size = self._size()
         if self.num_inserts < size:
             return False  # Rows came uncounted: with a file, or before there was a limiter.
-        if self.samples_per_insert is None or size < self.min_size_to_sample:
+        if size < self.min_size_to_sample:
             return True
         most = (max(0, self.max_sample - self.min_size_to_sample) + self.max_insert - 1) * self.samples_per_insert
         return -self.error_buffer - _ROUNDING <= self._difference() <= max(self.error_buffer, most) + _ROUNDING

@@ -28,7 +28,7 @@ class Breaks:
     """
 
     def __init__(self, home: Optional[Home]) -> None:
-        self._home = home
+        self._home, self._is_new = home, False
         self._rows, self._begin = np.empty(0, np.int64), np.empty(0, bool)
         if home is not None and os.path.exists(home.file('breaks.record')):
             found = home.record('breaks', of_rows=False).value or {}
@@ -72,8 +72,14 @@ class Breaks:
             - NotEnoughSpace: The disk is full.
         """
         if self._home is not None:
+            self._is_new = not os.path.exists(self._home.file('breaks.record'))
             generation = self._home.generation
             self._put({str(generation): self.list(), str(generation + 1): list(breaks)})
+
+    def take_back(self) -> None:
+        """The rows were not replaced: nothing of ``prepare`` is left."""
+        if self._home is not None and self._is_new:
+            self._home.remove_record('breaks')
 
     def replace(self, breaks: Sequence[Break]) -> None:
         """All rows were replaced, and these are their breaks."""

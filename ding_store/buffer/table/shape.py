@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from typing import Any, Callable, Collection, FrozenSet, Iterable, List, Mapping, Optional, Tuple
 
 import numpy as np
@@ -20,6 +21,10 @@ logger = logging.getLogger(__name__)
 
 #: (slots whose rows have to move, where they will live) -> what is called when they do.
 Moving = Callable[[Array, Array], Callable[[], None]]
+
+
+def _copy(values: Array, out: Array) -> None:
+    out[...] = values
 
 
 class TableShape(TableBase):
@@ -68,17 +73,20 @@ class TableShape(TableBase):
         fill: Optional[Mapping[str, Any]] = None,
         info: Any = None,
         added: Callable[[], None] = lambda: None,
+        wider: Optional[Mapping[str, ColumnSpec]] = None,
     ) -> None:
         """
         Overview:
             Widen the schema. Rows that are there get ``fill[name]``, or zeros.
         Arguments:
             - added (:obj:`Callable`): Called when the columns are there; again if an exception interrupts it.
+            - wider (:obj:`Optional[Mapping]`): Columns that the table has -> dtypes that hold all their values, which
+              they have from now on. Readers find these and what ``added`` changes at once, or wait.
         Raises:
             - ConfigError: The table has a column of this name.
             - NotEnoughSpace: There is no room for it; nothing changed.
         """
-        specs = checked_specs(columns)
+        specs, wider_specs = checked_specs(columns), checked_specs(wider or {})
         with self.write_lock:
             self.check_open()
             doubled = sorted(set(specs) & set(self.columns))
@@ -91,8 +99,16 @@ class TableShape(TableBase):
                 self._regions.add(missing, self._num_used)
                 for name, value in (fill or {}).items():
                     self.columns[name][: self._num_used] = value
-                self._describe(info)
-                added()
+                narrow = {name: spec for name, spec in wider_specs.items() if self.specs[name] != spec}
+                replaces = [self._regions.replacing(name, spec, _copy, self._num_used) for name, spec in narrow.items()]
+                with self.index.lock if wider_specs else nullcontext():
+                    if replaces:
+                        # Readers that have an old column do it again.
+                        self._num_updates += 1
+                    for replace in replaces:
+                        replace()
+                    self._describe(info)
+                    added()
                 done[:] = [True]
 
             try:
