@@ -17,8 +17,8 @@ _CHECKSUM = struct.Struct('<I')
 #: One record per page, so that a torn page costs one of them.
 _PAGE = 4096
 NOTE_BYTES = 256 << 10
-#: A note that is no larger is in the page of its record, too, so that no power cut parts them.
-_BESIDE_BYTES = _PAGE - _RECORD.size - _CHECKSUM.size
+#: A note that is no larger is in the second half of its record's page, too, so that no power cut parts them.
+_BESIDE, _BESIDE_BYTES = 2112, _PAGE - 2112
 FILE_BYTES = 2 * (_PAGE + NOTE_BYTES)
 
 
@@ -139,7 +139,7 @@ def _read(region: mmap.mmap, half: int) -> Optional[Committed]:
     sequence, next_row, note_bytes, note_checksum = _RECORD.unpack(packed)
     if zlib.crc32(packed) != checksum or sequence % 2 != half or note_bytes > NOTE_BYTES:
         return None
-    for place in (start + _PAGE - _BESIDE_BYTES, start + _PAGE):
+    for place in (start + _BESIDE, start + _PAGE):
         note = region[place : place + note_bytes]
         if zlib.crc32(note) == note_checksum:
             return Committed(sequence, next_row, note)
@@ -153,6 +153,6 @@ def _write(region: mmap.mmap, committed: Committed) -> None:
         # Whether it is whole is in the record: until that is written, the other half counts.
         region[start + _PAGE : start + _PAGE + len(note)] = note
         if len(note) <= _BESIDE_BYTES:
-            region[start + _PAGE - _BESIDE_BYTES : start + _PAGE - _BESIDE_BYTES + len(note)] = note
+            region[start + _BESIDE : start + _BESIDE + len(note)] = note
     packed = _RECORD.pack(committed.sequence, committed.next_row, len(note), zlib.crc32(note))
     region[start : start + _RECORD.size + _CHECKSUM.size] = packed + _CHECKSUM.pack(zlib.crc32(packed))

@@ -40,7 +40,8 @@ beyond the next row or before the first that counts (freed).
 Rows that had to leave for a push that was killed are gone: the oldest, and as many as were pushed.
 
 A kill loses nothing that was stored, as the pages are the kernel's. A power cut may, and in any order; with
-``fsync=True`` every step above is on the disk before the next one begins.
+``fsync=True`` every step above is on the disk before the next one begins; what samplers keep is there with the next
+push. ``tests/disk.py`` is a model of a disk that loses its power.
 """
 
 from __future__ import annotations
