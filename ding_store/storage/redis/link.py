@@ -83,8 +83,9 @@ class Link:
         self._opener: Optional[threading.Thread] = None
         self._closed = threading.Event()
         self._is_over = False
-        self._stuck: Dict[str, Set[str]] = {}  # code of a reply that passes -> calls that got it: one warning for all
-        self._away_since: Optional[float] = None  # when the first try failed of those since the last one that did not
+        #: Code of a reply that passes -> since when it comes, and which calls got it: one warning for all.
+        self._stuck: Dict[str, Tuple[float, Set[str]]] = {}
+        self._away_since = 0.0  # when the first try failed of those since the last one that did not; 0: none has
         self._waiting: Dict[int, redis.RedisError] = {}  # threads that try a call again and again -> why
 
     @property
@@ -118,30 +119,29 @@ class Link:
         while True:
             session, tried_at = self._session, time.monotonic()
             try:
-                session = session or self._open(deadline or self._deadline(began, patience_s))
+                session = session or self._open(deadline or self._deadline(max(began, self._away_since), patience_s))
                 self._check_open()
                 result = command(session)
                 self._note_success(what)
                 return result
             except redis.RedisError as e:
-                meaning = meaning_of(e)
-                if not meaning.answer.is_transient:
+                answer = meaning_of(e).answer
+                if not answer.is_transient:
                     refusal = self._refused(what, e)
                     refusal.was_lost, refusal.has_no_effect = is_lost, not is_lost and is_unrun(e)
                     raise refusal from e
-                if meaning.answer is Answer.RECONNECT:
+                if answer is Answer.RECONNECT:
                     self._drop(session, e)
                     is_lost = True
+                    # A server that hangs was away from when it was asked; a call that waited for news was not.
+                    since = self._note_away(tried_at if isinstance(e, redis.TimeoutError) else time.monotonic())
                 else:
-                    self._note_stuck(what, e)
+                    since = self._note_stuck(what, e)
                 error = e
             if self.is_hasty:
                 raise self._away(what, error) from error
             self._waiting[threading.get_ident()] = error
-            if self._away_since is None:
-                # A server that hangs was away from when it was asked; a call that waited for news was not.
-                self._away_since = tried_at if isinstance(error, redis.TimeoutError) else time.monotonic()
-            deadline = deadline or self._deadline(began, patience_s)
+            deadline = deadline or self._deadline(max(began, since), patience_s)
             if time.monotonic() >= deadline:
                 raise self._unavailable(what, error) from error
             # Spread out: all processes of a run lose their server at the same moment.
@@ -161,9 +161,9 @@ class Link:
         finally:
             self._haste.began = was
 
-    def _deadline(self, began: float, patience_s: float) -> float:
-        """Of a wait for the server: it counts from when it was away, and somebody waited for it."""
-        return min(max(began, self._away_since or began) + patience_s, self._left_at())
+    def _deadline(self, since: float, patience_s: float) -> float:
+        """Of a wait for the server, which counts from when it was away and this thread waited."""
+        return min(since + patience_s, self._left_at())
 
     def _left_at(self) -> float:
         """When who leaves waits no more, whatever for: his time begins with the first wait."""
@@ -343,16 +343,23 @@ class Link:
         session.close()
 
     def _note_success(self, what: str) -> None:
-        self._away_since = None
+        self._away_since = 0.0
         if self._stuck:
-            for code in [code for code, calls in list(self._stuck.items()) if what in calls]:
+            for code in [code for code, (_, calls) in list(self._stuck.items()) if what in calls]:
                 self._stuck.pop(code, None)
 
-    def _note_stuck(self, what: str, error: redis.RedisError) -> None:
-        calls = self._stuck.setdefault(code_of(error), set())
+    def _note_away(self, since: float) -> float:
+        """Returns since when it is."""
+        self._away_since = since = self._away_since or since
+        return since
+
+    def _note_stuck(self, what: str, error: redis.RedisError) -> float:
+        """Returns since when this reply comes."""
+        since, calls = self._stuck.setdefault(code_of(error), (time.monotonic(), set()))
         if not calls:
             logger.warning('%s; it is waited for', self._explained(what, error))
         calls.add(what)
+        return since
 
     def _explained(self, what: str, error: redis.RedisError) -> str:
         meaning = meaning_of(error)
