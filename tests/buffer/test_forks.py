@@ -285,7 +285,7 @@ SAMPLERS = {
 @pytest.mark.parametrize('sampler', SAMPLERS)
 @pytest.mark.parametrize('name', ['memory', 'path'])
 def test_forks_while_threads_push(
-    name: str, sampler: str, tmp_path: Path, num_forks: int = int(os.environ.get('DING_STORE_FORKS', '20'))
+    name: str, sampler: str, tmp_path: Path, num_forks: int = int(os.environ.get('DING_STORE_FORKS', '8'))
 ) -> None:
     kind = Kind(name, tmp_path)
     make, options = SAMPLERS[sampler]

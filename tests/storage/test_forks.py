@@ -13,7 +13,7 @@ from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.testing import WAIT_S, chunk, number_of
 
 #: As they are chosen for a test; scripts try hundreds.
-NUM_FORKS = int(os.environ.get('DING_STORE_FORKS', '12'))
+NUM_FORKS = int(os.environ.get('DING_STORE_FORKS', '8'))
 #: Of a child, from this number on.
 CHILDREN = 1_000_000
 
