@@ -204,11 +204,11 @@ class Table(TableReads, TableShape):
                     self.num_changes[name] += 1
                 self.columns[name][slots] = values
 
+        self.check_open()
         if self.home is None:
             finish(write)
             return
         home, record = self.home, [redo.encode(rows, columns)]
-        home.check_open()
         home.redo.reserve(record)
 
         def write_on_record() -> None:
