@@ -120,12 +120,18 @@ class ServedPriorities(PriorityExperienceReplay):
             if ignore:
                 return []
             raise
-        if self.IS_weight:
-            for item, weight in zip(items, weights.tolist()):
-                # Of this sample alone: written past the row's own meta, which would keep it.
+        for item, weight in zip(items, weights.tolist()):
+            # Of this sample alone: written past the row's own meta, which would keep it.
+            dict.__setitem__(item.meta, 'priority_idx', int(item.index))
+            if self.IS_weight:
                 dict.__setitem__(item.meta, 'priority_IS', weight)
                 item.data['priority_IS'] = torch.tensor([weight], dtype=torch.float32)
         return items if lengths is None else split(items, lengths)
+
+    @property
+    def buffer_idx(self) -> Dict[int, str]:
+        """The index of every element, by its ``priority_idx``."""
+        return {row: str(row) for row in self.buffer.table.rows_by_age().tolist()}
 
     def _draw(self, index: RowIndex, size: int, limits: Optional[slice]) -> Tuple[Array, Array]:
         """Rows ``(size,)`` and their weights."""
@@ -166,6 +172,9 @@ class ServedPriorities(PriorityExperienceReplay):
         values = None
         if meta is not None and 'priority' in meta:
             values = self.sampler.check([float(meta['priority'])], 1) + _EPSILON
+        if data is not None and self.IS_weight and self.buffer.schema is not None and 'priority_IS' in data:
+            # Of the sample that it comes from, where the buffer's elements have none.
+            data = {key: value for key, value in data.items() if key != 'priority_IS'}
         found: bool = chain(index, data, meta, *args, **kwargs)
         if values is not None:
             self.sampler.update(np.array([int(index)]), values)

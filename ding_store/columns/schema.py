@@ -245,6 +245,10 @@ class Schema:
         try:
             self._split(elements, None, blocks)
         except Misfit:
+            is_misfit = True
+        else:
+            is_misfit = False
+        if is_misfit:  # Here, so that the error has no other one behind it.
             self._refuse(elements)
         return blocks
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Callable, Collection, Dict, Generator, List, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Collection, Dict, Generator, List, Mapping, Optional, Tuple, Union
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from ding.framework.middleware.functional import reward_estimator, trainer
 from ding.framework.middleware.functional.data_processor import data_pusher as stock_pusher
 from ding.framework.middleware.functional.data_processor import offpolicy_data_fetcher as stock_fetcher
 from ditk import logging
+from treevalue import TreeValue
 
 from ding_store.buffer.lasting import leave_out_of_collections, take_back_into_collections
 from ding_store.buffer.sampling.samplers import PrioritySampler
@@ -91,7 +92,7 @@ def data_pusher(
     def push(ctx: OnlineRLContext) -> None:
         note, elements = replay.take_note(), ctx.trajectories or []
         priority = None
-        if elements and 'priority' in elements[0] and gives_priorities and not group_by_env:
+        if elements and gives_priorities and not group_by_env and _has_key(elements[0], 'priority'):
             priority = [float(element['priority']) for element in elements]
         is_nothing = ctx.trajectories is None and ctx.episodes is None
         if note is None and (is_nothing or not isinstance(buffer_, StoreBuffer)):
@@ -122,6 +123,11 @@ def data_pusher(
     setattr(push, PUSH_COLUMNS, push_columns)
     setattr(push, REPLAY, replay)
     return push
+
+
+def _has_key(element: Any, key: str) -> bool:
+    """Whether an element, which need not be a mapping, has this key."""
+    return isinstance(element, (Mapping, TreeValue)) and key in element
 
 
 def _priorities_in(columns: Any, narrowed: Collection[str]) -> Optional[np.ndarray]:

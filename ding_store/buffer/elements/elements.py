@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import suppress
 from typing import Any, Callable, Collection, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -289,7 +290,7 @@ class Elements(Layout):
             except SchemaMismatch:
                 if self.objects is not None and len(self.table):
                     raise
-                self._make_fit(elements)
+            self._make_fit(elements)
             return self._put(elements, metas, note, keep)
 
     def _put(
@@ -362,9 +363,9 @@ class Elements(Layout):
     def _replace(self, rows: Array, slots: Array, element: Any) -> None:
         columns: Optional[Columns] = None
         if self.schema is not None:
-            try:
+            with suppress(SchemaMismatch):
                 columns = self.schema.encode([element])
-            except SchemaMismatch:
+            if columns is None:
                 self._make_fit([element])
         if self.objects is not None:
             self.objects.update(rows, slots, element)

@@ -31,11 +31,13 @@ def check_may_differ(schema: Optional[Schema], elements: Sequence[Any], reason: 
         try:
             other = Schema.infer([element])
             schema = other if schema is None else schema.merge(other)
+            continue
         except SchemaMismatch as e:
-            if schema is None:
-                return None  # An object, and all that come after it.
-            _check_is_list_beside(schema, element, e)
-            return None if isinstance(e, NotColumnar) else _difference(schema, other)
+            mismatch = e
+        if schema is None:
+            return None  # An object, and all that come after it.
+        _check_is_list_beside(schema, element, mismatch)
+        return None if isinstance(mismatch, NotColumnar) else _difference(schema, other)
     raise reason
 
 

@@ -253,8 +253,8 @@ def check_sample_arguments(
     Raises:
         - TypeError: Not ValueError or AssertionError, which DI-engine's fetcher takes for a shortage.
     """
-    if indices is not None:
-        indices = list(indices)
+    # False, too: middleware written for DequeBuffer passes its ``replace`` on in this place.
+    indices = None if indices is None or indices is False else list(indices)
     if size is not None:
         size = integer('size', size, 0, TypeError)
     if not size and not indices:
