@@ -25,7 +25,7 @@ from ding_store.config import (
     parse_settings,
 )
 from ding_store.errors import ConfigError, StoreError
-from ding_store.hook import ENV_EXPLAIN, ENV_HOOK, ENV_LAUNCHER, wait_until_written
+from ding_store.hook import ENV_EXPLAIN, ENV_HOOK, ENV_LAUNCHER, uses, wait_until_written
 from ding_store.launch.output import discard, print_to, printable
 
 
@@ -300,7 +300,9 @@ def _run(options: argparse.Namespace, command: List[str]) -> int:
     os.environ[ENV_LAUNCHER] = str(os.getpid())
     os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, [SITE, os.environ.get('PYTHONPATH')]))
     os.environ[ENV_HOOK] = '1'
-    code = run_command(command)
+    with uses() as used:
+        code = run_command(command)
+        print_to(sys.stderr, used.summary())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM])  # run_command has waited for them
     _wait_for_configs()
     return code
@@ -324,7 +326,9 @@ def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
     logs = Path(options.logs or os.path.join('.ding_store', str(config.run), 'logs'))
     job = Job(script, roles, config, logs, delays, cpu_roles)
     print_to(sys.stderr, f'run {config.run!r}: {options.roles} of {shlex.join(command)}; logs in {logs}\n')
-    result = job.run(sys.stderr)
+    with uses() as used:
+        result = job.run(sys.stderr)
+        print_to(sys.stderr, used.summary())
     _wait_for_configs()
     if options.json:
         Path(options.json).write_text(json.dumps({'reason': result.reason, **asdict(result.figures)}))

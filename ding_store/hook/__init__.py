@@ -2,5 +2,6 @@
 
 from ding_store.hook.configs import ENV_LAUNCHER, wait_until_written
 from ding_store.hook.install import ENV_EXPLAIN, ENV_HOOK, install, install_lazily
+from ding_store.hook.uses import uses
 
-__all__ = ['ENV_EXPLAIN', 'ENV_HOOK', 'ENV_LAUNCHER', 'install', 'install_lazily', 'wait_until_written']
+__all__ = ['ENV_EXPLAIN', 'ENV_HOOK', 'ENV_LAUNCHER', 'install', 'install_lazily', 'uses', 'wait_until_written']

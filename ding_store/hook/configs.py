@@ -85,7 +85,7 @@ def _is_dead(pid: str) -> bool:
 
 
 def _let_go() -> None:
-    """Close what this process inherited: on a busy machine it may outlive the script, whose output others wait for."""
+    """Close what this process inherited: it may outlive the script, and others wait for the end of its output."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(nothing, descriptor)

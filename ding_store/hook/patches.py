@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from types import ModuleType
 from typing import Any, Callable, Dict, List
 
 from ding_store.errors import ConfigError
 from ding_store.hook.configs import write_beside
 from ding_store.hook.install import ENV_EXPLAIN
+from ding_store.hook.uses import EXCHANGE, REPLAY, WEIGHTS, note
+from ding_store.middleware.stock import STOCK
 
 #: Name in DI-engine -> what stands there instead.
 REPLACED: Dict[str, str] = {
@@ -24,16 +27,35 @@ REPLACED: Dict[str, str] = {
     'ding.framework.middleware.CkptSaver': 'the same, and with --checkpoint ding_store.middleware.checkpoint beside it',
     'ding.config.config.save_config_py': 'the same, in a process of its own (formatting a config takes seconds)',
     'ding.worker.create_buffer': "the buffer of type 'store', for types deque, naive, advanced, episode and sequence",
+    'ding.worker.AdvancedReplayBuffer': "the buffer of type 'store'",
+    'ding.worker.NaiveReplayBuffer': "the buffer of type 'store'",
+    'ding.worker.EpisodeReplayBuffer': "the buffer of type 'store'",
+    'ding.worker.SequenceReplayBuffer': "the buffer of type 'store'",
 }
 #: What also moves experience or weights in DI-engine, and stays as it is.
 LEFT_ALONE: Dict[str, str] = {
     'ding.framework.middleware.HERLearner': 'samples the buffer it is given',
     'ding.framework.middleware.sqil_data_pusher': 'pushes into the buffer it is given',
     'ding.framework.middleware.OfflineMemoryDataFetcher': 'reads a dataset, not a replay',
-    'ding.data.buffer.deque_buffer.DequeBuffer': 'imported from its own module, and subclasses of it',
+    "subclasses of DI-engine's buffers and exchangers": 'they are what their script makes of them',
     'ding.worker.create_buffer (elastic, ...)': 'buffers of other types',
+    'ding.worker.coordinator.Coordinator': 'ding -m parallel and dist: experience and weights go through files',
 }
 CONFIG_TYPES = ('deque', 'naive', 'advanced', 'episode', 'sequence')
+#: Buffers of the config pipeline that scripts make by name, and their types.
+CONFIG_BUFFERS = {
+    'AdvancedReplayBuffer': 'advanced',
+    'NaiveReplayBuffer': 'naive',
+    'EpisodeReplayBuffer': 'episode',
+    'SequenceReplayBuffer': 'sequence',
+}
+#: What a part is for, of those that are named at the end of a command.
+KIND_OF = {
+    'DequeBuffer': REPLAY,
+    'ContextExchanger': EXCHANGE,
+    'ModelExchanger': WEIGHTS,
+    'PeriodicalModelExchanger': WEIGHTS,
+}
 
 _used: set = set()
 _done: set = set()
@@ -97,7 +119,7 @@ def _patch_pipeline(kind: Any) -> None:
     kind.__init__ = __init__
 
 
-def _standing_in(name: str, stock: Any, part: str, ours: Callable[[], tuple] = lambda: ()) -> Any:
+def _standing_in(name: str, stock: Any, make_ours: Callable, ours: Callable[[], tuple] = lambda: ()) -> Any:
     """
     What stands in for ``stock``, a class or a function of DI-engine: calling it makes the store's part. That of a class
     can be subclassed (a user's own subclass is DI-engine's, as before), and knows both kinds of instances.
@@ -105,10 +127,16 @@ def _standing_in(name: str, stock: Any, part: str, ours: Callable[[], tuple] = l
 
     def make(*args: Any, **kwargs: Any) -> Any:
         _note_use(name)
-        return getattr(parts(), part)(*args, **kwargs)
+        made = make_ours(*args, **kwargs)
+        kind = KIND_OF.get(stock.__name__)
+        if kind is not None and type(made).__name__ != 'VoidMiddleware':
+            note(kind)
+        return made
 
     if not isinstance(stock, type):
-        return functools.wraps(stock)(make)
+        stand_in_for = functools.wraps(stock)(make)
+        setattr(stand_in_for, STOCK, stock)
+        return stand_in_for
 
     class Kind(type(stock)):  # type: ignore[misc]
         def __instancecheck__(cls, instance: Any) -> bool:
@@ -120,7 +148,7 @@ def _standing_in(name: str, stock: Any, part: str, ours: Callable[[], tuple] = l
             return make(*args, **kwargs)
         return stock.__new__(cls, *args, **kwargs) if stock.__new__ is not object.__new__ else object.__new__(cls)
 
-    namespace = {'__new__': new, '__doc__': stock.__doc__, '__module__': stock.__module__}
+    namespace = {'__new__': new, '__doc__': stock.__doc__, '__module__': stock.__module__, STOCK: stock}
     stand_in: Any = Kind(stock.__name__, (stock,), namespace)
     return stand_in  # noqa: RET504 - the closures above need its name
 
@@ -131,10 +159,53 @@ def _patch_middleware(module: Any) -> None:
     _patch_pipeline(Pipeline)
     functional = sys.modules['ding.framework.middleware.functional']
     for part in MIDDLEWARE:
-        stand_in = _standing_in(f'ding.framework.middleware.{part}', getattr(module, part), part)
+        stock = getattr(module, part)
+        stand_in = _standing_in(f'ding.framework.middleware.{part}', stock, _maker_of(part))
+        if part in KIND_OF:
+            _note_instances(stock, KIND_OF[part])
         for where in (module, functional):
             if hasattr(where, part):
                 setattr(where, part, stand_in)
+        _export(sys.modules[stock.__module__], part, stand_in)
+
+
+class _Exported:
+    """A name of a module, for those who import it."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __get__(self, module: Any, kind: Any = None) -> Any:
+        return self._value
+
+    def __set__(self, module: Any, value: Any) -> None:
+        self._value = value
+
+
+def _export(module: Any, name: str, value: Any) -> None:
+    """
+    Let a module give ``value`` to those who import ``name``. Its own functions still find what they define: classes of
+    DI-engine name themselves in ``super(ContextExchanger, cls)``.
+    """
+    if type(module) is ModuleType:
+        module.__class__ = type('PatchedModule', (ModuleType,), {})
+    setattr(type(module), name, _Exported(value))
+
+
+def _maker_of(part: str) -> Callable:
+    return lambda *args, **kwargs: getattr(parts(), part)(*args, **kwargs)
+
+
+def _note_instances(stock: type, kind: str) -> None:
+    """Whoever makes an instance of DI-engine's class has it without the store: by a subclass, or a registry."""
+    init = stock.__init__
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        note(kind, f'{type(self).__module__}.{type(self).__qualname__}')
+
+    stock.__init__ = __init__  # type: ignore[misc]
 
 
 def _patch_buffer(module: Any) -> None:
@@ -143,7 +214,9 @@ def _patch_buffer(module: Any) -> None:
 
         return (StoreBuffer,)
 
-    stand_in = _standing_in('ding.data.DequeBuffer', module.DequeBuffer, 'DequeBuffer', ours)
+    stand_in = _standing_in('ding.data.DequeBuffer', module.DequeBuffer, _maker_of('DequeBuffer'), ours)
+    _note_instances(module.DequeBuffer, REPLAY)
+    _export(sys.modules[module.DequeBuffer.__module__], 'DequeBuffer', stand_in)
     for name in ('ding.data.buffer', 'ding.data'):
         if name in sys.modules:
             vars(sys.modules[name])['DequeBuffer'] = stand_in
@@ -164,21 +237,57 @@ def _patch_config(module: Any) -> None:
 def _patch_worker(module: Any) -> None:
     from easydict import EasyDict
 
-    from ding_store.config import ENV_CHECKPOINT, NOT_SERIAL
+    from ding_store.config import as_store
 
     stock = module.create_buffer
+    base_buffer = sys.modules['ding.worker.replay_buffer.base_buffer']
 
     @functools.wraps(stock)
     def create_buffer(cfg: Any, *args: Any, **kwargs: Any) -> Any:
-        if os.environ.get(ENV_CHECKPOINT):
-            raise ConfigError(f'--checkpoint {NOT_SERIAL}')
+        _refuse_checkpoint()
         if cfg.type not in CONFIG_TYPES:
             return stock(cfg, *args, **kwargs)
         _note_use('ding.worker.create_buffer')
-        from ding_store.config import as_store
-
+        note(REPLAY)
         return stock(EasyDict(as_store(cfg)), *args, **kwargs)
 
-    for name in ('ding.worker', 'ding.worker.replay_buffer', 'ding.worker.replay_buffer.base_buffer'):
-        if name in sys.modules:
-            vars(sys.modules[name])['create_buffer'] = create_buffer
+    buffers = sys.modules['ding.worker.replay_buffer']
+    for where in (module, buffers, base_buffer):
+        vars(where)['create_buffer'] = create_buffer
+    for name, type_ in CONFIG_BUFFERS.items():
+        _patch_config_buffer(name, type_, (module, buffers))
+    coordinator = sys.modules['ding.worker.coordinator.coordinator']
+    for kind in (EXCHANGE, WEIGHTS):
+        _note_instances(coordinator.Coordinator, kind)
+
+
+def _patch_config_buffer(name: str, type_: str, packages: tuple) -> None:
+    """A buffer that scripts make by its name, with the compiled config of its own type."""
+    from easydict import EasyDict
+
+    from ding_store.config import as_store
+
+    stock = getattr(packages[0], name)
+
+    def ours() -> tuple:
+        from ding_store.buffer import StoreBufferWrapper
+
+        return (StoreBufferWrapper,)
+
+    def make(cfg: Any, *args: Any, **kwargs: Any) -> Any:
+        _refuse_checkpoint()
+        note(REPLAY)
+        return ours()[0](EasyDict(as_store({**cfg, 'type': type_})), *args, **kwargs)
+
+    stand_in = _standing_in(f'ding.worker.{name}', stock, make, ours)
+    _note_instances(stock, REPLAY)
+    for where in packages:
+        vars(where)[name] = stand_in
+    _export(sys.modules[stock.__module__], name, stand_in)
+
+
+def _refuse_checkpoint() -> None:
+    from ding_store.config import ENV_CHECKPOINT, NOT_SERIAL
+
+    if os.environ.get(ENV_CHECKPOINT):
+        raise ConfigError(f'--checkpoint {NOT_SERIAL}')

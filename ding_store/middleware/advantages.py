@@ -6,14 +6,17 @@ from typing import TYPE_CHECKING, Any, Callable, List, Optional
 
 from ding.data import Buffer
 from ding.framework import task
-from ding.framework.middleware.functional.advantage_estimator import gae_estimator as stock_estimator
+from ding.framework.middleware.functional import advantage_estimator
 from ditk import logging
 
 from ding_store.buffer.store_buffer import StoreBuffer
 from ding_store.middleware.plan import PUSH_COLUMNS, REPLAY, Replay
+from ding_store.middleware.stock import stock
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
+
+stock_estimator = stock(advantage_estimator.gae_estimator)
 
 
 def gae_estimator(cfg: Any, policy: Any, buffer_: Optional[Buffer] = None) -> Callable:

@@ -9,9 +9,7 @@ import numpy as np
 import torch
 from ding.data import Buffer
 from ding.framework import task
-from ding.framework.middleware.functional import reward_estimator, trainer
-from ding.framework.middleware.functional.data_processor import data_pusher as stock_pusher
-from ding.framework.middleware.functional.data_processor import offpolicy_data_fetcher as stock_fetcher
+from ding.framework.middleware.functional import data_processor, reward_estimator, trainer
 from ditk import logging
 from treevalue import TreeValue
 
@@ -28,10 +26,13 @@ from ding_store.middleware.pace import pace_of, warn_of_no_pace
 from ding_store.middleware.plan import PUSH_COLUMNS, REPLAY, Replay
 from ding_store.middleware.position import is_of_run
 from ding_store.middleware.session import Session
+from ding_store.middleware.stock import stock
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
 
+stock_pusher = stock(data_processor.data_pusher)
+stock_fetcher = stock(data_processor.offpolicy_data_fetcher)
 #: DI-engine's own preprocessing, which takes a collated batch as it is (``default_collate`` returns it unchanged).
 COLLATES = 'default_preprocess_learn'
 #: What collates sequences in the policies that learn from them; it takes a time-major batch as it is.
@@ -81,9 +82,9 @@ def data_pusher(
         - trajectories (:obj:`List`): Transitions, or sequences; those with a ``priority`` begin with it; or
         - episodes (:obj:`List[List]`): episodes.
     """
-    stock = stock_pusher(cfg, buffer_, group_by_env)
+    plain = stock_pusher(cfg, buffer_, group_by_env)
     if task.router.is_active and not task.has_role(task.role.LEARNER):
-        return stock  # void
+        return plain  # void
     if config is not None:
         _keep_pace(config, cfg, buffer_)
     replay = Replay(buffer_)
@@ -96,7 +97,7 @@ def data_pusher(
             priority = [float(element['priority']) for element in elements]
         is_nothing = ctx.trajectories is None and ctx.episodes is None
         if note is None and (is_nothing or not isinstance(buffer_, StoreBuffer)):
-            stock(ctx)
+            plain(ctx)
         else:
             _push_whole(buffer_, ctx, bool(group_by_env), priority, note, replay.meta)
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ding.framework.middleware.ckpt_handler import CkptSaver
+from ding.framework.middleware import ckpt_handler
+
+from ding_store.middleware.stock import stock
+
+CkptSaver = stock(ckpt_handler.CkptSaver)
 
 
 def stock_saver(*args: Any, **kwargs: Any) -> Any:

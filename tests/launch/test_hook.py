@@ -143,3 +143,93 @@ def test_a_config_is_written_though_its_writer_inherits_garbage(tmp_path):
         tmp_path,
     )
     assert (tmp_path / 'config.py').read_text() == "exp_config = {'seed': 1}\n"
+
+
+def said_at_the_end(code, cwd):
+    command = ding_store('run', '--', sys.executable, '-c', textwrap.dedent(code))
+    done = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, timeout=120, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [line.partition(': ')[2] for line in done.stderr.splitlines() if line.startswith('ding-store: ')]
+
+
+def test_names_from_their_own_modules_are_replaced(tmp_path):
+    said = said_at_the_end(
+        """
+        from ding.data.buffer.deque_buffer import DequeBuffer
+        from ding.framework import middleware
+        from ding.framework.middleware import distributer
+        from ding.framework.middleware.ckpt_handler import CkptSaver
+        from ding.framework.middleware.distributer import ContextExchanger, ModelExchanger, PeriodicalModelExchanger
+        from ding.framework.middleware.functional.advantage_estimator import gae_estimator
+        from ding.framework.middleware.functional.data_processor import data_pusher, offpolicy_data_fetcher
+        from ding.framework.middleware.learner import OffPolicyLearner
+        from ding_store.buffer import StoreBuffer
+
+        assert type(DequeBuffer(size=4)) is StoreBuffer
+        for name in ('ContextExchanger', 'ModelExchanger', 'PeriodicalModelExchanger', 'CkptSaver', 'OffPolicyLearner'):
+            assert globals()[name] is getattr(middleware, name)
+        for name in ('gae_estimator', 'data_pusher', 'offpolicy_data_fetcher'):
+            assert globals()[name] is getattr(middleware, name)
+        """,
+        tmp_path,
+    )
+    assert said == ['on the store: replay']
+
+
+def test_buffers_made_by_name_are_the_stores(tmp_path):
+    """As 24 of dizoo's mains make them: from the config that was compiled with the class."""
+    said = said_at_the_end(
+        """
+        import copy
+        import torch
+        from ding.config import compile_config
+        from ding.policy import DQNPolicy
+        from ding.worker import AdvancedReplayBuffer, EpisodeReplayBuffer, NaiveReplayBuffer, SequenceReplayBuffer
+        from ding.worker.replay_buffer.advanced_buffer import AdvancedReplayBuffer as FromItsModule
+        from ding_store.buffer import StoreBufferWrapper
+
+        assert FromItsModule is AdvancedReplayBuffer
+        for kind in (AdvancedReplayBuffer, NaiveReplayBuffer, EpisodeReplayBuffer, SequenceReplayBuffer):
+            cfg = kind.default_config()
+            cfg.replay_buffer_size = 8
+            buffer_ = kind(cfg, None, exp_name='made_by_name', instance_name='b')
+            assert type(buffer_) is StoreBufferWrapper and isinstance(buffer_, kind)
+            buffer_.push([{'obs': torch.ones(2)} for _ in range(8)], cur_collector_envstep=8)
+            if kind is not SequenceReplayBuffer:
+                assert len(buffer_.sample(4, 0)) == 4
+        """,
+        tmp_path,
+    )
+    assert said == ['on the store: replay']
+
+
+def test_what_was_not_on_the_store_is_named_at_the_end(tmp_path):
+    said = said_at_the_end(
+        """
+        import os
+        from easydict import EasyDict
+        from ding.data import DequeBuffer
+        from ding.utils import BUFFER_REGISTRY
+        from ding.worker import NaiveReplayBuffer, create_buffer
+
+        class Mine(DequeBuffer):
+            pass
+
+        Mine(size=4)
+        create_buffer(EasyDict(type='naive', replay_buffer_size=4))
+        cfg = NaiveReplayBuffer.default_config()
+        BUFFER_REGISTRY.build('naive', cfg, exp_name='plain')
+        os._exit(0)  # DI-engine's buffer has a thread that does not end
+        """,
+        tmp_path,
+    )
+    assert said == [
+        'on the store: replay',
+        'not on the store: replay, by __main__.Mine',
+        'not on the store: replay, by ding.worker.replay_buffer.naive_buffer.NaiveReplayBuffer',
+    ]
+
+
+def test_a_command_without_the_store_says_so_at_the_end(tmp_path):
+    (said,) = said_at_the_end('import ding.data', tmp_path)
+    assert said.startswith('on the store: nothing of this command. It made no replay buffer')

@@ -1,0 +1,80 @@
+"""What processes of a command used: each notes it, and the launcher says at its end what was not on the store."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections import Counter
+from contextlib import contextmanager, suppress
+from typing import Iterator, List, Set, Tuple
+
+#: A launcher's file for notes.
+ENV_USES = 'DING_STORE_USES'
+REPLAY, EXCHANGE, WEIGHTS = 'replay', 'exchange', 'weights'
+KINDS = (REPLAY, EXCHANGE, WEIGHTS)
+
+_noted: Set[Tuple[str, str]] = set()
+
+
+def note(kind: str, plain: str = '') -> None:
+    """
+    Overview:
+        This process uses DI-engine's replay, exchange or weights on the store, or without it; noted once.
+    Arguments:
+        - kind (:obj:`str`): One of ``KINDS``.
+        - plain (:obj:`str`): What is not on the store; empty: the store's part is used.
+    """
+    path = os.environ.get(ENV_USES)
+    if path is None or (kind, plain) in _noted:
+        return
+    _noted.add((kind, plain))
+    with suppress(OSError):  # the launcher has ended
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, f'{json.dumps([kind, plain])}\n'.encode())
+        finally:
+            os.close(descriptor)
+
+
+class Uses:
+    """What the processes of a launcher noted."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def summary(self) -> str:
+        """
+        Overview:
+            A line that names what was on the store, and one for each thing that was not.
+        """
+        on_store, plain = set(), {kind: Counter() for kind in KINDS}  # type: Set[str], Dict[str, Counter]
+        with open(self._path) as file:
+            for line in file:
+                kind, what = json.loads(line)
+                if what:
+                    plain[kind][what] += 1
+                else:
+                    on_store.add(kind)
+        used: List[str] = [kind for kind in KINDS if kind in on_store]
+        lines = [f'on the store: {", ".join(used) if used else "nothing of this command"}']
+        if not used and not any(plain.values()):
+            lines[0] += '. It made no replay buffer or exchanger that `ding-store run --explain` lists'
+        for kind in KINDS:
+            for what, count in sorted(plain[kind].items()):
+                processes = f' ({count} processes)' if count > 1 else ''
+                lines.append(f'not on the store: {kind}, by {what}{processes}')
+        return ''.join(f'ding-store: {line}\n' for line in lines)
+
+
+@contextmanager
+def uses() -> Iterator[Uses]:
+    """Processes that are started in the block note what they use."""
+    descriptor, path = tempfile.mkstemp(prefix='ding_store_uses_')
+    os.close(descriptor)
+    os.environ[ENV_USES] = path
+    try:
+        yield Uses(path)
+    finally:
+        del os.environ[ENV_USES]
+        os.remove(path)
