@@ -12,6 +12,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from ding_store.storage.exactly_once import losses
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.memory import MemoryStore
 from ding_store.storage.testing import chunk
@@ -122,3 +123,29 @@ def test_the_model_notices_a_reader_that_does_not_keep_its_heads(monkeypatch):
         run_state_machine_as_test(
             Lives, settings=settings(max_examples=500, deadline=None, database=None, phases=[Phase.generate])
         )
+
+
+@pytest.mark.parametrize('looks', [False, True])
+def test_a_reader_without_marks_counts_what_a_dead_writer_had(looks, monkeypatch):
+    """Not what its former life had taken: that is behind its cursor, by whatever sequences."""
+    monkeypatch.setattr(losses, 'LOOK_EVERY_S', 0.0)
+    with MemoryStore() as store:
+        dead, living = store.another(), store.another()
+        former = Reader(store, STREAM, 'learner')
+        for _ in range(10):
+            dead.append(STREAM, {}, chunk(0))
+        assert len(former.read()) == 10
+        former.ack()
+        for _ in range(3):
+            dead.append(STREAM, {}, chunk(0))
+        reader = Reader(store, STREAM, 'learner', loss_grace_s=0.0)
+        if looks:
+            assert len(reader.read(1)) == 1
+        else:
+            reader._look_around()
+        dead.own_writer._lanes.clear()  # as if it were killed
+        store.lose_memory()
+        for _ in range(2):
+            living.append(STREAM, {}, chunk(0))
+            reader.read()
+        assert reader.num_lost == (2 if looks else 3)

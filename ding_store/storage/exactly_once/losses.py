@@ -59,6 +59,7 @@ class Losses:
         # Perhaps nobody is left who would tell by appending to it.
         self.begin_epoch(stream.epoch if stream else '', cursor, marks)
         if stream is not None:
+            self._await_again(stream.writers, marks)
             seen = cursor.number if cursor.epoch == stream.epoch else 0
             # Who has announced again, and has something yet to be read, need not be waited for.
             at = max(stream.floor, seen)
@@ -69,6 +70,10 @@ class Losses:
             }
             self._pass(cursor)
             self._heads, self._numbers = dict(stream.writers), dict(stream.numbers)
+            for one, number in stream.numbers.items() if cursor.epoch == stream.epoch else ():
+                # No more of its entries than there are numbers can be behind the cursor.
+                behind = max(0, number - cursor.number)
+                self._passed[one] = max(self._passed.get(one, 0), self._heads[one] - behind)
 
     def drop(self, num_entries: int) -> None:
         """Holes in the numbers."""
@@ -85,21 +90,31 @@ class Losses:
             return
         self._excused = 0
         self._pass(cursor)
-        unseen = {one: head for one, head in self._heads.items() if head > self._known(one, marks)}
+        self._await_again({}, marks)
+        self._epoch, self._heads, self._numbers = epoch, {}, {}
+
+    def _await_again(self, heads: Mapping[str, int], marks: Mapping[str, int]) -> None:
+        """What writers had by our heads and have not by these, since the server lost it, they must still bring."""
+        lost = {one: head for one, head in self._heads.items() if head > heads.get(one, 0)}
+        unseen = {one: head for one, head in lost.items() if head > self._known(one, marks)}
         if unseen:
             # Who was waited for already may have brought only a part of it before that was lost again.
             self._awaited = _highest(self._awaited, unseen)
             self._deadline = time.monotonic() + self._grace_s
-        self._epoch, self._heads, self._numbers = epoch, {}, {}
+        for one in lost:
+            self._numbers.pop(one, None)  # They are other entries' by now.
 
-    def miss(self, writer: str, seen: Optional[int], sequence: int) -> None:
-        """This entry came behind ``seen`` of its writer; None: it is the first that we see of it."""
+    def miss(self, writer: str, seen: Optional[int], sequence: int, is_owed: bool = True) -> None:
+        """
+        This entry came behind ``seen`` of its writer; None: it is the first that we see of it. ``is_owed``: whether
+        what is missing between them was for us.
+        """
         if seen is None:
             seen = sequence - 1
         missed = sequence - 1 - seen
         excused = min(missed, self._excused)
         self._excused -= excused
-        self.count += missed - excused
+        self.count += missed - excused if is_owed else 0
         written_off = self._written_off.pop(writer, 0)
         if written_off > seen:
             # It was late, not dead: what came after all, and what was just counted again, is no loss.

@@ -75,6 +75,8 @@ class Reader:
         self._marks = dict(marks or {})
         # What was there before us must not pass for new when its writer announces it again.
         self._past = self._writers() if start == 'now' else {}
+        # Without marks nothing tells what a former life of ours has acked, but how far the writers were by then.
+        self._had_before = {} if marks else self._heads_before()
         self._cursor = store.register(stream, name, durable, start)
         self._outstanding: Optional[EntryId] = None  # the last entry returned, until it is acked
         self._acked = 0  # In this epoch, what the server remembers of our acks from before it lost its newest changes.
@@ -201,6 +203,11 @@ class Reader:
         upto = stream.readers.get(self.name, stream.last)
         return {writer: last for writer, last in stream.writers.items() if stream.numbers.get(writer, 0) <= upto}
 
+    def _heads_before(self) -> Dict[str, int]:
+        """How far the writers are, in a stream that knows us."""
+        stream = self.store.stream_info(self.stream)
+        return dict(stream.writers) if stream is not None and self.name in stream.readers else {}
+
     def _look_around(self) -> None:
         """Remember what writers have appended that we have not read: only so can its loss be counted."""
         if self._losses.is_time_to_look():
@@ -245,7 +252,7 @@ class Reader:
     def _skip(self, error: CorruptPayload) -> None:
         if self.on_corrupt == 'stop' or error.entry_id is None:
             raise error
-        entry_id = EntryId(*error.entry_id)
+        entry_id = error.entry_id if isinstance(error.entry_id, EntryId) else EntryId(*error.entry_id)
         self._know(entry_id.epoch)
         with self._lock:
             if error.writer or entry_id.epoch != self._cursor.epoch:  # Else its number may be nothing of ours either.
@@ -284,7 +291,9 @@ class Reader:
             self.num_duplicates += 1
             return False
         # What a writer sent before we knew it may have been acked by a former life of ours: that is no loss.
-        self._losses.miss(writer, seen, sequence)
+        # Nor is what it does not bring any more behind that.
+        is_owed = seen is None or seen > self._had_before.get(writer, 0)
+        self._losses.miss(writer, seen, sequence, is_owed)
         self._marks[writer] = sequence
         return True
 
