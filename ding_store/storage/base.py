@@ -26,16 +26,28 @@ START = ('oldest', 'now')
 NUMBER_BITS = 40
 
 
-class EntryId(NamedTuple):
+class _Place(NamedTuple):
+    epoch: str
+    number: int
+
+
+class EntryId(_Place):
     """
     Overview:
         Place of an entry in its stream. Numbers are dense (1, 2, 3, ...) within one epoch of the stream, whatever the
         server's clock does. A new epoch begins whenever the server may have lost entries, so at each of its restarts,
         and when the stream is deleted; it goes on behind the last entry that is left: with 1 after a total loss.
+    Attributes:
+        - chain (:obj:`str`): A hash of all entries up to this one: whether a server still has them shows by it. ''
+          where it is not known, as in an id made of another. Ids of one place are equal, whatever is known of them.
     """
 
-    epoch: str
-    number: int
+    chain: str = ''
+
+    def chained(self, chain: str) -> EntryId:
+        place = EntryId(*self)
+        place.chain = chain
+        return place
 
 
 #: Before the oldest entry of any epoch.

@@ -53,7 +53,6 @@ class Memory:
         self.changed = threading.Condition()
         self.state = State()
         self.pid = os.getpid()
-        self.life = uuid.uuid4().hex
 
     def log(self, stream: str) -> Log:
         log = self.state.logs.setdefault(stream, Log(deleted=True))
@@ -62,9 +61,15 @@ class Memory:
 
     def restart(self, state: State) -> None:
         """Every stream begins a new epoch: numbers after a crash may be given to other entries than before it."""
-        self.state, self.life = copy.deepcopy(state), uuid.uuid4().hex
+        self.state = copy.deepcopy(state)
         for log in self.state.logs.values():
             log.epoch = uuid.uuid4().hex
+
+    def go_back(self, state: State) -> None:
+        """For tests: the data are those of a ``snapshot()`` of earlier, and no new epoch begins for it."""
+        with self.changed:
+            self.state = copy.deepcopy(state)
+            self.changed.notify_all()
 
 
 class MemoryStore(PlanedStore):
@@ -113,10 +118,13 @@ class MemoryStore(PlanedStore):
         self._wait(lambda: self._has_after(stream, after), timeout_s)
         with self._memory.changed:
             log = self._memory.log(stream)
-            first = max(log.floor, after.number if after.epoch == log.epoch else 0) + 1
+            first = log.behind(after) + 1
             numbers = range(first, min(log.last, first + max_entries - 1) + 1)
             found = [(EntryId(log.epoch, number), log.records[number]) for number in numbers]
-        return [Found(place, record.writer, record.sequence, record.payload) for place, record in found]
+        return [
+            Found(place.chained(record.chain), record.writer, record.sequence, record.payload)
+            for place, record in found
+        ]
 
     def register(self, stream: str, reader: str, durable: bool = True, start: str = 'oldest') -> EntryId:
         return self.register_at(stream, reader, durable, start)
@@ -278,6 +286,7 @@ class MemoryStore(PlanedStore):
     def fate_of(self, stream: str, record: Found) -> str:
         with self._memory.changed:
             log = self._memory.log(stream)
+            log.behind(record.id)  # It may be another entry's number by now.
             is_over, is_held = record.id.epoch != log.epoch, record.id.number > log.floor
             is_filled = record.id.number in log.filled
             return fate(is_over, is_held, is_filled, record.sequence, log.bases.get(record.writer, 0))
@@ -293,17 +302,17 @@ class MemoryStore(PlanedStore):
 
     def _announce(self, said: Announcement) -> Verdict:
         with self._change(said.stream) as log:
-            return log.announce(self.writer, said)._replace(life=self._memory.life)
+            return log.announce(self.writer, said)
 
     def _wait_for_room(self, stream: str, room: int, timeout_s: float) -> Optional[Room]:
         self._wait(lambda: self._memory.log(stream).room > room, timeout_s, slices=1)
         with self._memory.changed:
             log = self._memory.log(stream)
-            return Room(log.room, log.epoch, log.floor)
+            return Room(log.room, log.epoch, log.floor, log.floor_chain)
 
     def _has_after(self, stream: str, after: EntryId) -> bool:
         log = self._memory.log(stream)
-        return log.last > max(log.floor, after.number if after.epoch == log.epoch else 0)
+        return log.last > log.behind(after)
 
     def _wait(self, true: Callable[[], bool], timeout_s: float, slices: int = sys.maxsize) -> bool:
         """Wait for ``true()`` in slices, so that what the server lost is announced again by whoever is waiting."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass, field
 from typing import Dict, Set, Tuple
 
 from ding_store.storage.base import EntryId, StreamInfo
 from ding_store.storage.exactly_once import outbox
+from ding_store.storage.exactly_once.chain import link
 from ding_store.storage.exactly_once.outbox import WIRE, Announcement, Fill, Verdict
 
 
@@ -18,6 +20,7 @@ class Record:
     sequence: int
     payload: bytes  # or a reference to it
     size: int
+    chain: str
 
 
 @dataclass
@@ -34,6 +37,8 @@ class Log:
     pending_bytes: int = 0
     num_dropped: int = 0
     room: int = 0
+    chain: str = ''  # up to the newest entry
+    floor_chain: str = ''  # up to floor
     deleted: bool = False
     num_ends: int = 0
     records: Dict[int, Record] = field(default_factory=dict)
@@ -54,6 +59,10 @@ class Log:
             self.bases[writer] = said.base
         if said.epoch != self.epoch:
             return self._verdict(outbox.STALE, number, last)
+        told, told_number = map(int, (said.told or '0:0').split(':'))
+        if last < told or (last == told and number != told_number):
+            self.begin_epoch()
+            return self._verdict(outbox.STALE, number, last)
         self._bring_back(said.readers)
         if said.sequence == 0 or said.sequence <= last:
             return self._verdict(outbox.OK, number, last)
@@ -69,10 +78,20 @@ class Log:
             return self._verdict(outbox.FULL, number, last)
         self.last += 1
         self.deleted = False
-        self.records[self.last] = Record(writer, said.sequence, said.payload, said.size)
+        self.chain = link(self.chain, writer, said.sequence)
+        self.records[self.last] = Record(writer, said.sequence, said.payload, said.size, self.chain)
         self.pending_bytes += said.size
         self.writers[writer] = (said.sequence, self.last)
-        return self._verdict(outbox.OK, self.last, said.sequence)
+        return self._verdict(outbox.OK, self.last, said.sequence)._replace(chain=self.chain)
+
+    def begin_epoch(self) -> None:
+        self.epoch = uuid.uuid4().hex
+
+    def behind(self, after: EntryId) -> int:
+        """The number behind which to go on for who has read up to ``after``; a new epoch begins if that is not here."""
+        if after.epoch == self.epoch and not self._has(after):
+            self.begin_epoch()
+        return max(self.floor, after.number if after.epoch == self.epoch else 0)
 
     def fill(self, writer: str, said: Fill) -> None:
         for number in range(min(said.number, self.last), self.floor, -1):
@@ -90,9 +109,10 @@ class Log:
         self.hosts[reader] = host
         self.forgotten.discard(reader)
         self._choose_plane()
-        return EntryId(self.epoch, cursor)
+        return EntryId(self.epoch, cursor).chained(self._chain_at(cursor))
 
     def ack(self, reader: str, entry_id: EntryId) -> None:
+        self.behind(entry_id)
         if entry_id.epoch == self.epoch and reader in self.readers:
             self.readers[reader] = max(self.readers[reader], min(entry_id.number, self.last))
             self._trim_acked()
@@ -148,6 +168,14 @@ class Log:
         readers = '\n'.join(['', *lines, ''])
         return Verdict(status, self.epoch, number, last, *state, ends=(0, self.num_ends), readers=readers)
 
+    def _has(self, place: EntryId) -> bool:
+        return not place.chain or place.number < self.floor or place.chain == self._chain_at(place.number)
+
+    def _chain_at(self, number: int) -> str:
+        if number == self.floor:
+            return self.floor_chain
+        return self.records[number].chain if number in self.records else ''
+
     def _bring_back(self, readers: str) -> None:
         for line in readers.splitlines()[1:]:
             reader, host, _ = line.split('\t')
@@ -174,6 +202,7 @@ class Log:
         self._trim(upto)
 
     def _trim(self, upto: int) -> None:
+        self.floor_chain = self._chain_at(max(upto, self.floor))
         for number in range(self.floor + 1, upto + 1):
             self.pending_bytes -= self.records.pop(number).size
             self.filled.pop(number, None)

@@ -230,6 +230,12 @@ class Planes(MemoryDelivery):
         self.is_restored |= bool(self.snapshots)
         self.readers_return()
 
+    @rule()
+    def go_back(self):
+        super().go_back()
+        self.is_restored = True
+        self.readers_return()
+
     def readers_return(self):
         """Before one acks what the other has not seen: a server that forgot the readers cannot wait for them."""
         for reader in (self.reader, *(self.far[:1] if self.far else ())):
@@ -303,6 +309,8 @@ class CarelessMemory(Memory):
 
 
 class Stale(Planes):
+    go_back = append_read_and_go_back = None  # No rules: what they bring back hides the mistake.
+
     def __init__(self):
         super().__init__()
         self.memory = CarelessMemory()

@@ -50,6 +50,7 @@ class Announcement(NamedTuple):
     plane: int = WIRE  # on which this reference is good
     readers: str = ''  # that the server may have forgotten: those of a verdict
     codec: str = ''  # of the payload, if it is good only while all readers have it
+    told: str = ''  # "<last>:<number>" of the last verdict of this epoch: a server that has less lost it
 
 
 #: How often runs of this name ended, as far as the server remembers: all of its data was put aside; the stream was
@@ -68,9 +69,9 @@ class Verdict(NamedTuple):
     plane: int = 0
     host: str = ''  # that all readers are on: references to its files may be announced; '': the wire plane
     wanted: int = 0  # entries up to here must be readable over the wire
-    life: str = ''  # of the server: another one may have lost its memory
     ends: Ends = (0, 0)  # only good where ``epoch`` is another than was announced
     readers: str = ''  # in the server's words: see ``lua/stream.lua``
+    chain: str = ''  # up to the entry announced, if it was accepted now
 
 
 class Room(NamedTuple):
@@ -79,6 +80,7 @@ class Room(NamedTuple):
     counter: int  # of what made room
     epoch: str
     floor: int  # entries of this epoch up to here are trimmed
+    chain: str = ''  # up to there
 
 
 class Fill(NamedTuple):
@@ -126,6 +128,7 @@ class Item:
     sequence: int
     payload: Payload
     number: int = 0
+    chain: str = ''  # up to this entry, if it is known
     accepted: bool = False  # a server has had it: no limit applies when it comes again
     uncertain: bool = False  # a reply was lost: a server may have had it
     is_referenced: bool = False  # a server may hold a reference to it
@@ -159,6 +162,7 @@ class Outbox:
     ) -> None:
         self.stream = stream
         self.epoch = ''
+        self._told = ''  # what we know of ourselves from the server, in this epoch
         self._released = 0  # the highest sequence of those that were let go
         self.num_dropped = 0
         self.plane = 0
@@ -166,10 +170,9 @@ class Outbox:
         self.room = 0  # the stream's counter of what made room, as we last heard
         self._announce = announce
         self._fill = fill
-        self._life = ''  # of the server, as we last heard
         self._ends: Ends = (0, 0)  # before the epoch that we last heard of
-        #: The epoch that we bring entries into, the server's life then, and the ends before it.
-        self._written: Tuple[str, str, Ends] = ('', '', (0, 0))
+        #: The epoch that we bring entries into, and the ends before it.
+        self._written: Tuple[str, Ends] = ('', (0, 0))
         #: Readers, as we last heard; and those that a server which lost its memory is to know again.
         self._readers = self._forgotten = ''
         self._limit = max_pending_bytes
@@ -195,17 +198,12 @@ class Outbox:
 
     @property
     def is_over(self) -> bool:
-        """Whether the epoch that we wrote to was ended on purpose, as far as we have heard: the server lost nothing."""
-        epoch, life, _ = self._written
-        if self.epoch == epoch or not epoch:
-            return False
-        # Another life has lost its memory, unless it remembers that.
-        return self._life == life or self._is_deleted
-
-    @property
-    def _is_deleted(self) -> bool:
-        """Whether the stream that we wrote to was deleted, as the server that we last heard of remembers."""
-        return bool(self._written[0]) and self._ends > self._written[2]
+        """
+        Whether the stream that we wrote to was deleted since: the server lost nothing. It says so. One that only lacks
+        what we wrote has lost it, in whatever life: a flush is no end of a run.
+        """
+        epoch, ends = self._written
+        return self.epoch != epoch != '' and self._ends > ends
 
     @property
     def num_left(self) -> int:
@@ -253,7 +251,7 @@ class Outbox:
         num_refused = 0
         while not (is_last and self.is_over):
             if self.epoch:
-                self._written = self.epoch, self._life, self._ends
+                self._written = self.epoch, self._ends
             if not self._queue:
                 return
             item = self._queue[0]
@@ -264,7 +262,7 @@ class Outbox:
             if num_refused > MAX_REFUSED:
                 raise StoreError(f'the server contradicts itself about {self.stream!r}: {verdict}')
             if verdict.status == OK:
-                item.accepted, item.number = True, verdict.number
+                item.accepted, item.number, item.chain = True, verdict.number, verdict.chain
                 # Twice in the one rather than in neither, where a signal comes in between.
                 if not self._sent or self._sent[-1].sequence < item.sequence:
                     self._sent.append(item)
@@ -280,8 +278,10 @@ class Outbox:
         self._learn(self._announce(self._announcement(None)))
 
     def hear(self, room: Room) -> bool:
-        """Let go what was acked in our epoch; returns whether something was."""
-        if room.epoch != self.epoch:
+        """Let go what was acked in our epoch, if the last of it is ours; returns whether something was."""
+        newest = next((item for item in self._sent if item.number >= room.floor), None)
+        # A number alone would not do: a server whose data became older gives it to another entry.
+        if room.epoch != self.epoch or newest is None or not room.chain or newest.chain != room.chain:
             return False
         self.room = max(self.room, room.counter)
         return self._let_go(room.floor)
@@ -328,12 +328,13 @@ class Outbox:
     def _announcement(self, item: Optional[Item]) -> Announcement:
         base = self._sent[0].sequence if self._sent else self._queue[0].sequence if self._queue else self.sequence + 1
         if item is None:
-            return Announcement(self.stream, self.epoch, 0, base, readers=self._forgotten)
+            return Announcement(self.stream, self.epoch, 0, base, readers=self._forgotten, told=self._told)
         limit = 0 if item.accepted else self._limit
         reference = item.payload.reference(self.host) if self.host else None
         data, plane = (item.payload.on_wire(), WIRE) if reference is None else (reference, self.plane)
         payload = (data, limit, self._drop_oldest, item.payload.size, plane)
-        return Announcement(self.stream, self.epoch, item.sequence, base, *payload, self._forgotten, item.payload.codec)
+        known = self._forgotten, item.payload.codec, self._told
+        return Announcement(self.stream, self.epoch, item.sequence, base, *payload, *known)
 
     def _learn(self, verdict: Verdict) -> None:
         forgot = self._sent and self._sent[-1].sequence > verdict.last
@@ -342,15 +343,18 @@ class Outbox:
         is_changed = verdict.epoch != self.epoch
         if is_changed:
             self._ends = verdict.ends
-        self.epoch, self._life, self.num_dropped = verdict.epoch, verdict.life, verdict.num_dropped
+        self.epoch, self.num_dropped = verdict.epoch, verdict.num_dropped
+        self._told = f'{verdict.last}:{verdict.number}' if verdict.last else ''
         self.plane, self.host, self.room = verdict.plane, verdict.host, verdict.room
         if is_changed:
-            self._forgotten = '' if self._is_deleted else self._forgotten or self._readers
+            self._forgotten = '' if self.is_over else self._forgotten or self._readers
         elif self.epoch:
             self._forgotten = ''  # Every verdict within an epoch comes behind what was said with it.
         if not self._forgotten:
             self._readers = verdict.readers
         self._let_go(verdict.floor)
+        if is_changed and self.is_over:
+            self._drop_accepted()
         if verdict.wanted > verdict.floor:
             try:
                 self.fill(verdict.wanted)
@@ -367,6 +371,14 @@ class Outbox:
             is_any = True
         return is_any
 
+    def _drop_accepted(self) -> None:
+        """What the stream had was deleted with it, whether it was read or not: it must not come into the next run's."""
+        for item in [*self._sent, *self._queue]:
+            if item.accepted:
+                self._released = max(self._released, item.sequence)
+                item.payload.release()
+        self._sent, self._queue = deque(), deque(item for item in self._queue if not item.accepted)
+
     def _requeue(self, verdict: Verdict) -> None:
         """Split anew what is held: up to the server's ``last`` it has them, the rest must be announced again."""
         items = [*self._sent, *self._queue]
@@ -375,4 +387,4 @@ class Outbox:
         self._sent, self._queue = sent, queue
         for item in self._sent:
             # Sequences and numbers grow together: the last one's number is no less than this one's.
-            item.accepted, item.number = True, verdict.number
+            item.accepted, item.number, item.chain = True, verdict.number, ''

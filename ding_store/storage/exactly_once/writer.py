@@ -357,7 +357,7 @@ class Writer:
             reason = 'the server may have had this entry, so it is kept and announced later: do not append it again'
             raise AppendUnsettled(f'{e or type(e).__name__}; {reason}') from e
         lane.warn_of_drops()
-        return EntryId(outbox.epoch, item.number)
+        return EntryId(outbox.epoch, item.number).chained(item.chain)
 
     def _bring(self, lane: Lane, deadline: float) -> None:
         """Announce all that is queued, waiting for room."""

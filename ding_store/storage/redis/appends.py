@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Dict, Optional
 
 from ding_store.errors import ServerFull
 from ding_store.storage.base import Buffer
-from ding_store.storage.exactly_once.outbox import CODEC, FULL, STALE, WIRE, Announcement, Fill, Verdict
+from ding_store.storage.exactly_once.outbox import CODEC, FULL, WIRE, Announcement, Fill, Verdict
 from ding_store.storage.redis.session import Before, Session
 from ding_store.storage.wire.parts import is_large, place_of, publish_in_parts
 
@@ -27,8 +27,8 @@ class RedisAppends:
         - script (:obj:`Callable`): ``(session, script, stream, arguments, before)``: runs a script on a stream.
         - key (:obj:`Callable`): ``(stream, part)``: the key of a part.
         - writer (:obj:`str`): Whose entries these are.
-        - index (:obj:`Callable`): ``(stream, again)``: put it on the run's list of names; again where its epoch is
-          over, since the server may have forgotten that, too.
+        - index (:obj:`Callable`): ``(stream, again)``: put it on the run's list of names; again in another epoch, since
+          the server may have forgotten that, too.
     """
 
     def __init__(
@@ -44,10 +44,13 @@ class RedisAppends:
         self._key = key
         self._writer = writer
         self._index = index
+        self._listed: Dict[str, str] = {}  # stream -> its epoch when it was put on the run's list
 
     def announce(self, said: Announcement) -> Verdict:
         if said.sequence > 0:
-            self._index(said.stream, False)
+            # Not behind it, nor where nothing is appended: the run may be over, and its list of names be gone.
+            self._index(said.stream, self._listed.get(said.stream) != said.epoch)
+            self._listed[said.stream] = said.epoch
         if len(said.payload) >= ASK_BYTES:
             verdict = self._append(said, b'', -1, '', None)
             if verdict.status != ROOM:
@@ -108,18 +111,15 @@ class RedisAppends:
             key,
             said.readers,
             said.codec,
+            said.told,
             payload,
         )
 
         def run(session: Session) -> Any:
-            return session.life, self._script(session, 'append', said.stream, arguments, before)
+            return session.life.num_ends, self._script(session, 'append', said.stream, arguments, before)
 
-        life, (status, epoch, host, *numbers) = self._call(f'append to {said.stream!r}', run)
-        if status == STALE.encode() and epoch:
-            self._index(said.stream, True)
-        number, last, floor, room, dropped, plane, wanted, num_ends, readers = numbers
+        num_runs, (status, epoch, host, *numbers) = self._call(f'append to {said.stream!r}', run)
+        number, last, floor, room, dropped, plane, wanted, num_ends, readers, chain = numbers
         known = (number, last, floor, room, dropped, plane)
-        ends = life.num_ends, num_ends
-        return Verdict(
-            status.decode(), epoch.decode(), *known, host.decode(), wanted, life.run_id, ends, readers.decode()
-        )
+        texts = (one.decode() for one in (readers, chain))
+        return Verdict(status.decode(), epoch.decode(), *known, host.decode(), wanted, (num_runs, num_ends), *texts)

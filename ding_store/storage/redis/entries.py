@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from ding_store.errors import CorruptPayload, NotEnoughSpace
 from ding_store.storage.base import NUMBER_BITS, Buffer, EntryId
+from ding_store.storage.exactly_once.chain import link
 from ding_store.storage.host.planes import FILLED, GONE, OVER, Fetch, Record, fate, fetch_own
 from ding_store.storage.redis.session import Session
 from ding_store.storage.wire.encoding import corrupt_entry, up_to_corrupt
@@ -29,6 +30,7 @@ class RedisEntries:
         - call (:obj:`Callable`): Runs a command with a ``Session``, again and again while the connection is lost.
         - wait (:obj:`Callable`): The same for one that blocks; None when it had to reconnect.
         - key (:obj:`Callable`): ``(stream, part)``: the key of a part.
+        - script (:obj:`Callable`): ``(session, script, stream, arguments)``: runs a script on a stream.
     """
 
     def __init__(
@@ -36,11 +38,13 @@ class RedisEntries:
         call: Callable[[str, Callable[[Session], Any]], Any],
         wait: Callable[[str, Callable[[Session], Any]], Any],
         key: Callable[[str, str], str],
+        script: Callable[..., Any],
         parts: Parts,
     ) -> None:
         self._call = call
         self._wait = wait
         self._key = key
+        self._script = script
         self._parts = parts
         self._known: Dict[str, Tuple[str, str]] = {}  # stream -> its epoch, in this life of the server
 
@@ -64,18 +68,22 @@ class RedisEntries:
         Raises:
             - CorruptPayload: What it was filled with is the place of parts, but malformed.
         """
-        meta, filled = self._key(stream, 'meta'), self._key(stream, 'filled')
+        meta, number = self._key(stream, 'meta'), record.id.number
+        payload_of = ('HGET', self._key(stream, 'filled'), number)
+        size_of = ('HGET', self._key(stream, 'sizes'), number)
 
         def command(session: Session) -> Any:
             # No transaction, which a server at its maxmemory refuses: all that may change here changes these.
             known = ('HMGET', meta, 'epoch', 'floor', 'room', f'b:{record.writer}')
-            begun, payload, ended = session.ask(known, ('HGET', filled, record.id.number), known)
+            begun, payload, size, ended = session.ask(known, payload_of, size_of, known)
             while begun != ended:
-                begun, payload, ended = session.ask(known, ('HGET', filled, record.id.number), known)
-            return payload, begun
+                begun, payload, size, ended = session.ask(known, payload_of, size_of, known)
+            return payload, size, begun
 
-        payload, (epoch, floor, room, base) = self._call(f'read {stream!r}', command)
-        is_over, is_held = epoch != record.id.epoch.encode(), record.id.number > int(floor or 0)
+        payload, size, (epoch, floor, room, base) = self._call(f'read {stream!r}', command)
+        chain = (size or b'').partition(b':')[2].decode()
+        is_another = bool(chain and record.id.chain) and chain != record.id.chain
+        is_over, is_held = is_another or epoch != record.id.epoch.encode(), number > int(floor or 0)
         how = fate(is_over, is_held, payload is not None, record.sequence, int(base or 0))
         if how != FILLED:
             return None, how, int(room or 0)
@@ -108,7 +116,7 @@ class RedisEntries:
             return session.ask(_xread(log, after.number, max_entries, block_ms))[0]
 
         raw = _entries_of(self._wait(f'read {stream!r}', trusting))
-        if raw and _are_of(raw, after.epoch):
+        if raw and _are_of(raw, after.epoch) and _is_behind(raw[0], after):
             return after.epoch, raw
         epoch, number, raw = self._held(stream, after, max_entries)
         left_ms = block_ms - int(1000 * (time.monotonic() - begin))
@@ -117,32 +125,39 @@ class RedisEntries:
         command = _xread(log, number, max_entries, left_ms)
         raw = _entries_of(self._wait(f'read {stream!r}', lambda session: session.ask(command)[0]))
         # Entries of another epoch are no news but a reason to look again, from its oldest entry.
-        return epoch, raw if _are_of(raw, epoch) else []
+        is_good = _are_of(raw, epoch) and (epoch != after.epoch or not raw or _is_behind(raw[0], after))
+        return epoch, raw if is_good else []
 
     def _held(self, stream: str, after: EntryId, max_entries: int) -> Tuple[str, int, List[Raw]]:
         """The epoch, the number behind which to go on in it, and what is held behind that: all of one moment."""
         meta, log = self._key(stream, 'meta'), self._key(stream, 'log')
 
-        def held_after(number: int) -> Tuple[str, List[Raw]]:
-            epoch, entries = ('HGET', meta, 'epoch'), ('XRANGE', log, f'({_behind(number)}', '+', 'COUNT', max_entries)
+        def held_after(number: int) -> Tuple[EntryId, List[Raw]]:
+            state = ('HMGET', meta, 'epoch', 'last', 'chain')
+            entries = ('XRANGE', log, f'({_behind(number)}', '+', 'COUNT', max_entries)
 
-            def command(session: Session) -> Tuple[str, List[Raw]]:
+            def command(session: Session) -> Tuple[EntryId, List[Raw]]:
                 # No transaction, which a server at its maxmemory refuses: epochs never come back.
-                begun, raw, ended = session.ask(epoch, entries, epoch)
-                while begun != ended:
-                    begun, raw, ended = session.ask(epoch, entries, epoch)
-                self._known[stream] = ((begun or b'').decode(), session.life.run_id)
-                return self._known[stream][0], raw
+                begun, raw, ended = session.ask(state, entries, state)
+                while begun[0] != ended[0]:
+                    begun, raw, ended = session.ask(state, entries, state)
+                epoch, last, chain = (found or b'' for found in begun)
+                self._known[stream] = (epoch.decode(), session.life.run_id)
+                return EntryId(epoch.decode(), int(last or 0)).chained(chain.decode()), raw
 
-            found: Tuple[str, List[Raw]] = self._call(f'read {stream!r}', command)
+            found: Tuple[EntryId, List[Raw]] = self._call(f'read {stream!r}', command)
             return found
 
         number = after.number
-        epoch, raw = held_after(number)
-        if number and epoch != after.epoch:
+        newest, raw = held_after(number)
+        if number and newest.epoch == after.epoch and not _leads_on(after, newest, raw):
+            what = f'read {stream!r}'
+            self._call(what, lambda session: self._script(session, 'renew', stream, (after.epoch,)))
+            newest, raw = held_after(number)
+        if number and newest.epoch != after.epoch:
             number = 0
-            epoch, raw = held_after(number)
-        return epoch, number, raw
+            newest, raw = held_after(number)
+        return newest.epoch, number, raw
 
     def _whole(self, stream: str, records: Iterator[Record], fetch: Fetch) -> Iterator[Record]:
         """With payloads that are in parts put together, up to ``MAX_READ_BYTES``."""
@@ -201,6 +216,25 @@ def _are_of(raw: List[Raw], epoch: str) -> bool:
     return all(dict(zip(fields[::2], fields[1::2])).get(b'e') == wanted for _, fields in raw)
 
 
+def _leads_on(after: EntryId, newest: EntryId, raw: List[Raw]) -> bool:
+    """Whether a server that has these entries behind ``after`` still has what led up to there."""
+    if raw:
+        return _is_behind(raw[0], after)
+    is_same = newest.number > after.number or not after.chain or after.chain == newest.chain
+    return newest.number >= after.number and is_same
+
+
+def _is_behind(first: Raw, after: EntryId) -> bool:
+    """Whether an entry, if it has the number behind ``after``, came behind just those entries."""
+    fields = dict(zip(first[1][::2], first[1][1::2]))
+    if not after.chain or _number(first[0]) != after.number + 1 or b'c' not in fields:
+        return True
+    try:
+        return link(after.chain, fields[b'w'].decode(), int(fields[b's'])) == fields[b'c'].decode()
+    except (KeyError, ValueError):
+        return True  # It is no entry of ours.
+
+
 def _up_to(records: Iterator[Record], stream: str, max_bytes: int) -> Tuple[List[Record], Optional[CorruptPayload]]:
     """What to fetch at once, and what is behind it if that is corrupt."""
     held: List[Record] = []
@@ -239,6 +273,7 @@ def _record(stream: str, epoch: str, raw: Raw) -> Record:
     if place.number >> NUMBER_BITS:
         raise corrupt_entry(stream, place, 'its number is none of ours')
     try:
+        place = place.chained(fields.get(b'c', b'').decode())
         return Record(place, fields[b'w'].decode(), int(fields[b's']), fields[b'p'])
     except (KeyError, ValueError) as e:
         raise corrupt_entry(stream, place, f'it is no entry of ours ({type(e).__name__})') from e

@@ -12,7 +12,7 @@ from ding_store.storage.redis.scripts import Argument
 from ding_store.storage.redis.session import Session
 
 #: Of what lua/stream.lua tells.
-_FIELDS = {'room': {b'e', b'f'}, 'planes': {b'h'}}
+_FIELDS = {'room': {b'e', b'f', b'c'}, 'planes': {b'h'}}
 
 Told = Tuple[int, Dict[bytes, bytes]]  # the counter's number, and fields
 
@@ -40,7 +40,8 @@ class RedisNews:
     def wait_for_room(self, stream: str, counter: int, block_ms: int) -> Optional[Room]:
         """What is said when the counter of what made room grows; None when it did not."""
         for number, fields in self._news('room', {stream: counter}, block_ms):
-            return Room(number, fields[b'e'].decode(errors='replace'), int(fields[b'f']))
+            epoch, chain = (fields[name].decode(errors='replace') for name in (b'e', b'c'))
+            return Room(number, epoch, int(fields[b'f']), chain)
         return None
 
     def wait_for_planes(self, known: Mapping[str, int], block_ms: int) -> None:

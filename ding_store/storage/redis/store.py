@@ -96,7 +96,7 @@ class RedisStore(PlanedStore):
         self._resolver = Resolver(self)
         self._parts = Parts(self._call)
         wait = self._link.wait
-        self._entries = RedisEntries(self._call, wait, keys.of, self._parts)
+        self._entries = RedisEntries(self._call, wait, keys.of, keys.run, self._parts)
         self._news = RedisNews(wait, keys.of, keys.run)
         self._values = RedisValues(self._call, wait, keys.of, self.held, self.writer)
         self._value_resolver = ValueResolver(self)
@@ -151,13 +151,13 @@ class RedisStore(PlanedStore):
         check_name('stream', stream)
         self._enter()
         self._keys.list_name('stream', stream, again=True)
-        epoch, number = self._run(
+        epoch, number, chain = self._run(
             'register', stream, reader, 'd' if durable else 'e', start, host, ' '.join(installed())
         )
-        return EntryId(epoch.decode(), number)
+        return EntryId(epoch.decode(), number).chained(chain.decode())
 
     def ack(self, stream: str, reader: str, entry_id: EntryId, wait: bool = True) -> None:
-        arguments = (entry_id.epoch, reader, entry_id.number)
+        arguments = (entry_id.epoch, reader, entry_id.number, entry_id.chain)
         if wait:
             self._run('ack', stream, *arguments)
             return
@@ -179,7 +179,7 @@ class RedisStore(PlanedStore):
             return
         self._enter()
         self._keys.list_name('value', name)
-        acked = entry_id.epoch, reader, entry_id.number
+        acked = entry_id.epoch, reader, entry_id.number, entry_id.chain
 
         def commands(session: Session) -> List[Command]:
             ack = self._keys.command(session, 'ack', stream, acked)
@@ -412,7 +412,7 @@ class RedisStore(PlanedStore):
         streams, values = read_streams(session, self.run), read_values(session, self.run)
         return StoreInfo(self.address, self.run, session.life.server, streams, values, read_counters(session, self.run))
 
-    def _ack(self, stream: str, arguments: Tuple[str, str, int]) -> None:
+    def _ack(self, stream: str, arguments: Tuple[str, str, int, str]) -> None:
         self._call(f'ack {stream!r}', lambda session: self._keys.run(session, 'ack', stream, arguments))
 
     def _publish(

@@ -13,10 +13,11 @@
 -- ARGV[11] key of the parts
 -- ARGV[12] durable readers that were there before the server lost its memory, as "readers" in stream.lua
 -- ARGV[13] what the payload is compressed with, if that is good only while all readers have it; ''
--- ARGV[14] payload, or a reference to it; last, since a server reads what follows a large argument once more
+-- ARGV[14] "<sequence>:<number>" of this writer's last entry, as it was told in this epoch; '': it was told nothing
+-- ARGV[15] payload, or a reference to it; last, since a server reads what follows a large argument once more
 -- Returns {status, epoch ('': there is no such stream, and nobody asked for one), host, number, last sequence of this
--- writer, floor, room, dropped, plane, wanted, ends (of use to who knows another epoch; else 0), readers}; statuses are those of
--- outbox.py
+-- writer, floor, room, dropped, plane, wanted, ends (of use to who knows another epoch; else 0), readers, chain up to the
+-- entry ('' unless it was appended now)}; statuses are those of outbox.py
 local writer, sequence, base = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local size, limit = tonumber(ARGV[6]), tonumber(ARGV[7])
 
@@ -28,9 +29,11 @@ if known then
   known_number = tonumber(string.sub(known, colon + 1))
 end
 
+local appended = ''
 local function verdict(status)
   local ends = ARGV[2] ~= epoch and num_ends() or 0
-  return { status, epoch, host, known_number, known_sequence, floor, room, dropped, plane, wanted, ends, known_readers }
+  return { status, epoch, host, known_number, known_sequence, floor, room, dropped, plane, wanted, ends, known_readers,
+    appended }
 end
 
 if sequence == 0 then
@@ -44,6 +47,14 @@ if sequence == 0 then
 end
 if ARGV[2] ~= epoch then
   return verdict('STALE')
+end
+if ARGV[14] ~= '' and ARGV[14] ~= known then
+  -- Nobody else appends for this writer: only data that are older lack what it was told.
+  local colon = string.find(ARGV[14], ':', 1, true)
+  if known_sequence <= tonumber(string.sub(ARGV[14], 1, colon - 1)) then
+    begin_epoch()
+    return verdict('STALE')
+  end
 end
 -- Before the first entry that this writer brings back: what others ack is kept for them until they come.
 local has_returned = false
@@ -75,7 +86,7 @@ if limit > 0 and ARGV[8] == '1' then
   local held_from = trimmed
   while upto < last and total - held_from + size > limit do
     upto = upto + 1
-    held_from = tonumber(redis.call('HGET', SIZES, digits(upto)))
+    held_from = total_at(upto)
   end
   if upto > floor then
     dropped = dropped + upto - floor
@@ -102,11 +113,11 @@ local function begin_anew()
   for _, entry in ipairs(held) do
     redis.call('XADD', LOG, entry[1], unpack(entry[2]))
   end
-  epoch = fresh
-  redis.call('HSET', META, 'epoch', epoch)
+  begin_epoch()
 end
 
-local fields = { 'e', epoch, 'w', writer, 's', digits(sequence), 'p', ARGV[14] }
+local link = string.sub(redis.sha1hex(chain .. ' ' .. writer .. ' ' .. digits(sequence)), 1, 16)
+local fields = { 'e', epoch, 'w', writer, 's', digits(sequence), 'p', ARGV[15], 'c', link }
 local added = redis.pcall('XADD', LOG, digits(last + 1) .. '-0', unpack(fields))
 if type(added) == 'table' and added.err then
   if not string.find(added.err, 'equal or smaller', 1, true) then
@@ -116,10 +127,11 @@ if type(added) == 'table' and added.err then
   let_parts_go(last + 1, num_parts, ARGV[11])
   return verdict('STALE')
 end
-last, total = last + 1, total + size
+last, total, chain, appended = last + 1, total + size, link, link
 known_sequence, known_number = sequence, last
-redis.call('HSET', SIZES, digits(last), digits(total))
-redis.call('HSET', META, 'last', digits(last), 'total', digits(total), 'w:' .. writer, digits(sequence) .. ':' .. digits(last))
+redis.call('HSET', SIZES, digits(last), digits(total) .. ':' .. chain)
+redis.call('HSET', META, 'last', digits(last), 'total', digits(total), 'chain', chain,
+  'w:' .. writer, digits(sequence) .. ':' .. digits(last))
 if is_deleted then
   redis.call('HDEL', META, 'deleted')
 end

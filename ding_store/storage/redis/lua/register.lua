@@ -6,7 +6,7 @@
 -- ARGV[4] where a new reader starts: 'oldest' or 'now'
 -- ARGV[5] host whose files it can map; '': none
 -- ARGV[6] what it can decompress, with a blank between any two
--- Returns {epoch, number up to which it has acked}
+-- Returns {epoch, number up to which it has acked, chain up to there}
 local durable, ephemeral = 'd:' .. ARGV[2], 'e:' .. ARGV[2]
 local cursor = redis.call('HGET', READERS, durable) or redis.call('HGET', READERS, ephemeral)
 if not cursor then
@@ -18,4 +18,4 @@ redis.call('HSET', READERS, ARGV[3] .. ':' .. ARGV[2], cursor, 'h:' .. ARGV[2], 
   'c:' .. ARGV[2], ARGV[6])
 redis.call('HDEL', META, 'deleted', 'f:' .. ARGV[2])
 note_readers()
-return { epoch, tonumber(cursor) }
+return { epoch, tonumber(cursor), chain_at(tonumber(cursor)) }

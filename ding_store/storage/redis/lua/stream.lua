@@ -3,6 +3,7 @@
 -- KEYS[1] meta    hash    epoch, life     random token of this life of the stream; run_id of the server it lives in
 --                         last, floor     newest entry's number; numbers up to floor are trimmed
 --                         total, trimmed  bytes ever appended; the part of them up to floor
+--                         chain, floor_chain  hash of all entries up to the newest one; of those up to floor
 --                         dropped, room   entries dropped unread; counts every trim, is the room stream's newest id
 --                         deleted         set from a delete until the next append or register
 --                         ends            the count of KEYS[8], which must not begin anew where a run outlasts the key
@@ -15,11 +16,11 @@
 --                         readers         for writers: a line of the codecs that all readers have; and of each durable
 --                                         one "<name>\t<host>\t<codecs>", in case that it is to be brought back
 -- KEYS[2] log     stream  the entries: id "<number>-0", fields e (epoch), w (writer), s (sequence), p (payload, or a
---                         reference to where the readers' host has it, or the place of its parts)
--- KEYS[3] sizes   hash    number -> total when that entry was appended: the payloads themselves are never read here
+--                         reference to where the readers' host has it, or the place of its parts), c (chain)
+-- KEYS[3] sizes   hash    number -> "<total>:<chain>" when that entry was appended: payloads are never read here
 --                         p<number> -> "<parts>:<key>" of an entry in parts; key and part's number are that part's key
 -- KEYS[4] room    stream  one entry, replaced by every trim, fill and change of plane: who waits for one blocks on it;
---                         fields e (epoch), f (floor)
+--                         fields e (epoch), f (floor), c (floor_chain)
 -- KEYS[5] readers hash    d:<name> (durable) or e:<name> (ephemeral) -> number up to which it has acked
 --                         h:<name> -> host that it is on, '' if it reads over the wire only
 --                         c:<name> -> what it can decompress, with a blank between any two
@@ -32,26 +33,35 @@ local META, LOG, SIZES, ROOM, READERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS
 local FILLED, PLANES, ENDS = KEYS[6], KEYS[7], KEYS[8]
 
 local stored = redis.call('HMGET', META, 'epoch', 'life', 'last', 'floor', 'total', 'trimmed', 'dropped', 'room',
-  'plane', 'host', 'wanted', 'parted', 'deleted', 'readers')
+  'plane', 'host', 'wanted', 'parted', 'deleted', 'readers', 'chain', 'floor_chain')
 local epoch = stored[1]
 local last, floor = tonumber(stored[3]) or 0, tonumber(stored[4]) or 0
 local total, trimmed = tonumber(stored[5]) or 0, tonumber(stored[6]) or 0
 local dropped, room = tonumber(stored[7]) or 0, tonumber(stored[8]) or 0
 local plane, host, wanted = tonumber(stored[9]) or 0, stored[10] or '', tonumber(stored[11]) or 0
 local parted, is_deleted, known_readers = tonumber(stored[12]) or 0, stored[13], stored[14] or ''
+local chain, floor_chain = stored[15] or '', stored[16] or ''
 
 -- A first write that needs no memory makes Redis let a script finish at maxmemory: acks must go through to free some.
 local function need_no_memory()
   redis.call('HDEL', SIZES, '')
 end
 
--- A server that restarted, and a replica that took over, may lack the newest entries and give their numbers to others.
 local life, fresh = string.sub(ARGV[1], 1, 40), string.sub(ARGV[1], 41)
-local is_new = not stored[2]
-if stored[2] ~= life then
+
+-- Where data are older than they were, the newest entries are missing, and their numbers go to others. The life tells of a
+-- server that restarted, and of a replica that took over. In one life, too, a server may reload an old file, or be a
+-- replica for a while: then clients tell, by the chain, or by what they had been told in this epoch.
+local function begin_epoch()
   epoch = fresh
   need_no_memory()
-  redis.call('HSET', META, 'epoch', epoch, 'life', life)
+  redis.call('HSET', META, 'epoch', epoch)
+end
+
+local is_new = not stored[2]
+if stored[2] ~= life then
+  begin_epoch()
+  redis.call('HSET', META, 'life', life)
   if is_new then
     redis.call('HSET', META, 'deleted', 1, 'ends', redis.call('GET', ENDS) or 0)
     is_deleted = '1'
@@ -75,6 +85,16 @@ local function digits(number)
   return string.format('%.0f', number)
 end
 
+-- The chain up to a number; '' if that is trimmed, or not there yet.
+local function chain_at(number)
+  if number == last then
+    return chain
+  elseif number == floor then
+    return floor_chain
+  end
+  return string.match(redis.call('HGET', SIZES, digits(number)) or '', ':(.*)') or ''
+end
+
 -- Replace the one entry of such a stream; also what somebody else wrote there, under an id of the server's clock maybe.
 local function tell(key, number, ...)
   local told = redis.pcall('XADD', key, 'MAXLEN', '=', '1', digits(number) .. '-0', ...)
@@ -87,7 +107,7 @@ end
 local function tell_room()
   room = room + 1
   redis.call('HSET', META, 'room', digits(room))
-  tell(ROOM, room, 'e', epoch, 'f', digits(floor))
+  tell(ROOM, room, 'e', epoch, 'f', digits(floor), 'c', floor_chain)
 end
 
 -- Parts have a time to live until now, in case that their writer is killed before it says that they are there: all of
@@ -136,11 +156,17 @@ local function delete_parts(numbers)
   redis.call('HSET', META, 'parted', digits(parted))
 end
 
+-- The bytes that were appended up to an entry that is held.
+local function total_at(number)
+  return tonumber(string.match(redis.call('HGET', SIZES, digits(number)), '^%d+'))
+end
+
 local function trim(upto)
   if upto <= floor then
     return
   end
-  trimmed = tonumber(redis.call('HGET', SIZES, digits(upto)))
+  floor_chain = chain_at(upto)
+  trimmed = total_at(upto)
   redis.call('XTRIM', LOG, 'MINID', '=', digits(upto + 1) .. '-0')
   for first = floor + 1, upto, 1000 do
     local gone = {}
@@ -154,7 +180,7 @@ local function trim(upto)
     redis.call('HDEL', FILLED, unpack(gone))
   end
   floor = upto
-  redis.call('HSET', META, 'floor', digits(floor), 'trimmed', digits(trimmed))
+  redis.call('HSET', META, 'floor', digits(floor), 'trimmed', digits(trimmed), 'floor_chain', floor_chain)
   tell_room()
 end
 

@@ -7,7 +7,7 @@ if make_none() then
   return 0
 end
 if room > 0 then
-  tell(ROOM, room, 'e', epoch, 'f', digits(floor))
+  tell(ROOM, room, 'e', epoch, 'f', digits(floor), 'c', floor_chain)
 end
 if plane > 0 then
   tell(PLANES, plane, 'h', host)
