@@ -55,7 +55,7 @@ class AppendUnsettled(StoreUnavailable):
     @property
     def needs_room(self) -> bool:
         """Whether the server is there, and the entry only waits for room, or its stream is over."""
-        return isinstance(self.__cause__, (ServerFull, StreamFull, StoreTimeout, StoreClosed))
+        return self.__cause__ is None or isinstance(self.__cause__, (ServerFull, StreamFull, StoreTimeout, StoreClosed))
 
 
 class StoreUnsuitable(StoreError):
