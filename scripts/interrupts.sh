@@ -4,4 +4,4 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export DING_STORE_PLACES="${DING_STORE_PLACES:-12}" DING_STORE_FORKS="${DING_STORE_FORKS:-300}"
-exec scripts/test.sh --timeout 3600 tests/buffer/test_{interrupts,forks}.py tests/storage/test_forks.py "$@"
+exec scripts/test.sh --timeout 3600 tests/buffer/test_buffer_{interrupts,forks}.py tests/storage/test_store_forks.py "$@"
