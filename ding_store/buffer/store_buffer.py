@@ -332,7 +332,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         except BaseException:
             if self._elements is not former:
                 self._elements.close()
-            vars(self).update(before)
+            self.__dict__.update(before)
             raise
         former.close()
 
