@@ -5,8 +5,11 @@
 Writers append numbered entries, durable readers commit what they saw and their marks before they ack, and every second
 or so something is killed, stopped, cut or deleted. Exit status 1, and books and logs are kept, when books differ then.
 
-Left out is what the store does not cover: the server forgets nothing while a writer may not have heard of all readers;
-until all is announced again no writer is killed, none comes. What only a killed writer had may be missing.
+The server also goes back in time, in one life: it reloads an older file, or follows a lagging replica for a moment.
+
+Left out is what the store does not cover: the server forgets nothing while a writer may not have heard of all readers,
+and goes back to no moment with other readers; until all is announced again no writer is killed, none comes. What only a
+killed writer had may be missing.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ import os
 import random
 import shutil
 import signal
+import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -45,13 +50,13 @@ HANG_S = 150.0  # no wait of any process may be longer
 def main() -> int:
     options = parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    options.directory = Path(tempfile.mkdtemp(prefix='chaos'))
+    options.directory, options.ports = Path(tempfile.mkdtemp(prefix='chaos')), free_ports()
     chaos, result = Chaos(options), {'problems': []}
     try:
         chaos.run()
         result = chaos.result()
     finally:
-        for child in [chaos.server, *chaos.writers, *chaos.readers]:
+        for child in [chaos.server, chaos.lagging, *chaos.writers, *chaos.readers]:
             child.kill()
         if not result['problems']:
             shutil.rmtree(options.directory, ignore_errors=True)
@@ -76,8 +81,10 @@ def parse() -> argparse.Namespace:
         parser.error(f'--faults ({",".join(options.faults)}) must be of {", ".join(FAULTS)}')
     try:
         options.binary = str(find_server())
+        version = subprocess.run([options.binary, '--version'], check=True, capture_output=True, text=True).stdout
+        options.allows_debug = 'v=6.' not in version  # only from Redis 7 on it must be allowed
         open(options.json or os.devnull, 'a').close()
-    except (StoreError, OSError) as e:
+    except (StoreError, OSError, subprocess.CalledProcessError) as e:
         parser.error(str(e))
     return options
 
@@ -90,14 +97,37 @@ def live(options: argparse.Namespace, parent: int, name: str, target: Any, numbe
 
 
 def serve(options: argparse.Namespace, *_: Any) -> None:
-    os.chdir(options.directory)
-    words = '--port 0 --unixsocket redis.sock --logfile server.log --save  --appendonly yes --appendfsync always'
+    words = '--logfile server.log --appendonly yes --appendfsync always'
+    if options.allows_debug:
+        words += ' --enable-debug-command yes'
+    redis_server(options, options.directory, words)
+
+
+def lag(options: argparse.Namespace, *_: Any) -> None:
+    """A replica of the server, but for most of the time."""
+    directory = options.directory / 'lagging'
+    directory.mkdir(exist_ok=True)
+    redis_server(options, directory, '--logfile server.log')
+
+
+def redis_server(options: argparse.Namespace, directory: Path, words: str) -> None:
+    os.chdir(directory)
+    port = options.ports[directory == options.directory]
+    words += f' --port {port} --bind 127.0.0.1 --unixsocket redis.sock --repl-diskless-sync-delay 0 --save '
     os.execv(options.binary, [options.binary, *words.split(' ')])
+
+
+def free_ports() -> Tuple[int, int]:
+    with socket.socket() as one, socket.socket() as other:
+        for free in (one, other):
+            free.bind(('127.0.0.1', 0))
+        return one.getsockname()[1], other.getsockname()[1]
 
 
 def opened(options: argparse.Namespace, host: str) -> HostCache:
     # Room for little: a reader that is away fills the stream, and writers wait.
-    store = RedisStore(f'unix://{options.directory}/redis.sock', 'chaos', max_pending_bytes=8 << 20, check_every_s=1.0)
+    waits: Dict[str, Any] = {'check_every_s': 1.0, 'connect_timeout_s': HANG_S}
+    store = RedisStore(f'unix://{options.directory}/redis.sock', 'chaos', max_pending_bytes=8 << 20, **waits)
     (options.directory / host).mkdir(exist_ok=True)
     return HostCache(store, str(options.directory / host), patience_s=PATIENCE_S)
 
@@ -188,7 +218,9 @@ class Child:  # a writer; or a reader, or the server, in one life after the othe
 
     @property
     def is_at_work(self) -> bool:
-        has_begun = self.books['confirmed'] or len(self.books['registered']) == self.lives or self.target is serve
+        has_begun = (
+            self.books['confirmed'] or len(self.books['registered']) == self.lives or self.target in (serve, lag)
+        )
         return bool(has_begun) and self.is_alive and not self.is_leaving
 
     def kill(self) -> None:
@@ -204,7 +236,8 @@ class NotNow(Exception):
 class Chaos:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.directory, self.chance = options, options.directory, random.Random(options.seed)
-        self.server = Child(options, 'server', serve)
+        self.server, self.lagging = Child(options, 'server', serve), Child(options, 'lagging', lag)
+        self.copied_at = {'file': 0.0, 'replica': 0.0}  # what the server may go back to -> since when
         self.writers: List[Child] = []
         self.readers: List[Child] = []
         self.performed = {name: 0 for name in options.faults}
@@ -225,17 +258,47 @@ class Chaos:
             while time.monotonic() < end and not self.problems:
                 self.step()
                 with suppress(NotNow):
-                    if time.monotonic() >= due:
-                        FAULTS[name := self.chance.choice(self.options.faults)](self)
-                        self.performed[name] += 1
-                        due = time.monotonic() + self.chance.uniform(0.3, 1.7)
+                    self.copy_server()
+                if time.monotonic() >= due and self.happens(self.chance.choice(self.options.faults)):
+                    due = time.monotonic() + self.chance.uniform(0.3, 1.7)
             self.wait('all go on', lambda: not self.later)
+            if 'flush_server' in self.options.faults:
+                self.flush_before_close()
             (self.directory / 'finish').touch()
+            self.signal(self.writers, signal.SIGCONT)
             self.wait('writers close', lambda: not any(one.is_alive for one in self.writers))
+            self.signal(self.readers, signal.SIGCONT)
             (self.directory / 'drain').touch()
             self.wait('readers have all', lambda: not any(one.is_alive for one in self.readers))
         except TimeoutError as e:
             self.problems.append(str(e))
+
+    def flush_before_close(self) -> None:
+        """Writers close with entries that nobody has read, and that the server has just forgotten."""
+        self.signal(self.readers, signal.SIGSTOP)
+        self.changed_at = time.monotonic()  # From now on every writer is to append something.
+
+        def is_flushed() -> bool:
+            self.signal(self.writers, signal.SIGSTOP)  # Else each would append something else before it closes.
+            is_done = self.happens('flush_server')
+            if not is_done:
+                self.signal(self.writers, signal.SIGCONT)
+            return is_done
+
+        self.wait('the server is flushed', is_flushed)
+
+    def signal(self, children: List[Child], number: int) -> None:
+        for child in children:
+            if child.is_alive:
+                os.kill(child.process.pid, number)
+
+    def happens(self, fault: str) -> bool:
+        try:
+            FAULTS[fault](self)
+        except NotNow:
+            return False
+        self.performed[fault] += 1
+        return True
 
     def wait(self, what: str, condition: Callable[[], Any]) -> None:
         deadline = time.monotonic() + HANG_S
@@ -248,7 +311,7 @@ class Chaos:
     def step(self) -> None:
         time.sleep(0.05)
         now = time.monotonic()
-        for child in [self.server, *self.writers, *self.readers]:
+        for child in [self.server, self.lagging, *self.writers, *self.readers]:
             is_moving = child.target is read and (child.is_leaving or not child.books['registered'])
             child.has_ended = not (child.was_killed or child.process.is_alive())
             child.books.poll()
@@ -257,7 +320,11 @@ class Chaos:
                 child.is_leaving = child.is_leaving and not child.has_ended
             if child.has_ended and child.process.exitcode:
                 self.problems.append(f'{child.name} ended with status {child.process.exitcode}: see its log')
-            if child is not self.server and child.is_alive and time.time() - child.books.path.stat().st_mtime > HANG_S:
+            if (
+                child.target not in (serve, lag)
+                and child.is_alive
+                and time.time() - child.books.path.stat().st_mtime > HANG_S
+            ):
                 self.problems.append(f'{child.name} hangs: it committed nothing for {HANG_S:g} s')
         todo, self.later = self.later, []
         for due, action in todo:
@@ -314,11 +381,67 @@ class Chaos:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     @contextmanager
-    def client(self) -> Iterator[Any]:
+    def client(self, directory: str = '.') -> Iterator[Any]:
         self.one_of([self.server])
-        client = redis.Redis(unix_socket_path=f'{self.directory}/redis.sock', socket_timeout=1.0, retry=None)
+        path = f'{self.directory}/{directory}/redis.sock'
+        client = redis.Redis(unix_socket_path=path, socket_timeout=1.0, retry=None)
         with suppress(redis.RedisError), client:
             yield client
+
+    def copy_server(self) -> None:
+        """What it has now it may go back to, as long as no reader comes or goes."""
+        self.need_settled()
+        if min(self.copied_at.values()) > self.changed_at:
+            raise NotNow
+        with self.client() as client, self.client('lagging') as lagging:
+            client.save()
+            self.copied_at['file'] = time.monotonic()
+            lagging.replicaof('127.0.0.1', self.options.ports[1])
+            if self.poll(lambda: lagging.info('replication')['master_link_status'] == 'up'):
+                self.copied_at['replica'] = time.monotonic()
+            lagging.replicaof('NO', 'ONE')
+
+    def reload_server(self) -> None:
+        with self.going_back('file') as client:
+            client.execute_command('DEBUG', 'RELOAD', 'NOSAVE')
+            client.bgrewriteaof()  # The append-only file is of both times else.
+            self.poll(lambda: not client.info('persistence')['aof_rewrite_in_progress'])
+
+    def fail_back(self) -> None:
+        """Another server, which lags, is the primary, and then this one again."""
+        with self.going_back('replica') as client:
+            with client.pipeline() as pipe:  # No call blocks at that moment: it would end with an error of the server.
+                pipe.execute_command('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes')
+                pipe.replicaof('127.0.0.1', self.options.ports[0])
+                pipe.execute()
+            self.poll(lambda: client.info('replication')['master_link_status'] == 'up')
+            client.replicaof('NO', 'ONE')
+
+    def flush_server(self) -> None:
+        with self.going_back('') as client:
+            client.flushall()
+
+    @contextmanager
+    def going_back(self, to: str) -> Iterator[Any]:
+        self.need_settled()
+        self.one_of(self.writers)  # who tells it which readers there are
+        # Another reader may have come since, or one may have left.
+        if to and self.copied_at[to] <= self.changed_at:
+            raise NotNow
+        answers = False
+        with self.client() as client:
+            answers = client.ping()
+        if not answers:
+            raise NotNow  # It is stopped, perhaps.
+        with self.client() as client:
+            yield client
+        self.forgotten_at = self.changed_at = time.monotonic()
+
+    def poll(self, condition: Callable[[], Any]) -> bool:
+        deadline = time.monotonic() + 5.0
+        while not condition() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return bool(condition())
 
     def cut_connections(self) -> None:
         with self.client() as client:
@@ -387,6 +510,9 @@ FAULTS: Dict[str, Callable[[Chaos], None]] = {
     'stop_reader': lambda chaos: chaos.stop(chaos.readers),
     'stop_server': lambda chaos: chaos.stop([chaos.server]),
     'empty_server': Chaos.empty_server,
+    'reload_server': Chaos.reload_server,
+    'fail_back': Chaos.fail_back,
+    'flush_server': Chaos.flush_server,
     'cut_connections': Chaos.cut_connections,
     'foreign_news': Chaos.foreign_news,
     'delete_cache': Chaos.delete_cache,

@@ -2,14 +2,19 @@
 
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from jobs import environment
 
+import ding_store
+
+PACKAGE = Path(ding_store.__file__).parent
 SCRIPT = Path(__file__).parents[1] / 'scripts' / 'chaos.py'
 
 
@@ -81,6 +86,29 @@ def test_a_short_run(tmp_path, redis_binary):
     assert found['problems'] == []
     assert sum(found['faults'].values()) > 2
     assert all(row['read'] > 0 for name, row in found['readers'].items() if name.startswith('reader'))
+
+
+#: Epochs go by the server's run_id alone: no client tells the server of what that had and has no more.
+BY_RUN_ID = {
+    'lua/append.lua': ("if ARGV[14] ~= '' and", 'if false and'),
+    'lua/ack.lua': ("if ARGV[5] ~= '' and", 'if false and'),
+    'entries.py': ('not _leads_on(after, newest, raw)', 'False'),
+}
+
+
+@pytest.mark.parametrize('fault', ['reload_server', 'fail_back'])
+def test_chaos_mutant_with_epochs_by_run_id_is_found(tmp_path, redis_binary, fault):
+    shutil.copytree(PACKAGE, tmp_path / 'ding_store', ignore=shutil.ignore_patterns('__pycache__'))
+    for name, (guard, without) in BY_RUN_ID.items():
+        file = tmp_path / 'ding_store' / 'storage' / 'redis' / name
+        assert file.read_text().count(guard) == 1
+        file.write_text(file.read_text().replace(guard, without))
+    with tempfile.TemporaryDirectory() as short:  # for a socket's path, and what is kept of a faulty run
+        command = [sys.executable, str(SCRIPT), '--seconds', '5', '--seed', '7', '--writers', '2', '--faults', fault]
+        variables = {**environment(), 'PYTHONPATH': str(tmp_path), 'TMPDIR': short}
+        done = subprocess.run(command, cwd=short, env=variables, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert 'is missing' in done.stdout
 
 
 @pytest.mark.parametrize(
