@@ -275,6 +275,7 @@ class Chaos:
 
     def flush_before_close(self) -> None:
         """Writers close with entries that nobody has read, and that the server has just forgotten."""
+        self.wait('no reader comes or goes', lambda: all(one.is_at_work or one.has_ended for one in self.readers))
         self.signal(self.readers, signal.SIGSTOP)
         self.changed_at = time.monotonic()  # From now on every writer is to append something.
 

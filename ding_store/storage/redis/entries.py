@@ -220,8 +220,8 @@ def _leads_on(after: EntryId, newest: EntryId, raw: List[Raw]) -> bool:
     """Whether a server that has these entries behind ``after`` still has what led up to there."""
     if raw:
         return _is_behind(raw[0], after)
-    is_same = newest.number > after.number or not after.chain or after.chain == newest.chain
-    return newest.number >= after.number and is_same
+    # Without a chain it may be an id of the server's clock, which somebody else wrote under.
+    return not after.chain or newest.number > after.number or newest.chain == after.chain
 
 
 def _is_behind(first: Raw, after: EntryId) -> bool:
@@ -230,7 +230,7 @@ def _is_behind(first: Raw, after: EntryId) -> bool:
     if not after.chain or _number(first[0]) != after.number + 1 or b'c' not in fields:
         return True
     try:
-        return link(after.chain, fields[b'w'].decode(), int(fields[b's'])) == fields[b'c'].decode()
+        return bool(fields[b'c'] == link(after.chain, fields[b'w'].decode(), int(fields[b's'])).encode())
     except (KeyError, ValueError):
         return True  # It is no entry of ours.
 
