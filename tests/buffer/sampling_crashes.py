@@ -49,7 +49,7 @@ class SamplingWorker(Sampled):
     def run(self, tell: Callable[[], None]) -> None:
         tell()
         while True:
-            # Before it pushes: one that is killed before its first sample, again and again, would fill the buffer.
+            # First: workers that are killed before they sample would fill the table, and rows would be evicted.
             while self.buffer.count() > CAPACITY // 2:
                 self.sample()
             self.push()
