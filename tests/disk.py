@@ -225,7 +225,7 @@ def images(moment: Moment, rng: random.Random, num_random: int = 2) -> Iterator[
     they are, one file the other way, and so many mixtures of pages.
     """
     dirty = [inode for inode in moment.now if _is_dirty(moment, inode)]
-    names = {inode: name for name, inode in {**moment.synced_names, **moment.names}.items()}
+    names = {inode: name for found in (moment.synced_names, moment.names) for name, inode in found.items()}
     yield 'all old', _image(moment, moment.names, lambda inode, page: False)
     if dirty:
         yield 'all new', _image(moment, moment.names, lambda inode, page: True)

@@ -115,8 +115,9 @@ def test_a_disk_is_full_as_a_buffer_opens_whose_last_push_was_killed(
         # As far as a push gets that is killed before its rows are committed.
         metas.record(metas.encode(np.arange(3, 3 + num_left), later[:num_left]))
 
-    def full(*arguments: Any) -> None:
-        raise NotEnoughSpace(errno.ENOSPC, 'full')
+    def full(descriptor: int, name: str, start: int, num_bytes: int) -> None:
+        if start + num_bytes > os.fstat(descriptor).st_size:
+            raise NotEnoughSpace(errno.ENOSPC, 'full')
 
     with monkeypatch.context() as patch:
         patch.setattr(journal, 'reserve', full)
