@@ -56,6 +56,7 @@ def _main(argv: Optional[Sequence[str]]) -> int:
         parser.print_help()
         return 2
     try:
+        _check_directory()
         _check_outputs(options)
         return options.call(options, command)
     except (StoreError, KeyboardInterrupt) as error:
@@ -272,6 +273,13 @@ def _config(options: argparse.Namespace, shared: bool = True) -> StoreConfig:
     if checkpoint:
         os.environ[ENV_CHECKPOINT] = checkpoint if checkpoint == '1' else os.path.abspath(checkpoint)
     return StoreConfig.from_block({})
+
+
+def _check_directory() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError('the working directory no longer exists: change to another one') from None
 
 
 def _absolute(url: str) -> str:

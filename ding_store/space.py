@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import tempfile
+from contextlib import suppress
 from typing import Iterator, List, Optional, Tuple
 
 from ding_store.errors import NotEnoughSpace
@@ -52,7 +53,10 @@ def roomiest_directory() -> str:
         The directory for temporary files with the most free space, on a disk if there is one: ``TMPDIR``, ``/tmp``,
         ``/var/tmp`` and the working directory are looked at.
     """
-    candidates = [d for d in (tempfile.gettempdir(), '/var/tmp', os.getcwd()) if os.access(d, os.W_OK)]
+    directories = [tempfile.gettempdir(), '/var/tmp']
+    with suppress(FileNotFoundError):  # The working directory was deleted.
+        directories.append(os.getcwd())
+    candidates = [d for d in directories if os.access(d, os.W_OK)]
     on_disk = [d for d in candidates if _file_system(d) not in _MEMORY_FILE_SYSTEMS]
     return max(on_disk or candidates, key=free_space)
 

@@ -174,7 +174,7 @@ class ServedPriorities(PriorityExperienceReplay):
             values = self.sampler.check([float(meta['priority'])], 1) + _EPSILON
         if data is not None and self.IS_weight and self.buffer.schema is not None and 'priority_IS' in data:
             # Of the sample that it comes from, where the buffer's elements have none.
-            data = {key: value for key, value in data.items() if key != 'priority_IS'}
+            data = type(data)({key: value for key, value in data.items() if key != 'priority_IS'})
         found: bool = chain(index, data, meta, *args, **kwargs)
         if values is not None:
             self.sampler.update(np.array([int(index)]), values)

@@ -30,7 +30,8 @@ def is_wanted() -> bool:
 
 def with_compiler(compile_all: Callable[[Compiler], T]) -> Optional[T]:
     """
-    What a function makes that is given the compiler; None where there is no numba. Signatures compile at once, so that
+    What a function makes that is given the compiler; None where there is no numba, or it does not compile
+    (``NUMBA_DISABLE_JIT``, for coverage and debuggers). Signatures compile at once, so that
     whatever goes wrong does so here and not in the middle of training.
     """
     try:
@@ -38,6 +39,9 @@ def with_compiler(compile_all: Callable[[Compiler], T]) -> Optional[T]:
     except ImportError as e:
         # Also one that is too old for this numpy.
         logger.info('loops run in numpy (%s); pip install "ding_store[fast]" makes small rows several times faster', e)
+        return None
+    if numba.config.DISABLE_JIT:
+        logger.info('loops run in numpy: NUMBA_DISABLE_JIT is set')
         return None
     try:
         return compile_all(_compiler(numba, cache=True))

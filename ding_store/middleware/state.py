@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Container, Dict, Iterator, Mapping, MutableMapping, Optional, Tuple, Union
+from typing import Any, Collection, Container, Dict, Iterable, Iterator, Mapping, MutableMapping, Optional, Tuple, Union
 
 import numpy as np
 import torch
@@ -15,6 +15,10 @@ from ding_store.storage.base import Value
 
 #: What floats may be published as, beside their own types.
 DTYPES = {'float16': torch.float16, 'bfloat16': torch.bfloat16}
+#: What torch.compile puts before names, of the model or of a part of it, and DistributedDataParallel.
+_COMPILED, _DISTRIBUTED = '_orig_mod.', 'module.'
+#: So many differences between weights and a model are named.
+_MAX_NAMED = 10
 _EXTRA = '_extra_state'  # What torch calls a module's entry that is anything, set by a method of the module's.
 
 
@@ -72,6 +76,33 @@ def state_to_arrays(
     return header, arrays
 
 
+def _without_wrappers(own: Iterable[str], published: Collection[str]) -> Dict[str, str]:
+    """What published names are in the model, if wrappers of it or of the published one are the only difference."""
+    mine = {_bare(name): name for name in own}
+    theirs = {_bare(name): name for name in published}
+    if mine.keys() != theirs.keys() or len(theirs) != len(published) or set(mine.values()) == set(published):
+        return {}
+    return {name: mine[bare] for bare, name in theirs.items()}
+
+
+def _bare(name: str) -> str:
+    bare = name.replace(_COMPILED, '')
+    while bare.startswith(_DISTRIBUTED):
+        bare = bare[len(_DISTRIBUTED) :]
+    return bare
+
+
+def _prefixed(own: Collection[str], published: Collection[str]) -> str:
+    """In a few words that all names differ in one prefix; empty if that is not all."""
+    for longer, shorter, whose in ((own, published, 'the model'), (published, own, 'the weights')):
+        first = min(shorter, default='')
+        for name in longer:
+            prefix = name[: len(name) - len(first)] if first and name.endswith(first) else ''
+            if prefix and {prefix + each for each in shorter} == set(longer):
+                return f'the names of {whose} begin with {prefix!r}, the others do not. Rename them on one side'
+    return ''
+
+
 def load_arrays(target: Union[torch.nn.Module, MutableMapping[str, Any]], value: Value, in_place: bool = False) -> None:
     """
     Overview:
@@ -91,6 +122,10 @@ def load_arrays(target: Union[torch.nn.Module, MutableMapping[str, Any]], value:
     shared, others = value.header.get('shared', {}), value.header.get('others', {})
     arrays = {**value.arrays, **{name: value.arrays[first] for name, first in shared.items()}}
     bfloat16 = {name for name in arrays if shared.get(name, name) in value.header['bfloat16']}
+    names = _without_wrappers(own, [*arrays, *others])
+    if names:
+        arrays, others = ({names[name]: each for name, each in kept.items()} for kept in (arrays, others))
+        bfloat16 = {names[name] for name in bfloat16}
     wrong = [f'missing {name!r}' for name in own if name not in arrays and name not in others]
     wrong += [f'unexpected {name!r}' for name in [*arrays, *others] if name not in own]
     known = [(name, array) for name, array in arrays.items() if name in fixed]
@@ -99,7 +134,10 @@ def load_arrays(target: Union[torch.nn.Module, MutableMapping[str, Any]], value:
     if is_module:
         wrong += [f"{name!r}: a tensor in a module's extra state cannot be loaded" for name in own if '/' in name]
     if wrong:
-        raise SchemaMismatch(f'weights {value.name!r} version {value.version} do not fit the model: {"; ".join(wrong)}')
+        what = _prefixed(own, [*arrays, *others]) or '; '.join(wrong[:_MAX_NAMED])
+        if len(wrong) > _MAX_NAMED:
+            what += f'; {len(wrong)} differences in all'
+        raise SchemaMismatch(f'weights {value.name!r} version {value.version} do not fit the model: {what}')
     done = _point(target, arrays, bfloat16) if in_place and isinstance(target, torch.nn.Module) else set()
     copied = [(name, array) for name, array in known if name not in done]
     num_bytes = sum(array.nbytes for _, array in copied)

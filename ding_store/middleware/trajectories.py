@@ -54,6 +54,13 @@ def nstep_returns(cfg: Any) -> Callable:
 
 def add_returns(steps: List[Any], nstep: int, gamma: float) -> None:
     """In place, for the steps of one episode, as trees or as dicts."""
+    for step in steps:
+        reward = step['reward']
+        if not isinstance(reward, torch.Tensor):
+            raise ConfigError(
+                f'n-step returns failed: a reward is a {type(reward).__name__}. Have the environment return an array'
+            )
+        step['reward'] = torch.atleast_1d(reward)
     nothing = torch.zeros_like(steps[0]['reward'])
     for i, step in enumerate(steps):
         # Oldest first: what is read here has not been written yet.

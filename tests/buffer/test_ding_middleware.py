@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from ding.data.buffer.middleware import (
     PriorityExperienceReplay,
     clone_object,
@@ -13,11 +14,13 @@ from ding.data.buffer.middleware import (
     staleness_check,
     use_time_check,
 )
+from ding.framework import OnlineRLContext
 from easydict import EasyDict
 from elements import number, transition
 
 from ding_store.buffer import Prioritized, StoreBuffer, limited
-from ding_store.errors import NotEnoughData
+from ding_store.errors import NotEnoughData, SchemaMismatch
+from ding_store.middleware.replay import data_pusher
 
 
 def filled(count: int, size: int = 100) -> StoreBuffer:
@@ -285,3 +288,46 @@ def test_what_the_buffer_offers_instead() -> None:
         buffer.update_priorities(batch.rows, batch.rows.astype(float))
     assert max(uses.values()) == 2
     assert buffer.count() == sum(count < 2 for count in uses.values())
+
+
+@pytest.mark.parametrize('element', [3, 'text', torch.ones(2), [torch.ones(2)] * 3, (1, 2)])
+def test_data_pusher_takes_elements_that_are_no_mappings(element: object) -> None:
+    ctx = OnlineRLContext()
+    ctx.trajectories = [element] * 5
+    buffer = StoreBuffer(10, sampler=Prioritized())
+    data_pusher(None, buffer)(ctx)
+    assert buffer.count() == 5
+
+
+def test_sample_takes_no_indices_as_false() -> None:
+    buffer = filled(10)
+    assert len(buffer.sample(4, False)) == 4
+    # Middleware of DequeBuffer passes its ``replace`` on in this place.
+    assert len(buffer.sample(4, False, True)) == 4
+
+
+def test_priority_metas_are_those_of_ding() -> None:
+    buffer = StoreBuffer(10)
+    buffer.use(PriorityExperienceReplay(buffer, IS_weight=True))
+    for i in range(10):
+        buffer.push(transition(i), meta={'priority': 2.0})
+    items = buffer.sample(6)
+    for item in items:
+        assert {'priority', 'priority_idx', 'priority_IS'} <= set(item.meta)
+        assert buffer._middleware[0].buffer_idx[item.meta['priority_idx']] == item.index
+        # What the sample added to the data is not of the buffer's elements.
+        assert buffer.update(item.index, item.data, {**item.meta, 'priority': 3.0})
+    assert len(buffer._middleware[0].buffer_idx) == 10
+
+
+def test_update_with_a_new_key_is_one_error() -> None:
+    buffer = filled(3)
+    item = buffer.get(0)
+    element = dict(item.data, another=torch.ones(1))
+    with pytest.raises(SchemaMismatch, match='another') as raised:
+        buffer.update(item.index, element)
+    assert raised.value.__cause__ is None
+    assert raised.value.__context__ is None
+    with pytest.raises(SchemaMismatch, match='another') as raised:
+        buffer.push(element)
+    assert raised.value.__context__ is None

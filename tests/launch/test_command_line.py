@@ -4,6 +4,7 @@ import io
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -273,3 +274,19 @@ def test_run_takes_the_name_of_any_experiment(tmp_path):
     first = said(tmp_path, 'run', '--run', '实验/pong', '--', sys.executable, '-c', COUNT, code=0)
     assert first.startswith('pong-')
     assert first.endswith(' holds 1\n')
+
+
+@pytest.mark.parametrize('call', ['status', 'run -- python -c pass'])
+def test_command_in_a_deleted_directory_says_so(call, tmp_path):
+    command = f'mkdir gone && cd gone && rmdir ../gone && exec "$0" -m ding_store.cli {call}'
+    run = subprocess.run(
+        ['sh', '-c', command, sys.executable],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    said = [line for line in run.stderr.splitlines() if line.startswith('ding-store:')]
+    assert (run.returncode, said) == (2, ['ding-store: the working directory no longer exists: change to another one'])
+    assert 'Traceback' not in run.stderr

@@ -694,3 +694,51 @@ def test_only_what_is_copied_is_worth_a_compiler(monkeypatch):
     for in_place in (False, True):
         load_arrays(torch.nn.BatchNorm1d(1000), value_of(source.state_dict()), in_place)
     assert asked == [4 * 4000 + 8, 2 * 4000 + 8]  # its buffers are copied in any case
+
+
+def wrapped(model, wrapper):
+    """As torch.compile and DistributedDataParallel wrap a model: its names have a prefix."""
+    holder = torch.nn.Module()
+    holder.add_module(wrapper, model)
+    return holder
+
+
+def two_layers():
+    return torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
+
+
+def with_a_compiled_part():
+    return torch.nn.Sequential(torch.nn.Linear(3, 3), wrapped(torch.nn.Linear(3, 2), '_orig_mod'))
+
+
+WRAPPED = {
+    'compiled': lambda: wrapped(two_layers(), '_orig_mod'),
+    'distributed': lambda: wrapped(two_layers(), 'module'),
+    'both': lambda: wrapped(wrapped(two_layers(), '_orig_mod'), 'module'),
+    'a compiled part': with_a_compiled_part,
+}
+
+
+@pytest.mark.parametrize('in_place', [False, True])
+@pytest.mark.parametrize('is_published', [False, True])
+@pytest.mark.parametrize('way', WRAPPED)
+def test_weights_of_a_wrapped_model_fit(way, is_published, in_place):
+    source, target = (two_layers(), WRAPPED[way]())[:: -1 if is_published else 1]
+    header, arrays = state_to_arrays(source.state_dict(), dtype='bfloat16')
+    with torch.no_grad():
+        expected = [parameter.bfloat16().float() for parameter in source.parameters()]
+    load_arrays(target, Value('weights/main', 1, header, arrays), in_place)
+    for parameter, value in zip(target.parameters(), expected):
+        torch.testing.assert_close(parameter.float(), value)
+
+
+def test_weights_of_another_prefix_are_one_short_error():
+    source = torch.nn.Sequential(*[torch.nn.Linear(2, 2) for _ in range(40)])
+    header, arrays = state_to_arrays(source.state_dict())
+    value = Value('weights/main', 1, header, arrays)
+    with pytest.raises(SchemaMismatch, match="the names of the model begin with 'actor.'") as raised:
+        load_arrays(wrapped(source, 'actor'), value)
+    assert len(str(raised.value)) < 200
+    with pytest.raises(SchemaMismatch, match="missing '0.weight'.*84 differences in all") as raised:
+        load_arrays(two_layers(), Value('weights/main', 1, header, {f'x{name}': each for name, each in arrays.items()}))
+    assert len(str(raised.value)) < 600
