@@ -4,7 +4,7 @@ Run DI-engine's own unit tests against StoreBuffer, and say which fail.
     python scripts/upstream_tests.py                            # those that DI-engine's wheel has, of its middleware
     python scripts/upstream_tests.py DI-engine/ding/data/buffer/tests       # and those of a clone: buffers and theirs
 
-Each file runs twice: with DequeBuffer replaced, and with all that ``ding-store run`` replaces. The tests are not changed.
+Each file runs twice, unchanged: with DequeBuffer replaced, and with all that ``ding-store run`` replaces.
 Exits with 1 if one fails that is not among KEPT.
 """
 

@@ -146,7 +146,8 @@ class Store(ABC):
             Append one entry: durable when it returns, in this writer's order, at most once.
         Arguments:
             - header (:obj:`Mapping`): JSON-able.
-            - arrays (:obj:`Mapping`): The columns; numpy arrays of a fixed-size dtype, copied before returning.
+            - arrays (:obj:`Mapping`): The columns; numpy arrays of a fixed-size dtype, copied before returning. Their
+              lengths may differ: the store does not know rows. A learner checks chunks against their schema.
             - timeout_s (:obj:`Optional[float]`): How long a full stream with overflow 'block' may be waited for. Behind
               another thread's append that waits for no room it may take its turn a second later.
         Raises:
