@@ -40,7 +40,7 @@ def with_compiler(compile_all: Callable[[Compiler], T]) -> Optional[T]:
         # Also one that is too old for this numpy.
         logger.info('loops run in numpy (%s); pip install "ding_store[fast]" makes small rows several times faster', e)
         return None
-    if numba.config.DISABLE_JIT:
+    if getattr(numba.config, 'DISABLE_JIT', 0):
         logger.info('loops run in numpy: NUMBA_DISABLE_JIT is set')
         return None
     try:

@@ -254,14 +254,14 @@ def check_sample_arguments(
         - TypeError: Not ValueError or AssertionError, which DI-engine's fetcher takes for a shortage.
     """
     # False, too: middleware written for DequeBuffer passes its ``replace`` on in this place.
-    indices = None if indices is None or indices is False else list(indices)
+    chosen = None if indices is None or (isinstance(indices, bool) and not indices) else list(indices)
     if size is not None:
         size = integer('size', size, 0, TypeError)
-    if not size and not indices:
-        raise TypeError(f'one of size ({size!r}) and indices ({indices!r}) must not be empty')
-    if size and indices and size != len(indices):
-        raise TypeError(f'size ({size}) and the number of indices ({len(indices)}) must be equal')
-    if indices and groupby is not None:
+    if not size and not chosen:
+        raise TypeError(f'one of size ({size!r}) and indices ({chosen!r}) must not be empty')
+    if size and chosen and size != len(chosen):
+        raise TypeError(f'size ({size}) and the number of indices ({len(chosen)}) must be equal')
+    if chosen and groupby is not None:
         raise TypeError(f'indices cannot be combined with groupby ({groupby!r})')
     if unroll_len is not None:
         unroll_len = integer('unroll_len', unroll_len, 0, TypeError)
@@ -269,4 +269,4 @@ def check_sample_arguments(
         raise TypeError(f'unroll_len ({unroll_len}) needs groupby')
     if sample_range is not None and (not isinstance(sample_range, slice) or sample_range.step == 0):
         raise TypeError(f'sample_range ({sample_range!r}) must be a slice with a step other than 0')
-    return int(size or len(indices or ())), indices or None
+    return int(size or len(chosen or ())), chosen or None
