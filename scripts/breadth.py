@@ -380,6 +380,9 @@ def main() -> int:
     logs.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault('OMP_NUM_THREADS', '1')
     preload()
+    # Loops are compiled once for an installation: in no case's time.
+    code = 'from ding_store.buffer.kernels.load import load_kernels; load_kernels()'
+    subprocess.run([sys.executable, '-c', code], check=True)
 
     for place, name in enumerate(names, 1):
         if name in results and not options.again:
