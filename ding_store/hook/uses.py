@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections import Counter
 from contextlib import contextmanager, suppress
-from typing import Iterator, List, Set, Tuple
+from typing import Dict, Iterator, List, Set, Tuple
 
 #: A launcher's file for notes.
 ENV_USES = 'DING_STORE_USES'
@@ -48,7 +48,8 @@ class Uses:
         Overview:
             A line that names what was on the store, and one for each thing that was not.
         """
-        on_store, plain = set(), {kind: Counter() for kind in KINDS}  # type: Set[str], Dict[str, Counter]
+        on_store: Set[str] = set()
+        plain: Dict[str, Counter] = {kind: Counter() for kind in KINDS}
         with open(self._path) as file:
             for line in file:
                 kind, what = json.loads(line)
