@@ -25,7 +25,9 @@ from ding_store.config import (
     parse_settings,
 )
 from ding_store.errors import ConfigError, StoreError
-from ding_store.hook import ENV_EXPLAIN, ENV_HOOK, ENV_LAUNCHER, uses, wait_until_written
+from ding_store.hook import ENV_EXPLAIN, ENV_HOOK
+from ding_store.hook.configs import ENV_LAUNCHER, wait_until_written
+from ding_store.hook.uses import uses
 from ding_store.launch.output import discard, print_to, printable
 
 

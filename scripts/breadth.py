@@ -210,7 +210,7 @@ def run_case(name: str) -> None:
     if kind == 'example':
         found = importlib.import_module(f'ding.example.{module}')
         for key in [key for key in vars(found) if key.endswith('main_config')]:
-            shorten(vars(found)[key], vars(found).get('create_config'))
+            shorten(vars(found)[key])
         found.main()
         return
     if kind == 'main':
@@ -259,7 +259,7 @@ def child(name: str, is_store: bool, result: str) -> None:
 
 
 def run_forked(name: str, is_store: bool, limit_s: float, logs: Path) -> Dict[str, Any]:
-    from ding_store.hook import uses
+    from ding_store.hook.uses import uses
 
     directory = Path(tempfile.mkdtemp(prefix='ding_store_breadth_'))
     side, began = 'store' if is_store else 'plain', time.monotonic()

@@ -128,14 +128,10 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path, use: Callable[[Path],
             continue  # The first is made anew, and the last is read by redis-server.
         os.chown(file, STRANGER, STRANGER)
         before = bytes_of(tmp_path / 'ours')
-        try:
+        with pytest.raises((StoreError, PermissionError), match=str(STRANGER)):
             use(tmp_path / 'ours')
-        except (StoreError, PermissionError) as e:
-            refused += 1
-            assert str(STRANGER) in str(e), (file, e)
-            assert bytes_of(tmp_path / 'ours') == before, file
-        else:
-            pytest.fail(f'{file} was used')
+        assert bytes_of(tmp_path / 'ours') == before, file
+        refused += 1
         os.chown(file, os.geteuid(), os.getegid())
     assert refused
 
