@@ -61,7 +61,7 @@ class CommitFile:
     @property
     def note(self) -> Optional[Dict[str, Any]]:
         """None until there was one."""
-        return json.loads(self._last.note) if self._last.note else None
+        return _decode_note(self._last.note) if self._last.note else None
 
     def commit(self, next_row: int, note: Optional[bytes] = None) -> None:
         """Rows below ``next_row`` are live from here on, with this note or the last one."""
@@ -125,11 +125,22 @@ def encode_note(note: Mapping[str, Any]) -> bytes:
         encoded = json.dumps(note).encode()
     except (TypeError, ValueError) as e:
         raise SchemaMismatch(f'commit ({note!r:.80}) must be a dict that JSON can hold: {e}') from e
-    if len(encoded) > NOTE_BYTES or not isinstance(note, Mapping):
+    if not isinstance(note, Mapping):
+        raise SchemaMismatch(f'commit ({note!r:.80}) must be a dict that JSON can hold')
+    if len(encoded) <= NOTE_BYTES:
+        return encoded
+    compressed = zlib.compress(encoded, 1)
+    if len(compressed) > NOTE_BYTES:
         raise SchemaMismatch(
-            f'commit must be a dict of at most {NOTE_BYTES} bytes as JSON, not {len(encoded)}: {note!r:.80}'
+            f'commit must be a dict of at most {NOTE_BYTES} bytes as compressed JSON, not {len(compressed)} '
+            f'({len(encoded)} as JSON): {note!r:.80}. Commit less, such as fewer writers of a stream.'
         )
-    return encoded
+    return compressed
+
+
+def _decode_note(note: bytes) -> Dict[str, Any]:
+    decoded: Dict[str, Any] = json.loads(note if note.startswith(b'{') else zlib.decompress(note))
+    return decoded
 
 
 def _read(region: mmap.mmap, half: int) -> Optional[Committed]:
