@@ -37,9 +37,11 @@ class Leftovers:
         tempfile.tempdir = None
         if not keep_directory:
             shutil.rmtree(self.directory, ignore_errors=True)
-        for path in self._new():
-            if os.path.basename(path).startswith('sem.') and not _is_mapped(path):
-                with contextlib.suppress(OSError):
+        semaphores = [path for path in self._new() if os.path.basename(path).startswith('sem.')]
+        mapped = _mapped_inodes() if semaphores else set()
+        for path in semaphores:
+            with contextlib.suppress(OSError):
+                if os.stat(path).st_ino not in mapped:
                     os.unlink(path)
         self._remove_caches()
         return sorted(self._new() - {self.directory})
@@ -69,10 +71,14 @@ def _names() -> Set[str]:
     return {os.path.join(directory, name) for directory in SHARED for name in os.listdir(directory)}
 
 
-def _is_mapped(path: str) -> bool:
-    """Whether a living process has the file in its memory."""
+def _mapped_inodes() -> Set[int]:
+    """
+    Inodes in shared memory that a living process has mapped.
+
+    By inode, since sem_open maps a file of another name, which it removes once the semaphore's name leads there, too.
+    """
+    inodes = set()
     for maps in Path('/proc').glob('[0-9]*/maps'):
         with contextlib.suppress(OSError):
-            if path in maps.read_text():
-                return True
-    return False
+            inodes.update(int(line.split()[4]) for line in maps.read_text().splitlines() if '/dev/shm/' in line)
+    return inodes
