@@ -6,15 +6,20 @@ import errno
 import os
 import struct
 import zlib
-from typing import Iterable, Iterator, List, Optional
+from contextlib import suppress
+from typing import Iterable, Iterator, List, Optional, Tuple
 
 from ding_store import private, space
 from ding_store.buffer.interrupts import finish
-from ding_store.errors import ForeignFile, NotEnoughSpace
+from ding_store.errors import CorruptPayload, ForeignFile, NotEnoughSpace
 from ding_store.syncing import sync_directory
 
 #: Length and checksum of a record.
 _HEAD = struct.Struct('<II')
+#: At the beginning of the file: magic, the end of the records, a checksum of that. One write, which no kill tears.
+_MAGIC, _START = b'DSJRNL\0\1', struct.Struct('<8sQQ')
+#: No journal is shorter, but one that was cleared.
+MIN_BYTES = _START.size
 #: Room is taken in steps of this much: a full disk is found out before anything is changed.
 _STEP_BYTES = 1 << 20
 
@@ -22,10 +27,12 @@ _STEP_BYTES = 1 << 20
 class Journal:
     """
     Overview:
-        Records of bytes. Behind the last one are zeros, or what a crash left of one more.
+        Records of bytes. Up to the end that stands at the beginning of the file all of them must be whole: else the
+        file was damaged. Behind it are zeros, or what a crash left of more records.
     Arguments:
         - path (:obj:`str`): The file; made if there is none.
-        - fsync (:obj:`bool`): Whether ``rewrite``, ``clear`` and ``sync`` wait for the disk.
+        - fsync (:obj:`bool`): Whether ``rewrite``, ``clear`` and ``sync`` wait for the disk. The end is then where
+          the records on the disk end: what was added since may be lost by a power cut.
     Raises:
         - NotEnoughSpace: The file has holes, and the disk is full.
     """
@@ -34,22 +41,66 @@ class Journal:
         self._path, self._fsync = path, fsync
         self._descriptor = _open(path)
         self._room = reserve_all(self._descriptor, path)
-        self._end = 0
-        self._end_compact = 0
+        self._end = self._end_compact = _START.size
+        if self._room == 0:
+            try:
+                self._promise()
+            except OSError as e:
+                self.discard()
+                raise explained(e, path, _START.size) from e
+            self._room = _START.size
 
     def read(self) -> Iterator[bytes]:
-        """All whole records; ``append`` goes on behind them."""
-        self._end = 0
-        while True:
-            head = os.pread(self._descriptor, _HEAD.size, self._end)
-            if len(head) < _HEAD.size:
-                return
-            length, checksum = _HEAD.unpack(head)
-            record = os.pread(self._descriptor, length, self._end + _HEAD.size)
-            if length == 0 or len(record) < length or zlib.crc32(record) != checksum:
-                return
-            self._end += _HEAD.size + length
+        """
+        Overview:
+            All whole records; ``append`` goes on behind them.
+        Raises:
+            - CorruptPayload: The file was damaged.
+        """
+        self._end = _START.size
+        for record, end in self._records():
+            self._end = end
             yield record
+
+    def findings(self) -> List[str]:
+        """What is wrong with the file."""
+        try:
+            end = max((end for _, end in self._records()), default=_START.size)
+        except CorruptPayload as e:
+            return [str(e)]
+        return [] if end == self._end else [f'{self._path!r} has records up to {end}, not up to {self._end}']
+
+    def _records(self) -> Iterator[Tuple[bytes, int]]:
+        """Each, and where it ends."""
+        end, promised = _START.size, self._promised()
+        while True:
+            head = os.pread(self._descriptor, _HEAD.size, end)
+            length, checksum = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, 0)
+            record = os.pread(self._descriptor, length, end + _HEAD.size) if length <= self._room else b''
+            if length == 0 or len(record) < length or zlib.crc32(record) != checksum:
+                if end < promised:
+                    raise CorruptPayload(
+                        f'{self._path!r} was damaged: its record at byte {end} is not whole, and more follow up to '
+                        f'byte {promised}; restore the directory from a copy'
+                    )
+                return
+            end += _HEAD.size + length
+            yield record, end
+
+    def _promised(self) -> int:
+        """Up to where records must be whole."""
+        start = os.pread(self._descriptor, _START.size, 0)
+        if not any(start):
+            return _START.size  # A power cut came before anything was on the disk.
+        magic, end, checksum = _START.unpack(start.ljust(_START.size, b'\0'))
+        if magic != _MAGIC or checksum != zlib.crc32(start[:16]):
+            raise CorruptPayload(f'{self._path!r} was damaged at its beginning; restore the directory from a copy')
+        return int(end)
+
+    def _promise(self) -> None:
+        """All records up to here are whole."""
+        start = _START.pack(_MAGIC, self._end, 0)
+        write_at(self._descriptor, _START.pack(_MAGIC, self._end, zlib.crc32(start[:16])), 0)
 
     @property
     def end(self) -> int:
@@ -82,6 +133,8 @@ class Journal:
         def append() -> None:
             write_at(self._descriptor, block, start)
             self._end = start + len(block)
+            if not self._fsync:
+                self._promise()
 
         finish(append)
 
@@ -110,8 +163,9 @@ class Journal:
         for start in reversed(starts):
             # All of it, else records of their length, added later, would lead to what is left of them; and the last one
             # first, so that whoever is killed meanwhile finds the others again.
-            write_at(self._descriptor, bytes(self._end - start), start)
-            self._end = start
+            end, self._end = self._end, start
+            self._promise()
+            write_at(self._descriptor, bytes(end - start), start)
         self.sync()
 
     def prepare(self, records: Iterable[bytes], path: Optional[str] = None, more: Iterable[bytes] = ()) -> Journal:
@@ -123,7 +177,7 @@ class Journal:
             - NotEnoughSpace: The disk is full; nothing changed.
         """
         temporary = path or self._path + '.new'
-        if os.path.exists(temporary):
+        with suppress(FileNotFoundError):
             os.unlink(temporary)
         other = Journal(temporary, self._fsync)
         try:
@@ -167,16 +221,46 @@ class Journal:
     def clear(self) -> None:
         """Have no records. What held them is zero then, so that none of them is read after shorter ones."""
         os.ftruncate(self._descriptor, 0)
+        self._end, self._end_compact, self._room = _START.size, _START.size, 0
         # Else a power cut might bring them back, when what they say of rows no longer holds.
-        self.sync()
-        self._end = self._end_compact = self._room = 0
+        if self._fsync:
+            os.fsync(self._descriptor)
 
     def sync(self) -> None:
         if self._fsync:
             os.fsync(self._descriptor)
+            self._promise()
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+
+def convert(path: str, fsync: bool) -> None:
+    """Write a journal of an earlier version, which had no beginning, as one of this version, if that is not done."""
+    descriptor = _open(path)
+    try:
+        start = os.pread(descriptor, len(_MAGIC), 0)
+        if start == _MAGIC:
+            return
+        with suppress(FileNotFoundError):
+            os.unlink(path + '.new')
+        made, place = Journal(path + '.new', fsync), 0
+        while True:
+            head = os.pread(descriptor, _HEAD.size, place)
+            length, checksum = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, 0)
+            record = os.pread(descriptor, length, place + _HEAD.size)
+            if length == 0 or len(record) < length or zlib.crc32(record) != checksum:
+                break
+            made.reserve([record])
+            made.append([record])
+            place += _HEAD.size + length
+        made.sync()
+        made.close()
+        os.replace(path + '.new', path)
+        if fsync:
+            sync_directory(os.path.dirname(path))
+    finally:
+        os.close(descriptor)
 
 
 def reserve(descriptor: int, path: str, start: int, num_bytes: int) -> None:

@@ -179,6 +179,8 @@ class Table(TableReads, TableShape):
         self._sync_columns()
         first = self.index.next_row + skipped
         try:
+            if self.home is not None:
+                self.home.mark(slots, np.arange(first, first + len(slots)))
             with self.index.lock:
                 self.index.publish(slots, skipped)
             self._sync_numbers()
