@@ -155,8 +155,8 @@ def test_tables_that_had_no_checksums_keep_priorities_and_uses(tmp_path: Path) -
         for i in range(14):
             buffer.push({'x': np.ones(1)}, {'i': i})
         rows = buffer.table.rows_by_age()
-        buffer.update_priorities(rows, 1.0 + rows)
         buffer.sample_batch(8)
+        buffer.update_priorities(rows, 1.0 + rows)
         uses, step = buffer.sampler.uses_of(rows).tolist(), buffer.sampler.sampler.step
     become(3, tmp_path)
     for _ in range(2):
