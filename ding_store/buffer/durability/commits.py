@@ -56,11 +56,10 @@ class CommitFile:
 
     def repair(self) -> None:
         """Write the newest record again: one of its two copies may be damaged, or missing."""
-        _write(self._region, self._last)
+        packed = _write(self._region, self._last)
         if self._fsync:
-            self.flush()
-        else:
-            self._confirm()
+            self._region.flush()
+        self._confirm(packed)
 
     @property
     def next_row(self) -> int:
@@ -83,15 +82,15 @@ class CommitFile:
         """Rows below ``next_row`` are live from here on, with this note or the last one."""
         last = self._last
         made = Committed(last.sequence + 1, next_row, last.note if note is None else note)
-        _write(self._region, made)
+        packed = _write(self._region, made)
         # Behind that: one that is interrupted is done again in its own place, and the other one stays.
         self._last = made
         if not self._fsync:
-            self._confirm()
+            self._confirm(packed)
 
     def flush(self) -> None:
         self._region.flush()
-        self._confirm()
+        self._confirm(_packed(self._last))
 
     def findings(self) -> List[str]:
         """Where the file is not what was written."""
@@ -115,8 +114,7 @@ class CommitFile:
             )
         return newest.committed
 
-    def _confirm(self) -> None:
-        packed = _packed(self._last)
+    def _confirm(self, packed: bytes) -> None:
         start = _start(self._last) + _COPY
         self._region[start : start + len(packed)] = packed
 
@@ -164,7 +162,8 @@ class Record:
         fsync: bool = False,
     ) -> None:
         # The first record may have been cut off by a kill. It has no copy then, and nothing is in the other half.
-        is_new = not any(any(region[start : start + _COPY]) for start in (_COPY, *_STARTS[1:], _STARTS[1] + _COPY))
+        others = (_COPY, _STARTS[1], _STARTS[1] + _COPY)
+        is_new = not any(region[start : start + _COPY].strip(b'\0') for start in others)
         if is_new and _record_at(region, 0) is None:
             CommitFile.begin(region)
         self._commits, self._is_ours, self._generation = CommitFile(region, path, fsync), is_ours, generation
@@ -237,7 +236,7 @@ def _packed(committed: Committed) -> bytes:
     return packed + _CHECKSUM.pack(zlib.crc32(packed))
 
 
-def _write(region: mmap.mmap, committed: Committed) -> None:
+def _write(region: mmap.mmap, committed: Committed) -> bytes:
     start, note, packed = _start(committed), committed.note, _packed(committed)
     if note:
         # Whether it is whole is in the record: until that is written, the other half counts.
@@ -245,3 +244,4 @@ def _write(region: mmap.mmap, committed: Committed) -> None:
         if len(note) <= _BESIDE_BYTES:
             region[start + _BESIDE : start + _BESIDE + len(note)] = note
     region[start : start + len(packed)] = packed
+    return packed

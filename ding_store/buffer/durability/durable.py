@@ -53,7 +53,6 @@ push. ``tests/disk.py`` is a model of a disk that loses its power.
 
 from __future__ import annotations
 
-import collections
 import logging
 import mmap
 import os
@@ -178,9 +177,9 @@ class Home:
         if not self.is_open():
             raise StoreClosed(f'the table in {self.path!r} is closed, or this is a forked process, which may only read')
 
-    def mark(self, slots: Array, rows: Array) -> None:
-        """These slots are about to have rows of these numbers; with fsync=True it is on the disk when this returns."""
-        self._marks.put(slots, rows)
+    def mark(self, slots: Array, first_row: int) -> None:
+        """These slots are about to have rows from this number on; with fsync=True their marks are on the disk then."""
+        self._marks.put_run(slots, first_row)
         if self.fsync:
             # An old mark on the disk beside a new number would be taken for a number that was damaged.
             self._marks.sync()
@@ -332,7 +331,9 @@ class Home:
 
     def move_values(self, source: Array, target: Array) -> None:
         """What is known of rows is in other slots, too, to which they are about to move."""
-        self.mark(target, self.numbers[source])
+        self._marks.put(target, self.numbers[source])
+        if self.fsync:
+            self._marks.sync()
         for name in self._value_files():
             self.values(name).move(source, target)
 
@@ -424,8 +425,6 @@ class Home:
     def _recover(self) -> None:
         """What a kill left undone; may itself be killed at any point. What is damaged is refused before that."""
         repaired = self._marks.repaired(self.numbers, self.header.first_row, self.next_row, self._current('rows'))
-        for journal in (self.metas, self.redo):
-            collections.deque(journal.read(), maxlen=0)
         self._commits.repair()
         self._remove_orphans()
         numbers, live = self.numbers, np.flatnonzero(repaired != EMPTY)

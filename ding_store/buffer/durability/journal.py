@@ -18,10 +18,13 @@ from ding_store.syncing import sync_directory
 _HEAD = struct.Struct('<II')
 #: At the beginning of the file: magic, the end of the records, a checksum of that. One write, which no kill tears.
 _MAGIC, _START = b'DSJRNL\0\1', struct.Struct('<8sQQ')
+_BEGIN = struct.Struct('<8sQ')
 #: No journal is shorter, but one that was cleared.
 MIN_BYTES = _START.size
 #: Room is taken in steps of this much: a full disk is found out before anything is changed.
 _STEP_BYTES = 1 << 20
+#: So much is read at once.
+_BLOCK_BYTES = 1 << 18
 
 
 class Journal:
@@ -73,10 +76,17 @@ class Journal:
     def _records(self) -> Iterator[Tuple[bytes, int]]:
         """Each, and where it ends."""
         end, promised = _START.size, self._promised()
+        place, block = end, b''
         while True:
-            head = os.pread(self._descriptor, _HEAD.size, end)
+            # What is read at once: mostly many records.
+            if end + _HEAD.size > place + len(block):
+                place, block = end, os.pread(self._descriptor, _BLOCK_BYTES, end)
+            head = block[end - place : end - place + _HEAD.size]
             length, checksum = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, 0)
-            record = os.pread(self._descriptor, length, end + _HEAD.size) if length <= self._room else b''
+            start = end + _HEAD.size
+            if start + length > place + len(block) and start + length <= self._room:
+                place, block = end, os.pread(self._descriptor, max(_BLOCK_BYTES, _HEAD.size + length), end)
+            record = block[start - place : start - place + length]
             if length == 0 or len(record) < length or zlib.crc32(record) != checksum:
                 if end < promised:
                     raise CorruptPayload(
@@ -99,8 +109,8 @@ class Journal:
 
     def _promise(self) -> None:
         """All records up to here are whole."""
-        start = _START.pack(_MAGIC, self._end, 0)
-        write_at(self._descriptor, _START.pack(_MAGIC, self._end, zlib.crc32(start[:16])), 0)
+        start = _BEGIN.pack(_MAGIC, self._end)
+        write_at(self._descriptor, start + zlib.crc32(start).to_bytes(8, 'little'), 0)
 
     @property
     def end(self) -> int:
@@ -127,16 +137,18 @@ class Journal:
 
     def append(self, records: Iterable[bytes]) -> None:
         """Add records; whole ones, whenever the process is killed."""
-        block = b''.join(_HEAD.pack(len(record), zlib.crc32(record)) + record for record in records)
-        start = self._end
+        block, start = _block(records), self._end
 
         def append() -> None:
-            write_at(self._descriptor, block, start)
-            self._end = start + len(block)
+            self._write(block, start)
             if not self._fsync:
                 self._promise()
 
         finish(append)
+
+    def _write(self, block: bytes, start: int) -> None:
+        write_at(self._descriptor, block, start)
+        self._end = start + len(block)
 
     def rewrite(self, records: Iterable[bytes]) -> None:
         """Have these records instead, at once."""
@@ -183,9 +195,11 @@ class Journal:
         try:
             for record in records:
                 other.reserve([record])
-                other.append([record])
+                other._write(_block([record]), other._end)
             other.reserve(more)
-            other.sync()
+            if self._fsync:
+                os.fsync(other._descriptor)
+            other._promise()
         except BaseException:
             other.discard()
             raise
@@ -261,6 +275,10 @@ def convert(path: str, fsync: bool) -> None:
             sync_directory(os.path.dirname(path))
     finally:
         os.close(descriptor)
+
+
+def _block(records: Iterable[bytes]) -> bytes:
+    return b''.join(_HEAD.pack(len(record), zlib.crc32(record)) + record for record in records)
 
 
 def reserve(descriptor: int, path: str, start: int, num_bytes: int) -> None:

@@ -13,6 +13,7 @@ from ding_store.errors import CorruptPayload
 
 #: Odd, so that every bit of a row number changes its mark.
 _OF_ROW, _OF_SLOT = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
+_ALL, _ONE = (1 << 64) - 1, {'i': np.int64(1), 'u': np.uint64(1)}
 _BITS = np.uint64(1) << np.arange(64, dtype=np.uint64)
 
 
@@ -31,8 +32,18 @@ class Marks:
         self._is_synced = False
 
     def put(self, slots: Array, rows: Array) -> None:
-        self._marks[slots] = _marks(slots, rows.astype(np.uint64))
+        self._marks[slots] = _marks(slots, rows)
         self._is_synced = False
+
+    def put_run(self, slots: Array, first_row: int) -> None:
+        """As ``put``, of consecutive rows."""
+        if len(slots) == 1:
+            # Without the fixed price of operations on arrays: this is every push of one element.
+            slot = int(slots[0])
+            self._marks[slot] = ((first_row + 1) * int(_OF_ROW) ^ (slot + 1) * int(_OF_SLOT)) & _ALL
+            self._is_synced = False
+        else:
+            self.put(slots, np.arange(first_row, first_row + len(slots)))
 
     def sync(self) -> None:
         if not self._is_synced:
@@ -42,7 +53,7 @@ class Marks:
     def findings(self, numbers: Array) -> List[str]:
         """Whose marks are not theirs."""
         live = np.flatnonzero(numbers != EMPTY)
-        wrong = live[self._marks[live] != _marks(live, numbers[live].astype(np.uint64))]
+        wrong = live[self._marks[live] != _marks(live, numbers[live])]
         return [f'the row numbers of slots {wrong[:9].tolist()} are damaged'] if len(wrong) else []
 
     def repaired(self, numbers: Array, first_row: int, next_row: int, path: str) -> Array:
@@ -55,7 +66,7 @@ class Marks:
         """
         repaired = numbers.copy()
         used = np.flatnonzero(numbers != EMPTY)
-        for slot in used[self._marks[used] != _marks(used, numbers[used].astype(np.uint64))].tolist():
+        for slot in used[self._marks[used] != _marks(used, numbers[used])].tolist():
             repaired[slot] = self._original(slot, int(numbers[slot]), first_row, next_row, path)
         repaired[(repaired < first_row) | (repaired >= next_row)] = EMPTY
         return repaired
@@ -81,4 +92,5 @@ class Marks:
 
 
 def _marks(slots: Array, rows: Array) -> Array:
-    return (rows + np.uint64(1)) * _OF_ROW ^ (slots.astype(np.uint64) + np.uint64(1)) * _OF_SLOT
+    """Of arrays of integers of 64 bits, with a sign or without."""
+    return (rows + _ONE[rows.dtype.kind]).view(np.uint64) * _OF_ROW ^ (slots + _ONE['i']).view(np.uint64) * _OF_SLOT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, List, Tuple, Union
 
@@ -21,6 +22,7 @@ _STEP, _LARGEST, _STORING, _CHECK = range(4)
 _YES = np.uint64((1 << 64) - 1)
 #: A word is a row number plus one, of 48 bits, and above it a checksum of that and the value.
 _ROW = np.uint64((1 << 48) - 1)
+_VALUE, _BITS = struct.Struct('<d'), struct.Struct('<Q')
 
 
 class SlotValues:
@@ -95,13 +97,28 @@ class SlotValues:
     def set(self, slots: Array, rows: Array, values: Union[Array, float]) -> None:
         if not self._is_ours():
             return
+        if len(slots) == 1:
+            self._set_one(int(slots[0]), int(rows[0]) + 1, float(np.asarray(values).item()))
+            return
         stored = np.empty(len(slots), np.float64)
         stored[:] = values
-        words = _words((rows + 1).astype(np.uint64), stored)
-        with self._storing():
-            # The value first: a row with the value of another would be wrong, one without a value is just unknown.
-            self._values[slots] = stored
-            self._follows[slots] = words
+        words = _words((rows + 1).view(np.uint64), stored)
+        before, self._head[_STORING] = self._head[_STORING], _YES
+        # The value first: a row with the value of another would be wrong, one without a value is just unknown.
+        self._values[slots] = stored
+        self._follows[slots] = words
+        self._head[_STORING] = before
+
+    def _set_one(self, slot: int, row: int, value: float) -> None:
+        # As ``set``, without the fixed price of operations on arrays: this is every push of one element.
+        (bits,) = _BITS.unpack(_VALUE.pack(value))
+        mixed = row ^ bits
+        mixed ^= mixed >> 32
+        mixed ^= mixed >> 16
+        before, self._head[_STORING] = self._head[_STORING], _YES
+        self._values[slot] = value
+        self._follows[slot] = row | (~mixed & 0xFFFF) << 48 if row else 0
+        self._head[_STORING] = before
 
     def get(self, slots: Array, rows: Array) -> Tuple[Array, Array]:
         """Values of rows that live in these slots, and which of them have one that a sampler can use."""
@@ -179,7 +196,9 @@ class SlotValues:
 
 def _words(rows: Array, values: Array) -> Array:
     """Row numbers plus one with checksums; a bit that is flipped in row, value or checksum is found for certain."""
-    mixed = rows ^ np.ascontiguousarray(values).view(np.uint64)
-    mixed ^= mixed >> np.uint64(32)
-    mixed ^= mixed >> np.uint64(16)
-    return np.where(rows == 0, np.uint64(0), rows | (~mixed << np.uint64(48)))
+    halves = (rows ^ np.ascontiguousarray(values).view(np.uint64)).view(np.uint16).reshape(-1, 4)
+    checks = np.bitwise_xor.reduce(halves, axis=1, initial=0xFFFF)
+    words: Array = rows | checks.astype(np.uint64) << np.uint64(48)
+    if not rows.all():
+        words[rows == 0] = 0
+    return words
