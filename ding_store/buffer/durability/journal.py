@@ -172,11 +172,15 @@ class Journal:
 
     def cut(self, starts: List[int]) -> None:
         """Drop the last records, which begin here, in their own place: a full disk has no other."""
+        self.sync()
         for start in reversed(starts):
             # All of it, else records of their length, added later, would lead to what is left of them; and the last one
             # first, so that whoever is killed meanwhile finds the others again.
             end, self._end = self._end, start
             self._promise()
+            if self._fsync:
+                # Else a power cut might keep the promise of what is erased.
+                os.fsync(self._descriptor)
             write_at(self._descriptor, bytes(end - start), start)
         self.sync()
 
