@@ -264,7 +264,7 @@ def num_descriptors() -> int:
 
 
 @pytest.mark.parametrize(
-    'place', [(durable_module, 'prepare_header'), (SlotValues, 'successor'), (durable_module.Journal, 'append')]
+    'place', [(durable_module, 'prepare_header'), (SlotValues, 'successor'), (durable_module.Journal, 'reserve')]
 )
 def test_a_load_that_fails_leaves_no_file_open(place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name, full = str(tmp_path / 'save'), os.strerror(errno.ENOSPC)
