@@ -55,6 +55,7 @@ class Opened:
             self.limits.uses_of(rows).tolist(),
             self.buffer.limiter.state(),
             (place.next, place.unseen, place.ends),
+            buffer._elements.sequences.breaks.list(),
         )
 
 
@@ -114,6 +115,11 @@ def left(path: Path, how: str) -> None:
 
     def make(tell: Callable[[], None]) -> None:
         opened = Opened(path)
+        if 'again' in how:
+            # Where a process ended is on record, too.
+            work(opened, kind)
+            opened.close()
+            opened = Opened(path)
         (reloaded if 'reloaded' in how else work)(opened, kind)
         if 'closed' in how:
             opened.close()
@@ -136,7 +142,8 @@ def structural(path: Path) -> Iterator[Tuple[Path, List[int]]]:
 
 
 @pytest.mark.parametrize(
-    'how', ['closed columns', 'killed columns', 'closed episodes', 'closed reloaded columns', 'killed in an update']
+    'how',
+    ['closed columns', 'killed columns', 'closed episodes', 'closed again reloaded columns', 'killed in an update'],
 )
 def test_flipped_bit_is_refused_repaired_or_reported(tmp_path: Path, how: str) -> None:
     path = tmp_path / how

@@ -187,7 +187,7 @@ class Record:
 
     def damaged(self, error: Exception) -> CorruptPayload:
         """What to raise where ``value`` is not what its owner puts."""
-        return CorruptPayload(f'{self._path!r} holds no state of a sampler or limiter: {error!r}')
+        return CorruptPayload(f'{self._path!r} does not hold what is put there: {error!r}; restore it from a copy')
 
     def findings(self) -> List[str]:
         """Where the file is not what was written."""
