@@ -355,8 +355,11 @@ class Home:
         found = [what for what, holds in checks.items() if not holds]
         if self.is_open():
             found += self._marks.findings(numbers)
-            for file in (self._commits, self.metas, self.redo, *self._values.values(), *self._records.values()):
-                found += file.findings()
+            files = [self._commits.findings, self.metas.findings, self.redo.findings]
+            files += [values.findings for values in self._values.values()]
+            files += [record.findings for record in self._records.values()]
+            for findings in files:
+                found += findings()
         return self._damage + found
 
     def clear(self) -> None:
