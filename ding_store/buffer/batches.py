@@ -17,6 +17,13 @@ IDS = ('replay_unique_id', 'replay_buffer_idx')
 OWN_KEYS = (*IDS, 'IS', 'priority_IS')
 
 
+class Deferred:
+    """A value of an element that is made when somebody looks at it."""
+
+    def made(self) -> Any:
+        raise NotImplementedError
+
+
 class Element(Dict[str, Any]):
     """
     Overview:
@@ -37,6 +44,29 @@ class Element(Dict[str, Any]):
         if batch is not None:
             batch.use_elements(key)
 
+    def __getitem__(self, key: str) -> Any:
+        value = super().__getitem__(key)
+        made = _made(value)
+        if made is not value:
+            super().__setitem__(key, made)
+        return made
+
+    def get(self, key: str, default: Any = None) -> Any:
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+    def items(self) -> Any:
+        return self.plain().items()
+
+    def values(self) -> Any:
+        return self.plain().values()
+
+    def plain(self) -> Dict[str, Any]:
+        """A dict of its values, all made."""
+        return {key: self[key] for key in self}
+
     def __setitem__(self, key: str, value: Any) -> None:
         self._changed(key)
         super().__setitem__(key, value)
@@ -55,16 +85,16 @@ class Element(Dict[str, Any]):
 
     def pop(self, *args: Any) -> Any:
         self._changed(args[0])
-        return super().pop(*args)
+        return _made(super().pop(*args))
 
     def __copy__(self) -> Dict[str, Any]:
-        return dict(self)
+        return self.plain()
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Dict[str, Any]:
-        return copy.deepcopy(dict(self), memo)
+        return copy.deepcopy(self.plain(), memo)
 
     def __reduce__(self) -> Any:
-        return dict, (dict(self),)
+        return dict, (self.plain(),)
 
 
 class TrainBatch(ttorch.Tensor):
@@ -161,10 +191,20 @@ class TrainBatch(ttorch.Tensor):
         return list(self)
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> List[Any]:
-        return copy.deepcopy([dict(element) for element in self], memo)
+        return copy.deepcopy([element.plain() for element in self], memo)
 
     def __reduce__(self) -> Any:
-        return list, ([dict(element) for element in self],)
+        return list, ([element.plain() for element in self],)
+
+
+def _made(value: Any) -> Any:
+    """A value with all that is deferred in it made; itself where nothing is."""
+    if isinstance(value, Deferred):
+        return value.made()
+    if type(value) is dict:
+        made = {key: _made(each) for key, each in value.items()}
+        return made if any(made[key] is not value[key] for key in value) else value
+    return value
 
 
 def _mixed(elements: List[Any]) -> List[Any]:

@@ -198,7 +198,7 @@ def _maker_of(part: str) -> Callable:
 
 def _note_instances(stock: type, kind: str) -> None:
     """Whoever makes an instance of DI-engine's class has it without the store: by a subclass, or a registry."""
-    init = stock.__init__
+    init = stock.__init__  # type: ignore[misc]
 
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections import Counter
 from contextlib import contextmanager, suppress
 from typing import Dict, Iterator, List, Set, Tuple
@@ -71,11 +70,11 @@ class Uses:
 @contextmanager
 def uses() -> Iterator[Uses]:
     """Processes that are started in the block note what they use."""
-    descriptor, path = tempfile.mkstemp(prefix='ding_store_uses_')
-    os.close(descriptor)
-    os.environ[ENV_USES] = path
+    # In memory: a launcher that is killed leaves no file behind.
+    descriptor = os.memfd_create('ding_store_uses')
+    os.environ[ENV_USES] = path = f'/proc/{os.getpid()}/fd/{descriptor}'
     try:
         yield Uses(path)
     finally:
         del os.environ[ENV_USES]
-        os.remove(path)
+        os.close(descriptor)

@@ -22,6 +22,10 @@ ENV_ID = 'env_data_id'
 _RUN_BITS, _MAX_RUNS = 48, 1 << 15
 
 
+#: So many writers at a time fill half of the note that is committed with rows.
+MANY_WRITERS = 8000
+
+
 class Position:
     """
     Overview:
@@ -49,6 +53,7 @@ class Position:
         self._run = ''
         self._heads: Dict[str, Any] = {}  # of the reader of the life before this one
         self._reader: Optional[Reader] = None
+        self._has_warned = False
 
     def keep_in(self, replay: Replay, path: str, run: Optional[str]) -> None:
         """
@@ -113,6 +118,7 @@ class Position:
         """What is to be committed with the rows of what was taken; None where nothing is kept."""
         if self._replay is None:
             return None
+        self._drop_departed()
         counts = dict(rows=self.num_rows, chunks=self.num_chunks, env_step=self.env_step, env_episode=self.env_episode)
         cursor = None if self.cursor is None else list(self.cursor)
         states = dict(marks=dict(self.marks), runs=dict(self.runs), policy_versions=dict(self.policy_versions))
@@ -129,6 +135,19 @@ class Position:
         note = None if self._replay is None else self._replay.take_note()
         if note is not None and self._replay is not None:
             self._replay.buffer.commit(note)
+
+    def _drop_departed(self) -> None:
+        """Writers of which nothing can come any more."""
+        if self._reader is not None:
+            known = self._reader.marks
+            self.marks = {writer: mark for writer, mark in self.marks.items() if writer in known}
+            self.runs = {writer: run for writer, run in self.runs.items() if writer in known}
+        if len(self.marks) > MANY_WRITERS and not self._has_warned:
+            self._has_warned = True
+            logging.warning(
+                f'ding_store: {len(self.marks)} processes append to this run at a time; what the learner commits with '
+                'its rows has room for about twice as many: let each of them have more environments'
+            )
 
     def _pass(self, entry: Entry) -> None:
         self.num_epochs += self.cursor is None or self.cursor.epoch != entry.id.epoch

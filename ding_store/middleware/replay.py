@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Callable, Collection, Dict, Generator, Li
 
 import numpy as np
 import torch
+import treetensor.torch as ttorch
 from ding.data import Buffer
 from ding.framework import task
 from ding.framework.middleware.functional import data_processor, reward_estimator, trainer
 from ditk import logging
-from treevalue import TreeValue
 
 from ding_store.buffer.lasting import leave_out_of_collections, take_back_into_collections
 from ding_store.buffer.sampling.samplers import PrioritySampler
@@ -128,7 +128,7 @@ def data_pusher(
 
 def _has_key(element: Any, key: str) -> bool:
     """Whether an element, which need not be a mapping, has this key."""
-    return isinstance(element, (Mapping, TreeValue)) and key in element
+    return isinstance(element, (Mapping, ttorch.Tensor)) and key in element
 
 
 def _priorities_in(columns: Any, narrowed: Collection[str]) -> Optional[np.ndarray]:

@@ -90,7 +90,7 @@ class MemoryStore(PlanedStore):
         self._memory = memory or Memory()
         self._closed = False
         self._versions: Dict[str, int] = {}  # of the values that this store wrote
-        self._writer = Writer(stream_options(options), self._announce, self._wait_for_room, self._fill)
+        self._writer = Writer(stream_options(options), self._announce, self._wait_for_room, self._fill, self._leave)
         self._resolver = Resolver(self)
         self._value_resolver = ValueResolver(self)
         refuse_rest('memory', options, STORE_OPTIONS)
@@ -231,6 +231,7 @@ class MemoryStore(PlanedStore):
             state = self._memory.state
             found = [log.delete(), state.values.pop(name, None) is not None, state.counters.pop(name, None) is not None]
             state.wants.pop(name, None)
+        self._writer.let_go(name)
         return any(found)
 
     def info(self) -> StoreInfo:
@@ -299,6 +300,10 @@ class MemoryStore(PlanedStore):
     def _fill(self, said: Fill) -> None:
         with self._change(said.stream) as log:
             log.fill(self.writer, said)
+
+    def _leave(self, stream: str, admission: int) -> None:
+        with self._change(stream) as log:
+            log.leave(self.writer, admission)
 
     def _announce(self, said: Announcement) -> Verdict:
         with self._change(said.stream) as log:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass, field
-from typing import Dict, Set, Tuple
+from typing import Dict, NamedTuple, Set
 
 from ding_store.storage.base import EntryId, StreamInfo
 from ding_store.storage.exactly_once import outbox
@@ -21,6 +21,17 @@ class Record:
     payload: bytes  # or a reference to it
     size: int
     chain: str
+
+
+class Known(NamedTuple):
+    """A writer's last accepted entry, and which admission to the stream it has."""
+
+    sequence: int
+    number: int
+    admission: int
+
+
+_UNKNOWN = Known(0, 0, 0)
 
 
 @dataclass
@@ -42,7 +53,10 @@ class Log:
     deleted: bool = False
     num_ends: int = 0
     records: Dict[int, Record] = field(default_factory=dict)
-    writers: Dict[str, Tuple[int, int]] = field(default_factory=dict)  # writer -> last sequence, its number
+    writers: Dict[str, Known] = field(default_factory=dict)
+    leaving: Set[str] = field(default_factory=set)  # writers that append no more
+    num_admitted: int = 0
+    num_swept: int = 0  # writers that were dropped for their silence
     readers: Dict[str, int] = field(default_factory=dict)
     durable: Dict[str, bool] = field(default_factory=dict)
     hosts: Dict[str, str] = field(default_factory=dict)  # reader -> its host
@@ -54,35 +68,37 @@ class Log:
     filled: Dict[int, bytes] = field(default_factory=dict)
 
     def announce(self, writer: str, said: Announcement) -> Verdict:
-        last, number = self.writers.get(writer, (0, 0))
-        if said.sequence == 0:
+        known = self.writers.get(writer, _UNKNOWN)
+        last, number, admission = known
+        if said.sequence == 0 and writer in self.writers:
             self.bases[writer] = said.base
         if said.epoch != self.epoch:
-            return self._verdict(outbox.STALE, number, last)
-        told, told_number = map(int, (said.told or '0:0').split(':'))
-        if last < told or (last == told and number != told_number):
+            return self._verdict(outbox.STALE, known if writer in self.writers else self._admit(writer))
+        if said.told and self._is_older(writer, *map(int, said.told.split(':'))):
             self.begin_epoch()
-            return self._verdict(outbox.STALE, number, last)
+            return self._verdict(outbox.STALE, known if writer in self.writers else self._admit(writer))
+        if said.admission != admission:
+            return self._verdict(outbox.FORGOTTEN, known)
         self._bring_back(said.readers)
         if said.sequence == 0 or said.sequence <= last:
-            return self._verdict(outbox.OK, number, last)
+            return self._verdict(outbox.OK, known)
         if said.sequence > max(last + 1, said.base):
-            return self._verdict(outbox.GAP, number, last)
+            return self._verdict(outbox.GAP, known)
         if said.plane not in (WIRE, self.plane):
-            return self._verdict(outbox.PLANE, number, last)
+            return self._verdict(outbox.PLANE, known)
         if said.codec:  # Here no reader says what it has.
-            return self._verdict(outbox.CODEC, number, last)
+            return self._verdict(outbox.CODEC, known)
         if said.max_pending_bytes and said.drop_oldest:
             self._drop_to(said.max_pending_bytes - said.size)
         if said.max_pending_bytes and self.pending_bytes + said.size > said.max_pending_bytes:
-            return self._verdict(outbox.FULL, number, last)
+            return self._verdict(outbox.FULL, known)
         self.last += 1
         self.deleted = False
         self.chain = link(self.chain, writer, said.sequence)
         self.records[self.last] = Record(writer, said.sequence, said.payload, said.size, self.chain)
         self.pending_bytes += said.size
-        self.writers[writer] = (said.sequence, self.last)
-        return self._verdict(outbox.OK, self.last, said.sequence)._replace(chain=self.chain)
+        self.writers[writer] = Known(said.sequence, self.last, admission)
+        return self._verdict(outbox.OK, self.writers[writer])._replace(chain=self.chain)
 
     def begin_epoch(self) -> None:
         self.epoch = uuid.uuid4().hex
@@ -92,6 +108,11 @@ class Log:
         if after.epoch == self.epoch and not self._has(after):
             self.begin_epoch()
         return max(self.floor, after.number if after.epoch == self.epoch else 0)
+
+    def leave(self, writer: str, admission: int) -> None:
+        if admission and self.writers.get(writer, _UNKNOWN).admission == admission:
+            self.leaving.add(writer)
+            self._drop_left()
 
     def fill(self, writer: str, said: Fill) -> None:
         for number in range(min(said.number, self.last), self.floor, -1):
@@ -116,6 +137,8 @@ class Log:
         if entry_id.epoch == self.epoch and reader in self.readers:
             self.readers[reader] = max(self.readers[reader], min(entry_id.number, self.last))
             self._trim_acked()
+            if len(self.writers) > 2 * outbox.MAX_SILENT_WRITERS:
+                self._sweep()
 
     def forget(self, reader: str) -> bool:
         known = self.readers.pop(reader, None) is not None
@@ -143,7 +166,8 @@ class Log:
         return existed
 
     def info(self) -> StreamInfo:
-        writers = {writer: last for writer, (last, _) in self.writers.items()}
+        known = {writer: one for writer, one in self.writers.items() if one.sequence > 0}
+        writers = {writer: one.sequence for writer, one in known.items()}
         return StreamInfo(
             self.epoch,
             self.last,
@@ -153,7 +177,7 @@ class Log:
             dict(self.readers),
             dict(self.durable),
             writers,
-            {writer: number for writer, (_, number) in self.writers.items()},
+            {writer: one.number for writer, one in known.items()},
             self.host,
         )
 
@@ -161,12 +185,44 @@ class Log:
         self.plane, self.host, self.wanted = self.plane + 1, host, self.last
         self.room += 1
 
-    def _verdict(self, status: str, number: int, last: int) -> Verdict:
+    def _verdict(self, status: str, known: Known) -> Verdict:
         state = (self.floor, self.room, self.num_dropped, self.plane, self.host, self.wanted)
         lines = [f'{reader}\t{self.hosts[reader]}\t' for reader, durable in self.durable.items() if durable]
         # The first line, of codecs, is empty: nothing is compressed unasked here.
         readers = '\n'.join(['', *lines, ''])
-        return Verdict(status, self.epoch, number, last, *state, ends=(0, self.num_ends), readers=readers)
+        verdict = Verdict(status, self.epoch, known.number, known.sequence, *state)
+        return verdict._replace(ends=(0, self.num_ends), readers=readers, admission=known.admission)
+
+    def _admit(self, writer: str) -> Known:
+        if len(self.writers) >= 2 * outbox.MAX_SILENT_WRITERS:
+            self._sweep()
+        self.num_admitted += 1
+        self.writers[writer] = Known(0, 0, self.num_admitted)
+        return self.writers[writer]
+
+    def _sweep(self) -> None:
+        """Drop those of whom all is trimmed, but for some with the newest entries."""
+        silent = {writer: one for writer, one in self.writers.items() if one.number <= self.floor}
+        newest = sorted(silent, key=lambda writer: silent[writer][1:], reverse=True)
+        for writer in newest[outbox.MAX_SILENT_WRITERS :]:
+            self.num_swept += 1
+            self._drop(writer)
+
+    def _drop_left(self) -> None:
+        for writer in [one for one in self.leaving if self.writers[one].number <= self.floor]:
+            self._drop(writer)
+
+    def _drop(self, writer: str) -> None:
+        del self.writers[writer]
+        self.bases.pop(writer, None)
+        self.leaving.discard(writer)
+
+    def _is_older(self, writer: str, sequence: int, number: int) -> bool:
+        """Whether a writer was told of an entry that is not here, and was not dropped with it."""
+        if writer not in self.writers:
+            return self.num_swept == 0 or number > self.floor
+        known = self.writers[writer]
+        return known.sequence < sequence or (known.sequence == sequence and known.number != number)
 
     def _has(self, place: EntryId) -> bool:
         return not place.chain or place.number < self.floor or place.chain == self._chain_at(place.number)
@@ -209,3 +265,4 @@ class Log:
         if upto > self.floor:
             self.floor = upto
             self.room += 1
+            self._drop_left()

@@ -1,5 +1,6 @@
 """type='store' in the place of DI-engine's other buffers: their keys, their calls, their documented behaviour."""
 
+import copy
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -218,6 +219,17 @@ def test_time_major_and_lists() -> None:
         lists = default_collate(buffer.sample(5, 0))  # As ACER collates: a list of steps.
         assert [len(lists['obs']), *lists['obs'][0].shape] == [4, 5, 3]
     assert all(collated[0][key].equal(collated[1][key]) for key in ('obs', 'reward', 'done', 'IS'))
+
+
+def test_an_elements_steps_are_lists_as_they_were_pushed() -> None:
+    """NGU's reward models concatenate them, and torch takes lists only."""
+    buffer = make()
+    buffer.push([{**sequence(i), 'obs': {'a': sequence(i)['obs']}} for i in range(10)], 0)
+    for element in (buffer.sample(3, 0)[0], copy.deepcopy(buffer.sample(3, 0))[0], (buffer.sample(3, 0) + [])[0]):
+        assert torch.cat(element['reward']).shape == (4,)
+        assert torch.stack(element['obs']['a']).shape == (4, 3)
+    for key, value in buffer.sample(3, 0)[0].items():
+        assert isinstance(value, (dict if key == 'obs' else list, int, float)), key
 
 
 @pytest.mark.parametrize('action', ['none', 'discrete', 'continuous', 'steps'])

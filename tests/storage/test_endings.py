@@ -307,9 +307,10 @@ def test_a_server_that_restarts_with_its_file_remembers_the_end(own_server, end,
 @pytest.mark.parametrize('end', ['clear', 'retire'])
 def test_a_run_longer_than_a_day_ends_for_good_too(own_server, end, num_ends):
     """By then the count that the ends before it had left has expired."""
-    with RedisStore(own_server.url, 'run') as learner, own_server.client() as client:
+    url = own_server.url
+    with RedisStore(url, 'run') as learner, RedisStore(url, 'run') as late, own_server.client() as client:
         for _ in range(num_ends):
-            learner.append(STREAM, {}, {})
+            late.append(STREAM, {}, {})
             getattr(learner, end)()
         store = RedisStore(own_server.url, 'run')
         store.append(STREAM, {}, chunk(0))
@@ -327,16 +328,21 @@ def test_a_run_longer_than_a_day_ends_for_good_too(own_server, end, num_ends):
 
 
 def test_what_is_left_of_a_retired_run_expires(redis_server):
-    with RedisStore(redis_server.url, 'expires') as store, redis_server.client() as client:
+    """Nothing is left where all of its writers have left."""
+    url = redis_server.url
+    with RedisStore(url, 'expires') as store, RedisStore(url, 'expires') as late, redis_server.client() as client:
         for _ in range(2):
             store.append(STREAM, {}, {})
             store.put('weights', {}, {})
             store.add('collectors', 1)
             store.delete('nothing')
             store.retire()
-            (key,) = client.keys('ding:{expires*')
-            assert key == b'ding:{expires/experience/0}:ends'
-            assert client.ttl(key) > 0
+            assert client.keys('ding:{expires*') == []
+        late.append(STREAM, {}, {})
+        store.retire()
+        (key,) = client.keys('ding:{expires*')
+        assert key == b'ding:{expires/experience/0}:ends'
+        assert client.ttl(key) > 0
 
 
 @pytest.mark.parametrize('is_named_again', [False, True])

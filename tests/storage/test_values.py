@@ -441,7 +441,7 @@ def test_a_server_that_lost_the_newest_versions(opened):
     """An append-only file that lacks its end: the slot of the version that it names has other bytes by now."""
     writer, near = opened(), opened()
     writer.put(NAME, {}, weights(1))
-    with writer.store._link._open().borrowed() as connection:
+    with writer.store._link._session.borrowed() as connection:
         key = writer.store._keys.of(NAME, 'value')
         connection.send_command('XRANGE', key, '-', '+')
         ((redis_id, fields),) = connection.read_response()

@@ -83,8 +83,9 @@ def main(options: argparse.Namespace) -> int:
     sys.stdout.write(render(results.data, terminal_width()) + '\n')
     if options.html:
         Path(options.html).write_text(page(results.data), encoding='utf-8')
-    for path in filter(None, (options.json, options.html)):
-        sys.stdout.write(f'wrote {os.path.abspath(path)}\n')
+    for written in (options.json, options.html):
+        if written:
+            sys.stdout.write(f'wrote {os.path.abspath(written)}\n')
     for failure in failures:
         sys.stderr.write(failure + '\n')
     return 1 if failures else 0

@@ -71,8 +71,8 @@ class CommitFile:
         if not self._last.note:
             return None
         try:
-            note = json.loads(self._last.note)
-        except (ValueError, RecursionError) as e:
+            note = _decode_note(self._last.note)
+        except (ValueError, RecursionError, zlib.error) as e:
             raise CorruptPayload(f'{self._path!r} holds a note that is no JSON: {e}') from e
         if not isinstance(note, dict):
             raise CorruptPayload(f'{self._path!r} holds a note that is no dict: {note!r:.80}')
@@ -206,11 +206,22 @@ def encode_note(note: Mapping[str, Any]) -> bytes:
         encoded = json.dumps(note).encode()
     except (TypeError, ValueError) as e:
         raise SchemaMismatch(f'commit ({note!r:.80}) must be a dict that JSON can hold: {e}') from e
-    if len(encoded) > NOTE_BYTES or not isinstance(note, Mapping):
+    if not isinstance(note, Mapping):
+        raise SchemaMismatch(f'commit ({note!r:.80}) must be a dict that JSON can hold')
+    if len(encoded) <= NOTE_BYTES:
+        return encoded
+    compressed = zlib.compress(encoded, 1)
+    if len(compressed) > NOTE_BYTES:
         raise SchemaMismatch(
-            f'commit must be a dict of at most {NOTE_BYTES} bytes as JSON, not {len(encoded)}: {note!r:.80}'
+            f'commit must be a dict of at most {NOTE_BYTES} bytes as compressed JSON, not {len(compressed)} '
+            f'({len(encoded)} as JSON): {note!r:.80}. Commit less, such as fewer writers of a stream.'
         )
-    return encoded
+    return compressed
+
+
+def _decode_note(note: bytes) -> Dict[str, Any]:
+    decoded: Dict[str, Any] = json.loads(note if note.startswith(b'{') else zlib.decompress(note))
+    return decoded
 
 
 _STARTS = (0, _PAGE + NOTE_BYTES)

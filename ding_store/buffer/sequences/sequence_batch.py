@@ -11,7 +11,7 @@ import treetensor.torch as ttorch
 from ding.utils.data import timestep_collate
 from treevalue.tree.common import TreeStorage, create_storage
 
-from ding_store.buffer.batches import TrainBatch
+from ding_store.buffer.batches import Deferred, TrainBatch
 from ding_store.buffer.sequences.states import STATE, States
 from ding_store.columns import Schema, nodes
 
@@ -43,7 +43,7 @@ class StepRows(List[List[Any]]):
     """T lists of B values: a leaf that is None in some rows."""
 
 
-class Steps(SequenceABC):
+class Steps(Deferred, SequenceABC):
     """One sequence's part of a leaf ``(T, B, ...)``: the list of its steps, made when somebody looks."""
 
     __slots__ = ('_leaf', '_length', '_place')
@@ -55,12 +55,12 @@ class Steps(SequenceABC):
         return self._length
 
     def __getitem__(self, step: Any) -> Any:
-        return self._made()[step]
+        return self.made()[step]
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._made())
+        return iter(self.made())
 
-    def _made(self) -> List[Any]:
+    def made(self) -> List[Any]:
         if isinstance(self._leaf, torch.Tensor):
             return list(self._leaf[:, self._place].unbind(0))
         return [_at(self._leaf, step, self._place) for step in range(self._length)]
@@ -96,7 +96,7 @@ def sequence_batch(
     def elements() -> List[Dict[str, Any]]:
         made: List[Dict[str, Any]] = _steps(batch_of_steps, length, size, step.root)
         for key, value in extra.items():
-            for element, each in zip(made, _as_pushed(value, rest and _child(rest.root, key))):
+            for element, each in zip(made, _as_pushed(value, None if rest is None else _child(rest.root, key))):
                 element[key] = each
         if STATE in batch_of_steps:
             for element, of_sequence in zip(made, zip(*states.by_step(length, size))):

@@ -51,6 +51,15 @@ class Losses:
         )
         return {'epoch': self._epoch, 'heads': heads, 'awaited': awaited}
 
+    def forget(self, writer: str) -> None:
+        """It appends no more, and all of it was read, or counted."""
+        for known in (self._passed, self._written_off):
+            known.pop(writer, None)
+
+    def is_awaited(self, writer: str) -> bool:
+        """Whether it was to announce something again, and has not."""
+        return writer in self._awaited
+
     def is_time_to_look(self) -> bool:
         return time.monotonic() - self._looked_at >= LOOK_EVERY_S
 

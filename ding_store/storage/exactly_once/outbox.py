@@ -24,6 +24,11 @@ GAP = 'GAP'  # entries before this one are missing: announce from ``last + 1``
 FULL = 'FULL'  # no room; wait for the room stream to pass ``room``
 PLANE = 'PLANE'  # a reference came on a plane that is no more: announce again on this one
 CODEC = 'CODEC'  # there are readers, or may be, who cannot decompress it: announce the payload as it was
+FORGOTTEN = 'FORGOTTEN'  # this writer is not known: it was silent while many others came and went
+
+#: Writers that have not left are known to the server while it holds an entry of theirs; of the others it keeps at least
+#: so many, those with the newest entries, and at most twice as many. It drops a writer that leaves with its last entry.
+MAX_SILENT_WRITERS = 512
 
 #: A bytes-like payload on the wire plane may always come.
 WIRE = -1
@@ -51,6 +56,8 @@ class Announcement(NamedTuple):
     readers: str = ''  # that the server may have forgotten: those of a verdict
     codec: str = ''  # of the payload, if it is good only while all readers have it
     told: str = ''  # "<last>:<number>" of the last verdict of this epoch: a server that has less lost it
+    admission: int = 0  # that the server gave this writer; 0: none
+    listed: int = 0  # that of the verdict which told of the readers last
 
 
 #: How often runs of this name ended, as far as the server remembers: all of its data was put aside; the stream was
@@ -70,8 +77,10 @@ class Verdict(NamedTuple):
     host: str = ''  # that all readers are on: references to its files may be announced; '': the wire plane
     wanted: int = 0  # entries up to here must be readable over the wire
     ends: Ends = (0, 0)  # only good where ``epoch`` is another than was announced
-    readers: str = ''  # in the server's words: see ``lua/stream.lua``
+    readers: Optional[str] = ''  # in the server's words: see ``lua/stream.lua``; None: as they were
     chain: str = ''  # up to the entry announced, if it was accepted now
+    admission: int = 0  # of this writer to the stream
+    listed: int = 0  # grows when the readers change
 
 
 class Room(NamedTuple):
@@ -168,6 +177,7 @@ class Outbox:
         self.plane = 0
         self.host = ''
         self.room = 0  # the stream's counter of what made room, as we last heard
+        self.admission = 0  # that we have to the stream; 0: none
         self._announce = announce
         self._fill = fill
         self._ends: Ends = (0, 0)  # before the epoch that we last heard of
@@ -175,6 +185,7 @@ class Outbox:
         self._written: Tuple[str, Ends] = ('', (0, 0))
         #: Readers, as we last heard; and those that a server which lost its memory is to know again.
         self._readers = self._forgotten = ''
+        self._listed = 0  # of ``_readers``
         self._limit = max_pending_bytes
         self._drop_oldest = drop_oldest
         self._sent: Deque[Item] = deque()  # accepted in this epoch, in order
@@ -213,6 +224,12 @@ class Outbox:
     @property
     def has_references(self) -> bool:
         return any(item.is_referenced for item in [*self._sent, *self._queue])
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether the server has to know nothing more of this writer once it does not hold any entry of it."""
+        are_there = all(not one.is_referenced or one.filled_epoch == self.epoch for one in [*self._sent, *self._queue])
+        return self.admission > 0 and are_there
 
     @property
     def sequence(self) -> int:
@@ -277,6 +294,11 @@ class Outbox:
         """Ask for the stream's state; what a server forgot is queued again, what was acked is let go."""
         self._learn(self._announce(self._announcement(None)))
 
+    def let_all_go(self) -> None:
+        """The stream was deleted: what the server had accepted is gone with it."""
+        while self._sent:
+            self._let_go(self._sent[0].number)
+
     def hear(self, room: Room) -> bool:
         """Let go what was acked in our epoch, if the last of it is ours; returns whether something was."""
         newest = next((item for item in self._sent if item.number >= room.floor), None)
@@ -314,7 +336,7 @@ class Outbox:
                 item.uncertain = lost_before or e.was_lost
                 raise
         # STALE may answer a second try whose first one was accepted by a server that then lost its memory.
-        item.uncertain = lost_before or (verdict.status == STALE and known_epoch != '')
+        item.uncertain = lost_before or (verdict.status in (STALE, FORGOTTEN) and known_epoch != '')
         return verdict
 
     def _state_after(self, error: StoreError) -> Optional[Verdict]:
@@ -328,15 +350,19 @@ class Outbox:
     def _announcement(self, item: Optional[Item]) -> Announcement:
         base = self._sent[0].sequence if self._sent else self._queue[0].sequence if self._queue else self.sequence + 1
         if item is None:
-            return Announcement(self.stream, self.epoch, 0, base, readers=self._forgotten, told=self._told)
+            said = Announcement(self.stream, self.epoch, 0, base, readers=self._forgotten, told=self._told)
+            return said._replace(admission=self.admission, listed=self._listed)
         limit = 0 if item.accepted else self._limit
         reference = item.payload.reference(self.host) if self.host else None
         data, plane = (item.payload.on_wire(), WIRE) if reference is None else (reference, self.plane)
         payload = (data, limit, self._drop_oldest, item.payload.size, plane)
-        known = self._forgotten, item.payload.codec, self._told
+        known = (self._forgotten, item.payload.codec, self._told, self.admission, self._listed)
         return Announcement(self.stream, self.epoch, item.sequence, base, *payload, *known)
 
     def _learn(self, verdict: Verdict) -> None:
+        if verdict.status == FORGOTTEN:
+            self._begin_anew()
+            return
         forgot = self._sent and self._sent[-1].sequence > verdict.last
         if forgot or verdict.status in (STALE, GAP) or verdict.epoch != self.epoch:
             self._requeue(verdict)
@@ -346,12 +372,13 @@ class Outbox:
         self.epoch, self.num_dropped = verdict.epoch, verdict.num_dropped
         self._told = f'{verdict.last}:{verdict.number}' if verdict.last else ''
         self.plane, self.host, self.room = verdict.plane, verdict.host, verdict.room
+        self.admission = verdict.admission
         if is_changed:
             self._forgotten = '' if self.is_over else self._forgotten or self._readers
         elif self.epoch:
             self._forgotten = ''  # Every verdict within an epoch comes behind what was said with it.
-        if not self._forgotten:
-            self._readers = verdict.readers
+        if not self._forgotten and verdict.readers is not None:
+            self._readers, self._listed = verdict.readers, verdict.listed
         self._let_go(verdict.floor)
         if is_changed and self.is_over:
             self._drop_accepted()
@@ -361,6 +388,13 @@ class Outbox:
             except ServerFull as e:
                 # The next verdict asks for it again, and what else we have to say may find room, or make some.
                 logger.info('stream %r waits for memory: %s', self.stream, e)
+
+    def _begin_anew(self) -> None:
+        """The server drops a writer once all that it accepted of it is acked. It is to admit us once more."""
+        self.let_all_go()
+        self.epoch, self.admission, self._written = '', 0, ('', (0, 0))
+        self._told = self._readers = self._forgotten = ''
+        self._listed = 0
 
     def _let_go(self, floor: int) -> bool:
         is_any = False

@@ -6,16 +6,19 @@ import logging
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Set
 
 from ding_store.errors import ConfigError, CorruptPayload, StoreError
-from ding_store.storage.base import Entry, EntryId, Header, Store
+from ding_store.storage.base import Entry, EntryId, Header, Store, StreamInfo
 from ding_store.storage.exactly_once.losses import Losses
 
 logger = logging.getLogger(__name__)
 
 #: What a reader does with an entry whose bytes are not what was written.
 ON_CORRUPT = ('stop', 'skip')
+#: Of so many writers that the server does not know the marks are kept, those that were read last; and of as many as it
+#: knew when it lost its memory. They may come back, or have left: data that become older may hold their entries again.
+MAX_CARRIED = 1024
 
 
 class Reader:
@@ -29,7 +32,8 @@ class Reader:
     Arguments:
         - durable (:obj:`bool`): Whether retention waits for this reader's acks, also when it is away, until ``forget``.
         - start (:obj:`str`): Where a reader that is new to the stream starts: 'oldest' or 'now'.
-        - marks (:obj:`Optional[Mapping]`): writer -> highest sequence seen, of a former life of this reader.
+        - marks (:obj:`Optional[Mapping]`): writer -> highest sequence seen, of a former life of this reader; without
+          writers of which nothing can come any more.
         - heads (:obj:`Optional[Mapping]`): ``heads()`` of that life, committed with the marks. Without them it knows
           nothing of what that had heard of, and does not count it where the server lost it meanwhile.
         - on_corrupt (:obj:`str`): 'stop': ``read`` raises CorruptPayload at such an entry, again and again; 'skip': it
@@ -72,7 +76,11 @@ class Reader:
         self.num_corrupt = 0
         self._losses = Losses(loss_grace_s, heads or {})
         self._lock = threading.Lock()
-        self._marks = dict(marks or {})
+        self._marks = dict(marks or {})  # Those that were read last are the last.
+        #: Writers that the server knows, as far as this reader has seen in this epoch.
+        self._here: Set[str] = set()
+        #: The most writers that a server knew when it lost its memory.
+        self._num_lost_sight: int = (heads or {}).get('num_lost_sight', 0)
         # What was there before us must not pass for new when its writer announces it again.
         self._past = self._writers() if start == 'now' else {}
         # Without marks nothing tells what a former life of ours has acked, but how far the writers were by then.
@@ -81,6 +89,7 @@ class Reader:
         self._outstanding: Optional[EntryId] = None  # the last entry returned, until it is acked
         self._acked = 0  # In this epoch, what the server remembers of our acks from before it lost its newest changes.
         self._has_left = False
+        self._seen: Optional[StreamInfo] = None  # the stream, when we last looked
         self._said_lost = self._said_duplicates = self._said_corrupt = False
 
     @property
@@ -99,7 +108,8 @@ class Reader:
             - heads (:obj:`Dict[str, Any]`): JSON.
         """
         with self._lock:
-            return self._losses.heads(self._cursor, self._marks, self._marks if marks is None else marks)
+            heads = self._losses.heads(self._cursor, self._marks, self._marks if marks is None else marks)
+            return {**heads, 'num_lost_sight': self._num_lost_sight}
 
     @property
     def num_lost(self) -> int:
@@ -132,6 +142,7 @@ class Reader:
         with self._lock:
             new = self._take(entries) if entries else []
             self._losses.settle(self._marks)
+            self._drop_departed()
             self._report(self.num_lost - lost, self.num_duplicates - duplicates)
         if entries and self._outstanding is None:
             self.ack()  # Only duplicates: nobody would ack these, and they may be what fills the stream.
@@ -211,12 +222,28 @@ class Reader:
     def _look_around(self) -> None:
         """Remember what writers have appended that we have not read: only so can its loss be counted."""
         if self._losses.is_time_to_look():
-            stream = self.store.stream_info(self.stream)
+            stream = self._seen = self.store.stream_info(self.stream)
             with self._lock:
                 self._losses.look(stream, self._cursor, self._marks)
             is_known = stream is None or stream.epoch != self._cursor.epoch or self.name in stream.readers
             if not is_known and not self._has_left:
                 self._come_back()
+
+    def _drop_departed(self) -> None:
+        """Forget the marks of writers that the server does not know, but for ``MAX_CARRIED`` and more of the latest."""
+        stream, self._seen = self._seen, None
+        if stream is None or stream.epoch != self._cursor.epoch:
+            return
+        self._here = set(stream.writers)
+        carried = [writer for writer in self._marks if writer not in self._here]
+        for writer in carried[: max(0, len(carried) - MAX_CARRIED - self._num_lost_sight)]:
+            if not self._losses.is_awaited(writer):
+                self._drop(writer)
+
+    def _drop(self, writer: str) -> None:
+        self._marks.pop(writer, None)
+        self._past.pop(writer, None)
+        self._losses.forget(writer)
 
     def _come_back(self) -> None:
         """Somebody took us for dead. Acks of a reader that is not known make no room, and writers would wait for it."""
@@ -230,7 +257,8 @@ class Reader:
         self._said_corrupt = False
         for one, following in zip(entries, entries[1:]):  # what was dropped while it was fetched
             self._losses.drop(max(0, following.id.number - max(one.id.number, self._acked) - 1))
-        new = [one for one in entries if self._is_new(one.writer, one.sequence) and not self._is_lost(one)]
+        new = [one for one in entries if self._is_new(one) and not self._is_lost(one)]
+        self._here.update(one.writer for one in entries)
         self._cursor = entries[-1].id
         self._outstanding = new[-1].id if new else self._outstanding
         return new
@@ -276,6 +304,8 @@ class Reader:
             self._losses.drop(max(0, first.number - max(self._cursor.number, self._acked) - 1))
         else:
             self._losses.begin_epoch(first.epoch, self._cursor, self._marks)
+            self._num_lost_sight = max(self._num_lost_sight, len(self._here))
+            self._here = set()
 
     def _know(self, epoch: str) -> None:
         """Entries of this epoch are next. Without the lock, since the server may be waited for."""
@@ -285,7 +315,8 @@ class Reader:
             place = self.store.register(self.stream, self.name, self.durable)
             self._acked = place.number if place.epoch == epoch else 0
 
-    def _is_new(self, writer: str, sequence: int) -> bool:
+    def _is_new(self, entry: Entry) -> bool:
+        writer, sequence = entry.writer, entry.sequence
         seen = self._marks.get(writer)
         if sequence <= max(seen or 0, self._past.get(writer, 0)):
             self.num_duplicates += 1
@@ -294,6 +325,7 @@ class Reader:
         # Nor is what it does not bring any more behind that.
         is_owed = seen is None or seen > self._had_before.get(writer, 0)
         self._losses.miss(writer, seen, sequence, is_owed)
+        self._marks.pop(writer, None)  # It is the last from now on.
         self._marks[writer] = sequence
         return True
 

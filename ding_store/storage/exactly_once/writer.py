@@ -175,6 +175,7 @@ class Writer:
         - wait_for_room (:obj:`Callable`): ``(stream, room, timeout_s)``: return once the stream's room counter may have
           passed ``room``, with what the server said then, or when the time is over.
         - fill (:obj:`Callable`): One round trip to the server.
+        - leave (:obj:`Callable`): ``(stream, admission)``: the same, to say that this writer appends no more.
     """
 
     def __init__(
@@ -183,12 +184,14 @@ class Writer:
         announce: Callable[[Announcement], Verdict],
         wait_for_room: WaitForRoom,
         fill: Optional[Callable[[Fill], None]] = None,
+        leave: Callable[[str, int], None] = lambda stream, admission: None,
     ) -> None:
         self.check_every_s = options.check_every_s
         self._options = options
         self._announce = announce
         self._wait_for_room = wait_for_room
         self._fill = fill
+        self._leave = leave
         self._lanes: Dict[str, Lane] = {}
         self._lanes_lock = threading.Lock()
         self._checked_at = time.monotonic()
@@ -300,6 +303,22 @@ class Writer:
                     len(outbox),
                     outbox.stream,
                 )
+            if outbox.may_leave and not is_away():
+                with suppress(StoreError):
+                    self._leave(outbox.stream, outbox.admission)
+        with self._lanes_lock:
+            self._lanes = {}  # Payloads may be in mapped files, which are part of cycles.
+
+    def let_go(self, stream: str) -> None:
+        """This process has deleted the stream: nothing that it held is brought back, and it leaves until it appends."""
+        lane = self._lanes.get(stream)
+        if lane is None:
+            return
+        with lane.tried(0.0) as is_held:
+            if is_held:
+                lane.outbox.let_all_go()
+                if lane.outbox.may_leave:
+                    self._leave(stream, lane.outbox.admission)
 
     def _lane(self, stream: str) -> Lane:
         with self._lanes_lock:

@@ -57,6 +57,10 @@ _MAX_BYTES = 8 << 30
 _BUSY_PATIENCE_S = 1.0
 
 
+#: Hexadecimal digits that name a fetch lock.
+_FETCH_DIGITS = 3
+
+
 class Found(NamedTuple):
     """A file of the cache whose process is gone, and what it says about itself."""
 
@@ -126,7 +130,8 @@ class CacheDir:
 
     def fetch_path_of(self, name: str) -> str:
         """Whoever holds this file fetches the value ``name`` for all processes of this host."""
-        path = os.path.join(self._run, f'{_short(name)}{FETCH}')
+        # So many files at most, since a lock's file cannot be removed: names that share one wait for each other.
+        path = os.path.join(self._run, f'{_short(name)[:_FETCH_DIGITS]}{FETCH}')
         private.touch(path)
         return path
 
@@ -156,6 +161,10 @@ class CacheDir:
         for path in files_of(self._run):
             if os.path.basename(path).startswith(f'{_short(name)}-') and path.endswith(COPIES):
                 unlink(path)
+
+    def drop_readers(self, stream: str) -> None:
+        """Of a stream that was deleted. Processes that still read there do not know of new ones, and fetch twice."""
+        unlink(os.path.join(self._run, f'{_short(stream)}{READERS}'))
 
     def readers_path_of(self, stream: str) -> str:
         """Where the processes of this host that read a stream know of each other; made if it is not there."""

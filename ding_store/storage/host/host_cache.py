@@ -158,7 +158,9 @@ class HostCache(Store):
     def forget(self, stream: str, reader: str) -> bool:
         self._enter()
         with self._lock:
-            self._readers[stream] = {one for one in self._readers.get(stream, ()) if one[0] != reader}
+            left = {one for one in self._readers.pop(stream, ()) if one[0] != reader}
+            if left:
+                self._readers[stream] = left
         if self._copies is not None:
             self._copies.leave(stream, reader)
         return self.store.forget(stream, reader)
@@ -183,6 +185,11 @@ class HostCache(Store):
         existed = self.store.delete(name)
         if self._copies is not None:
             self._copies.drop(name)
+        with self._lock:
+            rings = self._rings.pop(name, None)
+        if rings is not None:
+            rings.close(unlink=True)
+        self._drop_removed()
         return existed
 
     def info(self) -> StoreInfo:
@@ -217,6 +224,8 @@ class HostCache(Store):
                 self._copies.close()
             if self._cache is not None:
                 self._cache.close(self._is_over)
+            # What is mapped here is part of cycles, and would keep its descriptors until a collector comes.
+            self._rings, self._files = {}, {}
         self.store.close()
 
     def tidy(self) -> int:
@@ -256,6 +265,7 @@ class HostCache(Store):
             self._tidied_at = time.monotonic()
             with self.store.hasty():  # The call itself waits for a server that is away.
                 self.tidy()
+            self._drop_removed()
 
     # Writing
 
@@ -369,11 +379,16 @@ class HostCache(Store):
                 if not isinstance(e, FileNotFoundError):
                     logger.info('a file of this host cannot be mapped: %s', e)
                 return None
+            self._drop_removed()
             with self._lock:
-                # Mappings of removed files keep their memory.
-                self._files = {key: file for key, file in self._files.items() if os.path.exists(file.path)}
                 self._files[name] = found
         return found
+
+    def _drop_removed(self) -> None:
+        """Mappings of removed files keep their memory."""
+        with self._lock:
+            self._files = {key: file for key, file in self._files.items() if os.path.exists(file.path)}
+        self._values.drop_removed()
 
     def _complain(self, stream: str, record: Record) -> None:
         if self.host and unpack(record.payload).host == crc_of(self.host):
@@ -392,7 +407,7 @@ class HostCache(Store):
         for stream, reader, durable in readers:
             self.store.register_at(stream, reader, durable)
             with self._lock:
-                self._readers[stream] = self._readers[stream] - {(reader, durable)}
+                self._readers[stream] = self._readers.get(stream, set()) - {(reader, durable)}
 
 
 def _guard(file: RingReader, start: int) -> Callable[[], bool]:

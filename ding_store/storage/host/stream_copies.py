@@ -146,9 +146,14 @@ class StreamCopies:
         return [path for stream in marks for mark, path in found[stream] if is_behind(mark, marks[stream])]
 
     def drop(self, stream: str) -> None:
-        """The stream was deleted."""
+        """The stream was deleted, and with it its readers: those that go on register again."""
+        with self._lock:
+            sharing = self._streams.pop(stream, None)
+        if sharing is not None:
+            sharing.readers.close()
         try:
             self._cache.remove([path for _, path in self._cache.payloads_of(stream)])
+            self._cache.drop_readers(stream)
         except OSError as e:
             self._complain(stream, e)
 

@@ -9,6 +9,7 @@ in common with it is copied instead of fetched.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from typing import Dict, List, Optional, Tuple
 
@@ -76,11 +77,23 @@ class HostCopies:
             self._complain(name, e)
         return fetch_payload(self._store, name, listed)
 
+    def drop_removed(self) -> None:
+        """Mappings of removed files keep their memory."""
+        with self._lock:
+            for files in (self._readers, self._writers):
+                for name in [name for name, file in files.items() if not os.path.exists(file.path)]:
+                    del files[name]
+
+    def close(self) -> None:
+        with self._lock:
+            self._readers.clear()
+            self._writers.clear()
+
     def drop(self, name: str) -> None:
         """The value was deleted."""
         with self._lock:
-            self._readers.pop(name, None)
-            self._writers.pop(name, None)
+            for known in (self._readers, self._writers, self._locks):
+                known.pop(name, None)
         try:
             self._cache.drop_copies(name)
         except OSError as e:

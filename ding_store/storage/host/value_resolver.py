@@ -81,6 +81,11 @@ class ValueResolver:
             known = found.version
             deadline = max(deadline, self._ask(name, known, found.is_coming))
 
+    def forget(self, name: str) -> None:
+        """The value was deleted."""
+        self._wanted.pop(name, None)
+        self._too_fast.discard(name)
+
     def _value(self, name: str, found: Version) -> Optional[Value]:
         value = self._follow(name, found) if self._follow is not None and found.reference else None
         return self._over_the_wire(name, found) if value is None and found.payload else value

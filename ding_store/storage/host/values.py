@@ -80,6 +80,14 @@ class HostValues:
             slots.close(unlink=True)
         if self._copies is not None:
             self._copies.drop(name)
+        self._resolver.forget(name)
+
+    def drop_removed(self) -> None:
+        """Mappings of removed files keep their memory."""
+        with self._lock:
+            self._files = {key: old for key, old in self._files.items() if os.path.exists(old.path)}
+        if self._copies is not None:
+            self._copies.drop_removed()
 
     def is_done(self, found: Found) -> bool:
         """Whether a dead writer's file is needed no more: what a server does not know it may know again."""
@@ -106,6 +114,9 @@ class HostValues:
         self._closed.set()
         for slots in list(self._own.values()):
             slots.close(unlink)
+        self._own, self._files = {}, {}
+        if self._copies is not None:
+            self._copies.close()
         if self._filler is not None and self._filler is not threading.current_thread():
             self._filler.join(join_s)
 
@@ -173,8 +184,7 @@ class HostValues:
             if self._cache is None:
                 raise FileNotFoundError(f'{file}: there is no host cache here')
             found = SlotReader(self._cache.slots_path_of(file))
+            self.drop_removed()
             with self._lock:
-                # Mappings of removed files keep their memory.
-                self._files = {key: old for key, old in self._files.items() if os.path.exists(old.path)}
                 self._files[file] = found
         return found

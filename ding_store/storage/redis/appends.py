@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Optional
 
 from ding_store.errors import ServerFull
 from ding_store.storage.base import Buffer
-from ding_store.storage.exactly_once.outbox import CODEC, FULL, WIRE, Announcement, Fill, Verdict
+from ding_store.storage.exactly_once.outbox import (
+    CODEC,
+    FULL,
+    MAX_SILENT_WRITERS,
+    STALE,
+    WIRE,
+    Announcement,
+    Fill,
+    Verdict,
+)
 from ding_store.storage.redis.session import Before, Session
 from ding_store.storage.wire.parts import is_large, place_of, publish_in_parts
 
@@ -27,8 +36,8 @@ class RedisAppends:
         - script (:obj:`Callable`): ``(session, script, stream, arguments, before)``: runs a script on a stream.
         - key (:obj:`Callable`): ``(stream, part)``: the key of a part.
         - writer (:obj:`str`): Whose entries these are.
-        - index (:obj:`Callable`): ``(stream, again)``: put it on the run's list of names; again in another epoch, since
-          the server may have forgotten that, too.
+        - index (:obj:`Callable`): Called with a stream before an entry is announced: puts it on the run's list.
+        - doubt (:obj:`Callable`): Called with a stream whose epoch is over: the list may be without it.
     """
 
     def __init__(
@@ -37,20 +46,19 @@ class RedisAppends:
         script: Callable[..., Any],
         key: Callable[[str, str], str],
         writer: str,
-        index: Callable[[str, bool], None],
+        index: Callable[[str], None],
+        doubt: Callable[[str], None],
     ) -> None:
         self._call = call
         self._script = script
         self._key = key
         self._writer = writer
         self._index = index
-        self._listed: Dict[str, str] = {}  # stream -> its epoch when it was put on the run's list
+        self._doubt = doubt
 
     def announce(self, said: Announcement) -> Verdict:
         if said.sequence > 0:
-            # Not behind it, nor where nothing is appended: the run may be over, and its list of names be gone.
-            self._index(said.stream, self._listed.get(said.stream) != said.epoch)
-            self._listed[said.stream] = said.epoch
+            self._index(said.stream)
         if len(said.payload) >= ASK_BYTES:
             verdict = self._append(said, b'', -1, '', None)
             if verdict.status != ROOM:
@@ -112,6 +120,9 @@ class RedisAppends:
             said.readers,
             said.codec,
             said.told,
+            said.admission,
+            said.listed,
+            MAX_SILENT_WRITERS,
             payload,
         )
 
@@ -119,7 +130,23 @@ class RedisAppends:
             return session.life.num_ends, self._script(session, 'append', said.stream, arguments, before)
 
         num_runs, (status, epoch, host, *numbers) = self._call(f'append to {said.stream!r}', run)
-        number, last, floor, room, dropped, plane, wanted, num_ends, readers, chain = numbers
+        if status == STALE.encode():
+            self._doubt(said.stream)
+        number, last, floor, room, dropped, plane, wanted, num_ends, admission, listed, readers, chain = numbers
         known = (number, last, floor, room, dropped, plane)
-        texts = (one.decode() for one in (readers, chain))
-        return Verdict(status.decode(), epoch.decode(), *known, host.decode(), wanted, (num_runs, num_ends), *texts)
+        return Verdict(
+            status.decode(),
+            epoch.decode(),
+            *known,
+            host.decode(),
+            wanted,
+            (num_runs, num_ends),
+            None if readers is None else readers.decode(),
+            chain.decode(),
+            admission,
+            listed,
+        )
+
+    def leave(self, stream: str, admission: int) -> None:
+        arguments = (self._writer, admission)
+        self._call(f'leave {stream!r}', lambda session: self._script(session, 'leave', stream, arguments, None))

@@ -5,7 +5,7 @@ and all that is known of a stream but its readers is in one hash.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ding_store.storage.base import StreamInfo
 from ding_store.storage.redis.session import Session
@@ -54,6 +54,7 @@ def _stream(meta: Hash, readers: Hash) -> Optional[StreamInfo]:
     if b'epoch' not in meta or b'deleted' in meta:
         return None
     cursors = {field: cursor for field, cursor in readers.items() if not field.startswith((b'h:', b'c:'))}
+    writers = _writers(meta)
     return StreamInfo(
         epoch=meta[b'epoch'].decode(),
         last=_int(meta, b'last'),
@@ -62,14 +63,16 @@ def _stream(meta: Hash, readers: Hash) -> Optional[StreamInfo]:
         num_dropped=_int(meta, b'dropped'),
         readers={field[2:].decode(): int(cursor) for field, cursor in cursors.items()},
         durable={field[2:].decode(): field.startswith(b'd:') for field in cursors},
-        writers={field[2:].decode(): int(known.split(b':')[0]) for field, known in _writers(meta)},
-        numbers={field[2:].decode(): int(known.split(b':')[1]) for field, known in _writers(meta)},
+        writers={writer: sequence for writer, sequence, _ in writers},
+        numbers={writer: number for writer, _, number in writers},
         host=meta.get(b'host', b'').decode(),
     )
 
 
-def _writers(meta: Hash) -> List[Any]:
-    return [(field, known) for field, known in meta.items() if field.startswith(b'w:')]
+def _writers(meta: Hash) -> List[Tuple[str, int, int]]:
+    """The sequence and the number of the last entry of those that have appended one."""
+    known = [(field, place.split(b':')) for field, place in meta.items() if field.startswith(b'w:')]
+    return [(field[2:].decode(), int(place[0]), int(place[1])) for field, place in known if int(place[0]) > 0]
 
 
 def _int(meta: Hash, field: bytes) -> int:

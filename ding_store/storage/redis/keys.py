@@ -50,10 +50,22 @@ class RunKeys:
         """The server may be another, or have lost its memory."""
         self._listed.clear()
 
-    def delete(self, session: Session, counters: Iterable[str]) -> None:
+    def doubt_stream(self, stream: str) -> None:
+        """It was deleted, or the server has lost its memory."""
+        self._listed.discard(f'stream:{stream}')
+
+    def delist(self, session: Session, name: str) -> int:
+        """The stream, value and counter of this name were deleted. Returns how many counters there were."""
+        members = [f'{kind}:{name}' for kind in ('stream', 'value')]
+        self._listed.difference_update(members)
+        self._of_streams.pop(name, None)
+        session.client.srem(self._index, *members)
+        return int(session.client.hdel(self.counters, name))
+
+    def delete(self, session: Session, names: Iterable[str]) -> None:
         """Nobody writes any more, so the writers' numbers, which ``Store.delete`` keeps, are not needed either."""
         members: Any = session.client.smembers(self._index)
-        for name in {*counters, *(member.decode().split(':', 1)[1] for member in members)}:
+        for name in {*names, *(member.decode().split(':', 1)[1] for member in members)}:
             session.client.delete(*(self.of(name, part) for part in _STREAM_PARTS))
             session.client.delete(*(self.of(name, part) for part in VALUE_PARTS))
         session.client.delete(self._index, self.counters)

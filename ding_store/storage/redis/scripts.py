@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Callable, Dict, NamedTuple, Sequence, Tuple, Union
 
 _LUA = Path(__file__).parent / 'lua'
-_STREAM_SCRIPTS = ('append', 'fill', 'want', 'register', 'ack', 'forget', 'delete', 'tell', 'renew')
+_STREAM_SCRIPTS = ('append', 'fill', 'want', 'register', 'ack', 'forget', 'delete', 'tell', 'renew', 'leave')
 _VALUE_SCRIPTS = ('put', 'fill_value', 'want_value', 'drop_parts')
 _OTHER_SCRIPTS = ('index', 'add')
 

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 import redis
@@ -88,10 +89,11 @@ class RedisStore(PlanedStore):
         self.address = self._link.address
         self.writer = writer_id()
         self._keys = keys = RunKeys(self._call, self.run)
-        self._appends = RedisAppends(
-            self._call, keys.run, keys.of, self.writer, lambda stream, again: keys.list_name('stream', stream, again)
+        index, doubt = partial(keys.list_name, 'stream'), keys.doubt_stream
+        self._appends = RedisAppends(self._call, keys.run, keys.of, self.writer, index, doubt)
+        self._writer = Writer(
+            streams, self._appends.announce, self._wait_for_room, self._appends.fill, self._appends.leave
         )
-        self._writer = Writer(streams, self._appends.announce, self._wait_for_room, self._appends.fill)
         self.patience_s = max(PATIENCE_S, 1.5 * server.reconnect_timeout_s)
         self._resolver = Resolver(self)
         self._parts = Parts(self._call)
@@ -289,8 +291,9 @@ class RedisStore(PlanedStore):
 
     def delete(self, name: str) -> bool:
         existed = bool(self._run('delete', name))
+        self._writer.let_go(name)
         values = self._values.delete(name)
-        numbers = self._call(f'delete {name!r}', lambda session: session.client.hdel(self._keys.counters, name))
+        numbers = self._call(f'delete {name!r}', lambda session: self._keys.delist(session, name))
         return bool(existed or values or numbers)
 
     def info(self) -> StoreInfo:
@@ -303,10 +306,11 @@ class RedisStore(PlanedStore):
         return self._call('info', lambda session: read_stream(session, self.run, stream))
 
     def retire(self, last: Sequence[str] = ()) -> None:
-        counters = self.info().counters
+        known = self.info()
         super().retire(last)
         if self._directory is None:
-            self._call('retire', lambda session: self._keys.delete(session, counters))
+            names = {*known.streams, *known.values, *known.counters}
+            self._call('retire', lambda session: self._keys.delete(session, names))
             return
         from ding_store.storage.embedded.server import mark_finished  # Not needed for a server that others run.
 

@@ -175,6 +175,7 @@ class RedisValues:
         keys = self._keys(name)
         with self._lock:
             self._sent.pop(name, None)
+            self._seen.pop(name, None)
         return bool(self._call(f'delete {name!r}', lambda session: _delete(session, *keys)))
 
     def _publish(

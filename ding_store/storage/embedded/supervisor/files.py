@@ -150,15 +150,31 @@ def is_served(files: RunFiles) -> bool:
 def take_lock(path: str) -> int:
     """Wait for an exclusive lock (under ``deadline``); the kernel drops it with its last holder, however that dies."""
     while True:
-        lock = opener(path, os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if _is_same_file(lock, path):
-                return lock
-        except BaseException:
-            os.close(lock)
-            raise
-        os.close(lock)  # remove_run() took the file away while we waited for it
+        lock = _locked(path, fcntl.LOCK_EX)
+        if lock is not None:
+            return lock
+
+
+def try_lock(path: str) -> Optional[int]:
+    """The same without a wait; None if another process holds it."""
+    try:
+        return _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
+
+
+def _locked(path: str, how: int) -> Optional[int]:
+    """None if remove_run() took the file away while it was waited for."""
+    lock = opener(path, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(lock, how)
+        if _is_same_file(lock, path):
+            return lock
+    except BaseException:
+        os.close(lock)
+        raise
+    os.close(lock)
+    return None
 
 
 def held_by(files: RunFiles) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import fcntl
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -17,13 +19,17 @@ from .files import RunFiles
 from .members import Members
 from .server import Answer as Pong
 from .server import Server, read_answer
-from .sockets import control_path, peer, remove_socket_directory
+from .sockets import REDIS, control_path, make_socket_directory, peer, remove_socket_directory
 
 #: When to ask again: for those who came meanwhile, while redis loads its data, and while it starts.
 PING_AGAIN_S = {Pong.READY: 0.0, Pong.LOADING: 0.05, Pong.NONE: 0.005}
 FIRST_MEMBER_S = 5.0  # the least grace at the start: who started us has yet to join
 TERMINATE_S = 60.0  # then redis is killed; what it acknowledged is in its append-only file all the same
 MAX_RESTARTS, RESTARTS_WITHIN_S = 5, 60.0
+#: How often to look whether the sockets are still there: cleaners of /tmp take what is old.
+LOOK_AT_SOCKETS_S = 1.0
+#: When to try again what found no descriptor.
+PAUSE_S = 0.1
 
 
 def log(text: str) -> None:
@@ -42,8 +48,12 @@ class Supervisor:
     def __init__(self, files: RunFiles, binary: str, grace_s: float, lock: int, redis_socket: str) -> None:
         self._files, self._binary, self._grace_s, self._lock = files, binary, grace_s, lock
         self._redis_socket = redis_socket
+        self._guard: Optional[int] = None
+        self._guard_sockets()
         self._selector = selectors.DefaultSelector()
-        self._members = Members(self._selector, self._member_died)
+        # The rest is for what has to be done in any case: a new redis, files, a look at a process.
+        max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._members = Members(self._selector, self._member_died, max_files // 2)
         self._waiting: Set[socket.socket] = set()  # joined; told once a PING sent *after* they came is answered
         self._pinged: Set[socket.socket] = set()  # those whom the PING under way is for
         self._held: Set[socket.socket] = set()  # of the next run: this one finished, but has members yet
@@ -51,13 +61,16 @@ class Supervisor:
         self._ping: Optional[socket.socket] = None
         self._restarts: Deque[float] = collections.deque(maxlen=MAX_RESTARTS)
         self._is_stopping = False
+        self._is_moving = False  # redis ends, to begin anew on another socket
         self._is_over = False
         self._timers: Dict[Callable[[], None], float] = {}
         self._watch_signals()
-        self._control = Control(control_path(redis_socket), self._selector, self._on_request, self._on_end)
+        path = control_path(redis_socket)
+        self._control = Control(path, self._selector, self._on_request, self._on_end, max(8, max_files // 4))
         files.write(files.pointer, redis_socket + '\n')
         self._server = self._start_server()
         self._set_timer(self._no_member_came, max(grace_s, FIRST_MEMBER_S))
+        self._set_timer(self._look_at_sockets, LOOK_AT_SOCKETS_S)
 
     def serve(self) -> None:
         """Until nobody needs the server any more; then nothing is left of it but its data."""
@@ -83,10 +96,13 @@ class Supervisor:
         waits = [max(at - time.monotonic(), 0) for at in self._timers.values()]
         if self._members.look_every_s is not None:
             waits.append(self._members.look_every_s)
+        if self._control.is_paused:
+            waits.append(PAUSE_S)
         return min(waits, default=None)
 
     def _run_timers(self) -> None:
         self._members.look()
+        self._control.resume()
         for action, at in list(self._timers.items()):
             if time.monotonic() >= at and self._timers.pop(action, None) is not None:
                 action()
@@ -140,6 +156,9 @@ class Supervisor:
                 connection, {'error': f'the supervisor cannot see this process ({e}): another container?'}
             )
             return
+        except OSError as e:
+            self._control.answer(connection, {'error': f'the supervisor has no descriptor left ({e}): raise ulimit -n'})
+            return
         self._timers.pop(self._no_member_came, None)
         self._waiting.add(connection)
         self._start_ping()
@@ -187,7 +206,7 @@ class Supervisor:
         return server
 
     def _start_ping(self) -> None:
-        if self._ping is not None or self._is_stopping:
+        if self._ping is not None or self._is_stopping or self._is_moving:
             return
         self._ping = self._server.ping()
         if self._ping is None:
@@ -222,16 +241,65 @@ class Supervisor:
         if self._is_stopping:
             self._is_over = True
             return
+        if self._is_moving:
+            self._is_moving = False
+            self._timers.pop(self._kill_server, None)
+            self._restart_server()
+            return
         now = time.monotonic()
         too_often = len(self._restarts) == MAX_RESTARTS and now - self._restarts[0] < RESTARTS_WITHIN_S
         if too_often or not self._server.was_ready:
             self._give_up(f'redis-server ended with status {status} ' + ('again' if too_often else 'at once'))
             return
         self._restarts.append(now)
+        self._restart_server()
+
+    def _restart_server(self) -> None:
         self._drop_ping()
         self._waiting |= self._pinged
-        self._server = self._start_server()
+        try:
+            self._server = self._start_server()
+        except OSError as e:
+            self._give_up(f'redis-server could not be started again: {e}')
+            return
         self._start_ping()
+
+    # Sockets
+
+    def _look_at_sockets(self) -> None:
+        self._set_timer(self._look_at_sockets, LOOK_AT_SOCKETS_S)
+        sockets = [control_path(self._redis_socket)] + [self._redis_socket] * self._server.was_ready
+        if self._is_moving or all(os.path.exists(path) for path in sockets):
+            return
+        log(f'{os.path.dirname(self._redis_socket)} was deleted: moving to another directory')
+        try:
+            self._move()
+        except OSError as e:
+            log(f'there is none: {e}')
+
+    def _move(self) -> None:
+        """Members lose their connections, and are told of the new socket when they join again."""
+        old, new = self._redis_socket, os.path.join(make_socket_directory(), REDIS)
+        try:
+            self._control.move(control_path(new))
+            self._files.write(self._files.pointer, new + '\n')
+        except OSError:
+            remove_socket_directory(new)  # The next look finds the sockets missing again.
+            raise
+        self._redis_socket = new
+        remove_socket_directory(old)
+        self._guard_sockets()
+        self._is_moving = True
+        self._drop_ping()
+        self._server.send_signal(signal.SIGTERM)
+        self._set_timer(self._kill_server, TERMINATE_S)
+
+    def _guard_sockets(self) -> None:
+        """Lock the directory: systemd-tmpfiles passes over what is locked."""
+        if self._guard is not None:
+            os.close(self._guard)
+        self._guard = os.open(os.path.dirname(self._redis_socket), os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(self._guard, fcntl.LOCK_SH)
 
     def _give_up(self, reason: str) -> None:
         log(f'giving up: {reason}')

@@ -6,14 +6,18 @@ import argparse
 import contextlib
 import json
 import os
+import resource
 import signal
 import time
 from typing import List, Optional
 
 from .control import Answer
-from .files import RunFiles, deadline, held_by, is_served, take_lock
+from .files import RunFiles, deadline, held_by, is_served, take_lock, try_lock
 from .loop import Supervisor
 from .sockets import REDIS, make_socket_directory, remove_socket_directory
+
+#: How often to look whether the lock is free, or another supervisor serves.
+LOOK_AGAIN_S = 0.02
 
 
 def become_supervisor(files: RunFiles, binary: str, grace_s: float, until: float) -> Optional[Supervisor]:
@@ -25,9 +29,9 @@ def become_supervisor(files: RunFiles, binary: str, grace_s: float, until: float
     """
     with deadline(until - time.monotonic()):
         start_lock = take_lock(files.start_lock)
-        if is_served(files):
+        lock = _take_lock_unless_served(files)
+        if lock is None:
             return None
-        lock = take_lock(files.lock)
     stale = files.socket_path()  # of one that was killed: we have its lock, so that it and its redis are gone
     if stale is not None:
         remove_socket_directory(stale)
@@ -43,6 +47,23 @@ def become_supervisor(files: RunFiles, binary: str, grace_s: float, until: float
     return supervisor
 
 
+def _take_lock_unless_served(files: RunFiles) -> Optional[int]:
+    """One that lives may have lost its sockets to a cleaner of /tmp: it is there again when it has made new ones."""
+    while not is_served(files):
+        lock = try_lock(files.lock)
+        if lock is not None:
+            return lock
+        time.sleep(LOOK_AGAIN_S)
+    return None
+
+
+def raise_file_limit() -> None:
+    """There is a descriptor for each member, and redis has several connections to each."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def main(arguments: List[str]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument('--dir', required=True)
@@ -55,6 +76,7 @@ def main(arguments: List[str]) -> None:
         os._exit(0)
     os.umask(0o077)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the starter's survives exec
+    raise_file_limit()
     files = RunFiles(asked.dir)
     answer: Answer = {'ok': True}
     supervisor: Optional[Supervisor] = None

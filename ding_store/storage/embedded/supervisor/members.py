@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import sys
 from typing import Callable, Dict, List, Optional
 
 #: How often to look where the kernel does not tell us: no pidfd_open (Linux < 5.3, old containers, some Pythons).
@@ -17,11 +18,15 @@ class Members:
         only if it joins itself, whatever it inherited.
     Arguments:
         - gone (:obj:`Callable`): Called with the process id of each member that died.
+        - max_pidfds (:obj:`int`): How many descriptors this may take: further members are looked at now and then.
     """
 
-    def __init__(self, selector: selectors.BaseSelector, gone: Callable[[int], None]) -> None:
+    def __init__(
+        self, selector: selectors.BaseSelector, gone: Callable[[int], None], max_pidfds: int = sys.maxsize
+    ) -> None:
         self._selector = selector
         self._gone = gone
+        self._max_pidfds = max_pidfds
         self._pidfds: Dict[int, int] = {}
         self._births: Dict[int, str] = {}  # members without a pidfd: when they started, since ids are used again
 
@@ -37,7 +42,7 @@ class Members:
     def join(self, pid: int) -> None:
         """Raises ProcessLookupError when there is no such process (any more)."""
         self.leave(pid)  # an equal id may be a dead member's, whose end was not handled yet
-        pidfd = _open_pidfd(pid)
+        pidfd = _open_pidfd(pid) if len(self._pidfds) < self._max_pidfds else None
         if pidfd is None:
             self._births[pid] = birth_of(pid)
             return
@@ -78,7 +83,10 @@ def _open_pidfd(pid: int) -> Optional[int]:
 
 
 def birth_of(pid: int) -> str:
-    """When a process began: its pid may be another's by now. Raises ProcessLookupError if it has ended."""
+    """
+    When a process began: its pid may be another's by now. Raises ProcessLookupError if it has ended, and OSError if
+    that cannot be found out.
+    """
     try:
         with open(f'/proc/{pid}/stat') as file:
             # The name in parentheses may hold spaces; state is the 1st and start time the 20th field after it.
@@ -95,3 +103,5 @@ def is_gone(pid: int, birth: str) -> bool:
         return birth_of(pid) != birth
     except ProcessLookupError:
         return True
+    except OSError:  # no descriptor at the moment
+        return False

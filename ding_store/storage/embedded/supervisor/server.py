@@ -40,7 +40,10 @@ class Server:
 
     def ping(self) -> Optional[socket.socket]:
         """A connection on which a PING is under way; None if nobody listens yet."""
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError:  # no descriptor at the moment
+            return None
         connection.setblocking(False)
         try:
             connection.connect(self.socket_path)

@@ -28,4 +28,7 @@ end
 need_no_memory()
 redis.call('HSET', READERS, field, digits(number))
 trim_acked()
+if num_writers > 1 then
+  sweep_in_time()
+end
 return 1

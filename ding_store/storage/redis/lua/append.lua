@@ -14,26 +14,38 @@
 -- ARGV[12] durable readers that were there before the server lost its memory, as "readers" in stream.lua
 -- ARGV[13] what the payload is compressed with, if that is good only while all readers have it; ''
 -- ARGV[14] "<sequence>:<number>" of this writer's last entry, as it was told in this epoch; '': it was told nothing
--- ARGV[15] payload, or a reference to it; last, since a server reads what follows a large argument once more
+-- ARGV[15] admission of the writer to this stream; 0: it had none
+-- ARGV[16] "listed" when it heard of the readers last
+-- ARGV[17] how many writers are kept at least of which all is trimmed
+-- ARGV[18] payload, or a reference to it; last, since a server reads what follows a large argument once more
 -- Returns {status, epoch ('': there is no such stream, and nobody asked for one), host, number, last sequence of this
--- writer, floor, room, dropped, plane, wanted, ends (of use to who knows another epoch; else 0), readers, chain up to the
--- entry ('' unless it was appended now)}; statuses are those of outbox.py
+-- writer, floor, room, dropped, plane, wanted, ends (of use to who knows another epoch; else 0), admission, listed, readers
+-- (nil: as they were), chain up to the entry ('' unless it was appended now)}; statuses are those of outbox.py
 local writer, sequence, base = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
-local size, limit = tonumber(ARGV[6]), tonumber(ARGV[7])
+local size, limit, admission = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[15])
 
-local known_sequence, known_number = 0, 0
 local known = redis.call('HGET', META, 'w:' .. writer)
-if known then
-  local colon = string.find(known, ':', 1, true)
-  known_sequence = tonumber(string.sub(known, 1, colon - 1))
-  known_number = tonumber(string.sub(known, colon + 1))
-end
+local known_sequence, known_number, known_admission = place_of(known)
 
 local appended = ''
 local function verdict(status)
-  local ends = ARGV[2] ~= epoch and num_ends() or 0
-  return { status, epoch, host, known_number, known_sequence, floor, room, dropped, plane, wanted, ends, known_readers,
-    appended }
+  local is_other = ARGV[2] ~= epoch
+  local ends = is_other and num_ends() or 0
+  local readers = (is_other or tonumber(ARGV[16]) ~= listed) and known_readers
+  return { status, epoch, host, known_number, known_sequence, floor, room, dropped, plane, wanted, ends, known_admission,
+    listed, readers, appended }
+end
+
+-- A writer that was killed may have said things that are still on their way. So nothing is taken that was not said in this
+-- epoch and with this admission.
+local function admit()
+  need_no_memory()
+  if redis.call('HINCRBY', META, 'writers', 1) > (tonumber(redis.call('HGET', META, 'sweep_at')) or 0) then
+    redis.call('HSET', META, 'keeps', ARGV[17])
+    sweep(1)
+  end
+  known_admission = redis.call('HINCRBY', META, 'admitted', 1)
+  redis.call('HSET', META, 'w:' .. writer, '0:0:' .. digits(known_admission))
 end
 
 if sequence == 0 then
@@ -41,32 +53,45 @@ if sequence == 0 then
     epoch = ''
     return verdict('STALE')
   end
-  -- Whoever waits for this writer to fill what is below waits in vain.
-  need_no_memory()
-  redis.call('HSET', META, 'b:' .. writer, ARGV[5])
+  if known then
+    -- Whoever waits for this writer to fill what is below waits in vain.
+    need_no_memory()
+    redis.call('HSET', META, 'b:' .. writer, ARGV[5])
+  end
+end
+-- Whether this writer was told of an entry that is not here, and was not dropped with it: nobody else appends for it.
+local function is_older()
+  local told, told_number = place_of(ARGV[14])
+  if told == 0 then
+    return false
+  elseif not known then
+    return told_number > floor or (tonumber(redis.call('HGET', META, 'num_swept')) or 0) == 0
+  end
+  return known_sequence < told or (known_sequence == told and known_number ~= told_number)
+end
+if ARGV[2] == epoch and is_older() then
+  begin_epoch()
 end
 if ARGV[2] ~= epoch then
+  if not known then
+    admit()
+  end
   return verdict('STALE')
 end
-if ARGV[14] ~= '' and ARGV[14] ~= known then
-  -- Nobody else appends for this writer: only data that are older lack what it was told.
-  local colon = string.find(ARGV[14], ':', 1, true)
-  if known_sequence <= tonumber(string.sub(ARGV[14], 1, colon - 1)) then
-    begin_epoch()
-    return verdict('STALE')
-  end
+if admission ~= known_admission then
+  return verdict('FORGOTTEN')
 end
 -- Before the first entry that this writer brings back: what others ack is kept for them until they come.
 local has_returned = false
 for name, its_host, codecs in string.gmatch(ARGV[12], '([^\t\n]+)\t([^\t\n]*)\t([^\n]*)') do
   local is_known = redis.call('HGET', READERS, 'd:' .. name) or redis.call('HGET', READERS, 'e:' .. name)
-  if not is_known and not redis.call('HGET', META, 'f:' .. name) then
+  if not is_known and not is_forgotten(name) then
     redis.call('HSET', READERS, 'd:' .. name, digits(floor), 'h:' .. name, its_host, 'c:' .. name, codecs)
     has_returned = true
   end
 end
 if has_returned then
-  redis.call('HDEL', META, 'deleted')
+  revive()
   note_readers()
 end
 if sequence <= known_sequence then
@@ -92,6 +117,9 @@ if limit > 0 and ARGV[8] == '1' then
     dropped = dropped + upto - floor
     trim(upto)
     redis.call('HSET', META, 'dropped', digits(dropped))
+    if not redis.call('HGET', META, 'w:' .. writer) then
+      return verdict('FORGOTTEN')  -- It has left, and this was on its way for long.
+    end
   end
 end
 if limit > 0 and total - trimmed + size > limit then
@@ -117,7 +145,7 @@ local function begin_anew()
 end
 
 local link = string.sub(redis.sha1hex(chain .. ' ' .. writer .. ' ' .. digits(sequence)), 1, 16)
-local fields = { 'e', epoch, 'w', writer, 's', digits(sequence), 'p', ARGV[15], 'c', link }
+local fields = { 'e', epoch, 'w', writer, 's', digits(sequence), 'p', ARGV[18], 'c', link }
 local added = redis.pcall('XADD', LOG, digits(last + 1) .. '-0', unpack(fields))
 if type(added) == 'table' and added.err then
   if not string.find(added.err, 'equal or smaller', 1, true) then
@@ -130,9 +158,9 @@ end
 last, total, chain, appended = last + 1, total + size, link, link
 known_sequence, known_number = sequence, last
 redis.call('HSET', SIZES, digits(last), digits(total) .. ':' .. chain)
-redis.call('HSET', META, 'last', digits(last), 'total', digits(total), 'chain', chain,
-  'w:' .. writer, digits(sequence) .. ':' .. digits(last))
+redis.call('HSET', META, 'last', digits(last), 'total', digits(total), 'chain', chain, 'w:' .. writer,
+  digits(sequence) .. ':' .. digits(last) .. ':' .. digits(admission))
 if is_deleted then
-  redis.call('HDEL', META, 'deleted')
+  revive()
 end
 return verdict('OK')

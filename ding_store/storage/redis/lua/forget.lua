@@ -10,7 +10,7 @@ local was_durable = redis.call('HDEL', READERS, 'd:' .. ARGV[2])
 local was_ephemeral = redis.call('HDEL', READERS, 'e:' .. ARGV[2])
 redis.call('HDEL', READERS, 'h:' .. ARGV[2], 'c:' .. ARGV[2])
 if was_ephemeral == 0 then
-  redis.call('HSET', META, 'f:' .. ARGV[2], '1')
+  forgot(ARGV[2], true)
 end
 if not trim_acked() and was_durable == 1 then
   trim(last)

@@ -16,6 +16,7 @@ need_no_memory()
 redis.call('HDEL', READERS, durable, ephemeral)
 redis.call('HSET', READERS, ARGV[3] .. ':' .. ARGV[2], cursor, 'h:' .. ARGV[2], ARGV[5],
   'c:' .. ARGV[2], ARGV[6])
-redis.call('HDEL', META, 'deleted', 'f:' .. ARGV[2])
+revive()
+forgot(ARGV[2], false)
 note_readers()
 return { epoch, tonumber(cursor), chain_at(tonumber(cursor)) }

@@ -7,18 +7,29 @@
 --                         dropped, room   entries dropped unread; counts every trim, is the room stream's newest id
 --                         deleted         set from a delete until the next append or register
 --                         ends            the count of KEYS[8], which must not begin anew where a run outlasts the key
---                         w:<writer>      "<sequence>:<number>" of this writer's last accepted entry
+--                         w:<writer>      "<sequence>:<number>:<admission>": its last accepted entry, and which admission
+--                                         to the stream this is; without the field its entries are refused
 --                         b:<writer>      the lowest sequence that it still held when it last asked for the state
---                         f:<reader>      it was forgotten, and no writer that has not heard of that brings it back
+--                         admitted        counts admissions of writers
+--                         writers         how many writers have a field
+--                         keeps           of the writers of which all is trimmed, so many are kept in a sweep
+--                         sweep_at        there is a sweep when there are more writers
+--                         swept           "floor" at the last one
+--                         num_swept       how many writers sweeps have dropped, in all
+--                         leaving         how many writers have left, and still have entries here
+--                         forgot          the last MAX_FORGOT readers that were forgotten, a line each: no writer that
+--                                         has not heard of that brings them back
 --                         plane, host     counts changes of plane; host that all readers are on, '': the wire plane
 --                         wanted          entries up to this number must be readable over the wire
 --                         parted          how many of the entries held have their payload in parts
 --                         readers         for writers: a line of the codecs that all readers have; and of each durable
 --                                         one "<name>\t<host>\t<codecs>", in case that it is to be brought back
+--                         listed          counts changes of "readers" in an epoch: writers are told of new ones only
 -- KEYS[2] log     stream  the entries: id "<number>-0", fields e (epoch), w (writer), s (sequence), p (payload, or a
 --                         reference to where the readers' host has it, or the place of its parts), c (chain)
 -- KEYS[3] sizes   hash    number -> "<total>:<chain>" when that entry was appended: payloads are never read here
 --                         p<number> -> "<parts>:<key>" of an entry in parts; key and part's number are that part's key
+--                         l<number> -> the writer of that entry, which was its last
 -- KEYS[4] room    stream  one entry, replaced by every trim, fill and change of plane: who waits for one blocks on it;
 --                         fields e (epoch), f (floor), c (floor_chain)
 -- KEYS[5] readers hash    d:<name> (durable) or e:<name> (ephemeral) -> number up to which it has acked
@@ -33,7 +44,8 @@ local META, LOG, SIZES, ROOM, READERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS
 local FILLED, PLANES, ENDS = KEYS[6], KEYS[7], KEYS[8]
 
 local stored = redis.call('HMGET', META, 'epoch', 'life', 'last', 'floor', 'total', 'trimmed', 'dropped', 'room',
-  'plane', 'host', 'wanted', 'parted', 'deleted', 'readers', 'chain', 'floor_chain')
+  'plane', 'host', 'wanted', 'parted', 'deleted', 'readers', 'chain', 'floor_chain', 'listed', 'leaving', 'writers',
+  'swept')
 local epoch = stored[1]
 local last, floor = tonumber(stored[3]) or 0, tonumber(stored[4]) or 0
 local total, trimmed = tonumber(stored[5]) or 0, tonumber(stored[6]) or 0
@@ -41,6 +53,11 @@ local dropped, room = tonumber(stored[7]) or 0, tonumber(stored[8]) or 0
 local plane, host, wanted = tonumber(stored[9]) or 0, stored[10] or '', tonumber(stored[11]) or 0
 local parted, is_deleted, known_readers = tonumber(stored[12]) or 0, stored[13], stored[14] or ''
 local chain, floor_chain = stored[15] or '', stored[16] or ''
+local listed, leaving = tonumber(stored[17]) or 0, tonumber(stored[18]) or 0
+local num_writers, swept = tonumber(stored[19]) or 0, tonumber(stored[20]) or 0
+-- How long a deleted stream's count of ends is kept, and its writers' numbers.
+local ENDS_S = 86400
+local MAX_FORGOT = 256
 
 -- A first write that needs no memory makes Redis let a script finish at maxmemory: acks must go through to free some.
 local function need_no_memory()
@@ -93,6 +110,71 @@ local function chain_at(number)
     return floor_chain
   end
   return string.match(redis.call('HGET', SIZES, digits(number)) or '', ':(.*)') or ''
+end
+
+-- The stream is in use again.
+local function revive()
+  redis.call('HDEL', META, 'deleted')
+  for _, key in ipairs({ META, ROOM, PLANES }) do
+    redis.call('PERSIST', key)
+  end
+  is_deleted = false
+end
+
+-- Sequence, number and admission of a writer's last accepted entry.
+local function place_of(known)
+  local sequence, number, admission = string.match(known or '', '^(%d+):(%d+):?(%d*)')
+  return tonumber(sequence) or 0, tonumber(number) or 0, tonumber(admission) or 0
+end
+
+-- Once the last writer of a deleted stream has left, nothing of it is needed any more.
+local function drop_writers(writers)
+  for _, writer in ipairs(writers) do
+    redis.call('HDEL', META, 'w:' .. writer, 'b:' .. writer)
+  end
+  local left = redis.call('HINCRBY', META, 'writers', 0 - #writers)
+  if left <= 0 and is_deleted then
+    -- A stream that had ended before this one began may have writers that nothing here knows of.
+    if num_ends() <= 1 then
+      redis.call('DEL', ENDS)
+    end
+    redis.call('DEL', META, LOG, SIZES, ROOM, READERS, FILLED, PLANES)
+  end
+end
+
+-- Drop writers of which all is trimmed, but for some with the newest entries: the others were killed, most likely. One that
+-- lives is told so when it comes back. "coming" are counted as writers, and have no field yet.
+local function sweep(coming)
+  local fields, silent, others = redis.call('HGETALL', META), {}, coming
+  for i = 1, #fields, 2 do
+    if string.sub(fields[i], 1, 2) == 'w:' then
+      local _, number, admission = place_of(fields[i + 1])
+      if number <= floor then
+        silent[#silent + 1] = { string.sub(fields[i], 3), number, admission }
+      else
+        others = others + 1
+      end
+    end
+  end
+  table.sort(silent, function(one, other)
+    return one[2] > other[2] or (one[2] == other[2] and one[3] > other[3])
+  end)
+  local keeps, gone = tonumber(redis.call('HGET', META, 'keeps')) or 0, {}
+  for i = keeps + 1, #silent do
+    gone[#gone + 1] = silent[i][1]
+  end
+  local kept = others + #silent - #gone
+  redis.call('HSET', META, 'sweep_at', digits(kept + keeps), 'swept', digits(floor))
+  redis.call('HINCRBY', META, 'num_swept', #gone)
+  drop_writers(gone)
+end
+
+-- What a sweep costs is paid for by the entries that were trimmed since the last one.
+local function sweep_in_time()
+  local keeps = tonumber(redis.call('HGET', META, 'keeps')) or 0
+  if num_writers > 2 * keeps and floor - swept >= num_writers / 2 then
+    sweep(0)
+  end
 end
 
 -- Replace the one entry of such a stream; also what somebody else wrote there, under an id of the server's clock maybe.
@@ -161,6 +243,25 @@ local function total_at(number)
   return tonumber(string.match(redis.call('HGET', SIZES, digits(number)), '^%d+'))
 end
 
+-- Of these numbers those that are the last of a writer that has left: it comes no more.
+local function drop_left(numbers)
+  local fields, gone = {}, {}
+  for i, number in ipairs(numbers) do
+    fields[i] = 'l' .. number
+  end
+  for _, writer in ipairs(redis.call('HMGET', SIZES, unpack(fields))) do
+    if writer then
+      gone[#gone + 1] = writer
+    end
+  end
+  if #gone > 0 then
+    leaving = leaving - #gone
+    redis.call('HDEL', SIZES, unpack(fields))
+    redis.call('HSET', META, 'leaving', digits(leaving))
+    drop_writers(gone)
+  end
+end
+
 local function trim(upto)
   if upto <= floor then
     return
@@ -175,6 +276,9 @@ local function trim(upto)
     end
     if parted > 0 then
       delete_parts(gone)
+    end
+    if leaving > 0 then
+      drop_left(gone)
     end
     redis.call('HDEL', SIZES, unpack(gone))
     redis.call('HDEL', FILLED, unpack(gone))
@@ -223,10 +327,30 @@ local function note_readers()
     end
   end
   known_readers = everywhere .. '\n' .. lines
-  redis.call('HSET', META, 'readers', known_readers)
+  listed = listed + 1
+  redis.call('HSET', META, 'readers', known_readers, 'listed', digits(listed))
   if common ~= host then
     set_plane(common)
   end
+end
+
+-- Put a reader on the list of those that were forgotten, or take it off.
+local function forgot(reader, is_forgotten)
+  local names = {}
+  for name in string.gmatch(redis.call('HGET', META, 'forgot') or '', '[^\n]+') do
+    if name ~= reader then
+      names[#names + 1] = name
+    end
+  end
+  if is_forgotten then
+    names[#names + 1] = reader
+  end
+  redis.call('HSET', META, 'forgot', table.concat(names, '\n', math.max(1, #names - MAX_FORGOT + 1)))
+end
+
+local function is_forgotten(reader)
+  local names = '\n' .. (redis.call('HGET', META, 'forgot') or '') .. '\n'
+  return string.find(names, '\n' .. reader .. '\n', 1, true) ~= nil
 end
 
 -- Entries up to the lowest cursor of a durable reader are nobody's any more; without a durable reader all are kept, and
