@@ -103,11 +103,9 @@ def own_directory(path: str) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
     status = os.lstat(path)
-    if not stat.S_ISDIR(status.st_mode):
-        raise _refused(path, _kind(status.st_mode))
-    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        mode = stat.S_IMODE(status.st_mode)
-        raise _refused(path, f'a directory of user {status.st_uid} with mode {mode:04o}, not of this user with 0700')
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        kind, mode = _kind(status.st_mode), stat.S_IMODE(status.st_mode)
+        raise _refused(path, f'a {kind} of user {status.st_uid} with mode {mode:04o}, not a directory with mode 0700')
 
 
 def _check_file(path: str, status: os.stat_result) -> None:

@@ -21,6 +21,7 @@ import os
 import re
 import uuid
 import weakref
+import zlib
 from typing import Any, Dict, List, Optional, Tuple
 
 from ding_store import private
@@ -155,6 +156,7 @@ class CheckpointDir:
     def _best_value(self, run: str) -> Optional[float]:
         try:
             private.check_file(self.file(BEST))
+            check_state(self.file(BEST), is_all=False)
             extra = read_state(self.file(BEST), mmap=True)[EXTRA]
             return float(extra['eval_value']) if extra['run'] == run else None
         except ForeignFile:
@@ -171,11 +173,11 @@ class CheckpointDir:
             return
         private.directory(previous)
         ended = '' if described is None else str(described['run'])
-        if _read_text(os.path.join(previous, OF_RUN)) != ended:
+        if _read_run(os.path.join(previous, OF_RUN)) != ended:
             for name in os.listdir(previous):
                 if _NAME.fullmatch(name) or name == BEST:
                     os.unlink(os.path.join(previous, name))
-            _write_text(os.path.join(previous, OF_RUN), ended)
+            _write_text(os.path.join(previous, OF_RUN), f'{ended} {zlib.crc32(ended.encode()):08x}')
         for name in left:
             os.replace(self.file(name), os.path.join(previous, name))
         sync_directory(previous)
@@ -184,19 +186,24 @@ class CheckpointDir:
         try:
             with open(self.file('run.json'), opener=private.opener) as file:
                 described = json.load(file)
-                return {name: described[name] for name in ('run', 'finished')}
+            # Earlier versions wrote no checksum.
+            checksum = described.pop('checksum', None) if len(described) == 3 else _sum(described)
+            if described.keys() != {'run', 'finished'} or checksum != _sum(described):
+                raise ValueError('its checksum is wrong')
+            return described
         except FileNotFoundError:
             return None
         except ForeignFile:
             raise
-        except (ValueError, TypeError, KeyError, RecursionError) as e:
+        except (ValueError, TypeError, AttributeError, RecursionError) as e:
             raise CorruptPayload(
                 f'{self.file("run.json")!r} was damaged: name another directory (store.checkpoint.path), and the '
                 'checkpoint to begin with (store.checkpoint.load)'
             ) from e
 
     def _replace(self, run: str, finished: Optional[str]) -> None:
-        _write_text(self.file('run.json'), json.dumps({'run': run, 'finished': finished}))
+        described: Dict[str, Any] = {'run': run, 'finished': finished}
+        _write_text(self.file('run.json'), json.dumps({**described, 'checksum': _sum(described)}))
 
 
 def _write_text(path: str, text: str) -> None:
@@ -208,6 +215,29 @@ def _write_text(path: str, text: str) -> None:
     os.replace(path + '.new', path)
     with contextlib.suppress(FileNotFoundError):
         sync_directory(os.path.dirname(path))
+
+
+def _sum(described: Dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps([described.get('run'), described.get('finished')]).encode())
+
+
+def _read_run(path: str) -> Optional[str]:
+    """
+    Overview:
+        Which run the checkpoints beside this file are of; None if there is no such file.
+    Raises:
+        - ConfigError: It was damaged: to go by it might delete checkpoints that nothing else has.
+    """
+    text = _read_text(path)
+    if text is None or re.fullmatch('[0-9a-f]{32}|', text):  # as earlier versions wrote it
+        return text
+    run, _, checksum = text.rpartition(' ')
+    if checksum != f'{zlib.crc32(run.encode()):08x}':
+        raise ConfigError(
+            f'{path!r} was damaged, so that it is unknown which run the checkpoints beside it are of: move '
+            f'{os.path.dirname(path)!r} away'
+        )
+    return run
 
 
 def _read_text(path: str) -> Optional[str]:

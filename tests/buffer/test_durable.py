@@ -178,7 +178,7 @@ def overwrite(name: str, data: bytes) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ('damage', 'error', 'message'),
     [
-        (lambda path: header_of(path, version=4), FormatMismatch, 'version 4'),
+        (lambda path: header_of(path, version=5), FormatMismatch, 'version 5'),
         (lambda path: header_of(path, capacity=11), ConfigError, r'capacity 11, not 10.*resize'),
         (overwrite('header', b'12345678\n{}'), CorruptPayload, 'checksum'),
         (overwrite('header', b'garbage'), CorruptPayload, 'header'),
@@ -264,7 +264,7 @@ def num_descriptors() -> int:
 
 
 @pytest.mark.parametrize(
-    'place', [(durable_module, 'prepare_header'), (SlotValues, 'successor'), (durable_module.Journal, 'append')]
+    'place', [(durable_module, 'prepare_header'), (SlotValues, 'successor'), (durable_module.Journal, 'reserve')]
 )
 def test_a_load_that_fails_leaves_no_file_open(place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name, full = str(tmp_path / 'save'), os.strerror(errno.ENOSPC)

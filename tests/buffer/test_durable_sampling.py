@@ -267,10 +267,13 @@ def test_killed_anywhere_while_sampling(tmp_path: Path) -> None:
 def names_the_row_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row has the value of the one before it in its slot, for a moment."""
 
+    put = SlotValues.set
+
     def set_values(self: SlotValues, slots: np.ndarray, rows: np.ndarray, values: np.ndarray) -> None:
-        self._follows[slots] = rows + 1
-        linger()
-        self._values[slots] = values
+        with self._storing():
+            self._follows[slots] = rows + 1
+            linger()
+            put(self, slots, rows, values)
 
     monkeypatch.setattr(SlotValues, 'set', set_values)
 

@@ -578,9 +578,9 @@ class EvictsTooLate(Table):
 class UpdatesWithoutRecord(Table):
     """Overwrites rows in place, and keeps nothing on the disk to do it again from."""
 
-    @contextmanager
-    def _repeatable(self, rows: Any, columns: Any) -> Iterator[None]:
-        yield
+    def _overwrite(self, rows: Any, slots: Any, columns: Any) -> None:
+        for name, values in columns.items():
+            self.columns[name][slots] = values
         self._sync_columns()
 
 

@@ -4,7 +4,9 @@ import errno
 import fcntl
 import gc
 import itertools
+import json
 import os
+import random
 import signal
 import types
 
@@ -245,3 +247,73 @@ def test_a_directory_that_knows_no_locks_will_do(tmp_path, monkeypatch):
 def test_keep_is_checked(tmp_path):
     with pytest.raises(ValueError, match=r'keep \(0\)'):
         CheckpointDir(str(tmp_path), keep=0)
+
+
+def flipped(path, place, bit):
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def test_checkpoint_with_a_flipped_bit_is_passed_over(tmp_path):
+    """Or what is in it is what was saved: no other weight, counter or score."""
+    directory = CheckpointDir(str(tmp_path))
+    directory.begin()
+    for number in (1, 2):
+        directory.save(number, state(number))
+    directory.save_best(state(2), 0.75)
+    path, best = tmp_path / 'iteration_2.pth.tar', tmp_path / 'best.pth.tar'
+    content, of_best, rng = path.read_bytes(), best.read_bytes(), random.Random(0)
+    outcomes = set()
+    for _ in range(80):
+        flipped(path, rng.randrange(len(content)), rng.randrange(8))
+        name, found = directory.newest()
+        number = found[EXTRA]['train_iter']
+        outcomes.add(number)
+        assert os.path.basename(name) == f'iteration_{number}.pth.tar'
+        assert found['model']['w'].tolist() == [number] * 3
+        path.write_bytes(content)
+    assert outcomes == {1, 2}
+    for _ in range(40):
+        flipped(best, rng.randrange(len(of_best)), rng.randrange(8))
+        is_kept = not directory.save_best(state(3), 0.5)
+        assert is_kept or torch.load(best)['model']['w'].tolist() == [3] * 3
+        if is_kept:
+            assert not directory.save_best(state(3), 0.75)
+            assert directory.save_best(state(3), 0.76)
+        best.write_bytes(of_best)
+
+
+@pytest.mark.parametrize('is_finished', [False, True])
+def test_run_with_a_flipped_bit_is_refused(tmp_path, is_finished):
+    """Every bit of what says which run this is of, and of which one those in ``previous`` are."""
+    directory = CheckpointDir(str(tmp_path))
+    for number in (1, 2):
+        directory.begin()
+        directory.save(number, state(number))
+        if number == 1 or is_finished:
+            directory.finish('done')
+    run, before = directory.run, {path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()}
+    names = [tmp_path / 'run.json'] + ([tmp_path / 'previous' / 'of_run'] if is_finished else [])
+    for path in names:
+        for place in range(len(before[path])):
+            flipped(path, place, place % 8)
+            with pytest.raises(ConfigError, match=f'{path.name}.*damaged'):
+                directory.begin()
+            path.write_bytes(before[path])
+            assert {each: each.read_bytes() for each in tmp_path.rglob('*') if each.is_file()} == before
+    assert directory.run == run
+
+
+def test_run_of_an_earlier_version_is_resumed(tmp_path):
+    directory = CheckpointDir(str(tmp_path))
+    directory.begin()
+    directory.save(1, state(1))
+    run = directory.run
+    (tmp_path / 'run.json').write_text(json.dumps({'run': run, 'finished': None}))
+    assert directory.begin() is True
+    directory.finish('done')
+    (tmp_path / 'previous').mkdir(mode=0o700)
+    (tmp_path / 'previous' / 'of_run').write_text('0' * 32)
+    assert directory.begin() is False
+    assert files(tmp_path / 'previous') == ['iteration_1.pth.tar']

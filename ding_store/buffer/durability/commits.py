@@ -6,7 +6,7 @@ import json
 import mmap
 import struct
 import zlib
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ding_store.errors import CorruptPayload, SchemaMismatch
 
@@ -14,8 +14,8 @@ from ding_store.errors import CorruptPayload, SchemaMismatch
 _RECORD = struct.Struct('<QqQI')
 _CHECKSUM = struct.Struct('<I')
 
-#: One record per page, so that a torn page costs one of them.
-_PAGE = 4096
+#: One record per page, so that a torn page costs one of them; its copy is in the same page.
+_PAGE, _COPY = 4096, 2048
 NOTE_BYTES = 256 << 10
 #: A note that is no larger is in the second half of its record's page, too, so that no power cut parts them.
 _BESIDE, _BESIDE_BYTES = 2112, _PAGE - 2112
@@ -34,25 +34,32 @@ class CommitFile:
     """
     Overview:
         Two records with checksums, written in turn: the valid one of the larger sequence counts. A note is in the
-        half that is not in use until the record that names it is whole.
+        half that is not in use until the record that names it is whole. When a record is safe (on the disk, if it has
+        to be) a copy of it is written behind it. So damage is told from a write that was cut off: a record without
+        its copy is the last that was written, and may be torn; of one with a copy everything must be whole.
     Arguments:
         - region (:obj:`mmap.mmap`): ``FILE_BYTES`` of a file.
         - path (:obj:`str`): For errors.
+        - fsync (:obj:`bool`): Whether a record is safe only after ``flush``.
     Raises:
-        - CorruptPayload: Neither record is whole.
+        - CorruptPayload: The file was damaged, in more than one of the two copies of a record.
     """
 
-    def __init__(self, region: mmap.mmap, path: str) -> None:
-        self._region = region
-        found = [each for each in (_read(region, half) for half in (0, 1)) if each is not None]
-        if not found:
-            raise CorruptPayload(f'{path!r} has no whole commit record; restore the directory from a copy')
-        self._last = max(found)
+    def __init__(self, region: mmap.mmap, path: str, fsync: bool = False) -> None:
+        self._region, self._path, self._fsync = region, path, fsync
+        self._last = self._newest()
 
     @staticmethod
     def begin(region: mmap.mmap) -> None:
         """Write the first record of a new file."""
         _write(region, Committed(0, 0, b''))
+
+    def repair(self) -> None:
+        """Write the newest record again: one of its two copies may be damaged, or missing."""
+        packed = _write(self._region, self._last)
+        if self._fsync:
+            self._region.flush()
+        self._confirm(packed)
 
     @property
     def next_row(self) -> int:
@@ -61,16 +68,75 @@ class CommitFile:
     @property
     def note(self) -> Optional[Dict[str, Any]]:
         """None until there was one."""
-        return _decode_note(self._last.note) if self._last.note else None
+        if not self._last.note:
+            return None
+        try:
+            note = _decode_note(self._last.note)
+        except (ValueError, RecursionError, zlib.error) as e:
+            raise CorruptPayload(f'{self._path!r} holds a note that is no JSON: {e}') from e
+        if not isinstance(note, dict):
+            raise CorruptPayload(f'{self._path!r} holds a note that is no dict: {note!r:.80}')
+        return note
 
     def commit(self, next_row: int, note: Optional[bytes] = None) -> None:
         """Rows below ``next_row`` are live from here on, with this note or the last one."""
         last = self._last
-        self._last = Committed(last.sequence + 1, next_row, last.note if note is None else note)
-        _write(self._region, self._last)
+        made = Committed(last.sequence + 1, next_row, last.note if note is None else note)
+        packed = _write(self._region, made)
+        # Behind that: one that is interrupted is done again in its own place, and the other one stays.
+        self._last = made
+        if not self._fsync:
+            self._confirm(packed)
 
     def flush(self) -> None:
         self._region.flush()
+        self._confirm(_packed(self._last))
+
+    def findings(self) -> List[str]:
+        """Where the file is not what was written."""
+        try:
+            same = self._newest() == self._last
+        except CorruptPayload as e:
+            return [str(e)]
+        start = _start(self._last)
+        is_whole = _record_at(self._region, start) == _record_at(self._region, start + _COPY) is not None
+        return [] if same and (is_whole or self._fsync) else [f'{self._path!r} is damaged']
+
+    def _newest(self) -> Committed:
+        halves = [_Half(self._region, start) for start in _STARTS]
+        found = [half for half in halves if half.is_whole or half.is_safe]
+        if not found:
+            raise CorruptPayload(f'{self._path!r} has no whole commit record; restore the directory from a copy')
+        newest = max(found, key=lambda half: half.sequence)
+        if not newest.is_whole:
+            raise CorruptPayload(
+                f'the note of the newest commit record in {self._path!r} is damaged; restore the directory from a copy'
+            )
+        return newest.committed
+
+    def _confirm(self, packed: bytes) -> None:
+        start = _start(self._last) + _COPY
+        self._region[start : start + len(packed)] = packed
+
+
+class _Half:
+    """One of the two places of records, as it is found."""
+
+    def __init__(self, region: mmap.mmap, start: int) -> None:
+        of_copies = [_record_at(region, start), _record_at(region, start + _COPY)]
+        # A copy of an earlier record says nothing of the record that was written since, and may be torn.
+        self.is_safe = of_copies[1] is not None and of_copies[0] in (None, of_copies[1])
+        record = of_copies[0] or of_copies[1]
+        self.sequence = -1 if record is None else record[0]
+        self.is_whole = False
+        self.committed = Committed(-1, 0, b'')
+        if record is not None:
+            sequence, next_row, note_bytes, note_checksum = record
+            for place in (start + _BESIDE, start + _PAGE):
+                note = region[place : place + note_bytes]
+                if not self.is_whole and zlib.crc32(note) == note_checksum:
+                    self.is_whole = True
+                    self.committed = Committed(sequence, next_row, note)
 
 
 class Record:
@@ -78,11 +144,13 @@ class Record:
     Overview:
         One dict that is replaced as a whole, such as a queue's place; kept as a note of commits without rows.
     Arguments:
-        - region (:obj:`mmap.mmap`): ``FILE_BYTES`` of a file; one that holds nothing whole yet is begun.
+        - region (:obj:`mmap.mmap`): ``FILE_BYTES`` of a file; one that is new is begun.
         - path (:obj:`str`): For errors.
         - is_ours (:obj:`Callable`): Whether the directory is still this process's: otherwise nothing is written.
         - generation (:obj:`Callable`): That of the rows: what was put for another one counts for nothing.
-        - fsync (:obj:`bool`): Whether a power cut must leave what ``sync`` had on the disk, or what was put since.
+        - fsync (:obj:`bool`): As of ``CommitFile``.
+    Raises:
+        - CorruptPayload: As ``CommitFile``.
     """
 
     def __init__(
@@ -93,10 +161,15 @@ class Record:
         generation: Callable[[], int] = lambda: 0,
         fsync: bool = False,
     ) -> None:
-        if _read(region, 0) is None and _read(region, 1) is None:
+        # The first record may have been cut off by a kill. It has no copy then, and nothing is in the other half.
+        others = (_COPY, _STARTS[1], _STARTS[1] + _COPY)
+        is_new = not any(region[start : start + _COPY].strip(b'\0') for start in others)
+        if is_new and _record_at(region, 0) is None:
             CommitFile.begin(region)
-        self._commits, self._is_ours, self._generation = CommitFile(region, path), is_ours, generation
-        self._fsync = fsync
+        self._commits, self._is_ours, self._generation = CommitFile(region, path, fsync), is_ours, generation
+        self._path, self._fsync = path, fsync
+        if is_ours():
+            self._commits.repair()
 
     @property
     def value(self) -> Optional[Dict[str, Any]]:
@@ -111,6 +184,14 @@ class Record:
             if self._fsync and len(note) > _BESIDE_BYTES:
                 # Another put would leave both records without a note that is sure to be on the disk.
                 self._commits.flush()
+
+    def damaged(self, error: Exception) -> CorruptPayload:
+        """What to raise where ``value`` is not what its owner puts."""
+        return CorruptPayload(f'{self._path!r} does not hold what is put there: {error!r}; restore it from a copy')
+
+    def findings(self) -> List[str]:
+        """Where the file is not what was written."""
+        return self._commits.findings()
 
     def sync(self) -> None:
         self._commits.flush()
@@ -143,27 +224,35 @@ def _decode_note(note: bytes) -> Dict[str, Any]:
     return decoded
 
 
-def _read(region: mmap.mmap, half: int) -> Optional[Committed]:
-    start = half * (_PAGE + NOTE_BYTES)
+_STARTS = (0, _PAGE + NOTE_BYTES)
+
+
+def _start(committed: Committed) -> int:
+    return _STARTS[committed.sequence % 2]
+
+
+def _record_at(region: mmap.mmap, start: int) -> Optional[Tuple[int, int, int, int]]:
+    """Sequence, next row, bytes and checksum of the note; None where no whole record is."""
     packed = region[start : start + _RECORD.size]
     (checksum,) = _CHECKSUM.unpack_from(region, start + _RECORD.size)
     sequence, next_row, note_bytes, note_checksum = _RECORD.unpack(packed)
-    if zlib.crc32(packed) != checksum or sequence % 2 != half or note_bytes > NOTE_BYTES:
+    half = _STARTS.index(start if start in _STARTS else start - _COPY)
+    if zlib.crc32(packed) != checksum or sequence % 2 != half or note_bytes > NOTE_BYTES or next_row < 0:
         return None
-    for place in (start + _BESIDE, start + _PAGE):
-        note = region[place : place + note_bytes]
-        if zlib.crc32(note) == note_checksum:
-            return Committed(sequence, next_row, note)
-    return None
+    return sequence, next_row, note_bytes, note_checksum
 
 
-def _write(region: mmap.mmap, committed: Committed) -> None:
-    start = committed.sequence % 2 * (_PAGE + NOTE_BYTES)
-    note = committed.note
+def _packed(committed: Committed) -> bytes:
+    packed = _RECORD.pack(committed.sequence, committed.next_row, len(committed.note), zlib.crc32(committed.note))
+    return packed + _CHECKSUM.pack(zlib.crc32(packed))
+
+
+def _write(region: mmap.mmap, committed: Committed) -> bytes:
+    start, note, packed = _start(committed), committed.note, _packed(committed)
     if note:
         # Whether it is whole is in the record: until that is written, the other half counts.
         region[start + _PAGE : start + _PAGE + len(note)] = note
         if len(note) <= _BESIDE_BYTES:
             region[start + _BESIDE : start + _BESIDE + len(note)] = note
-    packed = _RECORD.pack(committed.sequence, committed.next_row, len(note), zlib.crc32(note))
-    region[start : start + _RECORD.size + _CHECKSUM.size] = packed + _CHECKSUM.pack(zlib.crc32(packed))
+    region[start : start + len(packed)] = packed
+    return packed

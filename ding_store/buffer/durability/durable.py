@@ -4,6 +4,7 @@ A table's directory, and how it survives its process.
     lock         claimed (flock) by the process that has the table open
     header       JSON and its checksum: version, capacity, columns and their files, schema; replaced as a whole
     rows         per slot the row number, or a negative one: mapped, the very array that the index works on
+    marks        per slot a checksum of the row number, see ``marks``; mapped
     NNN.column   one column, by slot; mapped
     commit       the next row number, and the owner's note: two records in turn, see ``commits``
     metas        journal of (row numbers, meta), of which the last one of a row counts
@@ -13,12 +14,18 @@ A table's directory, and how it survives its process.
     NAME.record  a dict that is replaced as a whole, as the note of a commit is: a queue's place, a limiter's counts
 
 Whatever goes by row number belongs to a generation, which the header names: when all rows are replaced at once by
-others of any numbers, ``rows``, ``metas`` and ``NAME.values`` of the next one, 1, are ``rows.1`` and so on.
+others of any numbers, ``rows``, ``marks``, ``metas`` and ``NAME.values`` of the next one, 1, are ``rows.1`` and so on.
+
+Damage is told from what a kill leaves: a mark is stored before its row number, journals and commit records say up to
+where they are whole, and values have checksums of their own. What exactly one answer is possible for is repaired; where
+rows or metas would be lost the table is refused; a priority or count that is unknown is reported by ``findings``. Bytes
+of columns have no checksum; packed elements have one each.
 
 What a slot goes through; the arrow is what is stored, in this order by one thread:
 
     FREE      --- payload ---> FREE      nothing says yet that there is anything
     FREE      --- meta ------> FREE      a meta of a row that is not live counts for nothing
+    FREE      --- mark ------> FREE      the mark of a slot that is free counts for nothing
     FREE      --- row number > WRITTEN   its number is not below the next row: a crash makes it FREE again
     WRITTEN   --- commit ----> LIVE      one record makes all rows of a push live, and the owner's note with them
     LIVE      --- -1 --------> FREE      deleted; or evicted, which is stored before the first byte of its successor
@@ -46,6 +53,7 @@ push. ``tests/disk.py`` is a model of a disk that loses its power.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import re
@@ -60,22 +68,26 @@ from ding_store.buffer.arrays import Array
 from ding_store.buffer.durability.commits import FILE_BYTES, CommitFile, Record
 from ding_store.buffer.durability.header import (
     COLUMN_FILE,
+    VERSION,
     Header,
     StoredColumn,
     prepare_header,
     read_header,
     write_header,
 )
-from ding_store.buffer.durability.journal import Journal, reserve
+from ding_store.buffer.durability.journal import MIN_BYTES, Journal, convert, reserve
+from ding_store.buffer.durability.marks import Marks
 from ding_store.buffer.durability.slot_values import SlotValues
 from ding_store.buffer.table.rows import EMPTY
-from ding_store.errors import ConfigError, CorruptPayload, StoreClosed, TableLocked
+from ding_store.errors import ConfigError, CorruptPayload, FormatMismatch, StoreClosed, TableLocked
 from ding_store.storage.host.mapped import Claim, claim
 from ding_store.syncing import sync_directory, sync_file, sync_path
 
-_OURS = ('rows', 'commit', 'metas', 'redo', 'packed')
+logger = logging.getLogger(__name__)
+
+_OURS = ('rows', 'marks', 'commit', 'metas', 'redo', 'packed')
 _TEMPORARY = re.compile(r'(header|metas)(\.\d+)?\.new')
-_OF_GENERATION = re.compile(r'(?:rows|metas|[\w-]+\.values)(?:\.(\d+))?')
+_OF_GENERATION = re.compile(r'(?:rows|marks|metas|[\w-]+\.values)(?:\.(\d+))?')
 
 
 class Home:
@@ -98,6 +110,8 @@ class Home:
         self.fsync = fsync
         self._values: Dict[str, SlotValues] = {}
         self._records: Dict[str, Record] = {}
+        #: What was found to be damaged when it was opened.
+        self._damage: List[str] = []
         _refuse_foreign(self.path)
         self._claim = _claim(self.path)
         with ExitStack() as undo:
@@ -109,8 +123,11 @@ class Home:
             self.header = header
             self._check(capacity)
             self._numbers_region = _map(self._current('rows'), 8 * capacity)
-            self._commits = CommitFile(_map(self.file('commit'), FILE_BYTES), self.file('commit'))
+            self._commits = CommitFile(_map(self.file('commit'), FILE_BYTES), self.file('commit'), fsync)
             self.numbers: Array = np.frombuffer(self._numbers_region, np.int64)[:capacity]
+            if header.version < VERSION:
+                self._convert()
+            self._marks = Marks(_map(self._current('marks'), 8 * capacity), capacity)
             self.metas = Journal(self._current('metas'), fsync)
             undo.callback(self.metas.close)
             self.redo = Journal(self.file('redo'), fsync)
@@ -160,6 +177,18 @@ class Home:
         if not self.is_open():
             raise StoreClosed(f'the table in {self.path!r} is closed, or this is a forked process, which may only read')
 
+    def mark(self, slots: Array, first_row: int) -> None:
+        """These slots are about to have rows from this number on; with fsync=True their marks are on the disk then."""
+        self._marks.put_run(slots, first_row)
+        if self.fsync:
+            # An old mark on the disk beside a new number would be taken for a number that was damaged.
+            self._marks.sync()
+
+    def report(self, finding: str) -> None:
+        """A file was damaged, and what was in it is unknown now: ``findings`` says so for as long as this is open."""
+        self._damage.append(finding)
+        logger.warning('%s; the table goes on without it', finding)
+
     def commit(self, next_row: int, note: Optional[bytes] = None) -> None:
         self._commits.commit(next_row, note)
         if self.fsync:
@@ -168,7 +197,8 @@ class Home:
     def values(self, name: str) -> SlotValues:
         """Numbers by row, of this name."""
         if name not in self._values:
-            self._values[name] = SlotValues(self._current(f'{name}.values'), self.header.capacity, self.is_open)
+            path = self._current(f'{name}.values')
+            self._values[name] = SlotValues(path, self.header.capacity, self.is_open, self.report)
             self._sync_names()
         return self._values[name]
 
@@ -240,6 +270,8 @@ class Home:
             undo.callback(self._remove_other_generations)
             numbers = _new_numbers(self._current('rows', generation), capacity)
             np.frombuffer(numbers, np.int64)[: len(rows)] = rows
+            marks = _new_marks(self._current('marks', generation), capacity)
+            marks.put(np.arange(len(rows)), rows)
             journal = self.metas.prepare(metas, self._current('metas', generation))
             undo.callback(journal.close)
             values = {
@@ -248,6 +280,7 @@ class Home:
             }
             if self.fsync:
                 numbers.flush()
+                marks.sync()
                 for each in values.values():
                     each.sync()
             commit = prepare_header(self.file('header'), header, self.fsync)
@@ -257,6 +290,7 @@ class Home:
             commit()
             self.header = header
             self._numbers_region, self.numbers = numbers, np.frombuffer(numbers, np.int64)[:capacity]
+            self._marks = marks
             self.metas.move_to(journal)
             for name, each in values.items():
                 self._values[name].become(each)
@@ -277,9 +311,10 @@ class Home:
         old = self.header.capacity
         for name in self._value_files():
             self.values(name).grow(capacity)
-        region = self._numbers_region
+        region, marks = self._numbers_region, self._marks
         if capacity > old:
             region = _map(self._current('rows'), 8 * capacity)
+            marks = Marks(_map(self._current('marks'), 8 * capacity), capacity)
         numbers: Array = np.frombuffer(region, np.int64)[:capacity]
         numbers[old:] = EMPTY
         if self.fsync:
@@ -289,30 +324,43 @@ class Home:
 
         def resize() -> Array:
             commit()
-            self.header, self._numbers_region, self.numbers = header, region, numbers
+            self.header, self._numbers_region, self.numbers, self._marks = header, region, numbers, marks
             return numbers
 
         return resize
 
     def move_values(self, source: Array, target: Array) -> None:
-        """What samplers keep of rows is in other slots, too, to which they are about to move."""
+        """What is known of rows is in other slots, too, to which they are about to move."""
+        self._marks.put(target, self.numbers[source])
+        if self.fsync:
+            self._marks.sync()
         for name in self._value_files():
             self.values(name).move(source, target)
 
     def findings(self, next_row: int, numbers: Array, columns: List[StoredColumn]) -> List[str]:
         """Where the files are not what the table in memory says."""
-        header = read_header(self.file('header'))
-        commits = CommitFile(_map(self.file('commit'), FILE_BYTES), self.file('commit'))
-        committed = max(commits.next_row, self.header.next_row)
+        committed = max(self._commits.next_row, self.header.next_row)
+        try:
+            is_same = read_header(self.file('header')) == replace(self.header, version=VERSION)
+        except (CorruptPayload, FormatMismatch):
+            is_same = False
         checks = {
-            'the header is not that of the table': header == self.header,
+            'the header is not that of the table': is_same,
             'the columns of the header are not those of the table': self.header.columns == columns,
             # A push that failed has used row numbers up that nobody committed.
             'the commit record is behind or ahead': numbers.max(initial=EMPTY) < committed <= next_row,
             'row numbers are kept elsewhere': numbers is self.numbers or not self.is_open(),
-            'an update was not finished': not list(self.redo.read()),
+            'an update was not finished': self.redo.end == MIN_BYTES,
         }
-        return [what for what, holds in checks.items() if not holds]
+        found = [what for what, holds in checks.items() if not holds]
+        if self.is_open():
+            found += self._marks.findings(numbers)
+            files = [self._commits.findings, self.metas.findings, self.redo.findings]
+            files += [values.findings for values in self._values.values()]
+            files += [record.findings for record in self._records.values()]
+            for findings in files:
+                found += findings()
+        return self._damage + found
 
     def clear(self) -> None:
         """
@@ -347,10 +395,15 @@ class Home:
             if name in _OURS or name.endswith(('.values', '.record')):
                 os.unlink(self.file(name))
         numbers = _new_numbers(self.file('rows'), capacity)
+        marks = _new_marks(self.file('marks'), capacity)
+        metas = Journal(self.file('metas'), self.fsync)
+        metas.sync()
+        metas.close()
         commits = _map(self.file('commit'), FILE_BYTES)
         CommitFile.begin(commits)
         if self.fsync:
             numbers.flush()
+            marks.sync()
             commits.flush()
         self._replace(self.header)
         return self.header
@@ -363,6 +416,9 @@ class Home:
                 'size, and resize() it then, or name another directory'
             )
         needed = {os.path.basename(self._current('rows')): 8 * capacity, 'commit': FILE_BYTES}
+        if self.header.version == VERSION:
+            needed[os.path.basename(self._current('marks'))] = 8 * capacity
+            needed[os.path.basename(self._current('metas'))] = MIN_BYTES
         for column in self.header.columns:
             row_bytes = np.dtype(column.dtype).itemsize * int(np.prod(column.shape))
             needed.update({column.file: row_bytes * capacity} if row_bytes else {})
@@ -370,15 +426,32 @@ class Home:
             check_size(self.file(name), num_bytes)
 
     def _recover(self) -> None:
-        """What a kill left undone; may itself be killed at any point."""
+        """What a kill left undone; may itself be killed at any point. What is damaged is refused before that."""
+        repaired = self._marks.repaired(self.numbers, self.header.first_row, self.next_row, self._current('rows'))
+        self._commits.repair()
         self._remove_orphans()
-        numbers = self.numbers
-        # No number that is negative is a row's.
-        numbers[(numbers < self.header.first_row) | (numbers >= self.next_row)] = EMPTY
-        live = np.flatnonzero(numbers != EMPTY)
+        numbers, live = self.numbers, np.flatnonzero(repaired != EMPTY)
+        changed = np.flatnonzero(numbers != repaired)
+        numbers[changed] = repaired[changed]
+        self._marks.put(live, numbers[live])
         # Of a row that was copied from one slot to another the first stays, which is the copy.
         first = np.unique(numbers[live], return_index=True)[1]
         numbers[np.delete(live, first)] = EMPTY
+
+    def _convert(self) -> None:
+        """Make files of an earlier version those of this one; may be killed at any point, and done again."""
+        capacity, numbers = self.header.capacity, self.numbers
+        self._marks = _new_marks(self._current('marks'), capacity)
+        live = np.flatnonzero(numbers >= 0)
+        self._marks.put(live, numbers[live])
+        for name in ('metas', 'redo'):
+            convert(self._current('metas') if name == 'metas' else self.file('redo'), self.fsync)
+        for name in self._value_files():
+            SlotValues(self._current(f'{name}.values'), capacity, is_old=True).sync()
+        if self.fsync:
+            self._marks.sync()
+        self._sync_names()
+        self._replace(replace(self.header, version=VERSION))
 
     def _current(self, name: str, generation: Optional[int] = None) -> str:
         """The path of a file that goes by row number, of which each generation has its own."""
@@ -461,6 +534,10 @@ def _new_numbers(path: str, capacity: int) -> mmap.mmap:
     region = _map(path, 8 * capacity)
     np.frombuffer(region, np.int64)[:] = EMPTY
     return region
+
+
+def _new_marks(path: str, capacity: int) -> Marks:
+    return Marks(_map(path, 8 * capacity), capacity)
 
 
 def _map(path: str, num_bytes: int) -> mmap.mmap:

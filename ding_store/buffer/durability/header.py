@@ -18,9 +18,9 @@ from ding_store.buffer.durability.journal import explained
 from ding_store.errors import CorruptPayload, FormatMismatch, StoreError
 from ding_store.syncing import sync_directory
 
-#: Version 1 had no generations, version 2 no first row.
-VERSION = 3
-_READABLE = (1, 2, 3)
+#: Version 1 had no generations, version 2 no first row, version 3 no checksums but the header's own and the commits'.
+VERSION = 4
+_READABLE = (1, 2, 3, 4)
 #: Names of the files of columns.
 COLUMN_FILE = re.compile(r'[0-9]{3,20}\.column')
 #: How a column may be kept other than as it is: see ``narrowing``.
@@ -51,6 +51,7 @@ class Header:
         - next_row (:obj:`int`): The row number that the next row has at least.
         - num_skipped (:obj:`int`): How many row numbers were passed over when rows were replaced.
         - first_row (:obj:`int`): Rows below it were taken out, all at once.
+        - version (:obj:`int`): Of the files that it was read with; what is written is of ``VERSION``.
     """
 
     capacity: int
@@ -98,7 +99,7 @@ def _header(fields: Dict[str, Any]) -> Header:
     unknown = {column.encoding for column in columns} - {None, ENCODING}
     if unknown:
         raise FormatMismatch(f'columns of encodings {unknown} were written by a later version of ding_store')
-    header = Header(**{**fields, 'columns': columns, 'version': VERSION})
+    header = Header(**{**fields, 'columns': columns})
     for what in ('generation', 'next_row', 'num_skipped', 'first_row'):
         _number(getattr(header, what), what)
     if _number(header.capacity, 'capacity') < 1:
@@ -140,7 +141,7 @@ def write_header(path: str, header: Header, fsync: bool = False) -> None:
 def prepare_header(path: str, header: Header, fsync: bool = False) -> Callable[[], None]:
     """As ``write_header``, up to what is returned: that puts it in the old one's place."""
     columns = [vars(column) for column in header.columns]
-    text = json.dumps({**vars(header), 'columns': columns}).encode()
+    text = json.dumps({**vars(header), 'columns': columns, 'version': VERSION}).encode()
     temporary = path + '.new'
     try:
         with open(temporary, 'wb', opener=private.create_opener) as file:

@@ -57,9 +57,9 @@ class Elements(Layout):
         self._schema: Optional[Schema] = None
         self.objects = None
         home = self.table.home
-        self.metas = MetaStore(self.table.index, self.table.write_lock, None if home is None else home.metas)
-        self.sequences = Sequences(self.table, self.metas)
         try:
+            self.metas = MetaStore(self.table.index, self.table.write_lock, None if home is None else home.metas)
+            self.sequences = Sequences(self.table, self.metas)
             self._restore()
             self.end_sequences([self.table.next_row], begin_episodes)
         except BaseException:

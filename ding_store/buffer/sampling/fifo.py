@@ -67,8 +67,11 @@ class Fifo(RowListener):
         self._record = kept.record('queue')
         found = self._record.value
         if found is not None:
-            self._place = _Place(found['next'], found['unseen'], tuple(found['ends']))
-            self.num_missed = found['num_missed']
+            try:
+                self._place = _Place(int(found['next']), int(found['unseen']), tuple(map(int, found['ends'])))
+                self.num_missed = int(found['num_missed'])
+            except (KeyError, TypeError, ValueError, OverflowError) as e:
+                raise self._record.damaged(e) from e
         assert self._index is not None
         with self._index.lock:
             # What a power cut took from the record it did not take from the rows.

@@ -131,8 +131,11 @@ class RateLimiter:
             self._record, self._next_row = record, next_row
             found = record.value
             if found is not None:
-                self.num_inserts = next_row() - found['first_row']
-                self.num_samples = found['num_samples']
+                try:
+                    self.num_inserts = next_row() - int(found['first_row'])
+                    self.num_samples = int(found['num_samples'])
+                except (KeyError, TypeError, ValueError, OverflowError) as e:
+                    raise record.damaged(e) from e
             self._count_on()
 
     def begin_anew(self) -> None:

@@ -28,7 +28,7 @@ from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.elements.objects import ObjectColumn
 from ding_store.buffer.elements.packed import PackedColumn, Packet
 from ding_store.buffer.saving.save_blocks import BLOCK_BYTES, Blocks, ColumnBlocks, PacketBlocks
-from ding_store.buffer.sequences.breaks import Break
+from ding_store.buffer.sequences.breaks import Break, as_breaks
 from ding_store.buffer.table.regions import ColumnSpec
 from ding_store.errors import CorruptPayload, FormatMismatch
 from ding_store.storage.wire.checksum import checksum
@@ -233,9 +233,11 @@ class Save:
         self.narrow: Optional[List[str]] = fields['narrow']
         self._widths = {name: dtype.itemsize * prod(shape) for name, (dtype, shape) in self.specs.items()}
         self.next_row = index['next_row']
+        if type(self.next_row) is not int or not 0 <= self.next_row < 1 << 63:
+            raise CorruptPayload(f'{file_name!r} is damaged: its next row is {self.next_row!r:.80}')
         #: Of the limiter that the saved buffer had; None: it had none.
         self.counts: Optional[Dict[str, int]] = index.get('limiter')
-        self.breaks: List[Break] = index.get('breaks', [])
+        self.breaks: List[Break] = as_breaks(index.get('breaks', []))
         self._num_extra_bytes = index['num_extra_bytes']
         self._lengths = np.array(index['blocks'], np.int64)
         block_bytes = self._block_bytes(index)

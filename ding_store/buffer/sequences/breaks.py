@@ -18,6 +18,23 @@ logger = logging.getLogger(__name__)
 Break = Tuple[int, bool]
 
 
+def as_breaks(value: Any) -> List[Break]:
+    """
+    Overview:
+        Breaks as JSON has them.
+    Raises:
+        - TypeError, ValueError: These are none.
+    """
+    if not isinstance(value, list):
+        raise TypeError(f'{value!r:.80} is no list of breaks')
+    breaks: List[Break] = []
+    for row, begins in value:
+        if type(row) is not int or not 0 <= row < 1 << 63 or type(begins) is not bool:
+            raise ValueError(f'{[row, begins]!r:.80} is no break')
+        breaks.append((row, begins))
+    return breaks
+
+
 class Breaks:
     """
     Overview:
@@ -31,8 +48,11 @@ class Breaks:
         self._home, self._is_new = home, False
         self._rows, self._begin = np.empty(0, np.int64), np.empty(0, bool)
         if home is not None and os.path.exists(home.file('breaks.record')):
-            found = home.record('breaks', of_rows=False).value or {}
-            self._set(found.get(str(home.generation), []))
+            record = home.record('breaks', of_rows=False)
+            try:
+                self._set(as_breaks((record.value or {}).get(str(home.generation), [])))
+            except (TypeError, ValueError) as e:
+                raise record.damaged(e) from e
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -179,10 +179,11 @@ class Table(TableReads, TableShape):
         self._sync_columns()
         first = self.index.next_row + skipped
         try:
+            if self.home is not None:
+                self.home.mark(slots, first)
             with self.index.lock:
                 self.index.publish(slots, skipped)
-            self._sync_numbers()
-            self._commit(note, encoded)
+            self._commit_rows(note, encoded)
         except BaseException:
             if len(slots) and self.index.row_of_slot[slots[0]] == first:
                 finish(lambda: self._commit_rows(note, encoded))
