@@ -8,6 +8,7 @@ import struct
 import zlib
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+from ding_store.buffer.interrupts import finish
 from ding_store.errors import CorruptPayload, SchemaMismatch
 
 #: sequence, next row, bytes and checksum of the note; then the checksum of these.
@@ -82,11 +83,14 @@ class CommitFile:
         """Rows below ``next_row`` are live from here on, with this note or the last one."""
         last = self._last
         made = Committed(last.sequence + 1, next_row, last.note if note is None else note)
-        packed = _write(self._region, made)
-        # Behind that: one that is interrupted is done again in its own place, and the other one stays.
-        self._last = made
-        if not self._fsync:
-            self._confirm(packed)
+
+        def write() -> None:
+            packed = _write(self._region, made)
+            self._last = made
+            if not self._fsync:
+                self._confirm(packed)
+
+        finish(write)
 
     def flush(self) -> None:
         self._region.flush()
