@@ -51,39 +51,40 @@ class RowMeta(Dict[Any, Any]):
         self._home, self._slot, self._row = home, slot, row
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        super().__setitem__(key, value)
-        self._changed()
+        self._change(lambda: super(RowMeta, self).__setitem__(key, value))
 
     def __delitem__(self, key: Any) -> None:
-        super().__delitem__(key)
-        self._changed()
+        if key not in self:
+            raise KeyError(key)
+        self._change(lambda: super(RowMeta, self).pop(key, None))
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        super().update(*args, **kwargs)
-        self._changed()
+        items = dict(*args, **kwargs)
+        self._change(lambda: super(RowMeta, self).update(items))
 
     def __ior__(self, other: Any) -> RowMeta:  # type: ignore[misc]
         self.update(other)
         return self
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
-        value = super().setdefault(key, default)
-        self._changed()
-        return value
+        self._change(lambda: super(RowMeta, self).setdefault(key, default))
+        return self[key]
 
-    def pop(self, *args: Any) -> Any:
-        value = super().pop(*args)
-        self._changed()
+    def pop(self, key: Any, *default: Any) -> Any:
+        if key not in self and default:
+            return default[0]
+        value = self[key]
+        self._change(lambda: super(RowMeta, self).pop(key, None))
         return value
 
     def popitem(self) -> Tuple[Any, Any]:
-        item = super().popitem()
-        self._changed()
-        return item
+        if not self:
+            raise KeyError('popitem(): dictionary is empty')
+        key = next(reversed(self))
+        return key, self.pop(key)
 
     def clear(self) -> None:
-        super().clear()
-        self._changed()
+        self._change(super().clear)
 
     def __reduce__(self) -> Any:
         return dict, (dict(self),)
@@ -93,8 +94,14 @@ class RowMeta(Dict[Any, Any]):
 
         return deepcopy(dict(self), memo)
 
-    def _changed(self) -> None:
-        self._home.adopt(self._slot, self._row, self)
+    def _change(self, change: Callable[[], object]) -> None:
+        """Make a change that may be repeated, and make it the row's, both or neither."""
+
+        def changed() -> None:
+            change()
+            self._home.adopt(self._slot, self._row, self)
+
+        finish(changed)
 
 
 # DI-engine's quick copy knows exact types only; a copy belongs to nobody.
