@@ -21,7 +21,7 @@ def learn(node_id, gate, directory):
     from ding_store.checkpoint import archive
     from ding_store.middleware.checkpoint import checkpointer
 
-    sync_file = archive._sync_file
+    sync_file = archive.sync_file
 
     def sync_slowly(path):
         if 'iteration_2' in path:
@@ -30,7 +30,7 @@ def learn(node_id, gate, directory):
                 pass
         sync_file(path)
 
-    archive._sync_file = sync_slowly
+    archive.sync_file = sync_slowly
     session = Session(StoreConfig.from_block({'heartbeat_s': 0.2, 'checkpoint': dict(path=directory)}))
     ended = threading.Event()
     session.on_finish(lambda reason: ended.set())

@@ -94,7 +94,7 @@ def test_all_of_a_killed_process_go_on_from_one_moment(tmp_path):
         session, made, policies = again(tmp_path)
         assert task.ctx.train_iter > (before['train_iter'] + 20 if before else 20)
         assert [policy.num_trained for policy in policies] == [task.ctx.train_iter] * 3
-        made._directory._unlock()  # The next child is to save there.
+        made._directory._lock = None  # The next child is to save there.
 
 
 def test_the_first_is_what_others_read_there(tmp_path):
