@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
 from contextlib import contextmanager
 from typing import Iterator, Optional
 
-from ding_store.storage.host.mapped import claim, is_claimed
+from ding_store.storage.host.mapped import Claim
 
 _PREFIX = 'ding-store-bench-'
 #: Of memory, as the store itself asks for it.
@@ -25,11 +26,11 @@ def scratch(parent: Optional[str] = None) -> Iterator[str]:
     parent = parent or tempfile.gettempdir()
     for name in os.listdir(parent):
         path = os.path.join(parent, name)
-        if name.startswith(_PREFIX) and _is_ours(path) and not is_claimed(path):
+        if name.startswith(_PREFIX) and _is_ours(path) and not _is_claimed(path):
             shutil.rmtree(path, ignore_errors=True)
     # It has its name when it is claimed: nobody takes it for a dead one's.
     unnamed = tempfile.mkdtemp(prefix='new-', dir=parent)
-    held = claim(unnamed)
+    held = _claim(unnamed)
     path = os.path.join(parent, _PREFIX + os.path.basename(unnamed)[len('new-') :])
     os.rename(unnamed, path)
     try:
@@ -38,6 +39,27 @@ def scratch(parent: Optional[str] = None) -> Iterator[str]:
         shutil.rmtree(path, ignore_errors=True)
         if held is not None:
             held.close()
+
+
+def _claim(path: str) -> Optional[Claim]:
+    """A lock of a directory until its process ends; None while another process has it."""
+    held = Claim(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
+    try:
+        fcntl.flock(held.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        held.close()
+        return None
+    return held
+
+
+def _is_claimed(path: str) -> bool:
+    try:
+        held = _claim(path)
+    except FileNotFoundError:  # Another removed it meanwhile.
+        return True
+    if held is not None:
+        held.close()
+    return held is None
 
 
 def memory_directory() -> Optional[str]:

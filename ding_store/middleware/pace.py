@@ -40,13 +40,10 @@ class Pace(RateLimiter):
         with self._changed:
             return self._can_sample(self.max_sample)
 
-    def await_can_sample(self, num_rows: int = 1, timeout_s: Optional[float] = None) -> None:
-        """
-        Raises:
-            - NotEnoughData: So many rows may not be sampled now.
-        """
+    def _count_sample(self, num_rows: int, timeout_s: Optional[float], counted: List[int]) -> None:
+        """Never waits; raises NotEnoughData where so many rows may not be sampled now."""
         try:
-            super().await_can_sample(num_rows, 0.0)
+            super()._count_sample(num_rows, 0.0, counted)
         except StoreTimeout as e:
             raise NotEnoughData(str(e)) from e
 
