@@ -125,7 +125,7 @@ def make_directories(path: str) -> None:
         os.mkdir(path, 0o700)
     except FileExistsError:
         if not os.path.isdir(path):
-            raise
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
     else:
         sync_directory(parent)
 

@@ -8,8 +8,9 @@ from typing import Any, Iterator, Set
 import pytest
 from disk import Disk, images, write
 
+from ding_store.private import make_directories
 from ding_store.storage.embedded.supervisor.files import RunFiles
-from ding_store.syncing import make_directory, sync_directory, sync_path
+from ding_store.syncing import sync_directory, sync_path
 
 
 @pytest.fixture
@@ -21,12 +22,12 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     made.close()
 
 
-def test_make_directory_when_done_survives_a_power_cut(disk: Disk, tmp_path: Path) -> None:
-    make_directory(str(tmp_path / 'disk/a/b/c'))
+def test_make_directories_when_done_survives_a_power_cut(disk: Disk, tmp_path: Path) -> None:
+    make_directories(str(tmp_path / 'disk/a/b/c'))
     disk.look('the end')
     assert set(disk.moments[-1].synced_names) == {'a', 'a/b', 'a/b/c'}
     before = len(disk.moments)
-    make_directory(str(tmp_path / 'disk/a/b/c'))
+    make_directories(str(tmp_path / 'disk/a/b/c'))
     # What is there costs no sync.
     assert 'fsync' not in [moment.event for moment in disk.moments[before:]]
 
