@@ -18,7 +18,7 @@ OWN_KEYS = (*IDS, 'IS', 'priority_IS')
 
 
 class Deferred:
-    """A value of an element that is made when somebody looks at it."""
+    """A value of an element that is made when it is first read."""
 
     def made(self) -> Any:
         raise NotImplementedError

@@ -35,7 +35,7 @@ def write_beside(save: Callable[[Any, str], None], config: Any, path: str) -> No
     try:
         # Before the second fork: when the caller goes on, the process that writes has the name already.
         ctypes.CDLL(None).prctl(_PR_SET_NAME, _name(os.environ.get(ENV_LAUNCHER, '')).encode(), 0, 0, 0)
-        if os.fork() == 0:  # nobody's child: the caller need not wait for it, ever
+        if os.fork() == 0:  # a grandchild: the caller never has to wait for it
             gc.freeze()  # what the parent left for the collector is its own: nng aborts who closes others' sockets
             os.nice(19)  # a second of formatting, just when every role begins
             _let_go()

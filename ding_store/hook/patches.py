@@ -170,7 +170,7 @@ def _patch_middleware(module: Any) -> None:
 
 
 class _Exported:
-    """A name of a module, for those who import it."""
+    """A name of a module, for the code that imports it."""
 
     def __init__(self, value: Any) -> None:
         self._value = value

@@ -104,7 +104,7 @@ class Log:
         self.epoch = uuid.uuid4().hex
 
     def behind(self, after: EntryId) -> int:
-        """The number behind which to go on for who has read up to ``after``; a new epoch begins if that is not here."""
+        """The number behind which a reader goes on after ``after``; a new epoch begins if that entry is not here."""
         if after.epoch == self.epoch and not self._has(after):
             self.begin_epoch()
         return max(self.floor, after.number if after.epoch == self.epoch else 0)

@@ -202,7 +202,7 @@ class TableBase:
             )
 
     def _owner_lives(self) -> bool:
-        """Whether nobody else can have opened the files."""
+        """Whether no other process can have opened the files."""
         assert self._owner is not None
         if self.home is None or os.getppid() == self._owner:
             return True

@@ -115,7 +115,7 @@ def _facts(reply: Any) -> Dict[str, str]:
 def run_id_of(facts: Mapping[str, str], address: str) -> str:
     """
     Raises:
-        - StoreUnsuitable: It says none, so that nobody could tell one life of it from the next.
+        - StoreUnsuitable: It says none, so that one life of it could not be told from the next.
     """
     run_id = facts.get('run_id', '')
     if not re.fullmatch('[0-9a-f]{40}', run_id):

@@ -31,7 +31,7 @@ VANISHED = 'its parts vanish before they are used: is the server out of memory, 
 _JOINED_BYTES = 256 << 10
 
 
-#: At a time, of what nobody wants.
+#: At a time, of what no process wants.
 _PASSED_BYTES = 64 << 10
 
 #: What a place may say at most: looking them up takes memory before any of them is there.

@@ -59,7 +59,7 @@ if sequence == 0 then
     redis.call('HSET', META, 'b:' .. writer, ARGV[5])
   end
 end
--- Whether this writer was told of an entry that is not here, and was not dropped with it: nobody else appends for it.
+-- Whether this writer was told of an entry that is not here, and was not dropped with it: no other process appends for it.
 local function is_older()
   local told, told_number = place_of(ARGV[14])
   if told == 0 then
