@@ -177,10 +177,8 @@ def keep_compiled() -> None:
         return
     directory = os.path.join(tempfile.gettempdir(), f'ding-store-smax-{os.geteuid()}')
     try:
-        is_ours = own_directory(directory)
-    except OSError:  # full, or read-only
-        is_ours = False
-    if not is_ours:
+        own_directory(directory)
+    except OSError:  # of another user (ForeignFile), full, or read-only
         return  # each process compiles for itself
     jax.config.update('jax_compilation_cache_dir', directory)
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
