@@ -130,7 +130,8 @@ class Elements(Layout):
                     self.start(schema, candidates(schema.columns(), columns, narrowed))
                 else:
                     self._adapt(schema)
-            columns = as_wide(complete(columns, self.table.specs), self.table.specs, schema)
+                columns = as_wide(columns, self.table.specs, schema)
+            columns = complete(columns, self.table.specs)
             if meta is not None:
                 keep = self._with_meta(meta, len(next(iter(columns.values()), ())), keep)
             elif self.metas.is_used:
