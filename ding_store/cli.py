@@ -27,8 +27,8 @@ from ding_store.config import (
 from ding_store.errors import ConfigError, StoreError
 from ding_store.hook import ENV_EXPLAIN, ENV_HOOK
 from ding_store.hook.configs import ENV_LAUNCHER, wait_until_written
-from ding_store.hook.uses import uses
-from ding_store.launch.output import discard, print_to, printable
+from ding_store.hook.usage import uses
+from ding_store.launch.printing import discard, print_to, printable
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -247,7 +247,7 @@ def _add_gc(commands: argparse._SubParsersAction) -> None:
 
 
 def _gc(options: argparse.Namespace, command: List[str]) -> int:
-    from ding_store.storage.host.cache_dir import collect_garbage
+    from ding_store.storage.shared_memory.cache_dir import collect_garbage
 
     if options.dir and not os.path.isdir(options.dir):
         raise ConfigError(f'--dir {options.dir!r}: there is no such directory')
@@ -326,7 +326,7 @@ def _wait_for_configs() -> None:
 
 def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.launch.job import Job, parse_cpu_roles, parse_delays, parse_roles
-    from ding_store.launch.script import Script
+    from ding_store.launch.user_script import Script
 
     begin = time.monotonic()
     script, roles, delays = Script.parse(command), parse_roles(options.roles), parse_delays(options.delay)
@@ -349,7 +349,7 @@ def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
 
 def _join(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.launch.join import join
-    from ding_store.launch.script import Script
+    from ding_store.launch.user_script import Script
 
     if options.explain:
         _explain(command)

@@ -264,7 +264,7 @@ def child(name: str, is_store: bool, result: str) -> None:
 
 
 def run_forked(name: str, is_store: bool, limit_s: float, logs: Path) -> Dict[str, Any]:
-    from ding_store.hook.uses import uses
+    from ding_store.hook.usage import uses
 
     directory = Path(tempfile.mkdtemp(prefix='ding_store_breadth_'))
     side, began = 'store' if is_store else 'plain', time.monotonic()
@@ -379,7 +379,7 @@ def main() -> int:
     if options.list:
         sys.stdout.write(''.join(f'{name}\n' for name in names))
         return 0
-    from ding_store.launch.script import preload
+    from ding_store.launch.user_script import preload
 
     logs = Path(options.logs).resolve()
     logs.mkdir(parents=True, exist_ok=True)

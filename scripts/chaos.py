@@ -35,12 +35,12 @@ import numpy as np
 import redis
 
 from ding_store.errors import StoreError
-from ding_store.parent import end_with
+from ding_store.parent_death import end_with
 from ding_store.storage import Reader
 from ding_store.storage.embedded.binary import find_server
-from ding_store.storage.host.cache_root import root_in
-from ding_store.storage.host.host_cache import HostCache
 from ding_store.storage.redis.store import RedisStore
+from ding_store.storage.shared_memory.cache_root import root_in
+from ding_store.storage.shared_memory.host_cache import HostCache
 
 NEAR, FAR = 'near', 'far'  # directories of host caches
 PATIENCE_S = 15.0  # with a payload that only a killed writer had: the default would outlast most runs

@@ -23,11 +23,11 @@ from urllib.parse import quote
 import numpy as np
 
 from ding_store.buffer import StoreBuffer
-from ding_store.middleware.plan import Replay
-from ding_store.middleware.position import Position
+from ding_store.middleware.consumer_offset import Position
+from ding_store.middleware.ingest_plan import Replay
 from ding_store.storage import Reader, open_store
 from ding_store.storage.base import Store
-from ding_store.storage.embedded.server import running, stop_server
+from ding_store.storage.embedded.private_server import running, stop_server
 from ding_store.storage.exactly_once.outbox import MAX_SILENT_WRITERS
 from ding_store.storage.exactly_once.reader import MAX_CARRIED
 

@@ -180,7 +180,7 @@ class Run:
     """One run in a process of its own, with its output and curve in its directory."""
 
     def __init__(self, task: str, kind: str, seed: int, minutes: float, directory: Path):
-        from ding_store.parent import end_with
+        from ding_store.parent_death import end_with
 
         self.name, self.directory = f'{task}-{kind}-s{seed}', directory / f'{task}-{kind}-s{seed}'
         self.max_env_step = TASKS[task]['max_env_step']
@@ -313,7 +313,7 @@ def main() -> None:
         run_one(given.tasks[0], given.one[0], int(given.one[1]), given.minutes)
         return
     sys.path.insert(0, str(ROOT))
-    from ding_store.launch.interrupt import signals_as_interrupt
+    from ding_store.launch.termination import signals_as_interrupt
 
     directory = given.directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)

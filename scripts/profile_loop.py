@@ -53,7 +53,7 @@ WATCHED = [
 ]
 COLLATES = ('default_preprocess_learn', 'timestep_collate', 'default_collate')
 #: Where exchangers are -> part.
-EXCHANGES = {'ding_store.middleware.experience': 'exchange', 'ding_store.middleware.weights': 'weights'}
+EXCHANGES = {'ding_store.middleware.context_exchanger': 'exchange', 'ding_store.middleware.weights': 'weights'}
 
 SMALL = {'policy.cuda': False, 'env.stop_value': 10**9}
 ATARI = {**SMALL, 'policy.model.encoder_hidden_size_list': [16, 32, 128]}
@@ -218,7 +218,7 @@ class NoExtra(RuntimeError):
 
 
 def measure(name: str, side: str, seconds: float, roles: str) -> Dict[str, Any]:
-    from ding_store.parent import end_with
+    from ding_store.parent_death import end_with
 
     environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(ROOT), 'SDL_VIDEODRIVER': 'dummy'}
     with tempfile.TemporaryDirectory(prefix='profile') as directory:
@@ -277,7 +277,7 @@ def main() -> int:
     if file and not file.parent.is_dir():
         parser.error(f'--json {options.json}: there is no directory {file.parent}')
     sys.path.insert(0, str(ROOT))
-    from ding_store.launch.interrupt import signals_as_interrupt
+    from ding_store.launch.termination import signals_as_interrupt
 
     try:
         with signals_as_interrupt():

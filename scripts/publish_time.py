@@ -18,7 +18,7 @@ import time
 import numpy as np
 
 from ding_store.storage import open_store
-from ding_store.storage.host.slots import SlotWriter
+from ding_store.storage.shared_memory.slots import SlotWriter
 
 NUM_ARRAYS = 50
 WAIT_S = 60.0
@@ -126,9 +126,9 @@ def main():
     parser.add_argument('--readers', default='0,1,4,8')
     parser.add_argument('--rounds', type=int, default=15)
     options = parser.parse_args()
-    import ding_store.storage.host.cache_dir
+    import ding_store.storage.shared_memory.cache_dir
 
-    ding_store.storage.host.cache_dir.SlotWriter = TimedSlots
+    ding_store.storage.shared_memory.cache_dir.SlotWriter = TimedSlots
     sys.stdout.write(f'{options.mb} MB in {NUM_ARRAYS} arrays, {os.cpu_count()} cores, ms, medians\n')
     names = ('put', 'CPU', 'copy', 'bare', 'CPU', 'copy')
     sys.stdout.write(f'{"readers":>8} {"":<9}{" ".join(f"{name:>8}" for name in names)}\n')

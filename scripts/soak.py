@@ -23,7 +23,7 @@ from typing import Any, Dict, List, Sequence
 import numpy as np
 
 from ding_store.storage import Reader, Store, open_store
-from ding_store.storage.host.cache_files import files_of, size_of
+from ding_store.storage.shared_memory.cache_files import files_of, size_of
 
 STREAM = 'experience'
 PAGE_BYTES = os.sysconf('SC_PAGE_SIZE')

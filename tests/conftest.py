@@ -12,7 +12,7 @@ from leftovers import Leftovers
 from needs import lacking
 from redis_server import RedisServer, find_binary
 
-from ding_store.storage.host.fetch_lock import FetchLock
+from ding_store.storage.shared_memory.download_lock import FetchLock
 from ding_store.storage.testing import WAIT_S
 
 # treevalue, and so DI-engine, imports jax wherever it is installed. jax starts threads, and tests fork this process:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import List, Set
 
-from ding_store.storage.host.cache_files import remove_if_abandoned, runs_of
+from ding_store.storage.shared_memory.cache_files import remove_if_abandoned, runs_of
 
 SHARED = ('/dev/shm', '/tmp', '/var/tmp')
 

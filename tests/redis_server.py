@@ -17,7 +17,7 @@ WAIT_S = 60.0
 
 
 def find_binary() -> Optional[str]:
-    from ding_store.storage.embedded.server import find_server
+    from ding_store.storage.embedded.private_server import find_server
 
     try:
         return str(find_server())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ding_store import doctor
-from ding_store.doctor import FAIL, OK, WARN, packages, server, system
+from ding_store.doctor import FAIL, OK, WARN, machine_checks, package_checks, redis_checks
 from ding_store.doctor.finding import Finding, to_json, to_table
 from ding_store.errors import ConfigError, StoreDenied, StoreUnavailable, StoreUnsuitable
 from ding_store.storage import StoreInfo
@@ -35,63 +35,65 @@ def expect(finding, status, *words):
     [((3, 8, 1), FAIL), ((3, 9, 0), OK), ((3, 11, 7), OK), ((3, 12, 0), WARN)],
 )
 def test_python(version, status):
-    expect(packages.check_python(version), status, '.'.join(map(str, version)))
+    expect(package_checks.check_python(version), status, '.'.join(map(str, version)))
 
 
 @pytest.mark.parametrize(
     ('text', 'numbers'), [('2.13.0+cpu', (2, 13, 0)), ('v0.5.3', (0, 5, 3)), ('1.5.0rc1', (1, 5, 0)), ('?', ())]
 )
 def test_release(text, numbers):
-    assert packages.release(text) == numbers
+    assert package_checks.release(text) == numbers
 
 
 def test_di_engine():
     good = {'ding': 'v0.5.3', 'torch': '2.13.0'}
-    expect(packages.check_di_engine(good, versions(DI_engine='0.5.3')), OK, '0.5.3')
-    expect(packages.check_di_engine({'ding': 'v0.5.2'}, versions(DI_engine='0.5.2')), WARN, '--no-deps', '0.5.3')
-    expect(packages.check_di_engine({'ding_error': 'gone'}, versions()), FAIL, 'not installed', 'scripts/setup.sh')
+    expect(package_checks.check_di_engine(good, versions(DI_engine='0.5.3')), OK, '0.5.3')
+    expect(package_checks.check_di_engine({'ding': 'v0.5.2'}, versions(DI_engine='0.5.2')), WARN, '--no-deps', '0.5.3')
+    expect(
+        package_checks.check_di_engine({'ding_error': 'gone'}, versions()), FAIL, 'not installed', 'scripts/setup.sh'
+    )
 
 
 def test_di_engine_from_a_source_tree_has_no_metadata():
-    expect(packages.check_di_engine({'ding': 'v0.5.3'}, versions()), OK)
+    expect(package_checks.check_di_engine({'ding': 'v0.5.3'}, versions()), OK)
 
 
 def test_di_engine_whose_import_fails():
     installed = versions(DI_engine='0.5.3')
     broken = {'ding_error': "ModuleNotFoundError: No module named 'pynng'"}
-    expect(packages.check_di_engine(broken, installed), FAIL, "install what provides 'pynng'")
+    expect(package_checks.check_di_engine(broken, installed), FAIL, "install what provides 'pynng'")
     broken = {'ding_error': 'OSError: libcudart.so'}
-    expect(packages.check_di_engine(broken, installed), FAIL, 'libcudart', 'reproduce with')
+    expect(package_checks.check_di_engine(broken, installed), FAIL, 'libcudart', 'reproduce with')
 
 
 def test_torch_and_gpu():
-    expect(packages.check_torch({'torch': '2.13.0+cpu'}), OK, '2.13.0+cpu')
-    expect(packages.check_torch({'torch_error': 'ImportError: libfoo'}), FAIL, 'libfoo', 'pip install torch')
-    expect(packages.check_gpu({'gpus': ['A', 'B']}), OK, '2: A, B')
-    expect(packages.check_gpu({'torch': '2.13', 'gpus': [], 'cuda': '12.8'}), OK, 'none', 'CUDA 12.8')
-    expect(packages.check_gpu({'torch': '2.13'}), OK, 'none', 'CPU build')
-    expect(packages.check_gpu({'torch_error': 'no module'}), OK, 'not known without torch')
+    expect(package_checks.check_torch({'torch': '2.13.0+cpu'}), OK, '2.13.0+cpu')
+    expect(package_checks.check_torch({'torch_error': 'ImportError: libfoo'}), FAIL, 'libfoo', 'pip install torch')
+    expect(package_checks.check_gpu({'gpus': ['A', 'B']}), OK, '2: A, B')
+    expect(package_checks.check_gpu({'torch': '2.13', 'gpus': [], 'cuda': '12.8'}), OK, 'none', 'CUDA 12.8')
+    expect(package_checks.check_gpu({'torch': '2.13'}), OK, 'none', 'CPU build')
+    expect(package_checks.check_gpu({'torch_error': 'no module'}), OK, 'not known without torch')
 
 
 @pytest.mark.parametrize(
     ('check', 'name', 'version', 'status', 'word'),
     [
-        (packages.check_numpy, 'numpy', '1.26.4', OK, '1.26.4'),
-        (packages.check_numpy, 'numpy', '2.1.0', FAIL, "pip install 'numpy<2'"),
-        (packages.check_numpy, 'numpy', None, FAIL, 'not installed'),
-        (packages.check_treevalue, 'treevalue', '1.4.12', OK, '1.4.12'),
-        (packages.check_treevalue, 'treevalue', '1.5.0', WARN, 'treevalue<1.5'),
-        (packages.check_treevalue, 'treevalue', None, FAIL, 'treevalue<1.5'),
-        (packages.check_treetensor, 'DI_treetensor', '0.4.1', OK, '0.4.1'),
-        (packages.check_treetensor, 'DI_treetensor', '0.5.0', WARN, 'DI-treetensor<0.5'),
-        (packages.check_treetensor, 'DI_treetensor', None, FAIL, 'DI-treetensor<0.5'),
-        (packages.check_redis_client, 'redis', '8.1.0', OK, '8.1.0'),
-        (packages.check_redis_client, 'redis', '4.4.9', FAIL, 'redis>=4.5'),
-        (packages.check_redis_client, 'redis', None, FAIL, 'redis>=4.5'),
-        (packages.check_numba, 'numba', '0.60.0', OK, 'compiled'),
-        (packages.check_numba, 'numba', None, WARN, 'numpy path'),
-        (packages.check_lz4, 'lz4', '4.4.5', OK, 'is compressed'),
-        (packages.check_lz4, 'lz4', None, WARN, 'lz4>=3.1'),
+        (package_checks.check_numpy, 'numpy', '1.26.4', OK, '1.26.4'),
+        (package_checks.check_numpy, 'numpy', '2.1.0', FAIL, "pip install 'numpy<2'"),
+        (package_checks.check_numpy, 'numpy', None, FAIL, 'not installed'),
+        (package_checks.check_treevalue, 'treevalue', '1.4.12', OK, '1.4.12'),
+        (package_checks.check_treevalue, 'treevalue', '1.5.0', WARN, 'treevalue<1.5'),
+        (package_checks.check_treevalue, 'treevalue', None, FAIL, 'treevalue<1.5'),
+        (package_checks.check_treetensor, 'DI_treetensor', '0.4.1', OK, '0.4.1'),
+        (package_checks.check_treetensor, 'DI_treetensor', '0.5.0', WARN, 'DI-treetensor<0.5'),
+        (package_checks.check_treetensor, 'DI_treetensor', None, FAIL, 'DI-treetensor<0.5'),
+        (package_checks.check_redis_client, 'redis', '8.1.0', OK, '8.1.0'),
+        (package_checks.check_redis_client, 'redis', '4.4.9', FAIL, 'redis>=4.5'),
+        (package_checks.check_redis_client, 'redis', None, FAIL, 'redis>=4.5'),
+        (package_checks.check_numba, 'numba', '0.60.0', OK, 'compiled'),
+        (package_checks.check_numba, 'numba', None, WARN, 'numpy path'),
+        (package_checks.check_lz4, 'lz4', '4.4.5', OK, 'is compressed'),
+        (package_checks.check_lz4, 'lz4', None, WARN, 'lz4>=3.1'),
     ],
 )
 def test_versions(check, name, version, status, word):
@@ -99,70 +101,70 @@ def test_versions(check, name, version, status, word):
 
 
 def test_hiredis():
-    expect(packages.check_hiredis(versions(hiredis='3.5.0'), in_use=True), OK, '3.5.0')
-    expect(packages.check_hiredis(versions(hiredis='2.3.0'), in_use=False), WARN, 'ignores', 'hiredis>=3.2')
-    expect(packages.check_hiredis(versions()), WARN, 'not installed')
+    expect(package_checks.check_hiredis(versions(hiredis='3.5.0'), in_use=True), OK, '3.5.0')
+    expect(package_checks.check_hiredis(versions(hiredis='2.3.0'), in_use=False), WARN, 'ignores', 'hiredis>=3.2')
+    expect(package_checks.check_hiredis(versions()), WARN, 'not installed')
 
 
 def test_environments_are_no_need():
-    some = packages.check_environments(versions(ale_py='0.12.1'))
+    some = package_checks.check_environments(versions(ale_py='0.12.1'))
     expect(some, OK, 'ale-py 0.12.1', 'mujoco: not installed', '[NAME]')
-    everything = packages.check_environments(lambda name: '1.0')
+    everything = package_checks.check_environments(lambda name: '1.0')
     assert 'pip install' not in everything.found
 
 
 def test_probe_survives_a_crash_and_a_hang():
-    crash = packages.run_probe('import os, sys; sys.stderr.write("boom\\n"); sys.stderr.flush(); os.abort()')
+    crash = package_checks.run_probe('import os, sys; sys.stderr.write("boom\\n"); sys.stderr.flush(); os.abort()')
     assert 'status -6: boom' in crash['torch_error']
     assert crash['ding_error'] == crash['torch_error']
-    hang = packages.run_probe('import signal; signal.pause()', timeout_s=0.2)
+    hang = package_checks.run_probe('import signal; signal.pause()', timeout_s=0.2)
     assert 'still importing after' in hang['ding_error']
 
 
 def test_probe_reads_the_last_line_only():
-    assert packages.run_probe('print("a warning"); print(\'{"torch": "1"}\', end="")') == {'torch': '1'}
+    assert package_checks.run_probe('print("a warning"); print(\'{"torch": "1"}\', end="")') == {'torch': '1'}
 
 
 # --- the machine
 
 
 def space(total_mib, free_mib):
-    return lambda path: system.Space(total_mib << 20, free_mib << 20)
+    return lambda path: machine_checks.Space(total_mib << 20, free_mib << 20)
 
 
 def test_shm():
-    expect(system.check_shm(space(8192, 8000)), OK, '8,000 MiB free')
-    expect(system.check_shm(space(64, 64)), WARN, '--shm-size')
-    expect(system.check_shm(space(8192, 10)), WARN, 'something fills it')
-    expect(system.check_shm(lambda path: None), WARN, 'missing')
+    expect(machine_checks.check_shm(space(8192, 8000)), OK, '8,000 MiB free')
+    expect(machine_checks.check_shm(space(64, 64)), WARN, '--shm-size')
+    expect(machine_checks.check_shm(space(8192, 10)), WARN, 'something fills it')
+    expect(machine_checks.check_shm(lambda path: None), WARN, 'missing')
 
 
 def test_space_of_nothing(tmp_path):
-    assert system.space_of(str(tmp_path / 'none')) is None
-    assert system.space_of(str(tmp_path)).total > 0
+    assert machine_checks.space_of(str(tmp_path / 'none')) is None
+    assert machine_checks.space_of(str(tmp_path)).total > 0
 
 
 def test_tmp(tmp_path):
-    expect(system.check_tmp(str(tmp_path), space(9000, 5000)), OK, 'writable')
+    expect(machine_checks.check_tmp(str(tmp_path), space(9000, 5000)), OK, 'writable')
     assert list(tmp_path.iterdir()) == []
-    expect(system.check_tmp(str(tmp_path), space(9000, 10)), WARN, '10 MiB free')
-    expect(system.check_tmp(str(tmp_path / 'none')), FAIL, 'set TMPDIR')
+    expect(machine_checks.check_tmp(str(tmp_path), space(9000, 10)), WARN, '10 MiB free')
+    expect(machine_checks.check_tmp(str(tmp_path / 'none')), FAIL, 'set TMPDIR')
 
 
 def test_socket_directory(tmp_path, monkeypatch):
     def refuse():
         raise OSError('no private directory for sockets (/x is too long a path for sockets)')
 
-    expect(system.check_socket_directory(refuse), FAIL, 'too long', 'TMPDIR')
+    expect(machine_checks.check_socket_directory(refuse), FAIL, 'too long', 'TMPDIR')
     monkeypatch.setenv('TMPDIR', str(tmp_path))
-    expect(system.check_socket_directory(), OK, 'short enough')
+    expect(machine_checks.check_socket_directory(), OK, 'short enough')
     assert not any(path.is_dir() for path in tmp_path.glob('ding-store-*/*')), 'the doctor left a directory behind'
 
 
 def test_open_files():
-    expect(system.check_open_files(1024), OK, '1024')
-    expect(system.check_open_files(256), WARN, 'ulimit -n')
-    expect(system.check_open_files(system.resource.RLIM_INFINITY), OK, 'unlimited')
+    expect(machine_checks.check_open_files(1024), OK, '1024')
+    expect(machine_checks.check_open_files(256), WARN, 'ulimit -n')
+    expect(machine_checks.check_open_files(machine_checks.resource.RLIM_INFINITY), OK, 'unlimited')
 
 
 @pytest.mark.parametrize(
@@ -171,7 +173,7 @@ def test_open_files():
 )
 def test_cores(cores, threads, status):
     environ = {} if threads is None else {'OMP_NUM_THREADS': threads}
-    expect(system.check_cores(cores, environ), status)
+    expect(machine_checks.check_cores(cores, environ), status)
 
 
 @pytest.mark.parametrize(
@@ -188,17 +190,17 @@ def test_core_quota(tmp_path, files, quota):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    number = len(system.os.sched_getaffinity(0))
-    assert system.usable_cores(tmp_path) == min(number, quota or number)
+    number = len(machine_checks.os.sched_getaffinity(0))
+    assert machine_checks.usable_cores(tmp_path) == min(number, quota or number)
 
 
 def test_overcommit(tmp_path):
     path = tmp_path / 'overcommit_memory'
-    expect(system.check_overcommit(path), OK, 'not known')
+    expect(machine_checks.check_overcommit(path), OK, 'not known')
     path.write_text('1\n')
-    expect(system.check_overcommit(path), OK, '1')
+    expect(machine_checks.check_overcommit(path), OK, '1')
     path.write_text('2\n')
-    expect(system.check_overcommit(path), WARN, 'sysctl')
+    expect(machine_checks.check_overcommit(path), WARN, 'sysctl')
 
 
 # --- the server
@@ -212,13 +214,15 @@ def raiser(error):
 
 
 def test_server():
-    expect(server.check_server(lambda: ('/usr/bin/redis-server', '7.0.15')), OK, '7.0.15')
-    expect(server.check_server(lambda: ('/usr/bin/redis-server', '6.0.16')), FAIL, 'older than 6.2', 'apt-get')
-    expect(server.check_server(raiser(StoreUnavailable('found no\n redis-server'))), FAIL, 'found no redis-server')
+    expect(redis_checks.check_server(lambda: ('/usr/bin/redis-server', '7.0.15')), OK, '7.0.15')
+    expect(redis_checks.check_server(lambda: ('/usr/bin/redis-server', '6.0.16')), FAIL, 'older than 6.2', 'apt-get')
+    expect(
+        redis_checks.check_server(raiser(StoreUnavailable('found no\n redis-server'))), FAIL, 'found no redis-server'
+    )
 
 
 def test_server_is_not_needed_with_another_store():
-    expect(server.check_server(raiser(StoreUnavailable('none')), is_needed=False), WARN)
+    expect(redis_checks.check_server(raiser(StoreUnavailable('none')), is_needed=False), WARN)
 
 
 class FakeStore:
@@ -236,12 +240,12 @@ class FakeStore:
 
 
 def test_store_is_measured():
-    expect(server.check_store('redis://somewhere', lambda url: FakeStore()), OK, 'redis 7.2.0', 'ms')
+    expect(redis_checks.check_store('redis://somewhere', lambda url: FakeStore()), OK, 'redis 7.2.0', 'ms')
 
 
 def test_slow_store(monkeypatch):
-    monkeypatch.setattr(server, 'SLOW_ROUND_TRIP_S', 0.0)
-    expect(server.check_store('redis://somewhere', lambda url: FakeStore()), WARN, 'far server')
+    monkeypatch.setattr(redis_checks, 'SLOW_ROUND_TRIP_S', 0.0)
+    expect(redis_checks.check_store('redis://somewhere', lambda url: FakeStore()), WARN, 'far server')
 
 
 @pytest.mark.parametrize(
@@ -254,13 +258,13 @@ def test_slow_store(monkeypatch):
     ],
 )
 def test_store_refused(error, word):
-    expect(server.check_store('redis://somewhere', raiser(error)), FAIL, str(error), word)
+    expect(redis_checks.check_store('redis://somewhere', raiser(error)), FAIL, str(error), word)
 
 
 @pytest.fixture
 def redis_server():
     """Starts a real server with these options, on a private socket; hands out its URL."""
-    from ding_store.storage.embedded.server import find_server
+    from ding_store.storage.embedded.private_server import find_server
 
     with contextlib.ExitStack() as stack:
 
@@ -283,28 +287,30 @@ def test_a_real_store_is_left_as_it_was(redis_server):
     import redis
 
     url = redis_server()
-    expect(server.check_store(url), OK, 'ms')
+    expect(redis_checks.check_store(url), OK, 'ms')
     with redis.Redis.from_url(url) as client:
         assert client.keys('*') == []
 
 
 def test_a_real_store_that_wants_a_password(redis_server):
     url = redis_server('--requirepass', 'secret')
-    expect(server.check_store(url), FAIL, 'StoreDenied', 'redis://user:password@')
-    expect(server.check_store(url.replace('unix://', 'unix://:secret@')), OK)
+    expect(redis_checks.check_store(url), FAIL, 'StoreDenied', 'redis://user:password@')
+    expect(redis_checks.check_store(url.replace('unix://', 'unix://:secret@')), OK)
 
 
 def test_a_real_store_that_evicts(redis_server):
-    expect(server.check_store(redis_server('--maxmemory-policy', 'allkeys-lru')), FAIL, 'allkeys-lru', 'noeviction')
+    expect(
+        redis_checks.check_store(redis_server('--maxmemory-policy', 'allkeys-lru')), FAIL, 'allkeys-lru', 'noeviction'
+    )
 
 
 def test_an_embedded_store_leaves_nothing_behind(tmp_path):
-    expect(server.check_store(f'embedded://{tmp_path}'), OK, 'ms')
+    expect(redis_checks.check_store(f'embedded://{tmp_path}'), OK, 'ms')
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_wrong_url_is_a_finding_and_no_traceback():
-    expect(server.check_store('nosuch://host'), FAIL, 'nosuch', 'correct the URL')
+    expect(redis_checks.check_store('nosuch://host'), FAIL, 'nosuch', 'correct the URL')
 
 
 # --- the report

@@ -62,7 +62,7 @@ FORBIDDEN: Dict[str, Set[str]] = {
 
 #: (file, package) -> why this one may import it all the same
 EXCEPTIONS: Dict[Tuple[str, str], str] = {
-    ('buffer/elements/flat.py', 'treevalue'): 'builds one tree from the names of columns, to infer its schema',
+    ('buffer/elements/raw_columns.py', 'treevalue'): 'builds one tree from the names of columns, to infer its schema',
     ('buffer/sequences/sequence_batch.py', 'treevalue'): 'gives a time axis to the leaves of a tree that is a batch',
 }
 
@@ -72,7 +72,10 @@ PICKLE_ALLOWED: Dict[Tuple[str, str], str] = {
         'buffer/saving/saves.py',
         'pickle',
     ): "save_data(), load_data(): metas, and elements that are Python objects, in the user's own file",
-    ('middleware/pickled.py', 'pickle'): 'elements with Python objects, only with store.allow_pickle, which warns',
+    (
+        'middleware/pickled_chunks.py',
+        'pickle',
+    ): 'elements with Python objects, only with store.allow_pickle, which warns',
     ('bench/peers.py', 'pickle'): "DI-engine's own way, measured beside ours, between two processes of the benchmark",
     (
         'bench/weights_ways.py',
@@ -80,7 +83,7 @@ PICKLE_ALLOWED: Dict[Tuple[str, str], str] = {
     ): "DI-engine's own way, measured beside ours, between its processes",
     ('bench/weights_ways.py', 'torch.save'): 'the same, of files that the benchmark wrote itself',
     ('bench/weights_ways.py', 'torch.load'): 'the same, of files that the benchmark wrote itself',
-    ('buffer/saving/files.py', 'hickle'): 'load_data(): files that DequeBuffer has saved',
+    ('buffer/saving/save_files.py', 'hickle'): 'load_data(): files that DequeBuffer has saved',
     ('checkpoint/archive.py', 'torch.save'): "DI-engine's own format, in the user's own file",
     ('checkpoint/archive.py', 'torch.load'): 'the same, with weights_only: nothing in it is run',
     ('bench/checkpoint.py', 'torch.save'): 'what is measured against',
@@ -146,7 +149,7 @@ def test_the_reader_of_imports_sees_what_it_should(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(sys.modules[__name__], 'PACKAGE', tmp_path)
     found = {entry.module for entry in imports_of(module)}
-    assert {'redis.client', 'ding_store.storage.wire', 'ding_store.buffer.table.Table'} <= found
+    assert {'redis.client', 'ding_store.storage.encoding', 'ding_store.buffer.table.Table'} <= found
     assert not any(name.startswith('torch') for name in found)
 
 
@@ -187,7 +190,7 @@ def test_nothing_imports_a_pickler():
         for file, line, module in ALL_IMPORTS
         if module.split('.')[0] in PICKLERS and (file, module) not in PICKLE_ALLOWED
     ]
-    assert bad == [], 'pickle runs what it reads; use storage/wire/encoding.py, or add a reason to PICKLE_ALLOWED'
+    assert bad == [], 'pickle runs what it reads; use storage/encoding/framing.py, or add a reason to PICKLE_ALLOWED'
 
 
 def pickling_calls(tree: ast.AST) -> Iterator[Tuple[int, str]]:

@@ -287,7 +287,7 @@ def test_every_setting_is_documented_with_its_default():
 
 
 def test_every_key_of_the_replay_is_documented_with_its_default():
-    from ding_store.replay_keys import WrapperSettings
+    from ding_store.replay_config import WrapperSettings
 
     documented = {key.strip('`'): value.strip('`') for key, value in rows('docs/replay.md', 'Keys').items()}
     defaults = {
@@ -297,9 +297,9 @@ def test_every_key_of_the_replay_is_documented_with_its_default():
 
 
 def test_every_check_of_the_doctor_is_documented():
-    from ding_store.doctor import packages, server, system
+    from ding_store.doctor import machine_checks, package_checks, redis_checks
 
-    source = ''.join(Path(module.__file__).read_text() for module in (packages, server, system))
-    names = set(re.findall(r"(?:Finding\(|name = )'([^']+)'", source)) | {system.SHM}
+    source = ''.join(Path(module.__file__).read_text() for module in (package_checks, redis_checks, machine_checks))
+    names = set(re.findall(r"(?:Finding\(|name = )'([^']+)'", source)) | {machine_checks.SHM}
     documented = set(re.findall(r'`([^`]+)`', ' '.join(rows('docs/troubleshooting.md', 'What the doctor checks'))))
     assert documented == names

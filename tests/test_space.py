@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ding_store import space
+from ding_store import free_space
 
 
 def write(directory: Path, **files: str) -> None:
@@ -15,7 +15,7 @@ def write(directory: Path, **files: str) -> None:
 
 def available(tmp_path: Path, cgroup: str) -> list:
     (tmp_path / 'proc').write_text(cgroup + '\n')
-    return list(space._cgroup_available(str(tmp_path / 'proc'), str(tmp_path)))
+    return list(free_space._cgroup_available(str(tmp_path / 'proc'), str(tmp_path)))
 
 
 def test_cgroup_v2_with_the_limit_on_a_parent(tmp_path: Path) -> None:
@@ -40,14 +40,14 @@ def test_a_container_sees_its_own_cgroup_as_the_root(tmp_path: Path) -> None:
 
 
 def test_no_cgroup(tmp_path: Path) -> None:
-    assert list(space._cgroup_available(str(tmp_path / 'none'), str(tmp_path))) == []
+    assert list(free_space._cgroup_available(str(tmp_path / 'none'), str(tmp_path))) == []
 
 
 def test_this_machine() -> None:
-    assert 0 < space.available_memory() < 1 << 50
-    assert space.free_space(space.roomiest_directory()) > 0
+    assert 0 < free_space.available_memory() < 1 << 50
+    assert free_space.free_space(free_space.roomiest_directory()) > 0
 
 
 @pytest.mark.parametrize(('num_bytes', 'text'), [(0, '0 B'), (1536, '1.5 KiB'), (3 << 40, '3 TiB')])
 def test_format(num_bytes: int, text: str) -> None:
-    assert space.format_bytes(num_bytes) == text
+    assert free_space.format_bytes(num_bytes) == text

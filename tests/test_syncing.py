@@ -8,9 +8,9 @@ from typing import Any, Iterator, Set
 import pytest
 from disk import Disk, images, write
 
-from ding_store.private import make_directories
-from ding_store.storage.embedded.supervisor.files import RunFiles
-from ding_store.syncing import sync_directory, sync_path
+from ding_store.power_cuts import sync_directory, sync_path
+from ding_store.private_files import make_directories
+from ding_store.storage.embedded.supervisor.run_files import RunFiles
 
 
 @pytest.fixture

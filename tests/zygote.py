@@ -85,7 +85,7 @@ def zygote():
 
 
 def serve(requests):
-    from ding_store.launch.script import preload
+    from ding_store.launch.user_script import preload
 
     preload()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are not waited for
@@ -140,7 +140,7 @@ def run(request, saying, out, errors):
     except BaseException:  # noqa: BLE001 - as the interpreter does with what a program lets through
         traceback.print_exc()
     finally:
-        from ding_store.launch.script import exit_process
+        from ding_store.launch.user_script import exit_process
 
         exit_process(code or 0)
 

@@ -57,7 +57,7 @@ def add_bench(commands: argparse._SubParsersAction) -> None:
 
 
 def _bench(options: argparse.Namespace, command: List[str]) -> int:
-    from ding_store.launch.interrupt import signals_as_interrupt
+    from ding_store.launch.termination import signals_as_interrupt
 
     with signals_as_interrupt():
         return options.bench(options, command)

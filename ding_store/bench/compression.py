@@ -13,7 +13,7 @@ from ding_store.bench.scratch import scratch
 from ding_store.bench.workloads import size_text
 from ding_store.buffer.table.narrowing import narrowed_columns
 from ding_store.storage import Reader, open_store
-from ding_store.storage.wire.compression import installed
+from ding_store.storage.encoding.compression import installed
 
 #: The sparsest and the busiest of six that were tried.
 GAMES = ('pong', 'ms_pacman')

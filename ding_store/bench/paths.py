@@ -16,7 +16,7 @@ from typing import Any, Callable, Deque, Dict, List, Mapping, Optional
 import numpy as np
 
 from ding_store.bench.workloads import Leaves
-from ding_store.copying import FAR_BYTES, copy_past_caches, is_far
+from ding_store.compiled import FAR_BYTES, copy_past_caches, is_far
 from ding_store.storage import Reader, open_store
 from ding_store.storage.base import Entry
 

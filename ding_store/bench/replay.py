@@ -16,7 +16,7 @@ from ding_store.bench.buffers import BUFFERS, MODULES, Columns, Ours, tree_of
 from ding_store.bench.output import say, show
 from ding_store.bench.workloads import WORKLOADS, Workload, scaled, size_text
 from ding_store.errors import ConfigError
-from ding_store.space import available_memory
+from ding_store.free_space import available_memory
 
 #: Rows that are pushed when the buffer is full already: what is measured is the steady state.
 NUM_PUSHED = 256

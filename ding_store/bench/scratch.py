@@ -9,7 +9,7 @@ import tempfile
 from contextlib import contextmanager
 from typing import Iterator, Optional
 
-from ding_store.storage.host.mapped import Claim
+from ding_store.storage.shared_memory.mapped_files import Claim
 
 _PREFIX = 'ding-store-bench-'
 #: Of memory, as the store itself asks for it.

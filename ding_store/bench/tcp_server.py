@@ -10,7 +10,7 @@ import socket
 import subprocess
 from typing import Iterator
 
-from ding_store.parent import end_with
+from ding_store.parent_death import end_with
 from ding_store.storage import open_store
 from ding_store.storage.embedded.binary import find_server
 

@@ -15,7 +15,7 @@ from ding_store.bench.tcp_server import tcp_server
 from ding_store.bench.workloads import Leaves, Workload, size_text
 from ding_store.buffer.table.narrowing import candidates, narrowed_columns, take_into
 from ding_store.storage import open_store
-from ding_store.storage.wire.compression import AUTO, CODECS
+from ding_store.storage.encoding.compression import AUTO, CODECS
 
 #: As many bytes as the elements of the same names have in other tables: of floats here, as policies take them.
 _DQN: Leaves = {

@@ -20,9 +20,9 @@ from ding_store.bench.peers import PATHS, is_installed
 from ding_store.bench.scratch import memory_directory, scratch
 from ding_store.bench.wire import measure_wire, render_wire
 from ding_store.bench.workloads import WORKLOADS, Leaves, size_text
-from ding_store.copying import load_for
+from ding_store.compiled import load_for
 from ding_store.errors import ConfigError
-from ding_store.launch.interrupt import interrupts_later
+from ding_store.launch.termination import interrupts_later
 
 _CARTPOLE: Leaves = {
     'obs': (np.float32, (4,)),

@@ -15,7 +15,7 @@ import torch
 
 from ding_store.bench import ray_cluster
 from ding_store.errors import StoreError
-from ding_store.middleware.state import load_arrays, state_to_arrays
+from ding_store.middleware.state_arrays import load_arrays, state_to_arrays
 from ding_store.storage import open_store
 
 NUM_TENSORS = 50

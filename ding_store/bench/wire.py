@@ -10,7 +10,7 @@ import numpy as np
 from ding_store.bench.scratch import scratch
 from ding_store.bench.workloads import size_text
 from ding_store.storage import Reader, open_store
-from ding_store.storage.embedded.server import ensure_server
+from ding_store.storage.embedded.private_server import ensure_server
 
 #: One element of 113 KB by itself, one of 3 MB, 64 of 113 KB as a collector's chunk has them, and one of 10 MB.
 SIZES = (113_000, 3_000_000, 64 * 113_000, 10_000_000)

@@ -1,11 +1,11 @@
 """The replay: rows in memory-mapped columns (Table), DI-engine's buffer over them, and the config type 'store'."""
 
 from ding_store.buffer.sampling.fifo import Fifo
-from ding_store.buffer.sampling.limits import limited
 from ding_store.buffer.sampling.prioritized import Prioritized, mixed_priority
 from ding_store.buffer.sampling.rank_prioritized import RankPrioritized
 from ding_store.buffer.sampling.rate_limiter import RateLimiter
 from ding_store.buffer.sampling.samplers import Sampler, Uniform
+from ding_store.buffer.sampling.use_limits import limited
 from ding_store.buffer.sequences.sequence_priorities import SequencePrioritized
 from ding_store.buffer.store_buffer import Batch, StoreBuffer
 from ding_store.buffer.table.table import Table

@@ -6,7 +6,7 @@ from typing import Any, Callable, List, NamedTuple, Optional
 
 import treetensor.torch as ttorch
 
-from ding_store.buffer.arrays import Array
+from ding_store.buffer.array_types import Array
 
 
 class Batch(NamedTuple):

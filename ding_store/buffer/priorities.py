@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Optional, Union
 
-from ding_store.buffer.arrays import Array
-from ding_store.buffer.durability.kept import Kept
-from ding_store.buffer.durability.kept_priorities import KeptPriorities
+from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.elements import Elements
+from ding_store.buffer.persistence.persisted import Kept
+from ding_store.buffer.persistence.persisted_priorities import KeptPriorities
 from ding_store.buffer.sampling.fifo import Fifo
-from ding_store.buffer.sampling.limits import Limited
 from ding_store.buffer.sampling.rate_limiter import RateLimiter
 from ding_store.buffer.sampling.samplers import PrioritySampler, Sampler, check_is_sampler
+from ding_store.buffer.sampling.use_limits import Limited
 from ding_store.buffer.table.table import Keep
 from ding_store.errors import PriorityError
 

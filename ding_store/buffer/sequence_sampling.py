@@ -5,19 +5,19 @@ from __future__ import annotations
 from contextlib import contextmanager, nullcontext
 from typing import Any, Callable, ContextManager, Iterator, Optional, TypeVar, Union
 
-from ding_store.buffer.arrays import Array
+from ding_store.buffer.arguments import integer
+from ding_store.buffer.array_types import Array
 from ding_store.buffer.batch import Batch
-from ding_store.buffer.checks import integer
 from ding_store.buffer.elements.elements import Choose, Elements
-from ding_store.buffer.sampling.limits import Limited
 from ding_store.buffer.sampling.prefetch import Prefetch
 from ding_store.buffer.sampling.rate_limiter import RateLimiter
 from ding_store.buffer.sampling.samplers import Sampler, Uniform
+from ding_store.buffer.sampling.use_limits import Limited
 from ding_store.buffer.sequences.group_keys import GroupBy
 from ding_store.buffer.sequences.sequence_priorities import PrioritizedSequenceChoice, SequencePrioritized
 from ding_store.buffer.sequences.sequence_reads import Episodes, read_episodes, read_sequences, read_unrolled
 from ding_store.buffer.sequences.sequences import EpisodeChoice, SequenceChoice, SequenceKind
-from ding_store.buffer.table.choices import Sampled, check_sample_arguments
+from ding_store.buffer.table.row_choices import Sampled, check_sample_arguments
 
 T = TypeVar('T')
 

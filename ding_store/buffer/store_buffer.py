@@ -9,30 +9,30 @@ from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Ma
 import numpy as np
 from ding.data.buffer import Buffer, BufferedData, apply_middleware
 
-from ding_store.buffer import served
-from ding_store.buffer.arrays import Array
+from ding_store.buffer import ding_adapters
+from ding_store.buffer.arguments import integer
+from ding_store.buffer.array_types import Array
 from ding_store.buffer.batch import Batch
-from ding_store.buffer.checks import integer
-from ding_store.buffer.compat import IndexView, StorageView
-from ding_store.buffer.durability.kept import checked_view_name
+from ding_store.buffer.deque_views import IndexView, StorageView
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.list_sampling import ListSampling
+from ding_store.buffer.persistence.persisted import checked_view_name
 from ding_store.buffer.priorities import Priorities, keeping
-from ding_store.buffer.sampling.limits import Limited
 from ding_store.buffer.sampling.prefetch import Prefetch
 from ding_store.buffer.sampling.rate_limiter import RateLimiter
 from ding_store.buffer.sampling.samplers import Sampler, Uniform
-from ding_store.buffer.saving import files
+from ding_store.buffer.sampling.use_limits import Limited
+from ding_store.buffer.saving import save_files
 from ding_store.buffer.sequence_sampling import SequenceSampling
-from ding_store.buffer.table.base import Columns
-from ding_store.buffer.table.choices import (
+from ding_store.buffer.table.narrowing import widened_columns
+from ding_store.buffer.table.row_choices import (
     Sampled,
     by_rows,
     check_sample_arguments,
     to_row,
 )
-from ding_store.buffer.table.narrowing import widened_columns
 from ding_store.buffer.table.table import Keep, Table
+from ding_store.buffer.table.table_base import Columns
 from ding_store.columns import Schema
 from ding_store.errors import ConfigError
 
@@ -355,12 +355,12 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             Middleware between the calls and the buffer, the first one outermost. Of DI-engine's, those that keep
             tables of their own are served by the buffer's samplers, which know of every row that leaves.
         """
-        served.use(self._middleware, func, self)
+        ding_adapters.use(self._middleware, func, self)
         return self
 
     def _tell_served(self) -> None:
         for middleware in self._middleware:
-            if isinstance(middleware, (served.ServedPriorities, served.ServedUses)):
+            if isinstance(middleware, (ding_adapters.ServedPriorities, ding_adapters.ServedUses)):
                 middleware.loaded()
 
     def check(self) -> List[str]:
@@ -381,7 +381,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         Overview:
             Write all elements, metas and the limiter's counts to one file, which appears whole or not at all.
         """
-        files.save(file_name, self._elements, None if self.limiter is None else self.limiter.state)
+        save_files.save(file_name, self._elements, None if self.limiter is None else self.limiter.state)
 
     def load_data(self, file_name: str) -> None:
         """
@@ -393,7 +393,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
               it holds objects of a class that cannot be imported.
             - NotEnoughSpace, SchemaMismatch: The elements do not fit. Whatever is raised, the buffer is unchanged.
         """
-        counts = files.load(file_name, self._elements)
+        counts = save_files.load(file_name, self._elements)
         self._tell_served()
         if self.limiter is not None:
             # Row numbers are the file's from here on; the counts, too, if it has any.
@@ -469,7 +469,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         for name, value in self.__dict__.items():
             twin.__dict__[name] = value if name == '_elements' else copy.deepcopy(value, memo)
         with self.table.write_lock:
-            twin._elements = files.duplicate(self._elements, memo)
+            twin._elements = save_files.duplicate(self._elements, memo)
             twin._attach(twin._sampler)
             if isinstance(self._sampler, Limited) and isinstance(twin._sampler, Limited):
                 twin._sampler.take_over(self._sampler)
@@ -479,7 +479,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             if self._priorities is not None and twin._priorities is not None:
                 twin._priorities.load_state(self._priorities.state())
             for own, copied in zip(self._middleware, twin._middleware):
-                if isinstance(own, served.ServedPriorities):
+                if isinstance(own, ding_adapters.ServedPriorities):
                     copied.loaded()
                     copied.load_state_dict(own.state_dict())
         return twin

@@ -13,9 +13,9 @@ from typing import Any, ContextManager, Dict, Iterator, List, Optional, Tuple
 import numpy as np
 import torch
 
-from ding_store import private
+from ding_store import private_files
 from ding_store.errors import CorruptPayload
-from ding_store.syncing import sync_directory, sync_file
+from ding_store.power_cuts import sync_directory, sync_file
 
 #: Ours beside a policy's own entries, which is all that DI-engine looks at: counters, schedules, random states.
 EXTRA = 'ding_store'
@@ -42,7 +42,7 @@ def write_state(path: str, state: Dict[str, Any], reads_back: bool = True) -> No
     """
     temporary = path + '.new'
     try:
-        os.close(private.create(temporary))
+        os.close(private_files.create(temporary))
         _write(temporary, state)
         if reads_back:
             _load(temporary, mmap=True)  # Of tensors it reads nothing.

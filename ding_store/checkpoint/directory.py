@@ -24,11 +24,11 @@ import weakref
 import zlib
 from typing import Any, Dict, List, Optional, Tuple
 
-from ding_store import private
+from ding_store import private_files
 from ding_store.checkpoint.archive import EXTRA, check_state, read_state, write_state
 from ding_store.errors import ConfigError, CorruptPayload, ForeignFile
-from ding_store.storage.host.mapped import Claim, claim
-from ding_store.syncing import sync_directory
+from ding_store.power_cuts import sync_directory
+from ding_store.storage.shared_memory.mapped_files import Claim, claim
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class CheckpointDir:
         Raises:
             - ConfigError: Another process has. ForeignFile: The directory is another user's.
         """
-        self._lock = _claimed(private.directory(self.path))
+        self._lock = _claimed(private_files.directory(self.path))
 
     def begin(self) -> bool:
         """
@@ -82,7 +82,7 @@ class CheckpointDir:
         Raises:
             - ConfigError: There are checkpoints that are not of ours, or nobody can tell: run.json was damaged.
         """
-        private.directory(self.path)
+        private_files.directory(self.path)
         for name in os.listdir(self.path):
             if name.startswith('iteration_') and name.endswith('.new'):  # of a learner that was killed
                 os.unlink(self.file(name))
@@ -134,7 +134,7 @@ class CheckpointDir:
         """The newest checkpoint that can be read, and its path; a damaged one is named in the log and passed over."""
         for path in reversed(self.paths()):
             try:
-                private.check_file(path)
+                private_files.check_file(path)
                 check_state(path)
                 return path, read_state(path)
             except CorruptPayload as e:
@@ -155,7 +155,7 @@ class CheckpointDir:
 
     def _best_value(self, run: str) -> Optional[float]:
         try:
-            private.check_file(self.file(BEST))
+            private_files.check_file(self.file(BEST))
             check_state(self.file(BEST), is_all=False)
             extra = read_state(self.file(BEST), mmap=True)[EXTRA]
             return float(extra['eval_value']) if extra['run'] == run else None
@@ -171,7 +171,7 @@ class CheckpointDir:
         left += [BEST] if os.path.exists(self.file(BEST)) else []
         if not left:
             return
-        private.directory(previous)
+        private_files.directory(previous)
         ended = '' if described is None else str(described['run'])
         if _read_run(os.path.join(previous, OF_RUN)) != ended:
             for name in os.listdir(previous):
@@ -184,7 +184,7 @@ class CheckpointDir:
 
     def _describe(self) -> Optional[Dict[str, Any]]:
         try:
-            with open(self.file('run.json'), opener=private.opener) as file:
+            with open(self.file('run.json'), opener=private_files.opener) as file:
                 described = json.load(file)
             # Earlier versions wrote no checksum.
             checksum = described.pop('checksum', None) if len(described) == 3 else _sum(described)
@@ -208,7 +208,7 @@ class CheckpointDir:
 
 def _write_text(path: str, text: str) -> None:
     """As a whole, or not at all."""
-    with open(path + '.new', 'w', opener=private.create_opener) as file:
+    with open(path + '.new', 'w', opener=private_files.create_opener) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -242,7 +242,7 @@ def _read_run(path: str) -> Optional[str]:
 
 def _read_text(path: str) -> Optional[str]:
     try:
-        with open(path, encoding='utf-8', errors='replace', opener=private.opener) as file:
+        with open(path, encoding='utf-8', errors='replace', opener=private_files.opener) as file:
             return file.read()
     except FileNotFoundError:
         return None
@@ -255,7 +255,7 @@ _CLAIMED: weakref.WeakValueDictionary[Tuple[int, int], Claim] = weakref.WeakValu
 def _claimed(directory: str) -> Optional[Claim]:
     """The lock of a directory; None where the file system has no locks."""
     path = os.path.join(directory, 'lock')
-    private.touch(path)
+    private_files.touch(path)
     status = os.stat(path)
     held = _CLAIMED.get((status.st_dev, status.st_ino))
     # That of a parent is closed in a forked child.
@@ -277,7 +277,7 @@ def _claimed(directory: str) -> Optional[Claim]:
             '(store.checkpoint.path, or store.run), or end that one'
         )
     _CLAIMED[status.st_dev, status.st_ino] = held
-    with open(path, 'w', opener=private.opener) as file:
+    with open(path, 'w', opener=private_files.opener) as file:
         file.write(str(os.getpid()))
     return held
 

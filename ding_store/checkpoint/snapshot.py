@@ -9,7 +9,7 @@ from typing import Any, Dict, List, NamedTuple, Sequence, Set, Tuple
 
 import torch
 
-from ding_store.copying import copy_past_caches
+from ding_store.compiled import copy_past_caches
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any, Callable, Collection, Dict, List, NamedTuple, Optional, 
 import numpy as np
 import torch
 
-from ding_store.copying import MIN_BYTES, copy_past_caches
+from ding_store.compiled import MIN_BYTES, copy_past_caches
 
 from .infer import infer
 from .leaves import PLAIN_ARRAYS, TENSOR_DTYPES, Shape, as_array

@@ -7,9 +7,9 @@ import sys
 from typing import List, Optional, Sequence
 
 from ding_store.doctor.finding import FAIL, OK, WARN, Finding, to_json, to_table
-from ding_store.doctor.packages import check_packages
-from ding_store.doctor.server import check_servers
-from ding_store.doctor.system import check_system
+from ding_store.doctor.machine_checks import check_system
+from ding_store.doctor.package_checks import check_packages
+from ding_store.doctor.redis_checks import check_servers
 
 __all__ = ['FAIL', 'OK', 'WARN', 'Finding', 'check_all', 'main']
 

@@ -11,13 +11,13 @@ from typing import Any, Callable, Dict, List
 from ding_store.errors import ConfigError
 from ding_store.hook.configs import write_beside
 from ding_store.hook.install import ENV_EXPLAIN
-from ding_store.hook.uses import EXCHANGE, REPLAY, WEIGHTS, note
-from ding_store.middleware.stock import STOCK
+from ding_store.hook.usage import EXCHANGE, REPLAY, WEIGHTS, note
+from ding_store.middleware.plain_parts import STOCK
 
 #: Name in DI-engine -> what stands there instead.
 REPLACED: Dict[str, str] = {
     'ding.data.DequeBuffer': 'ding_store.buffer.StoreBuffer',
-    'ding.framework.middleware.ContextExchanger': 'ding_store.middleware.experience.context_exchanger',
+    'ding.framework.middleware.ContextExchanger': 'ding_store.middleware.context_exchanger.context_exchanger',
     'ding.framework.middleware.ModelExchanger': 'ding_store.middleware.weights.model_exchanger',
     'ding.framework.middleware.PeriodicalModelExchanger': 'ding_store.middleware.weights.periodical_model_exchanger',
     'ding.framework.middleware.data_pusher': 'ding_store.middleware.replay.data_pusher',

@@ -13,8 +13,8 @@ import time
 from typing import Iterator, List, Sequence, Tuple
 
 from ding_store.errors import ConfigError
-from ding_store.middleware.saving import SAVE_S, is_saving
-from ding_store.parent import end_with
+from ding_store.middleware.last_checkpoint import SAVE_S, is_saving
+from ding_store.parent_death import end_with
 
 _PR_SET_CHILD_SUBREAPER = 36
 #: How long a command may take to end after it was told to, before all of its processes are made to.

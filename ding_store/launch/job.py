@@ -16,19 +16,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Collection, Dict, List, Optional, Tuple
 
-from ding_store import private
+from ding_store import private_files
 from ding_store.config import DEFAULT_URL, ENV_RUN, ENV_URL, StoreConfig, unknown_key
 from ding_store.errors import AppendUnsettled, ConfigError, ServerFull, StoreError
-from ding_store.launch.interrupt import signals_as_interrupt
 from ding_store.launch.progress import Display, Figures, summary, table
-from ding_store.launch.role import Role
+from ding_store.launch.role_process import Role
 from ding_store.launch.router import FIRST_IDS, ROLES, new_addresses, remove_address
-from ding_store.launch.script import Script, exit_process, preload
+from ding_store.launch.termination import signals_as_interrupt
+from ding_store.launch.user_script import Script, exit_process, preload
 from ding_store.middleware.claim import check_script, claim_run
 from ding_store.middleware.ending import CHECKPOINTS, FINISH, clear_ended_run, retire, silence_s
+from ding_store.middleware.last_checkpoint import ARRIVE_S, SAVE_S, is_saving
 from ding_store.middleware.members import ENV_LAUNCHED, Members, launch
-from ding_store.middleware.saving import ARRIVE_S, SAVE_S, is_saving
-from ding_store.middleware.session import Session
+from ding_store.middleware.run_session import Session
 from ding_store.storage.base import Store
 from ding_store.storage.urls import address_of, root_of
 
@@ -219,7 +219,7 @@ class Job:
 
     def _make_log_dir(self) -> None:
         try:
-            private.directory(str(self.log_dir))
+            private_files.directory(str(self.log_dir))
             tempfile.TemporaryFile(dir=self.log_dir).close()
         except ConfigError:
             raise
@@ -460,7 +460,7 @@ class Job:
 
 
 def _redirect(log: Path) -> None:
-    fd = private.opener(str(log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    fd = private_files.opener(str(log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     null = os.open(os.devnull, os.O_RDONLY)

@@ -10,14 +10,14 @@ from typing import Optional
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError
 from ding_store.hook import install
-from ding_store.launch.output import print_to
+from ding_store.launch.printing import print_to
 from ding_store.launch.router import activate, claim_node_id, deactivate, new_addresses, peer_addresses, remove_address
-from ding_store.launch.script import Script
 from ding_store.launch.status import check_running
+from ding_store.launch.user_script import Script
 from ding_store.middleware.claim import claim_role, starting
 from ding_store.middleware.ending import FINISH, silence_s
 from ding_store.middleware.members import ENV_JOINED, ENV_LAUNCHED, STREAM, Members, launch
-from ding_store.middleware.session import Session
+from ding_store.middleware.run_session import Session
 from ding_store.middleware.waiting import SLICE_S
 from ding_store.storage.base import Store, StreamInfo
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ding_store.errors import StoreError
-from ding_store.launch.output import print_to, printable
+from ding_store.launch.printing import print_to, printable
 from ding_store.middleware.members import Member, Members
 from ding_store.storage.base import Store
 

@@ -12,13 +12,13 @@ from typing import Any, Dict, Optional
 
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError
-from ding_store.launch.output import printable
+from ding_store.launch.printing import printable
 from ding_store.launch.progress import Figures
 from ding_store.middleware.ending import FINISH
 from ding_store.middleware.members import Member, Members
-from ding_store.middleware.session import Session
+from ding_store.middleware.run_session import Session
 from ding_store.storage.base import Store
-from ding_store.storage.embedded.server import running
+from ding_store.storage.embedded.private_server import running
 from ding_store.storage.urls import directory_of, root_of
 
 RATE_S = 1.0

@@ -10,8 +10,8 @@ from ding.framework.middleware.functional import advantage_estimator
 from ditk import logging
 
 from ding_store.buffer.store_buffer import StoreBuffer
-from ding_store.middleware.plan import PUSH_COLUMNS, REPLAY, Replay
-from ding_store.middleware.stock import stock
+from ding_store.middleware.ingest_plan import PUSH_COLUMNS, REPLAY, Replay
+from ding_store.middleware.plain_parts import stock
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext

@@ -18,10 +18,10 @@ from ding_store.checkpoint.snapshot import Snapshot, optimizers_of
 from ding_store.config import CheckpointConfig
 from ding_store.errors import ConfigError, CorruptPayload
 from ding_store.middleware.ending import CHECKPOINTS, is_failing
+from ding_store.middleware.last_checkpoint import SAVE_S, LastSave, saving
+from ding_store.middleware.plain_saver import stock_saver
 from ding_store.middleware.policies import Policies
-from ding_store.middleware.saving import SAVE_S, LastSave, saving
-from ding_store.middleware.session import Session
-from ding_store.middleware.stock_saver import stock_saver
+from ding_store.middleware.run_session import Session
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext

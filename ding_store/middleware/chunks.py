@@ -11,9 +11,9 @@ from ditk import logging
 from ding_store.buffer.table.narrowing import candidates, narrowed_columns, widened_columns
 from ding_store.columns import NotColumnar, Schema
 from ding_store.errors import ConfigError, SchemaMismatch, VersionConflict
-from ding_store.middleware.pickled import add_offsets, is_pickled, pickled, unpickled, what_is_wrong
+from ding_store.middleware.pickled_chunks import add_offsets, is_pickled, pickled, unpickled, what_is_wrong
 from ding_store.storage.base import Entry, EntryId, Store
-from ding_store.storage.wire.encoding import corrupt_entry
+from ding_store.storage.encoding.framing import corrupt_entry
 
 #: One schema per stream, agreed by the first append and checked on every other.
 SCHEMA_VALUE = 'schema/{stream}'

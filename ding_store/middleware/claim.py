@@ -13,7 +13,7 @@ from ding_store.middleware.ending import FINISH
 from ding_store.middleware.members import STREAM as REPORTS
 from ding_store.middleware.members import Member, Members, launch, pid_space
 from ding_store.storage.base import Store
-from ding_store.storage.embedded.supervisor.members import birth_of, is_gone
+from ding_store.storage.embedded.supervisor.clients import birth_of, is_gone
 
 #: ``script``, its name, and ``config``, if it is given one; empty: nobody knows.
 Identity = Mapping[str, Optional[str]]

@@ -75,9 +75,9 @@ class Pipeline:
 
         from ding_store.middleware.advantages import gae_estimator
         from ding_store.middleware.checkpoint import checkpointer, ckpt_saver
-        from ding_store.middleware.experience import context_exchanger
+        from ding_store.middleware.context_exchanger import context_exchanger
         from ding_store.middleware.replay import OffPolicyLearner, data_fetcher, data_pusher, replay_buffer
-        from ding_store.middleware.session import Session
+        from ding_store.middleware.run_session import Session
         from ding_store.middleware.weights import model_exchanger, periodical_model_exchanger
 
         config = self.config

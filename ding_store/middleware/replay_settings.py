@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional
 
 from ding_store.errors import ConfigError
-from ding_store.replay_keys import INFINITY, WrapperSettings
+from ding_store.replay_config import INFINITY, WrapperSettings
 
 #: The number in every element that says how old it is; DI-engine's collectors put it there.
 AGE = 'collect_train_iter'

@@ -11,7 +11,7 @@ from ding_store.middleware.members import Members
 from ding_store.storage.base import Store
 
 if TYPE_CHECKING:
-    from ding_store.middleware.session import Session
+    from ding_store.middleware.run_session import Session
 
 #: Waits look at the task's own finish flag this often; news from the store wakes them at once.
 SLICE_S = 0.5

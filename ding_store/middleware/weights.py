@@ -12,8 +12,8 @@ from ditk import logging
 from ding_store.errors import ConfigError, PayloadLost, ServerFull
 from ding_store.middleware.claim import claim_part
 from ding_store.middleware.members import Members
-from ding_store.middleware.session import Session
-from ding_store.middleware.state import load_arrays, state_to_arrays
+from ding_store.middleware.run_session import Session
+from ding_store.middleware.state_arrays import load_arrays, state_to_arrays
 from ding_store.middleware.waiting import in_passing
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from ding_store.storage.base import (
 )
 
 if TYPE_CHECKING:
-    from ding_store.storage.host.planes import PlanedStore
+    from ding_store.storage.shared_memory.transports import PlanedStore
 from ding_store.storage.urls import scheme_of as _scheme_of
 
 __all__ = [
@@ -89,8 +89,8 @@ def __getattr__(name: str) -> Any:
 
 
 def _on_this_host(backend: Any, url: str, run: str, options: Dict[str, Any]) -> Store:
-    from ding_store.storage.host.host_cache import HostCache
     from ding_store.storage.options import host_options
+    from ding_store.storage.shared_memory.host_cache import HostCache
 
     wanted = host_options(options)
     store: PlanedStore = backend(url, run, **options)

@@ -15,9 +15,13 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NoReturn, Optio
 
 from ding_store.errors import ConfigError, StoreClosed, VersionConflict
 from ding_store.storage.base import OLDEST, START, Arrays, Entry, EntryId, Header, StoreInfo, Value
+from ding_store.storage.encoding.framing import Pieces, encode_pieces
+from ding_store.storage.encoding.value_parts import ValuePart
 from ding_store.storage.exactly_once.outbox import Announcement, Fill, Payload, Room, Verdict
 from ding_store.storage.exactly_once.writer import Writer, writer_id
-from ding_store.storage.host.planes import (
+from ding_store.storage.memory_log import Log
+from ding_store.storage.options import STORE_OPTIONS, check_name, refuse_rest, stream_options
+from ding_store.storage.shared_memory.transports import (
     WAITING,
     Fetch,
     Moved,
@@ -28,12 +32,8 @@ from ding_store.storage.host.planes import (
     fetch_own,
     unwatched,
 )
-from ding_store.storage.host.planes import Record as Found
-from ding_store.storage.host.value_resolver import ValueResolver
-from ding_store.storage.memory_log import Log
-from ding_store.storage.options import STORE_OPTIONS, check_name, refuse_rest, stream_options
-from ding_store.storage.wire.encoding import Pieces, encode_pieces
-from ding_store.storage.wire.value_parts import ValuePart
+from ding_store.storage.shared_memory.transports import Record as Found
+from ding_store.storage.shared_memory.value_resolver import ValueResolver
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any, Dict, Mapping, Optional, Sequence
 
 from ding_store.errors import ConfigError
 from ding_store.storage.base import OVERFLOW
-from ding_store.storage.wire.compression import check_compression
+from ding_store.storage.encoding.compression import check_compression
 
 MAX_NAME = 200
 _PART = re.compile(r'[A-Za-z0-9_.-]+')

@@ -43,7 +43,7 @@ from ding.utils import set_pkg_seed
 from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
-from ding_store.middleware.stock_saver import stock_saver
+from ding_store.middleware.plain_saver import stock_saver
 from dizoo_configs.command import DEFAULTS, Options, make_envs, options, run, take_role, use_end
 
 CONFIGS = ['dizoo_configs.atari.qbert_ppo_config', 'dizoo_configs.atari.pong_ppo_config']

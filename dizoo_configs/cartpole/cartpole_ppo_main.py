@@ -53,7 +53,7 @@ from ding.utils import set_pkg_seed
 from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
-from ding_store.middleware.stock_saver import stock_saver
+from ding_store.middleware.plain_saver import stock_saver
 from dizoo_configs.command import DEFAULTS, ENV_MANAGERS, Options, options, run, take_role, use_end
 
 CONFIGS = ['dizoo_configs.cartpole.cartpole_ppo_config']

@@ -39,7 +39,7 @@ from ding.utils import set_pkg_seed
 from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
-from ding_store.middleware.stock_saver import stock_saver
+from ding_store.middleware.plain_saver import stock_saver
 from dizoo_configs.command import DEFAULTS, Options, make_envs, options, run, take_role, use_end, use_logger
 from dizoo_configs.gobigger.gobigger_policy import GoBiggerDQNPolicy
 

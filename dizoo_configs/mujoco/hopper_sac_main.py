@@ -42,7 +42,7 @@ from ding.utils import set_pkg_seed
 from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
-from ding_store.middleware.stock_saver import stock_saver
+from ding_store.middleware.plain_saver import stock_saver
 from dizoo_configs.command import DEFAULTS, Options, make_envs, options, run, take_role, use_end
 
 CONFIGS = ['dizoo_configs.mujoco.hopper_sac_config']

@@ -18,7 +18,7 @@ from ding.envs import BaseEnv, BaseEnvTimestep
 from ding.utils import ENV_REGISTRY
 from easydict import EasyDict
 
-from ding_store.private import own_directory
+from ding_store.private_files import own_directory
 from dizoo_configs.extras import need
 
 Observation = Dict[str, np.ndarray]

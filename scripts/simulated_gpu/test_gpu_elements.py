@@ -13,7 +13,7 @@ from ding_store.buffer import Prioritized, StoreBuffer, mixed_priority
 from ding_store.checkpoint import CheckpointDir
 from ding_store.config import StoreConfig
 from ding_store.middleware.checkpoint import BestCheckpoint
-from ding_store.middleware.pickled import pickled, unpickled
+from ding_store.middleware.pickled_chunks import pickled, unpickled
 
 
 def element(i, device='cuda:1'):

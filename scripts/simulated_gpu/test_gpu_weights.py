@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from ding_store.middleware.state import load_arrays, state_to_arrays
+from ding_store.middleware.state_arrays import load_arrays, state_to_arrays
 from ding_store.storage import open_store
 
 

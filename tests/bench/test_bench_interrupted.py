@@ -9,7 +9,7 @@ import pytest
 from jobs import ding_store, job
 
 from ding_store.bench.scratch import scratch
-from ding_store.launch.interrupt import interrupts_later, signals_as_interrupt
+from ding_store.launch.termination import interrupts_later, signals_as_interrupt
 from ding_store.storage.testing import eventually
 
 pytest.importorskip('ding')

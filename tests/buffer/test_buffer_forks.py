@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from ding_store import space
+from ding_store import free_space
 from ding_store.buffer import Fifo, Prioritized, RateLimiter, StoreBuffer, Uniform, limited
 from ding_store.errors import StoreClosed
 
@@ -57,7 +57,7 @@ KINDS = ['memory', 'objects', 'files', 'path', 'packed']
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kind:
     if request.param == 'files':
-        monkeypatch.setattr(space, 'available_memory', lambda: 0)
+        monkeypatch.setattr(free_space, 'available_memory', lambda: 0)
     return Kind(request.param, tmp_path)
 
 

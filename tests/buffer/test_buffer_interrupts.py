@@ -13,7 +13,7 @@ import torch
 from interrupting import InterruptedAt
 
 import ding_store.buffer as buffer_package
-from ding_store import space
+from ding_store import free_space
 from ding_store.buffer import (
     Fifo,
     Prioritized,
@@ -467,7 +467,7 @@ def test_interrupted_anywhere_stays_whole(
 ) -> None:
     kind = KINDS[name]
     if kind.has_files:
-        monkeypatch.setattr(space, 'available_memory', lambda: 0)
+        monkeypatch.setattr(free_space, 'available_memory', lambda: 0)
     if loops == 'numpy':
         monkeypatch.setenv('DING_STORE_NO_NUMBA', '1')
     check_interrupted(kind, operation, tmp_path, FILES, NUM_PLACES)

@@ -13,9 +13,9 @@ import pytest
 import torch
 from needs import lacking
 
-from ding_store import space
+from ding_store import free_space
 from ding_store.buffer import StoreBuffer
-from ding_store.buffer.table import cold, regions
+from ding_store.buffer.table import cold, column_memory
 from ding_store.buffer.table.cold import ColdColumn
 from ding_store.storage.testing import WAIT_S
 
@@ -166,8 +166,8 @@ def frames(num_rows, shape):
 
 @pytest.fixture
 def larger_than_memory(monkeypatch):
-    monkeypatch.setattr(space, 'available_memory', lambda: 0)
-    monkeypatch.setattr(regions, '_num_disk_faults', itertools.count().__next__)
+    monkeypatch.setattr(free_space, 'available_memory', lambda: 0)
+    monkeypatch.setattr(column_memory, '_num_disk_faults', itertools.count().__next__)
 
 
 def evict_all(buffer):
@@ -205,7 +205,7 @@ def test_columns_that_are_replaced_while_files_are_opened_are_not_read_from_the_
     buffer = StoreBuffer(20, path=str(tmp_path / 'table'), seed=0)
     buffer.extend({'state': np.zeros((20, 33_001))})
     table = buffer._elements.table
-    opened = regions.Regions._open_cold
+    opened = column_memory.Regions._open_cold
 
     def raced(found, files):
         opened(found, files)
@@ -214,7 +214,7 @@ def test_columns_that_are_replaced_while_files_are_opened_are_not_read_from_the_
         table.add_columns({'late': (np.dtype(np.float32), ())})
         found._cold = stale  # as of a thread that was stopped before its last store
 
-    monkeypatch.setattr(regions.Regions, '_open_cold', raced)
+    monkeypatch.setattr(column_memory.Regions, '_open_cold', raced)
     buffer.sample_batch(4)
     assert not table.sources[1]
     buffer.close()
@@ -267,7 +267,7 @@ def test_writers_in_between_tear_no_row(tmp_path):
 
 
 def test_a_table_that_fits_into_memory_is_left_to_the_page_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(regions, '_num_disk_faults', itertools.count().__next__)
+    monkeypatch.setattr(column_memory, '_num_disk_faults', itertools.count().__next__)
     buffer = StoreBuffer(20, path=str(tmp_path / 'table'), seed=0)
     buffer.extend({'state': np.zeros((20, 33_001))})
     for _ in range(3):

@@ -18,10 +18,10 @@ from elements import number, transition
 
 import ding_store.buffer as buffer_package
 from ding_store.buffer import Prioritized, StoreBuffer, Table, limited
-from ding_store.buffer.durability import durable as durable_module
-from ding_store.buffer.durability.slot_values import SlotValues
 from ding_store.buffer.elements.metas import MetaStore
-from ding_store.buffer.table.regions import Regions
+from ding_store.buffer.persistence import table_directory as durable_module
+from ding_store.buffer.persistence.slot_values import SlotValues
+from ding_store.buffer.table.column_memory import Regions
 from ding_store.errors import (
     ConfigError,
     CorruptPayload,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from crashes import CAPACITY, UPDATED, crash_repeatedly, linger, noticed
 
-from ding_store.buffer.durability.commits import encode_note
 from ding_store.buffer.elements import elements
+from ding_store.buffer.persistence.commits import encode_note
 from ding_store.buffer.table.table import Table
 
 #: ``scripts/crash.sh`` asks for more.

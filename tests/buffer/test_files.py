@@ -18,7 +18,7 @@ from elements import number, transition
 
 from ding_store.buffer import StoreBuffer
 from ding_store.buffer.saving import save_blocks, saves
-from ding_store.buffer.saving.files import MAGIC
+from ding_store.buffer.saving.save_files import MAGIC
 from ding_store.errors import CorruptPayload, FormatMismatch
 
 

@@ -13,7 +13,7 @@ from ding_store.buffer.kernels.load import load_kernels
 from ding_store.buffer.sampling.samplers import Uniform
 from ding_store.buffer.table import outputs as outputs_module
 from ding_store.buffer.table.outputs import Output, WarmOutputs
-from ding_store.copying.compiler import NO_NUMBA
+from ding_store.compiled.compiler import NO_NUMBA
 
 #: All sizes that are copied in a way of their own, and some that are not.
 SHAPES = [(), (2,), (3,), (4,), (8,), (0,), (5, 7), (40, 40)]

@@ -156,7 +156,7 @@ def test_header_that_is_none_is_refused_by_name(tmp_path: Path, text: bytes) -> 
 
 def test_save_with_a_lie_is_refused_by_name(tmp_path: Path) -> None:
     """Its checksums are right: whoever writes one may say anything in it."""
-    from ding_store.buffer.saving.files import MAGIC
+    from ding_store.buffer.saving.save_files import MAGIC
 
     name, buffer = tmp_path / 'save', filled(tmp_path / 'table', 'columns')
     buffer.save_data(str(name))
@@ -191,7 +191,7 @@ def test_save_with_a_lie_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_record_of_metas_with_a_lie_is_refused_by_name(tmp_path: Path) -> None:
-    from ding_store.buffer.elements import meta_form
+    from ding_store.buffer.elements import meta_json
 
     rows = (2).to_bytes(4, 'little') + np.array([1, 2], '<i8').tobytes()
     texts = [
@@ -205,7 +205,7 @@ def test_record_of_metas_with_a_lie_is_refused_by_name(tmp_path: Path) -> None:
     texts += [b'{"x": 1}', b'{"a": 1, "b": 2}', b'{"dict": [[{"dict": []}, 1]]}', b'\xff', b'{"list": ' * 5000, b'7']
     for record in [*(rows + text for text in texts), b'', b'\x01', b'\xff\xff\xff\xff', rows]:
         with pytest.raises(CorruptPayload):
-            meta_form.decode(record)
+            meta_json.decode(record)
 
 
 def test_lies_of_a_crafted_table_cost_no_error_of_another_kind(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from test_files import contents, filled, save_old, save_unchecked
 from test_threads import run_all
 
 from ding_store.buffer import StoreBuffer
-from ding_store.buffer.durability import journal
-from ding_store.buffer.saving import files
+from ding_store.buffer.persistence import journal
+from ding_store.buffer.saving import save_files
 from ding_store.buffer.table import reads as table_reads
 from ding_store.buffer.table.outputs import WarmOutputs
 from ding_store.errors import CorruptPayload, FormatMismatch, NotEnoughSpace, SchemaMismatch, StoreError
@@ -270,15 +270,15 @@ def test_an_error_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     name = str(tmp_path / 'save')
     numbered().save_data(name)
     buffer = filled_in(tmp_path / 'table')
-    expected, read = contents(buffer), files.saves.Save._read_part
-    monkeypatch.setattr(files, 'BLOCK_BYTES', 400)
+    expected, read = contents(buffer), save_files.saves.Save._read_part
+    monkeypatch.setattr(save_files, 'BLOCK_BYTES', 400)
 
     def failing(self: Any, block: int, first: int, count: int) -> Any:
         if first > 10:
             raise OSError(5, 'the disk is gone')
         return read(self, block, first, count)
 
-    monkeypatch.setattr(files.saves.Save, '_read_part', failing)
+    monkeypatch.setattr(save_files.saves.Save, '_read_part', failing)
     with pytest.raises(OSError, match='gone'):
         buffer.load_data(name)
     assert contents(buffer) == expected
@@ -353,7 +353,7 @@ def test_a_buffer_that_is_made_smaller_while_it_loads(tmp_path: Path, monkeypatc
     buffer, name = StoreBuffer(200), str(tmp_path / 'save')
     buffer.extend({'r': np.arange(200.0)})
     buffer.save_data(name)
-    saved, others = files._saved, []
+    saved, others = save_files._saved, []
 
     def beside(*arguments: Any) -> Any:
         loaded = saved(*arguments)
@@ -362,7 +362,7 @@ def test_a_buffer_that_is_made_smaller_while_it_loads(tmp_path: Path, monkeypatc
         others[0].join(0.2)  # as far as it comes
         return loaded
 
-    monkeypatch.setattr(files, '_saved', beside)
+    monkeypatch.setattr(save_files, '_saved', beside)
     buffer.load_data(name)
     others[0].join(60)
     assert buffer.count() == 60

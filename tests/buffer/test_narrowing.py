@@ -17,7 +17,7 @@ from ding_store.buffer import StoreBuffer, Table
 from ding_store.buffer.kernels.load import load_kernels
 from ding_store.buffer.table.narrowing import gather, narrow, put_row, widen
 from ding_store.columns import Schema
-from ding_store.copying.compiler import NO_NUMBA
+from ding_store.compiled.compiler import NO_NUMBA
 from ding_store.errors import NotEnoughSpace, SchemaMismatch
 from ding_store.storage.testing import WAIT_S
 

@@ -15,9 +15,9 @@ from test_packed import episode, numbers
 
 from ding_store.buffer import Prioritized, StoreBuffer, limited
 from ding_store.buffer.saving import saves
-from ding_store.buffer.saving.files import MAGIC
+from ding_store.buffer.saving.save_files import MAGIC
 from ding_store.errors import CorruptPayload, FormatMismatch
-from ding_store.storage.wire.checksum import checksum
+from ding_store.storage.encoding.checksum import checksum
 
 
 def save_3(buffer: StoreBuffer, path: Path) -> None:

@@ -11,7 +11,7 @@ from test_durable import header_of
 from test_threads import run_all
 
 from ding_store.buffer import Prioritized, StoreBuffer, limited
-from ding_store.buffer.arrays import Array
+from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements import packed
 from ding_store.buffer.elements.extents import Extents
 from ding_store.buffer.elements.packed import PackedColumn

@@ -190,5 +190,5 @@ class FreesTooEarly(PackedColumn):
 
 @pytest.mark.parametrize('wrong', [NamesFirst, FreesTooEarly])
 def test_a_wrong_order_is_noticed(wrong: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr('ding_store.buffer.elements.beside_columns.PackedColumn', wrong)
+    monkeypatch.setattr('ding_store.buffer.elements.non_columnar.PackedColumn', wrong)
     assert noticed(tmp_path / 'replay', worker=EpisodeWorker, verify=verify)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from needs import lacking
 
-from ding_store import space
-from ding_store.buffer.table import cold, regions, touching
+from ding_store import free_space
+from ding_store.buffer.table import cold, column_memory, page_touching
 from ding_store.buffer.table.table import Table
 from ding_store.errors import NotEnoughSpace
 
@@ -24,8 +24,8 @@ KINDS = ['memory', 'file']
 @pytest.fixture(params=KINDS)
 def kind(request, monkeypatch, tmp_path):
     if request.param == 'file':
-        monkeypatch.setattr(space, 'MEMORY_SHARE', 0)
-        monkeypatch.setattr(space, 'roomiest_directory', lambda: str(tmp_path))
+        monkeypatch.setattr(free_space, 'MEMORY_SHARE', 0)
+        monkeypatch.setattr(free_space, 'roomiest_directory', lambda: str(tmp_path))
     return request.param
 
 
@@ -65,7 +65,7 @@ def num_faults():
 @pytest.fixture
 def able():
     """Where the kernel can: 5.14 and later."""
-    toucher = touching.Toucher()
+    toucher = page_touching.Toucher()
     toucher._touch([np.zeros(1 << 20, np.uint8)], 0, 1 << 20)
     if not toucher.is_able:
         lacking('this kernel has no MADV_POPULATE_WRITE (Linux 5.14)')
@@ -100,7 +100,7 @@ def test_a_table_that_was_filled_is_touched_no_more(kind, monkeypatch):
     table = table_of(8)
     table.extend(columns(8))
     touched = []
-    monkeypatch.setattr(touching.Toucher, 'touch', lambda *arguments: touched.append(arguments))
+    monkeypatch.setattr(page_touching.Toucher, 'touch', lambda *arguments: touched.append(arguments))
     for _ in range(5):
         table.extend(columns(3))
     assert touched == []
@@ -109,7 +109,7 @@ def test_a_table_that_was_filled_is_touched_no_more(kind, monkeypatch):
 
 def test_a_directory_s_table_is_left_to_its_writes(tmp_path, monkeypatch):
     touched = []
-    monkeypatch.setattr(touching.Toucher, 'touch', lambda *arguments: touched.append(arguments))
+    monkeypatch.setattr(page_touching.Toucher, 'touch', lambda *arguments: touched.append(arguments))
     table = table_of(64, str(tmp_path / 'table'))
     table.extend(columns(4))
     table.close()
@@ -119,14 +119,14 @@ def test_a_directory_s_table_is_left_to_its_writes(tmp_path, monkeypatch):
 def test_nothing_is_touched_once_there_are_fewer_rows(kind, monkeypatch):
     """Or a file would have blocks again that were given back."""
     steps, may_go_on = threading.Semaphore(0), threading.Event()
-    real = touching._C.madvise
+    real = page_touching._C.madvise
 
     def slow(*arguments):
         steps.release()
         assert may_go_on.wait(60)
         return real(*arguments)
 
-    monkeypatch.setattr(touching, '_C', type('C', (), {'madvise': staticmethod(slow)}))
+    monkeypatch.setattr(page_touching, '_C', type('C', (), {'madvise': staticmethod(slow)}))
     table = table_of(200)
     table.extend(columns(4))
     assert steps.acquire(timeout=60)
@@ -150,7 +150,7 @@ def test_without_room_for_a_thread_pushes_go_on(kind, monkeypatch):
     def refuse(*arguments):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(touching._threads, 'submit', refuse)
+    monkeypatch.setattr(page_touching._threads, 'submit', refuse)
     table = table_of(64)
     for value in range(8):
         table.extend(columns(4, value))
@@ -165,7 +165,7 @@ def test_a_kernel_that_cannot_is_asked_once(kind, monkeypatch):
         asked.append(arguments)
         return -1
 
-    monkeypatch.setattr(touching, '_C', type('C', (), {'madvise': staticmethod(refuse)}))
+    monkeypatch.setattr(page_touching, '_C', type('C', (), {'madvise': staticmethod(refuse)}))
     table = table_of(200)
     for value in range(40):
         table.extend(columns(4, value))
@@ -193,8 +193,8 @@ def test_a_fork_in_the_middle_of_it():
 
 
 def test_the_room_that_one_column_has_ahead_is_another_s(small_disk, monkeypatch):
-    monkeypatch.setattr(space, 'MEMORY_SHARE', 0)
-    monkeypatch.setattr(space, 'roomiest_directory', lambda: str(small_disk))
+    monkeypatch.setattr(free_space, 'MEMORY_SHARE', 0)
+    monkeypatch.setattr(free_space, 'roomiest_directory', lambda: str(small_disk))
     row_bytes = 1 << 16
     status = os.statvfs(small_disk)
     fits = status.f_bavail * status.f_frsize // (2 * row_bytes)
@@ -214,4 +214,4 @@ def test_the_room_that_one_column_has_ahead_is_another_s(small_disk, monkeypatch
     for column in batch.values():
         assert (column[:, -1] == range(fits)).all()
     table.close()
-    assert 40 * row_bytes < regions.EXTENT_BYTES
+    assert 40 * row_bytes < column_memory.EXTENT_BYTES

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from ding_store.buffer import Prioritized, RankPrioritized, mixed_priority
 from ding_store.buffer.table.table import Table
-from ding_store.copying.compiler import NO_NUMBA
+from ding_store.compiled.compiler import NO_NUMBA
 from ding_store.errors import ConfigError, NotEnoughData, PriorityError, SchemaMismatch
 
 BOTH = [Prioritized, RankPrioritized]

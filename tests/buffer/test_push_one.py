@@ -10,7 +10,7 @@ from needs import lacking
 
 from ding_store.buffer import Prioritized, StoreBuffer
 from ding_store.buffer.kernels.load import load_kernels
-from ding_store.copying.compiler import NO_NUMBA
+from ding_store.compiled.compiler import NO_NUMBA
 from ding_store.errors import SchemaMismatch
 
 

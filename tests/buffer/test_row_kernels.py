@@ -10,7 +10,7 @@ from ding_store.buffer import StoreBuffer
 from ding_store.buffer.kernels.load import load_kernels
 from ding_store.buffer.sequences.sequence_index import SequenceIndex
 from ding_store.buffer.table.rows import RowIndex
-from ding_store.copying.compiler import NO_NUMBA
+from ding_store.compiled.compiler import NO_NUMBA
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ding_store.buffer.sampling.sum_tree import SumTree
-from ding_store.copying.compiler import NO_NUMBA
+from ding_store.compiled.compiler import NO_NUMBA
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPACITIES = [1, 2, 7, 8, 9, 63, 64, 65, 255, 257, 5000]

@@ -13,8 +13,8 @@ import pytest
 from elements import number, transition
 
 from ding_store.buffer import Prioritized, StoreBuffer, Table, limited
-from ding_store.buffer.durability.durable import Home
-from ding_store.buffer.table import regions
+from ding_store.buffer.persistence.table_directory import Home
+from ding_store.buffer.table import column_memory
 from ding_store.buffer.table.rows import EMPTY, RowIndex
 from ding_store.errors import NotEnoughData, NotEnoughSpace
 
@@ -22,8 +22,8 @@ from ding_store.errors import NotEnoughData, NotEnoughSpace
 @pytest.fixture(params=['memory', 'files', 'path'])
 def options(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
     if request.param == 'files':
-        monkeypatch.setattr(regions.space, 'available_memory', lambda: 1000)
-        monkeypatch.setattr(regions.space, 'roomiest_directory', lambda: str(tmp_path))
+        monkeypatch.setattr(column_memory.space, 'available_memory', lambda: 1000)
+        monkeypatch.setattr(column_memory.space, 'roomiest_directory', lambda: str(tmp_path))
     return {'path': str(tmp_path / 'replay')} if request.param == 'path' else {}
 
 
@@ -134,14 +134,14 @@ def test_columns_that_cannot_be_mapped_change_nothing(
     size: int, options: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer = prioritized(**options)
-    array = regions.Regions._array
+    array = column_memory.Regions._array
 
     def fail(self: Any, name: str, *arguments: Any, **named: Any) -> Any:
         if name == list(self.columns)[-1]:
             raise OSError(errno.ENOMEM, 'no memory')
         return array(self, name, *arguments, **named)
 
-    monkeypatch.setattr(regions.Regions, '_array', fail)
+    monkeypatch.setattr(column_memory.Regions, '_array', fail)
     with pytest.raises(OSError, match='no memory'):
         buffer.resize(size)
     check_rows(buffer, 10, range(4, 14))
@@ -211,19 +211,19 @@ def test_a_power_cut_between_two_flushes_costs_no_row_that_stays(
     buffer = StoreBuffer(10, path=str(tmp_path), fsync=True)
     buffer.extend_elements([transition(i) for i in range(14)])
     flushed = [buffer.table.index.row_of_slot.copy()]
-    sync, move = Home.sync_numbers, regions.Regions.move
+    sync, move = Home.sync_numbers, column_memory.Regions.move
 
     def sync_numbers(home: Home) -> None:
         sync(home)
         flushed.append(home.numbers.copy())
 
-    def checked_move(self: regions.Regions, source: np.ndarray, target: np.ndarray) -> None:
+    def checked_move(self: column_memory.Regions, source: np.ndarray, target: np.ndarray) -> None:
         assert len(target)
         assert (flushed[-1][target] == EMPTY).all(), 'the row there might live, with the bytes of another'
         move(self, source, target)
 
     monkeypatch.setattr(Home, 'sync_numbers', sync_numbers)
-    monkeypatch.setattr(regions.Regions, 'move', checked_move)
+    monkeypatch.setattr(column_memory.Regions, 'move', checked_move)
     buffer.resize(4)
     for before, after in zip(flushed, flushed[1:]):
         for row in range(10, 14):

@@ -12,8 +12,8 @@ from typing import Any, Callable, Iterator, Optional
 import numpy as np
 import pytest
 
-from ding_store.copying import copy_each_past_caches, copy_past_caches, is_far, join_past_caches, past_caches
-from ding_store.copying.compiler import NO_NUMBA
+from ding_store.compiled import copy_each_past_caches, copy_past_caches, is_far, join_past_caches, past_caches
+from ding_store.compiled.compiler import NO_NUMBA
 
 SIZE = past_caches.MIN_BYTES
 
@@ -142,7 +142,7 @@ def run_python(code: str) -> str:
 def test_small_copies_load_no_compiler() -> None:
     code = (
         'import sys, numpy as np\n'
-        'from ding_store.copying import copy_past_caches, load_for\n'
+        'from ding_store.compiled import copy_past_caches, load_for\n'
         'copy_past_caches(np.zeros(1 << 20), np.ones(1 << 20))\n'
         'load_for(1 << 20)\n'
         'print("numba" in sys.modules)'
@@ -157,7 +157,7 @@ def test_numpy_copies_what_numba_cannot_compile() -> None:
         'class Broken(Exception): pass\n'
         'def njit(*args, **options): raise Broken("no such target")\n'
         'numba.njit = njit\n'
-        'from ding_store.copying import copy_past_caches\n'
+        'from ding_store.compiled import copy_past_caches\n'
         'target = np.zeros(1 << 20)\n'
         'copy_past_caches(target, np.ones(1 << 20))\n'
         'print(target.all())'
@@ -171,8 +171,8 @@ def test_compiling_loops_is_announced_once_on_stderr(tmp_path: Path, monkeypatch
     monkeypatch.setenv('NUMBA_CACHE_DIR', str(tmp_path))
     code = (
         'import sys; sys.stderr = sys.stdout\n'
-        'from ding_store.copying import lines\n'
-        'from ding_store.copying.compiler import with_compiler\n'
+        'from ding_store.compiled import lines\n'
+        'from ding_store.compiled.compiler import with_compiler\n'
         'with_compiler(lambda compiled: [compiled(lines.COPY, lines.copy, nogil) for nogil in (False, True)])\n'
     )
     assert run_python(code).count('compiles its loops, once') == 1

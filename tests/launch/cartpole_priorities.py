@@ -4,7 +4,7 @@ import json
 import os
 import sys
 
-from ding_store.middleware.position import Position
+from ding_store.middleware.consumer_offset import Position
 from dizoo_configs.cartpole import cartpole_dqn_main as cartpole
 from dizoo_configs.command import options
 

@@ -17,7 +17,7 @@ from ding_store.errors import ConfigError
 from ding_store.launch import command
 from ding_store.launch import join as join_command
 from ding_store.middleware.members import ENV_JOINED, ENV_LAUNCHED, Members
-from ding_store.middleware.session import Session
+from ding_store.middleware.run_session import Session
 from ding_store.storage import open_store
 
 pytest.importorskip('mpire')

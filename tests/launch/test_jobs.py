@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from jobs import DEADLINE_S, PIPELINES, ROLES, ROOT, TINY, ding_store, job, records, status, table
 
-from ding_store.storage.embedded.server import running
+from ding_store.storage.embedded.private_server import running
 from ding_store.storage.testing import eventually
 
 pytest.importorskip('ding')

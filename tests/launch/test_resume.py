@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from jobs import DEADLINE_S, ROLES, ROOT, TINY, ding_store, job, records, status, table
 
-from ding_store.storage.embedded.server import running
+from ding_store.storage.embedded.private_server import running
 
 pytest.importorskip('ding')
 pytest.importorskip('gym')
 from ding_store.buffer import Prioritized, StoreBuffer  # noqa: E402
-from ding_store.middleware.collector_side import ENV_ID_BITS  # noqa: E402
+from ding_store.middleware.collector_exchanger import ENV_ID_BITS  # noqa: E402
 
 pytestmark = pytest.mark.timeout(600)
 PER_MAIN = str(ROOT / 'tests' / 'launch' / 'cartpole_priorities.py')

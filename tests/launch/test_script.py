@@ -11,7 +11,7 @@ from ding_store import cli
 from ding_store.errors import ConfigError
 from ding_store.hook.install import SITE
 from ding_store.launch.job import parse_delays, parse_roles
-from ding_store.launch.script import Script
+from ding_store.launch.user_script import Script
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_ditask_is_told_to_leave_roles_out(tmp_path):
 def test_runs_as_main_and_gives_its_exit_code(tmp_path, body, code):
     path = tmp_path / 'main.py'
     path.write_text(f'import sys\nassert __name__ == "__main__" and sys.argv[1:] == ["--a"], sys.argv\n{body}\n')
-    call = f'import sys, ding_store.launch.script as s; sys.exit(s.Script({str(path)!r}, False, ["--a"]).run())'
+    call = f'import sys, ding_store.launch.user_script as s; sys.exit(s.Script({str(path)!r}, False, ["--a"]).run())'
     assert subprocess.run([sys.executable, '-c', call], capture_output=True, timeout=60).returncode == code
 
 
@@ -177,7 +177,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(tmp_path, script, ar
 
 def test_collections_leave_alone_what_roles_share_with_their_launcher(tmp_path):
     code = (
-        'import gc, os; from ding_store.launch.script import preload; preload()\n'
+        'import gc, os; from ding_store.launch.user_script import preload; preload()\n'
         'if os.fork(): os._exit(os.waitstatus_to_exitcode(os.wait()[1]))\n'
         'import torch; looked_at = {id(each) for each in gc.get_objects()}\n'
         'shared = [torch.nn.Linear, torch.optim.Adam, vars(torch)]\n'

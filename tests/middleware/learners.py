@@ -8,11 +8,11 @@ from ding.framework.context import OnlineRLContext
 from easydict import EasyDict
 
 from ding_store.middleware.chunks import ChunkDecoder
-from ding_store.middleware.learner_side import LearnerSide
-from ding_store.middleware.plan import PUSH_COLUMNS, REPLAY
-from ding_store.middleware.position import Position
+from ding_store.middleware.consumer_offset import Position
+from ding_store.middleware.exchanger import STREAM
+from ding_store.middleware.ingest_plan import PUSH_COLUMNS, REPLAY
+from ding_store.middleware.learner_exchanger import LearnerSide
 from ding_store.middleware.replay import data_pusher
-from ding_store.middleware.side import STREAM
 
 HEADER = dict(kind='trajectories', env_step=1, env_episode=0, end_idx=[], train_iter=0, policy_version=0)
 CONFIG = EasyDict(policy=dict(collect=dict(unroll_len=1)))

@@ -34,14 +34,14 @@ from ding_store.middleware.checkpoint import (  # noqa: E402
     random_states,
     set_random_states,
 )
+from ding_store.middleware.consumer_offset import ENV_ID, Position  # noqa: E402
 from ding_store.middleware.ending import FINISH  # noqa: E402
+from ding_store.middleware.ingest_plan import Replay  # noqa: E402
+from ding_store.middleware.last_checkpoint import is_saving  # noqa: E402
 from ding_store.middleware.members import Member  # noqa: E402
 from ding_store.middleware.pipeline import pipeline  # noqa: E402
-from ding_store.middleware.plan import Replay  # noqa: E402
-from ding_store.middleware.position import ENV_ID, Position  # noqa: E402
 from ding_store.middleware.replay import replay_buffer  # noqa: E402
-from ding_store.middleware.saving import is_saving  # noqa: E402
-from ding_store.middleware.session import Session  # noqa: E402
+from ding_store.middleware.run_session import Session  # noqa: E402
 from ding_store.middleware.weights import WeightsSender  # noqa: E402
 from ding_store.storage.base import Entry, EntryId  # noqa: E402
 from ding_store.storage.memory import MemoryStore  # noqa: E402

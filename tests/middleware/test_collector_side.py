@@ -9,10 +9,10 @@ import pytest
 
 from ding_store.config import StoreConfig
 from ding_store.middleware.chunks import ChunkWriter
-from ding_store.middleware.collector_side import UNSETTLED, CollectorSide, take_ordinal
+from ding_store.middleware.collector_exchanger import UNSETTLED, CollectorSide, take_ordinal
+from ding_store.middleware.exchanger import STREAM
 from ding_store.middleware.members import Member
-from ding_store.middleware.session import Session
-from ding_store.middleware.side import STREAM
+from ding_store.middleware.run_session import Session
 from ding_store.storage import open_store
 from ding_store.storage.exactly_once.reader import Reader
 

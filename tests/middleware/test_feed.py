@@ -10,7 +10,7 @@ pytest.importorskip('ding')
 
 from ding_store.errors import CorruptPayload  # noqa: E402
 from ding_store.middleware.chunks import num_bytes  # noqa: E402
-from ding_store.middleware.feed import Feed  # noqa: E402
+from ding_store.middleware.read_ahead import Feed  # noqa: E402
 from ding_store.storage.testing import eventually  # noqa: E402
 
 WAIT_S = 60.0

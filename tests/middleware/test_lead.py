@@ -2,7 +2,7 @@
 
 import pytest
 
-from ding_store.middleware.lead import PROGRESS, Lead
+from ding_store.middleware.backpressure import PROGRESS, Lead
 from ding_store.storage import open_store
 from ding_store.storage.base import EntryId
 

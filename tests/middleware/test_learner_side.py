@@ -21,13 +21,13 @@ from learners import HEADER, Learner, step  # noqa: E402
 from ding_store.buffer import StoreBuffer, Uniform, limited  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError, CorruptPayload, SchemaMismatch  # noqa: E402
+from ding_store.middleware.backpressure import Lead  # noqa: E402
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter, narrowed_in  # noqa: E402
-from ding_store.middleware.collector_side import CollectorSide  # noqa: E402
-from ding_store.middleware.feed import Feed  # noqa: E402
-from ding_store.middleware.lead import Lead  # noqa: E402
-from ding_store.middleware.learner_side import LearnerSide  # noqa: E402
-from ding_store.middleware.position import Position  # noqa: E402
-from ding_store.middleware.side import STREAM  # noqa: E402
+from ding_store.middleware.collector_exchanger import CollectorSide  # noqa: E402
+from ding_store.middleware.consumer_offset import Position  # noqa: E402
+from ding_store.middleware.exchanger import STREAM  # noqa: E402
+from ding_store.middleware.learner_exchanger import LearnerSide  # noqa: E402
+from ding_store.middleware.read_ahead import Feed  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 from ding_store.storage.base import EntryId  # noqa: E402
 from ding_store.storage.exactly_once.reader import Reader  # noqa: E402

@@ -13,8 +13,8 @@ from easydict import EasyDict  # noqa: E402
 from ding_store.buffer import RateLimiter, StoreBuffer  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError, NotEnoughData, StoreTimeout  # noqa: E402
-from ding_store.middleware.pace import PacedFeed, pace_of  # noqa: E402
-from ding_store.middleware.plan import Plan  # noqa: E402
+from ding_store.middleware.ingest_plan import Plan  # noqa: E402
+from ding_store.middleware.insert_ratio import PacedFeed, pace_of  # noqa: E402
 from ding_store.middleware.replay import data_pusher  # noqa: E402
 
 CONFIG = EasyDict(policy=dict(learn=dict(batch_size=16), collect=dict(unroll_len=1)))

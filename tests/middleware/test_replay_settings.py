@@ -13,7 +13,7 @@ from ding_store.errors import ConfigError, NotEnoughData
 pytest.importorskip('ding')
 
 from ding_store.buffer import Prioritized, RankPrioritized, StoreBuffer, Uniform  # noqa: E402
-from ding_store.middleware.plan import PUSH_COLUMNS  # noqa: E402
+from ding_store.middleware.ingest_plan import PUSH_COLUMNS  # noqa: E402
 from ding_store.middleware.replay import data_pusher  # noqa: E402
 from ding_store.middleware.replay_settings import ReplaySettings  # noqa: E402
 from ding_store.middleware.trajectories import Unroller, collector_epsilon, first_priorities  # noqa: E402

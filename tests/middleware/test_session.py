@@ -21,9 +21,9 @@ from ding_store.launch.status import read_status
 from ding_store.middleware import ending
 from ding_store.middleware.claim import _claim
 from ding_store.middleware.ending import CHECKPOINTS, FINISH, RETIRE, clear_ended_run
+from ding_store.middleware.exchanger import Side
 from ding_store.middleware.members import ENV_JOINED, STREAM, STREAM_OPTIONS, Member, Members, pid_space
-from ding_store.middleware.session import Session
-from ding_store.middleware.side import Side
+from ding_store.middleware.run_session import Session
 from ding_store.middleware.waiting import PeerWatch
 from ding_store.middleware.weights import WeightsSender
 from ding_store.storage import open_store

@@ -18,11 +18,11 @@ from learners import HEADER, Learner, step  # noqa: E402
 from ding_store.buffer import StoreBuffer  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import StoreUnavailable  # noqa: E402
+from ding_store.middleware.backpressure import Lead  # noqa: E402
 from ding_store.middleware.chunks import ChunkWriter  # noqa: E402
-from ding_store.middleware.feed import Feed  # noqa: E402
-from ding_store.middleware.lead import Lead  # noqa: E402
-from ding_store.middleware.session import Session  # noqa: E402
-from ding_store.middleware.side import STREAM  # noqa: E402
+from ding_store.middleware.exchanger import STREAM  # noqa: E402
+from ding_store.middleware.read_ahead import Feed  # noqa: E402
+from ding_store.middleware.run_session import Session  # noqa: E402
 from ding_store.middleware.waiting import PeerWatch  # noqa: E402
 from ding_store.middleware.weights import WeightsSender  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402

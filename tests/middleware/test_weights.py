@@ -18,7 +18,7 @@ from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, SchemaMismatch
 from ding_store.launch.progress import Figures
 from ding_store.middleware.members import SILENT_AFTER, Member, Members
-from ding_store.middleware.session import Session
+from ding_store.middleware.run_session import Session
 from ding_store.storage import open_store
 from ding_store.storage.base import Value
 
@@ -29,10 +29,10 @@ from ding.framework import task  # noqa: E402
 from ding.framework.task import Task  # noqa: E402
 
 from ding_store.checkpoint.snapshot import _warn_of_pageable  # noqa: E402
-from ding_store.middleware import state as state_module  # noqa: E402
+from ding_store.middleware import state_arrays as state_module  # noqa: E402
 from ding_store.middleware import weights as exchangers  # noqa: E402
-from ding_store.middleware.plan import HARMLESS  # noqa: E402
-from ding_store.middleware.state import _to_cpu, load_arrays, state_to_arrays  # noqa: E402
+from ding_store.middleware.ingest_plan import HARMLESS  # noqa: E402
+from ding_store.middleware.state_arrays import _to_cpu, load_arrays, state_to_arrays  # noqa: E402
 
 _RUNS = (f'weights{number}' for number in itertools.count())
 NAME = 'weights/main'

@@ -202,7 +202,7 @@ def test_the_config_pipeline_understands_a_config(name):
     if 'ppo' in name and 'cartpole' in name:
         return  # on-policy: there is no buffer
     assert create_config.replay_buffer.type == 'store'
-    from ding_store.replay_keys import WrapperSettings
+    from ding_store.replay_config import WrapperSettings
 
     settings = WrapperSettings.from_config(main_config.policy.other.replay_buffer)
     assert settings.replay_buffer_size == main_config.policy.other.replay_buffer.replay_buffer_size

@@ -10,7 +10,7 @@ import os
 from ding.framework import task
 
 from ding_store.buffer import StoreBuffer
-from ding_store.middleware.lead import Lead
+from ding_store.middleware.backpressure import Lead
 from dizoo_configs.cartpole import cartpole_dqn_main as script
 from dizoo_configs.command import options
 

@@ -16,7 +16,7 @@ WAIT_S = 60.0  # a deadline, not a duration: nothing here takes a second
 
 MEMBER = """
 import os, sys
-from ding_store.storage.embedded.server import ensure_server
+from ding_store.storage.embedded.private_server import ensure_server
 print(ensure_server(sys.argv[1], grace_s=float(sys.argv[2])), flush=True)
 {then}
 sys.stdin.read()

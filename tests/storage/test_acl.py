@@ -12,7 +12,7 @@ from test_contract import TestRedisStore as RedisContract
 import ding_store
 from ding_store import errors
 from ding_store.doctor.finding import OK
-from ding_store.doctor.server import check_store
+from ding_store.doctor.redis_checks import check_store
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S

@@ -17,10 +17,10 @@ from jobs import ding_store, environment
 
 from ding_store.errors import ConfigError, NotEnoughSpace, StoreTimeout
 from ding_store.storage import Reader, open_store
-from ding_store.storage.host import cache_root
-from ding_store.storage.host.cache_dir import collect_garbage, open_cache_dir
-from ding_store.storage.host.mapped import PAGE, is_claimed
-from ding_store.storage.host.ring import RingReader
+from ding_store.storage.shared_memory import cache_root
+from ding_store.storage.shared_memory.cache_dir import collect_garbage, open_cache_dir
+from ding_store.storage.shared_memory.mapped_files import PAGE, is_claimed
+from ding_store.storage.shared_memory.ring import RingReader
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 
 
@@ -81,7 +81,7 @@ def test_everything_is_private(tmp_path, opened):
 
 
 def test_all_processes_of_a_host_agree(tmp_path, opened):
-    code = 'import sys\nfrom ding_store.storage.host.cache_dir import open_cache_dir\n'
+    code = 'import sys\nfrom ding_store.storage.shared_memory.cache_dir import open_cache_dir\n'
     code += 'print(open_cache_dir("run", sys.argv[1]).host)'
     host = subprocess.check_output([sys.executable, '-c', code, str(tmp_path)], text=True).strip()
     assert host == opened().host
@@ -282,7 +282,7 @@ def test_nowhere_to_go(monkeypatch):
 
 _HOLDER = """
 import sys, time
-from ding_store.storage.host.cache_dir import open_cache_dir
+from ding_store.storage.shared_memory.cache_dir import open_cache_dir
 cache = open_cache_dir(sys.argv[2], sys.argv[1])
 ring = cache.create_ring(1 << 20, {})
 print(ring.path, flush=True)

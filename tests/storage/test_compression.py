@@ -12,15 +12,15 @@ from needs import lacking
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, CorruptPayload, StreamFull
 from ding_store.storage import Reader, open_store
-from ding_store.storage.host.host_cache import HostCache
-from ding_store.storage.host.planes import Record
+from ding_store.storage.encoding import compression
+from ding_store.storage.encoding import framing as wire
+from ding_store.storage.encoding.checksum import checksum
+from ding_store.storage.encoding.compression import AUTO, CODECS, MIN_BYTES, Choice
 from ding_store.storage.redis import store as redis_store
 from ding_store.storage.redis.store import RedisStore
+from ding_store.storage.shared_memory.host_cache import HostCache
+from ding_store.storage.shared_memory.transports import Record
 from ding_store.storage.testing import WAIT_S, chunk, number_of
-from ding_store.storage.wire import compression
-from ding_store.storage.wire import encoding as wire
-from ding_store.storage.wire.checksum import checksum
-from ding_store.storage.wire.compression import AUTO, CODECS, MIN_BYTES, Choice
 
 _RUNS = (f'compressed{number}' for number in itertools.count())
 #: As of a game: most of a frame is that before it.

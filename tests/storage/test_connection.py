@@ -7,7 +7,7 @@ import threading
 import pytest
 import redis
 
-from ding_store.storage.wire.connection import received, send
+from ding_store.storage.redis.resp import received, send
 
 
 class Connection:

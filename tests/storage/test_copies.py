@@ -14,14 +14,14 @@ from proxy import DOWN, UP
 from two_hosts import Host, is_mapped, two_hosts
 
 from ding_store.errors import CorruptPayload
-from ding_store.storage.host import fetch_lock
-from ding_store.storage.host import value_copies as copies
-from ding_store.storage.host.fetch_lock import FetchLock
-from ding_store.storage.host.mapped import claim, claim_within
+from ding_store.storage.encoding import value_parts
+from ding_store.storage.encoding.framing import encode_pieces
 from ding_store.storage.redis import values as redis_values
+from ding_store.storage.shared_memory import download_lock
+from ding_store.storage.shared_memory import value_downloads as copies
+from ding_store.storage.shared_memory.download_lock import FetchLock
+from ding_store.storage.shared_memory.mapped_files import claim, claim_within
 from ding_store.storage.testing import WAIT_S, eventually
-from ding_store.storage.wire import value_parts
-from ding_store.storage.wire.encoding import encode_pieces
 
 NAME = 'weights/main'
 FROZEN, TRAINED = 1_000_000, 300_000  # floats
@@ -193,7 +193,7 @@ def test_who_waited_for_one_that_hangs_waits_again_for_those_that_do_not(tmp_pat
         patience.append(patience_s)
         return claim_within(path, patience_s)
 
-    monkeypatch.setattr(fetch_lock, 'claim_within', claim_patiently)
+    monkeypatch.setattr(download_lock, 'claim_within', claim_patiently)
     path = tmp_path / 'lock'
     path.touch()
     ours, other = FetchLock(lambda: str(path)), FetchLock(lambda: str(path))

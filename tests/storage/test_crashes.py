@@ -12,9 +12,9 @@ from processes import child
 from ding_store.errors import StoreClosed, StoreUnavailable
 from ding_store.storage import open_store
 from ding_store.storage.exactly_once.reader import Reader
-from ding_store.storage.host import rings
-from ding_store.storage.host.mapped import PAGE
 from ding_store.storage.redis.store import RedisStore
+from ding_store.storage.shared_memory import rings
+from ding_store.storage.shared_memory.mapped_files import PAGE
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 
 STREAM = 'experience'

@@ -12,8 +12,8 @@ import pytest
 from embedded_helpers import MEMBER, Member, can_read, connect, count, in_forks, is_alive, kill, wait_for_end
 
 from ding_store.errors import ConfigError, StoreError, StoreUnavailable
-from ding_store.storage.embedded import server as embedded
-from ding_store.storage.embedded.server import (
+from ding_store.storage.embedded import private_server as embedded
+from ding_store.storage.embedded.private_server import (
     ensure_server,
     leave_server,
     mark_finished,

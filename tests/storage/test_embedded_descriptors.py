@@ -15,7 +15,7 @@ from embedded_helpers import MEMBER, WAIT_S, Member, count, in_forks, is_alive
 from ding_store.errors import StoreUnavailable
 from ding_store.storage import open_store
 from ding_store.storage.base import OLDEST
-from ding_store.storage.embedded.server import ensure_server, find_server, running, stop_server
+from ding_store.storage.embedded.private_server import ensure_server, find_server, running, stop_server
 from ding_store.storage.testing import chunk, eventually
 
 MAX_FILES = 72

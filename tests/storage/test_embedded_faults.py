@@ -16,7 +16,7 @@ from embedded_helpers import WAIT_S, Member, connect, count, kill, wait_for_end
 
 from ding_store.errors import AppendUnsettled, StoreTimeout, StoreUnavailable
 from ding_store.storage import EntryId, open_store
-from ding_store.storage.embedded.server import (
+from ding_store.storage.embedded.private_server import (
     ensure_server,
     find_server,
     leave_server,
@@ -26,8 +26,8 @@ from ding_store.storage.embedded.server import (
     server_version,
     stop_server,
 )
-from ding_store.storage.embedded.supervisor import members as members_module
-from ding_store.storage.embedded.supervisor.members import Members
+from ding_store.storage.embedded.supervisor import clients as members_module
+from ding_store.storage.embedded.supervisor.clients import Members
 from ding_store.storage.embedded.supervisor.sockets import make_socket_directory, remove_socket_directory
 from ding_store.storage.testing import chunk, eventually
 

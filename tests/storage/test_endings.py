@@ -24,9 +24,9 @@ from redis_server import RedisServer
 from ding_store.errors import StoreClosed, StoreUnavailable
 from ding_store.storage import Reader, open_store
 from ding_store.storage.base import OLDEST
-from ding_store.storage.embedded.server import running
+from ding_store.storage.embedded.private_server import running
 from ding_store.storage.memory import Memory, MemoryStore
-from ding_store.storage.redis import server
+from ding_store.storage.redis import server_checks
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 
@@ -243,8 +243,8 @@ def test_endings_in_memory():
 
 
 def test_endings_on_redis(redis_server, monkeypatch):
-    facts = server._facts
-    monkeypatch.setattr(server, '_facts', lambda reply: {**facts(reply), 'run_id': RedisEndings.life})
+    facts = server_checks._facts
+    monkeypatch.setattr(server_checks, '_facts', lambda reply: {**facts(reply), 'run_id': RedisEndings.life})
     RedisEndings.server = redis_server
     run_state_machine_as_test(
         RedisEndings,

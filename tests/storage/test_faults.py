@@ -27,17 +27,17 @@ from ding_store.errors import (
     StreamFull,
 )
 from ding_store.storage import open_store
+from ding_store.storage.encoding import framing as wire
+from ding_store.storage.encoding import parts
+from ding_store.storage.encoding.compression import CODECS
 from ding_store.storage.exactly_once.reader import Reader
-from ding_store.storage.host import rings
-from ding_store.storage.host.planes import is_reference
 from ding_store.storage.memory import MemoryStore
-from ding_store.storage.redis import link
-from ding_store.storage.redis.server import Life, make_client
+from ding_store.storage.redis import connection
+from ding_store.storage.redis.server_checks import Life, make_client
 from ding_store.storage.redis.store import RedisStore
+from ding_store.storage.shared_memory import rings
+from ding_store.storage.shared_memory.transports import is_reference
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
-from ding_store.storage.wire import encoding as wire
-from ding_store.storage.wire import parts
-from ding_store.storage.wire.compression import CODECS
 
 STREAM = 'experience'
 LOG = 'ding:{run/experience/0}:log'
@@ -562,7 +562,7 @@ def test_who_is_closed_while_it_connects_keeps_no_connection(redis_server, monke
         store.close()
         return made[-1]
 
-    monkeypatch.setattr(link, 'make_client', make_and_close)
+    monkeypatch.setattr(connection, 'make_client', make_and_close)
     with pytest.raises(StoreClosed):
         store._link.connect()
     (client,) = made

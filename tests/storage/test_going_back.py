@@ -11,8 +11,8 @@ from redis_server import RedisServer, left_by_runs
 from ding_store.storage import Reader
 from ding_store.storage.base import EntryId
 from ding_store.storage.exactly_once import losses
-from ding_store.storage.host.host_cache import HostCache
 from ding_store.storage.redis.store import RedisStore
+from ding_store.storage.shared_memory.host_cache import HostCache
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 
 STREAM = 'experience'

@@ -22,22 +22,22 @@ from redis_server import RedisServer
 from test_contract import damaged
 from test_delivery import STREAM, MemoryDelivery
 
-from ding_store.copying import MIN_BYTES, load_for
+from ding_store.compiled import MIN_BYTES, load_for
 from ding_store.errors import ConfigError, CorruptPayload, ServerFull, StoreUnavailable, StreamFull
 from ding_store.storage import open_store
+from ding_store.storage.encoding.framing import seal
 from ding_store.storage.exactly_once.outbox import Outbox, Room
 from ding_store.storage.exactly_once.reader import Reader
-from ding_store.storage.host import host_cache, planes, rings, values
-from ding_store.storage.host.host_cache import HostCache
-from ding_store.storage.host.mapped import PAGE
-from ding_store.storage.host.planes import Reference, is_reference, unpack
-from ding_store.storage.host.value_slots import ValueSlots
 from ding_store.storage.memory import Memory, MemoryStore
 from ding_store.storage.memory_log import Log
 from ding_store.storage.options import RedisOptions
 from ding_store.storage.redis.store import RedisStore
+from ding_store.storage.shared_memory import host_cache, rings, shared_values, transports
+from ding_store.storage.shared_memory.host_cache import HostCache
+from ding_store.storage.shared_memory.mapped_files import PAGE
+from ding_store.storage.shared_memory.transports import Reference, is_reference, unpack
+from ding_store.storage.shared_memory.value_slots import ValueSlots
 from ding_store.storage.testing import WAIT_S, StoreTests, chunk, eventually, number_of
-from ding_store.storage.wire.encoding import seal
 
 _RUNS = (f'run{number}' for number in itertools.count())
 
@@ -46,7 +46,7 @@ _RUNS = (f'run{number}' for number in itertools.count())
 def _small_rings(monkeypatch):
     """And slots for all values, however small."""
     monkeypatch.setattr(rings, 'FIRST_BYTES', 16 * PAGE)
-    monkeypatch.setattr(values, 'SLOTS_FROM_BYTES', 0)
+    monkeypatch.setattr(shared_values, 'SLOTS_FROM_BYTES', 0)
 
 
 class HostLog(Log):
@@ -991,8 +991,8 @@ def test_what_only_a_dead_writer_had_is_lost_far_away(opened, caplog):
 
 def test_a_writer_that_was_given_up_is_waited_for_when_it_goes_on(tmp_path, monkeypatch):
     """Its entries from before are lost; that it appended others since then says that it lives."""
-    now, patience_s = [0.0], planes.PATIENCE_S
-    monkeypatch.setattr(planes, 'time', SimpleNamespace(monotonic=lambda: now[0]))
+    now, patience_s = [0.0], transports.PATIENCE_S
+    monkeypatch.setattr(transports, 'time', SimpleNamespace(monotonic=lambda: now[0]))
     assert patience_s > RedisOptions().reconnect_timeout_s
     far = MemoryStore(memory=Memory())
     writer = Quiet(far.another(), str(tmp_path))
@@ -1013,7 +1013,7 @@ def test_a_writer_that_was_given_up_is_waited_for_when_it_goes_on(tmp_path, monk
 
 
 def test_a_writer_is_given_as_long_as_it_tries_to_reach_its_server(opened):
-    for reconnect_timeout_s, patience_s in ((60.0, planes.PATIENCE_S), (600.0, 900.0)):
+    for reconnect_timeout_s, patience_s in ((60.0, transports.PATIENCE_S), (600.0, 900.0)):
         store = opened(reconnect_timeout_s=reconnect_timeout_s)
         assert [each._resolver._patience_s for each in (store, store.store)] == [patience_s] * 2
 
@@ -1022,7 +1022,7 @@ def test_a_writer_is_given_as_long_as_it_tries_to_reach_its_server(opened):
 def silent(tmp_path, monkeypatch):
     """A clock, a reader elsewhere, and the entry that it got of two: the other one's writer is not heard of."""
     now = [0.0]
-    monkeypatch.setattr(planes, 'time', SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(transports, 'time', SimpleNamespace(monotonic=lambda: now[0]))
     far = MemoryStore(memory=Memory())
     writer = Quiet(far.another(), str(tmp_path))
     writer.register('s', 'near')
@@ -1049,24 +1049,24 @@ def test_nothing_is_read_behind_what_a_server_forgot(silent, monkeypatch):
 
 
 def test_no_writer_is_given_up_for_the_time_that_the_server_was_away(silent, monkeypatch):
-    silent.now[0] += planes.PATIENCE_S - 1
+    silent.now[0] += transports.PATIENCE_S - 1
     monkeypatch.setattr(MemoryStore, 'num_sessions', 1)
     silent.now[0] += 2
     assert silent.far.read('s', silent.first.id) == []
-    silent.now[0] += planes.PATIENCE_S + 1
+    silent.now[0] += transports.PATIENCE_S + 1
     assert [entry.is_lost for entry in silent.far.read('s', silent.first.id)] == [True]
 
 
 def test_connections_that_are_lost_again_and_again_keep_no_dead_writer_alive(silent, monkeypatch):
     """As those do that a server closes because nobody has used them for a while."""
-    for num_sessions in range(3 * planes.MAX_PATIENCES):
+    for num_sessions in range(3 * transports.MAX_PATIENCES):
         monkeypatch.setattr(MemoryStore, 'num_sessions', num_sessions)
         seen = silent.far.read('s', silent.first.id)
         if seen:
             break
-        silent.now[0] += planes.PATIENCE_S / 2
+        silent.now[0] += transports.PATIENCE_S / 2
     assert [entry.is_lost for entry in seen] == [True]
-    assert silent.now[0] == planes.MAX_PATIENCES * planes.PATIENCE_S
+    assert silent.now[0] == transports.MAX_PATIENCES * transports.PATIENCE_S
 
 
 def test_an_unread_file_of_the_dead_stays_until_it_is_read(opened):

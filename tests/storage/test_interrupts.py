@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from interrupting import Interrupt, InterruptedAt
 
-from ding_store.copying import join_past_caches, past_caches
+from ding_store.compiled import join_past_caches, past_caches
 from ding_store.errors import StoreError
 from ding_store.storage import open_store
 from ding_store.storage.exactly_once.reader import Reader

@@ -13,12 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ding_store.errors import StoreUnavailable
 from ding_store.storage.base import OLDEST
+from ding_store.storage.encoding.framing import encode_pieces
+from ding_store.storage.encoding.value_parts import STILL_AFTER, SentParts
 from ding_store.storage.redis import values as redis_values
-from ding_store.storage.redis.session import Session
+from ding_store.storage.redis.server_session import Session
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, found_in, number_of
-from ding_store.storage.wire.encoding import encode_pieces
-from ding_store.storage.wire.value_parts import STILL_AFTER, SentParts
 
 _RUNS = (f'late{number}' for number in itertools.count())
 NAME = 'news'

@@ -12,11 +12,11 @@ from redis_server import left_by_runs
 from ding_store.errors import AppendUnsettled, StoreClosed, StoreError, StoreTimeout, StoreUnavailable
 from ding_store.storage import open_store
 from ding_store.storage.base import OLDEST
-from ding_store.storage.embedded.server import running
+from ding_store.storage.embedded.private_server import running
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.memory import MemoryStore
 from ding_store.storage.redis import store as redis_store
-from ding_store.storage.redis.session import Session
+from ding_store.storage.redis.server_session import Session
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 

@@ -6,12 +6,12 @@ import redis
 from redis_server import left_by_runs
 
 from ding_store.errors import ServerFull
+from ding_store.storage.encoding.framing import encode, encode_pieces
 from ding_store.storage.exactly_once.outbox import Fill
+from ding_store.storage.redis.resp import pack
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.redis.values import VALUE_PARTS
 from ding_store.storage.testing import chunk, number_of
-from ding_store.storage.wire.connection import pack
-from ding_store.storage.wire.encoding import encode, encode_pieces
 
 
 @pytest.fixture

@@ -22,14 +22,14 @@ from ding_store import errors
 from ding_store.storage import open_store
 from ding_store.storage.base import OLDEST
 from ding_store.storage.exactly_once.reader import Reader
-from ding_store.storage.host.planes import GONE, WAITING
 from ding_store.storage.memory import MemoryStore
+from ding_store.storage.redis import resp
 from ding_store.storage.redis.replies import Answer, code_of, meaning_of
-from ding_store.storage.redis.server import examine
+from ding_store.storage.redis.server_checks import examine
 from ding_store.storage.redis.store import RedisStore
+from ding_store.storage.shared_memory.transports import GONE, WAITING
 from ding_store.storage.testing import WAIT_S, FaultyStore, chunk, number_of
 from ding_store.storage.urls import address_of
-from ding_store.storage.wire import connection
 
 
 def copied(store):
@@ -197,7 +197,7 @@ def test_nobody_there():
 def test_a_missing_package_names_the_install(monkeypatch):
     monkeypatch.setitem(sys.modules, 'redis', None)
     monkeypatch.delitem(sys.modules, 'ding_store.storage.redis.store')
-    monkeypatch.delitem(sys.modules, 'ding_store.storage.redis.link')
+    monkeypatch.delitem(sys.modules, 'ding_store.storage.redis.connection')
     with pytest.raises(errors.ConfigError, match='pip install'):
         open_store('redis://localhost')
 
@@ -431,7 +431,7 @@ def test_memory_is_refused_in_another_process():
 
 
 def test_an_embedded_store_starts_its_server(tmp_path, monkeypatch, redis_binary):
-    from ding_store.storage.embedded.server import stop_server
+    from ding_store.storage.embedded.private_server import stop_server
 
     monkeypatch.chdir(tmp_path)
     with open_store('embedded://', run='pong') as store:
@@ -449,7 +449,7 @@ ODD_NAMES = ['exp#1', 'exp?db=2', '100%25', 'a b', 'a@b:c', """it's "so\"""", '[
 
 @pytest.mark.parametrize('name', ODD_NAMES)
 def test_embedded_url_takes_any_directory_as_it_stands(tmp_path, name, redis_binary):
-    from ding_store.storage.embedded.server import stop_server
+    from ding_store.storage.embedded.private_server import stop_server
 
     root = tmp_path / name
     with open_store(f'embedded://{root}', run='pong') as store:
@@ -463,7 +463,7 @@ def test_embedded_url_takes_any_directory_as_it_stands(tmp_path, name, redis_bin
 
 
 def test_embedded_server_with_an_odd_tmpdir_is_reached(tmp_path, monkeypatch, redis_binary):
-    from ding_store.storage.embedded.server import stop_server
+    from ding_store.storage.embedded.private_server import stop_server
 
     with tempfile.TemporaryDirectory(prefix='a#b%25?') as directory:
         monkeypatch.setenv('TMPDIR', directory)
@@ -595,10 +595,10 @@ class TestReader:
 
 def test_commands_are_packed_alike_without_hiredis(monkeypatch):
     arguments = ('EVALSHA', 'é', 3, b'\x00\r\n', -1, '')
-    packed = connection.pack(arguments)
+    packed = resp.pack(arguments)
     large = (*arguments, bytes(5000))
-    assert b''.join(connection.pieces(large)) == connection.pack(large)
-    assert connection.pieces(arguments) == [packed]
-    monkeypatch.setattr(connection, '_PACK_COMMAND', None)
-    assert connection.pack(arguments) == packed
-    assert b''.join(connection.pieces(large)) == connection.pack(large)
+    assert b''.join(resp.pieces(large)) == resp.pack(large)
+    assert resp.pieces(arguments) == [packed]
+    monkeypatch.setattr(resp, '_PACK_COMMAND', None)
+    assert resp.pack(arguments) == packed
+    assert b''.join(resp.pieces(large)) == resp.pack(large)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace
-from ding_store.storage.host.mapped import ALIGN, PAGE, is_claimed
-from ding_store.storage.host.ring import COMMITTED, RESERVED, RingReader, RingWriter, read_note
+from ding_store.storage.shared_memory.mapped_files import ALIGN, PAGE, is_claimed
+from ding_store.storage.shared_memory.ring import COMMITTED, RESERVED, RingReader, RingWriter, read_note
 
 WAIT_S = 60.0
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace
-from ding_store.storage.host import mapped
-from ding_store.storage.host.mapped import PAGE
-from ding_store.storage.host.slots import MAX_SLOTS, SlotReader, SlotWriter, value_of
+from ding_store.storage.shared_memory import mapped_files
+from ding_store.storage.shared_memory.mapped_files import PAGE
+from ding_store.storage.shared_memory.slots import MAX_SLOTS, SlotReader, SlotWriter, value_of
 
 WAIT_S = 60.0
 BIG = 1 << 20
@@ -228,10 +228,10 @@ def test_leases_die_with_their_process(tmp_path):
 
 def test_a_lease_may_end_when_modules_are_empty(tmp_path, monkeypatch):
     """At the interpreter's end: weights that a model has in place go after all modules."""
-    held = mapped.Claim(os.open(tmp_path, os.O_RDONLY))
+    held = mapped_files.Claim(os.open(tmp_path, os.O_RDONLY))
     descriptor = held.descriptor
     with monkeypatch.context() as patch:
-        patch.setattr(mapped, 'os', None)
+        patch.setattr(mapped_files, 'os', None)
         held.close()
     with pytest.raises(OSError, match='Bad file descriptor'):
         os.fstat(descriptor)

@@ -13,13 +13,13 @@ from test_host import CarelessMemory, Quiet
 
 from ding_store.storage.exactly_once.outbox import WIRE
 from ding_store.storage.exactly_once.reader import Reader
-from ding_store.storage.host import rings
-from ding_store.storage.host.mapped import PAGE
-from ding_store.storage.host.ring import RingWriter
-from ding_store.storage.host.rings import Rings
 from ding_store.storage.memory import Memory, MemoryStore
 from ding_store.storage.redis.appends import RedisAppends
 from ding_store.storage.redis.store import RedisStore
+from ding_store.storage.shared_memory import rings
+from ding_store.storage.shared_memory.mapped_files import PAGE
+from ding_store.storage.shared_memory.ring import RingWriter
+from ding_store.storage.shared_memory.rings import Rings
 from ding_store.storage.testing import WAIT_S, chunk, number_of
 
 STREAM = 'experience'

@@ -14,12 +14,12 @@ from two_hosts import is_mapped, two_hosts
 
 from ding_store.errors import CorruptPayload, StoreUnavailable
 from ding_store.storage import EntryId, Reader
-from ding_store.storage.host import readers as host_readers
-from ding_store.storage.host import stream_copies
-from ding_store.storage.host.cache_dir import collect_garbage, open_cache_dir
-from ding_store.storage.host.fetch_lock import FetchLock
-from ding_store.storage.host.mapped import claim
-from ding_store.storage.host.readers import HostReaders, is_behind, mark_of
+from ding_store.storage.shared_memory import reader_page as host_readers
+from ding_store.storage.shared_memory import stream_downloads
+from ding_store.storage.shared_memory.cache_dir import collect_garbage, open_cache_dir
+from ding_store.storage.shared_memory.download_lock import FetchLock
+from ding_store.storage.shared_memory.mapped_files import claim
+from ding_store.storage.shared_memory.reader_page import HostReaders, is_behind, mark_of
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 
 STREAM = 'experience'
@@ -382,7 +382,7 @@ def test_who_does_not_keep_up_costs_no_more_room_than_the_stream_may_have(hosts)
 
 def test_what_is_known_of_payloads_has_an_end_where_a_reader_never_acks(hosts, monkeypatch):
     here, there = hosts
-    monkeypatch.setattr(stream_copies, '_MAX_USED', 4)
+    monkeypatch.setattr(stream_downloads, '_MAX_USED', 4)
     with here.open(host_plane='off') as writer, there.open() as first, there.open() as second:
         reader, _ = Reader(first, STREAM, 'reader'), Reader(second, STREAM, 'viewer', durable=False)
         for number in range(10):
@@ -550,4 +550,4 @@ def test_the_page_has_an_end(hosts, monkeypatch, caplog):
         readers = [Reader(store, STREAM, f'{number}') for number, store in enumerate(stores)]
         writer.append(STREAM, {}, chunk(1, LARGE))
         assert [is_mapped(reader.read()[0].arrays['x'], '.payload') for reader in readers] == [True, True, False]
-    assert [record.name for record in caplog.records] == [stream_copies.logger.name]
+    assert [record.name for record in caplog.records] == [stream_downloads.logger.name]

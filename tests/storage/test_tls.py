@@ -12,7 +12,7 @@ from proxy import Proxy
 from redis_server import RedisServer
 
 from ding_store import errors
-from ding_store.doctor.server import check_store
+from ding_store.doctor.redis_checks import check_store
 from ding_store.storage import open_store
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.redis.store import RedisStore

@@ -11,7 +11,7 @@ import pytest
 
 from ding_store.storage import open_store
 from ding_store.storage.exactly_once.reader import Reader
-from ding_store.storage.host import values
+from ding_store.storage.shared_memory import shared_values
 from ding_store.storage.testing import WAIT_S, chunk, number_of
 
 _RUNS = (f'unreadable{number}' for number in itertools.count())
@@ -37,7 +37,7 @@ def bound_by_modes():
 
 @pytest.fixture
 def opened(redis_server, tmp_path, monkeypatch):
-    monkeypatch.setattr(values, 'SLOTS_FROM_BYTES', 0)
+    monkeypatch.setattr(shared_values, 'SLOTS_FROM_BYTES', 0)
     run, stores = f'{next(_RUNS)}-{os.getpid()}', []
 
     def open_one(**options):

@@ -27,15 +27,15 @@ from ding_store.errors import (
     VersionConflict,
 )
 from ding_store.storage import open_store
-from ding_store.storage.host import slots, values
-from ding_store.storage.host.host_cache import HostCache
-from ding_store.storage.host.slots import SlotWriter
+from ding_store.storage.encoding.framing import encode_pieces
 from ding_store.storage.memory import MemoryStore
 from ding_store.storage.redis.scripts import Command
-from ding_store.storage.redis.session import Session
+from ding_store.storage.redis.server_session import Session
 from ding_store.storage.redis.store import RedisStore
+from ding_store.storage.shared_memory import shared_values, slots
+from ding_store.storage.shared_memory.host_cache import HostCache
+from ding_store.storage.shared_memory.slots import SlotWriter
 from ding_store.storage.testing import WAIT_S, eventually
-from ding_store.storage.wire.encoding import encode_pieces
 
 _RUNS = (f'values{number}' for number in itertools.count())
 NAME = 'weights/main'
@@ -591,7 +591,7 @@ class TwoHosts(RuleBasedStateMachine):
     def home(self):
         """The host that has the file of the newest version; None if it was removed, or there is none."""
         found = self.memory.get_version(NAME, 0)
-        name = f'{values.SlotReference.unpack(found.reference).file}.slots' if found.reference else ''
+        name = f'{shared_values.SlotReference.unpack(found.reference).file}.slots' if found.reference else ''
         hosts = [host for host in 'ab' if list(pathlib.Path(self.directory, host).rglob(name or 'none'))]
         return hosts[0] if hosts else None
 
@@ -620,13 +620,13 @@ def run_machine(tmp_path, examples, steps=20):
 
 
 def test_any_order_of_what_happens_to_values(tmp_path, monkeypatch):
-    monkeypatch.setattr(values, 'SLOTS_FROM_BYTES', 0)
+    monkeypatch.setattr(shared_values, 'SLOTS_FROM_BYTES', 0)
     run_machine(tmp_path, 30)
 
 
 @pytest.mark.parametrize('mutant', ['the announced slot is written again', 'leases are not looked at', 'stamps repeat'])
 def test_the_machine_notices(tmp_path, monkeypatch, mutant):
-    monkeypatch.setattr(values, 'SLOTS_FROM_BYTES', 0)
+    monkeypatch.setattr(shared_values, 'SLOTS_FROM_BYTES', 0)
     if mutant == 'the announced slot is written again':
         monkeypatch.setattr(SlotWriter, 'confirm', lambda self, slot: self._announced.clear())
     elif mutant == 'leases are not looked at':

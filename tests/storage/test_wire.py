@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ding_store.errors import CorruptPayload
-from ding_store.storage.wire import encoding as wire
+from ding_store.storage.encoding import framing as wire
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(),

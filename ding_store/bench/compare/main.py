@@ -30,7 +30,7 @@ from ding_store.bench.compare.terminal import Progress, render, terminal_width
 from ding_store.bench.compare.worker import WorkerFailed
 from ding_store.bench.scratch import scratch
 from ding_store.errors import ConfigError
-from ding_store.launch.interrupt import signals_as_interrupt
+from ding_store.launch.termination import signals_as_interrupt
 
 DESCRIPTION = (
     'Every row of the published requirements on the stock buffer and on the store, side by side: adds/s, samples/s, '

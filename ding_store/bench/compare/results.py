@@ -14,7 +14,7 @@ from typing import Any, Dict, Optional
 
 from ding_store import __version__
 from ding_store.errors import ConfigError
-from ding_store.syncing import sync_file
+from ding_store.power_cuts import sync_file
 
 #: Of the file's shape.
 VERSION = 1

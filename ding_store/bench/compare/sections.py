@@ -13,7 +13,7 @@ from ding_store.bench.compare.plan import INDEX_SHARE, Part, memory_needed, part
 from ding_store.bench.compare.rows import ROWS, Row
 from ding_store.bench.compare.windows import bound_headroom, interleaved
 from ding_store.errors import ConfigError
-from ding_store.space import available_memory
+from ding_store.free_space import available_memory
 
 Say = Callable[[str], None]
 Settings = Dict[str, Any]

@@ -162,7 +162,7 @@ class Store(Side):
 
     def has_trained(self) -> None:
         # As do the learner and the buffer of the config pipeline. Of the fill it is done already, on both sides.
-        from ding_store.buffer.lasting import leave_out_of_collections
+        from ding_store.buffer.gc_freeze import leave_out_of_collections
 
         gc.unfreeze()
         leave_out_of_collections()

@@ -9,19 +9,19 @@ from typing import Any, Callable, Collection, Iterable, List, Mapping, NamedTupl
 import numpy as np
 import treetensor.torch as ttorch
 
-from ding_store.buffer.arrays import Array
-from ding_store.buffer.elements.flat import as_wide, complete, schema_of
-from ding_store.buffer.elements.layout import Layout
+from ding_store.buffer.array_types import Array
+from ding_store.buffer.elements.element_layout import Layout
 from ding_store.buffer.elements.metas import Meta, MetaStore
 from ding_store.buffer.elements.objects import ObjectColumn
 from ding_store.buffer.elements.packed import PackedColumn
+from ding_store.buffer.elements.raw_columns import as_wide, complete, schema_of
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.sequences.sequences import Sequences
-from ding_store.buffer.table.base import Columns
 from ding_store.buffer.table.narrowing import candidates, widened_columns
 from ding_store.buffer.table.outputs import Output
 from ding_store.buffer.table.rows import RowIndex
 from ding_store.buffer.table.table import Keep, Table, is_run
+from ding_store.buffer.table.table_base import Columns
 from ding_store.columns import Schema
 from ding_store.errors import ConfigError, SchemaMismatch
 

@@ -21,11 +21,11 @@ from typing import (
 import numpy as np
 from ding.utils import fastcopy
 
-from ding_store.buffer.arrays import Array
-from ding_store.buffer.durability.journal import Journal
-from ding_store.buffer.elements import meta_form
+from ding_store.buffer.array_types import Array
+from ding_store.buffer.elements import meta_json
 from ding_store.buffer.forks import tell_of_forks
 from ding_store.buffer.interrupts import finish
+from ding_store.buffer.persistence.journal import Journal
 from ding_store.buffer.sequences.groups import Groups
 from ding_store.buffer.table.rows import RowIndex
 
@@ -151,7 +151,7 @@ class MetaStore:
         journal, start, end = self._journal, 0, 0
         unborn: List[int] = []  # Where records begin of rows that a kill kept from coming.
         for record in journal.read():
-            rows, meta = meta_form.decode(record)
+            rows, meta = meta_json.decode(record)
             with self._index.lock:
                 slots, found = self._index.find(rows)
             if (rows >= self._index.next_row).any():
@@ -183,7 +183,7 @@ class MetaStore:
     def _encoded(self, rows: Array, metas: Sequence[Optional[Mapping[Any, Any]]]) -> List[bytes]:
         starts = [i for i, meta in enumerate(metas) if i == 0 or meta != metas[i - 1]]
         ends = [*starts[1:], len(metas)]
-        return [meta_form.encode(rows[i:k], metas[i] or {}) for i, k in zip(starts, ends) if metas[i]]
+        return [meta_json.encode(rows[i:k], metas[i] or {}) for i, k in zip(starts, ends) if metas[i]]
 
     def record(self, records: List[bytes]) -> None:
         """Put on record what ``encode`` made."""
@@ -223,7 +223,7 @@ class MetaStore:
         """As ``encode``, of one meta that all rows have."""
         if self._journal is None or not meta:
             return []
-        records = [meta_form.encode(rows, meta)]
+        records = [meta_json.encode(rows, meta)]
         self._journal.reserve(records)
         return records
 
@@ -376,7 +376,7 @@ class MetaStore:
         if slot >= len(self._held) or self._held[slot] is None:
             return []
         assert self._journal is not None
-        records = [meta_form.encode(np.array([row], np.int64), {})]
+        records = [meta_json.encode(np.array([row], np.int64), {})]
         self._journal.reserve(records)
         return records
 
@@ -387,7 +387,7 @@ class MetaStore:
             if self._held[slot] is not None and self._row_of_slot[slot] >= 0:
                 slots_of.setdefault(id(self._held[slot]), []).append(slot)
         for slots in slots_of.values():
-            yield meta_form.encode(self._row_of_slot[slots], self.peek(slots[0]))
+            yield meta_json.encode(self._row_of_slot[slots], self.peek(slots[0]))
 
     def _to_held(self, meta: Optional[Mapping[Any, Any]]) -> Held:
         if not meta:

@@ -7,8 +7,8 @@ from typing import Any, Callable, List, Mapping, Sequence
 
 import numpy as np
 
-from ding_store.buffer.arrays import Array
-from ding_store.space import format_bytes
+from ding_store.buffer.array_types import Array
+from ding_store.free_space import format_bytes
 
 logger = logging.getLogger(__name__)
 

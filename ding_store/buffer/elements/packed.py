@@ -11,18 +11,18 @@ from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Se
 
 import numpy as np
 
-from ding_store import private
-from ding_store.buffer.arrays import Array
-from ding_store.buffer.durability.durable import Home, check_size
-from ding_store.buffer.durability.journal import reserve, write_at
+from ding_store import private_files
+from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.extents import Extents
 from ding_store.buffer.interrupts import finish
+from ding_store.buffer.persistence.journal import reserve, write_at
+from ding_store.buffer.persistence.table_directory import Home, check_size
 from ding_store.buffer.table.rows import RowListener
 from ding_store.buffer.table.table import Table
 from ding_store.columns import Schema
 from ding_store.errors import CorruptPayload, FormatMismatch, NotEnoughSpace, SchemaMismatch
-from ding_store.storage.wire.checksum import checksum
-from ding_store.syncing import sync_directory
+from ding_store.power_cuts import sync_directory
+from ding_store.storage.encoding.checksum import checksum
 
 #: Columns that no element has: signs in its names are escaped.
 PLACE, BYTES, CHECKSUM = '~place', '~bytes', '~checksum'
@@ -95,7 +95,7 @@ class PackedColumn(RowListener):
         self._table, self._home = table, table.home
         self._path = table.home.file(_FILE)
         self._check_file()
-        self._descriptor = private.opener(self._path, os.O_RDWR | os.O_CREAT)
+        self._descriptor = private_files.opener(self._path, os.O_RDWR | os.O_CREAT)
         # Not closed before the last reader is done.
         weakref.finalize(self, os.close, self._descriptor)
         self._layouts: Dict[Any, Layout] = {}

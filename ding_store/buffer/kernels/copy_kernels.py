@@ -9,8 +9,8 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic, register_jitable
 
-from ding_store.buffer.arrays import Array
-from ding_store.copying.lines import (
+from ding_store.buffer.array_types import Array
+from ding_store.compiled.cache_lines import (
     LINE,
     copy_bytes,
     finish,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ding_store.buffer.arrays import Array
+from ding_store.buffer.array_types import Array
 
 _FLOATS, _INTS = 'float64[::1]', 'int64[::1]'
 LOCATE = f'float64({_INTS}, {_INTS}, {_FLOATS}, float64, {_INTS})'

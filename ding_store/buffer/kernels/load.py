@@ -6,7 +6,7 @@ import functools
 from typing import Callable, NamedTuple, Optional
 
 from ding_store.buffer.kernels import draw_kernels
-from ding_store.copying.compiler import Compiler, is_wanted, with_compiler
+from ding_store.compiled.compiler import Compiler, is_wanted, with_compiler
 
 #: What takes longer to copy than this lets other threads run; who lets go of the interpreter may wait for it after.
 BRIEF_BYTES = 1 << 20

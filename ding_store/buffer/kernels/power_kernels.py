@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic, register_jitable
 
-from ding_store.buffer.arrays import Array
+from ding_store.buffer.array_types import Array
 
 _FLOATS, _INTS = 'float64[::1]', 'int64[::1]'
 MASS = f'void({_FLOATS}, float64, float64, {_FLOATS})'

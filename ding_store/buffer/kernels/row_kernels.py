@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from numba.extending import register_jitable
 
-from ding_store.buffer.arrays import Array
-from ding_store.buffer.sequences.lines import PAGE, SHIFT
+from ding_store.buffer.array_types import Array
+from ding_store.buffer.sequences.linked_pages import PAGE, SHIFT
 from ding_store.buffer.table.rows import EMPTY
-from ding_store.copying.lines import LINE, prefetch
+from ding_store.compiled.cache_lines import LINE, prefetch
 
 _INTS, _SLOTS = 'int64[::1]', 'int32[::1]'
 FREE = f'void({_INTS}, {_SLOTS}, {_SLOTS}, {_INTS}, int64)'

@@ -9,9 +9,9 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic, register_jitable
 
-from ding_store.buffer.arrays import Array
+from ding_store.buffer.array_types import Array
 from ding_store.buffer.sampling.sum_tree import FAN_OUT, SHIFT
-from ding_store.copying.lines import prefetch
+from ding_store.compiled.cache_lines import prefetch
 
 _FLOATS, _INTS = 'float64[::1]', 'int64[::1]'
 SET = f'void({_FLOATS}, {_FLOATS}, {_FLOATS}, {_FLOATS}, {_INTS}, {_INTS}, {_FLOATS})'

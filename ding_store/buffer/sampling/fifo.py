@@ -8,11 +8,11 @@ from typing import Any, Deque, Dict, NamedTuple, Optional, Protocol, Tuple
 
 import numpy as np
 
-from ding_store.buffer.arrays import Array
-from ding_store.buffer.checks import integer
-from ding_store.buffer.durability.commits import Record
-from ding_store.buffer.durability.kept import Kept
+from ding_store.buffer.arguments import integer
+from ding_store.buffer.array_types import Array
 from ding_store.buffer.forks import hold_over_forks
+from ding_store.buffer.persistence.commits import Record
+from ding_store.buffer.persistence.persisted import Kept
 from ding_store.buffer.sampling.samplers import not_enough
 from ding_store.buffer.table.rows import EMPTY, RowIndex, RowListener
 from ding_store.errors import ConfigError

@@ -9,11 +9,11 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from threading import RLock
 from typing import Any, Callable, Deque, Dict, Hashable, NamedTuple, Optional, TypeVar
 
-from ding_store.buffer.arrays import Array
+from ding_store.buffer.array_types import Array
 from ding_store.buffer.forks import hold_over_forks
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.sampling.samplers import Sampler
-from ding_store.buffer.table.choices import by_rows
+from ding_store.buffer.table.row_choices import by_rows
 from ding_store.buffer.table.rows import RowIndex, RowListener
 from ding_store.buffer.table.table import Table
 from ding_store.errors import NotEnoughData, RowGone, StoreTimeout

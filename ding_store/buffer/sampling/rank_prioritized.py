@@ -6,7 +6,7 @@ from typing import Any, Dict, Mapping, Optional
 
 import numpy as np
 
-from ding_store.buffer.arrays import Array
+from ding_store.buffer.array_types import Array
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.sampling.prioritized import Prioritized, moved
 from ding_store.buffer.sampling.samplers import is_within

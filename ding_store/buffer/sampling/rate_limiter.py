@@ -8,9 +8,9 @@ import time
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
-from ding_store.buffer.checks import integer
-from ding_store.buffer.durability.commits import Record
+from ding_store.buffer.arguments import integer
 from ding_store.buffer.forks import hold_over_forks
+from ding_store.buffer.persistence.commits import Record
 from ding_store.buffer.sampling.fifo import Fifo
 from ding_store.buffer.sampling.samplers import Sampler, is_within
 from ding_store.errors import ConfigError, NotEnoughData, StoreTimeout

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, Optional, Protocol, runtime_checkab
 
 import numpy as np
 
-from ding_store.buffer.arrays import Array
+from ding_store.buffer.array_types import Array
 from ding_store.buffer.kernels.load import Kernels
 from ding_store.buffer.table.rows import RowIndex
 from ding_store.errors import ConfigError, NotEnoughData

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ding_store.buffer.arrays import Array
+from ding_store.buffer.array_types import Array
 from ding_store.buffer.interrupts import finish
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ding_store.buffer.arrays import Array, filled
+from ding_store.buffer.array_types import Array, filled
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.kernels.load import load_kernels
 

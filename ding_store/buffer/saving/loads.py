@@ -6,11 +6,11 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Se
 
 import numpy as np
 
-from ding_store.buffer.arrays import Array
+from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.sequences.breaks import Break
+from ding_store.buffer.table.column_memory import Regions
 from ding_store.buffer.table.narrowing import candidates, narrow, stored_specs, widen
-from ding_store.buffer.table.regions import Regions
 from ding_store.columns import Schema
 
 

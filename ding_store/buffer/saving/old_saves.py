@@ -9,10 +9,10 @@ from typing import IO, Any, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 
-from ding_store import space
-from ding_store.buffer.arrays import Array
+from ding_store import free_space
+from ding_store.buffer.array_types import Array
 from ding_store.buffer.saving.saves import load_extras
-from ding_store.buffer.table.regions import ColumnSpec
+from ding_store.buffer.table.column_memory import ColumnSpec
 from ding_store.errors import CorruptPayload
 
 VERSION = 1
@@ -52,8 +52,8 @@ class OldSave:
         there = os.fstat(file.fileno()).st_size - file.tell()
         if there != self._header.num_bytes:
             raise CorruptPayload(
-                f'{file_name!r} is truncated: {space.format_bytes(self._header.num_bytes)} should follow its header, '
-                f'{space.format_bytes(there)} do ({self._header.num_bytes} and {there} bytes)'
+                f'{file_name!r} is truncated: {free_space.format_bytes(self._header.num_bytes)} should follow its '
+                f'header, {free_space.format_bytes(there)} do ({self._header.num_bytes} and {there} bytes)'
             )
         self.rows = np.frombuffer(file.read(8 * self._header.num_rows), np.int64)
         self.next_row, self.schema, self.specs = self._header.next_row, self._header.schema, self._header.specs

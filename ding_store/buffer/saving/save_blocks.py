@@ -8,11 +8,11 @@ from typing import IO, List, Protocol
 
 import numpy as np
 
-from ding_store.buffer.arrays import Array
+from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.elements.packed import PackedColumn, Place
 from ding_store.buffer.table.table import Table, is_run
-from ding_store.storage.wire.checksum import checksum
+from ding_store.storage.encoding.checksum import checksum
 
 #: Payload bytes of a block of columns.
 BLOCK_BYTES = 16 << 20

@@ -23,15 +23,15 @@ from typing import IO, Any, Callable, Dict, Iterator, List, NamedTuple, Optional
 
 import numpy as np
 
-from ding_store.buffer.arrays import Array
+from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.elements.objects import ObjectColumn
 from ding_store.buffer.elements.packed import PackedColumn, Packet
 from ding_store.buffer.saving.save_blocks import BLOCK_BYTES, Blocks, ColumnBlocks, PacketBlocks
 from ding_store.buffer.sequences.breaks import Break, as_breaks
-from ding_store.buffer.table.regions import ColumnSpec
+from ding_store.buffer.table.column_memory import ColumnSpec
 from ding_store.errors import CorruptPayload, FormatMismatch
-from ding_store.storage.wire.checksum import checksum
+from ding_store.storage.encoding.checksum import checksum
 
 #: Version 2 had no checksums but that of the index, version 3 packed elements among the pickled.
 VERSION = 4

@@ -8,8 +8,8 @@ from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ding_store.buffer.arrays import Array
-from ding_store.buffer.durability.durable import Home
+from ding_store.buffer.array_types import Array
+from ding_store.buffer.persistence.table_directory import Home
 from ding_store.errors import NotEnoughSpace
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from typing import Dict, Hashable
 
 import numpy as np
 
-from ding_store.buffer.arrays import Array
+from ding_store.buffer.array_types import Array
 
 
 class Groups:

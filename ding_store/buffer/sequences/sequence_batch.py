@@ -11,8 +11,8 @@ import treetensor.torch as ttorch
 from ding.utils.data import timestep_collate
 from treevalue.tree.common import TreeStorage, create_storage
 
-from ding_store.buffer.batches import Deferred, TrainBatch
 from ding_store.buffer.sequences.states import STATE, States
+from ding_store.buffer.train_batch import Deferred, TrainBatch
 from ding_store.columns import Schema, nodes
 
 

@@ -7,13 +7,13 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
-from ding_store.buffer.arrays import Array
-from ding_store.buffer.sampling.pending import PendingSlots
+from ding_store.buffer.array_types import Array
+from ding_store.buffer.sampling.pending_slots import PendingSlots
 from ding_store.buffer.sampling.slot_set import SlotSet
-from ding_store.buffer.sampling.uses import Uses
+from ding_store.buffer.sampling.use_counts import Uses
 from ding_store.buffer.sequences.breaks import Breaks
 from ding_store.buffer.sequences.group_states import GroupStates, Rows
-from ding_store.buffer.sequences.lines import NOWHERE, Lines
+from ding_store.buffer.sequences.linked_pages import NOWHERE, Lines
 from ding_store.buffer.table.rows import EMPTY, RowIndex, RowListener
 
 #: Slots -> the group's value for each, int64, and which of them have one.

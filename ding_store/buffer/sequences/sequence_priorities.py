@@ -6,7 +6,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 
 import numpy as np
 
-from ding_store.buffer.arrays import Array
+from ding_store.buffer.array_types import Array
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.sampling.prioritized import Prioritized, check_count, moved
 from ding_store.buffer.sampling.slot_set import SlotSet

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import treetensor.torch as ttorch
 
-from ding_store.buffer.arrays import Array
+from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.elements import Choose, Elements
 from ding_store.buffer.sequences.sequence_batch import SequenceBatch, in_steps, sequence_batch
 from ding_store.buffer.sequences.states import States

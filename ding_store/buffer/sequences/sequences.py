@@ -6,11 +6,11 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ding_store.buffer.arrays import Array
+from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.metas import MetaStore
 from ding_store.buffer.sampling.samplers import Uniform, not_enough
 from ding_store.buffer.sampling.slot_set import SlotSet
-from ding_store.buffer.sampling.uses import Uses
+from ding_store.buffer.sampling.use_counts import Uses
 from ding_store.buffer.sequences.breaks import Breaks
 from ding_store.buffer.sequences.group_keys import GroupBy, GroupKeys
 from ding_store.buffer.sequences.sequence_index import SequenceIndex

@@ -7,7 +7,7 @@ from typing import Mapping as MappingType
 
 import numpy as np
 
-from ding_store.buffer.arrays import Array
+from ding_store.buffer.array_types import Array
 from ding_store.buffer.kernels.load import load_kernels
 from ding_store.buffer.table.cold import ColdColumn, ColdRead, Put, read_cold
 from ding_store.buffer.table.narrowing import put_row, take_into

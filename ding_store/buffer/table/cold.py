@@ -19,8 +19,8 @@ from typing import Callable, Deque, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ding_store.buffer.arrays import Array, anonymous
-from ding_store.buffer.threads import Threads
+from ding_store.buffer.array_types import Array, anonymous
+from ding_store.buffer.thread_pool import Threads
 
 #: Puts a row where it belongs: (its place among the slots asked for, the row).
 Put = Callable[[int, Array], None]

@@ -11,11 +11,11 @@ from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Seq
 import numpy as np
 import torch
 
-from ding_store.buffer.arrays import Array
+from ding_store.buffer.array_types import Array
 from ding_store.buffer.kernels.load import BRIEF_BYTES, load_kernels
 from ding_store.buffer.table.cold import ColdColumn
-from ding_store.buffer.table.regions import ColumnSpec, spec_bytes
-from ding_store.copying import copy_past_caches
+from ding_store.buffer.table.column_memory import ColumnSpec, spec_bytes
+from ding_store.compiled import copy_past_caches
 from ding_store.errors import SchemaMismatch
 
 #: Smaller leaves are not worth a look at every push.

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 import treetensor.torch as ttorch
 
-from ding_store.buffer.arrays import Array
+from ding_store.buffer.array_types import Array
 from ding_store.buffer.forks import hold_over_forks
 from ding_store.buffer.kernels.load import BRIEF_BYTES, Kernels, load_kernels
 from ding_store.buffer.table.cold import ColdColumn
+from ding_store.buffer.table.column_memory import ColumnSpec, spec_bytes
 from ding_store.buffer.table.narrowing import narrow_into, take_into
-from ding_store.buffer.table.regions import ColumnSpec, spec_bytes
-from ding_store.columns.batch import PlainBatch
-from ding_store.copying import FAR_BYTES
+from ding_store.columns.collate import PlainBatch
+from ding_store.compiled import FAR_BYTES
 
 Arrays = Dict[str, Array]
 #: Batches of one size that are kept warm at once; a pipeline that holds more gets fresh arrays.

@@ -6,11 +6,11 @@ from typing import Callable, Dict, Mapping, Optional, Tuple, TypeVar
 
 import numpy as np
 
-from ding_store.buffer.arrays import Array
-from ding_store.buffer.table.base import TableBase
-from ding_store.buffer.table.choices import by_rows
+from ding_store.buffer.array_types import Array
 from ding_store.buffer.table.narrowing import gather, take_into
+from ding_store.buffer.table.row_choices import by_rows
 from ding_store.buffer.table.rows import RowIndex
+from ding_store.buffer.table.table_base import TableBase
 
 T = TypeVar('T')
 Choose = Callable[[RowIndex], Array]

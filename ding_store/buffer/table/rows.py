@@ -8,7 +8,7 @@ from typing import List, Optional, Tuple
 
 import numpy as np
 
-from ding_store.buffer.arrays import Array, filled
+from ding_store.buffer.array_types import Array, filled
 from ding_store.buffer.forks import hold_over_forks
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.kernels.load import load_kernels

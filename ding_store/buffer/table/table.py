@@ -7,15 +7,15 @@ from typing import Any, Callable, Collection, Iterator, List, Mapping, Optional,
 
 import numpy as np
 
-from ding_store.buffer.arrays import Array
-from ding_store.buffer.durability import redo
-from ding_store.buffer.durability.commits import encode_note
+from ding_store.buffer.array_types import Array
 from ding_store.buffer.interrupts import finish
-from ding_store.buffer.table.base import Columns
-from ding_store.buffer.table.choices import as_rows
+from ding_store.buffer.persistence import redo_record
+from ding_store.buffer.persistence.commits import encode_note
 from ding_store.buffer.table.reads import TableReads
+from ding_store.buffer.table.row_choices import as_rows
 from ding_store.buffer.table.shape import TableShape
-from ding_store.copying import MIN_BYTES, copy_past_caches
+from ding_store.buffer.table.table_base import Columns
+from ding_store.compiled import MIN_BYTES, copy_past_caches
 from ding_store.errors import SchemaMismatch
 
 #: More copies than these take longer than one that looks at each slot.
@@ -209,7 +209,7 @@ class Table(TableReads, TableShape):
         if self.home is None:
             finish(write)
             return
-        home, record = self.home, [redo.encode(rows, columns)]
+        home, record = self.home, [redo_record.encode(rows, columns)]
         home.redo.reserve(record)
 
         def write_on_record() -> None:

@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 from typing import IO, Any, Dict, Iterator, List, Optional
 
-from ding_store import private
+from ding_store import private_files
 from ding_store.errors import StoreError, StoreUnavailable
 from ding_store.storage.embedded.binary import PathLike, find_server, server_version
-from ding_store.storage.embedded.supervisor.files import RunFiles, connect_control
+from ding_store.storage.embedded.supervisor.run_files import RunFiles, connect_control
 
 _logger = logging.getLogger(__name__)
 _LOG_LINES, _MAX_LOG_BYTES, _FULL_DISK_BYTES = 8, 1 << 20, 1 << 16
@@ -35,7 +35,7 @@ def run_files(directory: PathLike) -> RunFiles:
     """
     path = os.path.expanduser(directory)
     if os.path.lexists(path):
-        private.check_directory(path)
+        private_files.check_directory(path)
     return RunFiles(os.path.realpath(path))
 
 
@@ -124,7 +124,7 @@ def _open_log(files: RunFiles) -> IO[bytes]:
     with contextlib.suppress(FileNotFoundError):
         if os.path.getsize(files.log) > _MAX_LOG_BYTES:
             os.replace(files.log, files.log + '.1')
-    return open(files.log, 'ab', opener=private.opener)
+    return open(files.log, 'ab', opener=private_files.opener)
 
 
 def _read_line(descriptor: int, until: float) -> bytes:
@@ -166,7 +166,7 @@ def explain(files: RunFiles, reason: str) -> str:
     with contextlib.suppress(OSError):
         if shutil.disk_usage(files.directory).free < _FULL_DISK_BYTES:
             text += ' Its disk is full: make room, or choose another directory.'
-        with open(files.log, errors='replace', opener=private.opener) as log:
+        with open(files.log, errors='replace', opener=private_files.opener) as log:
             lines = log.readlines()[-_LOG_LINES:]
         text += f' {files.log} ends:\n' + ''.join(f'  {line}' for line in lines)
     return text

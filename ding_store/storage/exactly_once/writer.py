@@ -22,10 +22,10 @@ from ding_store.errors import (
     StreamFull,
 )
 from ding_store.storage.base import Arrays, EntryId, Header
+from ding_store.storage.encoding.compression import AUTO, Choice, decompressed, is_compressed
+from ding_store.storage.encoding.framing import encode, encode_pieces, seal
 from ding_store.storage.exactly_once.outbox import Announcement, Fill, Outbox, Payload, Refused, Room, Verdict
 from ding_store.storage.options import StoreOptions, StreamOptions
-from ding_store.storage.wire.compression import AUTO, Choice, decompressed, is_compressed
-from ding_store.storage.wire.encoding import encode, encode_pieces, seal
 
 logger = logging.getLogger(__name__)
 

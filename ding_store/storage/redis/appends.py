@@ -6,6 +6,7 @@ from typing import Any, Callable, Optional
 
 from ding_store.errors import ServerFull
 from ding_store.storage.base import Buffer
+from ding_store.storage.encoding.parts import is_large, place_of, publish_in_parts
 from ding_store.storage.exactly_once.outbox import (
     CODEC,
     FULL,
@@ -16,8 +17,7 @@ from ding_store.storage.exactly_once.outbox import (
     Fill,
     Verdict,
 )
-from ding_store.storage.redis.session import Before, Session
-from ding_store.storage.wire.parts import is_large, place_of, publish_in_parts
+from ding_store.storage.redis.server_session import Before, Session
 
 #: Before this much is sent, the server is asked whether there is room: until then it is there in excess.
 ASK_BYTES = 4 << 20

@@ -8,11 +8,11 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from ding_store.errors import CorruptPayload, NotEnoughSpace
 from ding_store.storage.base import NUMBER_BITS, Buffer, EntryId
+from ding_store.storage.encoding.framing import corrupt_entry, up_to_corrupt
+from ding_store.storage.encoding.parts import Parts, unpack
 from ding_store.storage.exactly_once.chain import link
-from ding_store.storage.host.planes import FILLED, GONE, OVER, Fetch, Record, fate, fetch_own
-from ding_store.storage.redis.session import Session
-from ding_store.storage.wire.encoding import corrupt_entry, up_to_corrupt
-from ding_store.storage.wire.parts import Parts, unpack
+from ding_store.storage.redis.server_session import Session
+from ding_store.storage.shared_memory.transports import FILLED, GONE, OVER, Fetch, Record, fate, fetch_own
 
 #: How much payload in parts one read fetches, and at least one.
 MAX_READ_BYTES = 64 << 20

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ding_store.storage.base import StreamInfo
-from ding_store.storage.redis.session import Session
+from ding_store.storage.redis.server_session import Session
 
 Hash = Mapping[bytes, bytes]
 

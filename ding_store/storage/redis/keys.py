@@ -13,7 +13,7 @@ import uuid
 from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
 from ding_store.storage.redis.scripts import Command
-from ding_store.storage.redis.session import Before, Session
+from ding_store.storage.redis.server_session import Before, Session
 from ding_store.storage.redis.values import VALUE_PARTS
 
 _STREAM_PARTS = ('meta', 'log', 'sizes', 'room', 'readers', 'filled', 'planes')

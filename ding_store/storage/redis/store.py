@@ -14,9 +14,24 @@ import redis
 
 from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed, StoreError, StoreUnavailable
 from ding_store.storage.base import OLDEST, START, Arrays, Buffer, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
+from ding_store.storage.encoding.compression import installed
+from ding_store.storage.encoding.framing import INLINE_BYTES, MAX_BYTES, Pieces, encode_pieces
+from ding_store.storage.encoding.parts import Parts
+from ding_store.storage.encoding.value_parts import ValuePart
 from ding_store.storage.exactly_once.outbox import Payload, Room
 from ding_store.storage.exactly_once.writer import Writer, writer_id
-from ding_store.storage.host.planes import (
+from ding_store.storage.options import ALL_OPTIONS, check_name, redis_options, refuse_rest, stream_options
+from ding_store.storage.redis.appends import RedisAppends
+from ding_store.storage.redis.connection import Link
+from ding_store.storage.redis.entries import RedisEntries
+from ding_store.storage.redis.info import read_counters, read_stream, read_streams, read_values
+from ding_store.storage.redis.keys import RunKeys
+from ding_store.storage.redis.notifications import RedisNews
+from ding_store.storage.redis.scripts import Command
+from ding_store.storage.redis.server_session import Session
+from ding_store.storage.redis.unanswered import Unanswered
+from ding_store.storage.redis.values import RedisValues
+from ding_store.storage.shared_memory.transports import (
     PATIENCE_S,
     WAITING,
     Fetch,
@@ -28,23 +43,8 @@ from ding_store.storage.host.planes import (
     fetch_own,
     unwatched,
 )
-from ding_store.storage.host.value_resolver import ValueResolver
-from ding_store.storage.options import ALL_OPTIONS, check_name, redis_options, refuse_rest, stream_options
-from ding_store.storage.redis.appends import RedisAppends
-from ding_store.storage.redis.entries import RedisEntries
-from ding_store.storage.redis.info import read_counters, read_stream, read_streams, read_values
-from ding_store.storage.redis.keys import RunKeys
-from ding_store.storage.redis.link import Link
-from ding_store.storage.redis.news import RedisNews
-from ding_store.storage.redis.scripts import Command
-from ding_store.storage.redis.session import Session
-from ding_store.storage.redis.unanswered import Unanswered
-from ding_store.storage.redis.values import RedisValues
+from ding_store.storage.shared_memory.value_resolver import ValueResolver
 from ding_store.storage.urls import check_url, directory_of, embedded_url, scheme_of
-from ding_store.storage.wire.compression import installed
-from ding_store.storage.wire.encoding import INLINE_BYTES, MAX_BYTES, Pieces, encode_pieces
-from ding_store.storage.wire.parts import Parts
-from ding_store.storage.wire.value_parts import ValuePart
 
 MAX_PAYLOAD_BYTES = MAX_BYTES
 #: How long close() begins tries, behind a first one, to reach a server that went away, since nobody else can bring what
@@ -312,7 +312,7 @@ class RedisStore(PlanedStore):
             names = {*known.streams, *known.values, *known.counters}
             self._call('retire', lambda session: self._keys.delete(session, names))
             return
-        from ding_store.storage.embedded.server import mark_finished  # Not needed for a server that others run.
+        from ding_store.storage.embedded.private_server import mark_finished  # Not needed for a server that others run.
 
         self._link.end()
         mark_finished(self._directory, min(30.0, max(1.0, self._link.reconnect_timeout_s)))

@@ -9,9 +9,9 @@ from typing import Any, Callable, List, NamedTuple, Optional
 import redis
 
 from ding_store.errors import StoreClosed, StoreError, StoreUnavailable
-from ding_store.storage.redis.link import Link
+from ding_store.storage.redis.connection import Link
 from ding_store.storage.redis.scripts import Command
-from ding_store.storage.redis.session import Session
+from ding_store.storage.redis.server_session import Session
 
 logger = logging.getLogger(__name__)
 

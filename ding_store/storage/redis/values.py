@@ -9,12 +9,12 @@ from contextlib import suppress
 from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from ding_store.errors import CorruptPayload, ServerFull, StoreError, StoreUnavailable, VersionConflict
-from ding_store.storage.host.planes import Moved, Version
+from ding_store.storage.encoding.framing import INLINE_BYTES, Pieces
+from ding_store.storage.encoding.parts import MAX_TRIES, VANISHED, read_parts, write_parts
+from ding_store.storage.encoding.value_parts import SentParts, ValuePart, is_good
 from ding_store.storage.redis.scripts import Argument, Command
-from ding_store.storage.redis.session import Before, Session
-from ding_store.storage.wire.encoding import INLINE_BYTES, Pieces
-from ding_store.storage.wire.parts import MAX_TRIES, VANISHED, read_parts, write_parts
-from ding_store.storage.wire.value_parts import SentParts, ValuePart, is_good
+from ding_store.storage.redis.server_session import Before, Session
+from ding_store.storage.shared_memory.transports import Moved, Version
 
 #: Of a value: ``value``, ``version`` (a hash) and ``wants``, see lua/value.lua.
 VALUE_PARTS = ('value', 'version', 'wants')

@@ -1,9 +1,9 @@
 """All that a store promises."""
 
-from ding_store.storage.testing.losses import LossTests
-from ding_store.storage.testing.readers import ReaderTests
-from ding_store.storage.testing.streams import StreamTests
-from ding_store.storage.testing.values import ValueTests
+from ding_store.storage.testing.loss_tests import LossTests
+from ding_store.storage.testing.reader_tests import ReaderTests
+from ding_store.storage.testing.stream_tests import StreamTests
+from ding_store.storage.testing.value_tests import ValueTests
 
 
 class StoreTests(StreamTests, ReaderTests, ValueTests, LossTests):

@@ -1,0 +1,315 @@
+"""DI-engine's buffer middleware that keeps tables of its own, served by what sees every change of the buffer."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import numpy as np
+import torch
+from ding.data.buffer import BufferedData
+from ding.data.buffer.middleware import PriorityExperienceReplay
+
+from ding_store.buffer.array_types import Array
+from ding_store.buffer.list_sampling import Samples
+from ding_store.buffer.sampling.prioritized import Prioritized
+from ding_store.buffer.sequences.group_runs import GroupRuns
+from ding_store.buffer.table.row_choices import check_sample_arguments, split
+from ding_store.buffer.table.rows import RowIndex
+from ding_store.errors import ConfigError, NotEnoughData
+
+#: What DI-engine's middleware adds to updated priorities.
+_EPSILON = 1e-5
+#: Counts of rows that are gone, which nobody minds.
+_FEW = 64
+#: What staleness_check wants in every meta.
+_COLLECTED = 'train_iter_data_collected'
+#: The arguments of a sample behind its size, in their places.
+_OPTIONS = ('indices', 'replace', 'sample_range', 'ignore_insufficient', 'groupby', 'unroll_len')
+#: What is outside of a PriorityExperienceReplay that is served, whenever it is used: it says what may be drawn, where
+#: inside there are elements, drawn already ...
+_LIMITS = ('staleness_check', 'sample_range_view')
+#: ... or looks at the groups that were.
+_OUTSIDE = (*_LIMITS, 'group_sample', 'padding')
+
+
+def use(chain: List[Callable], middleware: Callable, buffer_: Any) -> None:
+    """
+    Overview:
+        Add a middleware to those that are used, or what does the same also where rows leave without it, or come twice,
+        or others are around it.
+    Raises:
+        - ConfigError: It cannot be inside of the PriorityExperienceReplay that is used already.
+    """
+    name = _name_of(middleware)
+    drawn_at = [place for place, each in enumerate(chain) if isinstance(each, PriorityExperienceReplay)]
+    is_served = bool(drawn_at) and isinstance(chain[drawn_at[0]], ServedPriorities)
+    if is_served and name in _OUTSIDE:
+        chain.insert(drawn_at[0], _served(middleware, name, buffer_))
+    elif is_served or not drawn_at or name not in _LIMITS:
+        chain.append(_served(middleware, name, buffer_))
+    else:
+        raise ConfigError(
+            f'{name} is used inside of PriorityExperienceReplay, which draws before it: '
+            f'use({name}(...)) before use(PriorityExperienceReplay(...))'
+        )
+
+
+def _served(middleware: Callable, name: str, buffer_: Any) -> Callable:
+    if type(middleware) is PriorityExperienceReplay and _is_possible(middleware):
+        return ServedPriorities(middleware, buffer_)
+    if name == 'use_time_check':
+        need_delete = _inside(middleware, 'sample', '_check_use_count', '_need_delete')
+        return ServedUses(_inside(need_delete, 'max_use'), buffer_)
+    if name == 'sample_range_view':
+        return ServedRange(_inside(middleware, 'sample_range'))
+    if name == 'staleness_check':
+        return ServedAge(middleware, _inside(middleware, 'sample', 'max_staleness'), buffer_)
+    return middleware
+
+
+class ServedPriorities(PriorityExperienceReplay):
+    """PriorityExperienceReplay: its settings and calls, the masses of ``Prioritized``."""
+
+    def __init__(self, settings: PriorityExperienceReplay, buffer_: Any) -> None:
+        self.buffer, self.IS_weight, self.max_priority = buffer_, settings.IS_weight, settings.max_priority
+        self.priority_power_factor = settings.priority_power_factor
+        self.IS_weight_anneal_train_iter = settings.IS_weight_anneal_train_iter
+        self.sampler = Prioritized(
+            alpha=settings.priority_power_factor,
+            beta=settings.IS_weight_power_factor,
+            beta_anneal_steps=settings.IS_weight_anneal_train_iter,
+            epsilon=0.0,
+        )
+        # What the user holds; its tables of its own are not used.
+        settings.state_dict, settings.load_state_dict = self.state_dict, self.load_state_dict
+        self.loaded()
+
+    def push(self, chain: Callable, data: Any, meta: Optional[dict] = None, *args: Any, **kwargs: Any) -> BufferedData:
+        if meta is None:
+            meta = {'priority': data.pop('priority')} if 'priority' in data else {}
+        meta.setdefault('priority', self.max_priority)
+        values = self.sampler.check([float(meta['priority'])], 1)
+        buffered = chain(data, *args, meta=meta, **kwargs)
+        self.sampler.insert(np.array([int(buffered.index)]), values)
+        return buffered
+
+    @property
+    def IS_weight_power_factor(self) -> float:  # noqa: N802  DI-engine's name
+        """How much of the bias of priorities is corrected now."""
+        return self.sampler.beta
+
+    def sample(self, chain: Callable, size: Optional[int] = None, *args: Any, **kwargs: Any) -> Samples:
+        options = {**dict(zip(_OPTIONS, args)), **kwargs}
+        if options.get('indices'):
+            read: Samples = chain(size, **options)
+            return read  # For which nothing is drawn.
+        groupby, unroll_len, limits = (options.pop(name, None) for name in ('groupby', 'unroll_len', 'sample_range'))
+        replace, ignore = (options.pop(name, False) for name in ('replace', 'ignore_insufficient'))
+        num_drawn, _ = check_sample_arguments(size, options.pop('indices', None), groupby, unroll_len, limits)
+        try:
+            with self.buffer._sampling(num_drawn):
+                index = self.buffer.table.index
+                if groupby is None:
+                    rows, weights = self._draw(index, num_drawn, limits)
+                    lengths = None
+                else:
+                    rows, weights, lengths = self._draw_groups(index, num_drawn, groupby, unroll_len, replace, limits)
+                items: List[BufferedData] = chain(indices=[str(row) for row in rows.tolist()], **options)
+        except NotEnoughData:
+            if ignore:
+                return []
+            raise
+        for item, weight in zip(items, weights.tolist()):
+            # Of this sample alone: written past the row's own meta, which would keep it.
+            dict.__setitem__(item.meta, 'priority_idx', int(item.index))
+            if self.IS_weight:
+                dict.__setitem__(item.meta, 'priority_IS', weight)
+                item.data['priority_IS'] = torch.tensor([weight], dtype=torch.float32)
+        return items if lengths is None else split(items, lengths)
+
+    @property
+    def buffer_idx(self) -> Dict[int, str]:
+        """The index of every element, by its ``priority_idx``."""
+        return {row: str(row) for row in self.buffer.table.rows_by_age().tolist()}
+
+    def _draw(self, index: RowIndex, size: int, limits: Optional[slice]) -> Tuple[Array, Array]:
+        """Rows ``(size,)`` and their weights."""
+        with index.lock:
+            slots = self.sampler.choose(index, size, True, limits)
+            # Without weights the correction that they are does not grow.
+            return index.row_of_slot[slots], self.sampler.weigh(slots) if self.IS_weight else np.ones(len(slots))
+
+    def _draw_groups(
+        self,
+        index: RowIndex,
+        size: int,
+        groupby: str,
+        unroll_len: Optional[int],
+        replace: bool,
+        limits: Optional[slice],
+    ) -> Tuple[Array, Array, List[int]]:
+        """
+        Rows of ``size`` groups, which come in proportion to the masses of all their rows, or of ``size`` runs of
+        ``unroll_len`` rows, in proportion to that of the row at which each begins; a weight for each row, and how many
+        rows each has.
+        """
+        elements = self.buffer._elements
+        with elements.table.write_lock, index.lock:
+            slots = index.slots_by_age()[limits or slice(None)].astype(np.intp)
+            runs = GroupRuns(elements.metas.groups(groupby), slots, unroll_len or None, self.buffer.sliced)
+            step = self.sampler.step
+            chosen, weights = self.sampler.choose_sets(runs.slots, runs.run_of_slot, size, replace)
+            if not self.IS_weight:
+                self.sampler.step = step
+            rows = [index.row_of_slot[runs.slots_of(run)] for run in chosen.tolist()]
+        lengths = [len(each) for each in rows]
+        return np.concatenate(rows), np.repeat(weights, lengths), lengths
+
+    def update(
+        self, chain: Callable, index: str, data: Any = None, meta: Any = None, *args: Any, **kwargs: Any
+    ) -> bool:
+        values = None
+        if meta is not None and 'priority' in meta:
+            values = self.sampler.check([float(meta['priority'])], 1) + _EPSILON
+        if data is not None and self.IS_weight and self.buffer.schema is not None and 'priority_IS' in data:
+            # Of the sample that it comes from, where the buffer's elements have none.
+            data = type(data)({key: value for key, value in data.items() if key != 'priority_IS'})
+        found: bool = chain(index, data, meta, *args, **kwargs)
+        if values is not None:
+            self.sampler.update(np.array([int(index)]), values)
+            self.max_priority = max(self.max_priority, float(values[0])) if found else self.max_priority
+        return found
+
+    def delete(self, chain: Callable, index: str, *args: Any, **kwargs: Any) -> None:
+        chain(index, *args, **kwargs)
+
+    def clear(self, chain: Callable) -> None:
+        self.max_priority = 1.0
+        chain()
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Everything that draws depend on."""
+        return {'max_priority': self.max_priority, 'sampler': self.sampler.state()}
+
+    def load_state_dict(self, _state_dict: Dict[str, Any], deepcopy: bool = False) -> None:
+        """Go on from a ``state_dict`` of a buffer with the same elements."""
+        self.sampler.load_state(_state_dict['sampler'])
+        self.max_priority = _state_dict['max_priority']
+
+    def loaded(self) -> None:
+        """The buffer has other rows, or another table, or has some already: their metas say their priorities."""
+        # A sampler has one table for good, but its copy, which has none, goes on where it is.
+        self.sampler = copy.deepcopy(self.sampler)
+        self.sampler.attach(self.buffer.table.index)
+        rows, found = self.buffer._elements.metas.values_of('priority')
+        values = np.array([float(value) for value in found])
+        self.sampler.insert(rows, values)
+        self.max_priority = max(self.max_priority, float(values.max(initial=0.0)))
+
+
+class ServedUses:
+    """use_time_check: rows leave that were sampled so often; twice in one batch counts twice."""
+
+    def __init__(self, max_use: float, buffer_: Any) -> None:
+        self._max_use, self._buffer = max_use, buffer_
+        self._counts: Dict[str, int] = {}
+        self.loaded()
+
+    def __call__(self, action: str, chain: Callable, *args: Any, **kwargs: Any) -> Any:
+        result = chain(*args, **kwargs)
+        if action == 'sample':
+            self._count(_items_of(result))
+        return result
+
+    def _count(self, items: List[BufferedData]) -> None:
+        for item in items:
+            self._counts[item.index] = self._counts.get(item.index, 0) + 1
+        for item in items:
+            # Of several of one row only the first has the row's own meta.
+            item.meta['use_count'] = self._counts[item.index]
+        used_up = {item.index for item in items if self._counts[item.index] >= self._max_use}
+        self._buffer.delete(sorted(used_up, key=int))
+        for index in used_up:
+            self._counts.pop(index, None)
+        if len(self._counts) > 2 * self._buffer.count() + _FEW:
+            self._forget_gone()
+
+    def _forget_gone(self) -> None:
+        """Rows left that were not used up. O(rows), so not before they are as many as those that are there."""
+        there = self._buffer.table.contains(np.array([int(index) for index in self._counts], np.int64))
+        self._counts = {index: uses for (index, uses), is_there in zip(self._counts.items(), there) if is_there}
+
+    def loaded(self) -> None:
+        """The buffer has other rows, or another table: their metas say their uses."""
+        rows, uses = self._buffer._elements.metas.values_of('use_count')
+        self._counts = {str(row): count for row, count in zip(rows.tolist(), uses)}
+
+
+class ServedAge:
+    """staleness_check: rows leave that were collected too many iterations ago; no element is read for it."""
+
+    def __init__(self, middleware: Callable, max_staleness: float, buffer_: Any) -> None:
+        self._middleware, self._max_staleness, self._buffer = middleware, max_staleness, buffer_
+
+    def __call__(self, action: str, chain: Callable, *args: Any, **kwargs: Any) -> Any:
+        if action != 'sample':
+            return self._middleware(action, chain, *args, **kwargs)
+        if 'train_iter_sample_data' not in kwargs:
+            # By its name it may come with any arguments in their places, else it is the first of them.
+            if not args:
+                raise TypeError('staleness_check needs train_iter_sample_data=<iteration> at every sample')
+            kwargs['train_iter_sample_data'], args = args[0], args[1:]
+        return self._sample(chain, kwargs.pop('train_iter_sample_data'), args, kwargs)
+
+    def _sample(self, chain: Callable, now: int, args: Tuple[Any, ...], options: Dict[str, Any]) -> Samples:
+        before = self._buffer.table.rows_by_age()
+        rows, collected = self._buffer._elements.metas.values_of(_COLLECTED)
+        if len(rows) < len(before):  # Some have none, or left meanwhile: which is sorted out only then.
+            without = np.setdiff1d(before, rows)
+            for row in without[self._buffer.table.contains(without)].tolist():
+                raise KeyError(f'row {row} has no meta {_COLLECTED!r}, which staleness_check needs of every row')
+        self._buffer.delete([str(row) for row, at in zip(rows.tolist(), collected) if now - at > self._max_staleness])
+        result: Samples = chain(*args, **options)
+        for item in _items_of(result):
+            # Of this sample alone: written past the row's own meta, which would keep it.
+            dict.__setitem__(item.meta, 'staleness', now - item.meta[_COLLECTED])
+        return result
+
+
+class ServedRange:
+    """sample_range_view: with all other arguments of the sample."""
+
+    def __init__(self, sample_range: slice) -> None:
+        self._range = sample_range
+
+    def __call__(self, action: str, chain: Callable, *args: Any, **kwargs: Any) -> Any:
+        if action == 'sample':
+            kwargs['sample_range'] = self._range
+        return chain(*args, **kwargs)
+
+
+def _items_of(result: Samples) -> List[BufferedData]:
+    """Of a sample, of groups, too; without what they are padded with."""
+    items = [item for each in result for item in (each if isinstance(each, list) else [each])]
+    return [item for item in items if item.index is not None]
+
+
+def _name_of(middleware: Callable) -> str:
+    """The function of DI-engine that made it; '' for anything else."""
+    module, name = middleware.__module__ or '', getattr(middleware, '__qualname__', '').partition('.')[0]
+    return name if module == f'ding.data.buffer.middleware.{name}' else ''
+
+
+def _is_possible(settings: PriorityExperienceReplay) -> bool:
+    """Whether ``Prioritized`` takes these settings."""
+    return all(0 <= power <= 1 for power in (settings.priority_power_factor, settings.IS_weight_power_factor))
+
+
+def _inside(function: Callable, *names: str) -> Any:
+    """What a function's closure has under this name, and that one's under the next."""
+    found: Any = function
+    for name in names:
+        cells = zip(found.__code__.co_freevars, found.__closure__)
+        found = {key: cell.cell_contents for key, cell in cells}[name]
+    return found

@@ -1,0 +1,256 @@
+"""What elements are kept in: columns of which schema, or beside columns; and how that changes."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, List, Mapping, Optional, Sequence
+
+import numpy as np
+
+from ding_store.buffer.array_types import Array
+from ding_store.buffer.elements import packed
+from ding_store.buffer.elements.metas import MetaStore
+from ding_store.buffer.elements.non_columnar import BesideColumns
+from ding_store.buffer.elements.objects import ObjectColumn
+from ding_store.buffer.elements.raw_columns import fill_values
+from ding_store.buffer.elements.step_lists import check_may_differ, tell
+from ding_store.buffer.interrupts import finish
+from ding_store.buffer.persistence.table_directory import Home
+from ding_store.buffer.sequences.breaks import Break
+from ding_store.buffer.sequences.sequences import Sequences
+from ding_store.buffer.table.column_memory import Regions
+from ding_store.buffer.table.narrowing import candidates
+from ding_store.buffer.table.outputs import WarmOutputs
+from ding_store.buffer.table.table_base import Columns
+from ding_store.columns import NotColumnar, Schema
+from ding_store.errors import CorruptPayload, SchemaMismatch
+
+
+class Layout(BesideColumns):
+    """See ``Elements``."""
+
+    metas: MetaStore
+    sequences: Sequences
+    _schema: Optional[Schema]
+    _outputs: WarmOutputs
+
+    def _restore(self) -> None:
+        """What is known of the elements that were found."""
+        self.metas.restore()
+        home, info = self.table.home, self.table.info
+        if home is None:
+            return
+        if not packed.is_packed(home):
+            self._schema = None if info is None else self._stored_schema(home)
+        elif len(self.table):
+            self.objects = self._new_objects()
+            return
+        packed.remove_leftover(home)
+
+    def _stored_schema(self, home: Home) -> Schema:
+        """What the header says of the columns, if these are of that schema."""
+        try:
+            schema = Schema.from_json(home.header.info)
+            columns = schema.columns()
+        except SchemaMismatch as e:
+            raise CorruptPayload(f'the header in {home.path!r} holds no schema of elements: {e}') from e
+        if columns != self.table.specs:
+            raise CorruptPayload(f'the header in {home.path!r} names other columns than those of its schema')
+        return schema
+
+    @property
+    def schema(self) -> Optional[Schema]:
+        """The leaves of an element; None before the first one, and where elements are objects."""
+        return None if self.objects is not None else self._schema
+
+    def start(self, schema: Schema, narrow: Iterable[str] = ()) -> None:
+        """
+        Overview:
+            Be empty, and for elements of this schema.
+        Arguments:
+            - narrow (:obj:`Iterable`): Columns that can be kept so: see ``candidates``.
+        """
+
+        def started() -> None:
+            self._outputs = self._new_outputs(schema)
+            if self.objects is not None:
+                self.objects.remove()
+            self._schema, self.objects = schema, None
+
+        if schema != self.schema:
+            self.table.replace_columns(schema.columns(), schema.to_json(), narrow, started)
+        else:
+            finish(started)
+
+    def start_objects(self) -> None:
+        """Empty, and for elements that no columns can hold."""
+
+        def started() -> None:
+            self._schema, self.objects = None, self._new_objects()
+            self._outputs = self._new_outputs(None)
+
+        if self.table.home is None:
+            self.table.replace_columns({}, replaced=started)
+        else:
+            self.table.replace_columns(packed.SPECS, packed.INFO, replaced=started)
+
+    def replace(
+        self,
+        schema: Optional[Schema],
+        objects: Optional[Iterable[Any]],
+        regions: Regions,
+        narrow: Iterable[str],
+        rows: Array,
+        next_row: int,
+        metas: Sequence[Optional[Mapping[Any, Any]]],
+        breaks: Sequence[Break] = (),
+    ) -> None:
+        """
+        Overview:
+            Have these elements instead, in the columns of ``Table.replace`` or as objects, or packets of them, and
+            metas, one for each row or none at all.
+        Arguments:
+            - breaks (:obj:`Sequence[Break]`): Where no sequence of theirs goes on.
+        Raises:
+            - SchemaMismatch: A meta holds what cannot be on record. NotEnoughSpace: The disk is full. Whatever
+              ``objects`` raise. Nothing changed.
+        """
+        is_packed = objects is not None and self.table.home is not None
+        kept: Optional[List[Any]] = None
+        try:
+            records = self.metas.records_of(rows, metas)
+            self.sequences.breaks.prepare(breaks)
+            if objects is not None and is_packed:
+                self._pack(objects, len(rows), regions)
+            elif objects is not None:
+                kept = packed.unpacked(objects)
+        except BaseException:
+            regions.discard()
+            self._give_back()
+            self.sequences.breaks.take_back()
+            raise
+        former = self.objects
+
+        def cleared() -> None:
+            self.metas.clear(record=False)
+            self.sequences.breaks.replace(breaks)
+
+        def replaced() -> None:
+            slots = np.arange(len(rows))
+            self._schema, self.objects = schema, None if objects is None else self._new_objects()
+            if isinstance(self.objects, ObjectColumn) and kept is not None:
+                self.objects.put(slots, kept)
+            self._outputs = self._new_outputs(schema)
+            for slot, row, meta in zip(slots.tolist(), rows.tolist(), metas):
+                self.metas.put(slot, row, meta, record=False)
+            self.sequences.replaced()
+
+        info = packed.INFO if is_packed else None if schema is None else schema.to_json()
+        try:
+            self.table.replace(regions, info, narrow, rows, next_row, records, cleared, replaced)
+        except BaseException:
+            self._give_back()
+            self.sequences.breaks.take_back()
+            raise
+        if former is not None and not is_packed:
+            former.remove()
+
+    def check_fit(self, elements: Sequence[Any]) -> None:
+        """
+        Overview:
+            Whether an empty buffer would have these elements.
+        Raises:
+            - SchemaMismatch: It would not.
+        """
+        try:
+            Schema.infer(elements)
+        except SchemaMismatch as e:
+            check_may_differ(None, elements, e)
+            for element in elements if self.table.home is not None else ():
+                try:
+                    Schema.infer([element])
+                except NotColumnar as reason:
+                    self._refuse_objects(reason)
+
+    def _decide(self, elements: Sequence[Any]) -> None:
+        try:
+            schema = Schema.infer(elements)
+        except SchemaMismatch as e:
+            difference = check_may_differ(None, elements, e)
+            if isinstance(e, NotColumnar):
+                self._refuse_objects(e)
+            self.start_objects()
+            tell(difference)
+        else:
+            self.start(schema, candidates(schema.columns(), schema.encode(elements[:1])))
+
+    def _make_fit(self, elements: Sequence[Any]) -> None:
+        """After a mismatch: widen the schema, or let go of it, or say what does not fit."""
+        if len(self.table) == 0:
+            self._decide(elements)
+            return
+        try:
+            self._adapt(Schema.infer(elements, may_be_empty=True))
+        except SchemaMismatch as e:
+            difference = check_may_differ(self.schema, elements, e)
+            if isinstance(e, NotColumnar):
+                self._refuse_objects(e)
+            self._move_to_objects()
+            tell(difference)
+
+    def _adapt(self, schema: Schema) -> None:
+        """Make the columns hold elements of this schema, too."""
+        assert self.schema is not None
+        merged = self.schema.merge(schema)
+        known, specs = self.table.specs, merged.columns()
+        added = {name: spec for name, spec in specs.items() if name not in known}
+        wider = {name: spec for name, spec in specs.items() if known.get(name, spec) != spec}
+        for name, (dtype, _) in wider.items():
+            self._check_wider(name, dtype)
+        info = merged.to_json()
+
+        def adapted() -> None:
+            self._outputs = self._new_outputs(merged)
+            # Only now: readers look at the schema after they have copied, and an older one reads older rows well.
+            self._schema = merged
+
+        if added or wider or (self.table.home is not None and self.table.info != info):
+            self.table.add_columns(added, fill_values(added, known), info, adapted, wider)
+        else:
+            finish(adapted)
+
+    def _check_wider(self, name: str, dtype: np.dtype) -> None:
+        with self.table.index.lock:
+            values = self.table.columns[name][self.table.index.live_slots]
+        if values.dtype.kind in 'iu' and not np.array_equal(values.astype(dtype).astype(values.dtype), values):
+            raise SchemaMismatch(f'leaf {name!r}: it has integers before this one that are no {dtype} exactly')
+
+    def _move_to_objects(self) -> None:
+        with self.table.index.lock:
+            slots = self.table.index.slots_by_age().astype(np.intp)
+        elements, objects = self._decode(self.table.take(slots)), self._new_objects()
+        if isinstance(objects, ObjectColumn):
+            objects.put(slots, elements)
+            # Readers that are between copying and decoding have the columns of then, and their schema.
+            self.objects = objects
+            return
+
+        def converted() -> None:
+            self._schema, self.objects, self._outputs = None, objects, self._new_outputs(None)
+            objects.published(slots)
+
+        with self._storing():
+            self.table.convert(packed.SPECS, packed.INFO, slots, objects.store(elements), converted)
+
+    def _new_outputs(self, schema: Optional[Schema]) -> WarmOutputs:
+        """Of columns that are others now."""
+        self.sequences.drop_columns()
+        return WarmOutputs(self.table.specs, None if schema is None else schema.plain_batch)
+
+    def _columnar(self) -> Schema:
+        schema = self._schema
+        if schema is None or self.objects is not None:
+            raise SchemaMismatch('elements that are kept as Python objects make no collated batch; use sample()')
+        return schema
+
+    def _decode(self, columns: Columns) -> List[Any]:
+        return self._schema.decode(columns) if self._schema is not None and columns else []

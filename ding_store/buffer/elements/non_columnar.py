@@ -1,0 +1,51 @@
+"""Elements that no columns hold: Python objects of this process, or packed where there is a path."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Iterable, Iterator, Union
+
+from ding_store.buffer.elements import packed
+from ding_store.buffer.elements.objects import ObjectColumn
+from ding_store.buffer.elements.packed import PackedColumn
+from ding_store.buffer.table.column_memory import Regions
+from ding_store.buffer.table.table import Table
+from ding_store.columns import NotColumnar
+
+
+class BesideColumns:
+    """See ``Elements``."""
+
+    table: Table
+    #: None where all elements are in columns.
+    objects: Union[None, ObjectColumn, PackedColumn]
+
+    def _pack(self, elements: Iterable[Any], num_rows: int, regions: Regions) -> None:
+        """Columns of the places of elements, beside those that are there."""
+        column = self.objects if isinstance(self.objects, PackedColumn) else PackedColumn(self.table)
+        regions.add(packed.SPECS)
+        regions.reserve(num_rows)
+        for name, values in column.store(elements).items():
+            regions.columns[name][:num_rows] = values
+
+    def _new_objects(self) -> Union[ObjectColumn, PackedColumn]:
+        return ObjectColumn() if self.table.home is None else PackedColumn(self.table)
+
+    @contextmanager
+    def _storing(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._give_back()
+            raise
+
+    def _give_back(self) -> None:
+        """What was packed for rows that do not become live is let go of."""
+        if isinstance(self.objects, PackedColumn):
+            self.objects.give_back()
+        elif self.table.home is not None:
+            packed.remove_leftover(self.table.home)
+
+    def _refuse_objects(self, reason: NotColumnar) -> None:
+        if self.table.home is not None:
+            raise packed.refusal(self.table.home.path, reason) from reason

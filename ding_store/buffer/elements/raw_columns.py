@@ -1,0 +1,84 @@
+"""Columns that came without elements: their schema, and what they lack of a wider one."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping
+
+import numpy as np
+import torch
+import treetensor.torch as ttorch
+from treevalue.tree.common import create_storage
+
+from ding_store.buffer.array_types import Array
+from ding_store.buffer.table.column_memory import ColumnSpec
+from ding_store.columns import Schema
+from ding_store.errors import SchemaMismatch
+
+#: A column of this suffix says, row by row, whether the leaf or subtree of that name is there.
+PRESENCE = '?'
+
+
+def schema_of(columns: Mapping[str, Array]) -> Schema:
+    """
+    Overview:
+        The schema of elements that are trees of tensors: names are paths, ``'obs/image'``.
+    Raises:
+        - SchemaMismatch: There are no columns, no rows, or a dtype that is no tensor's.
+    """
+    if not columns or not all(np.ndim(column) and len(column) for column in columns.values()):
+        raise SchemaMismatch(f'columns need at least one name, and one row each, to begin with: {sorted(columns)}')
+    tree: Dict[str, Any] = {}
+    for path, column in columns.items():
+        *parents, name = path.split('/')
+        place = tree
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        try:
+            place[name] = torch.as_tensor(column[0].copy())
+        except TypeError as e:
+            raise SchemaMismatch(f'column {path!r} has dtype {column.dtype}, which no tensor has') from e
+    return Schema.infer([ttorch.Tensor(create_storage(tree))])
+
+
+def complete(columns: Mapping[str, Array], specs: Mapping[str, ColumnSpec]) -> Mapping[str, Array]:
+    """Columns of an older, narrower schema as the wider one has them: what they lack is absent, the rest present."""
+    if len(columns) == len(specs):
+        return columns  # If they have other names, the table will say so.
+    missing = {name: spec for name, spec in specs.items() if name not in columns}
+    if not missing or not any(name.endswith(PRESENCE) for name in specs):
+        return columns
+    num_rows = len(next(iter(columns.values())))
+    made = {}
+    fill = fill_values(missing, columns)
+    for name, (dtype, shape) in missing.items():
+        if name.endswith(PRESENCE) or any(_is_under(name, other[:-1]) for other in specs if other.endswith(PRESENCE)):
+            made[name] = np.full((num_rows, *shape), fill.get(name, 0), dtype)
+    return {**columns, **made}
+
+
+def as_wide(columns: Mapping[str, Array], specs: Mapping[str, ColumnSpec], schema: Schema) -> Mapping[str, Array]:
+    """
+    Overview:
+        Columns of a schema whose numbers are of narrower kinds, as the table has them.
+    Raises:
+        - SchemaMismatch: A number would change.
+    """
+    made = {}
+    for name, (dtype, _) in schema.columns().items():
+        wanted = specs.get(name, (dtype,))[0]
+        if wanted == dtype or name not in columns or columns[name].dtype != dtype:
+            continue
+        made[name] = columns[name].astype(wanted)
+        if dtype.kind in 'iu' and not np.array_equal(made[name].astype(dtype), columns[name]):
+            raise SchemaMismatch(f'column {name!r}: it has integers that are no {wanted} exactly')
+    return {**columns, **made} if made else columns
+
+
+def fill_values(added: Mapping[str, ColumnSpec], known: Mapping[str, Any]) -> Dict[str, int]:
+    """Presence columns that are new are 1 for older rows where the leaves below them were there already."""
+    presence = [name for name in added if name.endswith(PRESENCE)]
+    return {name: 1 for name in presence if any(_is_under(other, name[:-1]) for other in known)}
+
+
+def _is_under(name: str, path: str) -> bool:
+    return name == path or name.startswith(path + '/')

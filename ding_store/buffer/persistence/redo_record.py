@@ -1,0 +1,45 @@
+"""Rows that are about to be overwritten in place, as one record: so that a crash in the middle can be repeated."""
+
+from __future__ import annotations
+
+import json
+from math import prod
+from typing import Dict, Mapping, Tuple
+
+import numpy as np
+
+from ding_store.buffer.array_types import Array
+from ding_store.errors import CorruptPayload
+
+
+def encode(rows: Array, columns: Mapping[str, Array]) -> bytes:
+    """Row numbers ``(n,)`` and what they will be in these columns, ``(n, *shape)``."""
+    head = [len(rows), [[name, array.dtype.str, list(array.shape)] for name, array in columns.items()]]
+    text = json.dumps(head).encode()
+    parts = [len(text).to_bytes(4, 'little'), text, rows.astype('<i8').tobytes()]
+    return b''.join(parts + [array.tobytes() for array in columns.values()])
+
+
+def decode(record: bytes, held: Mapping[str, Array]) -> Tuple[Array, Dict[str, Array]]:
+    """
+    Overview:
+        What ``encode`` was given.
+    Arguments:
+        - held (:obj:`Mapping`): The columns of the table, by name.
+    Raises:
+        - CorruptPayload: It was not written by ``encode``, or is of other columns.
+    """
+    try:
+        end = 4 + int.from_bytes(record[:4], 'little')
+        num_rows, described = json.loads(record[4:end])
+        rows = np.frombuffer(record, '<i8', num_rows, end).astype(np.int64)
+        end += 8 * num_rows
+        columns = {}
+        for name, dtype, shape in described:
+            if np.dtype(dtype) != held[name].dtype or tuple(shape) != (num_rows, *held[name].shape[1:]):
+                raise ValueError(f'column {name!r} is of other elements')
+            columns[name] = np.frombuffer(record, dtype, prod(shape), end).reshape(shape)
+            end += columns[name].nbytes
+    except (ValueError, KeyError, TypeError, RecursionError) as e:
+        raise CorruptPayload(f'the record of an update that was not finished cannot be read: {e}') from e
+    return rows, columns

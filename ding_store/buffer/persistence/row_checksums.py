@@ -1,0 +1,96 @@
+"""Checksums of row numbers, by slot: so that a number that was damaged is not taken for another row, or for none."""
+
+from __future__ import annotations
+
+import mmap
+from typing import List
+
+import numpy as np
+
+from ding_store.buffer.array_types import Array
+from ding_store.buffer.table.rows import EMPTY
+from ding_store.errors import CorruptPayload
+
+#: Odd, so that every bit of a row number changes its mark.
+_OF_ROW, _OF_SLOT = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
+_ALL, _ONE = (1 << 64) - 1, {'i': np.int64(1), 'u': np.uint64(1)}
+_BITS = np.uint64(1) << np.arange(64, dtype=np.uint64)
+
+
+class Marks:
+    """
+    Overview:
+        A mark is stored before the row number that it is of. So the mark of a row that lives is always right, whenever
+        its process is killed; that of a free slot counts for nothing.
+    Arguments:
+        - region (:obj:`mmap.mmap`): At least 8 bytes per slot.
+    """
+
+    def __init__(self, region: mmap.mmap, capacity: int) -> None:
+        self._region = region
+        self._marks = np.frombuffer(region, np.uint64)[:capacity]
+        self._is_synced = False
+
+    def put(self, slots: Array, rows: Array) -> None:
+        self._marks[slots] = _marks(slots, rows)
+        self._is_synced = False
+
+    def put_run(self, slots: Array, first_row: int) -> None:
+        """As ``put``, of consecutive rows."""
+        if len(slots) == 1:
+            # Without the fixed price of operations on arrays: this is every push of one element.
+            slot = int(slots[0])
+            self._marks[slot] = ((first_row + 1) * int(_OF_ROW) ^ (slot + 1) * int(_OF_SLOT)) & _ALL
+            self._is_synced = False
+        else:
+            self.put(slots, np.arange(first_row, first_row + len(slots)))
+
+    def sync(self) -> None:
+        if not self._is_synced:
+            self._region.flush()
+            self._is_synced = True
+
+    def findings(self, numbers: Array) -> List[str]:
+        """Whose marks are not theirs."""
+        live = np.flatnonzero(numbers != EMPTY)
+        wrong = live[self._marks[live] != _marks(live, numbers[live])]
+        return [f'the row numbers of slots {wrong[:9].tolist()} are damaged'] if len(wrong) else []
+
+    def repaired(self, numbers: Array, first_row: int, next_row: int, path: str) -> Array:
+        """
+        Overview:
+            The row numbers as they were stored, with EMPTY for rows that do not count: those from ``next_row`` on were
+            never committed, those below ``first_row`` were cleared. Nothing is changed.
+        Raises:
+            - CorruptPayload: One was damaged, and which row it was of cannot be told.
+        """
+        repaired = numbers.copy()
+        used = np.flatnonzero(numbers != EMPTY)
+        for slot in used[self._marks[used] != _marks(used, numbers[used])].tolist():
+            repaired[slot] = self._original(slot, int(numbers[slot]), first_row, next_row, path)
+        repaired[(repaired < first_row) | (repaired >= next_row)] = EMPTY
+        return repaired
+
+    def _original(self, slot: int, number: int, first_row: int, next_row: int, path: str) -> int:
+        """What this row number was before one of its bits, or one of its mark's, was flipped."""
+        stored, mark = np.array([number]).astype(np.uint64), self._marks[slot]
+        candidates = stored ^ _BITS
+        found = candidates[_marks(np.full(64, slot), candidates) == mark].astype(np.int64).tolist()
+        if int(stored[0]) in (~_BITS).tolist():
+            return EMPTY
+        if bin(int(_marks(np.array([slot]), stored)[0]) ^ int(mark)).count('1') == 1:
+            found.append(number)
+        found = [row for row in found if row >= 0]
+        if not found and number >= next_row:
+            return EMPTY  # A power cut before the commit may keep the number, and not the mark.
+        if len(found) != 1:
+            raise CorruptPayload(
+                f'{path!r} was damaged: slot {slot} holds the number {number}, which is not what was stored; restore '
+                'the directory from a copy, or remove it to begin anew'
+            )
+        return int(found[0])
+
+
+def _marks(slots: Array, rows: Array) -> Array:
+    """Of arrays of integers of 64 bits, with a sign or without."""
+    return (rows + _ONE[rows.dtype.kind]).view(np.uint64) * _OF_ROW ^ (slots + _ONE['i']).view(np.uint64) * _OF_SLOT

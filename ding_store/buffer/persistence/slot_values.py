@@ -1,0 +1,204 @@
+"""One number per row that survives the process, such as a priority; beside the table, whose rows do not wait for it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, List, Tuple, Union
+
+import numpy as np
+
+from ding_store import private_files
+from ding_store.buffer.array_types import Array
+from ding_store.buffer.persistence.journal import reserve
+
+#: A page in front, for numbers of the whole.
+_START = 4096
+#: Its words: the owner's count and largest value, whether values are being stored, and a checksum of the first two.
+_STEP, _LARGEST, _STORING, _CHECK = range(4)
+#: All bits, so that one that was flipped does not say it.
+_YES = np.uint64((1 << 64) - 1)
+#: A word is a row number plus one, of 48 bits, and above it a checksum of that and the value.
+_ROW = np.uint64((1 << 48) - 1)
+_VALUE, _BITS = struct.Struct('<d'), struct.Struct('<Q')
+
+
+class SlotValues:
+    """
+    Overview:
+        Values by slot, each with the row that it is of: what is left of a row that had the slot before counts for
+        nothing, so that new rows need not be written here.
+    Arguments:
+        - path (:obj:`str`): The file; made if there is none.
+        - capacity (:obj:`int`): The number of slots.
+        - is_ours (:obj:`Callable`): Whether the directory is still this process's: otherwise nothing is written.
+        - report (:obj:`Callable`): Told what is damaged. Its value counts as unknown then.
+        - is_old (:obj:`bool`): It may be of an earlier version, which had no checksums.
+    """
+
+    # A new file is all zeros, and so are row numbers at the beginning: stored is the number plus one.
+
+    def __init__(
+        self,
+        path: str,
+        capacity: int,
+        is_ours: Callable[[], bool] = lambda: True,
+        report: Callable[[str], None] = lambda finding: None,
+        is_old: bool = False,
+    ) -> None:
+        self._path, self._is_ours, self._report = path, is_ours, report
+        self._map(capacity)
+        if not is_ours():
+            return
+        if is_old or self._head[_STORING] == _YES:
+            # A kill in the middle of a store left a value that is the old or the new one, with the other's checksum.
+            self.convert()
+        elif self._head[_CHECK] != self._checksum() or not (np.isfinite(self.largest) and self.largest >= 0):
+            report(f'{path!r} was damaged in its first page: the largest priority and the step are unknown')
+            self._head[_STEP] = self._head[_LARGEST] = 0
+        self._head[_CHECK], self._head[_STORING] = self._checksum(), 0
+
+    def convert(self) -> None:
+        """Give all values the right checksums; may be done again."""
+        rows = self._follows & _ROW
+        self._follows[:] = _words(rows, self._values)
+
+    @property
+    def step(self) -> int:
+        """A count of their owner's."""
+        return int(self._head.view(np.int64)[_STEP])
+
+    @step.setter
+    def step(self, step: int) -> None:
+        if self._is_ours():
+            with self._storing():
+                self._head.view(np.int64)[_STEP] = step
+                self._head[_CHECK] = self._checksum()
+
+    @property
+    def largest(self) -> float:
+        """The largest value that their owner has seen; 0 before it said so."""
+        return float(self._head.view(np.float64)[_LARGEST])
+
+    @largest.setter
+    def largest(self, largest: float) -> None:
+        if self._is_ours():
+            with self._storing():
+                self._head.view(np.float64)[_LARGEST] = largest
+                self._head[_CHECK] = self._checksum()
+
+    def drop(self, slots: Array) -> None:
+        """What is in these slots has no value."""
+        if self._is_ours():
+            self._follows[slots] = 0
+
+    def set(self, slots: Array, rows: Array, values: Union[Array, float]) -> None:
+        if not self._is_ours():
+            return
+        if len(slots) == 1:
+            self._set_one(int(slots[0]), int(rows[0]) + 1, float(np.asarray(values).item()))
+            return
+        stored = np.empty(len(slots), np.float64)
+        stored[:] = values
+        words = _words((rows + 1).view(np.uint64), stored)
+        before, self._head[_STORING] = self._head[_STORING], _YES
+        # The value first: a row with the value of another would be wrong, one without a value is just unknown.
+        self._values[slots] = stored
+        self._follows[slots] = words
+        self._head[_STORING] = before
+
+    def _set_one(self, slot: int, row: int, value: float) -> None:
+        # As ``set``, without the fixed price of operations on arrays: this is every push of one element.
+        (bits,) = _BITS.unpack(_VALUE.pack(value))
+        mixed = row ^ bits
+        mixed ^= mixed >> 32
+        mixed ^= mixed >> 16
+        before, self._head[_STORING] = self._head[_STORING], _YES
+        self._values[slot] = value
+        self._follows[slot] = row | (~mixed & 0xFFFF) << 48 if row else 0
+        self._head[_STORING] = before
+
+    def get(self, slots: Array, rows: Array) -> Tuple[Array, Array]:
+        """Values of rows that live in these slots, and which of them have one that a sampler can use."""
+        values, words = self._values[slots], self._follows[slots]
+        is_whole, is_theirs = words == _words(words & _ROW, values), (words & _ROW) == rows + 1
+        if not is_whole.all():
+            damaged = rows[~is_whole][:9].tolist()
+            self._report(f'{self._path!r} was damaged: what it held of rows {damaged} is unknown')
+        return values, is_theirs & is_whole & np.isfinite(values) & (values >= 0)
+
+    def findings(self) -> List[str]:
+        """Where the file is not what was written."""
+        if self._head[_STORING] == _YES:
+            return []
+        is_whole = self._follows == _words(self._follows & _ROW, self._values)
+        found = (
+            [] if is_whole.all() else [f'{self._path!r} is damaged at slots {np.flatnonzero(~is_whole)[:9].tolist()}']
+        )
+        return found + (
+            [] if self._head[_CHECK] == self._checksum() else [f'{self._path!r} is damaged in its first page']
+        )
+
+    @contextmanager
+    def _storing(self) -> Iterator[None]:
+        """Around stores of a value and its checksum. One that is interrupted leaves the word, as a kill does."""
+        before = self._head[_STORING]
+        self._head[_STORING] = _YES
+        yield
+        self._head[_STORING] = before
+
+    def _checksum(self) -> Any:
+        # Of a new file it is 0. A bit that is flipped in any of the words is flipped in one of the sides.
+        return self._head[_STEP] ^ self._head[_LARGEST]
+
+    def successor(self, path: str) -> SlotValues:
+        """A new file in which no row has a value: numbers that were others' come back, with the rows of a file."""
+        made = SlotValues(path, len(self._follows), self._is_ours, self._report)
+        made._follows[:] = 0
+        made.step, made.largest = self.step, self.largest
+        return made
+
+    def become(self, successor: SlotValues) -> None:
+        self.__dict__.update(vars(successor))
+
+    def grow(self, capacity: int) -> None:
+        """
+        Overview:
+            Have at least so many slots.
+        Raises:
+            - NotEnoughSpace: The disk is full; nothing changed.
+        """
+        if capacity > len(self._follows):
+            self._map(capacity)
+
+    def move(self, source: Array, target: Array) -> None:
+        """Rows move from slots to other slots."""
+        self.set(target, (self._follows[source] & _ROW).astype(np.int64) - 1, self._values[source])
+
+    def sync(self) -> None:
+        self._region.flush()
+
+    def _map(self, capacity: int) -> None:
+        num_bytes = _START + 16 * capacity
+        descriptor = private_files.opener(self._path, os.O_RDWR | os.O_CREAT)
+        try:
+            # All of it: a copy of the file may have holes, and on a full disk writing to one is a SIGBUS.
+            reserve(descriptor, self._path, 0, num_bytes)
+            self._region = mmap.mmap(descriptor, num_bytes)
+        finally:
+            os.close(descriptor)
+        self._head = np.frombuffer(self._region, np.uint64, 4)
+        pairs = np.frombuffer(self._region, [('row', '<u8'), ('value', '<f8')], capacity, _START)
+        self._follows, self._values = pairs['row'], pairs['value']
+
+
+def _words(rows: Array, values: Array) -> Array:
+    """Row numbers plus one with checksums; a bit that is flipped in row, value or checksum is found for certain."""
+    halves = (rows ^ np.ascontiguousarray(values).view(np.uint64)).view(np.uint16).reshape(-1, 4)
+    checks = np.bitwise_xor.reduce(halves, axis=1, initial=0xFFFF)
+    words: Array = rows | checks.astype(np.uint64) << np.uint64(48)
+    if not rows.all():
+        words[rows == 0] = 0
+    return words

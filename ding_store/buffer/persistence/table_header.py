@@ -1,0 +1,170 @@
+"""The header of a table's directory: which files count, and what is in them. Replaced as a whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Callable, Dict, List, Optional
+
+import numpy as np
+
+from ding_store import private_files
+from ding_store.buffer.persistence.journal import explained
+from ding_store.errors import CorruptPayload, FormatMismatch, StoreError
+from ding_store.power_cuts import sync_directory
+
+#: Version 1 had no generations, version 2 no first row, version 3 no checksums but the header's own and the commits'.
+VERSION = 4
+_READABLE = (1, 2, 3, 4)
+#: Names of the files of columns.
+COLUMN_FILE = re.compile(r'[0-9]{3,20}\.column')
+#: How a column may be kept other than as it is: see ``narrowing``.
+ENCODING = 'k/255'
+#: As many as numpy 1 has.
+_MAX_DIMENSIONS = 32
+
+
+@dataclass
+class StoredColumn:
+    """A column as the header has it; ``encoding`` is how it is kept, None: as it is."""
+
+    name: str
+    dtype: str
+    shape: List[int]
+    file: str
+    encoding: Optional[str] = None
+
+
+@dataclass
+class Header:
+    """
+    Overview:
+        What a directory holds.
+    Arguments:
+        - info (:obj:`Any`): For the owner of the table: its schema.
+        - generation (:obj:`int`): How often all rows were replaced at once: see ``Home.replacing``.
+        - next_row (:obj:`int`): The row number that the next row has at least.
+        - num_skipped (:obj:`int`): How many row numbers were passed over when rows were replaced.
+        - first_row (:obj:`int`): Rows below it were taken out, all at once.
+        - version (:obj:`int`): Of the files that it was read with; what is written is of ``VERSION``.
+    """
+
+    capacity: int
+    columns: List[StoredColumn] = field(default_factory=list)
+    info: Any = None
+    generation: int = 0
+    next_row: int = 0
+    num_skipped: int = 0
+    first_row: int = 0
+    version: int = VERSION
+
+
+def read_header(path: str) -> Optional[Header]:
+    """
+    Overview:
+        None where there is no such file, and so no table. What it says is checked: a header may have been written by
+        another program, with the right checksum.
+    Raises:
+        - FormatMismatch, CorruptPayload: It is of another version, or no header.
+    """
+    try:
+        with open(path, 'rb', opener=private_files.opener) as file:
+            checksum, text = file.read().split(b'\n', 1)
+        if int(checksum, 16) != zlib.crc32(text):
+            raise ValueError('its checksum is wrong')
+        fields = json.loads(text)
+        version = _number(fields['version'], 'version')
+        if version in _READABLE:
+            return _header(fields)
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, RecursionError) as e:
+        if isinstance(e, StoreError):
+            raise
+        raise CorruptPayload(f'{path!r} is no header of a table, or was damaged: {e}') from e
+    raise FormatMismatch(f'{path!r} is of version {version}, this version of ding_store reads up to {VERSION}')
+
+
+def _header(fields: Dict[str, Any]) -> Header:
+    columns = [_column(column) for column in fields['columns']]
+    for what in ('name', 'file'):
+        values = [getattr(column, what) for column in columns if getattr(column, what) or what == 'name']
+        if len(set(values)) < len(values):
+            raise ValueError(f'two columns have the same {what}')
+    unknown = {column.encoding for column in columns} - {None, ENCODING}
+    if unknown:
+        raise FormatMismatch(f'columns of encodings {unknown} were written by a later version of ding_store')
+    header = Header(**{**fields, 'columns': columns})
+    for what in ('generation', 'next_row', 'num_skipped', 'first_row'):
+        _number(getattr(header, what), what)
+    if _number(header.capacity, 'capacity') < 1:
+        raise ValueError(f'its capacity is {header.capacity}')
+    return header
+
+
+def _column(fields: Any) -> StoredColumn:
+    column = StoredColumn(**fields)
+    texts = column.name, column.dtype, column.file, column.encoding or ''
+    if not all(isinstance(text, str) for text in texts) or not isinstance(column.shape, list):
+        raise ValueError(f'{fields!r:.200} is no column')
+    dtype = np.dtype(column.dtype)
+    num_bytes = dtype.itemsize * prod([_number(size, 'shape') for size in column.shape])
+    if dtype.hasobject or dtype.itemsize == 0 or dtype.str != column.dtype or len(column.shape) > _MAX_DIMENSIONS:
+        raise ValueError(f'{fields!r:.200} is no column')
+    if column.encoding == ENCODING and dtype != np.uint8:
+        raise ValueError(f'{fields!r:.200} cannot be of encoding {ENCODING}')
+    # The name is opened in this directory: it must not lead out of it.
+    if not (COLUMN_FILE.fullmatch(column.file) if num_bytes else column.file == ''):
+        raise ValueError(f'{column.file!r} is no name of a file of a column')
+    return column
+
+
+def _number(value: Any, what: str) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f'its {what} is {value!r:.80}')
+    return value
+
+
+def write_header(path: str, header: Header, fsync: bool = False) -> None:
+    """
+    Raises:
+        - NotEnoughSpace: The disk is full; the old one is still there.
+    """
+    prepare_header(path, header, fsync)()
+
+
+def prepare_header(path: str, header: Header, fsync: bool = False) -> Callable[[], None]:
+    """As ``write_header``, up to what is returned: that puts it in the old one's place."""
+    columns = [vars(column) for column in header.columns]
+    text = json.dumps({**vars(header), 'columns': columns, 'version': VERSION}).encode()
+    temporary = path + '.new'
+    try:
+        with open(temporary, 'wb', opener=private_files.create_opener) as file:
+            file.write(b'%08x\n' % zlib.crc32(text) + text)
+            file.flush()
+            if fsync:
+                os.fsync(file.fileno())
+    except OSError as e:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise explained(e, path, len(text)) from e
+
+    is_begun = False
+
+    def commit() -> None:
+        nonlocal is_begun
+        was_begun, is_begun = is_begun, True
+        try:
+            os.replace(temporary, path)
+        except FileNotFoundError:
+            if not was_begun:
+                raise  # Else an exception came when it was done, and it is called again.
+        if fsync:
+            sync_directory(os.path.dirname(path))
+
+    return commit

@@ -1,0 +1,316 @@
+"""Rows that leave after so many uses, or when they are too old, whatever sampler chooses them."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import Any, Dict, List, Mapping, Optional
+
+import numpy as np
+
+from ding_store.buffer.arguments import integer
+from ding_store.buffer.array_types import Array
+from ding_store.buffer.elements.elements import Elements
+from ding_store.buffer.forks import hold_over_forks
+from ding_store.buffer.persistence.persisted import Kept
+from ding_store.buffer.sampling.samplers import PrioritySampler, Sampler, check_is_sampler
+from ding_store.buffer.sampling.use_counts import Uses
+from ding_store.buffer.table.rows import NO_ROWS, RowIndex, RowListener
+from ding_store.errors import ConfigError, SchemaMismatch
+
+
+def limited(
+    sampler: Sampler,
+    max_times_sampled: Optional[int] = None,
+    max_age: Optional[int] = None,
+    version: str = 'policy_version',
+) -> Limited:
+    """
+    Overview:
+        A sampler under limits: rows at a limit leave the table, so that every view of it stops at the same time.
+    Arguments:
+        - sampler (:obj:`Sampler`): What chooses rows: ``Prioritized()``, ``Fifo()`` ...
+        - max_times_sampled (:obj:`Optional[int]`): How often a row may come; in one batch, too. Of sequences that share
+          rows: how often one may that starts at this row, which then stays in the table.
+        - max_age (:obj:`Optional[int]`): Rows leave whose version is older than the newest by more than this; a row
+          that is a sequence is as old as its oldest step.
+        - version (:obj:`str`): The column, or key of the metas, that says which version of the policy made a row. The
+          newest is the largest that was seen, or what ``set_version`` was told.
+    Raises:
+        - ConfigError: There is no limit, or one is out of range.
+    """
+    made = LimitedPriorities if isinstance(sampler, PrioritySampler) else Limited
+    return made(sampler, max_times_sampled, max_age, version)
+
+
+class Limited(RowListener):
+    """See ``limited``."""
+
+    def __init__(
+        self, sampler: Sampler, max_times_sampled: Optional[int], max_age: Optional[int], version: str
+    ) -> None:
+        if max_times_sampled is not None:
+            max_times_sampled = integer('max_times_sampled', max_times_sampled, 1)
+        if max_age is not None:
+            max_age = integer('max_age', max_age, 0)
+        if max_times_sampled is None and max_age is None:
+            raise ConfigError('limited() needs max_times_sampled, max_age or both')
+        if isinstance(sampler, Limited):
+            raise ConfigError('limited() takes a sampler without limits: give it all limits at once')
+        check_is_sampler(sampler)
+        self.sampler = sampler
+        self.max_times_sampled, self.max_age, self.version = max_times_sampled, max_age, version
+        #: Samples through this sampler take turns: what one of them uses up the next must not get.
+        self.lock = hold_over_forks(threading.RLock())
+        self._index: Optional[RowIndex] = None
+        self._elements: Optional[Elements] = None
+        #: None without a limit of uses, or a table.
+        self._uses: Optional[Uses] = None
+        self._start_uses: Optional[Uses] = None
+        self._kept: Optional[Kept] = None
+        self._newest: Optional[int] = None
+        self._rows_of: Dict[int, List[Array]] = {}
+        self._next_row = 0
+        # Rows that are used up, and leave before the next sample if an exception kept them from leaving at once.
+        self._leaving = NO_ROWS
+        self._is_counting = False
+
+    def attach(self, index: RowIndex) -> None:
+        self.sampler.attach(index)
+        if self._index is index:
+            return
+        if self._index is not None:
+            raise ConfigError('limits hold the uses of one table: make others for another table')
+        if self.max_times_sampled is not None:
+            self._uses = Uses(index, self.max_times_sampled)
+        index.listen(self)
+        self._index = index
+
+    def bind(self, elements: Elements) -> None:
+        """Where the versions of rows are, and what deletes them."""
+        self._elements = elements
+
+    def keep(self, kept: Kept) -> None:
+        """Go on from the uses that are on record, and put them there from now on; rows at the limit leave."""
+        assert self._index is not None
+        assert self._elements is not None
+        keep_inner = getattr(self.sampler, 'keep', None)
+        if keep_inner is not None:
+            keep_inner(kept)
+        if self._uses is None:
+            return
+        self._kept = kept
+        with self._index.lock:
+            used_up = self._uses.keep(kept.values('uses'))
+        self._elements.delete(used_up)
+
+    def start_uses(self) -> Optional[Uses]:
+        """
+        Of sequences that share rows, each counted by the row that it starts at, which stays; None without a limit of
+        uses. Made, and read from the record, when it is first asked for.
+        """
+        if self._start_uses is None and self.max_times_sampled is not None:
+            assert self._index is not None
+            with self.lock, self._index.lock:
+                uses = self._start_uses or Uses(self._index, self.max_times_sampled)
+                if self._kept is not None and self._start_uses is None:
+                    uses.keep(self._kept.values('start_uses'))
+                self._start_uses = uses
+        return self._start_uses
+
+    def choose(self, index: RowIndex, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Array:
+        slots = self.sampler.choose(index, size, replace, sample_range)
+        if self._uses is None:
+            return slots
+        return self._uses.within(
+            slots,
+            lambda count: self.sampler.choose(index, count, True, sample_range),
+            lambda: index.live_slots if sample_range is None else index.slots_by_age()[sample_range],
+        )
+
+    def weigh(self, slots: Array) -> Optional[Array]:
+        return self.sampler.weigh(slots)
+
+    def prepare(self) -> None:
+        """
+        Rows that are too old leave, and those that should have left; amortised O(1) per row. Called before a sample,
+        without any lock.
+        """
+        with self.lock:
+            self._let_leave()
+            if self.max_age is None:
+                return
+            assert self._index is not None
+            assert self._elements is not None
+            with self._index.lock:
+                self._take_in(self._index, self._elements)
+            if self._newest is None:
+                return
+            stale = [version for version in self._rows_of if version < self._newest - self.max_age]
+            for version in stale:
+                self._elements.delete(np.concatenate(self._rows_of[version]))
+                del self._rows_of[version]
+
+    def _let_leave(self) -> None:
+        assert self._index is not None
+        with self._index.lock:
+            if self._is_counting and self._uses is not None:
+                slots = self._index.live_slots
+                self._leaving = self._index.row_of_slot[slots[self._uses.are_used_up(slots)]]
+                self._is_counting = False
+            are_there = self._index.find(self._leaving)[1] if len(self._leaving) else NO_ROWS
+        if are_there.any():
+            assert self._elements is not None
+            self._elements.delete(self._leaving)
+        self._leaving = NO_ROWS
+
+    def set_version(self, version: int) -> None:
+        """The policy is at this version now; versions do not go back."""
+        self._newest = version if self._newest is None else max(version, self._newest)
+
+    def delivered(self, rows: Array) -> Optional[Array]:
+        """These rows were handed out; returns those that must leave."""
+        self._tell_inner(rows)
+        return self.count(rows)
+
+    def count(self, rows: Array) -> Optional[Array]:
+        """As ``delivered``, of rows that another than the sampler chose."""
+        if self._uses is None:
+            return None
+        assert self._index is not None
+        with self._index.lock:
+            self._is_counting = True
+            used_up = self._uses.count(rows)
+            self._leaving, self._is_counting = used_up, False
+            return used_up
+
+    def use(self, rows: Array) -> None:
+        """Rows that another than the sampler chose were handed out: those that must leave do."""
+        used_up = self.count(rows)
+        if used_up is not None and len(used_up):
+            assert self._elements is not None
+            self._elements.delete(used_up)
+
+    def _tell_inner(self, rows: Array) -> None:
+        tell = getattr(self.sampler, 'delivered', None)
+        if tell is not None:
+            tell(rows)
+
+    def sampled_by(self, ahead: Any) -> None:
+        """Somebody is about to sample, for whom this one draws ahead."""
+        tell = getattr(self.sampler, 'sampled_by', None)
+        if tell is not None:
+            tell(ahead)
+
+    def drawn(self, rows: Array) -> None:
+        """These rows are drawn ahead; they count as used when they are delivered."""
+        tell = getattr(self.sampler, 'drawn', None)
+        if tell is not None:
+            tell(rows)
+
+    def may_come(self, rows: Array) -> bool:
+        """Whether rows that were drawn ahead, and are there, may come: others used them since."""
+        if self._uses is None:
+            return True
+        assert self._index is not None
+        with self._index.lock:
+            return self._uses.may_come(rows)
+
+    def returned(self, num_batches: int) -> None:
+        """So many batches that were drawn ahead will not be delivered."""
+        tell = getattr(self.sampler, 'returned', None)
+        if tell is not None:
+            tell(num_batches)
+
+    def take_over(self, other: Limited) -> None:
+        """Count on from what was used through another sampler of this table, or of the one that this is a copy of."""
+        assert self._index is not None
+        assert other._index is not None
+        self._newest = other._newest
+        with other._index.lock:
+            rows: Array = other._index.row_of_slot[other._index.slots_by_age()]
+            counts = [None if each is None else each.of(rows) for each in (other._uses, other._start_uses)]
+        for known, starts in zip(counts, (False, True)):
+            own = None if known is None else self.start_uses() if starts else self._uses
+            if own is not None and known is not None:
+                with self._index.lock:
+                    own.take_over(rows, known)
+
+    def uses_of(self, rows: Array) -> Array:
+        """How often rows were sampled; 0 for those that are gone."""
+        assert self._index is not None
+        with self._index.lock:
+            return np.zeros(len(rows), np.int64) if self._uses is None else self._uses.of(rows)
+
+    def uses_of_starts(self, rows: Array) -> Array:
+        """How often sequences that share rows were sampled that start at these."""
+        uses = self.start_uses()
+        assert self._index is not None
+        with self._index.lock:
+            return np.zeros(len(rows), np.int64) if uses is None else uses.of(rows)
+
+    def cleared(self) -> None:
+        self._rows_of, self._next_row = {}, 0
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> Limited:
+        """The same limits, without a table: see ``take_over``."""
+        twin = type(self)(copy.deepcopy(self.sampler, memo), self.max_times_sampled, self.max_age, self.version)
+        memo[id(self)] = twin
+        twin._newest = self._newest
+        return twin
+
+    def _take_in(self, index: RowIndex, elements: Elements) -> None:
+        first, next_row = self._next_row, index.next_row
+        if next_row - first > index.capacity:
+            rows = index.row_of_slot[index.slots_by_age()]
+            rows = rows[rows >= first]
+        else:
+            rows = np.arange(first, next_row, dtype=np.int64)
+        slots, found = index.find(rows)
+        if found.any():
+            rows, of_steps = rows[found], self._versions(elements, slots[found])
+            self.set_version(int(of_steps.max()))
+            versions = of_steps.min(axis=1)
+            for version in np.unique(versions).tolist():
+                self._rows_of.setdefault(version, []).append(rows[versions == version])
+        # Last: if an exception comes, they are taken in once more, which is no harm.
+        self._next_row = next_row
+
+    def _versions(self, elements: Elements, slots: Array) -> Array:
+        """Of each row, or of each of its steps where rows are sequences: ``(n, steps)``."""
+        column = elements.table.columns.get(self.version)
+        if column is not None and (column[:1].size == 1 or column.dtype.kind in 'iu'):
+            return column[slots].reshape(len(slots), -1).astype(np.int64)
+        metas = [elements.metas.peek(slot).get(self.version) for slot in slots.tolist()]
+        if None in metas:
+            raise SchemaMismatch(
+                f'version ({self.version!r}) is neither a column of integers nor in every meta; columns '
+                f'are {sorted(elements.table.columns)}'
+            )
+        return np.array(metas, np.int64)[:, None]
+
+
+class LimitedPriorities(Limited):
+    """Limits over a sampler with priorities, which stay that sampler's."""
+
+    sampler: PrioritySampler
+
+    @property
+    def num_stale_updates(self) -> int:
+        """How many updates were for rows that are gone."""
+        return self.sampler.num_stale_updates
+
+    def update(self, rows: Array, priority: Any) -> None:
+        self.sampler.update(rows, priority)
+
+    def insert(self, rows: Array, priority: Any) -> None:
+        self.sampler.insert(rows, priority)
+
+    def check(self, priority: Any, num_rows: int) -> Array:
+        return self.sampler.check(priority, num_rows)
+
+    def state(self) -> Dict[str, Array]:
+        return self.sampler.state()
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        self.sampler.load_state(state)

@@ -1,0 +1,201 @@
+"""Saving a buffer to one file, which appears whole or not at all, and loading it; also DequeBuffer's files."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import functools
+import json
+import os
+import uuid
+from contextlib import suppress
+from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, Optional, Union
+
+from ding_store import free_space, private_files
+from ding_store.buffer.array_types import Array
+from ding_store.buffer.elements.elements import Elements
+from ding_store.buffer.elements.packed import PackedColumn
+from ding_store.buffer.interrupts import finish
+from ding_store.buffer.saving import loads, old_saves, saves
+from ding_store.buffer.saving.loads import Loaded
+from ding_store.buffer.saving.old_saves import OldSave
+from ding_store.buffer.saving.save_blocks import BLOCK_BYTES
+from ding_store.buffer.saving.saves import Contents, Metas, PackedSave, Save, SaveWriter, contents
+from ding_store.buffer.table.narrowing import stored_specs
+from ding_store.buffer.table.row_choices import by_rows
+from ding_store.buffer.table.table import Table
+from ding_store.columns import Schema
+from ding_store.errors import CorruptPayload, FormatMismatch, StoreError
+from ding_store.power_cuts import sync_directory
+
+MAGIC = b'ding_store buffer\n'
+_HDF5_MAGIC = b'\x89HDF'
+
+
+def save(file_name: str, elements: Elements, counts: Optional[Callable[[], Dict[str, int]]] = None) -> None:
+    """
+    Overview:
+        Write everything to a file next to it first, then put it in its place. Holds up writers only at the end, for
+        what they changed meanwhile.
+    Arguments:
+        - counts (:obj:`Optional[Callable]`): The counts of the buffer's limiter, at the moment that is saved.
+    Raises:
+        - NotEnoughSpace: The disk is full; an older file of the name is still there.
+    """
+    directory = os.path.dirname(os.path.abspath(file_name))
+    private_files.make_directories(directory)
+    # A name of ours: what a signal interrupts may have made the file, and not said its name.
+    temporary = os.path.join(directory, f'.{os.path.basename(file_name)}{uuid.uuid4().hex[:8]}')
+    try:
+        with open(temporary, 'xb', opener=private_files.opener) as file:
+            file.write(MAGIC)
+            SaveWriter(file, elements, counts).write()
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, file_name)
+    except BaseException as e:
+        finish(functools.partial(remove, temporary))
+        if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise free_space.not_enough_space(
+                f'the buffer saved to {file_name!r}', _num_bytes(elements), directory
+            ) from e
+        raise
+    sync_directory(directory)
+
+
+def remove(path: str) -> None:
+    """Remove a file, if it is there."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _num_bytes(elements: Elements) -> int:
+    if isinstance(elements.objects, PackedColumn):
+        return elements.objects.num_bytes
+    return len(elements.table) * elements.table.row_bytes
+
+
+def load(file_name: str, elements: Elements) -> Optional[Dict[str, int]]:
+    """
+    Overview:
+        Replace what is in the buffer. Files hold pickles (DequeBuffer's, too): load only what you trust.
+    Returns:
+        - counts (:obj:`Optional[Dict]`): Of the limiter that the saved buffer had.
+    Raises:
+        - CorruptPayload: Truncated, damaged, or no such file. FormatMismatch: Of a later version, or it holds objects
+          of a class that cannot be imported. SchemaMismatch: Its elements are not all of one kind, or a path cannot
+          hold them. NotEnoughSpace: There is no room for both what is there and what is loaded. Nothing changed.
+    """
+    # The lock all the time: of a longer file what fits is loaded, into as many slots as there are now.
+    with open(file_name, 'rb') as file, elements.table.write_lock:
+        start = file.read(len(MAGIC))
+        if start.startswith(_HDF5_MAGIC):
+            loaded = _stock(file_name, elements)
+        elif start == MAGIC:
+            loaded = _saved(file, file_name, elements.table.capacity)
+        else:
+            raise CorruptPayload(f'{file_name!r} is no saved buffer: it begins with {start!r}')
+        # Whatever collected these rows ended when they were saved.
+        end = max(loaded.next_row, elements.table.next_row), True
+        loads.replace(elements, loaded._replace(breaks=[*loaded.breaks, end]))
+        return loaded.counts
+
+
+def duplicate(elements: Elements, memo: Dict[int, Any]) -> Elements:
+    """A private copy, with the same row numbers."""
+    with elements.table.write_lock:
+        twin = Elements(elements.table.capacity)
+        kept = contents(elements)
+        objects, metas = copy.deepcopy((kept.objects, kept.metas), memo)
+        loads.replace(twin, _of(elements, kept._replace(objects=objects, metas=metas)))
+        return twin
+
+
+def _of(elements: Elements, kept: Contents) -> Loaded:
+    """What is in a buffer; the caller has the table's lock."""
+    parts, metas = _gathered(elements.table, kept.rows), _by_place(kept.metas, len(kept.rows))
+    narrow = list(elements.table.narrow)
+    objects: Optional[Iterable[Any]] = kept.objects
+    if isinstance(elements.objects, PackedColumn):
+        objects = _unpacked(elements, kept.rows)
+    breaks = elements.sequences.breaks.list()
+    return Loaded(elements.schema, parts, narrow, kept.rows, objects, metas, kept.next_row, breaks=breaks)
+
+
+def _unpacked(elements: Elements, rows: Array) -> Iterator[Any]:
+    for place in range(len(rows)):
+        yield elements.read(by_rows(rows[place : place + 1])).elements[0]
+
+
+def _by_place(metas: Metas, num_rows: int) -> List[Optional[Dict[Any, Any]]]:
+    listed: List[Optional[Dict[Any, Any]]] = [None] * (num_rows if metas else 0)
+    for place, meta in metas:
+        listed[place] = dict(meta)
+    return listed
+
+
+def _gathered(table: Table, rows: Array) -> Iterator[Dict[str, Array]]:
+    step = max(1, BLOCK_BYTES // max(1, table.row_bytes))
+    for start in range(0, len(rows), step):
+        yield table.gather(rows[start : start + step])
+
+
+def _saved(file: IO[bytes], file_name: str, capacity: int) -> Loaded:
+    saved: Optional[Union[OldSave, Save]] = None
+    try:
+        saved = _opened(file, file_name)
+        saved.verify()
+        metas, objects = saved.extras()
+        metas, objects = _by_place(metas, len(saved.rows)), objects and list(objects)
+        schema = None if saved.schema is None else Schema.from_json(saved.schema)
+        if schema is not None and stored_specs(schema.columns(), saved.narrow or ()) != saved.specs:
+            raise CorruptPayload(f'{file_name!r} is damaged: its columns are not those of its schema')
+    except (StoreError, OSError):
+        raise
+    except Exception as e:
+        if isinstance(e, MemoryError) and saved is not None and saved.has_checksums:
+            raise  # Elsewhere a damaged length asks for more than there can be.
+        # Whatever json, pickle and numpy make of what is no save.
+        raise CorruptPayload(f'{file_name!r} cannot be read: it is damaged, or of another program ({e!r})') from e
+    skipped = max(0, len(saved.rows) - capacity)
+    parts = saved.read(skipped, BLOCK_BYTES) if schema is not None else iter(())
+    narrow = None if saved.narrow is None else list(saved.narrow)
+    listed: Optional[Iterable[Any]] = objects and objects[skipped:]
+    if isinstance(saved, PackedSave):
+        listed = saved.packets(skipped)
+    beside = (None, ()) if isinstance(saved, OldSave) else (saved.counts, saved.breaks)
+    return Loaded(schema, parts, narrow, saved.rows[skipped:], listed, metas[skipped:], saved.next_row, *beside)
+
+
+def _opened(file: IO[bytes], file_name: str) -> Union[OldSave, Save]:
+    header = file.read(min(int.from_bytes(file.read(8), 'little'), os.fstat(file.fileno()).st_size))
+    fields = json.loads(header)
+    version = fields['version']
+    if version == old_saves.VERSION:
+        return OldSave(file, fields, file_name)
+    if version not in saves.READABLE:
+        raise FormatMismatch(f'{file_name!r} is of format {version}, this version reads up to {saves.VERSION}')
+    return (PackedSave if fields.get('packed') else Save)(file, header, file_name)
+
+
+def _stock(file_name: str, elements: Elements) -> Loaded:
+    """DequeBuffer's, made into columns beside the buffer: its elements may be of any kind."""
+    import hickle
+
+    try:
+        found = hickle.load(file_name)
+        # DequeBuffer saves (storage, indices, meta_index); the config pipeline's buffers a list of elements.
+        items = list(found[0]) if isinstance(found, tuple) else [item for item in found if item is not None]
+    except MemoryError:
+        raise
+    except Exception as e:
+        raise CorruptPayload(f'{file_name!r} is no buffer that hickle can load, or is truncated ({e!r})') from e
+    twin = Elements(elements.table.capacity)
+    for item in items:
+        if hasattr(item, 'data') and hasattr(item, 'meta'):
+            twin.append([item.data], [item.meta])
+        else:
+            twin.append([item])
+    kept = contents(twin)
+    first = elements.table.next_row
+    return _of(twin, kept)._replace(rows=kept.rows + first, next_row=kept.next_row + first)

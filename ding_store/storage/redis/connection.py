@@ -1,0 +1,396 @@
+"""The connection to a Redis server: kept, and made again when it is lost."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import threading
+import time
+from contextlib import contextmanager, suppress
+from typing import Any, Callable, Dict, Iterator, Optional, Set, Tuple, TypeVar
+from urllib.parse import quote
+
+import redis
+
+from ding_store.errors import (
+    ConfigError,
+    ServerFull,
+    StoreClosed,
+    StoreDenied,
+    StoreError,
+    StoreUnavailable,
+    StoreUnsuitable,
+)
+from ding_store.storage.options import RedisOptions
+from ding_store.storage.redis.replies import Answer, code_of, is_unrun, meaning_of, text_of
+from ding_store.storage.redis.scripts import load_scripts
+from ding_store.storage.redis.server_checks import (
+    Life,
+    check_files,
+    is_tls_error,
+    make_client,
+    speaks_plainly,
+    speaks_tls,
+    wake,
+)
+from ding_store.storage.redis.server_session import Session
+from ding_store.storage.urls import address_of
+
+logger = logging.getLogger(__name__)
+
+#: What is raised for a reply that does not pass.
+_ERRORS = {
+    Answer.FULL: ServerFull,
+    Answer.DENIED: StoreDenied,
+    Answer.UNSUITABLE: StoreUnsuitable,
+    Answer.SETTING: ConfigError,
+    Answer.DEFINITE: StoreError,
+}
+
+#: How long the first connection is tried; an embedded server may have to be started, on a busy machine.
+_CONNECT_S, _START_S = 10.0, 30.0
+#: The least and the most time that one try to reach a server again has.
+_TRY_S, _LONGEST_TRY_S = 2.0, 3600.0
+
+#: So often who is hasty looks whether the server is away, while another thread holds a lock.
+_LOOK_EVERY_S = 0.05
+
+T = TypeVar('T')
+
+
+class Link:
+    """
+    Overview:
+        Thread-safe; connections are pooled, and made when first needed. ``num_sessions`` were begun so far: when it
+        grows, the server was away, and may have lost its memory.
+    Arguments:
+        - url (:obj:`str`): ``redis://``, ``rediss://`` or ``unix://``; unused with a directory.
+        - directory (:obj:`Optional[str]`): Of the embedded server, if it is one.
+    """
+
+    def __init__(self, url: str, directory: Optional[str], options: RedisOptions) -> None:
+        self.address = address_of(url) if directory is None else f'embedded://{directory}'
+        self.num_sessions = 0
+        self._url = url
+        self._directory = directory
+        self._options = options
+        self._scripts = load_scripts()
+        self._lock = threading.Lock()
+        self._opening = threading.Lock()  # held for as long as that takes
+        self._session: Optional[Session] = None
+        self._haste = threading.local()
+        self._opener: Optional[threading.Thread] = None
+        self._closed = threading.Event()
+        self._is_over = False
+        #: Code of a reply that passes -> since when it comes, and which calls got it: one warning for all.
+        self._stuck: Dict[str, Tuple[float, Set[str]]] = {}
+        self._away_since = 0.0  # when the first try failed of those since the last one that did not; 0: none has
+        self._waiting: Dict[int, redis.RedisError] = {}  # threads that try a call again and again -> why
+
+    @property
+    def reconnect_timeout_s(self) -> float:
+        return self._options.reconnect_timeout_s
+
+    def connect(self) -> str:
+        """Connect now or say what is wrong, before long; returns the server's name and version."""
+        timeout_s = self._options.connect_timeout_s
+        if timeout_s is None:
+            timeout_s = _CONNECT_S if self._directory is None else _START_S
+        return self.call('connect', lambda session: session.life.server, timeout_s)
+
+    def call(self, what: str, command: Callable[[Session], T], patience_s: Optional[float] = None) -> T:
+        """
+        Overview:
+            Run ``command``, again and again while the connection is lost: it must bear being run twice.
+        Raises:
+            - StoreUnavailable: Not connected within ``patience_s``, by default the options' ``reconnect_timeout_s``; at
+              once for who is hasty.
+        """
+        try:
+            return self._call(what, command, self._options.reconnect_timeout_s if patience_s is None else patience_s)
+        finally:
+            if self._waiting:
+                self._waiting.pop(threading.get_ident(), None)
+
+    def _call(self, what: str, command: Callable[[Session], T], patience_s: float) -> T:
+        began = self._began()
+        deadline, delay_s, is_lost = 0.0, 0.02, False
+        while True:
+            session, tried_at = self._session, time.monotonic()
+            try:
+                session = session or self._open(deadline or self._deadline(max(began, self._away_since), patience_s))
+                self._check_open()
+                result = command(session)
+                self._note_success(what)
+                return result
+            except redis.RedisError as e:
+                answer = meaning_of(e).answer
+                if not answer.is_transient:
+                    refusal = self._refused(what, e)
+                    refusal.was_lost, refusal.has_no_effect = is_lost, not is_lost and is_unrun(e)
+                    raise refusal from e
+                if answer is Answer.RECONNECT:
+                    self._drop(session, e)
+                    is_lost = True
+                    # A server that hangs was away from when it was asked; a call that waited for news was not.
+                    since = self._note_away(tried_at if isinstance(e, redis.TimeoutError) else time.monotonic())
+                else:
+                    since = self._note_stuck(what, e)
+                error = e
+            if self.is_hasty:
+                raise self._away(what, error) from error
+            self._waiting[threading.get_ident()] = error
+            deadline = deadline or self._deadline(max(began, since), patience_s)
+            if time.monotonic() >= deadline:
+                raise self._unavailable(what, error) from error
+            # Spread out: all processes of a run lose their server at the same moment.
+            self._closed.wait(min(delay_s, max(0.0, deadline - time.monotonic())) * random.uniform(0.5, 1.0))
+            delay_s = min(1.0, delay_s * 2)
+
+    def _began(self) -> float:
+        """When the wait began that this thread's calls are part of."""
+        return getattr(self._haste, 'began', None) or time.monotonic()
+
+    @contextmanager
+    def one_wait(self) -> Iterator[None]:
+        """Calls of this thread within it, and the locks it waits for, share one deadline for a server that is away."""
+        was, self._haste.began = getattr(self._haste, 'began', None), self._began()
+        try:
+            yield
+        finally:
+            self._haste.began = was
+
+    def _deadline(self, since: float, patience_s: float) -> float:
+        """Of a wait for the server, which counts from when it was away and this thread waited."""
+        return min(since + patience_s, self._left_at())
+
+    def _left_at(self) -> float:
+        """When who leaves waits no more, whatever for: his time begins with the first wait."""
+        if not self._is_leaving:
+            return math.inf
+        self._haste.until = getattr(self._haste, 'until', None) or time.monotonic() + self._haste.most_s
+        return float(self._haste.until)
+
+    @contextmanager
+    def leaving(self, most_s: float) -> Iterator[None]:
+        """See ``PlanedStore.leaving``."""
+        self._haste.most_s, self._haste.until = most_s, None
+        try:
+            yield
+        finally:
+            self._haste.most_s = None
+
+    def wait(self, what: str, command: Callable[[Session], T]) -> Optional[T]:
+        """Run a command that blocks for news. None when it had to reconnect: look first what else is new."""
+        tried: Optional[Session] = None
+
+        def once(session: Session) -> Optional[T]:
+            nonlocal tried
+            tried = tried or session
+            return command(session) if session is tried else None
+
+        return self.call(what, once)
+
+    def is_away(self) -> bool:
+        """Whether a connection was lost, and none was made since: calls wait now, or make one."""
+        session = self._session
+        if session is not None and session.is_hung_up():
+            self._drop(session, redis.ConnectionError('the server closed the connection'))
+        return self._session is None and self.num_sessions > 0
+
+    @contextmanager
+    def hasty(self) -> Iterator[None]:
+        """See ``Store.hasty``."""
+        was_hasty, self._haste.is_on = self.is_hasty, True
+        try:
+            yield
+        finally:
+            self._haste.is_on = was_hasty
+
+    @property
+    def is_hasty(self) -> bool:
+        return getattr(self._haste, 'is_on', False)
+
+    @property
+    def _is_leaving(self) -> bool:
+        return getattr(self._haste, 'most_s', None) is not None
+
+    @contextmanager
+    def held(self, lock: Any) -> Iterator[None]:
+        """
+        A lock that others may hold while they wait for the server: who is hasty does not wait with them, and who leaves
+        no longer than for the server itself.
+        """
+        with self.one_wait():
+            while not lock.acquire(timeout=_LOOK_EVERY_S if self.is_hasty or self._is_leaving else -1):
+                error = next(iter(list(self._waiting.values())), None)
+                if error is None and self.is_away():
+                    error = redis.ConnectionError('the connection was lost')
+                if error is not None and (self.is_hasty or time.monotonic() >= self._left_at()):
+                    raise self._away('another thread waits for it', error) from error
+            try:
+                yield
+            finally:
+                lock.release()
+
+    def lose(self, session: Session, error: redis.RedisError) -> None:
+        """
+        Overview:
+            A reply was not read through ``call``: what it would do about that error. Who need not wait may ask again.
+        """
+        if meaning_of(error).answer is Answer.RECONNECT:
+            self._drop(session, error)
+            if self.is_hasty and self._session is None:
+                raise self._away('a reply', error) from error
+
+    def close(self) -> None:
+        """Wakes the threads that wait for a reply; they raise StoreClosed."""
+        self._closed.set()
+        session = self._session
+        if session is not None:
+            wake(session.client)
+            session.close()
+
+    def end(self) -> None:
+        """The server goes when its members have gone: it is not missed then, and nothing here brings it back."""
+        self._is_over = True
+
+    def _check_open(self, cause: Optional[BaseException] = None) -> None:
+        if self._closed.is_set():
+            raise StoreClosed(f'the store at {self.address} was closed') from cause
+
+    def _open(self, until: float) -> Session:
+        self._check_open()
+        if self._is_over:
+            raise StoreClosed(f'the run at {self.address} was retired, and is not connected to again')
+        if self.is_hasty and self.num_sessions > 0:
+            self._open_beside()
+            raise redis.ConnectionError('the connection was lost')
+        with self._turn_to_open(until):
+            session = self._session
+            if session is None:
+                url, num_ends = self._target(until)
+                if self.num_sessions == 0:
+                    check_files(url)
+                life = Life(self.address, num_ends)
+                client = make_client(url, lambda one: self._greet(life, one, until), self._options.socket_timeout_s)
+                client.info('server')
+                self.num_sessions += 1
+                session = self._session = Session(client, self._scripts, life)
+                if self._closed.is_set():
+                    session.close()  # close() may have been before it
+                    self._check_open()
+            return session
+
+    @contextmanager
+    def _turn_to_open(self, until: float) -> Iterator[None]:
+        """One thread at a time: the others wait for what it finds, no longer than they would try themselves."""
+        while not self._opening.acquire(timeout=min(_LOOK_EVERY_S, max(0.0, until - time.monotonic()))):
+            self._check_open()
+            if time.monotonic() >= until:
+                raise redis.ConnectionError('another thread did not reach it in time')
+        try:
+            self._check_open()
+            yield
+        finally:
+            self._opening.release()
+
+    def _greet(self, life: Life, connection: Any, until: float) -> None:
+        """A new connection, which may have taken its time: with TLS, or on a slow line."""
+        timeout_s, left_s = self._options.socket_timeout_s, _left_s(until)
+        # ``until`` is for a session's first connection; who waits for another has a reply to wait for behind it.
+        is_short = left_s < timeout_s and self.num_sessions > 0 and not life.run_id
+        if is_short:
+            connection._sock.settimeout(left_s)
+        life.greet(connection)
+        if is_short:
+            connection._sock.settimeout(timeout_s)
+        if self._closed.is_set():
+            connection.disconnect()  # close() woke only those that had one by then: this one would block
+            self._check_open()
+
+    def _open_beside(self) -> None:
+        """In a thread of its own: where all are hasty, nobody else would."""
+        with self._lock:
+            if self._opener is None or not self._opener.is_alive():
+                self._opener = threading.Thread(target=self._try_to_open, name='ding_store-reconnect', daemon=True)
+                self._opener.start()
+
+    def _try_to_open(self) -> None:
+        with suppress(StoreError):  # who asks next finds out, and begins this again
+            self.call('reconnect', lambda session: None)
+
+    def _target(self, until: float) -> Tuple[str, int]:
+        """Where the server is, and how often its data was put aside."""
+        if self._directory is None:
+            return self._url, 0
+        from ding_store.storage.embedded.private_server import (  # Not needed for one that others run.
+            ensure_server,
+            num_ends,
+        )
+
+        socket = ensure_server(self._directory, self._options.grace_s, _left_s(until))
+        return f'unix://{quote(socket)}', num_ends(self._directory)
+
+    def _drop(self, session: Optional[Session], error: Exception) -> None:
+        self._check_open(error)
+        if session is None:
+            return
+        with self._lock:
+            if self._session is not session:
+                return  # Another thread noticed first.
+            self._session = None
+        level = logging.INFO if self._is_over else logging.WARNING
+        logger.log(level, 'lost the connection to %s: %s', self.address, error)
+        session.close()
+
+    def _note_success(self, what: str) -> None:
+        self._away_since = 0.0
+        if self._stuck:
+            for code in [code for code, (_, calls) in list(self._stuck.items()) if what in calls]:
+                self._stuck.pop(code, None)
+
+    def _note_away(self, since: float) -> float:
+        """Returns since when it is."""
+        self._away_since = since = self._away_since or since
+        return since
+
+    def _note_stuck(self, what: str, error: redis.RedisError) -> float:
+        """Returns since when this reply comes."""
+        since, calls = self._stuck.setdefault(code_of(error), (time.monotonic(), set()))
+        if not calls:
+            logger.warning('%s; it is waited for', self._explained(what, error))
+        calls.add(what)
+        return since
+
+    def _explained(self, what: str, error: redis.RedisError) -> str:
+        meaning = meaning_of(error)
+        return f'{what}: {self.address} {meaning.says}: {text_of(error)}; {meaning.fix}'
+
+    def _refused(self, what: str, error: redis.RedisError) -> StoreError:
+        return _ERRORS[meaning_of(error).answer](self._explained(what, error))
+
+    def _away(self, what: str, error: redis.RedisError) -> StoreUnavailable:
+        if meaning_of(error).answer is Answer.RETRY:
+            return StoreUnavailable(self._explained(what, error))
+        return StoreUnavailable(f'{what}: {self.address} is away: {error}')
+
+    def _unavailable(self, what: str, error: redis.RedisError) -> StoreUnavailable:
+        if code_of(error):
+            return StoreUnavailable(self._explained(what, error))
+        if is_tls_error(error):
+            return StoreDenied(f'{what}: {self.address}: TLS failed: {error}')
+        if self._url.startswith('rediss:') and speaks_plainly(self._url):
+            return StoreDenied(f'{what}: {self.address} does not speak TLS: say redis://, or give it a tls-port')
+        if self._url.startswith('redis:') and self.num_sessions == 0 and speaks_tls(self._url):
+            return StoreDenied(f'{what}: {self.address} speaks TLS: say rediss://, and see docs/deploy.md')
+        if self._directory is None:
+            return StoreUnavailable(self._explained(what, error))
+        return StoreUnavailable(
+            f'{what}: {self.address} cannot be reached: {error}; look for the reason in {self._directory}'
+        )
+
+
+def _left_s(until: float) -> float:
+    return min(max(_TRY_S, until - time.monotonic()), _LONGEST_TRY_S)

@@ -1,0 +1,136 @@
+"""Connections to one life of a Redis server, and what is sent over them without redis-py's own client."""
+
+from __future__ import annotations
+
+import inspect
+from collections import deque
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Callable, Deque, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+
+import redis
+
+from ding_store.storage.redis.replies import has_run
+from ding_store.storage.redis.resp import pack, pieces, refusal, send
+from ding_store.storage.redis.scripts import Argument, Command, Script
+from ding_store.storage.redis.server_checks import Life, has_hung_up
+
+# Before redis-py 5.3 it wants the name of the command, after that it warns of one.
+_NAME = inspect.signature(redis.ConnectionPool.get_connection).parameters.get('command_name')
+_GET_CONNECTION = ('EVALSHA',) if _NAME is not None and _NAME.default is _NAME.empty else ()
+
+Before = Callable[[Any], Tuple[int, bytes]]
+
+
+@dataclass(frozen=True)
+class Session:
+    """Connections to one life of the server: a client, and the scripts registered with it."""
+
+    client: Any  # redis.Redis, whose annotations mix up what it returns now and what it awaits
+    scripts: Mapping[str, Script]
+    life: Life
+    # Ready for scripts and parts; in use as far as the pool knows, whose own bookkeeping costs a third of an append.
+    spare: Deque[Any] = field(default_factory=deque)
+    known: Set[str] = field(default_factory=set)  # scripts that the server has
+
+    def _borrow(self) -> Any:
+        try:
+            return self.spare.pop()
+        except IndexError:
+            return self.client.connection_pool.get_connection(*_GET_CONNECTION)
+
+    @contextmanager
+    def borrowed(self) -> Iterator[Any]:
+        """A connection for commands that redis-py's client would spend much time on."""
+        connection = self._borrow()
+        try:
+            yield connection
+        except BaseException:
+            self._give_back(connection)  # Whatever reply is still to come must not meet the next command.
+            raise
+        self.spare.append(connection)
+
+    def is_hung_up(self) -> bool:
+        """Whether the server has closed a connection that nobody uses at the moment: so it has, if it died."""
+        try:
+            connection = self.spare.pop()
+        except IndexError:
+            return False
+        self.spare.append(connection)
+        return has_hung_up(connection)
+
+    def close(self) -> None:
+        """Of what nobody uses at the moment; who uses the rest will find out."""
+        while self.spare:
+            self._give_back(self.spare.pop())
+        self.client.connection_pool.disconnect(inuse_connections=False)
+
+    def _give_back(self, connection: Any) -> None:
+        connection.disconnect()
+        self.client.connection_pool.release(connection)
+
+    def ask(self, *commands: Tuple[Argument, ...]) -> List[Any]:
+        """Send some commands at once, and return their replies as they are."""
+        with self.borrowed() as connection:
+            connection.send_packed_command([b''.join(map(pack, commands))], check_health=False)
+            return [connection.read_response() for _ in commands]
+
+    @staticmethod
+    def _evalsha(sha: str, keys: Sequence[str], arguments: Tuple[Argument, ...]) -> Tuple[Argument, ...]:
+        return ('EVALSHA', sha, len(keys), *keys, *arguments)
+
+    def run(self, script: str, keys: Sequence[str], *arguments: Argument, before: Optional[Before] = None) -> Any:
+        """
+        Arguments:
+            - before (:obj:`Optional[Callable]`): Sends other commands on the same connection, first, and returns how
+              many replies to them are still to be read, and what is still to be sent. Arguments that are functions are
+              called after it.
+        Raises:
+            - ResponseError: To the script, or to one of the commands before it. All replies were read: nothing of this
+              is on its way any more.
+        """
+        text, sha = self.scripts[script]
+        with self.borrowed() as connection:
+            num_replies, rest = 0, b''
+            if before is not None:
+                num_replies, rest = before(connection)
+                arguments = tuple(one() if callable(one) else one for one in arguments)
+            head, *payload = pieces(self._evalsha(sha, keys, arguments))
+            send(connection, [rest + head, *payload])
+            refused = refusal(connection, num_replies)
+            try:
+                reply = connection.read_response()
+            except redis.exceptions.NoScriptError:
+                if refused is not None:
+                    raise refused from None
+                connection.send_command('SCRIPT', 'LOAD', text)
+                connection.read_response()
+                connection.send_command('EVALSHA', sha, len(keys), *keys, *arguments)
+                reply = connection.read_response()
+            if refused is not None:
+                raise has_run(refused)
+            return reply
+
+    def send(self, commands: Sequence[Command]) -> Callable[[], List[Any]]:
+        """Run scripts, one after another; returns what waits for their replies and has to be called once."""
+        unknown = [one.script for one in commands if one.script not in self.known]
+        packed = [pack(('SCRIPT', 'LOAD', self.scripts[script].text)) for script in unknown]
+        packed += [pack(self._evalsha(self.scripts[one.script].sha, one.keys, one.arguments)) for one in commands]
+        connection = self._borrow()
+
+        def replies() -> List[Any]:
+            try:
+                found = [connection.read_response() for _ in packed]
+            except BaseException:
+                self._give_back(connection)
+                raise
+            self.spare.append(connection)
+            self.known.update(unknown)
+            return found[len(unknown) :]
+
+        try:
+            connection.send_packed_command([b''.join(packed)], check_health=False)
+        except BaseException:
+            self._give_back(connection)
+            raise
+        return replies

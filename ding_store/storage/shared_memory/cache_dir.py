@@ -1,0 +1,370 @@
+"""The host cache: this host's directory of mmap files, shared by the processes of one user, bounded, and cleaned up.
+
+<root>/lock             held while files are made or reclaimed; not waited for when who holds it hangs
+<root>/marker           a random word; with its device, its inode and the boot it says which host this is
+<root>/runs/<run>/      0700
+    members             held (shared) by every process that uses the run here
+    <hex>.ring          held by its writer; whose it is stands inside
+    <hex>.slots         the same, for a value
+    <hex>-<bytes>.copies  a value of another host, in shared slots; nobody's own
+    <hex>.fetch         held by the process that fetches that value, or of that stream
+    <hex>.readers       who of this host reads a stream
+    <hex>-<mark>-<bytes>-<hex>.payload  what one of them fetched for all; nobody's own
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import uuid
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
+
+from ding_store import private_files
+from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace, StoreTimeout
+from ding_store.storage.shared_memory import cache_root
+from ding_store.storage.shared_memory import reader_page as host_readers
+from ding_store.storage.shared_memory.cache_files import (
+    COPIES,
+    FETCH,
+    PAYLOAD,
+    READERS,
+    all_files,
+    dead_files,
+    files_of,
+    is_alive,
+    remove_if_abandoned,
+    remove_payloads,
+    remove_run,
+    removed,
+    runs_of,
+    size_of,
+    unlink,
+)
+from ding_store.storage.shared_memory.mapped_files import PAGE, Claim, NewFile, aligned, claim, is_claimed
+from ding_store.storage.shared_memory.ring import RingWriter, read_note
+from ding_store.storage.shared_memory.slots import SharedSlots, SlotReader, SlotWriter, create_slots, value_of
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar('T')
+
+#: By default the cache takes half of what is free when a store is opened, and no more than this.
+_MAX_BYTES = 8 << 30
+#: As ``cache_root.PATIENCE_S``, for who makes a file in the middle of its work and has another way: it looks again.
+_BUSY_PATIENCE_S = 1.0
+
+
+#: Hexadecimal digits that name a fetch lock.
+_FETCH_DIGITS = 3
+
+
+class Found(NamedTuple):
+    """A file of the cache whose process is gone, and what it says about itself."""
+
+    path: str
+    note: Dict[str, Any]
+
+
+class Garbage(NamedTuple):
+    """What nobody will ask for again."""
+
+    run: str  # its directory
+    num_files: int
+    num_bytes: int
+
+
+class CacheDir:
+    """
+    Overview:
+        One process's use of the host cache for one run. ``host`` identifies the run's directory as seen from here:
+        processes with equal ones can map each other's files. Two containers with a /dev/shm each are two hosts.
+    Arguments:
+        - root (:obj:`str`): Made if it is not there; must be ours alone.
+        - max_bytes (:obj:`Optional[int]`): What the files of all runs may take together.
+    Raises:
+        - ConfigError: The directory belongs to somebody else, or others may write to it.
+        - OSError: It cannot be made or written. As StoreTimeout, also from what makes files: another process holds the
+          lock and does not get on.
+    """
+
+    def __init__(self, root: str, run: str, max_bytes: Optional[int] = None) -> None:
+        self.root = root
+        if max_bytes is None:
+            max_bytes = min(cache_root.free_bytes(os.path.dirname(root)) // 2, _MAX_BYTES)
+        self.max_bytes = max_bytes
+        self._run = os.path.join(root, 'runs', run)
+        self._root_lock = cache_root.root_lock(root)
+        private_files.own_directory(root)
+        with self._locked():
+            self.host = f"{cache_root.identity(os.path.join(root, 'marker'))}-{run}"
+            for directory in (os.path.dirname(self._run), self._run):
+                private_files.own_directory(directory)
+            members = os.path.join(self._run, 'members')
+            private_files.touch(members)
+            self._claim: Optional[Claim] = claim(members, shared=True)
+
+    def path_of(self, name: str) -> str:
+        return os.path.join(self._run, f'{name}.ring')
+
+    def slots_path_of(self, name: str) -> str:
+        return os.path.join(self._run, f'{name}.slots')
+
+    def create_ring(self, num_bytes: int, note: Dict[str, Any]) -> RingWriter:
+        """
+        Overview:
+            A new ring; for its sake, files that nobody will ever ask for again are removed.
+        Raises:
+            - NotEnoughSpace: The cache would be larger than ``max_bytes``, or there is no room on the file system.
+            - OSError: The directory is gone, or may not be written.
+        """
+        path = self.path_of(uuid.uuid4().hex)
+        return self._created(num_bytes, lambda: RingWriter(path, num_bytes, note))
+
+    def create_slots(self, slot_bytes: int, name: str) -> SlotWriter:
+        """As ``create_ring``, slots for the versions of a value."""
+        path = self.slots_path_of(uuid.uuid4().hex)
+        return self._created(2 * slot_bytes, lambda: SlotWriter(path, slot_bytes, name, has_room=self._has_room))
+
+    def fetch_path_of(self, name: str) -> str:
+        """Whoever holds this file fetches the value ``name`` for all processes of this host."""
+        # So many files at most, since a lock's file cannot be removed: names that share one wait for each other.
+        path = os.path.join(self._run, f'{_short(name)[:_FETCH_DIGITS]}{FETCH}')
+        private_files.touch(path)
+        return path
+
+    def copies_path_of(self, name: str, num_bytes: int) -> str:
+        """Where this host's copies of a value of another host are; the same for all values of nearly this size."""
+        step = max(PAGE, 1 << max(0, num_bytes.bit_length() - 4))
+        return os.path.join(self._run, f'{_short(name)}-{aligned(num_bytes, step)}{COPIES}')
+
+    def open_copies(self, path: str, name: str) -> SharedSlots:
+        """
+        Overview:
+            This host's copies of a value; made if they are not there, or damaged, in the place of those of other sizes.
+            The caller holds the value's ``fetch_path_of``.
+        Raises:
+            - NotEnoughSpace, OSError: As ``create_ring``.
+        """
+        try:
+            SlotReader(path).close()
+        except (FileNotFoundError, CorruptPayload):
+            slot_bytes = int(path[: -len(COPIES)].rpartition('-')[2])
+            self.drop_copies(name)
+            self._created(2 * slot_bytes, lambda: create_slots(path, slot_bytes, name)).close()
+        return SharedSlots(path, self._has_room)
+
+    def drop_copies(self, name: str) -> None:
+        """Remove what this host fetched of a value."""
+        for path in files_of(self._run):
+            if os.path.basename(path).startswith(f'{_short(name)}-') and path.endswith(COPIES):
+                unlink(path)
+
+    def drop_readers(self, stream: str) -> None:
+        """Of a stream that was deleted. Processes that still read there do not know of new ones, and fetch twice."""
+        unlink(os.path.join(self._run, f'{_short(stream)}{READERS}'))
+
+    def readers_path_of(self, stream: str) -> str:
+        """Where the processes of this host that read a stream know of each other; made if it is not there."""
+        path = os.path.join(self._run, f'{_short(stream)}{READERS}')
+        with self._locked():
+            if not os.path.exists(path):
+                host_readers.create(path)
+        return path
+
+    def payload_path_of(self, stream: str, mark: int, num_bytes: int, place: bytes) -> str:
+        """Where the payload of an entry is, when a process of this host has fetched it for all."""
+        name = hashlib.blake2b(place, digest_size=16).hexdigest()
+        return os.path.join(self._run, f'{_short(stream)}-{mark:016x}-{num_bytes:x}-{name}{PAYLOAD}')
+
+    def payloads_of(self, stream: str) -> List[Tuple[int, str]]:
+        """The mark and the path of each that is there, in the order of their marks."""
+        begin = f'{_short(stream)}-'
+        ours = [path for path in files_of(self._run) if path.endswith(PAYLOAD) and os.path.basename(path)[:33] == begin]
+        return sorted((int(os.path.basename(path).split('-')[1], 16), path) for path in ours)
+
+    def create_payloads(self, stream: str, wanted: Sequence[Tuple[int, str, int]], max_bytes: int) -> List[NewFile]:
+        """
+        Overview:
+            Files for payloads that are to be fetched: as many of the first ones as there is room for. To make room,
+            those of another epoch go, and those before them in the stream.
+        Arguments:
+            - wanted (:obj:`Sequence`): Mark, path and size of each.
+            - max_bytes (:obj:`int`): What the payloads of this stream may take together.
+        """
+        made: List[NewFile] = []
+        with self._locked(is_busy=True):
+            there = self.payloads_of(stream)
+            there.sort(key=lambda one: host_readers.is_of_epoch(one[0], wanted[0][0]))  # which keeps their order
+            used, ours = self.used_bytes(), sum(size_of(path) for _, path in there)
+            for mark, path, num_bytes in wanted:
+                used, ours = used + num_bytes, ours + num_bytes
+                while (used > self.max_bytes or ours > max_bytes) and there and _goes_for(mark, there[0][0]):
+                    freed = removed(there.pop(0)[1])
+                    used, ours = used - freed, ours - freed
+                if used > self.max_bytes or ours > max_bytes:
+                    break
+                try:
+                    made.append(NewFile(path, num_bytes))
+                except NotEnoughSpace:
+                    break
+        return made
+
+    def _created(self, num_bytes: int, make: Callable[[], T]) -> T:
+        with self._locked(is_busy=True):
+            if self.used_bytes() + num_bytes > self.max_bytes:
+                self._remove_abandoned()
+            used = self.used_bytes()
+            if used + num_bytes > self.max_bytes:
+                used -= remove_payloads(self.root, used + num_bytes - self.max_bytes)
+            if used + num_bytes > self.max_bytes:
+                raise NotEnoughSpace(
+                    errno.ENOSPC,
+                    f'{num_bytes} bytes more would be over host_cache_bytes ({self.max_bytes}): '
+                    f'{used} are in use in {self.root!r}',
+                )
+            try:
+                return make()
+            except NotEnoughSpace:
+                if not self._remove_abandoned() + remove_payloads(self.root, num_bytes):
+                    raise
+                return make()
+
+    def _has_room(self, num_bytes: int) -> bool:
+        return self.used_bytes() + num_bytes <= self.max_bytes
+
+    def used_bytes(self) -> int:
+        """What the files of all runs take."""
+        return sum(size_of(path) for path in all_files(self.root))
+
+    def orphans(self) -> List[Found]:
+        """Files of this run whose writers are gone. StoreTimeout at once while another process holds the lock."""
+        with self._locked_at_once():
+            paths = [path for path in files_of(self._run) if path.endswith(('.ring', '.slots'))]
+            return [Found(path, _note(path)) for path in paths if not is_claimed(path)]
+
+    def dead_files(self) -> List[str]:
+        """What processes of this run made that died before it was published, or was read. As ``orphans``."""
+        with self._locked_at_once():
+            return dead_files(self._run)
+
+    def remove(self, paths: Iterable[str]) -> None:
+        """Needs no lock: nobody makes a file of such a name again, but for copies, which may go at any time."""
+        for path in paths:
+            unlink(path)
+
+    def close(self, is_over: bool = False) -> None:
+        """
+        Overview:
+            Leave. The last one of a run removes its directory if nothing unread is in it, or (``is_over``) in any case.
+        """
+        held, self._claim = self._claim, None
+        if held is None:
+            return
+        held.close()
+        try:
+            with self._locked():
+                if not is_claimed(os.path.join(self._run, 'members')):
+                    remove_run(self._run, is_over)
+        except OSError as e:
+            logger.info('the host cache in %r was left as it is: %s', self._run, e)
+
+    def _remove_abandoned(self) -> int:
+        return sum(remove_if_abandoned(run) for run in runs_of(self.root))
+
+    @contextmanager
+    def _locked(self, is_busy: bool = False) -> Iterator[None]:
+        patience_s = min(_BUSY_PATIENCE_S, cache_root.PATIENCE_S) if is_busy else None
+        with cache_root.locked(self._root_lock, self.root, patience_s):
+            yield
+
+    @contextmanager
+    def _locked_at_once(self) -> Iterator[None]:
+        held = claim(cache_root.lock_path(self.root))
+        if held is None:
+            raise StoreTimeout(f'the host cache in {self.root!r} is in use')
+        try:
+            yield
+        finally:
+            held.close()
+
+
+def open_cache_dir(run: str, directory: Optional[str] = None, max_bytes: Optional[int] = None) -> CacheDir:
+    """
+    Overview:
+        The host cache of a run, where this host's other processes of the run have it. Without a ``directory`` that is
+        in /dev/shm if that has room, else in the temporary directory with the most free space.
+    Raises:
+        - ConfigError, OSError: It cannot be had in ``directory``, or nowhere.
+        - StoreTimeout: Another process holds the lock of the best of them and does not get on. In another directory
+          this process would be a host of its own, for as long as it lives.
+    """
+    if directory is not None:
+        private_files.make_directories(directory)
+        return CacheDir(cache_root.root_in(os.path.abspath(directory)), run, max_bytes)
+    reasons = []
+    for candidate in cache_root.candidates(run):
+        try:
+            cache = CacheDir(cache_root.root_in(candidate), run, max_bytes)
+        except StoreTimeout:
+            raise
+        except (OSError, ConfigError) as e:
+            reasons.append(str(e))
+        else:
+            if reasons:
+                logger.warning('the host cache is in %r: %s', cache.root, '; '.join(reasons))
+            return cache
+    raise NotEnoughSpace(errno.ENOSPC, f'no directory for the host cache: {"; ".join(reasons)}; set host_cache_dir')
+
+
+def collect_garbage(directory: Optional[str] = None, dry_run: bool = False) -> Iterator[Garbage]:
+    """
+    Overview:
+        Remove the files of all runs that no living process of this host takes part in: also what a run that is resumed
+        later would still have read from them. Of runs that live, only what a process made and did not finish.
+    Arguments:
+        - directory (:obj:`Optional[str]`): That of ``host_cache_dir``; by default wherever the cache may be.
+        - dry_run (:obj:`bool`): Only tell what would go.
+    Returns:
+        - garbage (:obj:`Iterator`): Of each run that had some.
+    Raises:
+        - StoreTimeout: After all others: another process holds the lock of such a directory and does not get on.
+    """
+    directories = [os.path.abspath(directory)] if directory else cache_root.directories()
+    hung: Optional[StoreTimeout] = None
+    for root in filter(os.path.isdir, map(cache_root.root_in, directories)):
+        try:
+            yield from _garbage_in(root, dry_run)
+        except StoreTimeout as e:
+            hung = e
+    if hung is not None:
+        raise hung
+
+
+def _garbage_in(root: str, dry_run: bool) -> List[Garbage]:
+    found = []
+    with cache_root.locked(cache_root.root_lock(root), root):
+        for run in runs_of(root):
+            dead = dead_files(run)
+            if dead or not is_alive(run):
+                found.append(Garbage(run, len(dead), sum(map(size_of, dead))))
+                if not dry_run:
+                    remove_if_abandoned(run)
+    return found
+
+
+def _goes_for(mark: int, other: int) -> bool:
+    return other < mark or not host_readers.is_of_epoch(mark, other)
+
+
+def _short(name: str) -> str:
+    return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
+
+
+def _note(path: str) -> Dict[str, Any]:
+    try:
+        return read_note(path) if path.endswith('.ring') else {'value': value_of(path)}
+    except OSError:
+        return {}

@@ -1,0 +1,109 @@
+"""What is in a host cache's directories, and what of it nobody needs: see ``cache_dir``, whose lock callers hold."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Iterator, List
+
+from ding_store.storage.shared_memory import reader_page as host_readers
+from ding_store.storage.shared_memory.mapped_files import NEW, is_claimed
+
+#: Files that are nobody's own, and hold nothing that is not elsewhere.
+COPIES, FETCH, READERS, PAYLOAD = '.copies', '.fetch', '.readers', '.payload'
+
+
+def runs_of(root: str) -> List[str]:
+    directory = os.path.join(root, 'runs')
+    return [os.path.join(directory, run) for run in os.listdir(directory)] if os.path.isdir(directory) else []
+
+
+def files_of(run: str) -> List[str]:
+    names = os.listdir(run) if os.path.isdir(run) else []
+    return [os.path.join(run, name) for name in names if name != 'members']
+
+
+def all_files(root: str) -> Iterator[str]:
+    for run in runs_of(root):
+        yield from files_of(run)
+
+
+def is_alive(run: str) -> bool:
+    """Whether a living process takes part in the run."""
+    return is_claimed(os.path.join(run, 'members'))
+
+
+def dead_files(run: str) -> List[str]:
+    """
+    Of a run without processes all; of others what a process made and had not yet named when it died, and payloads of
+    streams that nobody reads any more.
+    """
+    found = files_of(run)
+    if is_alive(run):
+        are_read = {path[: -len(READERS)] for path in found if path.endswith(READERS) and host_readers.are_there(path)}
+        found = [
+            path for path in found if path.endswith(NEW) or (path.endswith(PAYLOAD) and _stream(path) not in are_read)
+        ]
+    return [path for path in found if not is_claimed(path)]
+
+
+def _stream(path: str) -> str:
+    directory, name = os.path.split(path)
+    return os.path.join(directory, name.partition('-')[0])
+
+
+def remove_if_abandoned(run: str) -> int:
+    """Bytes freed."""
+    lives, dead = is_alive(run), dead_files(run)
+    freed = sum(map(size_of, dead))
+    for path in dead:
+        unlink(path)
+    if not lives:
+        remove_run(run, is_over=False)
+    return freed
+
+
+def remove_run(run: str, is_over: bool) -> None:
+    if is_over or all(path.endswith((COPIES, FETCH, READERS, PAYLOAD)) for path in files_of(run)):
+        shutil.rmtree(run, ignore_errors=True)
+
+
+def remove_payloads(root: str, num_bytes: int) -> int:
+    """The oldest, of all runs, until so many bytes are free; returns how many are."""
+    freed = 0
+    for path in sorted((path for path in all_files(root) if path.endswith(PAYLOAD)), key=_age_of):
+        if freed >= num_bytes:
+            break
+        freed += removed(path)
+    return freed
+
+
+def _age_of(path: str) -> int:
+    """Smaller for older files."""
+    try:
+        return os.stat(path).st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def removed(path: str) -> int:
+    """Bytes freed."""
+    num_bytes = size_of(path)
+    unlink(path)
+    return num_bytes
+
+
+def size_of(path: str) -> int:
+    if path.endswith(PAYLOAD):  # There may be thousands.
+        return int(os.path.basename(path).split('-')[2], 16)
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass

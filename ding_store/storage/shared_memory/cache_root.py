@@ -1,0 +1,78 @@
+"""Where the host cache may be: its directories, who may use them, their lock, and which host this is."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from contextlib import contextmanager
+from typing import Any, Iterator, List, Optional
+
+from ding_store import private_files
+from ding_store.errors import StoreTimeout
+from ding_store.storage.shared_memory.download_lock import FetchLock
+
+#: Memory is taken where it has this much; containers often have 64 MB of /dev/shm.
+_ENOUGH = 1 << 30
+#: Who holds the root's lock longer, or up to twice as long, is stopped: making room takes much less.
+PATIENCE_S = 10.0
+
+
+def root_in(directory: str) -> str:
+    return os.path.join(directory, f'ding-store-cache-{os.geteuid()}')
+
+
+def directories() -> List[str]:
+    return [d for d in dict.fromkeys(('/dev/shm', tempfile.gettempdir(), '/var/tmp')) if os.path.isdir(d)]
+
+
+def candidates(run: str) -> List[str]:
+    """Directories, best first: where the run is already, where memory has room, then by free space."""
+
+    def rank(directory: str) -> Any:
+        is_there = os.path.isdir(os.path.join(root_in(directory), 'runs', run))
+        is_memory = directory == '/dev/shm' and free_bytes(directory) >= _ENOUGH
+        return not is_there, not is_memory, -free_bytes(directory)
+
+    return sorted((d for d in directories() if os.access(d, os.W_OK)), key=rank)
+
+
+def free_bytes(directory: str) -> int:
+    status = os.statvfs(directory)
+    return status.f_bavail * status.f_frsize
+
+
+def lock_path(root: str) -> str:
+    path = os.path.join(root, 'lock')
+    private_files.touch(path)
+    return path
+
+
+def root_lock(root: str) -> FetchLock:
+    return FetchLock(lambda: lock_path(root), PATIENCE_S)
+
+
+@contextmanager
+def locked(lock: FetchLock, root: str, patience_s: Optional[float] = None) -> Iterator[None]:
+    with lock.taken(patience_s) as held:
+        if held is None:
+            raise StoreTimeout(
+                f'another process holds the lock of the host cache in {root!r} and does not get on: '
+                'is one of this user stopped?'
+            )
+        yield
+
+
+def identity(marker: str) -> str:
+    try:
+        descriptor = private_files.opener(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+    except FileExistsError:
+        pass
+    else:
+        with os.fdopen(descriptor, 'w') as file:
+            file.write(uuid.uuid4().hex)
+    with open(marker, opener=private_files.opener) as file:
+        word, status = file.read(), os.fstat(file.fileno())
+    with open('/proc/sys/kernel/random/boot_id') as file:
+        boot = file.read().strip()
+    return f'{boot}-{status.st_dev}-{status.st_ino}-{word}'

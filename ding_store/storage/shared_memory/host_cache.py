@@ -1,0 +1,429 @@
+"""Payloads of one host in mmap files: a wrapper around any store whose entries can hold references."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import zlib
+from contextlib import suppress
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence, Set, Tuple
+
+from ding_store.errors import ConfigError, CorruptPayload, StoreClosed, StoreError, StoreUnavailable
+from ding_store.storage.base import OLDEST, Arrays, Buffer, Entry, EntryId, Header, Store, StoreInfo, StreamInfo, Value
+from ding_store.storage.encoding.compression import AUTO
+from ding_store.storage.encoding.framing import MAX_BYTES, corrupt_entry, decode_entry
+from ding_store.storage.exactly_once.outbox import Payload
+from ding_store.storage.shared_memory.cache_dir import CacheDir, Found, open_cache_dir
+from ding_store.storage.shared_memory.ring import RingReader
+from ding_store.storage.shared_memory.rings import Rings, crc_of
+from ding_store.storage.shared_memory.shared_values import HostValues
+from ding_store.storage.shared_memory.stream_downloads import StreamCopies
+from ding_store.storage.shared_memory.transports import (
+    Download,
+    PlanedStore,
+    Record,
+    Remote,
+    Resolver,
+    fetch_own,
+    unpack,
+)
+
+logger = logging.getLogger(__name__)
+
+
+#: The keeper ends when its wait for news does: at once when the store is closed.
+_JOIN_S = 10.0
+#: How long close() waits for a thread that waits for room.
+_PUBLISH_S = 1.0
+#: How long the writer of a value on another host is waited for: unlike an entry, the next version makes up for it.
+_VALUE_PATIENCE_S = 30.0
+
+
+class HostCache(Store):
+    """
+    Overview:
+        While all readers of a stream are on this host, its entries' payloads go into a ring, and readers map them;
+        before the first reader is known, and while one is elsewhere, they go over the wire. The store that is wrapped
+        orders and announces everything. Without a directory for the files, all goes over the wire.
+        Pickles as the store that it wraps, and reopens itself after ``fork``.
+    Arguments:
+        - store (:obj:`PlanedStore`): Closed with this one.
+        - directory (:obj:`Optional[str]`): Where the host cache is: by default chosen by free space.
+        - max_bytes (:obj:`Optional[int]`): What it may take: by default half of what is free, 8 GiB at most.
+        - patience_s (:obj:`Optional[float]`): How long the writer of an entry on another host is waited for; by
+          default as long as the store says.
+        - checked (:obj:`bool`): Whether entries that this process writes to a ring carry a checksum.
+    """
+
+    def __init__(
+        self,
+        store: PlanedStore,
+        directory: Optional[str] = None,
+        max_bytes: Optional[int] = None,
+        patience_s: Optional[float] = None,
+        checked: bool = False,
+    ) -> None:
+        if max_bytes is not None and max_bytes < 1:
+            raise ConfigError(f'host_cache_bytes ({max_bytes}) must be >= 1')
+        self.store = store
+        self.run = store.run
+        self._directory = None if directory is None else os.path.abspath(directory)
+        self._max_bytes = max_bytes
+        self._patience_s = patience_s
+        self._checked = checked
+        self._is_over = False
+        self._fork_lock = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        """What belongs to one process."""
+        # Runs of one name may live in several servers.
+        name = f'{self.run}-{zlib.crc32(self.address.encode()):08x}'
+        self._cache = _opened(name, self._directory, self._max_bytes)
+        self._copies = StreamCopies(self._cache, self._limit_of) if self._cache is not None else None
+        self._resolver = Resolver(self.store, self._follow, self._complain, self._patience_s, self._fetch)
+        self._values = HostValues(self.store, self._cache, _VALUE_PATIENCE_S)
+        self._lock = threading.Lock()
+        self._rings: Dict[str, Rings] = {}
+        self._files: Dict[str, RingReader] = {}
+        self._readers: Dict[str, Set[Tuple[str, bool]]] = {}  # stream -> (name, durable) registered as of this host
+        self._is_blind = self._cache is None  # Its files cannot be read here.
+        self._closed = threading.Event()
+        self._keeper: Optional[threading.Thread] = None
+        self._tidied_at = time.monotonic()
+        # The last: until then other threads of a forked child wait. What they find here is their parent's.
+        self._pid = os.getpid()
+
+    @property
+    def host(self) -> str:
+        """Identity of this process's host cache; '' without one."""
+        return '' if self._cache is None or self._is_blind else self._cache.host
+
+    @property
+    def address(self) -> str:
+        return self.store.address
+
+    @property
+    def writer(self) -> str:
+        return self.store.writer
+
+    def append(self, stream: str, header: Header, arrays: Arrays, timeout_s: Optional[float] = None) -> EntryId:
+        self._enter()
+        payload = self._payload(stream, header, arrays)
+        try:
+            return self.store.append_payload(stream, payload, timeout_s)
+        finally:
+            if not payload.is_kept:
+                payload.release()  # Else its ring would never have room again: space is given back in order.
+
+    def read(self, stream: str, after: EntryId = OLDEST, max_entries: int = 64, timeout_s: float = 0.0) -> List[Entry]:
+        self._enter()
+        return self._resolver.read(stream, after, max_entries, timeout_s)
+
+    def register(self, stream: str, reader: str, durable: bool = True, start: str = 'oldest') -> EntryId:
+        self._enter()
+        place = self.store.register_at(stream, reader, durable, start, self.host)
+        if self._copies is not None and self.host:
+            with self._lock:
+                self._readers.setdefault(stream, set()).add((reader, durable))
+            self._copies.join(stream, reader, place)
+        return place
+
+    def ack(self, stream: str, reader: str, entry_id: EntryId, wait: bool = True) -> None:
+        self._enter()
+        self.store.ack(stream, reader, entry_id, wait)
+        self._note_ack(stream, reader, entry_id)
+
+    def advance(self, stream: str, reader: str, entry_id: EntryId, name: str, header: Header) -> None:
+        self._enter()
+        self.store.advance(stream, reader, entry_id, name, header)
+        self._note_ack(stream, reader, entry_id)
+
+    def settle(self) -> None:
+        self._enter()
+        self.store.settle()
+
+    def conclude(self) -> None:
+        self.store.conclude()
+
+    @property
+    def is_away(self) -> bool:
+        return self.store.is_away
+
+    def hasty(self) -> ContextManager[None]:
+        return self.store.hasty()
+
+    def forget(self, stream: str, reader: str) -> bool:
+        self._enter()
+        with self._lock:
+            left = {one for one in self._readers.pop(stream, ()) if one[0] != reader}
+            if left:
+                self._readers[stream] = left
+        if self._copies is not None:
+            self._copies.leave(stream, reader)
+        return self.store.forget(stream, reader)
+
+    def put(self, name: str, header: Header, arrays: Arrays, expected_version: Optional[int] = None) -> int:
+        self._enter()
+        return self._values.put(name, header, arrays, expected_version)
+
+    def count_from(self, name: str, version: int) -> None:
+        self.store.count_from(name, version)
+
+    def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0) -> Optional[Value]:
+        self._enter()
+        return self._values.get(name, newer_than, timeout_s)
+
+    def add(self, counter: str, amount: int = 0) -> int:
+        return self.store.add(counter, amount)
+
+    def delete(self, name: str) -> bool:
+        self._enter()
+        self._values.drop(name)
+        existed = self.store.delete(name)
+        if self._copies is not None:
+            self._copies.drop(name)
+        with self._lock:
+            rings = self._rings.pop(name, None)
+        if rings is not None:
+            rings.close(unlink=True)
+        self._drop_removed()
+        return existed
+
+    def info(self) -> StoreInfo:
+        return self.store.info()
+
+    def stream_info(self, stream: str) -> Optional[StreamInfo]:
+        return self.store.stream_info(stream)
+
+    def retire(self, last: Sequence[str] = ()) -> None:
+        self._is_over = True
+        self.store.retire(last)
+
+    def close(self) -> None:
+        """
+        Overview:
+            What is in our rings and not acked, and the newest versions of our values, go into the store, for readers to
+            come; then the files are removed.
+        """
+        if self._pid == os.getpid() and not self._closed.is_set():
+            self._closed.set()
+            self.conclude()
+            with self.store.leaving():
+                is_published = self._publish()
+                are_values_published = self._is_over or self._values.publish()
+                self.store.close()
+            for rings in self._rings.values():
+                rings.close(unlink=is_published)
+            self._values.close(unlink=are_values_published, join_s=_JOIN_S)
+            if self._keeper is not None and self._keeper is not threading.current_thread():
+                self._keeper.join(_JOIN_S)
+            if self._copies is not None:
+                self._copies.close()
+            if self._cache is not None:
+                self._cache.close(self._is_over)
+            # What is mapped here is part of cycles, and would keep its descriptors until a collector comes.
+            self._rings, self._files = {}, {}
+        self.store.close()
+
+    def tidy(self) -> int:
+        """
+        Overview:
+            Remove the files of this run whose processes are gone and of which everything is acked, or was replaced by
+            newer versions; and what was fetched and nobody here needs any more.
+        Returns:
+            - num_removed (:obj:`int`): How many.
+        """
+        if self._cache is None:
+            return 0
+        try:
+            orphans = self._cache.orphans()
+            streams = self.store.info().streams if orphans else {}
+            done = [found.path for found in orphans if self._values.is_done(found) or _is_done(found, streams)]
+            done += self._cache.dead_files() + (self._copies.done() if self._copies is not None else [])
+            self._cache.remove(done)
+        except (OSError, StoreError) as e:
+            logger.info('the host cache could not be tidied: %s', e)
+            return 0
+        return len(done)
+
+    def __reduce__(self) -> Tuple[Callable[..., HostCache], Tuple[Any, ...]]:
+        return HostCache, (self.store, self._directory, self._max_bytes, self._patience_s, self._checked)
+
+    def _enter(self) -> None:
+        if self._pid != os.getpid():
+            with self._fork_lock:
+                if self._pid != os.getpid():
+                    self._begin()
+        if self._closed.is_set():
+            raise StoreClosed(f'the store of run {self.run!r} was closed')
+        if self.store.is_hasty:
+            return
+        if time.monotonic() - self._tidied_at >= self.store.own_writer.check_every_s:
+            self._tidied_at = time.monotonic()
+            with self.store.hasty():  # The call itself waits for a server that is away.
+                self.tidy()
+            self._drop_removed()
+
+    # Writing
+
+    def _payload(self, stream: str, header: Header, arrays: Arrays) -> Payload:
+        if self._cache is not None and self.store.own_writer.host_of(stream) == self._cache.host:
+            rings = self._rings_of(stream, self._cache)
+            self._start_keeper()  # Before: what is packed has its place in a ring until it is acked.
+            packed = rings.pack(header, arrays)
+            if packed is not None:
+                return packed
+        return self.store.own_writer.encoded(stream, header, arrays)
+
+    def _rings_of(self, stream: str, cache: CacheDir) -> Rings:
+        with self._lock:
+            if stream not in self._rings:
+                writer = self.store.own_writer
+                options = writer.options_of(stream)
+                limit = options.max_pending_bytes
+                note = {'run': self.run, 'stream': stream, 'writer': self.writer}
+                # A region may waste nearly its own length at the end of the ring.
+                self._rings[stream] = Rings(
+                    cache,
+                    note,
+                    limit + limit // 4,
+                    min(limit, MAX_BYTES),
+                    lambda wait_s: self._learn(stream, wait_s),
+                    # The same bytes whenever they are asked for: parts that were sent before are theirs.
+                    None if options.compression == AUTO else options.compression,
+                    self._checked,
+                )
+            return self._rings[stream]
+
+    def _learn(self, stream: str, wait_s: float) -> None:
+        """Of acks. Who is not there to ask is waited for by the append itself, which keeps its entry."""
+        with suppress(StoreUnavailable), self.store.hasty():
+            self.store.own_writer.learn(stream, wait_s)
+
+    def _publish(self) -> bool:
+        if not self._rings or self._is_over:
+            return True
+        try:
+            if self.store.own_writer.publish(_PUBLISH_S):
+                return True
+            reason = 'another thread is appending'
+        except StoreError as e:
+            reason = str(e)
+        logger.warning('closed with entries that only this host can read, in files that stay: %s', reason)
+        return False
+
+    def _start_keeper(self) -> None:
+        if self._keeper is None:
+            with self._lock:
+                if self._keeper is None and not self._closed.is_set():
+                    keeper = threading.Thread(target=self._keep, name='ding-store-host-plane', daemon=True)
+                    keeper.start()
+                    self._keeper = keeper  # Not before: close() may join it at any moment.
+
+    def _keep(self) -> None:
+        """Fill what readers elsewhere want, also while nobody here calls us."""
+        pid = self._pid
+        while not self._closed.is_set() and pid == os.getpid():
+            try:
+                writer = self.store.own_writer
+                known = writer.planes(list(self._rings))
+                self.store.wait_for_planes(known, writer.check_every_s)
+                for stream in known:
+                    writer.check_stream(stream, wait_s=1.0)
+            except StoreClosed:
+                return
+            except Exception as e:  # noqa: BLE001 - there may be no memory: who wants the next would wait in vain
+                level = logging.INFO if isinstance(e, StoreError) else logging.WARNING
+                logger.log(level, 'the host plane waits for the store: %s', e or type(e).__name__)
+                self._closed.wait(1.0)
+
+    # Reading
+
+    def _follow(self, stream: str, record: Record) -> Optional[Entry]:
+        """The entry of a reference, in place; None if its file is not on this host, or its bytes were overwritten."""
+        reference = unpack(record.payload)
+        file = self._file(reference.file)
+        if file is None:
+            return None
+        try:
+            view = file.view(reference.start, reference.length)
+            reference.check_head(view)
+            guard = _guard(file, reference.start)
+            entry = decode_entry(stream, record.id, record.writer, record.sequence, view, guard)
+        except CorruptPayload as e:
+            if not file.is_valid(reference.start):
+                return None
+            raise corrupt_entry(stream, record.id, f'in {file.path!r}: {e}', record.writer, record.sequence) from e
+        return entry if entry.validate() else None
+
+    def _fetch(self, stream: str, wanted: Sequence[Remote], download: Download) -> List[Optional[Buffer]]:
+        fetch = self._copies.fetch if self._copies is not None else fetch_own
+        return fetch(stream, wanted, download)
+
+    def _note_ack(self, stream: str, reader: str, entry_id: EntryId) -> None:
+        if self._copies is not None:
+            self._copies.note_ack(stream, reader, entry_id)
+
+    def _limit_of(self, stream: str) -> int:
+        return self.store.own_writer.options_of(stream).max_pending_bytes
+
+    def _file(self, name: str) -> Optional[RingReader]:
+        found = self._files.get(name)
+        if found is None and self._cache is not None:
+            try:
+                found = RingReader(self._cache.path_of(name))
+            except (OSError, CorruptPayload) as e:
+                if not isinstance(e, FileNotFoundError):
+                    logger.info('a file of this host cannot be mapped: %s', e)
+                return None
+            self._drop_removed()
+            with self._lock:
+                self._files[name] = found
+        return found
+
+    def _drop_removed(self) -> None:
+        """Mappings of removed files keep their memory."""
+        with self._lock:
+            self._files = {key: file for key, file in self._files.items() if os.path.exists(file.path)}
+        self._values.drop_removed()
+
+    def _complain(self, stream: str, record: Record) -> None:
+        if self.host and unpack(record.payload).host == crc_of(self.host):
+            logger.warning('the host cache was deleted, or cannot be read: from now on we read over the wire')
+            self._is_blind = True  # From now on this process is a host of its own, without files.
+            if self._copies is not None:
+                self._copies.close()
+        if self._is_blind:
+            self._say_blind()
+        self.store.want(stream)
+
+    def _say_blind(self) -> None:
+        """Of readers that the server believes to be on this host: it may have been away when it was to hear of it."""
+        with self._lock:
+            readers = [(stream, *one) for stream, known in self._readers.items() for one in known]
+        for stream, reader, durable in readers:
+            self.store.register_at(stream, reader, durable)
+            with self._lock:
+                self._readers[stream] = self._readers.get(stream, set()) - {(reader, durable)}
+
+
+def _guard(file: RingReader, start: int) -> Callable[[], bool]:
+    return lambda: file.is_valid(start)
+
+
+def _opened(run: str, directory: Optional[str], max_bytes: Optional[int]) -> Optional[CacheDir]:
+    try:
+        return open_cache_dir(run, directory, max_bytes)
+    except (OSError, ConfigError) as e:
+        logger.warning('no host cache, everything goes over the wire: %s', e)
+        return None
+
+
+def _is_done(found: Found, streams: Dict[str, StreamInfo]) -> bool:
+    stream = streams.get(found.note.get('stream', ''))
+    # What a server does not know may be another's, or be known again when it has loaded its data.
+    number = stream.numbers.get(found.note.get('writer', '')) if stream else None
+    return stream is not None and number is not None and number <= stream.floor

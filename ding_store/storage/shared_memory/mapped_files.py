@@ -1,0 +1,350 @@
+"""Files that processes share by mapping them: made whole or not at all, owned by a process, two words at a time.
+
+Numbers in such a file are *words* of 64 bits, written by one process and read by many.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import platform
+import struct
+import threading
+import time
+import uuid
+import weakref
+from contextlib import contextmanager
+from typing import Iterator, List, Optional
+
+import numpy as np
+
+from ding_store import private_files
+from ding_store.errors import CorruptPayload, NotEnoughSpace
+
+PAGE = 4096
+ALIGN = 64
+#: What files that are not published yet end with.
+NEW = '.new'
+
+# x86-64 shows a process's plain stores to all others in program order, and loads in program order, too; string moves
+# and glibc's non-temporal copies end with a fence. Other machines may reorder both, and Python has no fences.
+_KEEPS_ORDER = platform.machine() in ('x86_64', 'AMD64')
+_POPULATE = getattr(mmap, 'MAP_POPULATE', 0)
+_C = ctypes.CDLL(None, use_errno=True)
+_C.mmap.restype = ctypes.c_void_p
+_C.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_C.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+#: Much less than anybody's patience.
+_TOUCH_EVERY_S = 0.05
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
+
+
+def aligned(size: int, to: int = ALIGN) -> int:
+    return -(-size // to) * to
+
+
+class Claim:
+    """
+    Overview:
+        A file descriptor that locks something for as long as this process lives. A forked child must not keep it up:
+        its copy is closed, which leaves the parent's lock alone.
+    """
+
+    #: Its own: modules are empty when the last of what is mapped goes with the interpreter.
+    _close = staticmethod(os.close)
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._touched_at = 0.0
+        _CLAIMS.add(self)
+
+    def touch(self) -> None:
+        """Show those who wait in ``claim_within`` that we get on; cheap enough to be called all the time."""
+        now = time.monotonic()
+        if now - self._touched_at >= _TOUCH_EVERY_S:
+            self._touched_at = now
+            os.utime(self.descriptor)
+
+    def close(self) -> None:
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            self._close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+# The process's own, as its descriptors are: what fork copies can only be found here.
+_CLAIMS: weakref.WeakSet[Claim] = weakref.WeakSet()
+
+
+def _drop_inherited() -> None:
+    for claim in list(_CLAIMS):
+        claim.close()
+
+
+os.register_at_fork(after_in_child=_drop_inherited)
+
+
+def claim(path: str, shared: bool = False, wait: bool = False) -> Optional[Claim]:
+    """
+    Overview:
+        Lock a whole file (``flock``). Opened anew for it: the descriptor inside a mapping would carry the lock into
+        forked children.
+    Returns:
+        - claim (:obj:`Optional[Claim]`): None when another holds it and we do not wait.
+    """
+    # Where flock is emulated, as on NFS, an exclusive lock needs a file that is open for writing.
+    held = Claim(private_files.opener(path, os.O_RDONLY if shared else os.O_RDWR))
+    try:
+        fcntl.flock(held.descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        held.close()
+        return None
+    return held
+
+
+def claim_within(path: str, patience_s: float) -> Optional[Claim]:
+    """
+    Overview:
+        As ``claim(path, wait=True)``, but only while its holder gets on: ``flock`` knows no deadline, so a thread waits
+        in our place.
+    Arguments:
+        - patience_s (:obj:`float`): Without a ``touch`` for so long, and up to twice as long, it is given up.
+    Returns:
+        - claim (:obj:`Optional[Claim]`): None when it was.
+    Raises:
+        - FileNotFoundError: The file is gone.
+    """
+    held = claim(path)
+    if held is not None or patience_s <= 0:
+        return held
+    found: List[Claim] = []
+    lock, is_over = threading.Lock(), False
+
+    def wait() -> None:
+        claimed = claim(path, wait=True)
+        with lock:
+            if claimed is not None and not is_over:
+                found.append(claimed)  # else it is closed here, and the lock goes with it
+
+    waiting = threading.Thread(target=wait, name='ding-store-claim', daemon=True)
+    waiting.start()
+    seen_at = -1
+    while waiting.is_alive() and (touched_at := changed_at(path)) != seen_at:
+        seen_at = touched_at
+        waiting.join(patience_s)
+    with lock:
+        is_over = True
+        return found.pop() if found else None
+
+
+def changed_at(path: str) -> int:
+    """Only to be compared: clocks jump."""
+    try:
+        return os.stat(path).st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def reopened(descriptor: int) -> Claim:
+    """The same file, also when its name is gone, opened anew: with locks of its own."""
+    return Claim(os.open(f'/proc/self/fd/{descriptor}', os.O_RDONLY | os.O_CLOEXEC))
+
+
+def is_claimed(path: str) -> bool:
+    """Whether a living process holds this file. One that is gone is held by nobody."""
+    try:
+        held = claim(path)
+    except FileNotFoundError:
+        return False
+    if held is None:
+        return True
+    held.close()
+    return False
+
+
+class NewFile:
+    """
+    Overview:
+        A file of ``num_bytes`` zeros, mapped and claimed, that nobody finds until it is published. All its space is
+        taken now: writing to a page that the disk has no room for would be a SIGBUS.
+    Raises:
+        - NotEnoughSpace: There is no room for it.
+    """
+
+    def __init__(self, path: str, num_bytes: int) -> None:
+        self.path = path
+        self._temporary = f'{path}.{uuid.uuid4().hex[:8]}{NEW}'
+        descriptor = private_files.opener(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        held: Optional[Claim] = None
+        try:
+            held = claim(self._temporary)
+            allocate(descriptor, 0, num_bytes, path)
+            self.mapping = mmap.mmap(descriptor, num_bytes)
+        except BaseException:
+            os.unlink(self._temporary)
+            if held is not None:
+                held.close()
+            raise
+        finally:
+            os.close(descriptor)
+        assert held is not None
+        self.claim = held
+
+    def publish(self) -> None:
+        """It appears at its path, whole, in the place of what is there."""
+        os.rename(self._temporary, self.path)
+
+    def discard(self) -> None:
+        """It was not published, and will not be; who has it mapped keeps its bytes."""
+        os.unlink(self._temporary)
+        self.close()
+
+    def close(self) -> None:
+        """Give it up: nobody's own from now on."""
+        self.claim.close()
+
+
+@contextmanager
+def created(path: str, num_bytes: int) -> Iterator[tuple[mmap.mmap, Claim]]:
+    """
+    Overview:
+        A ``NewFile`` that appears at ``path`` when the block ends well.
+    Raises:
+        - NotEnoughSpace: There is no room for it.
+    """
+    new = NewFile(path, num_bytes)
+    try:
+        yield new.mapping, new.claim
+        new.publish()
+    except BaseException:
+        new.discard()
+        raise
+
+
+def allocate(descriptor: int, offset: int, num_bytes: int, path: str) -> None:
+    try:
+        os.posix_fallocate(descriptor, offset, num_bytes)
+    except OSError as e:
+        if e.errno not in _NO_SPACE:
+            raise
+        free = os.fstatvfs(descriptor)
+        raise NotEnoughSpace(
+            errno.ENOSPC,
+            f'{num_bytes} bytes for {path!r} are not there: {free.f_bavail * free.f_frsize} are free; '
+            'lower host_cache_bytes, or set host_cache_dir to another directory',
+        ) from e
+
+
+def map_bytes(descriptor: int, num_bytes: int) -> memoryview:
+    """
+    Overview:
+        The first bytes of a file, read-only, mapped for as long as somebody looks at them. All pages come at once: 768
+        faults of 3 MB take longer than mapping them. Nothing but memory is held, where ``mmap.mmap`` keeps a descriptor
+        (until Python 3.13 knows ``trackfd``): a process that holds payloads would run out of them.
+    Raises:
+        - OSError: They cannot be mapped, or the file has fewer: to look at what it lacks would be a SIGBUS.
+    """
+    check_length(descriptor, num_bytes)
+    address = _C.mmap(None, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED | _POPULATE, descriptor, 0)
+    if address == ctypes.c_void_p(-1).value:
+        code = ctypes.get_errno()
+        raise OSError(code, f'{num_bytes} bytes cannot be mapped: {os.strerror(code)}')
+    memory = (ctypes.c_ubyte * num_bytes).from_address(address)
+    weakref.finalize(memory, _C.munmap, address, num_bytes).atexit = False
+    view: memoryview = np.frombuffer(memoryview(memory), np.uint8).data
+    return view.toreadonly()
+
+
+def check_length(descriptor: int, num_bytes: int) -> None:
+    """
+    Raises:
+        - OSError: The file is shorter.
+    """
+    found = os.fstat(descriptor).st_size
+    if found < num_bytes:
+        raise OSError(errno.EINVAL, f'a file of {num_bytes} bytes has {found}')
+
+
+def map_read_only(descriptor: int, magic: bytes, path: str) -> mmap.mmap:
+    """
+    Raises:
+        - CorruptPayload: It is no such file.
+    """
+    if os.fstat(descriptor).st_size < PAGE:
+        raise CorruptPayload(f'{path!r} is too short for one of our files')
+    mapping = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
+    if mapping[: len(magic)] != magic:
+        raise CorruptPayload(f'{path!r} begins with {mapping[: len(magic)]!r} where {magic!r} is expected')
+    return mapping
+
+
+class Words:
+    """
+    Overview:
+        The words of a mapped file's first page, by number: byte ``8 * number``. Words that change at different moments
+        belong in different cache lines, 8 words each.
+    """
+
+    def __init__(self, mapping: mmap.mmap, path: str) -> None:
+        # Native items: stored and loaded with one instruction, where struct.pack_into('<Q') goes byte by byte.
+        self._words = memoryview(mapping)[:PAGE].cast('Q')
+        self._lock = None if _KEEPS_ORDER else Claim(private_files.opener(path))
+
+    def __getitem__(self, number: int) -> int:
+        if self._lock is None:
+            return self._words[number]
+        with ordered(self._lock):
+            return self._words[number]
+
+    def __setitem__(self, number: int, word: int) -> None:
+        if self._lock is None:
+            self._words[number] = word
+            return
+        with ordered(self._lock):
+            self._words[number] = word
+
+
+@contextmanager
+def ordered(lock: Claim) -> Iterator[None]:
+    """
+    Overview:
+        For machines that are not x86-64: a lock on one byte behind any file's end. Taking and releasing it are barriers
+        in the kernel, so that what was stored before is seen by whoever takes it after.
+    """
+    range_lock(lock.descriptor, fcntl.F_RDLCK, _BARRIER_BYTE)
+    try:
+        yield
+    finally:
+        range_lock(lock.descriptor, fcntl.F_UNLCK, _BARRIER_BYTE)
+
+
+_BARRIER_BYTE = 1 << 60
+
+
+def range_lock(descriptor: int, kind: int, byte: int) -> bool:
+    """
+    Overview:
+        Lock, or unlock, one byte of a file for this *open* file: unlike plain record locks such a lock is not lost when
+        another descriptor of the same file is closed. It goes with the process that holds it.
+    Returns:
+        - done (:obj:`bool`): False when another holds it.
+    """
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack('hhqqi', kind, os.SEEK_SET, byte, 1, 0))
+    except OSError as e:
+        if e.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        raise
+    return True
+
+
+def range_holder(descriptor: int, first: int, count: int) -> Optional[int]:
+    """One of these bytes that another open file holds exclusively; None if there is none."""
+    asked = struct.pack('hhqqi', fcntl.F_RDLCK, os.SEEK_SET, first, count, 0)
+    kind, _, start, *_ = struct.unpack('hhqqi', fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))
+    return None if kind == fcntl.F_UNLCK else start

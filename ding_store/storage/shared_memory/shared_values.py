@@ -1,0 +1,190 @@
+"""Values on the host plane: their bytes in slots of a mmap file, their announcement, and who reads which, in the store.
+
+A put copies the arrays into a slot, then announces the version in the store with a *reference* to that slot: so a
+version is seen whole or not at all, whenever its writer dies. Readers of this host lease the slot and read in place.
+Who cannot (another host, no host cache, the file is gone) asks the writer to *fill* the version: to put the payload
+into the store as well. From the first such question on all versions of this value are filled, by a thread; the next put
+waits for a fill that is under way, so that readers elsewhere get versions however fast they come. A writer that is
+closed fills what only this host can read. One that is killed leaves its newest version in its file: readers of this
+host go on reading it, others get PayloadLost until somebody puts the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import zlib
+from typing import Dict, Optional
+
+from ding_store.errors import CorruptPayload, StoreClosed, StoreError
+from ding_store.storage.base import Arrays, Header, Value
+from ding_store.storage.encoding.framing import decode, encode_pieces
+from ding_store.storage.options import check_name
+from ding_store.storage.shared_memory.cache_dir import CacheDir, Found
+from ding_store.storage.shared_memory.slots import SlotReader
+from ding_store.storage.shared_memory.transports import PlanedStore, Version
+from ding_store.storage.shared_memory.value_downloads import HostCopies
+from ding_store.storage.shared_memory.value_resolver import ValueResolver
+from ding_store.storage.shared_memory.value_slots import SlotReference, ValueSlots
+
+logger = logging.getLogger(__name__)
+
+#: Smaller values travel in their announcement, to all hosts alike.
+SLOTS_FROM_BYTES = 32 << 10
+
+
+class HostValues:
+    """
+    Overview:
+        The values of one run as one process of a host writes and reads them.
+    Arguments:
+        - cache (:obj:`Optional[CacheDir]`): None: everything goes over the wire.
+        - patience_s (:obj:`float`): How long the writer of a value on another host is waited for.
+    """
+
+    def __init__(self, store: PlanedStore, cache: Optional[CacheDir], patience_s: float) -> None:
+        self._store = store
+        self._cache = cache
+        self._copies = HostCopies(store, cache) if cache is not None else None
+        fetch = self._copies.fetch if self._copies is not None else None
+        self._resolver = ValueResolver(store, self._follow, patience_s, fetch)
+        self._lock = threading.Lock()
+        self._own: Dict[str, ValueSlots] = {}
+        self._files: Dict[str, SlotReader] = {}
+        self._closed = threading.Event()
+        self._filler: Optional[threading.Thread] = None
+
+    def put(self, name: str, header: Header, arrays: Arrays, expected_version: Optional[int] = None) -> int:
+        check_name('value', name)
+        is_large = sum(array.nbytes for array in arrays.values() if hasattr(array, 'nbytes')) >= SLOTS_FROM_BYTES
+        if self._cache is None or not is_large:
+            return self._store.put(name, header, arrays, expected_version)
+        payload = encode_pieces(header, arrays)
+        self._store.check_size(f'value {name!r}', payload.num_bytes)  # Here: a reader elsewhere may come at any time.
+        slots = self._slots(name, self._cache)
+        self._start_filler()  # Before: one that gets no reply may be announced all the same.
+        version = slots.put(payload, lambda reference: self._store.put_version(name, None, reference, expected_version))
+        if version is None:
+            return self._store.put_version(name, payload, b'', expected_version)
+        return version
+
+    def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0) -> Optional[Value]:
+        return self._resolver.get(name, newer_than, timeout_s)
+
+    def drop(self, name: str) -> None:
+        """The value was deleted."""
+        with self._lock:
+            slots = self._own.pop(name, None)
+        if slots is not None:
+            slots.close(unlink=True)
+        if self._copies is not None:
+            self._copies.drop(name)
+        self._resolver.forget(name)
+
+    def drop_removed(self) -> None:
+        """Mappings of removed files keep their memory."""
+        with self._lock:
+            self._files = {key: old for key, old in self._files.items() if os.path.exists(old.path)}
+        if self._copies is not None:
+            self._copies.drop_removed()
+
+    def is_done(self, found: Found) -> bool:
+        """Whether a dead writer's file is needed no more: what a server does not know it may know again."""
+        if not found.note.get('value'):
+            return False
+        newest = self._store.get_version(found.note['value'], 0)
+        if newest is None:
+            return False
+        is_there = newest.reference and SlotReference.unpack(newest.reference).file in found.path
+        return bool(newest.payload) or not is_there
+
+    def publish(self) -> bool:
+        """Fill all that only this host can read. Returns whether that is done."""
+        try:
+            for slots in list(self._own.values()):
+                slots.fill()
+        except StoreError as e:
+            logger.warning('closed with values that only this host can read, in files that stay: %s', e)
+            return False
+        return True
+
+    def close(self, unlink: bool, join_s: float) -> None:
+        """After the store was closed, which wakes the thread."""
+        self._closed.set()
+        for slots in list(self._own.values()):
+            slots.close(unlink)
+        self._own, self._files = {}, {}
+        if self._copies is not None:
+            self._copies.close()
+        if self._filler is not None and self._filler is not threading.current_thread():
+            self._filler.join(join_s)
+
+    def _slots(self, name: str, cache: CacheDir) -> ValueSlots:
+        with self._lock:
+            if name not in self._own:
+                self._own[name] = ValueSlots(self._store, cache, name)
+            return self._own[name]
+
+    def _start_filler(self) -> None:
+        if self._filler is None:
+            with self._lock:
+                if self._filler is None and not self._closed.is_set():
+                    filler = threading.Thread(target=self._fill, name='ding-store-values', daemon=True)
+                    filler.start()
+                    self._filler = filler  # Not before: close() may join it at any moment.
+
+    def _fill(self) -> None:
+        """Fill what readers elsewhere want, also while nobody here calls us."""
+        pid = os.getpid()
+        known: Dict[str, str] = {}
+        has_warned = False
+        while not self._closed.is_set() and pid == os.getpid():
+            try:
+                known = {name: known.get(name, '') for name in list(self._own)}
+                wanted = self._store.wait_for_wants(known, self._store.own_writer.check_every_s)
+                for name in [name for name, token in wanted.items() if token != known[name]]:
+                    slots = self._own.get(name)
+                    if slots is not None:  # and not deleted meanwhile
+                        slots.fill()
+                known, has_warned = wanted, False
+            except StoreClosed:
+                return
+            except Exception as e:  # noqa: BLE001 - there may be no memory: who wants the next would wait in vain
+                if not has_warned:
+                    has_warned = True
+                    logger.warning(
+                        'readers on other hosts get no new versions of %s: %s; it is tried again each second',
+                        ', '.join(map(repr, self._own)),
+                        e or type(e).__name__,
+                    )
+                self._closed.wait(1.0)
+
+    def _follow(self, name: str, found: Version) -> Optional[Value]:
+        """The value in place; None if its file is not on this host, or its slot has other bytes by now."""
+        reference = SlotReference.unpack(found.reference)
+        try:
+            payload = self._file(reference.file).lease(reference.slot, reference.stamp)
+        except (OSError, CorruptPayload) as e:
+            if not isinstance(e, FileNotFoundError):
+                logger.info('value %r: a file of this host cannot be mapped: %s', name, e)
+            return None
+        if payload is None:
+            return None
+        try:
+            if len(payload) != reference.length or zlib.crc32(payload[: reference.head_bytes]) != reference.head_crc:
+                raise CorruptPayload(f'slot {reference.slot} has other bytes than were written')
+            return Value(name, found.version, *decode(payload, verify=False))
+        except CorruptPayload as e:
+            raise CorruptPayload(f'version {found.version} of value {name!r}: in {reference.file!r}: {e}') from e
+
+    def _file(self, file: str) -> SlotReader:
+        found = self._files.get(file)
+        if found is None:
+            if self._cache is None:
+                raise FileNotFoundError(f'{file}: there is no host cache here')
+            found = SlotReader(self._cache.slots_path_of(file))
+            self.drop_removed()
+            with self._lock:
+                self._files[file] = found
+        return found

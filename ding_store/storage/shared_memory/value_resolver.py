@@ -1,0 +1,121 @@
+"""What a reader does with a version of a value: follow its reference, fetch its parts, or wait for its writer."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Callable, Dict, Optional, Set, Tuple
+
+from ding_store.errors import CorruptPayload, PayloadLost
+from ding_store.storage.base import Buffer, Value
+from ding_store.storage.encoding.framing import decode_value
+from ding_store.storage.encoding.value_parts import PartList, unpack
+from ding_store.storage.shared_memory.transports import PlanedStore, Version
+from ding_store.storage.shared_memory.value_downloads import fetch_payload
+
+logger = logging.getLogger(__name__)
+
+#: So often another version is looked for when one was replaced while it was fetched, however short the time is.
+_MIN_TRIES = 5
+
+
+class ValueResolver:
+    """
+    Overview:
+        Makes values of versions: references are followed on this host, or waited for over the wire.
+    Arguments:
+        - follow (:obj:`Optional[Callable]`): The value of a version that is in a slot, if this process can map it.
+        - fetch (:obj:`Optional[Callable]`): The payload that is in parts, None if one is missing; by default into
+          memory of this process's own.
+        - patience_s (:obj:`float`): How long a writer may take to fill a version before it counts as lost.
+    """
+
+    def __init__(
+        self,
+        store: PlanedStore,
+        follow: Optional[Callable[[str, Version], Optional[Value]]] = None,
+        patience_s: float = 30.0,
+        fetch: Optional[Callable[[str, PartList], Optional[Buffer]]] = None,
+    ) -> None:
+        self._store = store
+        self._follow = follow
+        self._fetch = fetch or (lambda name, listed: fetch_payload(store, name, listed))
+        self._patience_s = patience_s
+        self._wanted: Dict[
+            str, Tuple[int, float]
+        ] = {}  # value -> version that we asked for, and until when it may come
+        self._too_fast: Set[str] = set()  # values of which versions were replaced while we fetched them
+
+    def get(self, name: str, newer_than: int, timeout_s: float) -> Optional[Value]:
+        """
+        Overview:
+            None also where versions are replaced faster than they can be fetched, again and again until the time is
+            over, with one warning.
+        Raises:
+            - PayloadLost: There is a newer version, which nobody has made readable for us in time.
+        """
+        end = deadline = time.monotonic() + timeout_s
+        known, missed, num_tries = newer_than, (0, False), 0
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            found = self._store.get_version(name, known, left, or_filled=known != newer_than)
+            if found is None and known != newer_than:
+                raise PayloadLost(_lost(name, known))
+            if found is None or found.version == newer_than:
+                return None
+            value = self._value(name, found)
+            if value is not None:
+                self._too_fast.discard(name)
+                return value
+            seen = found.version, bool(found.payload)
+            is_on_its_way = found.is_coming and not found.payload
+            is_over = num_tries >= _MIN_TRIES and time.monotonic() >= end
+            if seen != missed and not is_on_its_way and not is_over:
+                missed, num_tries = seen, num_tries + 1  # It was replaced while we fetched it: look again.
+                continue
+            if seen == missed and found.payload:
+                raise CorruptPayload(f'version {found.version} of value {name!r}: parts of it are missing')
+            if found.payload:
+                self._warn_too_fast(name)
+                return None
+            known = found.version
+            deadline = max(deadline, self._ask(name, known, found.is_coming))
+
+    def forget(self, name: str) -> None:
+        """The value was deleted."""
+        self._wanted.pop(name, None)
+        self._too_fast.discard(name)
+
+    def _value(self, name: str, found: Version) -> Optional[Value]:
+        value = self._follow(name, found) if self._follow is not None and found.reference else None
+        return self._over_the_wire(name, found) if value is None and found.payload else value
+
+    def _over_the_wire(self, name: str, found: Version) -> Optional[Value]:
+        try:
+            listed = unpack(found.payload)
+            payload = found.payload if listed is None else self._fetch(name, listed)
+        except CorruptPayload as e:
+            raise CorruptPayload(f'version {found.version} of value {name!r}: {e}') from e
+        # The checksums of parts were looked at.
+        return None if payload is None else decode_value(name, found.version, payload, verify=listed is None)
+
+    def _warn_too_fast(self, name: str) -> None:
+        if name not in self._too_fast:
+            self._too_fast.add(name)
+            logger.warning('value %r: versions are replaced faster than we can fetch them: put it less often', name)
+
+    def _ask(self, name: str, version: int, is_coming: bool) -> float:
+        asked, until = self._wanted.get(name, (0, 0.0))
+        if asked != version:
+            until = time.monotonic() + self._patience_s
+            self._wanted[name] = version, until
+            if not is_coming:
+                self._store.want_version(name)
+        return until
+
+
+def _lost(name: str, version: int) -> str:
+    return (
+        f'version {version} of value {name!r} is in a file of another host, or one that was removed, and its writer '
+        'does not send it: it was killed, or cannot reach the store; the next version that is put will be readable'
+    )

@@ -1,0 +1,162 @@
+"""The slots that one writer has for one value, and the reference to one of them that it announces."""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import threading
+import zlib
+from contextlib import ExitStack, contextmanager
+from typing import Callable, Iterator, List, NamedTuple, Optional, Tuple
+
+from ding_store.errors import CorruptPayload, ServerFull, StoreTimeout, VersionConflict
+from ding_store.storage.base import Buffer
+from ding_store.storage.encoding.framing import Pieces
+from ding_store.storage.shared_memory.cache_dir import CacheDir
+from ding_store.storage.shared_memory.slots import Slot, SlotWriter
+from ding_store.storage.shared_memory.transports import PlanedStore
+
+logger = logging.getLogger(__name__)
+
+#: Slots have room for a value that grows by this much before a new file is needed.
+_SPARE = 1 / 8
+#: A file that could not be made is tried again after so many versions went over the wire instead.
+_RETRY_AFTER = 100
+
+_REFERENCE = struct.Struct('<4s16sIQQII')
+_MAGIC = b'DGV\x01'
+
+
+class SlotReference(NamedTuple):
+    """Where a version is; the first bytes have a checksum, against files that were mixed up."""
+
+    file: str  # 32 hexadecimal digits
+    slot: int
+    stamp: int
+    length: int
+    head_bytes: int
+    head_crc: int
+
+    def pack(self) -> bytes:
+        return _REFERENCE.pack(_MAGIC, bytes.fromhex(self.file), *self[1:])
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> SlotReference:
+        """
+        Raises:
+            - CorruptPayload: It is no reference.
+        """
+        if len(packed) != _REFERENCE.size or not packed.startswith(_MAGIC):
+            raise CorruptPayload('it is no whole reference')
+        _, file, *numbers = _REFERENCE.unpack(packed)
+        return cls(file.hex(), *numbers)
+
+
+class ValueSlots:
+    """
+    Overview:
+        One writer's slots of one value. Thread-safe.
+    """
+
+    def __init__(self, store: PlanedStore, cache: CacheDir, name: str) -> None:
+        self._store = store
+        self._cache = cache
+        self._name = name
+        self._lock = threading.Lock()
+        # Who holds it is the next to get the lock: else a put may follow a put, and a fill wait for ever.
+        self._next = threading.Lock()
+        self._file: Optional[SlotWriter] = None
+        self._old: List[SlotWriter] = []  # too small; the newest version may still be in them
+        self._newest: Optional[Tuple[int, Slot, List[int]]] = None  # that we announced, and the lengths of its pieces
+        self._num_refused = 0
+        self._in_doubt: Optional[Tuple[Slot, List[int]]] = None  # as above; whether it was announced is not known
+
+    def put(self, payload: Pieces, announce: Callable[[bytes], int]) -> Optional[int]:
+        """The version that ``announce(reference)`` returns; None where no slot is to be had, and it was not called."""
+        with self._in_turn():
+            self._look()
+            file = self._file_for(payload.num_bytes)
+            slot = file.write(payload.buffers) if file is not None else None
+            if file is None or slot is None:
+                return None
+            try:
+                version = announce(_reference(file, slot, payload.buffers))
+                file.confirm(slot)
+                self._newest = version, slot, payload.lengths
+            except (VersionConflict, ServerFull):
+                file.discard(slot)
+                raise
+            except BaseException:  # as when it is interrupted, while it waits for the reply
+                self._in_doubt = slot, payload.lengths
+                raise
+            while self._old:
+                self._old.pop().close()
+            return version
+
+    def fill(self) -> None:
+        """Put the newest version's payload into the store, if it is ours and not there yet."""
+        with self._in_turn():
+            self._look()
+            found = self._store.get_version(self._name, 0)
+            if found is not None and self._newest is not None and not found.payload:
+                version, slot, lengths = self._newest
+                if version == found.version:
+                    self._store.fill_version(self._name, version, Pieces([slot.payload], lengths))
+
+    def close(self, unlink: bool) -> None:
+        with self._in_turn():
+            for file in [*self._old, self._file]:
+                if file is not None:
+                    file.close(unlink)
+
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        with ExitStack() as turn:
+            with self._store.held(self._next):
+                turn.enter_context(self._store.held(self._lock))
+            yield
+
+    def _look(self) -> None:
+        """Where no reply came: which slot was announced last. The others that may have been are free."""
+        if self._in_doubt is None:
+            return
+        slot, lengths = self._in_doubt
+        found = self._store.get_version(self._name, 0)
+        reference = SlotReference.unpack(found.reference) if found is not None and found.reference else None
+        if self._file is not None:
+            is_here = reference is not None and _name_of(self._file) == reference.file
+            self._file.keep(reference.slot if reference is not None and is_here else None)
+            if found is not None and reference is not None and is_here and reference.stamp == slot.stamp:
+                self._newest = found.version, slot, lengths
+        self._in_doubt = None
+
+    def _file_for(self, num_bytes: int) -> Optional[SlotWriter]:
+        file = self._file
+        if file is not None and num_bytes <= file.slot_bytes and os.path.exists(file.path):
+            return file
+        self._num_refused += 1
+        if self._num_refused % _RETRY_AFTER != 1:
+            return None
+        try:
+            new = self._cache.create_slots(int(num_bytes * (1 + _SPARE)), self._name)
+        except OSError as e:
+            if self._num_refused == 1:
+                logger.warning('value %r goes over the wire: %s', self._name, e)
+            if isinstance(e, StoreTimeout):
+                self._num_refused = _RETRY_AFTER  # It may go on at any moment, and until then to ask costs no wait.
+            return None
+        self._num_refused = 0
+        if file is not None:
+            self._old.append(file)
+        self._file = new
+        return new
+
+
+def _reference(file: SlotWriter, slot: Slot, parts: List[Buffer]) -> bytes:
+    head = bytes(parts[0]) + bytes(parts[1])
+    return SlotReference(_name_of(file), slot.number, slot.stamp, len(slot.payload), len(head), zlib.crc32(head)).pack()
+
+
+def _name_of(file: SlotWriter) -> str:
+    return os.path.basename(file.path).split('.')[0]
