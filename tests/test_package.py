@@ -25,18 +25,28 @@ PACKAGE = ROOT / 'ding_store'
 #: it starts): it may import everything, and nothing in these rows may import it.
 LAYERS: Dict[str, Set[str]] = {
     'errors': set(),
-    'syncing': set(),
-    'private': {'errors', 'syncing'},
-    'copying': set(),
-    'space': {'errors'},
+    'power_cuts': set(),
+    'private_files': {'errors', 'power_cuts'},
+    'compiled': set(),
+    'free_space': {'errors'},
     'config': {'errors'},
-    'replay_keys': {'errors', 'config'},
-    'columns': {'errors', 'copying'},
-    'storage': {'errors', 'private', 'syncing', 'copying', 'config'},
-    'buffer': {'errors', 'private', 'syncing', 'copying', 'space', 'config', 'replay_keys', 'columns', 'storage'},
-    'checkpoint': {'errors', 'private', 'syncing', 'copying', 'storage', 'buffer'},
+    'replay_config': {'errors', 'config'},
+    'columns': {'errors', 'compiled'},
+    'storage': {'errors', 'private_files', 'power_cuts', 'compiled', 'config'},
+    'buffer': {
+        'errors',
+        'private_files',
+        'power_cuts',
+        'compiled',
+        'free_space',
+        'config',
+        'replay_config',
+        'columns',
+        'storage',
+    },
+    'checkpoint': {'errors', 'private_files', 'power_cuts', 'compiled', 'storage', 'buffer'},
     'middleware': {
-        *('errors', 'private', 'syncing', 'copying', 'space', 'config', 'replay_keys', 'columns'),
+        *('errors', 'private_files', 'power_cuts', 'compiled', 'free_space', 'config', 'replay_config', 'columns'),
         *('storage', 'buffer', 'checkpoint'),
     },
     'doctor': {'errors', 'config', 'storage'},
@@ -45,13 +55,13 @@ LAYERS: Dict[str, Set[str]] = {
 TREES = {'treetensor', 'treevalue'}
 #: layer -> third-party packages that it must not import, not even inside a function
 FORBIDDEN: Dict[str, Set[str]] = {
-    'private': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
-    'syncing': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
-    'copying': {'redis', 'torch', 'ding', 'dizoo', *TREES},
-    'space': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
+    'private_files': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
+    'power_cuts': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
+    'compiled': {'redis', 'torch', 'ding', 'dizoo', *TREES},
+    'free_space': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'errors': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'config': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
-    'replay_keys': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
+    'replay_config': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'columns': {'redis', 'ding', 'dizoo'},
     'storage': {'torch', 'ding', 'dizoo', 'gym', *TREES},
     'buffer': {'redis', 'treevalue', 'dizoo'},
@@ -145,7 +155,7 @@ def test_the_reader_of_imports_sees_what_it_should(tmp_path, monkeypatch):
     module.parent.mkdir()
     module.write_text(
         'from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n'
-        'def f():\n    import redis.client\n    from . import wire\n    from ..buffer.table import Table\n'
+        'def f():\n    import redis.client\n    from . import encoding\n    from ..buffer.table import Table\n'
     )
     monkeypatch.setattr(sys.modules[__name__], 'PACKAGE', tmp_path)
     found = {entry.module for entry in imports_of(module)}

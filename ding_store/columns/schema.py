@@ -11,8 +11,8 @@ import treetensor.torch as ttorch
 
 from ding_store.errors import SchemaMismatch
 
-from .batch import batcher, cat_1dim_of, plain_batch
 from .blocks import Block, Column, Misfit, make_columns, write
+from .collate import batcher, cat_1dim_of, plain_batch
 from .decode import Columns, joiner
 from .encode import splitter
 from .infer import MAPPING_TYPES, infer, merge_all, refusal

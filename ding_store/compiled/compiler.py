@@ -73,7 +73,7 @@ def _compiler(numba: Any, cache: bool) -> Compiler:
 def _renamed(function: Any, suffix: str) -> Callable[..., Any]:
     """
     The same by another name, by which numba's cache finds it: what holds the interpreter's lock and what does not are
-    one to it otherwise; nor does it see that ``lines.py``, of which the loops of other files are made, has changed.
+    one to it otherwise; nor does it see that ``cache_lines.py``, of which the loops of other files are made, has changed.
     """
     name = f'{function.__name__}{suffix}_{_digest()}'
     copied = types.FunctionType(function.__code__, function.__globals__, name)
@@ -83,4 +83,4 @@ def _renamed(function: Any, suffix: str) -> Callable[..., Any]:
 
 @functools.cache
 def _digest() -> str:
-    return hashlib.sha1(Path(__file__).with_name('lines.py').read_bytes(), usedforsecurity=False).hexdigest()[:8]
+    return hashlib.sha1(Path(__file__).with_name('cache_lines.py').read_bytes(), usedforsecurity=False).hexdigest()[:8]

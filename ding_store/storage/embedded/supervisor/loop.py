@@ -15,10 +15,10 @@ import time
 from typing import Callable, Deque, Dict, Optional, Set
 
 from .control import Answer, Control
-from .files import RunFiles
-from .members import Members
-from .server import Answer as Pong
-from .server import Server, read_answer
+from .run_files import RunFiles
+from .clients import Members
+from .redis_process import Answer as Pong
+from .redis_process import Server, read_answer
 from .sockets import REDIS, control_path, make_socket_directory, peer, remove_socket_directory
 
 #: When to ask again: for those who came meanwhile, while redis loads its data, and while it starts.

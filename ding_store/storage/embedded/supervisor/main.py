@@ -12,7 +12,7 @@ import time
 from typing import List, Optional
 
 from .control import Answer
-from .files import RunFiles, deadline, held_by, is_served, take_lock, try_lock
+from .run_files import RunFiles, deadline, held_by, is_served, take_lock, try_lock
 from .loop import Supervisor
 from .sockets import REDIS, make_socket_directory, remove_socket_directory
 
