@@ -326,10 +326,10 @@ def _wait_for_configs() -> None:
 
 def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.launch.job import Job, parse_cpu_roles, parse_delays, parse_roles
-    from ding_store.launch.user_script import Script
+    from ding_store.launch.user_script import UserScript
 
     begin = time.monotonic()
-    script, roles, delays = Script.parse(command), parse_roles(options.roles), parse_delays(options.delay)
+    script, roles, delays = UserScript.parse(command), parse_roles(options.roles), parse_delays(options.delay)
     cpu_roles = parse_cpu_roles(options.cpu_roles)
     config = _config(options)
     os.environ[ENV_LAUNCHER] = str(os.getpid())
@@ -349,12 +349,12 @@ def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
 
 def _join(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.launch.join import join
-    from ding_store.launch.user_script import Script
+    from ding_store.launch.user_script import UserScript
 
     if options.explain:
         _explain(command)
     os.environ[ENV_LAUNCHER] = str(os.getpid())
-    code = join(_config(options), options.role, options.node_id, Script.parse(command), options.wait)
+    code = join(_config(options), options.role, options.node_id, UserScript.parse(command), options.wait)
     _wait_for_configs()
     return code
 

@@ -477,7 +477,7 @@ class Chaos:
 
     def balance(self, reader: Child) -> Tuple[Dict[str, int], List[str]]:
         lines, registered_at = reader.books['read'], (reader.books['registered'] or [[np.inf]])[0][0]
-        last_counts = {life: counts for life, counts, *_ in lines}.values()
+        last_counts = {generation: counts for generation, counts, *_ in lines}.values()
         lost, duplicates = (sum(counts[i] for counts in last_counts) for i in range(2))
         entries = [entry for *_, seen in lines for entry in seen]
         found = [f'entry {number} of writer-{writer} is torn' for writer, number, is_whole in entries if not is_whole]

@@ -23,7 +23,7 @@ from urllib.parse import quote
 import numpy as np
 
 from ding_store.buffer import StoreBuffer
-from ding_store.middleware.consumer_offset import Position
+from ding_store.middleware.consumer_offset import ConsumerOffset
 from ding_store.middleware.ingest_plan import Replay
 from ding_store.storage import Reader, open_store
 from ding_store.storage.base import Store
@@ -53,7 +53,7 @@ class Learner:
 
     def __init__(self, store: Store, path: str) -> None:
         self.buffer = StoreBuffer(size=64, path=path)
-        self.position = Position()
+        self.position = ConsumerOffset()
         self.position.keep_in(Replay(self.buffer), path, 'growth')
         self.reader = self.position.reader(store, STREAM, 'learner')
 

@@ -9,7 +9,7 @@ import tempfile
 from contextlib import contextmanager
 from typing import Iterator, Optional
 
-from ding_store.storage.shared_memory.mapped_files import Claim
+from ding_store.storage.shared_memory.mapped_files import OwnerLock
 
 _PREFIX = 'ding-store-bench-'
 #: Of memory, as the store itself asks for it.
@@ -41,9 +41,9 @@ def scratch(parent: Optional[str] = None) -> Iterator[str]:
             held.close()
 
 
-def _claim(path: str) -> Optional[Claim]:
+def _claim(path: str) -> Optional[OwnerLock]:
     """A lock of a directory until its process ends; None while another process has it."""
-    held = Claim(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
+    held = OwnerLock(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
     try:
         fcntl.flock(held.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

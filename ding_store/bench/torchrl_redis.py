@@ -126,7 +126,7 @@ class Ours(OursOnWire):
 
     def read(self) -> Any:
         batch = self.batch(_TIMEOUT_S)
-        self._store.settle()  # The acks' work is ours, and not the next one's.
+        self._store.flush()  # The acks' work is ours, and not the next one's.
         return batch
 
     def _open(self) -> None:

@@ -48,7 +48,7 @@ def _measure(reader: Reader, client: Any, size: int, seconds: float) -> Dict[str
     while len(times['ours']) < 4 * IN_A_ROW or time.perf_counter() < deadline:
         for name, steps in ways.items():
             times[name] += [_timed(steps) for _ in range(IN_A_ROW)]
-            reader.store.settle()
+            reader.store.flush()
     return _figures(size, {name: np.array(found[IN_A_ROW:]) for name, found in times.items()})
 
 

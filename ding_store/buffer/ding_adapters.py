@@ -43,7 +43,7 @@ def use(chain: List[Callable], middleware: Callable, buffer_: Any) -> None:
     """
     name = _name_of(middleware)
     drawn_at = [place for place, each in enumerate(chain) if isinstance(each, PriorityExperienceReplay)]
-    is_served = bool(drawn_at) and isinstance(chain[drawn_at[0]], ServedPriorities)
+    is_served = bool(drawn_at) and isinstance(chain[drawn_at[0]], PriorityAdapter)
     if is_served and name in _OUTSIDE:
         chain.insert(drawn_at[0], _served(middleware, name, buffer_))
     elif is_served or not drawn_at or name not in _LIMITS:
@@ -57,18 +57,18 @@ def use(chain: List[Callable], middleware: Callable, buffer_: Any) -> None:
 
 def _served(middleware: Callable, name: str, buffer_: Any) -> Callable:
     if type(middleware) is PriorityExperienceReplay and _is_possible(middleware):
-        return ServedPriorities(middleware, buffer_)
+        return PriorityAdapter(middleware, buffer_)
     if name == 'use_time_check':
         need_delete = _inside(middleware, 'sample', '_check_use_count', '_need_delete')
-        return ServedUses(_inside(need_delete, 'max_use'), buffer_)
+        return UseCountAdapter(_inside(need_delete, 'max_use'), buffer_)
     if name == 'sample_range_view':
-        return ServedRange(_inside(middleware, 'sample_range'))
+        return SampleRangeAdapter(_inside(middleware, 'sample_range'))
     if name == 'staleness_check':
-        return ServedAge(middleware, _inside(middleware, 'sample', 'max_staleness'), buffer_)
+        return AgeLimitAdapter(middleware, _inside(middleware, 'sample', 'max_staleness'), buffer_)
     return middleware
 
 
-class ServedPriorities(PriorityExperienceReplay):
+class PriorityAdapter(PriorityExperienceReplay):
     """PriorityExperienceReplay: its settings and calls, the masses of ``Prioritized``."""
 
     def __init__(self, settings: PriorityExperienceReplay, buffer_: Any) -> None:
@@ -208,7 +208,7 @@ class ServedPriorities(PriorityExperienceReplay):
         self.max_priority = max(self.max_priority, float(values.max(initial=0.0)))
 
 
-class ServedUses:
+class UseCountAdapter:
     """use_time_check: rows leave that were sampled so often; twice in one batch counts twice."""
 
     def __init__(self, max_use: float, buffer_: Any) -> None:
@@ -246,7 +246,7 @@ class ServedUses:
         self._counts = {str(row): count for row, count in zip(rows.tolist(), uses)}
 
 
-class ServedAge:
+class AgeLimitAdapter:
     """staleness_check: rows leave that were collected too many iterations ago; no element is read for it."""
 
     def __init__(self, middleware: Callable, max_staleness: float, buffer_: Any) -> None:
@@ -277,7 +277,7 @@ class ServedAge:
         return result
 
 
-class ServedRange:
+class SampleRangeAdapter:
     """sample_range_view: with all other arguments of the sample."""
 
     def __init__(self, sample_range: slice) -> None:

@@ -6,8 +6,8 @@ from typing import Any, Optional, Union
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.elements import Elements
-from ding_store.buffer.persistence.persisted import Kept
-from ding_store.buffer.persistence.persisted_priorities import KeptPriorities
+from ding_store.buffer.persistence.persisted import PersistedState
+from ding_store.buffer.persistence.persisted_priorities import PersistedPriorities
 from ding_store.buffer.sampling.fifo import Fifo
 from ding_store.buffer.sampling.rate_limiter import RateLimiter
 from ding_store.buffer.sampling.samplers import PrioritySampler, Sampler, check_is_sampler
@@ -26,7 +26,7 @@ class Priorities:
     _elements: Elements
     _sampler: Sampler
     #: Who is told priorities; None where the sampler has none.
-    _priorities: Optional[Union[PrioritySampler, KeptPriorities]] = None
+    _priorities: Optional[Union[PrioritySampler, PersistedPriorities]] = None
 
     def update_priorities(self, rows: Array, priority: Any) -> None:
         """
@@ -45,23 +45,23 @@ class Priorities:
         self._attach(sampler)
         self._sampler, self._priorities = sampler, self._kept(sampler, '')
 
-    def _kept(self, sampler: Sampler, view: Optional[str]) -> Optional[Union[PrioritySampler, KeptPriorities]]:
+    def _kept(self, sampler: Sampler, view: Optional[str]) -> Optional[Union[PrioritySampler, PersistedPriorities]]:
         """Let a sampler that is attached outlive the process, under this name; returns who is told its priorities."""
-        home = self._elements.table.home
-        if home is None or view is None:
+        table_dir = self._elements.table.table_dir
+        if table_dir is None or view is None:
             return sampler if isinstance(sampler, PrioritySampler) else None
-        kept = Kept(home, view)
+        kept = PersistedState(table_dir, view)
         if isinstance(sampler, (Limited, Fifo)):
             sampler.keep(kept)
         if isinstance(sampler, PrioritySampler):
-            return KeptPriorities(sampler, self._elements.table.index, kept.values('priority'))
+            return PersistedPriorities(sampler, self._elements.table.index, kept.values('priority'))
         return None
 
     def _keep_counts(self) -> None:
-        home, table = self._elements.table.home, self._elements.table
-        if home is not None and self.limiter is not None:
-            record = home.record('limiter', of_rows=False)
-            self.limiter.keep(record, lambda: table.next_row - home.num_skipped)
+        table_dir, table = self._elements.table.table_dir, self._elements.table
+        if table_dir is not None and self.limiter is not None:
+            record = table_dir.record('limiter', of_rows=False)
+            self.limiter.keep(record, lambda: table.next_row - table_dir.num_skipped)
 
     def _attach(self, sampler: Sampler) -> None:
         check_is_sampler(sampler)
@@ -69,7 +69,7 @@ class Priorities:
         if isinstance(sampler, Limited):
             sampler.bind(self._elements)
 
-    def _with_priorities(self) -> Union[PrioritySampler, KeptPriorities]:
+    def _with_priorities(self) -> Union[PrioritySampler, PersistedPriorities]:
         if self._priorities is None:
             raise PriorityError(
                 f'the sampler {type(self._sampler).__name__} has no priorities; make the buffer with '
@@ -78,6 +78,6 @@ class Priorities:
         return self._priorities
 
 
-def keeping(sampler: Union[PrioritySampler, KeptPriorities], priority: Array) -> Optional[Keep]:
+def keeping(sampler: Union[PrioritySampler, PersistedPriorities], priority: Array) -> Optional[Keep]:
     """What puts priorities of new rows on record before they are live, if anything has to."""
-    return sampler.keeping(priority) if isinstance(sampler, KeptPriorities) else None
+    return sampler.keeping(priority) if isinstance(sampler, PersistedPriorities) else None

@@ -316,7 +316,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         Raises:
             - ConfigError: It has elements or a path already.
         """
-        if self.count() or self.table.home is not None:
+        if self.count() or self.table.table_dir is not None:
             raise ConfigError(f'a buffer that has elements, or a path, cannot be kept in {path!r} from now on')
         before, former = dict(vars(self)), self._elements
         try:
@@ -360,7 +360,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
 
     def _tell_served(self) -> None:
         for middleware in self._middleware:
-            if isinstance(middleware, (ding_adapters.ServedPriorities, ding_adapters.ServedUses)):
+            if isinstance(middleware, (ding_adapters.PriorityAdapter, ding_adapters.UseCountAdapter)):
                 middleware.loaded()
 
     def check(self) -> List[str]:
@@ -479,7 +479,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             if self._priorities is not None and twin._priorities is not None:
                 twin._priorities.load_state(self._priorities.state())
             for own, copied in zip(self._middleware, twin._middleware):
-                if isinstance(own, ding_adapters.ServedPriorities):
+                if isinstance(own, ding_adapters.PriorityAdapter):
                     copied.loaded()
                     copied.load_state_dict(own.state_dict())
         return twin

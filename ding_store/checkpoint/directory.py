@@ -28,7 +28,7 @@ from ding_store import private_files
 from ding_store.checkpoint.archive import EXTRA, check_state, read_state, write_state
 from ding_store.errors import ConfigError, CorruptPayload, ForeignFile
 from ding_store.power_cuts import sync_directory
-from ding_store.storage.shared_memory.mapped_files import Claim, claim
+from ding_store.storage.shared_memory.mapped_files import OwnerLock, claim
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class CheckpointDir:
             raise ValueError(f'keep ({keep}) must be >= 1')
         self.path = os.path.abspath(path)
         self.keep = keep
-        self._lock: Optional[Claim] = None
+        self._lock: Optional[OwnerLock] = None
         self._was_read_back = False  # once: the kinds of objects that a policy saves stay the same
 
     def file(self, name: str) -> str:
@@ -249,10 +249,10 @@ def _read_text(path: str) -> Optional[str]:
 
 
 #: The locks that this process holds, by file: all that claim a directory here hold one lock together.
-_CLAIMED: weakref.WeakValueDictionary[Tuple[int, int], Claim] = weakref.WeakValueDictionary()
+_CLAIMED: weakref.WeakValueDictionary[Tuple[int, int], OwnerLock] = weakref.WeakValueDictionary()
 
 
-def _claimed(directory: str) -> Optional[Claim]:
+def _claimed(directory: str) -> Optional[OwnerLock]:
     """The lock of a directory; None where the file system has no locks."""
     path = os.path.join(directory, 'lock')
     private_files.touch(path)

@@ -37,7 +37,7 @@ class Saver:
         self._copied.set()
         self._thread: Optional[threading.Thread] = None
         self._trusts_hooks = True
-        self._said_failed = False
+        self._warned_failed = False
         self.copying_s = self.waiting_s = 0.0
         self.num_failed = self.num_steps = 0
         self.is_saved = False
@@ -107,7 +107,7 @@ class Saver:
             assert write is not None
             try:
                 self._save(write)
-                self._said_failed = False
+                self._warned_failed = False
             except Exception as e:  # noqa: BLE001
                 self._fail(e)
             finally:
@@ -119,9 +119,9 @@ class Saver:
     def _fail(self, error: Exception) -> None:
         """Training goes on without this checkpoint; the next may succeed."""
         self.num_failed += 1
-        level = logging.DEBUG if self._said_failed else logging.ERROR
+        level = logging.DEBUG if self._warned_failed else logging.ERROR
         logger.log(level, 'a checkpoint could not be written; the ones before are there: %s', error)
-        self._said_failed = True
+        self._warned_failed = True
 
     def _save(self, write: Callable[[Any], None]) -> None:
         whole = self._snapshot.complete()

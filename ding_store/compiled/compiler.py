@@ -52,15 +52,15 @@ def with_compiler(compile_all: Callable[[Compiler], T]) -> Optional[T]:
 
 
 def _compiler(numba: Any, cache: bool) -> Compiler:
-    is_said = False
+    is_warned = False
 
     def compiled(signature: Any, function: Callable[..., Any], nogil: bool = False) -> Callable[..., Any]:
-        nonlocal is_said
+        nonlocal is_warned
         function = _renamed(function, '_freely' if nogil else '')
         # A division that may raise is a branch, and keeps a loop from being instructions for many values at once.
         made = numba.njit(signature, cache=cache, nogil=nogil, error_model='numpy')(function)
-        if cache and made.stats.cache_misses and not is_said:
-            is_said = True
+        if cache and made.stats.cache_misses and not is_warned:
+            is_warned = True
             logger.warning(
                 'ding_store compiles its loops, once for this installation: about 20 s of a core. At every start? Then '
                 'set NUMBA_CACHE_DIR to a directory that this user may write to'
@@ -72,8 +72,8 @@ def _compiler(numba: Any, cache: bool) -> Compiler:
 
 def _renamed(function: Any, suffix: str) -> Callable[..., Any]:
     """
-    The same by another name, by which numba's cache finds it: what holds the interpreter's lock and what does not are
-    one to it otherwise; nor does it see that ``cache_lines.py``, of which the loops of other files are made, has changed.
+    Copy a function under another name, by which numba's cache finds it. Without that name the cache would not tell a
+    loop that holds the interpreter's lock from one that releases it, and would not see a change of ``cache_lines.py``.
     """
     name = f'{function.__name__}{suffix}_{_digest()}'
     copied = types.FunctionType(function.__code__, function.__globals__, name)

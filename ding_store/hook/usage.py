@@ -36,7 +36,7 @@ def note(kind: str, plain: str = '') -> None:
             os.close(descriptor)
 
 
-class Uses:
+class Usage:
     """What the processes of a launcher noted."""
 
     def __init__(self, path: str) -> None:
@@ -68,13 +68,13 @@ class Uses:
 
 
 @contextmanager
-def uses() -> Iterator[Uses]:
+def uses() -> Iterator[Usage]:
     """Processes that are started in the block note what they use."""
     # In memory: a launcher that is killed leaves no file behind.
     descriptor = os.memfd_create('ding_store_uses')
     os.environ[ENV_USES] = path = f'/proc/{os.getpid()}/fd/{descriptor}'
     try:
-        yield Uses(path)
+        yield Usage(path)
     finally:
         del os.environ[ENV_USES]
         os.close(descriptor)

@@ -23,12 +23,12 @@ from ding_store.launch.progress import Display, Figures, summary, table
 from ding_store.launch.role_process import Role
 from ding_store.launch.router import FIRST_IDS, ROLES, new_addresses, remove_address
 from ding_store.launch.termination import signals_as_interrupt
-from ding_store.launch.user_script import Script, exit_process, preload
+from ding_store.launch.user_script import UserScript, exit_process, preload
 from ding_store.middleware.claim import check_script, claim_run
 from ding_store.middleware.ending import CHECKPOINTS, FINISH, clear_ended_run, retire, silence_s
 from ding_store.middleware.last_checkpoint import ARRIVE_S, SAVE_S, is_saving
 from ding_store.middleware.members import ENV_LAUNCHED, Members, launch
-from ding_store.middleware.run_session import Session
+from ding_store.middleware.run_session import RunSession
 from ding_store.storage.base import Store
 from ding_store.storage.urls import address_of, root_of
 
@@ -121,7 +121,7 @@ class Job:
     Overview:
         Start the roles of a run, keep watch, and end them together.
     Arguments:
-        - script (:obj:`Script`): What every role runs.
+        - script (:obj:`UserScript`): What every role runs.
         - roles (:obj:`Dict[str, int]`): Processes per role.
         - config (:obj:`StoreConfig`): Where the run's data is.
         - log_dir (:obj:`Path`): A log file per process goes here.
@@ -130,7 +130,7 @@ class Job:
         - say (:obj:`Callable`): Where messages for people go.
     """
 
-    script: Script
+    script: UserScript
     roles: Dict[str, int]
     config: StoreConfig
     log_dir: Path
@@ -151,7 +151,7 @@ class Job:
         Overview:
             Start the job, show its progress on ``out``, and wait for its end; a run that ended in order is retired.
         """
-        with Session(self.config).store as store:
+        with RunSession(self.config).store as store:
             first, script = FIRST_IDS['learner'], self.script.identity
             check_script(store, first, script)
             clear_ended_run(store, self.config)
@@ -166,13 +166,13 @@ class Job:
                 self._end_rest()
 
     def _accompany(self, out: Any) -> Result:
-        session = Session(self.config)
+        session = RunSession(self.config)
         try:
             return self._watched(session, out)
         finally:
             session.close()
 
-    def _watched(self, session: Session, out: Any) -> Result:
+    def _watched(self, session: RunSession, out: Any) -> Result:
         display = Display(session.store, out)
         self.say = display.say
         session.watch()
@@ -191,7 +191,7 @@ class Job:
 
     def _say_how_to_resume(self, store: Store) -> None:
         try:
-            with store.hasty():
+            with store.nonblocking():
                 checkpoints = store.get(CHECKPOINTS)
         except StoreError:
             checkpoints = None
@@ -263,7 +263,7 @@ class Job:
 
     # Keeping watch
 
-    def watch(self, session: Session, tick: Callable[[], None], tick_s: float = 1.0) -> int:
+    def watch(self, session: RunSession, tick: Callable[[], None], tick_s: float = 1.0) -> int:
         """
         Overview:
             Wait until all processes are gone, calling ``tick`` now and then. A learner or evaluator that dies is
@@ -299,14 +299,14 @@ class Job:
         self.left_after_s = time.monotonic() - ended[0] if ended else 0.0
         return 1 if self.failed else 0
 
-    def _interrupt(self, session: Session) -> None:
+    def _interrupt(self, session: RunSession) -> None:
         try:
-            with session.store.hasty():
+            with session.store.nonblocking():
                 session.finish(INTERRUPTED, failed=True)
         except StoreError as error:
             self._end_here(INTERRUPTED, error, session)
 
-    def _end_here(self, reason: str, error: StoreError, session: Session) -> None:
+    def _end_here(self, reason: str, error: StoreError, session: RunSession) -> None:
         """End a run whose store is away: our own processes are told, a learner with checkpoints writes its last one."""
         self.failed, self.is_store_lost = self.failed or reason, True
         self.say(f'the store cannot be told of it, so the processes started here are: {error}')
@@ -316,7 +316,7 @@ class Job:
                 process.is_told = True
                 os.kill(process.pid, signal.SIGTERM)
 
-    def _reaped(self, process: Process, session: Session) -> Optional[Process]:
+    def _reaped(self, process: Process, session: RunSession) -> Optional[Process]:
         """As ``_reap``, also where the store does not come back."""
         try:
             return self._reap(process, session)
@@ -324,7 +324,7 @@ class Job:
             self._end_here('the store was lost', error, session)
             return None
 
-    def _reap(self, process: Process, session: Session) -> Optional[Process]:
+    def _reap(self, process: Process, session: RunSession) -> Optional[Process]:
         """Take note of its end; returns the process that was started in its place, if any."""
         _, status = os.waitpid(process.pid, 0)
         os.close(process.pidfd)
@@ -366,12 +366,12 @@ class Job:
             words += ['--store', address_of(self.config.url)]
         return shlex.join([*words, '--', *self.script.command])
 
-    def _was_told_to_leave(self, session: Session) -> bool:
+    def _was_told_to_leave(self, session: RunSession) -> bool:
         """Whether it was ended by us, of a run that ended in order: an evaluation may take longer than we wait."""
         end = session.store.get(FINISH)
         return self.is_hurrying and end is not None and not end.header['failed']
 
-    def _may_restart(self, code: int, session: Session) -> bool:
+    def _may_restart(self, code: int, session: RunSession) -> bool:
         limit = self._max_restarts(session.store)
         if limit is None or session.store.get(FINISH) is not None:
             return False
@@ -393,7 +393,7 @@ class Job:
         limit: Optional[int] = learners[-1].figures.get('max_restarts') if learners else None
         return limit
 
-    def _restart(self, process: Process, session: Session) -> Process:
+    def _restart(self, process: Process, session: RunSession) -> Process:
         """Another one in its place; who waits for it goes on as soon as it is there."""
         self.num_restarts += 1
         self._bury(process, session.store)
@@ -424,7 +424,7 @@ class Job:
                         if not error.needs_room:
                             raise
 
-    def _give_up(self, process: Process, how: str, session: Session) -> None:
+    def _give_up(self, process: Process, how: str, session: RunSession) -> None:
         self.failed = f'{process.title} {how}'
         session.finish(self.failed, failed=True)
         end = session.store.get(FINISH)  # perhaps the process itself had said that it failed

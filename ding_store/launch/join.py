@@ -13,16 +13,16 @@ from ding_store.hook import install
 from ding_store.launch.printing import print_to
 from ding_store.launch.router import activate, claim_node_id, deactivate, new_addresses, peer_addresses, remove_address
 from ding_store.launch.status import check_running
-from ding_store.launch.user_script import Script
+from ding_store.launch.user_script import UserScript
 from ding_store.middleware.claim import claim_role, starting
 from ding_store.middleware.ending import FINISH, silence_s
 from ding_store.middleware.members import ENV_JOINED, ENV_LAUNCHED, STREAM, Members, launch
-from ding_store.middleware.run_session import Session
+from ding_store.middleware.run_session import RunSession
 from ding_store.middleware.waiting import SLICE_S
 from ding_store.storage.base import Store, StreamInfo
 
 
-def join(config: StoreConfig, role: str, node_id: Optional[int], script: Script, wait: bool = False) -> int:
+def join(config: StoreConfig, role: str, node_id: Optional[int], script: UserScript, wait: bool = False) -> int:
     """
     Overview:
         Run a script as a member of a run, in this process. Its router is active before its first line runs, so that
@@ -34,7 +34,7 @@ def join(config: StoreConfig, role: str, node_id: Optional[int], script: Script,
     """
     if not wait:
         check_running(config)
-    with Session(config).store as store:
+    with RunSession(config).store as store:
         end = store.get(FINISH)
         if end is not None:
             raise ConfigError(f'run {config.run!r} has ended: {end.header["reason"]}')

@@ -135,7 +135,7 @@ class Display:
     def figures(self, waits: bool = True) -> Figures:
         """As they were last read, where the store is away; ``waits``: and does not come back in time."""
         try:
-            with contextlib.nullcontext() if waits else self._store.hasty():
+            with contextlib.nullcontext() if waits else self._store.nonblocking():
                 self._members.refresh()
         except StoreError as error:
             self.say(f'the last figures may be missing: {error}')
@@ -151,7 +151,7 @@ class Display:
 
     def _line(self) -> str:
         try:
-            with self._store.hasty():
+            with self._store.nonblocking():
                 return Figures.of(self._members.refresh()).line()
         except StoreError as error:
             return f'the store does not answer: {error}'

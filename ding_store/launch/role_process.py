@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import List
 
 from ding_store import private_files
-from ding_store.launch.user_script import Script, exit_process
+from ding_store.launch.user_script import UserScript, exit_process
 from ding_store.parent_death import end_with
 
 
@@ -23,7 +23,7 @@ class Role:
     Overview:
         What a role's process has to know.
     Arguments:
-        - script (:obj:`Script`): What it runs.
+        - script (:obj:`UserScript`): What it runs.
         - node_id (:obj:`int`), address (:obj:`str`): Its own, in DI-engine's router.
         - peers (:obj:`List[str]`): Addresses to dial.
         - num_workers (:obj:`int`): Of the job.
@@ -31,7 +31,7 @@ class Role:
         - has_gpu (:obj:`bool`): Whether it may use the machine's GPUs.
     """
 
-    script: Script
+    script: UserScript
     node_id: int
     address: str
     peers: List[str]
@@ -80,7 +80,7 @@ class Role:
 
 def main() -> None:
     fields = json.loads(sys.argv[1])
-    role = Role(**{**fields, 'script': Script(**fields['script'])})
+    role = Role(**{**fields, 'script': UserScript(**fields['script'])})
     role.enter()
     exit_process(role.run())
 

@@ -16,7 +16,7 @@ from ding_store.launch.printing import printable
 from ding_store.launch.progress import Figures
 from ding_store.middleware.ending import FINISH
 from ding_store.middleware.members import Member, Members
-from ding_store.middleware.run_session import Session
+from ding_store.middleware.run_session import RunSession
 from ding_store.storage.base import Store
 from ding_store.storage.embedded.private_server import running
 from ding_store.storage.urls import directory_of, root_of
@@ -26,7 +26,7 @@ RATE_S = 1.0
 
 def show_status(config: StoreConfig, as_json: bool, every_s: Optional[float]) -> int:
     check_running(config)
-    with Session(config).store as store:
+    with RunSession(config).store as store:
         info = store.info()
         if not (info.streams or info.values) and not config.url.startswith('embedded:'):
             raise ConfigError(f'there is no run {config.run!r} at {info.address} (choose with --run)')

@@ -29,7 +29,7 @@ _BIN = os.path.dirname(os.path.abspath(sys.executable))
 
 
 @dataclass(frozen=True)
-class Script:
+class UserScript:
     """
     Overview:
         A Python program and its arguments.
@@ -42,7 +42,7 @@ class Script:
     args: Sequence[str]
 
     @classmethod
-    def parse(cls, command: Sequence[str]) -> Script:
+    def parse(cls, command: Sequence[str]) -> UserScript:
         """
         Raises:
             - ConfigError: Not a Python command, or a file or package that does not exist.

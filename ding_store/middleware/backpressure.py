@@ -10,7 +10,7 @@ from ding_store.storage.base import EntryId, Store
 PROGRESS = 'progress'
 
 
-class Lead:
+class Backpressure:
     """
     Overview:
         One collector's view: its last entry, and the last one that the learner took. Entries of all collectors count,

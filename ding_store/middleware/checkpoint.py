@@ -18,10 +18,10 @@ from ding_store.checkpoint.snapshot import Snapshot, optimizers_of
 from ding_store.config import CheckpointConfig
 from ding_store.errors import ConfigError, CorruptPayload
 from ding_store.middleware.ending import CHECKPOINTS, is_failing
-from ding_store.middleware.last_checkpoint import SAVE_S, LastSave, saving
+from ding_store.middleware.last_checkpoint import SAVE_S, LastCheckpoint, saving
 from ding_store.middleware.plain_saver import stock_saver
 from ding_store.middleware.policies import Policies
-from ding_store.middleware.run_session import Session
+from ding_store.middleware.run_session import RunSession
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
@@ -31,7 +31,7 @@ COUNTERS = ('train_iter', 'env_step', 'env_episode', 'trained_env_step', 'last_e
 VERSION = 1
 
 
-def checkpointer(session: Session, policy: Any) -> Any:
+def checkpointer(session: RunSession, policy: Any) -> Any:
     """
     Overview:
         Save the learner's state in the background, and begin with the newest there is: create it after policy and
@@ -63,7 +63,7 @@ def checkpointer(session: Session, policy: Any) -> Any:
     return made
 
 
-def ckpt_saver(session: Session, policy: Any, *args: Any, **kwargs: Any) -> Any:
+def ckpt_saver(session: RunSession, policy: Any, *args: Any, **kwargs: Any) -> Any:
     """
     Overview:
         CkptSaver, for scripts that know nothing of checkpoints: itself, and with ``store.checkpoint`` ours after it.
@@ -129,7 +129,7 @@ class LearnerCheckpoints:
         an evaluation was the best so far.
     """
 
-    def __init__(self, session: Session, config: CheckpointConfig) -> None:
+    def __init__(self, session: RunSession, config: CheckpointConfig) -> None:
         self._session, self._policies = session, Policies()
         self._directory = CheckpointDir(config.path, config.keep)
         self._interval = Interval(config.max_overhead, config.interval_s)
@@ -142,7 +142,7 @@ class LearnerCheckpoints:
         self._last_s: Optional[float] = None
         self._ctx: Optional[OnlineRLContext] = None
         self._saved_by: Optional[float] = None  # once the last one was begun
-        self._last_save = LastSave()
+        self._last_save = LastCheckpoint()
         self._num_steps = 0  # at the end of the last iteration
         session.checkpoints = self._directory
         session.before_leaving.append(self._leave)

@@ -13,14 +13,14 @@ from ding.framework import task
 from ditk import logging
 
 from ding_store.errors import AppendUnsettled, ServerFull
-from ding_store.middleware.backpressure import PROGRESS, Lead
+from ding_store.middleware.backpressure import PROGRESS, Backpressure
 from ding_store.middleware.chunks import ChunkWriter
 from ding_store.middleware.consumer_offset import ENV_ID
 from ding_store.middleware.ending import FINISH
-from ding_store.middleware.exchanger import STREAM, Side
-from ding_store.middleware.ingest_plan import Plan
+from ding_store.middleware.exchanger import STREAM, Exchanger
+from ding_store.middleware.ingest_plan import IngestPlan
 from ding_store.middleware.members import Members
-from ding_store.middleware.run_session import Session
+from ding_store.middleware.run_session import RunSession
 from ding_store.storage.base import EntryId, Store
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def take_ordinal(store: Store) -> int:
     return ordinal if ordinal >= free else store.add('collectors', free - ordinal) - 1
 
 
-class CollectorSide(Side):
+class CollectorExchanger(Exchanger):
     """
     Overview:
         Append each iteration's trajectories or episodes as one chunk, with the *increments* of env_step and
@@ -57,12 +57,12 @@ class CollectorSide(Side):
     role = 'collector'
     is_vital = False
 
-    def __init__(self, session: Session, skip_n_iter: int) -> None:
+    def __init__(self, session: RunSession, skip_n_iter: int) -> None:
         super().__init__(session, skip_n_iter)
         self._chunks = ChunkWriter(session.store, STREAM, session.config.allow_pickle)
         self._ordinal = take_ordinal(session.store)
         session.figures(ordinal=self._ordinal)
-        self._lead = Lead(session.store, session.config.max_lead)
+        self._backpressure = Backpressure(session.store, session.config.max_lead)
         self._first_step = self._sent_steps = self._sent_episodes = self._num_rows = self._num_chunks = 0
         # All collectors run one script with one seed. Left alone, they would collect the same experience: all but the
         # first have seeds of their own, made from it.
@@ -82,7 +82,7 @@ class CollectorSide(Side):
             env.seed(cfg.seed)
         return middleware
 
-    def _begin(self, ctx: OnlineRLContext, plan: Plan) -> None:
+    def _begin(self, ctx: OnlineRLContext, plan: IngestPlan) -> None:
         if self._seed_shift:
             torch.manual_seed(torch.initial_seed() % 2**31 + self._seed_shift)
             random.seed(random.getrandbits(31) + self._seed_shift)
@@ -98,7 +98,7 @@ class CollectorSide(Side):
         config = self._session.config
         keeps_ratio = config.train_ratio == 'keep' or config.samples_per_insert is not None
         if ctx.total_step >= self._skip_n_iter and keeps_ratio:
-            self._session.wait_for('the learner to take the last chunks', self._lead.caught_up, 'learner')
+            self._session.wait_for('the learner to take the last chunks', self._backpressure.caught_up, 'learner')
         return not self._session.finished
 
     def _send(self, ctx: OnlineRLContext) -> None:
@@ -137,7 +137,7 @@ class CollectorSide(Side):
             'learner',
         )
         if entry_id is not None:
-            self._lead.appended(entry_id)
+            self._backpressure.appended(entry_id)
         return entry_id is not None
 
     def _try_append(self, elements: List[Any], header: dict, fixups: dict, timeout_s: float) -> Optional[EntryId]:
@@ -157,7 +157,7 @@ class CollectorSide(Side):
             return None
 
     def _leave(self, ctx: OnlineRLContext) -> None:
-        self._session.store.settle()  # Once all have left the run is retired, and what is not in it by then is lost.
+        self._session.store.flush()  # Once all have left the run is retired, and what is not in it by then is lost.
         # Said before the script's own clean-up: the learner waits for it, to take what was appended last.
         self._session.leave()
 

@@ -26,7 +26,7 @@ _RUN_BITS, _MAX_RUNS = 48, 1 << 15
 MANY_WRITERS = 8000
 
 
-class Position:
+class ConsumerOffset:
     """
     Overview:
         Counts what was taken of the stream. With ``keep_in`` the replay becomes a table with a path, and the counts and
@@ -74,7 +74,7 @@ class Position:
                 'ding_store: the buffer has middleware, so elements are pushed one by one: a learner that is killed in '
                 'the middle of a chunk has a part of it twice when it is started again'
             )
-        if buffer_.table.home is None:
+        if buffer_.table.table_dir is None:
             buffer_.keep_in(path)
         if run is None:
             return

@@ -9,16 +9,16 @@ from ditk import logging
 
 from ding_store.errors import ConfigError
 from ding_store.middleware.backpressure import PROGRESS
-from ding_store.middleware.collector_exchanger import CollectorSide
-from ding_store.middleware.exchanger import Side
-from ding_store.middleware.learner_exchanger import LearnerSide
-from ding_store.middleware.run_session import Session
+from ding_store.middleware.collector_exchanger import CollectorExchanger
+from ding_store.middleware.exchanger import Exchanger
+from ding_store.middleware.learner_exchanger import LearnerExchanger
+from ding_store.middleware.run_session import RunSession
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
 
 
-def context_exchanger(session: Session, skip_n_iter: int = 1, storage_loader: Any = None) -> Any:
+def context_exchanger(session: RunSession, skip_n_iter: int = 1, storage_loader: Any = None) -> Any:
     """
     Overview:
         Exchange context between the processes of a run through the store; ContextExchanger's place and meanings.
@@ -38,18 +38,18 @@ def context_exchanger(session: Session, skip_n_iter: int = 1, storage_loader: An
         )
     if storage_loader is not None:
         logging.info('ding_store: storage_loader is not needed with the store and is ignored')
-    for role, kind in ((task.role.LEARNER, LearnerSide), (task.role.COLLECTOR, CollectorSide)):
+    for role, kind in ((task.role.LEARNER, LearnerExchanger), (task.role.COLLECTOR, CollectorExchanger)):
         if task.has_role(role):
             return kind(session, skip_n_iter)
-    return FollowerSide(session, skip_n_iter)
+    return FollowerExchanger(session, skip_n_iter)
 
 
-class FollowerSide(Side):
+class FollowerExchanger(Exchanger):
     """An evaluator, or any other role that only follows the learner's progress."""
 
     role = 'evaluator'
 
-    def __init__(self, session: Session, skip_n_iter: int) -> None:
+    def __init__(self, session: RunSession, skip_n_iter: int) -> None:
         super().__init__(session, skip_n_iter)
         self._version = 0
         self._last_eval_iter: Optional[int] = None

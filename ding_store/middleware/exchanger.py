@@ -9,8 +9,8 @@ from ditk import logging
 
 from ding_store.errors import StoreError
 from ding_store.middleware.ending import is_failing
-from ding_store.middleware.ingest_plan import Plan
-from ding_store.middleware.run_session import Session
+from ding_store.middleware.ingest_plan import IngestPlan
+from ding_store.middleware.run_session import RunSession
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 STREAM = 'experience'
 
 
-class Side:
+class Exchanger:
     """What the sides of the exchange share: membership, and the end of the run."""
 
     role = ''
     #: Whether a failure of one process of this role is the end of the run.
     is_vital = True
 
-    def __init__(self, session: Session, skip_n_iter: int) -> None:
+    def __init__(self, session: RunSession, skip_n_iter: int) -> None:
         self._session = session
         self._skip_n_iter = skip_n_iter
-        self._plan: Optional[Plan] = None
+        self._ingest_plan: Optional[IngestPlan] = None
         router = task.router
         address = getattr(getattr(router, '_mq', None), 'listen_to', None)
         self._member = session.join(self.role, router.node_id, address, router.node_id - (router.local_id or 0))
-        self._concluded = False
+        self._closed_for_writing = False
         task.on('finish', lambda value: session.finish('another member of the mesh finished'))
         task.stop = self._stop
 
@@ -46,8 +46,8 @@ class Side:
         """
         del task.stop  # from here on the class's own again
         if not is_failing():
-            if self._plan is not None:
-                self._conclude(task.ctx)
+            if self._ingest_plan is not None:
+                self._close_for_writing(task.ctx)
             task.stop()
             return
         ends_the_run = self.is_vital and not self._session.is_started_again
@@ -63,23 +63,23 @@ class Side:
             task.router.is_active = was_active
 
     def __call__(self, ctx: OnlineRLContext) -> Generator:
-        if self._plan is None:
-            self._plan = Plan(task, self)
-            self._begin(ctx, self._plan)
+        if self._ingest_plan is None:
+            self._ingest_plan = IngestPlan(task, self)
+            self._begin(ctx, self._ingest_plan)
             self._session.on_finish(self._end)  # not before this side is complete: the end may have come already
-        self._plan.idle = not self._receive(ctx)
+        self._ingest_plan.idle = not self._receive(ctx)
         yield
-        if not self._plan.idle:
+        if not self._ingest_plan.idle:
             self._send(ctx)
         if task.finish:
-            self._conclude(ctx)
+            self._close_for_writing(ctx)
 
-    def _begin(self, ctx: OnlineRLContext, plan: Plan) -> None:
+    def _begin(self, ctx: OnlineRLContext, plan: IngestPlan) -> None:
         """The pipeline is complete, and about to run for the first time."""
 
-    def _conclude(self, ctx: OnlineRLContext) -> None:
-        if not self._concluded:
-            self._concluded = True
+    def _close_for_writing(self, ctx: OnlineRLContext) -> None:
+        if not self._closed_for_writing:
+            self._closed_for_writing = True
             self._session.finish(self._reason(ctx))
             self._leave(ctx)
 

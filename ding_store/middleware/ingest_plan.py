@@ -40,7 +40,7 @@ class Replay:
         return note
 
 
-class Plan:
+class IngestPlan:
     """
     Overview:
         Looks at the task's middleware once, when the pipeline runs for the first time and is therefore complete.

@@ -10,14 +10,14 @@ from ditk import logging
 from ding_store.buffer.sampling.rate_limiter import RateLimiter
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, NotEnoughData, StoreTimeout
-from ding_store.middleware.read_ahead import Feed
+from ding_store.middleware.read_ahead import ReadAhead
 from ding_store.storage.base import Entry
 
 #: So many iterations in which nothing was taken and nothing was trained are a deadlock.
 _MAX_IDLE = 100
 
 
-class Pace(RateLimiter):
+class InsertRatio(RateLimiter):
     """
     Overview:
         A rate limiter for a loop that inserts and samples in one thread, where neither may wait for the other: the loop
@@ -51,7 +51,7 @@ class Pace(RateLimiter):
         return self._is_over or super()._can_insert(num_rows)
 
 
-def pace_of(config: StoreConfig, cfg: Any) -> Optional[Pace]:
+def pace_of(config: StoreConfig, cfg: Any) -> Optional[InsertRatio]:
     """
     Overview:
         What the flag's block says of the ratio, for a policy's batches; None: nothing.
@@ -71,7 +71,7 @@ def pace_of(config: StoreConfig, cfg: Any) -> Optional[Pace]:
     # Fewer rows make no batch, whatever the ratio, and inserts must not end before there are so many.
     least = max(config.min_size_to_sample, batch_size)
     largest = sys.maxsize if ratio is None else max(1, int(tolerance / ratio))
-    return Pace(least, ratio, tolerance, largest, batch_size, timeout_s=0.0)
+    return InsertRatio(least, ratio, tolerance, largest, batch_size, timeout_s=0.0)
 
 
 def warn_of_no_pace(config: StoreConfig, reason: str) -> None:
@@ -80,16 +80,16 @@ def warn_of_no_pace(config: StoreConfig, reason: str) -> None:
         logging.warning(f'ding_store: store.samples_per_insert and min_size_to_sample are ignored: {reason}')
 
 
-class PacedFeed:
+class RatioReadAhead:
     """
     Overview:
         Hands out the chunks of a feed one by one, as the pace lets them in. One that may not be inserted yet stays
         unacked in the stream: collectors are no further ahead of it than they may be, and the learner trains.
     """
 
-    def __init__(self, feed: Feed, pace: Pace) -> None:
+    def __init__(self, read_ahead: ReadAhead, pace: InsertRatio) -> None:
         self.pace = pace
-        self._feed = feed
+        self._read_ahead = read_ahead
         self._held: Optional[Entry] = None
         self._train_iter = -1
         self._may_train = False
@@ -113,7 +113,7 @@ class PacedFeed:
             - StoreTimeout: The policy does not train on what there is, and no more may be inserted before it does.
         """
         if self._held is None:
-            taken = self._feed.take(1, 0.0 if self._may_train else timeout_s)
+            taken = self._read_ahead.take(1, 0.0 if self._may_train else timeout_s)
             if not taken:
                 return [] if self._may_train else None
             self._held = taken[0]

@@ -49,7 +49,7 @@ def saving() -> Iterator[None]:
                 _signals.release()
 
 
-class LastSave:
+class LastCheckpoint:
     """
     Overview:
         A process that would write a checkpoint before it ends: from ``expect`` to ``done`` signals are held back. Who

@@ -13,16 +13,16 @@ from ding_store.errors import ConfigError, CorruptPayload, ServerFull
 from ding_store.middleware.backpressure import PROGRESS
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter, narrowed_in, num_bytes
 from ding_store.middleware.claim import claim_part
-from ding_store.middleware.consumer_offset import Position
+from ding_store.middleware.consumer_offset import ConsumerOffset
 from ding_store.middleware.ending import CHECKPOINTS
-from ding_store.middleware.exchanger import STREAM, Side
-from ding_store.middleware.ingest_plan import Plan
-from ding_store.middleware.insert_ratio import Pace, PacedFeed
+from ding_store.middleware.exchanger import STREAM, Exchanger
+from ding_store.middleware.ingest_plan import IngestPlan
+from ding_store.middleware.insert_ratio import InsertRatio, RatioReadAhead
 from ding_store.middleware.members import Members
 from ding_store.middleware.pickled_chunks import is_pickled
-from ding_store.middleware.read_ahead import Feed
-from ding_store.middleware.run_session import Session
-from ding_store.middleware.waiting import SLICE_S, in_passing
+from ding_store.middleware.read_ahead import ReadAhead
+from ding_store.middleware.run_session import RunSession
+from ding_store.middleware.waiting import SLICE_S, best_effort
 from ding_store.storage.base import Entry, EntryId
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ LEARNER_READER = 'learner'
 LAST_CHUNKS_S = 3.0
 
 
-class LearnerSide(Side):
+class LearnerExchanger(Exchanger):
     """
     Overview:
         Take chunks in order, each exactly once: with ``train_ratio='keep'`` one per iteration of the learner's loop.
@@ -49,7 +49,7 @@ class LearnerSide(Side):
     _away_since: Optional[float] = None
     _untold: Optional[Tuple[EntryId, Dict[str, Any]]] = None  # what was taken last, and the progress since
 
-    def __init__(self, session: Session, skip_n_iter: int) -> None:
+    def __init__(self, session: RunSession, skip_n_iter: int) -> None:
         super().__init__(session, skip_n_iter)
         claim_part(
             session.store,
@@ -58,11 +58,11 @@ class LearnerSide(Side):
             'Give one process of the script this role (task.add_role), and the others another',
         )
         self._decoder = ChunkDecoder(session.config.allow_pickle)
-        self._position = Position()
+        self._consumer_offset = ConsumerOffset()
         self._taken: List[Entry] = []
         self._num_skipped = 0  # corrupt entries that others have heard of
 
-    def _begin(self, ctx: OnlineRLContext, plan: Plan) -> None:
+    def _begin(self, ctx: OnlineRLContext, plan: IngestPlan) -> None:
         path, checkpoints = self._session.replay_path, self._session.checkpoints
         if self._session.config.checkpoint is not None and checkpoints is None:
             raise ConfigError(
@@ -70,12 +70,12 @@ class LearnerSide(Side):
                 'last middleware, or leave store.checkpoint out'
             )
         if path is not None and plan.replay is not None:
-            self._position.keep_in(plan.replay, path, checkpoints.run if checkpoints is not None else None)
+            self._consumer_offset.keep_in(plan.replay, path, checkpoints.run if checkpoints is not None else None)
         if checkpoints is None:
             self._session.store.delete(CHECKPOINTS)  # of a learner before this one
         elif self._session.config.checkpoint is not None:
             self._session.figures(max_restarts=self._session.config.checkpoint.max_restarts)
-        self._reader = self._position.reader(
+        self._reader = self._consumer_offset.reader(
             self._session.store,
             STREAM,
             LEARNER_READER,
@@ -84,10 +84,10 @@ class LearnerSide(Side):
             copied=self._session.config.overflow == 'drop_oldest',
         )
         taken: Optional[EntryId] = self._reader.cursor
-        if self._position.is_resumed:
-            ctx.env_step, ctx.env_episode = self._position.env_step, self._position.env_episode
-            taken = self._position.cursor
-            self._session.count_versions_from(self._position.policy_versions)
+        if self._consumer_offset.is_resumed:
+            ctx.env_step, ctx.env_episode = self._consumer_offset.env_step, self._consumer_offset.env_episode
+            taken = self._consumer_offset.cursor
+            self._session.count_versions_from(self._consumer_offset.policy_versions)
         if taken is not None and taken.number:
             # It is not taken again, and collectors may be waiting for word of it.
             self._advance(ctx, taken)
@@ -98,23 +98,27 @@ class LearnerSide(Side):
             return num_bytes(entry, as_elements=not is_direct or entry.header.get('kind') == 'episodes')
 
         # It reads from now on: behind what was just acked.
-        self._feed = Feed(self._reader, max_bytes=self._session.config.max_pending_bytes, size_of=size_of)
+        self._read_ahead = ReadAhead(self._reader, max_bytes=self._session.config.max_pending_bytes, size_of=size_of)
         limiter = getattr(plan.replay.buffer, 'limiter', None) if plan.replay is not None else None
         # Without a ratio of its own the loop keeps the pipeline's: one chunk per iteration, waited for.
-        self._paced: Optional[PacedFeed] = None
-        if isinstance(limiter, Pace) and limiter.samples_per_insert is not None:
-            self._paced = PacedFeed(self._feed, limiter)
+        self._paced: Optional[RatioReadAhead] = None
+        if isinstance(limiter, InsertRatio) and limiter.samples_per_insert is not None:
+            self._paced = RatioReadAhead(self._read_ahead, limiter)
 
     def _end(self, reason: str) -> None:
         super()._end(reason)
-        self._feed.wake()
+        self._read_ahead.wake()
 
     def _receive(self, ctx: OnlineRLContext) -> bool:
         limit = 1 if self._session.config.train_ratio == 'keep' else 64
         if self._paced is not None:
             self._paced.begin(ctx.train_iter)
         # Middleware before the pusher may count on elements; and who does not train would go round and round.
-        is_free = self._session.config.train_ratio == 'free' and self._plan is not None and bool(self._plan.push_direct)
+        is_free = (
+            self._session.config.train_ratio == 'free'
+            and self._ingest_plan is not None
+            and bool(self._ingest_plan.push_direct)
+        )
         self._may_go_on = is_free and self._train_iter not in (-1, ctx.train_iter)
         self._train_iter = ctx.train_iter
         taken = self._session.wait_for('experience', lambda timeout_s: self._take(limit, timeout_s), 'collector')
@@ -124,17 +128,17 @@ class LearnerSide(Side):
 
     def _take(self, max_entries: int, timeout_s: float) -> Optional[List[Entry]]:
         is_away = self._is_away()
-        if len(self._feed) == 0 and not is_away:
-            with in_passing(self._session.store):
+        if len(self._read_ahead) == 0 and not is_away:
+            with best_effort(self._session.store):
                 self._tell()
-                self._session.store.settle()  # Those who make experience may be waiting for word of the last chunk.
+                self._session.store.flush()  # Those who make experience may be waiting for word of the last chunk.
                 self._pass_over_skipped()
             is_away = self._is_away()
         if self._paced is not None:
             return self._paced.take(timeout_s)
         if is_away and self._may_go_on:
-            return self._feed.take(max_entries, 0.0)
-        return self._feed.take(max_entries, timeout_s) or None
+            return self._read_ahead.take(max_entries, 0.0)
+        return self._read_ahead.take(max_entries, timeout_s) or None
 
     def _is_away(self) -> bool:
         is_away = self._session.store.is_away
@@ -151,7 +155,7 @@ class LearnerSide(Side):
         skipped = self._reader.num_corrupt + self._reader.num_lost
         if skipped == self._num_skipped or self._taken:
             return
-        passed = self._feed.passed()
+        passed = self._read_ahead.passed()
         if passed is not None and (self._paced is None or not self._paced.is_holding):
             self._num_skipped = skipped
             self._advance(task.ctx, passed)
@@ -160,22 +164,22 @@ class LearnerSide(Side):
         """Returns whether there are elements in ctx, for the middleware that follows."""
         if 'began_s' not in self._member.figures and entries:
             self._session.figures(began_s=time.monotonic(), began_step=ctx.env_step, began_iter=ctx.train_iter)
-        assert self._plan is not None
+        assert self._ingest_plan is not None
         entries = self._chunks_of(entries)
         # Rows of an episode are one element, which columns know nothing of; and pickled ones are no columns.
         is_direct = all(entry.header['kind'] == 'trajectories' and not is_pickled(entry) for entry in entries)
-        push_direct = self._plan.push_direct if is_direct else None
+        push_direct = self._ingest_plan.push_direct if is_direct else None
         for i, taken in enumerate(entries):
             ctx.env_step += taken.header['env_step']
             ctx.env_episode += taken.header['env_episode']
-            entry = entries[i] = self._position.take(taken)
+            entry = entries[i] = self._consumer_offset.take(taken)
             if entry.header['rows'] and push_direct is not None:
-                schema, note = self._decoder.schema(entry), self._position.note()
+                schema, note = self._decoder.schema(entry), self._consumer_offset.note()
                 push_direct(schema, entry.arrays, note, _meta([entry]), narrowed_in(entry))
-        self._position.leave_note(push_direct is None or not (entries and entries[-1].header['rows']))
+        self._consumer_offset.leave_note(push_direct is None or not (entries and entries[-1].header['rows']))
         filled = [entry for entry in entries if entry.header['rows']]
-        if filled and self._plan.replay is not None:
-            self._plan.replay.meta = _meta(filled)
+        if filled and self._ingest_plan.replay is not None:
+            self._ingest_plan.replay.meta = _meta(filled)
         if filled and push_direct is None:
             self._materialise(ctx, filled)
             return True
@@ -191,7 +195,7 @@ class LearnerSide(Side):
                 chunks.append(entry)
             except CorruptPayload as error:
                 self._reader.pass_over(error)
-                self._position.skip(entry)
+                self._consumer_offset.skip(entry)
         return chunks
 
     def _materialise(self, ctx: OnlineRLContext, entries: List[Entry]) -> None:
@@ -213,7 +217,7 @@ class LearnerSide(Side):
 
     def _send(self, ctx: OnlineRLContext) -> None:
         # Rows are in the replay: what held their place in the stream may go, and the collectors may go on.
-        self._position.commit()
+        self._consumer_offset.commit()
         if self._taken:
             self._advance(ctx, self._taken[-1].id)
             self._taken = []
@@ -223,13 +227,13 @@ class LearnerSide(Side):
         counts = dict(train_iter=ctx.train_iter, env_step=ctx.env_step, env_episode=ctx.env_episode)
         self._untold = ingested, {'ingested': list(ingested), **counts}
         if not self._is_away():
-            with in_passing(self._session.store):
+            with best_effort(self._session.store):
                 self._tell()
         self._session.figures(
-            rows=self._position.num_rows,
-            chunks=self._position.num_chunks,
-            is_resumed=self._position.is_resumed,
-            replay_rows=self._plan.count() if self._plan else 0,
+            rows=self._consumer_offset.num_rows,
+            chunks=self._consumer_offset.num_chunks,
+            is_resumed=self._consumer_offset.is_resumed,
+            replay_rows=self._ingest_plan.count() if self._ingest_plan else 0,
             lost=self._reader.num_lost,
             corrupt=self._reader.num_corrupt,
             **counts,
@@ -245,29 +249,29 @@ class LearnerSide(Side):
 
     def _leave(self, ctx: OnlineRLContext) -> None:
         """What collectors had appended when the run ended still goes into the replay: the books balance."""
-        self._feed.wake()
+        self._read_ahead.wake()
         Members(self._session.store).wait_until_left('collector', LAST_CHUNKS_S)
         self._end_of_stream()
-        assert self._plan is not None
+        assert self._ingest_plan is not None
         for entry in self._rest():
-            if not self._plan.can_push and entry.header['rows']:
+            if not self._ingest_plan.can_push and entry.header['rows']:
                 break  # without a pusher nobody takes it: it stays unread, and is not counted
             # What ctx has of the last iteration, such as train_data, is no part of this chunk.
             renewed = ctx.renew()
             if self._merge(renewed, [entry]):
-                self._plan.push_through(renewed)
+                self._ingest_plan.push_through(renewed)
             for key in renewed._kept_keys:
                 setattr(ctx, key, getattr(renewed, key))
             self._taken = [entry]
         self._send(ctx)
         self._tell()
-        self._session.store.settle()
+        self._session.store.flush()
 
     def _rest(self) -> List[Entry]:
         if self._paced is None:
-            return self._feed.rest()
+            return self._read_ahead.rest()
         self._paced.pace.end()
-        return self._paced.rest() + self._feed.rest()
+        return self._paced.rest() + self._read_ahead.rest()
 
     def _end_of_stream(self) -> None:
         # The feed's thread sleeps until there is an entry: one without rows wakes it, so that it is not waited for.

@@ -32,7 +32,7 @@ class Pipeline:
         - replay (:obj:`Callable`): The buffer that a config asks for, ``replay(cfg)``: see ``ReplaySettings``.
         - Checkpointer (:obj:`Callable`): ``Checkpointer(policy)``, to be used beside CkptSaver; void when off.
         - CkptSaver (:obj:`Callable`): DI-engine's with Checkpointer in one.
-        - session (:obj:`Optional[Session]`): This process's part in the run; None when off.
+        - session (:obj:`Optional[RunSession]`): This process's part in the run; None when off.
     Examples:
         >>> parts = pipeline(cfg)
         >>> buffer_ = parts.DequeBuffer(size=cfg.policy.other.replay_buffer.replay_buffer_size)
@@ -77,11 +77,11 @@ class Pipeline:
         from ding_store.middleware.checkpoint import checkpointer, ckpt_saver
         from ding_store.middleware.context_exchanger import context_exchanger
         from ding_store.middleware.replay import OffPolicyLearner, data_fetcher, data_pusher, replay_buffer
-        from ding_store.middleware.run_session import Session
+        from ding_store.middleware.run_session import RunSession
         from ding_store.middleware.weights import model_exchanger, periodical_model_exchanger
 
         config = self.config
-        self.session = Session(
+        self.session = RunSession(
             config,
             finished=lambda: task.finish,
             num_workers=lambda: getattr(task.router, 'n_parallel_workers', 1) if task.router.is_active else 1,

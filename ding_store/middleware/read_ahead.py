@@ -14,7 +14,7 @@ from ding_store.storage.exactly_once.reader import Reader
 READ_S = 2.0
 
 
-class Feed:
+class ReadAhead:
     """
     Overview:
         Follows a reader in a thread and reads on while it holds fewer than ``max_entries`` decoded entries, of at most

@@ -26,7 +26,7 @@ from ding_store.middleware.consumer_offset import is_of_run
 from ding_store.middleware.ingest_plan import PUSH_COLUMNS, REPLAY, Replay
 from ding_store.middleware.insert_ratio import pace_of, warn_of_no_pace
 from ding_store.middleware.plain_parts import stock
-from ding_store.middleware.run_session import Session
+from ding_store.middleware.run_session import RunSession
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
@@ -39,7 +39,7 @@ COLLATES = 'default_preprocess_learn'
 COLLATES_STEPS = ('timestep_collate', 'default_collate')
 
 
-def replay_buffer(session: Session, size: int, **kwargs: Any) -> StoreBuffer:
+def replay_buffer(session: RunSession, size: int, **kwargs: Any) -> StoreBuffer:
     """
     Overview:
         The pipeline's buffer; DequeBuffer's place. Where processes have roles all of them make it, and the learner's

@@ -33,7 +33,7 @@ from ding_store.middleware.members import (
     die_with_parent,
     parent_process,
 )
-from ding_store.middleware.waiting import SLICE_S, PeerWatch, in_passing
+from ding_store.middleware.waiting import SLICE_S, PeerWatch, best_effort
 from ding_store.storage import open_store
 from ding_store.storage.base import Store
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 T = TypeVar('T')
 
 
-class Session:
+class RunSession:
     """
     Overview:
         Opens the store when first used, reports the process to the run's members, and carries the run's end: whoever
@@ -235,7 +235,7 @@ class Session:
                 if has_heard:
                     self._closing.wait(self.config.heartbeat_s)
                     if self._is_retired():
-                        self.store.conclude()
+                        self.store.close_for_writing()
                         return
                 else:
                     value = self.store.get(FINISH, timeout_s=self.config.heartbeat_s)
@@ -263,7 +263,7 @@ class Session:
 
     def _is_retired(self) -> bool:
         """After its end. Asked in passing, so that nothing is announced again before it is known."""
-        with in_passing(self.store):
+        with best_effort(self.store):
             return self.store.get(FINISH) is None
         return False
 
@@ -335,7 +335,7 @@ class Session:
         if self._thread is not None:
             self._thread.join(timeout=2.0)  # it would report this member alive again
         self._report('failed' if failed else 'left', self.finish_reason or '')
-        self.store.conclude()  # Once all have left the run is retired.
+        self.store.close_for_writing()  # Once all have left the run is retired.
 
     @property
     def is_started_again(self) -> bool:

@@ -11,21 +11,21 @@ from ding_store.middleware.members import Members
 from ding_store.storage.base import Store
 
 if TYPE_CHECKING:
-    from ding_store.middleware.run_session import Session
+    from ding_store.middleware.run_session import RunSession
 
 #: Waits look at the task's own finish flag this often; news from the store wakes them at once.
 SLICE_S = 0.5
 
 
 @contextmanager
-def in_passing(store: Store) -> Iterator[None]:
+def best_effort(store: Store) -> Iterator[None]:
     """
     Overview:
         For what a loop says to the store while it has better to do than to wait for it: where the server is away, or
         goes away meanwhile, the rest of the block is left out. Whoever uses this says it again later.
     """
     try:
-        with store.hasty():
+        with store.nonblocking():
             yield
     except StoreUnavailable as error:  # which the connection has logged
         if isinstance(error, StoreDenied) or isinstance(error.__cause__, StoreDenied):
@@ -39,7 +39,7 @@ class PeerWatch:
         report number has not moved between two looks is silent.
     """
 
-    def __init__(self, session: Session, role: str) -> None:
+    def __init__(self, session: RunSession, role: str) -> None:
         self._session = session
         self._role = role
         self._members = Members(session.store)
@@ -50,7 +50,7 @@ class PeerWatch:
         """A text for the warning. Raises StoreTimeout once the role was seen and has been silent for too long."""
         own, is_there = self._session.member, False
         own_beat = own.beat if own is not None else 0
-        with in_passing(self._session.store):
+        with best_effort(self._session.store):
             self._members.refresh()
             is_there = True
         if not is_there:

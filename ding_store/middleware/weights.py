@@ -12,9 +12,9 @@ from ditk import logging
 from ding_store.errors import ConfigError, PayloadLost, ServerFull
 from ding_store.middleware.claim import claim_part
 from ding_store.middleware.members import Members
-from ding_store.middleware.run_session import Session
+from ding_store.middleware.run_session import RunSession
 from ding_store.middleware.state_arrays import load_arrays, state_to_arrays
-from ding_store.middleware.waiting import in_passing
+from ding_store.middleware.waiting import best_effort
 
 if TYPE_CHECKING:
     from ding.framework import Context
@@ -26,7 +26,7 @@ SAY_EVERY_S = 10.0
 
 
 def model_exchanger(
-    session: Session,
+    session: RunSession,
     model: torch.nn.Module,
     model_loader: Any = None,
     name: str = 'main',
@@ -52,7 +52,7 @@ def model_exchanger(
 
 
 def periodical_model_exchanger(
-    session: Session,
+    session: RunSession,
     model: torch.nn.Module,
     mode: str,
     period: int = 1,
@@ -104,10 +104,10 @@ def _is_parallel(what: str) -> bool:
     return True
 
 
-class _Exchanger:
+class _WeightsExchanger:
     """What the two sides share: the name of the policy, and that its version is known in this process."""
 
-    def __init__(self, session: Session, model: torch.nn.Module, name: str, acting: Optional[bool]) -> None:
+    def __init__(self, session: RunSession, model: torch.nn.Module, name: str, acting: Optional[bool]) -> None:
         self._session, self._model, self._name, self._value = session, model, name, f'weights/{name}'
         session.add_policy(name, acting)
         self.version = 0
@@ -119,7 +119,7 @@ class _Exchanger:
             ctx.policy_version = self.version
 
 
-class WeightsSender(_Exchanger):
+class WeightsSender(_WeightsExchanger):
     """
     Overview:
         Publish the model once before training, and after every ``period``-th iteration if it trained; while the store
@@ -132,7 +132,7 @@ class WeightsSender(_Exchanger):
     __ding_store_harmless__ = True  # Of each class itself: a task copies what is its own.
 
     def __init__(
-        self, session: Session, model: torch.nn.Module, name: str, period: int = 1, acting: Optional[bool] = None
+        self, session: RunSession, model: torch.nn.Module, name: str, period: int = 1, acting: Optional[bool] = None
     ) -> None:
         super().__init__(session, model, name, acting)
         self._period = period
@@ -164,9 +164,9 @@ class WeightsSender(_Exchanger):
         header.update(train_iter=ctx.train_iter, iteration=max(0, self._num_iterations - 1), sent_at=time.time())
         self._warn_of(header['not_rounded'])
         # A learner that was started again knows of versions that the store may have lost, and rows have.
-        self._session.store.count_from(self._value, self._session.policy_versions[self._name])
+        self._session.store.set_start_version(self._value, self._session.policy_versions[self._name])
         try:
-            with in_passing(self._session.store):
+            with best_effort(self._session.store):
                 self._claim()
                 self.version = self._session.store.put(self._value, header, arrays)
                 self._published_iter, self._is_due = ctx.train_iter, False
@@ -197,7 +197,7 @@ class WeightsSender(_Exchanger):
         self._not_rounded = not_rounded
 
 
-class WeightsReceiver(_Exchanger):
+class WeightsReceiver(_WeightsExchanger):
     """
     Overview:
         Load the newest published version, if it is newer than the one at hand.
@@ -214,7 +214,7 @@ class WeightsReceiver(_Exchanger):
 
     def __init__(
         self,
-        session: Session,
+        session: RunSession,
         model: torch.nn.Module,
         name: str,
         max_iterations: Optional[int] = None,

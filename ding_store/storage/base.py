@@ -202,12 +202,12 @@ class Store(ABC):
             come. May return before that is done; others see it as soon as it is. ``close`` does it where the server is
             there, and warns where it is not.
         Raises:
-            - StoreError: What this one, or the one before it, met with; see ``settle``.
+            - StoreError: What this one, or the one before it, met with; see ``flush``.
         """
         self.ack(stream, reader, entry_id)
         self.put(name, header, {})
 
-    def settle(self) -> None:  # noqa: B027 - nothing is left to do where ``advance`` is not overridden
+    def flush(self) -> None:  # noqa: B027 - nothing is left to do where ``advance`` is not overridden
         """
         Overview:
             Return when all that ``advance`` was told is done, and what a full stream did not take (AppendUnsettled) was
@@ -216,7 +216,7 @@ class Store(ABC):
             - StoreError: As ``ack`` and ``put``.
         """
 
-    def conclude(self) -> None:  # noqa: B027 - a store that never announces again has nothing to leave
+    def close_for_writing(self) -> None:  # noqa: B027 - a store that never announces again has nothing to leave
         """
         Overview:
             This process has appended its last. From now on a stream that was deleted is left alone, and an append to it
@@ -231,7 +231,7 @@ class Store(ABC):
         """
         return False
 
-    def hasty(self) -> ContextManager[None]:
+    def nonblocking(self) -> ContextManager[None]:
         """
         Overview:
             Within it, calls of this thread wait for no server that is away: they raise StoreUnavailable at once, also
@@ -263,7 +263,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def count_from(self, name: str, version: int) -> None:
+    def set_start_version(self, name: str, version: int) -> None:
         """
         Overview:
             What this store puts of a value has versions above this one from now on, also where the server has forgotten

@@ -17,7 +17,7 @@ from ding_store.errors import ConfigError, StoreClosed, VersionConflict
 from ding_store.storage.base import OLDEST, START, Arrays, Entry, EntryId, Header, StoreInfo, Value
 from ding_store.storage.encoding.framing import Pieces, encode_pieces
 from ding_store.storage.encoding.value_parts import ValuePart
-from ding_store.storage.exactly_once.outbox import Announcement, Fill, Payload, Room, Verdict
+from ding_store.storage.exactly_once.outbox import AppendReply, AppendRequest, Backfill, FreedCapacity, Payload
 from ding_store.storage.exactly_once.writer import Writer, writer_id
 from ding_store.storage.memory_log import Log
 from ding_store.storage.options import STORE_OPTIONS, check_name, refuse_rest, stream_options
@@ -25,14 +25,14 @@ from ding_store.storage.shared_memory.transports import (
     WAITING,
     Fetch,
     Moved,
-    PlanedStore,
     Resolver,
+    TransportStore,
     Version,
     fate,
     fetch_own,
     unwatched,
 )
-from ding_store.storage.shared_memory.transports import Record as Found
+from ding_store.storage.shared_memory.transports import StoredEntry as Found
 from ding_store.storage.shared_memory.value_resolver import ValueResolver
 
 
@@ -72,7 +72,7 @@ class Memory:
             self.changed.notify_all()
 
 
-class MemoryStore(PlanedStore):
+class MemoryStore(TransportStore):
     """
     Overview:
         ``memory://``: each opened store has a memory of its own; ``another()`` opens a second store on the same one.
@@ -90,7 +90,7 @@ class MemoryStore(PlanedStore):
         self._memory = memory or Memory()
         self._closed = False
         self._versions: Dict[str, int] = {}  # of the values that this store wrote
-        self._writer = Writer(stream_options(options), self._announce, self._wait_for_room, self._fill, self._leave)
+        self._writer = Writer(stream_options(options), self._announce, self._wait_for_capacity, self._fill, self._leave)
         self._resolver = Resolver(self)
         self._value_resolver = ValueResolver(self)
         refuse_rest('memory', options, STORE_OPTIONS)
@@ -167,7 +167,7 @@ class MemoryStore(PlanedStore):
             self._memory.changed.notify_all()
         return version
 
-    def count_from(self, name: str, version: int) -> None:
+    def set_start_version(self, name: str, version: int) -> None:
         check_name('value', name)
         with self._memory.changed:
             self._versions[name] = max(version, self._versions.get(name, 0))
@@ -202,13 +202,13 @@ class MemoryStore(PlanedStore):
             self._memory.changed.notify_all()
         return True
 
-    def want_version(self, name: str) -> None:
+    def request_version(self, name: str) -> None:
         self._enter()
         with self._memory.changed:
             self._memory.state.wants[name] = self._memory.state.wants.get(name, 0) + 1
             self._memory.changed.notify_all()
 
-    def wait_for_wants(self, known: Mapping[str, str], timeout_s: float) -> Dict[str, str]:
+    def wait_for_requests(self, known: Mapping[str, str], timeout_s: float) -> Dict[str, str]:
         def wants() -> Dict[str, str]:
             return {name: str(self._memory.state.wants.get(name, '')) for name in known}
 
@@ -250,12 +250,12 @@ class MemoryStore(PlanedStore):
             with self._memory.changed:
                 self._memory.changed.notify_all()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         self._enter()
-        self._writer.settle()
+        self._writer.flush()
 
-    def conclude(self) -> None:
-        self._writer.conclude()
+    def close_for_writing(self) -> None:
+        self._writer.close_for_writing()
 
     def snapshot(self) -> State:
         """For tests: what a disk would hold now."""
@@ -277,7 +277,7 @@ class MemoryStore(PlanedStore):
 
     def want(self, stream: str) -> None:
         with self._change(stream) as log:
-            log.set_plane(log.host)
+            log.set_transport(log.host)
 
     def wait_for_fill(self, stream: str, record: Found, timeout_s: float, fetch: Fetch = fetch_own) -> Optional[bytes]:
         self._wait(lambda: self.fate_of(stream, record) != WAITING, timeout_s)
@@ -292,28 +292,30 @@ class MemoryStore(PlanedStore):
             is_filled = record.id.number in log.filled
             return fate(is_over, is_held, is_filled, record.sequence, log.bases.get(record.writer, 0))
 
-    def wait_for_planes(self, known: Mapping[str, int], timeout_s: float) -> None:
+    def wait_for_transports(self, known: Mapping[str, int], timeout_s: float) -> None:
         self._wait(
-            lambda: any(self._memory.log(stream).plane != plane for stream, plane in known.items()), timeout_s, 1
+            lambda: any(self._memory.log(stream).transport != transport for stream, transport in known.items()),
+            timeout_s,
+            1,
         )
 
-    def _fill(self, said: Fill) -> None:
+    def _fill(self, said: Backfill) -> None:
         with self._change(said.stream) as log:
-            log.fill(self.writer, said)
+            log.backfill(self.writer, said)
 
     def _leave(self, stream: str, admission: int) -> None:
         with self._change(stream) as log:
             log.leave(self.writer, admission)
 
-    def _announce(self, said: Announcement) -> Verdict:
+    def _announce(self, said: AppendRequest) -> AppendReply:
         with self._change(said.stream) as log:
             return log.announce(self.writer, said)
 
-    def _wait_for_room(self, stream: str, room: int, timeout_s: float) -> Optional[Room]:
-        self._wait(lambda: self._memory.log(stream).room > room, timeout_s, slices=1)
+    def _wait_for_capacity(self, stream: str, freed: int, timeout_s: float) -> Optional[FreedCapacity]:
+        self._wait(lambda: self._memory.log(stream).freed > freed, timeout_s, slices=1)
         with self._memory.changed:
             log = self._memory.log(stream)
-            return Room(log.room, log.epoch, log.floor, log.floor_chain)
+            return FreedCapacity(log.freed, log.epoch, log.floor, log.floor_chain)
 
     def _has_after(self, stream: str, after: EntryId) -> bool:
         log = self._memory.log(stream)

@@ -9,11 +9,11 @@ from typing import Dict, NamedTuple, Set
 from ding_store.storage.base import EntryId, StreamInfo
 from ding_store.storage.exactly_once import outbox
 from ding_store.storage.exactly_once.chain import link
-from ding_store.storage.exactly_once.outbox import WIRE, Announcement, Fill, Verdict
+from ding_store.storage.exactly_once.outbox import WIRE, AppendReply, AppendRequest, Backfill
 
 
 @dataclass
-class Record:
+class LogEntry:
     """One entry as the server keeps it."""
 
     writer: str
@@ -47,12 +47,12 @@ class Log:
     floor: int = 0
     pending_bytes: int = 0
     num_dropped: int = 0
-    room: int = 0
+    freed: int = 0
     chain: str = ''  # up to the newest entry
     floor_chain: str = ''  # up to floor
     deleted: bool = False
     num_ends: int = 0
-    records: Dict[int, Record] = field(default_factory=dict)
+    records: Dict[int, LogEntry] = field(default_factory=dict)
     writers: Dict[str, Known] = field(default_factory=dict)
     leaving: Set[str] = field(default_factory=set)  # writers that append no more
     num_admitted: int = 0
@@ -61,44 +61,44 @@ class Log:
     durable: Dict[str, bool] = field(default_factory=dict)
     hosts: Dict[str, str] = field(default_factory=dict)  # reader -> its host
     forgotten: Set[str] = field(default_factory=set)  # readers
-    plane: int = 0
+    transport: int = 0
     host: str = ''
     wanted: int = 0
     bases: Dict[str, int] = field(default_factory=dict)  # writer -> the lowest sequence that it still held
     filled: Dict[int, bytes] = field(default_factory=dict)
 
-    def announce(self, writer: str, said: Announcement) -> Verdict:
+    def announce(self, writer: str, said: AppendRequest) -> AppendReply:
         known = self.writers.get(writer, _UNKNOWN)
         last, number, admission = known
         if said.sequence == 0 and writer in self.writers:
             self.bases[writer] = said.base
         if said.epoch != self.epoch:
-            return self._verdict(outbox.STALE, known if writer in self.writers else self._admit(writer))
+            return self._reply(outbox.STALE, known if writer in self.writers else self._admit(writer))
         if said.told and self._is_older(writer, *map(int, said.told.split(':'))):
             self.begin_epoch()
-            return self._verdict(outbox.STALE, known if writer in self.writers else self._admit(writer))
+            return self._reply(outbox.STALE, known if writer in self.writers else self._admit(writer))
         if said.admission != admission:
-            return self._verdict(outbox.FORGOTTEN, known)
+            return self._reply(outbox.FORGOTTEN, known)
         self._bring_back(said.readers)
         if said.sequence == 0 or said.sequence <= last:
-            return self._verdict(outbox.OK, known)
+            return self._reply(outbox.OK, known)
         if said.sequence > max(last + 1, said.base):
-            return self._verdict(outbox.GAP, known)
-        if said.plane not in (WIRE, self.plane):
-            return self._verdict(outbox.PLANE, known)
+            return self._reply(outbox.GAP, known)
+        if said.transport not in (WIRE, self.transport):
+            return self._reply(outbox.PLANE, known)
         if said.codec:  # Here no reader says what it has.
-            return self._verdict(outbox.CODEC, known)
+            return self._reply(outbox.CODEC, known)
         if said.max_pending_bytes and said.drop_oldest:
             self._drop_to(said.max_pending_bytes - said.size)
         if said.max_pending_bytes and self.pending_bytes + said.size > said.max_pending_bytes:
-            return self._verdict(outbox.FULL, known)
+            return self._reply(outbox.FULL, known)
         self.last += 1
         self.deleted = False
         self.chain = link(self.chain, writer, said.sequence)
-        self.records[self.last] = Record(writer, said.sequence, said.payload, said.size, self.chain)
+        self.records[self.last] = LogEntry(writer, said.sequence, said.payload, said.size, self.chain)
         self.pending_bytes += said.size
         self.writers[writer] = Known(said.sequence, self.last, admission)
-        return self._verdict(outbox.OK, self.writers[writer])._replace(chain=self.chain)
+        return self._reply(outbox.OK, self.writers[writer])._replace(chain=self.chain)
 
     def begin_epoch(self) -> None:
         self.epoch = uuid.uuid4().hex
@@ -114,13 +114,13 @@ class Log:
             self.leaving.add(writer)
             self._drop_left()
 
-    def fill(self, writer: str, said: Fill) -> None:
+    def backfill(self, writer: str, said: Backfill) -> None:
         for number in range(min(said.number, self.last), self.floor, -1):
             record = self.records[number]
             if said.epoch == self.epoch and record.writer == writer and record.sequence <= said.sequence:
                 if record.sequence == said.sequence:
                     self.filled[number] = said.payload
-                    self.room += 1
+                    self.freed += 1
                 return
 
     def register(self, reader: str, durable: bool, start: str, host: str) -> EntryId:
@@ -129,7 +129,7 @@ class Log:
         self.durable[reader] = durable
         self.hosts[reader] = host
         self.forgotten.discard(reader)
-        self._choose_plane()
+        self._choose_transport()
         return EntryId(self.epoch, cursor).chained(self._chain_at(cursor))
 
     def ack(self, reader: str, entry_id: EntryId) -> None:
@@ -149,7 +149,7 @@ class Log:
         if was_durable and True not in self.durable.values():
             self._trim(self.last)
         self._trim_acked()
-        self._choose_plane()
+        self._choose_transport()
         return known
 
     def delete(self) -> bool:
@@ -159,7 +159,7 @@ class Log:
         self.readers.clear()
         self.durable.clear()
         self.hosts.clear()
-        self._choose_plane()
+        self._choose_transport()
         self.num_dropped = 0
         self.num_ends += 1
         self.epoch = ''  # The next to look begins one.
@@ -181,17 +181,17 @@ class Log:
             self.host,
         )
 
-    def set_plane(self, host: str) -> None:
-        self.plane, self.host, self.wanted = self.plane + 1, host, self.last
-        self.room += 1
+    def set_transport(self, host: str) -> None:
+        self.transport, self.host, self.wanted = self.transport + 1, host, self.last
+        self.freed += 1
 
-    def _verdict(self, status: str, known: Known) -> Verdict:
-        state = (self.floor, self.room, self.num_dropped, self.plane, self.host, self.wanted)
+    def _reply(self, status: str, known: Known) -> AppendReply:
+        state = (self.floor, self.freed, self.num_dropped, self.transport, self.host, self.wanted)
         lines = [f'{reader}\t{self.hosts[reader]}\t' for reader, durable in self.durable.items() if durable]
         # The first line, of codecs, is empty: nothing is compressed unasked here.
         readers = '\n'.join(['', *lines, ''])
-        verdict = Verdict(status, self.epoch, known.number, known.sequence, *state)
-        return verdict._replace(ends=(0, self.num_ends), readers=readers, admission=known.admission)
+        reply = AppendReply(status, self.epoch, known.number, known.sequence, *state)
+        return reply._replace(ends=(0, self.num_ends), readers=readers, admission=known.admission)
 
     def _admit(self, writer: str) -> Known:
         if len(self.writers) >= 2 * outbox.MAX_SILENT_WRITERS:
@@ -238,11 +238,11 @@ class Log:
             if reader not in self.readers and reader not in self.forgotten:
                 self.register(reader, True, 'oldest', host)
 
-    def _choose_plane(self) -> None:
+    def _choose_transport(self) -> None:
         hosts = set(self.hosts.values())
         common = hosts.pop() if len(hosts) == 1 else ''
         if common != self.host:
-            self.set_plane(common)
+            self.set_transport(common)
 
     def _trim_acked(self) -> None:
         cursors = [cursor for reader, cursor in self.readers.items() if self.durable[reader]]
@@ -264,5 +264,5 @@ class Log:
             self.filled.pop(number, None)
         if upto > self.floor:
             self.floor = upto
-            self.room += 1
+            self.freed += 1
             self._drop_left()

@@ -86,7 +86,7 @@ def work(opened: Opened, kind: str) -> None:
 def reloaded(opened: Opened, kind: str) -> None:
     """Of another generation, with other columns, cleared once, and resized."""
     work(opened, kind)
-    save = f'{opened.buffer.table.home.path}.save'
+    save = f'{opened.buffer.table.table_dir.path}.save'
     opened.buffer.save_data(save)
     opened.buffer.load_data(save)
     os.unlink(save)
@@ -241,7 +241,7 @@ def test_torn_push_is_no_damage(tmp_path: Path) -> None:
     buffer = StoreBuffer(8, path=str(tmp_path))
     for i in range(3):
         buffer.push({'x': torch.ones(1)}, {'i': i})
-    end = buffer.table.home.metas.end
+    end = buffer.table.table_dir.metas.end
     buffer.close()
     content = (tmp_path / 'metas').read_bytes()
     for torn in (b'\x40', b'\x40\0\0\0\1\2', b'\x40\0\0\0\1\2\3\4{"i', bytes(100)):

@@ -205,7 +205,7 @@ def test_columns_that_are_replaced_while_files_are_opened_are_not_read_from_the_
     buffer = StoreBuffer(20, path=str(tmp_path / 'table'), seed=0)
     buffer.extend({'state': np.zeros((20, 33_001))})
     table = buffer._elements.table
-    opened = column_memory.Regions._open_cold
+    opened = column_memory.ColumnMemory._open_cold
 
     def raced(found, files):
         opened(found, files)
@@ -214,7 +214,7 @@ def test_columns_that_are_replaced_while_files_are_opened_are_not_read_from_the_
         table.add_columns({'late': (np.dtype(np.float32), ())})
         found._cold = stale  # as of a thread that was stopped before its last store
 
-    monkeypatch.setattr(column_memory.Regions, '_open_cold', raced)
+    monkeypatch.setattr(column_memory.ColumnMemory, '_open_cold', raced)
     buffer.sample_batch(4)
     assert not table.sources[1]
     buffer.close()

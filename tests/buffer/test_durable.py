@@ -21,7 +21,7 @@ from ding_store.buffer import Prioritized, StoreBuffer, Table, limited
 from ding_store.buffer.elements.metas import MetaStore
 from ding_store.buffer.persistence import table_directory as durable_module
 from ding_store.buffer.persistence.slot_values import SlotValues
-from ding_store.buffer.table.column_memory import Regions
+from ding_store.buffer.table.column_memory import ColumnMemory
 from ding_store.errors import (
     ConfigError,
     CorruptPayload,
@@ -288,7 +288,8 @@ def test_a_load_that_fails_leaves_no_file_open(place: Any, tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(
-    'place', [(durable_module.Home, '_recover'), (Table, '_redo'), (MetaStore, 'restore'), (Regions, '_array')]
+    'place',
+    [(durable_module.TableDirectory, '_recover'), (Table, '_redo'), (MetaStore, 'restore'), (ColumnMemory, '_array')],
 )
 def test_an_opening_that_fails_leaves_no_file_open(place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(tmp_path).close()
@@ -387,7 +388,10 @@ RARE = {
     'clear': (start_again, 'table/shape.py'),
     'extend': (extend, 'table/table.py'),
     'update': (lambda buffer: buffer.update('8', transition(80), {'i': 80}), 'table/table.py'),
-    'load': (lambda buffer: buffer.load_data(str(Path(buffer.table.home.path).parent / 'save')), 'saving/loads.py'),
+    'load': (
+        lambda buffer: buffer.load_data(str(Path(buffer.table.table_dir.path).parent / 'save')),
+        'saving/loads.py',
+    ),
     'metas': (
         lambda buffer: buffer._elements.metas._journal.rewrite(buffer._elements.metas._records()),
         'elements/metas.py',

@@ -13,7 +13,7 @@ from crashes import Child, crash_repeatedly, linger, noticed
 from sampling_crashes import QUEUED, SamplingWorker, verify
 
 from ding_store.buffer import Fifo, Prioritized, RankPrioritized, RateLimiter, StoreBuffer, Uniform, limited
-from ding_store.buffer.persistence.commits import Record
+from ding_store.buffer.persistence.commits import CommitRecord
 from ding_store.buffer.persistence.slot_values import SlotValues
 from ding_store.buffer.sampling.rate_limiter import RateLimiter as Limiter
 from ding_store.buffer.sampling.use_limits import Limited
@@ -332,7 +332,7 @@ def counts_inserts_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_inserts += num_rows
         self._record.put({'num_inserts': self.num_inserts, 'num_samples': self.num_samples})
 
-    def keep(self: Limiter, record: Record, next_row: Any) -> None:
+    def keep(self: Limiter, record: CommitRecord, next_row: Any) -> None:
         self._record = record
         self.num_inserts = (record.value or {}).get('num_inserts', 0)
         self.num_samples = (record.value or {}).get('num_samples', 0)

@@ -221,7 +221,9 @@ def test_no_packets_are_left_where_no_row_names_them(small_disk: Path) -> None:
 
 
 def findings_of(buffer: StoreBuffer, row: int) -> List[str]:
-    return [f'the element of row {row} in {buffer.table.home.path!r} is damaged: the checksum of its packet is wrong']
+    return [
+        f'the element of row {row} in {buffer.table.table_dir.path!r} is damaged: the checksum of its packet is wrong'
+    ]
 
 
 def check_damage(buffer: StoreBuffer, row: int, others: List[int]) -> None:

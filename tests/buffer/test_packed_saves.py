@@ -77,7 +77,7 @@ def change(buffer: StoreBuffer) -> None:
 
 
 def load_others(buffer: StoreBuffer) -> None:
-    buffer.load_data(str(Path(buffer.table.home.path).parent / 'others'))
+    buffer.load_data(str(Path(buffer.table.table_dir.path).parent / 'others'))
 
 
 def clear(buffer: StoreBuffer) -> None:

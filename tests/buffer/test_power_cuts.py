@@ -210,7 +210,7 @@ def write_into_meta(row: int, key: str, value: Any) -> Step:
 
 
 def open_again(buffer: StoreBuffer) -> StoreBuffer:
-    path, size = buffer.table.home.path, int(buffer.size)
+    path, size = buffer.table.table_dir.path, int(buffer.size)
     buffer.close()
     return type(buffer)(size, path=path, fsync=True)
 
@@ -542,8 +542,8 @@ class NamesColumnsFirst(Table):
     """Makes the header that names columns durable before what is in them."""
 
     def _describe(self, info: Any) -> None:
-        assert self.home is not None
-        self.home.describe(self._stored_columns(), info)
+        assert self.table_dir is not None
+        self.table_dir.describe(self._stored_columns(), info)
         super()._describe(info)
 
 

@@ -198,6 +198,8 @@ def test_an_install_that_cannot_be_written_to(tmp_path: Path) -> None:
         'tree.set(np.arange(20), np.ones(20))\n'
         'print(tree.is_compiled, tree.total, tree.find(np.array([7.5]))[0])'
     )
-    home = str(tmp_path / 'home')
-    printed = run_python(code, PYTHONPATH=str(tmp_path), HOME=home, XDG_CACHE_HOME=home, PYTHONDONTWRITEBYTECODE='1')
+    table_dir = str(tmp_path / 'home')
+    printed = run_python(
+        code, PYTHONPATH=str(tmp_path), HOME=table_dir, XDG_CACHE_HOME=table_dir, PYTHONDONTWRITEBYTECODE='1'
+    )
     assert printed == 'True 20.0 7'

@@ -13,7 +13,7 @@ import pytest
 from elements import number, transition
 
 from ding_store.buffer import Prioritized, StoreBuffer, Table, limited
-from ding_store.buffer.persistence.table_directory import Home
+from ding_store.buffer.persistence.table_directory import TableDirectory
 from ding_store.buffer.table import column_memory
 from ding_store.buffer.table.rows import EMPTY, RowIndex
 from ding_store.errors import NotEnoughData, NotEnoughSpace
@@ -134,14 +134,14 @@ def test_columns_that_cannot_be_mapped_change_nothing(
     size: int, options: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer = prioritized(**options)
-    array = column_memory.Regions._array
+    array = column_memory.ColumnMemory._array
 
     def fail(self: Any, name: str, *arguments: Any, **named: Any) -> Any:
         if name == list(self.columns)[-1]:
             raise OSError(errno.ENOMEM, 'no memory')
         return array(self, name, *arguments, **named)
 
-    monkeypatch.setattr(column_memory.Regions, '_array', fail)
+    monkeypatch.setattr(column_memory.ColumnMemory, '_array', fail)
     with pytest.raises(OSError, match='no memory'):
         buffer.resize(size)
     check_rows(buffer, 10, range(4, 14))
@@ -211,19 +211,19 @@ def test_a_power_cut_between_two_flushes_costs_no_row_that_stays(
     buffer = StoreBuffer(10, path=str(tmp_path), fsync=True)
     buffer.extend_elements([transition(i) for i in range(14)])
     flushed = [buffer.table.index.row_of_slot.copy()]
-    sync, move = Home.sync_numbers, column_memory.Regions.move
+    sync, move = TableDirectory.sync_numbers, column_memory.ColumnMemory.move
 
-    def sync_numbers(home: Home) -> None:
-        sync(home)
-        flushed.append(home.numbers.copy())
+    def sync_numbers(table_dir: TableDirectory) -> None:
+        sync(table_dir)
+        flushed.append(table_dir.numbers.copy())
 
-    def checked_move(self: column_memory.Regions, source: np.ndarray, target: np.ndarray) -> None:
+    def checked_move(self: column_memory.ColumnMemory, source: np.ndarray, target: np.ndarray) -> None:
         assert len(target)
         assert (flushed[-1][target] == EMPTY).all(), 'the row there might live, with the bytes of another'
         move(self, source, target)
 
-    monkeypatch.setattr(Home, 'sync_numbers', sync_numbers)
-    monkeypatch.setattr(column_memory.Regions, 'move', checked_move)
+    monkeypatch.setattr(TableDirectory, 'sync_numbers', sync_numbers)
+    monkeypatch.setattr(column_memory.ColumnMemory, 'move', checked_move)
     buffer.resize(4)
     for before, after in zip(flushed, flushed[1:]):
         for row in range(10, 14):

@@ -4,12 +4,12 @@ import json
 import os
 import sys
 
-from ding_store.middleware.consumer_offset import Position
+from ding_store.middleware.consumer_offset import ConsumerOffset
 from dizoo_configs.cartpole import cartpole_dqn_main as cartpole
 from dizoo_configs.command import options
 
 log, *sys.argv[1:] = sys.argv[1:]
-keep_in = Position.keep_in
+keep_in = ConsumerOffset.keep_in
 
 
 def keep_in_and_write_down(self, replay, *args):
@@ -19,5 +19,5 @@ def keep_in_and_write_down(self, replay, *args):
         out.write(json.dumps({'pid': os.getpid(), 'rows': replay.buffer.count(), 'state': state}) + '\n')
 
 
-Position.keep_in = keep_in_and_write_down
+ConsumerOffset.keep_in = keep_in_and_write_down
 cartpole.main(options(cartpole.main, cartpole.CONFIGS, can_checkpoint=True))

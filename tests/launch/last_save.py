@@ -11,7 +11,7 @@ from mpire import WorkerPool
 from workers import ROLES, say, work
 
 from ding_store.config import StoreConfig
-from ding_store.middleware.run_session import Session
+from ding_store.middleware.run_session import RunSession
 
 
 def learn(node_id, gate, directory):
@@ -31,7 +31,7 @@ def learn(node_id, gate, directory):
         sync_file(path)
 
     archive.sync_file = sync_slowly
-    session = Session(StoreConfig.from_block({'heartbeat_s': 0.2, 'checkpoint': dict(path=directory)}))
+    session = RunSession(StoreConfig.from_block({'heartbeat_s': 0.2, 'checkpoint': dict(path=directory)}))
     ended = threading.Event()
     session.on_finish(lambda reason: ended.set())
     session.join(ROLES[node_id], node_id, first_node=0)

@@ -17,7 +17,7 @@ from ding_store.errors import ConfigError
 from ding_store.launch import command
 from ding_store.launch import join as join_command
 from ding_store.middleware.members import ENV_JOINED, ENV_LAUNCHED, Members
-from ding_store.middleware.run_session import Session
+from ding_store.middleware.run_session import RunSession
 from ding_store.storage import open_store
 
 pytest.importorskip('mpire')
@@ -44,7 +44,7 @@ def alive(run):
 
 
 def finish(run):
-    session = Session(StoreConfig(enable=True, url=run[0], run=run[1]))
+    session = RunSession(StoreConfig(enable=True, url=run[0], run=run[1]))
     session.finish('enough')
     session.close()
 
@@ -193,7 +193,7 @@ def test_a_run_that_ends_while_join_looks_around_is_not_begun_anew(redis_server,
     run = f'ending-{uuid.uuid4().hex[:8]}'
     config = StoreConfig(enable=True, url=redis_server.url, run=run, heartbeat_s=0.1)
     with open_store(redis_server.url, run) as store:
-        learner = Session(config)
+        learner = RunSession(config)
         learner.join('learner', 0)
         claim = join_command.claim_role
 
@@ -204,7 +204,7 @@ def test_a_run_that_ends_while_join_looks_around_is_not_begun_anew(redis_server,
 
         class Nothing:
             def run(self):
-                with contextlib.closing(Session(config)) as session:
+                with contextlib.closing(RunSession(config)) as session:
                     session.join('evaluator', 7)
 
         monkeypatch.setattr(join_command, 'claim_role', claiming)

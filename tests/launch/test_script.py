@@ -11,7 +11,7 @@ from ding_store import cli
 from ding_store.errors import ConfigError
 from ding_store.hook.install import SITE
 from ding_store.launch.job import parse_delays, parse_roles
-from ding_store.launch.user_script import Script
+from ding_store.launch.user_script import UserScript
 
 
 @pytest.fixture
@@ -22,12 +22,12 @@ def script(tmp_path):
 
 
 def test_python_script_with_arguments(script):
-    parsed = Script.parse(['python3', '-u', script, '--seed', '1'])
-    assert parsed == Script(script, False, ['--seed', '1'])
+    parsed = UserScript.parse(['python3', '-u', script, '--seed', '1'])
+    assert parsed == UserScript(script, False, ['--seed', '1'])
 
 
 def test_this_python_may_be_named_by_its_path(script):
-    assert Script.parse([sys.executable, script]) == Script(script, False, [])
+    assert UserScript.parse([sys.executable, script]) == UserScript(script, False, [])
 
 
 @pytest.mark.parametrize(
@@ -42,12 +42,12 @@ def test_this_python_may_be_named_by_its_path(script):
     ],
 )
 def test_it_is_known_by_what_it_trains(script, arguments, config):
-    parsed = Script.parse(['python', '-u', str(script), *arguments])
+    parsed = UserScript.parse(['python', '-u', str(script), *arguments])
     assert parsed.identity == {'script': 'main', 'config': config}
 
 
 def test_python_module():
-    assert Script.parse(['python', '-m', 'json.tool', '-x']) == Script('json.tool', True, ['-x'])
+    assert UserScript.parse(['python', '-m', 'json.tool', '-x']) == UserScript('json.tool', True, ['-x'])
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_python_module():
 )
 def test_refused_with_the_reason(command, message):
     with pytest.raises(ConfigError, match=message):
-        Script.parse(command)
+        UserScript.parse(command)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_python_programs_need_no_python_in_front(tmp_path, name, content):
     path.parent.mkdir(exist_ok=True)
     path.write_text(content)
     target = str(path.parent if path.name == '__main__.py' else path)
-    assert Script.parse([target, '--a']) == Script(target, False, ['--a'])
+    assert UserScript.parse([target, '--a']) == UserScript(target, False, ['--a'])
 
 
 @pytest.mark.parametrize(
@@ -97,14 +97,14 @@ def test_commands_that_are_no_python_are_refused_at_once(tmp_path, command, mess
     (tmp_path / 'binary').write_bytes(b'\x7fELF\0\0python')
     words = [word.format(dir=tmp_path) for word in command]
     with pytest.raises(ConfigError, match=message):
-        Script.parse(words)
+        UserScript.parse(words)
 
 
 def test_ditask_is_told_to_leave_roles_out(tmp_path):
     path = tmp_path / 'ditask'
     path.write_text('')
     with pytest.raises(ConfigError, match='leave --roles out'):
-        Script.parse([str(path), '--main', 'x'])
+        UserScript.parse([str(path), '--main', 'x'])
 
 
 @pytest.mark.parametrize(

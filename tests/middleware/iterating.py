@@ -8,7 +8,7 @@ import threading
 import time
 
 from ding_store.middleware import last_checkpoint as module
-from ding_store.middleware.last_checkpoint import LastSave, saving, wait_until_saved
+from ding_store.middleware.last_checkpoint import LastCheckpoint, saving, wait_until_saved
 
 
 def say(text):
@@ -64,7 +64,7 @@ def iterate():
 if __name__ == '__main__':
     if sys.argv[1:]:
         module.ARRIVE_S, module.SAME_S = map(float, sys.argv[1:])
-    last_save = LastSave()
+    last_save = LastCheckpoint()
     try:
         iterate()
     except KeyboardInterrupt:

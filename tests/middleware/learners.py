@@ -8,10 +8,10 @@ from ding.framework.context import OnlineRLContext
 from easydict import EasyDict
 
 from ding_store.middleware.chunks import ChunkDecoder
-from ding_store.middleware.consumer_offset import Position
+from ding_store.middleware.consumer_offset import ConsumerOffset
 from ding_store.middleware.exchanger import STREAM
 from ding_store.middleware.ingest_plan import PUSH_COLUMNS, REPLAY
-from ding_store.middleware.learner_exchanger import LearnerSide
+from ding_store.middleware.learner_exchanger import LearnerExchanger
 from ding_store.middleware.replay import data_pusher
 
 HEADER = dict(kind='trajectories', env_step=1, env_episode=0, end_idx=[], train_iter=0, policy_version=0)
@@ -30,26 +30,26 @@ def step(number, env=0, **more):
     )
 
 
-class Learner(LearnerSide):
+class Learner(LearnerExchanger):
     """The learner's side in front of a pusher, without a task around it."""
 
     def __init__(self, store, buffer_, direct=True, position=None, allow_pickle=False, **options):
         pusher = data_pusher(CONFIG, buffer_)
         self._push = pusher
         self._member = SimpleNamespace(figures={'began_s': 1.0})
-        self._plan = SimpleNamespace(
+        self._ingest_plan = SimpleNamespace(
             push_direct=getattr(pusher, PUSH_COLUMNS)() if direct else None, replay=getattr(pusher, REPLAY)
         )
         self._decoder = ChunkDecoder(allow_pickle)
-        self._position = position or Position()
-        self._reader = self._position.reader(store, STREAM, 'learner', **options)
+        self._consumer_offset = position or ConsumerOffset()
+        self._reader = self._consumer_offset.reader(store, STREAM, 'learner', **options)
 
     def take(self, max_entries=64):
         ctx = OnlineRLContext()
         entries = self._reader.read(max_entries)
         if self._merge(ctx, list(entries)):
             self._push(ctx)
-        self._position.commit()
+        self._consumer_offset.commit()
         if entries:
             self._reader.ack(entries[-1].id)
         return len(entries)

@@ -34,14 +34,14 @@ from ding_store.middleware.checkpoint import (  # noqa: E402
     random_states,
     set_random_states,
 )
-from ding_store.middleware.consumer_offset import ENV_ID, Position  # noqa: E402
+from ding_store.middleware.consumer_offset import ENV_ID, ConsumerOffset  # noqa: E402
 from ding_store.middleware.ending import FINISH  # noqa: E402
 from ding_store.middleware.ingest_plan import Replay  # noqa: E402
 from ding_store.middleware.last_checkpoint import is_saving  # noqa: E402
 from ding_store.middleware.members import Member  # noqa: E402
 from ding_store.middleware.pipeline import pipeline  # noqa: E402
 from ding_store.middleware.replay import replay_buffer  # noqa: E402
-from ding_store.middleware.run_session import Session  # noqa: E402
+from ding_store.middleware.run_session import RunSession  # noqa: E402
 from ding_store.middleware.weights import WeightsSender  # noqa: E402
 from ding_store.storage.base import Entry, EntryId  # noqa: E402
 from ding_store.storage.memory import MemoryStore  # noqa: E402
@@ -67,7 +67,7 @@ def train(policy):
 
 
 def session_of(path, **settings):
-    return Session(StoreConfig.from_block({'checkpoint': dict(path=str(path), **settings)}), lambda: task.finish)
+    return RunSession(StoreConfig.from_block({'checkpoint': dict(path=str(path), **settings)}), lambda: task.finish)
 
 
 def same(one, other):
@@ -124,7 +124,7 @@ def test_another_process_that_would_save_there_is_refused(tmp_path):
         (tmp_path / 'iteration_2.pth.tar.new').touch()  # It is writing one.
         block = {'checkpoint': dict(path=str(tmp_path)), 'buffer_path': str(tmp_path / 'buffer')}
         with pytest.raises(ConfigError, match=f'process {pid}'):
-            replay_buffer(Session(StoreConfig.from_block(block), lambda: task.finish), 64)
+            replay_buffer(RunSession(StoreConfig.from_block(block), lambda: task.finish), 64)
         assert (tmp_path / 'iteration_2.pth.tar.new').exists()
         assert task.ctx.train_iter == 0
     finally:
@@ -236,7 +236,7 @@ def test_a_task_whose_last_state_is_not_on_the_disk_is_resumed(tmp_path, monkeyp
 
 def test_an_end_that_cannot_be_noted_keeps_nobody_from_hearing_of_it(tmp_path, monkeypatch, caplog):
     """A disk that is full has the last checkpoint, and no room for a line that says that it is the last."""
-    session = Session(session_of(tmp_path).config, lambda: task.finish, MemoryStore())
+    session = RunSession(session_of(tmp_path).config, lambda: task.finish, MemoryStore())
     made = checkpointer(session, policy_of())
     session.member = Member('l', 'learner', 0)
     task.ctx.train_iter, task.finish = 1, True
@@ -345,7 +345,7 @@ def test_learner_and_evaluator_make_the_directory_of_ckpt_saver(tmp_path, monkey
         makedirs(path)
         makedirs(path, *args, **kwargs)
 
-    session = Session(StoreConfig.from_block(dict(enable=True)), lambda: task.finish)
+    session = RunSession(StoreConfig.from_block(dict(enable=True)), lambda: task.finish)
     monkeypatch.setattr(os, 'makedirs', made_before)
     saver = ckpt_saver(session, policy_of(), str(tmp_path / 'exp'))
     assert os.path.isdir(saver.prefix)
@@ -356,7 +356,7 @@ def test_the_directory_of_ckpt_saver_is_refused(tmp_path):
     (tmp_path / 'link').symlink_to(tmp_path / 'exp')
     block = {'enable': True, 'checkpoint': dict(path=str(tmp_path / 'link' / 'ckpt'))}
     with pytest.raises(ConfigError, match=r'link/ckpt.*CkptSaver'):
-        ckpt_saver(Session(StoreConfig.from_block(block), lambda: task.finish), policy_of(), str(tmp_path / 'exp'))
+        ckpt_saver(RunSession(StoreConfig.from_block(block), lambda: task.finish), policy_of(), str(tmp_path / 'exp'))
     with pytest.raises(ConfigError, match=r'link/ckpt.*CkptSaver'):
         pipeline({'exp_name': str(tmp_path / 'exp'), 'store': block})
     assert os.listdir(tmp_path / 'exp' / 'ckpt') == []
@@ -492,7 +492,7 @@ def test_versions_of_policies_go_on_behind_those_of_a_store_that_is_gone(tmp_pat
     task.ctx.train_iter = 1
     made(task.ctx)
     made._saver.drain()
-    again = Session(session.config, lambda: task.finish, MemoryStore())
+    again = RunSession(session.config, lambda: task.finish, MemoryStore())
     policy = policy_of()
     sender = WeightsSender(again, policy._model, 'main')
     checkpointer(again, policy)
@@ -548,7 +548,7 @@ def test_who_would_end_it_sees_that_the_last_one_is_being_written(tmp_path, monk
 
 
 def test_without_the_setting_it_is_void():
-    session = Session(StoreConfig.from_block({}), lambda: task.finish)
+    session = RunSession(StoreConfig.from_block({}), lambda: task.finish)
     assert type(checkpointer(session, None)).__name__ == 'VoidMiddleware'
 
 
@@ -654,7 +654,7 @@ def test_a_collector_of_an_emptied_store_is_none_that_was(tmp_path):
     """Numbers of collectors begin at 0 again; rows of both are in the replay."""
 
     def position():
-        made = Position()
+        made = ConsumerOffset()
         buffer_ = StoreBuffer(32)
         made.keep_in(Replay(buffer_), str(tmp_path), 'run')
         return made, buffer_
@@ -680,7 +680,7 @@ def test_a_collector_of_an_emptied_store_is_none_that_was(tmp_path):
 def test_rows_marks_and_priorities_survive_together(tmp_path):
     def buffer_and_position(run_):
         buffer_ = StoreBuffer(32, sampler=Prioritized())
-        position = Position()
+        position = ConsumerOffset()
         position.keep_in(Replay(buffer_), str(tmp_path), run_)
         return buffer_, position
 

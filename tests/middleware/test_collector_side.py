@@ -9,10 +9,10 @@ import pytest
 
 from ding_store.config import StoreConfig
 from ding_store.middleware.chunks import ChunkWriter
-from ding_store.middleware.collector_exchanger import UNSETTLED, CollectorSide, take_ordinal
+from ding_store.middleware.collector_exchanger import UNSETTLED, CollectorExchanger, take_ordinal
 from ding_store.middleware.exchanger import STREAM
 from ding_store.middleware.members import Member
-from ding_store.middleware.run_session import Session
+from ding_store.middleware.run_session import RunSession
 from ding_store.storage import open_store
 from ding_store.storage.exactly_once.reader import Reader
 
@@ -24,11 +24,11 @@ HEADER = dict(kind='trajectories', env_step=1, env_episode=0, end_idx=[])
 def test_a_server_that_comes_back_full_costs_no_chunk_and_no_collector():
     with open_store('memory://', max_pending_bytes=1000) as store:
         learner = Reader(store.another(), STREAM, 'learner')
-        side = SimpleNamespace(_chunks=ChunkWriter(store, STREAM))
+        exchanger = SimpleNamespace(_chunks=ChunkWriter(store, STREAM))
 
         def attempt(number):
             element = {'obs': np.full(64, number, np.float32)}
-            return CollectorSide._try_append(side, [element], HEADER, {}, 0.0)
+            return CollectorExchanger._try_append(exchanger, [element], HEADER, {}, 0.0)
 
         number = 0
         while attempt(number) is not None:
@@ -50,10 +50,10 @@ def test_a_collector_brings_what_a_full_stream_did_not_take_before_it_says_that_
         learner, number, held = Reader(store.another(), STREAM, 'learner'), 0, []
         outbox = store.own_writer._lane(STREAM).outbox
         session = SimpleNamespace(store=store, leave=lambda: held.append(outbox.num_queued))
-        side = SimpleNamespace(_chunks=ChunkWriter(store, STREAM), _session=session)
+        exchanger = SimpleNamespace(_chunks=ChunkWriter(store, STREAM), _session=session)
 
         def attempt():
-            return CollectorSide._try_append(side, [{'obs': np.zeros(64, np.float32)}], HEADER, {}, 0.0)
+            return CollectorExchanger._try_append(exchanger, [{'obs': np.zeros(64, np.float32)}], HEADER, {}, 0.0)
 
         while attempt() is not None:
             number += 1
@@ -61,7 +61,7 @@ def test_a_collector_brings_what_a_full_stream_did_not_take_before_it_says_that_
         assert attempt() == UNSETTLED
         assert len(learner.read()) == number
         learner.ack()
-        CollectorSide._leave(side, None)
+        CollectorExchanger._leave(exchanger, None)
         assert held == [0]
         assert len(learner.read()) == 1
 
@@ -92,12 +92,12 @@ def test_at_maxmemory_collectors_still_get_numbers(forgetful_server):
 
 def test_a_collector_waits_for_a_server_at_its_maxmemory(forgetful_server, caplog):
     with open_store(forgetful_server.url) as store, forgetful_server.client() as client:
-        chunks, session = ChunkWriter(store, STREAM), Session(StoreConfig(enable=True), store=store)
-        side = SimpleNamespace(_chunks=chunks, _session=session)
+        chunks, session = ChunkWriter(store, STREAM), RunSession(StoreConfig(enable=True), store=store)
+        exchanger = SimpleNamespace(_chunks=chunks, _session=session)
 
         def attempt(number):
             element = {'obs': np.full(64, number, np.float32)}
-            return CollectorSide._try_append(side, [element], HEADER, {}, 0.01)
+            return CollectorExchanger._try_append(exchanger, [element], HEADER, {}, 0.01)
 
         assert attempt(0) is not None
         client.config_set('maxmemory', 1)

@@ -10,7 +10,7 @@ pytest.importorskip('ding')
 
 from ding_store.errors import CorruptPayload  # noqa: E402
 from ding_store.middleware.chunks import num_bytes  # noqa: E402
-from ding_store.middleware.read_ahead import Feed  # noqa: E402
+from ding_store.middleware.read_ahead import ReadAhead  # noqa: E402
 from ding_store.storage.testing import eventually  # noqa: E402
 
 WAIT_S = 60.0
@@ -34,11 +34,11 @@ class Broken:
 
 @pytest.mark.parametrize('error', [CorruptPayload('entry 7'), PermissionError('file'), KeyError('schema')])
 def test_any_error_is_raised_again_and_again(error):
-    feed = Feed(Broken(error))
-    assert feed.take(4, WAIT_S) == [ENTRY]
+    read_ahead = ReadAhead(Broken(error))
+    assert read_ahead.take(4, WAIT_S) == [ENTRY]
     for _ in range(2):
         with pytest.raises(type(error)):
-            feed.take(4, WAIT_S)
+            read_ahead.take(4, WAIT_S)
 
 
 class Endless:
@@ -60,7 +60,7 @@ class Endless:
 
 def test_what_is_read_ahead_is_bounded_in_bytes():
     reader = Endless([100] * 3 + [400] * 100)
-    feed = Feed(reader, max_entries=64, max_bytes=1000)
+    read_ahead = ReadAhead(reader, max_entries=64, max_bytes=1000)
 
     def wait_for(asked):
         with reader.news:
@@ -68,12 +68,12 @@ def test_what_is_read_ahead_is_bounded_in_bytes():
 
     # One tells how large they are; then as many as fit, of the largest that was seen.
     wait_for([1, 9])
-    eventually(lambda: len(feed) == 10, 'they are there')
-    assert [entry.arrays['x'].nbytes for entry in feed.take(2, WAIT_S)] == [100, 100]
-    assert len(feed) == 8
-    feed.take(7, WAIT_S)
+    eventually(lambda: len(read_ahead) == 10, 'they are there')
+    assert [entry.arrays['x'].nbytes for entry in read_ahead.take(2, WAIT_S)] == [100, 100]
+    assert len(read_ahead) == 8
+    read_ahead.take(7, WAIT_S)
     wait_for([1, 9, 1])
-    feed.wake()
+    read_ahead.wake()
 
 
 def test_frames_that_came_as_bytes_count_for_what_becomes_of_them():
@@ -86,8 +86,8 @@ def test_frames_that_came_as_bytes_count_for_what_becomes_of_them():
 
 def test_what_is_read_ahead_is_bounded_in_number():
     reader = Endless([0] * 1000)
-    feed = Feed(reader, max_entries=4, max_bytes=1000)
+    read_ahead = ReadAhead(reader, max_entries=4, max_bytes=1000)
     with reader.news:
         assert reader.news.wait_for(lambda: sum(reader.asked) >= 4, WAIT_S)
-    assert len(feed.take(100, WAIT_S)) < 8
-    feed.wake()
+    assert len(read_ahead.take(100, WAIT_S)) < 8
+    read_ahead.wake()

@@ -21,13 +21,13 @@ from learners import HEADER, Learner, step  # noqa: E402
 from ding_store.buffer import StoreBuffer, Uniform, limited  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError, CorruptPayload, SchemaMismatch  # noqa: E402
-from ding_store.middleware.backpressure import Lead  # noqa: E402
+from ding_store.middleware.backpressure import Backpressure  # noqa: E402
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter, narrowed_in  # noqa: E402
-from ding_store.middleware.collector_exchanger import CollectorSide  # noqa: E402
-from ding_store.middleware.consumer_offset import Position  # noqa: E402
+from ding_store.middleware.collector_exchanger import CollectorExchanger  # noqa: E402
+from ding_store.middleware.consumer_offset import ConsumerOffset  # noqa: E402
 from ding_store.middleware.exchanger import STREAM  # noqa: E402
-from ding_store.middleware.learner_exchanger import LearnerSide  # noqa: E402
-from ding_store.middleware.read_ahead import Feed  # noqa: E402
+from ding_store.middleware.learner_exchanger import LearnerExchanger  # noqa: E402
+from ding_store.middleware.read_ahead import ReadAhead  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 from ding_store.storage.base import EntryId  # noqa: E402
 from ding_store.storage.exactly_once.reader import Reader  # noqa: E402
@@ -54,7 +54,7 @@ def test_the_end_of_envs_that_made_no_step_is_no_damage(store):
     learner = Learner(store, StoreBuffer(20), direct=False)
     ChunkWriter(store, STREAM).write([step(0)], {**HEADER, 'end_idx': [-1, 0]})
     assert learner.take() == 1
-    assert learner._position.num_rows == 1
+    assert learner._consumer_offset.num_rows == 1
 
 
 @pytest.mark.parametrize('direct', [True, False])
@@ -150,7 +150,7 @@ def test_what_is_none_in_some_chunks_is_no_damage(store):
     for maybe in (None, torch.ones(3), None):
         writer.write([{'obs': torch.zeros(4), 'maybe': maybe}], HEADER)
     assert learner.take() == 3
-    assert learner._position.num_rows == 3
+    assert learner._consumer_offset.num_rows == 3
 
 
 @pytest.mark.parametrize('direct', [True, False])
@@ -297,18 +297,23 @@ def test_what_is_dropped_while_it_is_held_becomes_no_rows(redis_server, tmp_path
     with open_store(redis_server.url, run, **options) as store, open_store(redis_server.url, run, **options) as other:
         buffer_ = StoreBuffer(1000)
         made = Learner(store.store, buffer_)
-        learner = LearnerSide.__new__(LearnerSide)
-        vars(learner).update(_position=made._position, _decoder=made._decoder, _member=made._member, _plan=made._plan)
+        learner = LearnerExchanger.__new__(LearnerExchanger)
+        vars(learner).update(
+            _consumer_offset=made._consumer_offset,
+            _decoder=made._decoder,
+            _member=made._member,
+            _ingest_plan=made._ingest_plan,
+        )
         config = StoreConfig(overflow='drop_oldest')
         learner._session = SimpleNamespace(store=store, config=config, replay_path=None, checkpoints=None)
-        learner._begin(OnlineRLContext(), learner._plan)
+        learner._begin(OnlineRLContext(), learner._ingest_plan)
         writer = ChunkWriter(other, STREAM)
         for number in range(total):
             writer.write([step(number, obs=torch.full((1500,), float(number)))], HEADER)
         eventually(lambda: learner._reader.cursor.number == total, 'all is read ahead')
-        while entries := learner._feed.take(64, 0.0):
+        while entries := learner._read_ahead.take(64, 0.0):
             learner._merge(OnlineRLContext(), entries)
-        learner._feed.wake()
+        learner._read_ahead.wake()
         rows = [item.data for item in buffer_]
         times = [int(row.time) for row in rows]
         assert times == sorted(set(times))
@@ -323,10 +328,10 @@ def test_a_resumed_learner_keeps_runs_apart(store, tmp_path):
     """The position, with what was lost until now, is in the table: also behind a restart no old run is gone on with."""
 
     def learner():
-        position = Position()
+        position = ConsumerOffset()
         buffer_ = StoreBuffer(1000, seed=0)
         made = Learner(store.another(), buffer_, position=position, on_corrupt='skip')
-        position.keep_in(made._plan.replay, str(tmp_path / 'replay'), 'r')
+        position.keep_in(made._ingest_plan.replay, str(tmp_path / 'replay'), 'r')
         made._reader = position.reader(store.another(), STREAM, 'learner', loss_grace_s=0.0)
         return made, buffer_
 
@@ -386,11 +391,11 @@ def test_a_free_learner_takes_all_there_is(store, ratio, num_taken):
     learner._session = SimpleNamespace(
         config=StoreConfig(train_ratio=ratio), store=store, wait_for=lambda what, attempt, role: attempt(20.0)
     )
-    learner._feed, learner._paced = Feed(learner._reader), None
+    learner._read_ahead, learner._paced = ReadAhead(learner._reader), None
     ctx = OnlineRLContext()
     assert learner._receive(ctx)
     assert (len(learner._taken), ctx.env_step) == (num_taken, num_taken)
-    learner._feed.wake()
+    learner._read_ahead.wake()
 
 
 @pytest.mark.parametrize(('ratio', 'waits'), [('keep', [None]), ('free', [])])
@@ -401,10 +406,10 @@ def test_a_free_collector_waits_for_no_learner(store, ratio, waits):
         finished=False,
         wait_for=lambda what, attempt, role: asked.append(attempt(0.0)),
     )
-    lead = Lead(store, max_lead=2)
-    lead.appended(EntryId('a', 9))  # nothing of it was taken
-    side = SimpleNamespace(_session=session, _lead=lead, _num_chunks=1, _skip_n_iter=1)
-    assert CollectorSide._receive(side, OnlineRLContext(total_step=5))
+    backpressure = Backpressure(store, max_lead=2)
+    backpressure.appended(EntryId('a', 9))  # nothing of it was taken
+    exchanger = SimpleNamespace(_session=session, _backpressure=backpressure, _num_chunks=1, _skip_n_iter=1)
+    assert CollectorExchanger._receive(exchanger, OnlineRLContext(total_step=5))
     assert asked == waits
 
 
@@ -412,10 +417,10 @@ def test_a_resumed_learner_counts_what_was_lost_meanwhile(store, tmp_path):
     """Collector and learner were killed, and the server came back empty: the table knows what they had heard of."""
 
     def learner():
-        position = Position()
+        position = ConsumerOffset()
         buffer_ = StoreBuffer(1000, seed=0)
         made = Learner(store.another(), buffer_, position=position)
-        position.keep_in(made._plan.replay, str(tmp_path / 'replay'), 'r')
+        position.keep_in(made._ingest_plan.replay, str(tmp_path / 'replay'), 'r')
         made._reader = position.reader(store.another(), STREAM, 'learner', loss_grace_s=0.0)
         return made, buffer_
 
@@ -438,35 +443,35 @@ def test_who_appended_what_is_skipped_hears_of_it(redis_server):
     """Else, with nothing but corrupt entries behind the last good one, learner and collectors wait for each other."""
     log = f'ding:{{skips/{STREAM}/0}}:log'
     with open_store(redis_server.url, run='skips') as store, redis_server.client() as client:
-        learner = LearnerSide.__new__(LearnerSide)
+        learner = LearnerExchanger.__new__(LearnerExchanger)
         learner._session = SimpleNamespace(store=store, figures=lambda **_: None, finished=True)
-        learner._position, learner._plan, learner._paced = Position(), None, None
+        learner._consumer_offset, learner._ingest_plan, learner._paced = ConsumerOffset(), None, None
         learner._taken, learner._num_skipped = [], 0
         learner._reader = Reader(store, STREAM, 'learner', on_corrupt='skip')
-        writer, lead = ChunkWriter(store, STREAM), Lead(store, max_lead=2)
+        writer, backpressure = ChunkWriter(store, STREAM), Backpressure(store, max_lead=2)
         for number in range(3):
-            lead.appended(writer.write([step(number)], HEADER))
+            backpressure.appended(writer.write([step(number)], HEADER))
         rows = client.xrange(log)
         client.delete(log)
         for redis_id, fields in rows:
             client.xadd(log, {**fields, b'p': b''}, id=redis_id)
-        assert lead.caught_up(0.0) is None
-        learner._feed = Feed(learner._reader)
+        assert backpressure.caught_up(0.0) is None
+        learner._read_ahead = ReadAhead(learner._reader)
         with task.start(async_mode=False, ctx=OnlineRLContext()):
             deadline = monotonic() + 60
-            while lead.caught_up(0.0) is None and monotonic() < deadline:
+            while backpressure.caught_up(0.0) is None and monotonic() < deadline:
                 assert not learner._take(1, 0.1)
-        assert lead.caught_up(0.0)
+        assert backpressure.caught_up(0.0)
         assert learner._reader.num_corrupt == 3
-        learner._feed.wake()
-        learner._feed.rest()
+        learner._read_ahead.wake()
+        learner._read_ahead.rest()
 
 
 def test_word_goes_out_of_what_was_lost_too():
-    told, learner = [], LearnerSide.__new__(LearnerSide)
+    told, learner = [], LearnerExchanger.__new__(LearnerExchanger)
     learner._taken, learner._num_skipped, learner._paced = [], 0, None
     learner._reader = SimpleNamespace(num_corrupt=0, num_lost=0)
-    learner._feed = SimpleNamespace(passed=lambda: EntryId('a', 9))
+    learner._read_ahead = SimpleNamespace(passed=lambda: EntryId('a', 9))
     learner._advance = lambda ctx, ingested: told.append(ingested)
     with task.start(async_mode=False, ctx=OnlineRLContext()):
         learner._pass_over_skipped()

@@ -17,7 +17,7 @@ from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import CorruptPayload  # noqa: E402
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter  # noqa: E402
 from ding_store.middleware.exchanger import STREAM  # noqa: E402
-from ding_store.middleware.learner_exchanger import LearnerSide  # noqa: E402
+from ding_store.middleware.learner_exchanger import LearnerExchanger  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 from ding_store.storage.testing import eventually  # noqa: E402
 
@@ -198,12 +198,12 @@ def test_names_that_are_no_narrow_columns_are_damage(store, names):
 def test_what_is_read_ahead_counts_for_what_becomes_of_it(store, direct, kind, counts):
     """Of elements a learner would hold four times of what it may."""
     made = Learner(store.another(), StoreBuffer(20), direct)
-    learner = LearnerSide.__new__(LearnerSide)
-    vars(learner).update(_position=made._position, _plan=made._plan, _member=made._member)
+    learner = LearnerExchanger.__new__(LearnerExchanger)
+    vars(learner).update(_consumer_offset=made._consumer_offset, _ingest_plan=made._ingest_plan, _member=made._member)
     config = StoreConfig(max_pending_bytes=10_000_000)
     learner._session = SimpleNamespace(store=store, config=config, replay_path=None, checkpoints=None)
-    learner._begin(OnlineRLContext(), made._plan)
+    learner._begin(OnlineRLContext(), made._ingest_plan)
     ChunkWriter(store.another(), STREAM).write(frames(0, 1), {**HEADER, **kind})
-    eventually(lambda: len(learner._feed) == 1, 'it is read')
-    assert 0 <= learner._feed.num_bytes - counts * 2 * int(np.prod(SHAPE)) < 500
-    learner._feed.wake()
+    eventually(lambda: len(learner._read_ahead) == 1, 'it is read')
+    assert 0 <= learner._read_ahead.num_bytes - counts * 2 * int(np.prod(SHAPE)) < 500
+    learner._read_ahead.wake()

@@ -13,8 +13,8 @@ from easydict import EasyDict  # noqa: E402
 from ding_store.buffer import RateLimiter, StoreBuffer  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError, NotEnoughData, StoreTimeout  # noqa: E402
-from ding_store.middleware.ingest_plan import Plan  # noqa: E402
-from ding_store.middleware.insert_ratio import PacedFeed, pace_of  # noqa: E402
+from ding_store.middleware.ingest_plan import IngestPlan  # noqa: E402
+from ding_store.middleware.insert_ratio import RatioReadAhead, pace_of  # noqa: E402
 from ding_store.middleware.replay import data_pusher  # noqa: E402
 
 CONFIG = EasyDict(policy=dict(learn=dict(batch_size=16), collect=dict(unroll_len=1)))
@@ -70,14 +70,14 @@ def test_what_may_not_be_sampled_is_a_shortage():
 
 
 def test_a_chunk_beyond_the_tolerance_is_named():
-    fed = PacedFeed(Chunks(40), pace(samples_per_insert=4.0, error_buffer=100.0))
+    fed = RatioReadAhead(Chunks(40), pace(samples_per_insert=4.0, error_buffer=100.0))
     fed.begin(0)
     with pytest.raises(ConfigError, match='at least 160'):
         fed.take(0.0)
 
 
 def test_a_policy_that_never_trains_is_an_error_and_no_silence():
-    fed = PacedFeed(Chunks(8), pace(samples_per_insert=4.0, error_buffer=64.0))
+    fed = RatioReadAhead(Chunks(8), pace(samples_per_insert=4.0, error_buffer=64.0))
 
     def iterate(num_iterations):
         for _ in range(num_iterations):
@@ -113,9 +113,9 @@ def test_what_has_no_effect_is_said(caplog):
             assert reason in caplog.text
             caplog.clear()
         exchanger = SimpleNamespace(role='learner', _session=SimpleNamespace(config=config))
-        Plan(task, exchanger)
+        IngestPlan(task, exchanger)
         assert 'samples_per_insert and min_size_to_sample are ignored: no data_pusher' in caplog.text
         caplog.clear()
         exchanger._session.config = StoreConfig.from_block({})
-        Plan(task, exchanger)
+        IngestPlan(task, exchanger)
         assert not caplog.text

@@ -17,7 +17,7 @@ from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError  # noqa: E402
 from ding_store.middleware.checkpoint import checkpointer  # noqa: E402
 from ding_store.middleware.policy_state import left_out, set_left_out  # noqa: E402
-from ding_store.middleware.run_session import Session  # noqa: E402
+from ding_store.middleware.run_session import RunSession  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures('serial_task')
 
@@ -79,7 +79,7 @@ def train(policy, numbers):
 
 def session(path):
     block = {'checkpoint': dict(path=str(path), interval_s=0.001)}
-    return Session(StoreConfig.from_block(block), lambda: task.finish)
+    return RunSession(StoreConfig.from_block(block), lambda: task.finish)
 
 
 @pytest.mark.parametrize('make', MAKERS)
@@ -115,7 +115,7 @@ def test_stock_loads_the_file_and_we_load_one_of_stock(tmp_path):
     torch.save(policy.learn_mode.state_dict(), tmp_path / 'stock.pth.tar')
     block = {'checkpoint': dict(path=str(tmp_path / 'new'), load=str(tmp_path / 'stock.pth.tar'))}
     another = sac()
-    checkpointer(Session(StoreConfig.from_block(block), lambda: task.finish), another)
+    checkpointer(RunSession(StoreConfig.from_block(block), lambda: task.finish), another)
     assert all(map(torch.equal, tensors_of(another), tensors_of(policy)))
 
 

@@ -21,9 +21,9 @@ from ding_store.launch.status import read_status
 from ding_store.middleware import ending
 from ding_store.middleware.claim import _claim
 from ding_store.middleware.ending import CHECKPOINTS, FINISH, RETIRE, clear_ended_run
-from ding_store.middleware.exchanger import Side
+from ding_store.middleware.exchanger import Exchanger
 from ding_store.middleware.members import ENV_JOINED, STREAM, STREAM_OPTIONS, Member, Members, pid_space
-from ding_store.middleware.run_session import Session
+from ding_store.middleware.run_session import RunSession
 from ding_store.middleware.waiting import PeerWatch
 from ding_store.middleware.weights import WeightsSender
 from ding_store.storage import open_store
@@ -34,7 +34,7 @@ pytest.importorskip('ditk')
 CONFIG = StoreConfig(enable=True, heartbeat_s=0.05, wait_warn_s=0.2, peer_timeout_s=2.0)
 
 
-class SideOfTest(Side):
+class SideOfTest(Exchanger):
     role = 'learner'
 
 
@@ -50,7 +50,7 @@ def member(store):
     sessions = []
 
     def make(role, node_id=0, first_node=None, **kwargs):
-        sessions.append(Session(CONFIG, store=store.another(stream_options=STREAM_OPTIONS), **kwargs))
+        sessions.append(RunSession(CONFIG, store=store.another(stream_options=STREAM_OPTIONS), **kwargs))
         sessions[-1].join(role, node_id, first_node=first_node)
         return sessions[-1]
 
@@ -117,7 +117,7 @@ def test_figures_do_not_change_in_the_middle_of_a_report(member):
 
 def test_who_has_left_brings_nothing_into_the_next_run_but_what_a_server_forgot(forgetful_server):
     with open_store(forgetful_server.url) as store:
-        collector = Session(CONFIG, store=RedisStore(forgetful_server.url, stream_options=STREAM_OPTIONS))
+        collector = RunSession(CONFIG, store=RedisStore(forgetful_server.url, stream_options=STREAM_OPTIONS))
         with contextlib.closing(collector):
             collector.join('collector', 2)
             collector.store.append('experience', {}, {})
@@ -132,7 +132,7 @@ def test_who_has_left_brings_nothing_into_the_next_run_but_what_a_server_forgot(
 
 def test_who_is_late_and_hears_that_his_run_is_retired_brings_nothing_into_the_next(forgetful_server):
     with RedisStore(forgetful_server.url) as store:
-        collector = Session(CONFIG, store=RedisStore(forgetful_server.url, stream_options=STREAM_OPTIONS))
+        collector = RunSession(CONFIG, store=RedisStore(forgetful_server.url, stream_options=STREAM_OPTIONS))
         with contextlib.closing(collector):
             collector.join('collector', 2)
             for _ in range(3):
@@ -195,7 +195,7 @@ def test_a_last_report_that_is_unsettled_is_no_failure(store, member, monkeypatc
 
 def test_a_server_at_its_maxmemory_is_not_the_end_of_the_run(forgetful_server, caplog):
     stores = [open_store(forgetful_server.url, stream_options=STREAM_OPTIONS) for _ in range(2)]
-    learner, collector = (Session(CONFIG, store=store) for store in stores)
+    learner, collector = (RunSession(CONFIG, store=store) for store in stores)
     with forgetful_server.client() as client, contextlib.closing(learner), contextlib.closing(collector):
         learner.join('learner', 0)
         collector.join('collector', 2)
@@ -222,7 +222,7 @@ def test_a_server_at_its_maxmemory_is_not_the_end_of_the_run(forgetful_server, c
 
 def test_weights_that_find_no_memory_are_published_when_there_is_some(forgetful_server):
     """The first ones, too: a learner may be started again just then."""
-    session = Session(CONFIG, store=open_store(forgetful_server.url, host_plane='off'))
+    session = RunSession(CONFIG, store=open_store(forgetful_server.url, host_plane='off'))
     sender = WeightsSender(session, torch.nn.Linear(40, 40), 'main')
 
     def iterate():
@@ -239,7 +239,7 @@ def test_weights_that_find_no_memory_are_published_when_there_is_some(forgetful_
 @pytest.mark.parametrize('when', ['before', 'after'])
 def test_at_maxmemory_members_come_and_go(forgetful_server, when, caplog):
     learner, collector = (
-        Session(CONFIG, store=open_store(forgetful_server.url, stream_options=STREAM_OPTIONS)) for _ in range(2)
+        RunSession(CONFIG, store=open_store(forgetful_server.url, stream_options=STREAM_OPTIONS)) for _ in range(2)
     )
     with forgetful_server.client() as client, contextlib.closing(learner), contextlib.closing(collector):
         if when == 'before':
@@ -413,12 +413,12 @@ def test_a_learner_that_fails_when_its_task_was_finished_has_failed(store, membe
     task, seen = pytest.importorskip('ding.framework').task, []
     with contextlib.suppress(OSError, SystemExit), task.start():
         monkeypatch.setattr(task.router, 'node_id', 0)
-        side = SideOfTest(member('learner', finished=lambda: task.finish), 0)
-        side._session.before_leaving.append(seen.append)
+        exchanger = SideOfTest(member('learner', finished=lambda: task.finish), 0)
+        exchanger._session.before_leaving.append(seen.append)
         task.finish = True
         if error:
             raise error
-    side._session.leave()
+    exchanger._session.leave()
     assert seen == [failed]
     assert store.get(FINISH).header['failed'] is failed
 
@@ -530,7 +530,7 @@ def test_what_one_script_left_is_not_taken_up_by_another(store, monkeypatch, has
 
     def start(*argv, **left):
         monkeypatch.setattr(sys, 'argv', list(argv))
-        session = Session(CONFIG, store=store.another(stream_options=STREAM_OPTIONS))
+        session = RunSession(CONFIG, store=store.another(stream_options=STREAM_OPTIONS))
         with contextlib.closing(session):
             session.join('learner', 0)
         store.delete(FINISH)

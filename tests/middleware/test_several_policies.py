@@ -16,7 +16,7 @@ from ding_store.checkpoint import CheckpointDir  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError  # noqa: E402
 from ding_store.middleware.checkpoint import BestCheckpoint, checkpointer, ckpt_saver  # noqa: E402
-from ding_store.middleware.run_session import Session  # noqa: E402
+from ding_store.middleware.run_session import RunSession  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures('serial_task'), pytest.mark.timeout(120)]
 SIZES = (4, 7, 5)
@@ -54,7 +54,7 @@ class Policy:
 
 def league(path, sizes=SIZES, **settings):
     settings = {'interval_s': 0.001, **settings}
-    session = Session(StoreConfig.from_block({'checkpoint': dict(path=str(path), **settings)}), lambda: task.finish)
+    session = RunSession(StoreConfig.from_block({'checkpoint': dict(path=str(path), **settings)}), lambda: task.finish)
     policies = [Policy(size) for size in sizes]
     made = [checkpointer(session, policy) for policy in policies]
     assert [type(each).__name__ for each in made[1:]] == ['VoidMiddleware'] * (len(sizes) - 1)

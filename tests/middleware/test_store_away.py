@@ -18,11 +18,11 @@ from learners import HEADER, Learner, step  # noqa: E402
 from ding_store.buffer import StoreBuffer  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import StoreUnavailable  # noqa: E402
-from ding_store.middleware.backpressure import Lead  # noqa: E402
+from ding_store.middleware.backpressure import Backpressure  # noqa: E402
 from ding_store.middleware.chunks import ChunkWriter  # noqa: E402
 from ding_store.middleware.exchanger import STREAM  # noqa: E402
-from ding_store.middleware.read_ahead import Feed  # noqa: E402
-from ding_store.middleware.run_session import Session  # noqa: E402
+from ding_store.middleware.read_ahead import ReadAhead  # noqa: E402
+from ding_store.middleware.run_session import RunSession  # noqa: E402
 from ding_store.middleware.waiting import PeerWatch  # noqa: E402
 from ding_store.middleware.weights import WeightsSender  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
@@ -73,29 +73,29 @@ class Loop:
         config = StoreConfig(
             url=server.url, run='r', train_ratio=ratio, reconnect_timeout_s=RECONNECT_S, store_options=options
         )
-        self.ctx, self.buffer, self.session = OnlineRLContext(), StoreBuffer(1000), Session(config)
+        self.ctx, self.buffer, self.session = OnlineRLContext(), StoreBuffer(1000), RunSession(config)
         self.store, self.collector = self.session.store, open_store(server.url, run='r', **options)
         self._model = torch.nn.Linear(num_weights, num_weights)
         self.learner = Learner(self.store, self.buffer)
-        self.learner._plan.count = self.buffer.count
+        self.learner._ingest_plan.count = self.buffer.count
         self.learner._session, self.learner._paced = self.session, None
-        self.learner._feed = Feed(self.learner._reader)
+        self.learner._read_ahead = ReadAhead(self.learner._reader)
         self.learner._taken, self.learner._num_skipped = [], 0
         self.sender = WeightsSender(self.session, self._model, 'main')
-        self.writer, self.lead = ChunkWriter(self.collector, STREAM), Lead(self.collector, max_lead=1)
+        self.writer, self.backpressure = ChunkWriter(self.collector, STREAM), Backpressure(self.collector, max_lead=1)
         self.num_collected, self.iterating = 0, 0
 
     def __enter__(self):
         return self
 
     def __exit__(self, *error):
-        self.learner._feed.wake()
+        self.learner._read_ahead.wake()
         self.store.close()
         self.collector.close()
 
     def collect(self, num_chunks):
         for _ in range(num_chunks):
-            self.lead.appended(self.writer.write([step(self.num_collected)], HEADER))
+            self.backpressure.appended(self.writer.write([step(self.num_collected)], HEADER))
             self.num_collected += 1
 
     def iterate(self):
@@ -114,17 +114,17 @@ class Loop:
 
     def read_ahead(self, num_chunks):
         self.collect(num_chunks)
-        eventually(lambda: len(self.learner._feed) == num_chunks, 'chunks are read ahead')
+        eventually(lambda: len(self.learner._read_ahead) == num_chunks, 'chunks are read ahead')
 
-    def settle(self):
+    def flush(self):
         """The server is there: nothing is lost, doubled or left over, and all have heard of it."""
         eventually(lambda: not self.store.is_away, 'the store is back')
         before = self.collector.get('weights/main')
         self.collect(1)
         while len(self.buffer) < self.num_collected:
             self.iterate()
-        self.store.settle()
-        assert self.lead.caught_up(WAIT_S)
+        self.store.flush()
+        assert self.backpressure.caught_up(WAIT_S)
         value = self.collector.get('weights/main')
         assert value.version == self.sender.version > (before.version if before is not None else 0)
         assert value.header['train_iter'] == self.ctx.train_iter
@@ -152,7 +152,7 @@ def test_no_command_of_the_loop_waits_for_a_server_that_dies_in_it(
     with Loop(own_server, ratio, host_cache_dir=str(tmp_path), **WEIGHTS[weights]) as loop:
         fault, number = Fault(monkeypatch, loop, own_server.kill), 0
         loop.collect(1)
-        loop.settle()
+        loop.flush()
         fired = []
         while number == len(fired):
             number += 1
@@ -160,7 +160,7 @@ def test_no_command_of_the_loop_waits_for_a_server_that_dies_in_it(
             fault.set(number, is_late)
             before = loop.ctx.train_iter
             for _ in range(3):
-                if not fault.is_over and len(loop.learner._feed) == 0:
+                if not fault.is_over and len(loop.learner._read_ahead) == 0:
                     loop.read_ahead(1)
                 loop.iterate()
             fired += [number] * fault.is_over
@@ -168,7 +168,7 @@ def test_no_command_of_the_loop_waits_for_a_server_that_dies_in_it(
             if fault.is_over:
                 own_server.start()
             fault.set(0, False)
-            loop.settle()
+            loop.flush()
         assert len(fired) > 8
 
 
@@ -185,7 +185,7 @@ def test_a_server_that_hangs_is_waited_for_once(own_server, tmp_path):
             assert loop.store.is_away
             own_server.signal(signal.SIGCONT)
             assert loop.ctx.train_iter == before + 20
-            loop.settle()
+            loop.flush()
 
 
 def is_held(lock):
@@ -204,20 +204,20 @@ def test_who_is_hasty_does_not_wait_with_others(own_server, tmp_path):
         store.register('s', 'r')
         one, two = (store.append('s', {}, {}) for _ in range(2))
         store.advance('s', 'r', one, 'news', {'number': 1})
-        store.settle()
+        store.flush()
         own_server.signal(signal.SIGSTOP)
         store.advance('s', 'r', two, 'news', {'number': 2})
         own_server.kill()
-        others = [threading.Thread(target=one) for one in (store._values._own['weights'].fill, store.settle)]
+        others = [threading.Thread(target=one) for one in (store._values._own['weights'].fill, store.flush)]
         for thread in others:
             thread.start()
         eventually(store._values._own['weights']._lock.locked, 'one waits for the server')
         eventually(lambda: is_held(store.store._unanswered._lock), 'one waits for the server')
         begin, refused = monotonic(), 0
-        with store.hasty():
+        with store.nonblocking():
             for call in (
                 lambda: store.put('weights', {}, arrays),
-                store.settle,
+                store.flush,
                 lambda: store.get('weights'),
                 lambda: store.advance('s', 'r', two, 'news', {'number': 3}),
             ):
@@ -225,7 +225,7 @@ def test_who_is_hasty_does_not_wait_with_others(own_server, tmp_path):
                     call()
                 except StoreUnavailable:
                     refused += 1
-                with store.hasty():
+                with store.nonblocking():
                     pass
         assert (refused, monotonic() - begin < DEADLINE_S) == (4, True)
         own_server.start()
@@ -240,7 +240,7 @@ def test_a_learner_trains_on_while_the_store_is_away(own_server, tmp_path, caplo
     """Free on its table, else on the chunks that it has; acks, progress and weights come when the store is back."""
     with Loop(own_server, ratio, host_cache_dir=str(tmp_path)) as loop:
         loop.collect(1)
-        loop.settle()
+        loop.flush()
         loop.read_ahead(2)
         version, before = loop.sender.version, loop.ctx.train_iter
         own_server.kill()
@@ -252,13 +252,13 @@ def test_a_learner_trains_on_while_the_store_is_away(own_server, tmp_path, caplo
         assert (len(loop.buffer), loop.sender.version) == (loop.num_collected, version)
         assert PeerWatch(loop.session, 'collector').look() == '; the store is away'
         own_server.start()
-        loop.settle()
+        loop.flush()
     assert caplog.text.count('the store is away') == caplog.text.count('the store is back after') == 1
 
 
 def test_who_is_always_hasty_comes_back(own_server):
     """Nobody else asks the server, and the hasty do not wait for a connection: one is made beside them."""
-    with open_store(own_server.url, run='hasty') as store, store.hasty():
+    with open_store(own_server.url, run='hasty') as store, store.nonblocking():
         assert store.add('n', 1) == 1
         own_server.kill()
         with pytest.raises(StoreUnavailable):

@@ -18,7 +18,7 @@ from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, SchemaMismatch
 from ding_store.launch.progress import Figures
 from ding_store.middleware.members import SILENT_AFTER, Member, Members
-from ding_store.middleware.run_session import Session
+from ding_store.middleware.run_session import RunSession
 from ding_store.storage import open_store
 from ding_store.storage.base import Value
 
@@ -347,7 +347,7 @@ def exchanger(opened, monkeypatch):
     def make_one(make, *arguments, role='collector', **settings):
         options = {key: settings.pop(key) for key in list(settings) if key.startswith('weights_')}
         task._roles = {getattr(task.role, role.upper())}
-        session = Session(StoreConfig(enable=True, wait_warn_s=5, **options), store=opened())
+        session = RunSession(StoreConfig(enable=True, wait_warn_s=5, **options), store=opened())
         return make(session, *arguments, **settings)
 
     return make_one

@@ -10,12 +10,12 @@ import os
 from ding.framework import task
 
 from ding_store.buffer import StoreBuffer
-from ding_store.middleware.backpressure import Lead
+from ding_store.middleware.backpressure import Backpressure
 from dizoo_configs.cartpole import cartpole_dqn_main as script
 from dizoo_configs.command import options
 
 record = {'waits': 0, 'limited': []}
-stock_caught_up, stock_limit, stock_run = Lead.caught_up, StoreBuffer.limit_with, task.run
+stock_caught_up, stock_limit, stock_run = Backpressure.caught_up, StoreBuffer.limit_with, task.run
 
 
 def caught_up(self, timeout_s):
@@ -47,6 +47,6 @@ def run():
     stock_run()
 
 
-Lead.caught_up, StoreBuffer.limit_with, task.run = caught_up, limit_with, run
+Backpressure.caught_up, StoreBuffer.limit_with, task.run = caught_up, limit_with, run
 if __name__ == '__main__':
     script.main(options(script.main, script.CONFIGS, can_checkpoint=True))

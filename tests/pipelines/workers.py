@@ -10,7 +10,7 @@ from mpire import WorkerPool
 
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError
-from ding_store.middleware.run_session import Session
+from ding_store.middleware.run_session import RunSession
 
 ROLES = {0: 'learner', 1: 'evaluator'}
 
@@ -21,7 +21,7 @@ def say(text):
 
 
 def work(node_id, first_node):
-    session = Session(StoreConfig.from_block({'heartbeat_s': 0.2}))
+    session = RunSession(StoreConfig.from_block({'heartbeat_s': 0.2}))
     try:
         session.join(ROLES.get(node_id, 'collector'), node_id, first_node=first_node)
     except ConfigError as error:

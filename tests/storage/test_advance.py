@@ -38,7 +38,7 @@ def test_a_server_that_is_killed_and_started_again(own_server, store):
     for number in range(5):
         advance(store, number)
         own_server.restart()
-        store.settle()
+        store.flush()
         assert is_told(own_server.url, number)  # the entry is of an epoch that is over: its reader will see it again
 
 
@@ -49,39 +49,39 @@ def test_connections_that_are_cut(own_server, store, also_at_the_next):
         with own_server.client() as client:
             client.client_kill_filter(_type='normal', skipme=True)
         if not also_at_the_next:
-            store.settle()
+            store.flush()
             assert is_done(own_server.url, number)
-    store.settle()
+    store.flush()
     assert is_done(own_server.url, 19)
 
 
 def test_scripts_that_the_server_forgot(own_server, store):
     advance(store, 0)
-    store.settle()
+    store.flush()
     for number in range(1, 4):
         with own_server.client() as client:
             client.script_flush()
         advance(store, number)
-        store.settle()
+        store.flush()
         assert is_done(own_server.url, number)
 
 
 def test_a_server_at_its_limit_is_an_error_that_names_it(own_server, store):
     place = store.append('s', {}, chunk(0))
     store.advance('s', 'r', place, 'news', {'at': 0})
-    store.settle()
+    store.flush()
     with own_server.client() as client:
         client.config_set('maxmemory', 1)
         store.advance('s', 'r', place, 'news', {'at': 1})
-        store.settle()
+        store.flush()
         assert is_told(own_server.url, 1), 'short news always go through: they take the place of those before'
         store.advance('s', 'r', place, 'news', {'at': 1, 'much': 'x' * 2000})
         with pytest.raises(ServerFull, match='maxmemory'):
-            store.settle()
+            store.flush()
         client.config_set('maxmemory', 0)
-    store.settle()
+    store.flush()
     store.advance('s', 'r', place, 'news', {'at': 2})
-    store.settle()
+    store.flush()
     assert is_done(own_server.url, 2)
 
 
@@ -89,7 +89,7 @@ def test_a_server_that_stays_away_is_an_error(own_server):
     with RedisStore(own_server.url, 'run', reconnect_timeout_s=0.2) as store:
         store.register('s', 'r')
         advance(store, 0)
-        store.settle()
+        store.flush()
         place = store.append('s', {}, chunk(1))
         own_server.kill()
         with pytest.raises(StoreUnavailable):
@@ -111,7 +111,7 @@ def unheard(own_server):
     with RedisStore(own_server.url, 'run') as store:
         for number in range(2):
             store.advance('s', 'r', OLDEST, 'news', {'at': number})
-        store.settle()
+        store.flush()
         own_server.signal(signal.SIGSTOP)
         store.advance('s', 'r', OLDEST, 'news', {'at': 2})
         own_server.kill()
@@ -123,8 +123,8 @@ def test_a_store_that_is_closed_says_again_what_a_server_did_not_hear(own_server
     """A learner's: it appends nothing that others must have."""
     own_server.start()
     if is_noticed:
-        with pytest.raises(StoreUnavailable), unheard.hasty():
-            unheard.settle()
+        with pytest.raises(StoreUnavailable), unheard.nonblocking():
+            unheard.flush()
     unheard.close()
     assert is_told(own_server.url, 2)
 
@@ -132,11 +132,11 @@ def test_a_store_that_is_closed_says_again_what_a_server_did_not_hear(own_server
 @pytest.mark.parametrize('is_noticed', [False, True])
 def test_a_store_that_is_closed_while_its_server_is_away_waits_for_none(unheard, caplog, is_noticed):
     if is_noticed:
-        with pytest.raises(StoreUnavailable), unheard.hasty():
-            unheard.settle()
+        with pytest.raises(StoreUnavailable), unheard.nonblocking():
+            unheard.flush()
     unheard.close()
     assert "closed before advance 'r' in 's' was done" in caplog.text
-    assert unheard._link._opener is None, 'nor is it brought back for who has left'
+    assert unheard._connection._opener is None, 'nor is it brought back for who has left'
 
 
 @pytest.mark.parametrize('is_appending', [False, True])
@@ -145,12 +145,12 @@ def test_a_store_that_is_closed_looks_for_no_server_that_hangs(own_server, caplo
     store = RedisStore(own_server.url, 'run', check_every_s=0.1, socket_timeout_s=0.3, reconnect_timeout_s=0.3)
     for number in range(2):
         store.advance('s', 'r', OLDEST, 'news', {'at': number})
-    store.settle()
+    store.flush()
     if is_appending:
         store.append('s', {}, chunk(0))
     own_server.signal(signal.SIGSTOP)
     store.advance('s', 'r', OLDEST, 'news', {'at': 2})
-    monkeypatch.setattr(store._link, '_target', lambda: pytest.fail('it is looked for'))
+    monkeypatch.setattr(store._connection, '_target', lambda: pytest.fail('it is looked for'))
     store.close()
     own_server.signal(signal.SIGCONT)
     assert "closed before advance 'r' in 's' was done" in caplog.text
@@ -161,7 +161,7 @@ def test_a_store_that_is_closed_brings_entries_and_news_that_a_server_forgot(for
     with RedisStore(forgetful_server.url, 'run') as store:
         for number in range(2):
             store.advance('s', 'r', OLDEST, 'news', {'at': number})
-        store.settle()
+        store.flush()
         store.append('s', {}, chunk(0))
         forgetful_server.signal(signal.SIGSTOP)  # else its reply may have come by then
         store.advance('s', 'r', OLDEST, 'news', {'at': 2})
@@ -175,11 +175,11 @@ def test_a_store_that_is_closed_brings_entries_and_news_that_a_server_forgot(for
 def test_a_store_that_is_closed_while_another_thread_says_it_again_says_that_it_is_not_done(unheard, caplog):
     """One that may wait for the server, as who reads ahead."""
     with ThreadPoolExecutor() as pool:
-        settled = pool.submit(unheard.settle)
-        eventually(lambda: unheard._link._waiting, 'it waits')
+        flushed = pool.submit(unheard.flush)
+        eventually(lambda: unheard._connection._waiting, 'it waits')
         unheard.close()
         with pytest.raises(StoreClosed):
-            settled.result(WAIT_S)
+            flushed.result(WAIT_S)
     assert "closed before advance 'r' in 's' was done" in caplog.text
 
 
@@ -187,7 +187,7 @@ def test_a_store_that_is_closed_at_its_servers_limit_says_what_it_leaves(own_ser
     with own_server.client() as client:
         for number in range(2):
             advance(store, number)
-        store.settle()
+        store.flush()
         client.config_set('maxmemory', 1)
         store.advance('s', 'r', OLDEST, 'news', {'much': 'x' * 2000})
         store.close()
@@ -198,7 +198,7 @@ def test_who_sends_while_another_thread_closes_that_cannot_wait_hears_of_it(stor
     """The server may pass over what comes from a connection that is closed by then."""
 
     def closed_meanwhile(session):
-        store._link._waiting[0] = redis.ConnectionError('lost')  # so that nobody in haste waits for a lock
+        store._connection._waiting[0] = redis.ConnectionError('lost')  # so that nobody in haste waits for a lock
         with ThreadPoolExecutor() as pool:
             pool.submit(store._unanswered.close, lambda error: None).result(WAIT_S)
         return []

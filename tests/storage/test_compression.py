@@ -19,7 +19,7 @@ from ding_store.storage.encoding.compression import AUTO, CODECS, MIN_BYTES, Cho
 from ding_store.storage.redis import store as redis_store
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.shared_memory.host_cache import HostCache
-from ding_store.storage.shared_memory.transports import Record
+from ding_store.storage.shared_memory.transports import StoredEntry
 from ding_store.storage.testing import WAIT_S, chunk, number_of
 
 _RUNS = (f'compressed{number}' for number in itertools.count())
@@ -157,7 +157,7 @@ def test_nothing_is_compressed_on_the_host_plane_but_what_is_filled(codec, redis
             assert found
             entries += found
         np.testing.assert_array_equal(entries[1].arrays['obs'], FRAMES['obs'])
-        filled = far.store.wait_for_fill('s', Record(second.id, second.writer, second.sequence, b''), WAIT_S)
+        filled = far.store.wait_for_fill('s', StoredEntry(second.id, second.writer, second.sequence, b''), WAIT_S)
         assert len(filled) < FRAMES['obs'].nbytes / 2
         writer.clear()
 

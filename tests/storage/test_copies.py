@@ -98,15 +98,15 @@ def test_what_did_not_change_is_not_sent_and_who_comes_late_gets_all(hosts):
 
 
 @pytest.mark.parametrize('plane', ['auto', 'off'])
-def test_a_store_without_files_sends_only_what_changed(hosts, plane):
+def test_a_store_without_files_sends_only_what_changed(hosts, transport):
     here, there = hosts
-    with here.open(host_plane='off') as writer, there.open(host_plane=plane) as reader:
+    with here.open(host_plane='off') as writer, there.open(host_plane=transport) as reader:
         for version in (1, 2):
             with here.counted(UP) as sent, there.counted() as received:
                 writer.put(NAME, {}, weights(version))
                 assert number_of(reader.get(NAME)) == version
             expected = [WHOLE_BYTES if version == 1 else CHANGED_BYTES, WHOLE_BYTES]
-            if plane == 'auto':
+            if transport == 'auto':
                 expected[1] = expected[0]
             for counted, num_bytes in zip((sent[0], received[0]), expected):
                 assert num_bytes <= counted < num_bytes + TALK_BYTES
@@ -270,8 +270,8 @@ def test_a_part_that_is_missing_or_damaged_is_never_read(hosts, redis_server):
 
 def test_versions_that_are_replaced_faster_than_they_come_are_not_waited_for(hosts, monkeypatch, caplog):
     here, there = hosts
-    plane = {'host_plane': 'off'}
-    with here.open(**plane) as writer, there.open(**plane) as reader, there.open(**plane) as second:
+    transport = {'host_plane': 'off'}
+    with here.open(**transport) as writer, there.open(**transport) as reader, there.open(**transport) as second:
         writer.put(NAME, {}, weights(0))
         resolver = reader._value_resolver
         fetch, calls = resolver._fetch, []
@@ -356,10 +356,10 @@ def test_lists_of_parts():
     listed = sent.parts
     assert value_parts.unpack(listed.pack()) == listed
     assert listed.num_bytes == pieces.num_bytes
-    sent.settle(True)
+    sent.flush(True)
     assert dict(sent.changed(pieces, second)) == {}
     assert sent.parts == listed
-    sent.settle(False)
+    sent.flush(False)
     assert len(dict(sent.changed(pieces, second))) == 7
     assert sent.parts.stamp != listed.stamp
     packed = listed.pack()

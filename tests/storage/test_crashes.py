@@ -140,7 +140,7 @@ def test_an_append_that_finds_no_server_is_kept_whatever_it_would_do_first(forge
             with pytest.raises(StoreUnavailable):
                 store.append(STREAM, {}, chunk(number))
         forgetful_server.start()
-        store.settle()
+        store.flush()
         assert [number_of(entry) for entry in store.read(STREAM)] == ([0, 1, 2] if first == 'an append' else [1, 2])
         assert list(store.info().streams) == [STREAM]
 
@@ -158,7 +158,7 @@ def test_an_append_that_finds_no_server_and_a_full_ring_is_kept(own_server, tmp_
             with pytest.raises(StoreUnavailable):
                 store.append(STREAM, {}, chunk(number, 300))
         own_server.start()
-        store.settle()
+        store.flush()
         assert [number_of(entry) for entry in reader.read()] == list(range(9))
         reader.ack()
 
@@ -168,7 +168,7 @@ def test_close_ends_the_wait_for_a_server(forgetful_server):
     forgetful_server.kill()
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(store.get, 'weights', 0, WAIT_S * 2)
-        eventually(lambda: store._link._session is None, 'the loss is noticed')
+        eventually(lambda: store._connection._session is None, 'the loss is noticed')
         store.close()
         with pytest.raises(StoreClosed):
             waiting.result(WAIT_S)

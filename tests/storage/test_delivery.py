@@ -131,11 +131,11 @@ class Delivery(RuleBasedStateMachine):
 
     def teardown(self):
         if hasattr(self, 'seen'):
-            self.settle()
+            self.flush()
             for store in (*self.stores, self.readers_store):
                 store.close()
 
-    def settle(self):
+    def flush(self):
         """In the end everything is seen, and nobody holds a copy of anything."""
         for _ in range(len(self.appended) + 3):  # Entries that found no room come one by one.
             for store in self.stores:
@@ -178,10 +178,10 @@ class MemoryDelivery(Delivery):
             fault, store.fault = getattr(store, 'fault', None), None
             if fault == 'before':
                 raise StoreUnavailable('request lost')
-            verdict = announce(said)
+            reply = announce(said)
             if fault == 'after':
                 raise StoreUnavailable('reply lost')
-            return verdict
+            return reply
 
         store._writer._announce = lossy
         return store
@@ -236,7 +236,7 @@ class RedisDelivery(Delivery):
             pipe.execute()
 
     def lose_next_reply(self, store, before):
-        session = store._link._session
+        session = store._connection._session
         if session is None:
             return
         self.lose_no_reply(store)
@@ -253,7 +253,7 @@ class RedisDelivery(Delivery):
         vars(session)['run'] = lossy
 
     def lose_no_reply(self, store):
-        session = store._link._session
+        session = store._connection._session
         if session is not None:
             vars(session).pop('run', None)
 
@@ -302,7 +302,7 @@ def reuse_numbers(machine, how):
     machine.append(1)
     machine.append(1)
     machine.read(5)
-    machine.settle()
+    machine.flush()
 
 
 @pytest.mark.parametrize('how', ['lose_the_newest_changes', 'go_back'])

@@ -443,7 +443,7 @@ def test_calls_to_a_server_that_hangs_share_one_deadline(directory, who):
         assert took_s < 15, 'half of what a single try to join the server may take, were it alone'
         kept = sum(isinstance(error, AppendUnsettled) for error in errors)
         eventually(lambda: _answers(store), 'it goes on')
-        store.settle()
+        store.flush()
         assert len(store.read('s')) == 1 + kept
 
 

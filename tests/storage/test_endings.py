@@ -42,7 +42,7 @@ def unavailable(store, is_on=True):
             return announce(said)
         raise StoreUnavailable('the request was lost')
 
-    outbox = store.own_writer._lane(STREAM).outbox
+    outbox = store.own_writer._stream_writer(STREAM).outbox
     announce, outbox._announce = outbox._announce, fail
     try:
         yield
@@ -116,9 +116,9 @@ class Endings(RuleBasedStateMachine):
 
     @precondition(lambda self: self.writers)
     @rule(data=st.data())
-    def conclude(self, data):
+    def close_for_writing(self, data):
         writer = data.draw(st.sampled_from(self.writers))
-        writer.store.conclude()
+        writer.store.close_for_writing()
 
     @precondition(lambda self: self.writers)
     @rule(data=st.data(), how=st.sampled_from(['check', 'settle', 'publish']))
@@ -144,7 +144,7 @@ class Endings(RuleBasedStateMachine):
         for writer in self.writers:
             if is_seen or self.has_lost:
                 self._look(writer, 'check')
-            writer.store.conclude()
+            writer.store.close_for_writing()
         self.has_lost = False
         getattr(self.learner, how)()
         self.run += 1
@@ -184,7 +184,7 @@ class Endings(RuleBasedStateMachine):
         if how == 'check':
             writer.store.own_writer.check(now=True)
         elif how == 'settle':
-            writer.store.settle()
+            writer.store.flush()
         elif writer.run != self.run:
             writer.store.own_writer.publish(0.0)
 
@@ -208,7 +208,7 @@ class RedisEndings(Endings):
     """On a real server, whose restarts are what scripts are told of them: another life."""
 
     server: RedisServer
-    life: str
+    generation: str
     runs = 0
 
     def __init__(self):
@@ -224,10 +224,10 @@ class RedisEndings(Endings):
     def restart(self):
         self.begin_life()
         for store in [self.learner, *(writer.store for writer in self.writers)]:
-            store._link._session.life.run_id = RedisEndings.life
+            store._connection._session.generation.run_id = RedisEndings.generation
 
     def begin_life(self):
-        RedisEndings.life = (uuid.uuid4().hex * 2)[:40]
+        RedisEndings.generation = (uuid.uuid4().hex * 2)[:40]
 
     def forget_everything(self):
         self.client.flushall()
@@ -244,7 +244,7 @@ def test_endings_in_memory():
 
 def test_endings_on_redis(redis_server, monkeypatch):
     facts = server_checks._facts
-    monkeypatch.setattr(server_checks, '_facts', lambda reply: {**facts(reply), 'run_id': RedisEndings.life})
+    monkeypatch.setattr(server_checks, '_facts', lambda reply: {**facts(reply), 'run_id': RedisEndings.generation})
     RedisEndings.server = redis_server
     run_state_machine_as_test(
         RedisEndings,
@@ -291,13 +291,13 @@ def test_a_server_that_restarts_with_its_file_remembers_the_end(own_server, end,
             store.append(STREAM, {}, chunk(number))
         with unavailable(store), pytest.raises(StoreUnavailable):
             store.append(STREAM, {}, chunk(3))
-        store.conclude()
+        store.close_for_writing()
         getattr(learner, end)()
         for _ in range(num_restarts):
             own_server.restart()
             if is_named_again:
                 learner.register(STREAM, 'learner')
-        store.settle()
+        store.flush()
         store.own_writer.check(now=True)
         store.close()
         assert learner.read(STREAM) == []
@@ -319,7 +319,7 @@ def test_a_run_longer_than_a_day_ends_for_good_too(own_server, end, num_ends):
         eventually(lambda: not client.exists(key), 'it expires')
         with unavailable(store), pytest.raises(StoreUnavailable):
             store.append(STREAM, {}, chunk(1))
-        store.conclude()
+        store.close_for_writing()
         getattr(learner, end)()
         own_server.restart()
         store.own_writer.check(now=True)
@@ -350,7 +350,7 @@ def test_an_embedded_server_that_is_killed_after_the_end_has_forgotten_nothing_b
     store = RedisStore(f'embedded://{tmp_path}', 'run', grace_s=0.0)
     for number in range(3):
         store.append(STREAM, {}, chunk(number))
-    store.conclude()
+    store.close_for_writing()
     retire = f'from ding_store.storage import open_store; open_store("embedded://{tmp_path}", run="run").retire()'
     subprocess.run([sys.executable, '-c', retire], check=True, timeout=WAIT_S)
     kill(running(store._directory).supervisor_pid)
@@ -358,15 +358,15 @@ def test_an_embedded_server_that_is_killed_after_the_end_has_forgotten_nothing_b
     with RedisStore(f'embedded://{tmp_path}', 'run', grace_s=0.0) as other:
         if is_named_again:
             other.register(STREAM, 'learner')
-        store.settle()
+        store.flush()
         store.own_writer.check(now=True)
         store.close()
         assert other.read(STREAM, OLDEST) == []
 
 
 @pytest.mark.parametrize('plane', ['auto', 'off'])
-def test_who_retired_a_run_neither_misses_its_server_nor_brings_it_back(tmp_path, caplog, plane):
-    store = open_store(f'embedded://{tmp_path}', 'run', host_plane=plane)
+def test_who_retired_a_run_neither_misses_its_server_nor_brings_it_back(tmp_path, caplog, transport):
+    store = open_store(f'embedded://{tmp_path}', 'run', host_plane=transport)
     reader = Reader(store, STREAM, 'learner')
     for number in range(3):
         store.append(STREAM, {}, chunk(number))
@@ -374,7 +374,7 @@ def test_who_retired_a_run_neither_misses_its_server_nor_brings_it_back(tmp_path
     server = running(tmp_path / 'run').server_pid
     store.retire()
     wait_for_end(server)
-    if plane == 'auto':
+    if transport == 'auto':
         store._keeper.join(WAIT_S)  # It waited for news of the server, which is no more.
         assert not store._keeper.is_alive()
     with pytest.raises(StoreClosed, match='retired'):

@@ -33,7 +33,7 @@ from ding_store.storage.encoding.compression import CODECS
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.memory import MemoryStore
 from ding_store.storage.redis import connection
-from ding_store.storage.redis.server_checks import Life, make_client
+from ding_store.storage.redis.server_checks import ServerGeneration, make_client
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.shared_memory import rings
 from ding_store.storage.shared_memory.transports import is_reference
@@ -161,7 +161,7 @@ class TestEmptyAfterACrash:
             reader._losses._looked_at = 0
             seen = [number_of(entry) for entry in reader.read(1)]
             store.lose_memory()
-            writer.settle()
+            writer.flush()
             writer.get('nothing')
             writer.append(STREAM, {}, chunk(6))
             for number in range(7, 20):
@@ -250,7 +250,7 @@ class TestEmptyAfterACrash:
             if when == 'before':
                 assert look(reader) == [12, 2, 13, 3, 14, 4]
                 committed = json.dumps({'marks': reader.marks, 'heads': reader.heads()})
-            dying._writer._lanes.clear()  # It will not announce again.
+            dying._writer._stream_writers.clear()  # It will not announce again.
             store.lose_memory()
             if when in ('behind', 'in grace'):
                 assert look(reader) == []
@@ -270,10 +270,10 @@ class TestEmptyAfterACrash:
 
 @pytest.mark.parametrize('plane', ['auto', 'off'])
 def test_nothing_is_passed_over_where_a_server_comes_back_empty_in_mid_read(
-    forgetful_server, tmp_path, monkeypatch, plane
+    forgetful_server, tmp_path, monkeypatch, transport
 ):
     """It had told of three entries, of which the second has its payload in parts, and forgot these."""
-    options = dict(host_plane=plane, host_cache_dir=str(tmp_path), max_pending_bytes=1 << 24)
+    options = dict(host_plane=transport, host_cache_dir=str(tmp_path), max_pending_bytes=1 << 24)
     with open_store(forgetful_server.url, 'run', **options) as writer:
         with open_store(forgetful_server.url, 'run', **options) as other:
             for number, size in enumerate((8, 50_000, 8)):
@@ -289,7 +289,7 @@ def test_nothing_is_passed_over_where_a_server_comes_back_empty_in_mid_read(
 
             monkeypatch.setattr(parts, 'fetch', restarted)
             seen = [number_of(entry) for entry in reader.read()]
-            writer.settle() if plane == 'off' else writer.store.settle()
+            writer.flush() if transport == 'off' else writer.store.flush()
             writer.get('nothing')
             seen += read_until(reader, 3 - len(seen))
             reader.ack()
@@ -489,7 +489,7 @@ def size_if_there(path):
 @pytest.mark.parametrize('overflow', ['block', 'drop_oldest', 'error'])
 @pytest.mark.parametrize('plane', ['auto', 'off'])
 def test_memory_of_two_processes_and_of_their_files_is_bounded(
-    forgetful_server, tmp_path, monkeypatch, plane, overflow
+    forgetful_server, tmp_path, monkeypatch, transport, overflow
 ):
     """
     Forty times the limit, in payloads above what is inline: in rings of this host, or in parts. The reader takes two
@@ -497,7 +497,7 @@ def test_memory_of_two_processes_and_of_their_files_is_bounded(
     """
     limit, size, total = 4_000_000, 400_000, 400
     monkeypatch.setattr(rings, 'FIRST_BYTES', 1 << 20)
-    options = dict(host_plane=plane, host_cache_dir=str(tmp_path), max_pending_bytes=limit, overflow=overflow)
+    options = dict(host_plane=transport, host_cache_dir=str(tmp_path), max_pending_bytes=limit, overflow=overflow)
 
     def write(pipe):
         memory = []
@@ -548,8 +548,8 @@ def test_memory_of_two_processes_and_of_their_files_is_bounded(
     assert seen == sorted(set(seen))
     assert (refused > 0) == (overflow == 'error')
     assert (reader.num_lost > 0) == (overflow == 'drop_oldest')
-    assert peaks['server'] < (2 if plane == 'auto' else 3) * limit + 8_000_000, peaks
-    assert (1 if plane == 'auto' else 0) * limit / 2 <= peaks['files'] <= 2.5 * limit, peaks
+    assert peaks['server'] < (2 if transport == 'auto' else 3) * limit + 8_000_000, peaks
+    assert (1 if transport == 'auto' else 0) * limit / 2 <= peaks['files'] <= 2.5 * limit, peaks
     assert grown < 2 * limit + 8_000_000
     assert peaks['reader'] - first['reader'] < 2 * limit + 8_000_000
 
@@ -564,14 +564,14 @@ def test_who_is_closed_while_it_connects_keeps_no_connection(redis_server, monke
 
     monkeypatch.setattr(connection, 'make_client', make_and_close)
     with pytest.raises(StoreClosed):
-        store._link.connect()
+        store._connection.connect()
     (client,) = made
     assert [connection._sock for connection in client.connection_pool._available_connections] == [None]
 
 
 def test_who_connects_while_the_store_is_closed_waits_for_nothing(redis_server, monkeypatch):
     """With TLS that takes some milliseconds, and close() can shut no connection that is not there yet."""
-    connect, greet = redis.UnixDomainSocketConnection._connect, Life.greet
+    connect, greet = redis.UnixDomainSocketConnection._connect, ServerGeneration.greet
     connects, is_closed, sent = threading.Event(), threading.Event(), []
     store = RedisStore(redis_server.url, 'run')
 
@@ -580,8 +580,8 @@ def test_who_connects_while_the_store_is_closed_waits_for_nothing(redis_server, 
         assert is_closed.wait(WAIT_S)
         return connect(connection)
 
-    def greeted(life, connection):
-        greet(life, connection)
+    def greeted(generation, connection):
+        greet(generation, connection)
         connection.send_command = connection.send_packed_command = refuse
 
     def refuse(*words, **options):
@@ -593,7 +593,7 @@ def test_who_connects_while_the_store_is_closed_waits_for_nothing(redis_server, 
         with redis_server.client() as client:
             eventually(lambda: client.info('clients')['blocked_clients'], 'it waits, with the only connection')
         monkeypatch.setattr(redis.UnixDomainSocketConnection, '_connect', slowly)
-        monkeypatch.setattr(Life, 'greet', greeted)
+        monkeypatch.setattr(ServerGeneration, 'greet', greeted)
         second = pool.submit(store.get, 'nothing', timeout_s=WAIT_S)
         assert connects.wait(WAIT_S)
         store.close()

@@ -277,7 +277,7 @@ def test_what_only_a_dead_writer_had_is_counted(server, opened, aged, monkeypatc
     with RedisStore(server.url, 'run') as dead:
         append(dead, 1, 2, 3)
         assert [number_of(entry) for entry in reader.read(num_read)] == [0, 1][:num_read]
-        dead.own_writer._lanes.clear()  # as if it were killed
+        dead.own_writer._stream_writers.clear()  # as if it were killed
     aged.go_back()
     append(unhurt, *range(4, 10))
     found = read_all(reader, [unhurt])
@@ -356,7 +356,7 @@ def test_an_ended_run_stays_ended_for_writers_at_work(server, opened, end):
     late.own_writer.check(now=True)
     late.own_writer.check_stream(STREAM, WAIT_S)
     assert learner.read(STREAM) == []
-    late.conclude()
+    late.close_for_writing()
     with server.client() as client:
         left = left_by_runs(client)
     assert end == 'clear' or left == []
@@ -366,7 +366,7 @@ def test_a_look_at_an_ended_stream_lists_no_name(server, opened):
     """The list of names is deleted last: what comes onto it behind that would stay."""
     learner, late = opened(), opened()
     append(late, 0)
-    late.conclude()
+    late.close_for_writing()
     learner.clear()
     with server.client() as client:
         client.delete('ding:{run}:index')

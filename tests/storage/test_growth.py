@@ -78,11 +78,11 @@ class Fleet(RuleBasedStateMachine):
 
         def lossy(said):
             fault, store.fault = getattr(store, 'fault', None), None
-            verdict = None if fault == 'before' else announce(said)
+            reply = None if fault == 'before' else announce(said)
             if fault is not None:
                 self.late.append((store.writer, said))  # It may arrive later, or once more.
                 raise StoreUnavailable('the reply was lost')
-            return verdict
+            return reply
 
         store._writer._announce = lossy
         self.is_dead[store.writer] = False
@@ -110,7 +110,7 @@ class Fleet(RuleBasedStateMachine):
         store = self.fleet.pop(which % len(self.fleet))
         self.is_dead[store.writer] = True
         if not in_order:
-            store._writer._lanes.clear()
+            store._writer._stream_writers.clear()
         store.close()
 
     @precondition(lambda self: self.late)
@@ -161,7 +161,7 @@ class Fleet(RuleBasedStateMachine):
             mine = [number for number in self.seen if self.appended[number] == writer]
             assert mine == sorted(mine)
 
-    def settle(self):
+    def flush(self):
         for _ in range(3):
             for store in self.fleet:
                 store.fault = None
@@ -176,7 +176,7 @@ class Fleet(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, 'seen'):
             return
-        self.settle()
+        self.flush()
         self.nothing_is_seen_twice_or_out_of_order()
         missing = {number for number in self.appended if number not in set(self.seen)}
         assert not {number for number in missing if not self.is_dead[self.appended[number]]}
@@ -314,7 +314,7 @@ class TestWritersOnRedis:
             reader = Reader(learner, STREAM, 'learner')
             with self.open() as store:
                 announce = store._appends.announce
-                store._writer._lane(STREAM).outbox._announce = lambda one: (said.append(one), announce(one))[1]
+                store._writer._stream_writer(STREAM).outbox._announce = lambda one: (said.append(one), announce(one))[1]
                 store.append(STREAM, {}, chunk(0))
                 assert len(reader.read()) == 1
                 reader.ack()
@@ -332,7 +332,7 @@ class TestWritersOnRedis:
             for number in range(10 * SILENT):
                 stores.append(self.open())
                 stores[-1].append(STREAM, {}, chunk(number))
-                stores[-1]._writer._lanes.clear()  # It says no more, as if it was killed.
+                stores[-1]._writer._stream_writers.clear()  # It says no more, as if it was killed.
                 assert len(reader.read()) == 1
                 reader.ack()
             assert 0 < known_writers(self.client, self.run) <= 3 * SILENT
@@ -390,7 +390,7 @@ class TestWritersOnRedis:
         with self.open() as learner, self.open() as store:
             for number in range(50):
                 learner.register(STREAM, f'reader-{number}')
-            verdicts, outbox_ = [], store._writer._lane(STREAM).outbox
+            verdicts, outbox_ = [], store._writer._stream_writer(STREAM).outbox
             announce = outbox_._announce
             outbox_._announce = lambda one: (verdicts.append(announce(one)), verdicts[-1])[1]
             store.append(STREAM, {}, chunk(0))

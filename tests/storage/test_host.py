@@ -26,7 +26,7 @@ from ding_store.compiled import MIN_BYTES, load_for
 from ding_store.errors import ConfigError, CorruptPayload, ServerFull, StoreUnavailable, StreamFull
 from ding_store.storage import open_store
 from ding_store.storage.encoding.framing import seal
-from ding_store.storage.exactly_once.outbox import Outbox, Room
+from ding_store.storage.exactly_once.outbox import FreedCapacity, Outbox
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.memory import Memory, MemoryStore
 from ding_store.storage.memory_log import Log
@@ -52,7 +52,7 @@ def _small_rings(monkeypatch):
 class HostLog(Log):
     """A stream whose readers, known or not, are all on one host."""
 
-    def _choose_plane(self):
+    def _choose_transport(self):
         self.host = self.common_host
 
 
@@ -269,10 +269,10 @@ class Planes(MemoryDelivery):
         store.close()
         self.far = None
 
-    def settle(self):
+    def flush(self):
         if getattr(self, 'far', None) is not None:
             self.finish_far()
-        super().settle()
+        super().flush()
         for store in self.stores:
             assert all(ring.num_held == 0 for ring in store._rings[STREAM]._rings) if store._rings else True
 
@@ -298,7 +298,7 @@ class CarelessLog(Log):
     """With a deliberate mistake: it takes references of a plane that is no more."""
 
     def announce(self, writer, said):
-        return super().announce(writer, said._replace(plane=self.plane))
+        return super().announce(writer, said._replace(transport=self.transport))
 
 
 class CarelessMemory(Memory):
@@ -348,7 +348,7 @@ def test_the_plane_follows_the_readers(opened):
     writer.append('s', {}, chunk(0))
     assert plane_of(near.read('s')) == 'wire'  # Nobody is known yet.
     reader = Reader(near, 's', 'near')
-    for number, (change, plane) in enumerate(
+    for number, (change, transport) in enumerate(
         [
             (lambda: None, 'host'),
             (lambda: far.register('s', 'far'), 'wire'),
@@ -363,7 +363,7 @@ def test_the_plane_follows_the_readers(opened):
         reader.read()
         writer.append('s', {}, chunk(number))
         (entry,) = reader.read()
-        assert (plane_of([entry]), number_of(entry), entry.validate()) == (plane, number, True)
+        assert (plane_of([entry]), number_of(entry), entry.validate()) == (transport, number, True)
 
 
 def test_a_reader_from_elsewhere_gets_what_was_there(opened):
@@ -423,7 +423,7 @@ def test_who_waits_for_room_hears_what_is_wanted(opened):
 
     with ThreadPoolExecutor() as pool:
         writing = pool.submit(write)
-        eventually(lambda: writer.store._writer._lane('s').outbox.sequence == 14, 'the stream is full')
+        eventually(lambda: writer.store._writer._stream_writer('s').outbox.sequence == 14, 'the stream is full')
         reader, seen = Reader(far, 's', 'learner'), []
         while len(seen) < 19:
             entries = reader.read(timeout_s=WAIT_S)
@@ -470,9 +470,9 @@ def test_a_ring_stays_small_while_its_reader_keeps_up(opened, monkeypatch):
     writer.append('s', {}, chunk(0))  # over the wire: it did not know its readers
     writer.append('s', {}, chunk(1, size=1000))
     (first,) = files(writer)
-    outbox = writer.store._writer._lane('s').outbox
+    outbox = writer.store._writer._stream_writer('s').outbox
     announce, asked, is_waiting = outbox._announce, [], threading.Event()
-    wait_for_room = writer.store._writer._wait_for_room
+    wait_for_capacity = writer.store._writer._wait_for_capacity
 
     def announced(said):
         asked.extend([said] * (said.sequence == 0))
@@ -480,10 +480,10 @@ def test_a_ring_stays_small_while_its_reader_keeps_up(opened, monkeypatch):
 
     def waited(*arguments):
         is_waiting.set()
-        return wait_for_room(*arguments)
+        return wait_for_capacity(*arguments)
 
     monkeypatch.setattr(outbox, '_announce', announced)
-    monkeypatch.setattr(writer.store._writer, '_wait_for_room', waited)
+    monkeypatch.setattr(writer.store._writer, '_wait_for_capacity', waited)
     with ThreadPoolExecutor() as pool:
         appends = pool.submit(lambda: [writer.append('s', {}, chunk(number, size=1000)) for number in range(2, 200)])
         assert is_waiting.wait(WAIT_S)
@@ -507,14 +507,14 @@ def test_only_news_of_its_own_epoch_lets_an_entry_go(opened, monkeypatch):
     reader = Reader(near, 's', 'near')
     writer.append('s', {}, chunk(0))
     place = writer.append('s', {}, chunk(1))
-    outbox = writer.store._writer._lane('s').outbox
+    outbox = writer.store._writer._stream_writer('s').outbox
     (ring,) = writer._rings['s']._rings
-    assert not outbox.hear(Room(1000, 'another', 1000))
-    assert not outbox.hear(Room(outbox.room, place.epoch, 0))
+    assert not outbox.hear(FreedCapacity(1000, 'another', 1000))
+    assert not outbox.hear(FreedCapacity(outbox.room, place.epoch, 0))
     assert (len(outbox), ring.num_held) == (2, 1)
     reader.read()
     reader.ack()
-    assert outbox.hear(writer.store._wait_for_room('s', outbox.room, WAIT_S))
+    assert outbox.hear(writer.store._wait_for_capacity('s', outbox.room, WAIT_S))
     assert (len(outbox), ring.num_held) == (0, 0)
 
 
@@ -527,8 +527,8 @@ def test_what_somebody_else_says_of_room_and_planes_is_not_believed(opened, redi
     reader = None if is_new else Reader(near, 's', 'near')
     for number in range(2):
         writer.append('s', {}, chunk(number))
-    outbox = writer.store._writer._lane('s').outbox
-    told = {'planes': outbox.plane, 'room': outbox.room}
+    outbox = writer.store._writer._stream_writer('s').outbox
+    told = {'planes': outbox.transport, 'room': outbox.room}
     with redis_server.client() as client:
 
         def write(part):
@@ -543,10 +543,10 @@ def test_what_somebody_else_says_of_room_and_planes_is_not_believed(opened, redi
             return [redis_id for redis_id, _ in entries] == [f'{told[part]}-0'.encode()] * (told[part] > 0)
 
         write('planes')
-        writer.store.wait_for_planes({'s': outbox.plane}, WAIT_S)
+        writer.store.wait_for_transports({'s': outbox.transport}, WAIT_S)
         assert is_put_right('planes')
         write('room')
-        assert writer.store._wait_for_room('s', outbox.room, WAIT_S) is None
+        assert writer.store._wait_for_capacity('s', outbox.room, WAIT_S) is None
         assert is_put_right('room')
         if is_new:
             return
@@ -561,7 +561,7 @@ def test_what_somebody_else_says_of_room_and_planes_is_not_believed(opened, redi
         writer.store._writer.learn('s', WAIT_S)
         assert len(outbox) == 0
         opened('b').register('s', 'far')  # and so does a change of planes
-        writer.store.wait_for_planes({'s': told['planes']}, WAIT_S)
+        writer.store.wait_for_transports({'s': told['planes']}, WAIT_S)
         told['planes'] += 1
         assert is_put_right('planes')
 
@@ -571,7 +571,7 @@ def test_of_an_unknown_stream_somebody_elses_news_is_removed(opened, redis_serve
     with redis_server.client() as client:
         key = writer.store._keys.of('s', 'planes')
         client.xadd(key, {'h': 'x', 'i': 'y'})
-        writer.store.wait_for_planes({'s': 0}, WAIT_S)
+        writer.store.wait_for_transports({'s': 0}, WAIT_S)
         assert not client.keys(f'*{writer.run}/s/0*')
 
 
@@ -662,7 +662,7 @@ def test_an_append_does_not_fail_for_what_else_found_no_memory(opened, monkeypat
     Reader(near, 's', 'near')
     writer.append('s', {}, chunk(0))  # over the wire
     writer.append('s', {}, chunk(1))
-    reader, outbox = Reader(far, 's', 'far'), writer.store._writer._lane('s').outbox
+    reader, outbox = Reader(far, 's', 'far'), writer.store._writer._stream_writer('s').outbox
     with monkeypatch.context() as patch:
 
         def no_memory(said):

@@ -70,7 +70,7 @@ def fill_up(path):
 def test_a_memory_disk_that_fills_up_costs_nothing(opened, small_disk):
     """While somebody else takes all there is, payloads go over the wire; no page is written that is not there."""
     writer, near = (opened(host_cache_dir=str(small_disk)) for _ in range(2))
-    reader, seen, planes = Reader(near, STREAM, 'learner'), [], set()
+    reader, seen, transports = Reader(near, STREAM, 'learner'), [], set()
     filler, total = small_disk / 'filler', 60
 
     def read():
@@ -80,7 +80,7 @@ def test_a_memory_disk_that_fills_up_costs_nothing(opened, small_disk):
             assert (entry.arrays['x'] == number).all()
             assert entry.validate()
             seen.append(number)
-            planes.add('wire' if entry.guard is None else 'host')
+            transports.add('wire' if entry.guard is None else 'host')
         reader.ack()
 
     for number in range(total):
@@ -98,7 +98,7 @@ def test_a_memory_disk_that_fills_up_costs_nothing(opened, small_disk):
             filler.unlink()
     while len(seen) < total:
         read()
-    assert (seen, reader.num_lost, planes) == (list(range(total)), 0, {'host', 'wire'})
+    assert (seen, reader.num_lost, transports) == (list(range(total)), 0, {'host', 'wire'})
 
 
 @pytest.fixture
@@ -130,18 +130,18 @@ def test_a_server_whose_disk_is_full_is_waited_for(stuck_server, tmp_path, caplo
         near.put('news', {'at': 0}, {})
         stuck_server.fail()
         assert [number_of(entry) for entry in reader.read()] == [0, 1]
-        with near.hasty(), pytest.raises(StoreUnavailable, match='cannot write'):
+        with near.nonblocking(), pytest.raises(StoreUnavailable, match='cannot write'):
             reader.ack()
-        with near.hasty():
+        with near.nonblocking():
             near.advance(STREAM, 'learner', reader.cursor, 'news', {'at': 1})  # whose reply is not waited for
             with pytest.raises(StoreUnavailable, match='cannot write'):
-                near.settle()
+                near.flush()
         with ThreadPoolExecutor() as pool:
             appending = pool.submit(writer.append, STREAM, {}, chunk(2))
             eventually(lambda: caplog.text.count('cannot write') == 2, 'each has said it')
             stuck_server.heal()
             appending.result(WAIT_S)
-        near.settle()
+        near.flush()
         assert near.get('news').header == {'at': 1}
         assert [number_of(entry) for entry in reader.read(timeout_s=WAIT_S)] == [2]
         reader.ack()
@@ -168,7 +168,7 @@ def test_who_is_hasty_does_not_wait_with_who_waits_for_room_on_a_disk(stuck_serv
         stuck_server.fail()
         putting = pool.submit(store.put, 'weights', {}, {'x': np.ones(100_000)})
         eventually(store._values._sent['weights'].lock.locked, 'it waits with the lock of the value')
-        with store.hasty(), pytest.raises(StoreUnavailable, match='cannot write'):
+        with store.nonblocking(), pytest.raises(StoreUnavailable, match='cannot write'):
             store.put('weights', {}, arrays)
         assert not putting.done()
         stuck_server.heal()
@@ -178,7 +178,7 @@ def test_who_is_hasty_does_not_wait_with_who_waits_for_room_on_a_disk(stuck_serv
 
 def test_each_time_that_a_disk_is_full_is_said_once(stuck_server, caplog):
     """Also where nobody waits for it."""
-    with open_store(stuck_server.url, 'run') as store, store.hasty():
+    with open_store(stuck_server.url, 'run') as store, store.nonblocking():
         for times in (1, 2):
             store.put('v', {}, {})
             stuck_server.fail()
@@ -260,13 +260,13 @@ with open_store(url, 'run', host_plane=plane, host_cache_dir=directory) as store
 
 
 @pytest.mark.parametrize('plane', ['auto', 'off'])
-def test_clocks_that_jump_cost_nothing(jumping_server, set_clock, tmp_path, plane):
+def test_clocks_that_jump_cost_nothing(jumping_server, set_clock, tmp_path, transport):
     """Those of the server and of a writer, by hours and days, back and forth, while a reader's goes on as ever."""
     total, rng = 150, random.Random(3)
-    options = dict(host_plane=plane, host_cache_dir=str(tmp_path / 'cache'))
+    options = dict(host_plane=transport, host_cache_dir=str(tmp_path / 'cache'))
     with open_store(jumping_server.url, 'run', **options) as store:
         reader, seen, weights = Reader(store, STREAM, 'learner'), [], []
-        words = [sys.executable, '-c', WRITE, jumping_server.url, plane, options['host_cache_dir'], str(total)]
+        words = [sys.executable, '-c', WRITE, jumping_server.url, transport, options['host_cache_dir'], str(total)]
         writer = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         try:
             while len(seen) < total:
@@ -322,9 +322,9 @@ def in_child(store, numbers, said):
 
 
 @pytest.mark.parametrize('plane', ['auto', 'off'])
-def test_a_spawned_child_uses_the_store_it_was_given(opened, plane):
-    parent = opened(host_plane=plane)
-    reader = Reader(opened(host_plane=plane), STREAM, 'learner')
+def test_a_spawned_child_uses_the_store_it_was_given(opened, transport):
+    parent = opened(host_plane=transport)
+    reader = Reader(opened(host_plane=transport), STREAM, 'learner')
     parent.put('weights', {}, {'x': np.full(10_000, 7)})
     parent.append(STREAM, {}, chunk(0))
     context = multiprocessing.get_context('spawn')
@@ -336,7 +336,7 @@ def test_a_spawned_child_uses_the_store_it_was_given(opened, plane):
     assert child.exitcode == 0
     assert weight == 7
     assert writer != parent.writer
-    assert plane == 'off' or host == parent.host
+    assert transport == 'off' or host == parent.host
     parent.append(STREAM, {}, chunk(5))
     seen = []
     while len(seen) < 6:

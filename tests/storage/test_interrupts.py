@@ -18,12 +18,12 @@ _FILES = ('exactly_once/outbox.py', 'exactly_once/writer.py', 'host/rings.py', '
 
 
 @pytest.mark.parametrize('plane', ['auto', 'off'])
-def test_an_append_is_interrupted_anywhere(redis_server, tmp_path, plane):
-    writer = open_store(redis_server.url, f'interrupts-{plane}', host_plane=plane, host_cache_dir=str(tmp_path))
-    near = open_store(redis_server.url, f'interrupts-{plane}', host_plane=plane, host_cache_dir=str(tmp_path))
+def test_an_append_is_interrupted_anywhere(redis_server, tmp_path, transport):
+    writer = open_store(redis_server.url, f'interrupts-{transport}', host_plane=transport, host_cache_dir=str(tmp_path))
+    near = open_store(redis_server.url, f'interrupts-{transport}', host_plane=transport, host_cache_dir=str(tmp_path))
     with writer, near:
         reader, appended, seen, places = Reader(near, 's', 'near'), [], [], []
-        own = writer.own_writer if plane == 'off' else writer.store.own_writer
+        own = writer.own_writer if transport == 'off' else writer.store.own_writer
         writer.append('s', {}, chunk(0))
         for number in range(2, 4000, 2):
             tracing = InterruptedAt(number // 2, _FILES)
@@ -44,7 +44,7 @@ def test_an_append_is_interrupted_anywhere(redis_server, tmp_path, plane):
                 reader.ack()
             own.check_stream('s')
             assert own.num_unacked('s') == 0, tracing.where
-            if plane == 'auto':
+            if transport == 'auto':
                 assert [ring.num_held for ring in writer._rings['s']._rings] == [0], tracing.where
         assert len(set(places)) > 20
         assert seen == sorted(set(seen))
@@ -57,7 +57,7 @@ def test_an_append_within_an_append_is_refused(redis_server, monkeypatch):
     with open_store(redis_server.url, 'nested', host_plane='off') as store:
         reader = Reader(store, 's', 'near')
         store.append('s', {}, chunk(0))
-        outbox = store.own_writer._lane('s').outbox
+        outbox = store.own_writer._stream_writer('s').outbox
         announce, refused = outbox._announce, []
 
         def announcing(said):

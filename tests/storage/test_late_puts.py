@@ -38,7 +38,7 @@ def underway(store, number):
 
 def arrive(store, late):
     """On some connection: nobody reads the reply."""
-    store._link.call('arrive', lambda session: session.run(late.script, late.keys, *late.arguments))
+    store._connection.call('arrive', lambda session: session.run(late.script, late.keys, *late.arguments))
 
 
 @pytest.mark.parametrize('has_put', [False, True])
@@ -97,7 +97,7 @@ def test_parts_that_are_there_are_not_sent_again_with_the_next_try():
     for version in range(STILL_AFTER):
         pieces = encode_pieces({}, {'still': np.zeros(100), 'moving': np.full(100, version)})
         dict(sent.changed(pieces, next(fresh)))
-        sent.settle(True)
+        sent.flush(True)
     pieces = encode_pieces({}, {'still': np.zeros(100), 'moving': np.full(100, -1)})
     assert len(dict(sent.changed(pieces, next(fresh)))) == 1
     listed = sent.parts
@@ -106,7 +106,7 @@ def test_parts_that_are_there_are_not_sent_again_with_the_next_try():
         assert dict(sent.changed(pieces, next(fresh))) == {}
         assert sent.parts == listed
         sent.keep()
-    sent.settle(True)
+    sent.flush(True)
     assert len(dict(sent.changed(pieces, next(fresh)))) == 2, 'no longer in one part'
     assert [unit.age for unit in sent._units][1:] == [STILL_AFTER, 0]
 
@@ -159,7 +159,7 @@ def test_a_forked_child_counts_for_itself(forgetful_server):
     with RedisStore(forgetful_server.url, 'late') as store:
 
         def work():
-            store.count_from(NAME, 9)
+            store.set_start_version(NAME, 9)
             store.put(NAME, {}, chunk(1))
 
         with child(work):
@@ -170,7 +170,7 @@ def test_an_advance_that_is_asked_is_put_again(opened):
     stores = [opened(), opened()]
     for number, store in zip(range(1, 7), itertools.cycle(stores)):
         store.advance('s', 'r', OLDEST, NAME, {'number': number})
-        store.settle()
+        store.flush()
         assert found_in(stores[0]) == ({'number': number}, number)
 
 
@@ -218,7 +218,7 @@ class Puts(RuleBasedStateMachine):
             store.put(NAME, {'number': number}, {})
         else:
             store.advance('s', 'r', OLDEST, NAME, {'number': number})
-            store.settle()
+            store.flush()
         self.publish(store, number)
         self.heard[store] = number
 

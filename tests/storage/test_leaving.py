@@ -43,7 +43,7 @@ def unsettled(store):
     """Three entries that nobody acks, and a fourth that a full server may have had when its reply was lost."""
     for number in range(3):
         store.append(STREAM, {}, chunk(number), timeout_s=0.0)
-    outbox = store.own_writer._lane(STREAM).outbox
+    outbox = store.own_writer._stream_writer(STREAM).outbox
     announce, outbox._announce = outbox._announce, lambda said: unavailable()
     with pytest.raises(StoreUnavailable):
         store.append(STREAM, {}, chunk(3))
@@ -72,7 +72,7 @@ def test_who_leaves_writes_nothing_into_a_run_that_was_retired(forgetful_server,
 
 def retire_after_check(monkeypatch, store, learner):
     """The stream is there when the store asks for it, and no more when it announces something."""
-    outbox = store.own_writer._lane(STREAM).outbox
+    outbox = store.own_writer._stream_writer(STREAM).outbox
     check = outbox.check
 
     def then_retired():
@@ -94,7 +94,7 @@ def test_who_leaves_while_the_run_is_retired_announces_nothing_again(forgetful_s
 def test_who_settles_announces_what_is_left_without_a_wait(redis_server):
     with RedisStore(redis_server.url, 'settled') as store:
         unsettled(store)
-        store.settle()
+        store.flush()
         assert [number_of(entry) for entry in store.read(STREAM)] == [0, 1, 2, 3]
 
 
@@ -105,7 +105,7 @@ def test_who_leaves_does_not_wait_for_a_server_that_is_away(forgetful_server, ca
     with pytest.raises(StoreUnavailable):
         store.append(STREAM, {}, chunk(1))
     store.close()
-    assert store._link._opener is None, 'nor is it brought back for who has left'
+    assert store._connection._opener is None, 'nor is it brought back for who has left'
     assert "closed with 1 entries of 'experience' not announced" in caplog.text
 
 
@@ -141,7 +141,7 @@ def test_who_leaves_waits_a_moment_for_a_server_that_is_restarted(forgetful_serv
     forgetful_server.kill()
     with ThreadPoolExecutor() as pool:
         closing = pool.submit(store.close)
-        eventually(lambda: store._link.is_away(), 'it is looked for')
+        eventually(lambda: store._connection.is_away(), 'it is looked for')
         forgetful_server.start()
         closing.result(WAIT_S)
     with RedisStore(forgetful_server.url, 'run') as learner:
@@ -191,9 +191,9 @@ def test_who_leaves_waits_no_longer_where_the_thread_that_fills_his_weights_wait
 
     monkeypatch.setattr(store.store, 'get_version', look_at_none)
     with RedisStore(forgetful_server.url, 'run') as elsewhere:
-        with elsewhere.hasty(), contextlib.suppress(StoreUnavailable):  # it may be killed before it replies
-            elsewhere.want_version('weights')
-        eventually(lambda: store.store._link._waiting, 'it waits for the server')
+        with elsewhere.nonblocking(), contextlib.suppress(StoreUnavailable):  # it may be killed before it replies
+            elsewhere.request_version('weights')
+        eventually(lambda: store.store._connection._waiting, 'it waits for the server')
     with ThreadPoolExecutor() as pool:
         pool.submit(store.close).result(WAIT_S)
     assert 'closed with values that only this host can read' in caplog.text
@@ -220,7 +220,7 @@ def test_who_leaves_waits_for_nothing_that_may_be_dropped_and_says_nothing_of_it
     store.append(STREAM, {}, chunk(0))
     forgetful_server.kill()
     eventually(lambda: store.is_away, 'it is noticed')
-    monkeypatch.setattr(store._link, 'call', lambda *arguments: pytest.fail('it is waited for'))
+    monkeypatch.setattr(store._connection, 'call', lambda *arguments: pytest.fail('it is waited for'))
     store.close()
     assert 'closed with' not in caplog.text
 
@@ -247,10 +247,10 @@ def test_who_leaves_writes_nothing_into_the_run_that_took_the_place_of_his(forge
         learner.clear()
         place = learner.register(STREAM, 'learner')
         if hears:
-            store.conclude()
+            store.close_for_writing()
             store.own_writer.publish(WAIT_S)
-            store.own_writer._lane(STREAM).outbox.check()
-            store.settle()
+            store.own_writer._stream_writer(STREAM).outbox.check()
+            store.flush()
         store.close()
         assert learner.read(STREAM, place) == []
 
@@ -273,8 +273,8 @@ def test_who_was_on_the_host_plane_leaves_nothing_in_a_retired_run(forgetful_ser
         store = open_store(forgetful_server.url, **options)
         for number in range(3):
             store.append(STREAM, {}, chunk(number))
-        assert store.store.own_writer._lane(STREAM).outbox.has_references
-        store.conclude()  # else its thread may look after the stream at any moment
+        assert store.store.own_writer._stream_writer(STREAM).outbox.has_references
+        store.close_for_writing()  # else its thread may look after the stream at any moment
         learner.retire()
         if is_named_again:
             learner.register(STREAM, 'learner')
@@ -292,7 +292,7 @@ def test_who_has_appended_his_last_announces_nothing_again(forgetful_server):
         store = RedisStore(forgetful_server.url, 'run')
         for number in range(3):
             store.append(STREAM, {}, chunk(number))
-        store.conclude()
+        store.close_for_writing()
         learner.retire()
         store.own_writer.check(now=True)
         store.own_writer.check_stream(STREAM)
@@ -318,10 +318,10 @@ def test_who_leaves_announces_again_what_the_server_forgot(forgetful_server, is_
         store = RedisStore(forgetful_server.url, 'run')
         unsettled(store)
         if is_concluded:
-            store.conclude()
+            store.close_for_writing()
         forgetful_server.restart()
-        store.settle()
-        store.conclude()
+        store.flush()
+        store.close_for_writing()
         assert [number_of(entry) for entry in learner.read(STREAM)] == [0, 1, 2, 3]
         store.close()
         assert [number_of(entry) for entry in learner.read(STREAM)] == [0, 1, 2, 3]
@@ -331,7 +331,7 @@ def test_who_leaves_a_memory_that_was_lost_announces_again():
     with MemoryStore() as learner, learner.another() as store:
         for number in range(3):
             store.append(STREAM, {}, chunk(number))
-        store.conclude()
+        store.close_for_writing()
         learner.lose_memory()
         store.own_writer.check(now=True)
         assert [number_of(entry) for entry in learner.read(STREAM)] == [0, 1, 2]
@@ -349,9 +349,9 @@ def test_who_leaves_the_host_plane_announces_again_what_the_server_forgot(forget
         for number in range(4):
             store.append(STREAM, {}, chunk(number))
         store.append('members', {}, {})
-        assert store.store.own_writer._lane(STREAM).outbox.has_references
+        assert store.store.own_writer._stream_writer(STREAM).outbox.has_references
         if is_concluded:
-            store.conclude()
+            store.close_for_writing()
         forgetful_server.restart()
         store.close()
         assert [number_of(entry) for entry in learner.read(STREAM)] == [0, 1, 2, 3]
@@ -363,7 +363,7 @@ def test_who_was_on_the_host_plane_and_lives_on_announces_again_what_the_server_
         learner.register(STREAM, 'learner')
         for number in range(4):
             store.append(STREAM, {}, chunk(number))
-        store.conclude()
+        store.close_for_writing()
         forgetful_server.restart()
         eventually(lambda: [number_of(entry) for entry in learner.read(STREAM)] == [0, 1, 2, 3], 'announced again')
 
@@ -372,9 +372,9 @@ def test_what_cannot_be_announced_again_by_who_leaves_is_said(forgetful_server, 
     store = RedisStore(forgetful_server.url, 'run', reconnect_timeout_s=0.2)
     unsettled(store)
     forgetful_server.restart()
-    lane = store.own_writer._lane(STREAM)
-    with lane.tried(WAIT_S):  # else it is announced again at the reconnect
-        lane.outbox.check()
+    stream_writer = store.own_writer._stream_writer(STREAM)
+    with stream_writer.tried(WAIT_S):  # else it is announced again at the reconnect
+        stream_writer.outbox.check()
     forgetful_server.kill()
     store.close()
     assert "closed with 4 entries of 'experience' not announced" in caplog.text
@@ -384,7 +384,7 @@ def test_an_append_after_the_last_brings_nothing_into_the_next_run(forgetful_ser
     with RedisStore(forgetful_server.url, 'run') as learner, forgetful_server.client() as client:
         store = RedisStore(forgetful_server.url, 'run')
         unsettled(store)
-        store.conclude()
+        store.close_for_writing()
         assert store.append(STREAM, {}, chunk(4)).number == 5
         learner.retire()
         for is_named_again in (False, True):
@@ -402,7 +402,7 @@ def test_an_append_after_the_last_is_none_where_the_run_is_retired_meanwhile(for
     with RedisStore(forgetful_server.url, 'run') as learner:
         store = RedisStore(forgetful_server.url, 'run')
         unsettled(store)
-        store.conclude()
+        store.close_for_writing()
         retire_after_check(monkeypatch, store, learner)
         with pytest.raises(StoreError, match='retired'):
             store.append(STREAM, {}, chunk(4))
@@ -413,7 +413,7 @@ def test_an_append_after_the_last_is_none_where_the_run_is_retired_meanwhile(for
 def test_an_append_after_the_last_announces_again_what_the_server_forgot(forgetful_server):
     with RedisStore(forgetful_server.url, 'run') as learner, RedisStore(forgetful_server.url, 'run') as store:
         unsettled(store)
-        store.conclude()
+        store.close_for_writing()
         forgetful_server.restart()
         assert store.append(STREAM, {}, chunk(4)).number == 5
         assert [number_of(entry) for entry in learner.read(STREAM)] == [0, 1, 2, 3, 4]
@@ -422,10 +422,10 @@ def test_an_append_after_the_last_announces_again_what_the_server_forgot(forgetf
 def test_an_append_after_the_last_that_finds_no_server_is_kept(forgetful_server):
     with RedisStore(forgetful_server.url, 'run') as store:
         store.append(STREAM, {}, chunk(0))
-        store.conclude()
+        store.close_for_writing()
         forgetful_server.kill()
-        with store.hasty(), pytest.raises(StoreUnavailable):
+        with store.nonblocking(), pytest.raises(StoreUnavailable):
             store.append(STREAM, {}, chunk(1))
         forgetful_server.start()
-        store.settle()
+        store.flush()
         assert [number_of(entry) for entry in store.read(STREAM)] == [0, 1]

@@ -63,7 +63,7 @@ class Losses(RuleBasedStateMachine):
         self.commit(acks, num_held)
         for number in sorted(killed, reverse=True):
             if number < len(self.writers):
-                self.writers.pop(number)._writer._lanes.clear()
+                self.writers.pop(number)._writer._stream_writers.clear()
         self.store.lose_memory()
 
     @rule()
@@ -143,7 +143,7 @@ def test_a_reader_without_marks_counts_what_a_dead_writer_had(looks, monkeypatch
             assert len(reader.read(1)) == 1
         else:
             reader._look_around()
-        dead.own_writer._lanes.clear()  # as if it were killed
+        dead.own_writer._stream_writers.clear()  # as if it were killed
         store.lose_memory()
         for _ in range(2):
             living.append(STREAM, {}, chunk(0))

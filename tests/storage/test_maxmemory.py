@@ -7,7 +7,7 @@ from redis_server import left_by_runs
 
 from ding_store.errors import ServerFull
 from ding_store.storage.encoding.framing import encode, encode_pieces
-from ding_store.storage.exactly_once.outbox import Fill
+from ding_store.storage.exactly_once.outbox import Backfill
 from ding_store.storage.redis.resp import pack
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.redis.values import VALUE_PARTS
@@ -29,14 +29,14 @@ def test_what_is_short_goes_through(forgetful_server, client, is_known):
             other.advance('s', 'r', places[0], 'progress', {'at': 0})
             other.put('finish', {'reason': 'first'}, {})
             other.add('collectors', 1)
-            other.settle()
+            other.flush()
             client.execute_command('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes')
         client.config_set('maxmemory', 1)
         assert other.register('s', 'r').number == int(is_known)
         assert other.register('another', 'r').number == 0
-        with other.hasty():
+        with other.nonblocking():
             other.advance('s', 'r', places[1], 'progress', {'at': 1})
-        other.settle()
+        other.flush()
         assert [number_of(entry) for entry in other.read('s', places[1])] == [2]
         assert other.stream_info('s').floor == 2
         assert (other.add('collectors', 1), other.add('collectors', 1)) == (int(is_known) + 1, int(is_known) + 2)
@@ -65,10 +65,10 @@ def test_a_fill_that_is_refused_leaves_an_entry_that_is_in_parts_itself(forgetfu
     """As a reference it was refused, and then appended over the wire: parts of one payload are named alike."""
     with RedisStore(forgetful_server.url, 'run') as store:
         place = store.append('s', {}, chunk(0, 1_000_000))
-        (item,) = store.own_writer._lane('s').outbox._sent
+        (item,) = store.own_writer._stream_writer('s').outbox._sent
         client.config_set('maxmemory', 1)
         with pytest.raises(ServerFull):
-            store._appends.fill(Fill('s', place.epoch, 1, place.number, item.payload.on_wire()))
+            store._appends.fill(Backfill('s', place.epoch, 1, place.number, item.payload.on_wire()))
         assert [number_of(entry) for entry in store.read('s')] == [0]
 
 
@@ -77,7 +77,7 @@ def test_parts_of_a_fill_that_is_refused_take_no_memory(forgetful_server, client
     """Unless an earlier try came through, whose reply was lost: then they are the entry's."""
     with RedisStore(forgetful_server.url, 'run') as store:
         place = store.append('s', {}, chunk(0))
-        fill = Fill('s', place.epoch, 1, place.number, encode({}, chunk(0, 1_000_000)))
+        fill = Backfill('s', place.epoch, 1, place.number, encode({}, chunk(0, 1_000_000)))
         if is_there:
             store._appends.fill(fill)
         parts = sorted(client.keys('*:part:*'))
@@ -160,7 +160,7 @@ def test_a_script_has_run_when_a_command_before_it_is_an_error(forgetful_server,
     with RedisStore(forgetful_server.url, 'run') as store:
         keys = [store._keys.of('v', part) for part in VALUE_PARTS]
         put, known = ('token', 0, -1, b'payload', '', ''), ('writer', 1, '')
-        session = store._link.call('look', lambda session: session)
+        session = store._connection.call('look', lambda session: session)
         session.run('put', keys, *put, *known)  # the server has the script
         with pytest.raises(redis.ResponseError, match='syntax'):
             session.run('put', keys, 'another', *put[1:3], b'new', '', '', 'writer', 2, '', before=before)
@@ -171,5 +171,5 @@ def test_a_value_that_only_its_host_can_read_is_asked_for(forgetful_server, clie
     with RedisStore(forgetful_server.url, 'run') as store:
         store.put_version('weights', None, b'a reference')
         client.config_set('maxmemory', 1)
-        store.want_version('weights')
-        assert store.wait_for_wants({'weights': ''}, 0.0)['weights']
+        store.request_version('weights')
+        assert store.wait_for_requests({'weights': ''}, 0.0)['weights']

@@ -24,7 +24,7 @@ from ding_store.storage.base import OLDEST
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.memory import MemoryStore
 from ding_store.storage.redis import resp
-from ding_store.storage.redis.replies import Answer, code_of, meaning_of
+from ding_store.storage.redis.replies import ReplyKind, code_of, meaning_of
 from ding_store.storage.redis.server_checks import examine
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.shared_memory.transports import GONE, WAITING
@@ -245,7 +245,7 @@ def test_what_a_server_must_be():
         with pytest.raises(redis.RedisError) as caught:
             examine(facts(**changes), 'a')
         assert code_of(caught.value) == code
-        assert meaning_of(caught.value).answer is Answer.RECONNECT
+        assert meaning_of(caught.value).answer is ReplyKind.RECONNECT
 
 
 def test_at_maxmemory_acks_still_make_room(forgetful_server):
@@ -299,13 +299,13 @@ def test_what_a_server_at_maxmemory_may_have_had_is_kept(forgetful_server, size,
         def lossy(said):
             announce(said)
             client.config_set('maxmemory', 1)
-            monkeypatch.setattr(store._writer._lane('s').outbox, '_announce', announce)
+            monkeypatch.setattr(store._writer._stream_writer('s').outbox, '_announce', announce)
             return announce(said) if size == 1000 else refused()
 
         def refused():
             raise errors.ServerFull('as the parts of a second try are')
 
-        monkeypatch.setattr(store._writer._lane('s').outbox, '_announce', lossy)
+        monkeypatch.setattr(store._writer._stream_writer('s').outbox, '_announce', lossy)
         assert store.append('s', {}, chunk(2, size)).number == 2
         with pytest.raises(errors.ServerFull):
             store.append('s', {}, chunk(3))
@@ -317,7 +317,7 @@ def test_what_a_server_at_maxmemory_may_have_had_is_kept(forgetful_server, size,
 def test_what_a_former_life_may_have_had_is_announced_when_there_is_memory(forgetful_server, monkeypatch):
     with forgetful_server.client() as client, RedisStore(forgetful_server.url) as store:
         store.append('s', {}, chunk(1))
-        outbox = store._writer._lane('s').outbox
+        outbox = store._writer._stream_writer('s').outbox
         announce = outbox._announce
 
         def lossy(said):
@@ -379,7 +379,7 @@ def test_a_store_pickles_as_its_address(redis_server):
             twin.append('s', {}, chunk(2))
         assert [entry.sequence for entry in store.read('s')] == [1, 1]
     # Nothing is connected before it is used.
-    assert copied(store)._link._session is None
+    assert copied(store)._connection._session is None
 
 
 def _append_in_child(store, queue):

@@ -13,11 +13,11 @@ from ding_store.errors import CorruptPayload, StoreError, StoreTimeout, VersionC
 from ding_store.storage import EntryId
 from ding_store.storage.encoding import parts
 from ding_store.storage.encoding.framing import encode, encode_pieces
-from ding_store.storage.exactly_once.outbox import Fill, Payload
+from ding_store.storage.exactly_once.outbox import Backfill, Payload
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.redis import values as redis_values
 from ding_store.storage.redis.store import RedisStore
-from ding_store.storage.shared_memory.transports import Record
+from ding_store.storage.shared_memory.transports import StoredEntry
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 
 STREAM = 'experience'
@@ -41,7 +41,7 @@ WRITE = parts.write_parts
 
 
 def fetch(store, *payloads):
-    return store._parts.fetch('s', [Record(EntryId('e', i), 'w', i, one) for i, one in enumerate(payloads, 1)])
+    return store._parts.fetch('s', [StoredEntry(EntryId('e', i), 'w', i, one) for i, one in enumerate(payloads, 1)])
 
 
 def written(connection, *what):
@@ -78,7 +78,7 @@ def test_sizes_around_whole_parts(store, client, count, extra, monkeypatch):
     place = parts.place_of('ding:{x}:part:', payload)
     assert place.num_parts == -(-len(payload) // 1000)
     pieces = [(key, [part[:7], part[7:]]) for key, part in parts.parts_of(place, payload)]
-    store._link.call('write', lambda session: parts._borrowing(session, written, pieces, 0))
+    store._connection.call('write', lambda session: parts._borrowing(session, written, pieces, 0))
     (fetched,) = fetch(store, place.pack())
     assert bytes(fetched) == payload
     assert [len(one) for one in fetch(store, b'x', *[place.pack()] * 3)] == [1, *[len(payload)] * 3]
@@ -321,7 +321,7 @@ def test_a_fill_of_an_entry_that_was_acked_meanwhile_leaves_no_parts(store, clie
         store.append(STREAM, {}, chunk(1))
     assert number_of(reader.read()[0]) == 0
     reader.ack(place)
-    store._appends.fill(Fill(STREAM, place.epoch, 1, 2, encode({}, chunk(0, LARGE))))
+    store._appends.fill(Backfill(STREAM, place.epoch, 1, 2, encode({}, chunk(0, LARGE))))
     assert num_parts(client) == 0
     assert [number_of(entry) for entry in store.read(STREAM)] == ([] if is_last else [1])
 
@@ -333,8 +333,8 @@ def test_parts_are_nobodys_whose_number_goes_to_another_entry(forgetful_server, 
         for number, one in enumerate((store, other)):
             one.append(STREAM, {}, chunk(number))
         client.xadd(store._keys.of(STREAM, 'log'), {'foreign': 'entry'})
-        lane = store.own_writer._lane(STREAM)
-        announce, verdicts = lane.outbox._announce, []
+        stream_writer = store.own_writer._stream_writer(STREAM)
+        announce, verdicts = stream_writer.outbox._announce, []
 
         def announcing(said):
             verdicts.append(announce(said))
@@ -344,7 +344,7 @@ def test_parts_are_nobodys_whose_number_goes_to_another_entry(forgetful_server, 
                 other.append(STREAM, {}, chunk(2, LARGE))
             return verdicts[-1]
 
-        monkeypatch.setattr(lane.outbox, '_announce', announcing)
+        monkeypatch.setattr(stream_writer.outbox, '_announce', announcing)
         store.append(STREAM, {}, chunk(3, LARGE))
         seen = []
         while len(seen) < 4:
@@ -368,7 +368,7 @@ def test_parts_of_which_one_is_missing_keep_their_time_to_live(store, client, mo
     monkeypatch.setattr(redis_values, 'write_parts', all_but_one)
     calls = {
         'entry': lambda: store.append(STREAM, {}, chunk(1, LARGE)),
-        'fill': lambda: store._appends.fill(Fill(STREAM, place.epoch, 1, 1, encode({}, chunk(0, LARGE)))),
+        'fill': lambda: store._appends.fill(Backfill(STREAM, place.epoch, 1, 1, encode({}, chunk(0, LARGE)))),
         'value': lambda: store.put('weights', {}, chunk(1, LARGE)),
     }
     with pytest.raises(StoreError, match='vanish'):

@@ -127,10 +127,18 @@ def test_a_server_that_goes_away(server):
 def test_whatever_shows_a_store(server):
     url = f'unix://:{QUOTED}@{server.socket}'
     with open_store(url, 'run') as store, RedisStore(url, 'run') as plain:
-        for shown in (store, plain, plain._link, plain._link._session, plain.info(), store.address, plain._writer):
+        for shown in (
+            store,
+            plain,
+            plain._connection,
+            plain._connection._session,
+            plain.info(),
+            store.address,
+            plain._writer,
+        ):
             check(f'{shown!r} {shown}')
         check(repr(Reader(store, 's', 'r')))
-        check(repr(plain._link._session.client))
+        check(repr(plain._connection._session.client))
 
 
 def test_configs_are_saved_so_passwords_are_refused(monkeypatch):

@@ -14,7 +14,7 @@ from redis_server import RedisServer
 from ding_store.errors import AppendUnsettled, ServerFull, StoreDenied, StoreError, StoreUnavailable
 from ding_store.storage import open_store
 from ding_store.storage.exactly_once.reader import Reader
-from ding_store.storage.redis.replies import REPLIES, Answer, code_of, text_of
+from ding_store.storage.redis.replies import REPLIES, ReplyKind, code_of, text_of
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 
@@ -151,10 +151,10 @@ def test_append_given_up_on_a_reply_that_passes_arrives_once(forgetful_server, c
             for number in (1, 2):
                 with pytest.raises(AppendUnsettled, match=re.escape(REPLIES[code].fix)) as caught:
                     store.append(STREAM, {}, chunk(number))
-                assert not caught.value.needs_room
-            with store.hasty(), pytest.raises(StoreUnavailable):
+                assert not caught.value.needs_capacity
+            with store.nonblocking(), pytest.raises(StoreUnavailable):
                 store.put('weights', {}, {})
-        store.settle()
+        store.flush()
         assert [number_of(entry) for entry in store.read(STREAM)] == [0, 1, 2]
 
 
@@ -390,9 +390,9 @@ def test_refusal_behind_a_lost_connection_keeps_the_entry(forgetful_server, prox
         proxy.cut_after(1, DOWN)
         with pytest.raises(AppendUnsettled, match='maxmemory') as caught:
             store.append(STREAM, {}, chunk(1))
-        assert (proxy.num_cuts, caught.value.needs_room) == (1, True)
+        assert (proxy.num_cuts, caught.value.needs_capacity) == (1, True)
         client.config_set('maxmemory', 0)
-        store.settle()
+        store.flush()
         assert [number_of(entry) for entry in store.read(STREAM)] == [0, 1]
 
 
@@ -419,13 +419,13 @@ def test_every_reply_of_the_table_is_tried():
 
 #: What is done, in the words of the page; and what replies without a code of their own are called there.
 DOES = {
-    Answer.RETRY: '| waits |',
-    Answer.RECONNECT: '| waits, over a new connection |',
-    Answer.FULL: '`ServerFull`',
-    Answer.DENIED: '`StoreDenied`',
-    Answer.UNSUITABLE: '`StoreUnsuitable`',
-    Answer.SETTING: '`ConfigError`',
-    Answer.DEFINITE: '`StoreError`',
+    ReplyKind.RETRY: '| waits |',
+    ReplyKind.RECONNECT: '| waits, over a new connection |',
+    ReplyKind.FULL: '`ServerFull`',
+    ReplyKind.DENIED: '`StoreDenied`',
+    ReplyKind.UNSUITABLE: '`StoreUnsuitable`',
+    ReplyKind.SETTING: '`ConfigError`',
+    ReplyKind.DEFINITE: '`StoreError`',
 }
 NAMES = {
     'MAXCLIENTS': '`ERR max number of clients reached`',

@@ -228,7 +228,7 @@ def test_leases_die_with_their_process(tmp_path):
 
 def test_a_lease_may_end_when_modules_are_empty(tmp_path, monkeypatch):
     """At the interpreter's end: weights that a model has in place go after all modules."""
-    held = mapped_files.Claim(os.open(tmp_path, os.O_RDONLY))
+    held = mapped_files.OwnerLock(os.open(tmp_path, os.O_RDONLY))
     descriptor = held.descriptor
     with monkeypatch.context() as patch:
         patch.setattr(mapped_files, 'os', None)
@@ -354,7 +354,7 @@ def test_slots_are_added_up_to_the_limit(tmp_path):
 
 
 def test_there_may_be_no_room_for_more_slots(tmp_path):
-    writer = SlotWriter(str(tmp_path / 'v'), PAGE, has_room=lambda num_bytes: num_bytes < PAGE)
+    writer = SlotWriter(str(tmp_path / 'v'), PAGE, has_capacity=lambda num_bytes: num_bytes < PAGE)
     reader, leases = SlotReader(writer.path), []
     for version in (1, 2):
         slot = put(writer, version, PAGE)

@@ -104,9 +104,9 @@ class Interleaved:
 
         def announced(said):
             self.at('announcing')
-            verdict = announce(said)
+            reply = announce(said)
             self.at('announced')
-            return verdict
+            return reply
 
         def filled(said):
             self.at('filling')
@@ -118,7 +118,7 @@ class Interleaved:
             self.stopped = 'blocked'  # Until it has found room nothing else happens: it must, by itself.
             self.make_room()
 
-        store._writer._announce, store._writer._fill, store._writer._wait_for_room = announced, filled, blocked
+        store._writer._announce, store._writer._fill, store._writer._wait_for_capacity = announced, filled, blocked
         return Quiet(store, self.directories[0])
 
     def _stop_in_rings(self, monkeypatch):
@@ -288,8 +288,8 @@ def test_the_interleavings_notice_a_server_that_takes_stale_references(tmp_path,
 
     def careless(appends, said, *place):
         with redis_server.client() as client:
-            plane = client.hget(appends._key(STREAM, 'meta'), 'plane')
-        return append(appends, said if said.plane == WIRE else said._replace(plane=int(plane or 0)), *place)
+            transport = client.hget(appends._key(STREAM, 'meta'), 'plane')
+        return append(appends, said if said.transport == WIRE else said._replace(transport=int(transport or 0)), *place)
 
     monkeypatch.setattr(RedisAppends, '_append', careless)
     with pytest.raises(AssertionError):

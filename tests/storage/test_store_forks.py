@@ -19,9 +19,9 @@ CHILDREN = 1_000_000
 
 
 @pytest.mark.parametrize('plane', ['auto', 'off'])
-def test_forks_while_threads_append_read_and_put(redis_server, tmp_path, plane):
-    run = f'forks-{plane}'
-    options = dict(host_plane=plane, host_cache_dir=str(tmp_path))
+def test_forks_while_threads_append_read_and_put(redis_server, tmp_path, transport):
+    run = f'forks-{transport}'
+    options = dict(host_plane=transport, host_cache_dir=str(tmp_path))
     with open_store(redis_server.url, run, **options) as store, open_store(redis_server.url, run, **options) as near:
         reader, seen, is_over = Reader(near, 's', 'near'), Counter(), threading.Event()
         appended, raised = [], []

@@ -63,9 +63,9 @@ def sent_by(server):
 
 
 @pytest.mark.parametrize(('plane', 'num_downloads'), [('auto', 1), ('off', 4)])
-def test_four_readers_of_a_host_cause_one_download(forgetful_server, tmp_path, plane, num_downloads):
+def test_four_readers_of_a_host_cause_one_download(forgetful_server, tmp_path, transport, num_downloads):
     with two_hosts(forgetful_server, tmp_path) as (here, there), here.open() as writer, contextlib.ExitStack() as stack:
-        work = [follow(there, f'reader{number}', 5, host_plane=plane) for number in range(4)]
+        work = [follow(there, f'reader{number}', 5, host_plane=transport) for number in range(4)]
         pipes = [stack.enter_context(child(one))[1] for one in work]
         assert [pipe.readline() for pipe in pipes] == ['ready\n'] * 4
         writer.store.own_writer.check_stream(STREAM)  # its first question about a stream takes a GET
@@ -73,7 +73,7 @@ def test_four_readers_of_a_host_cause_one_download(forgetful_server, tmp_path, p
         for number in range(5):
             writer.append(STREAM, {}, chunk(number, LARGE))
         for number in range(5):
-            assert [pipe.readline().split() for pipe in pipes] == [[str(number), str(plane == 'auto')]] * 4
+            assert [pipe.readline().split() for pipe in pipes] == [[str(number), str(transport == 'auto')]] * 4
         assert [pipe.readline() for pipe in pipes] == [''] * 4
         calls_then, num_bytes_then = sent_by(forgetful_server)
         assert calls_then - calls == num_downloads * 5 * NUM_PARTS

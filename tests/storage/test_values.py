@@ -77,7 +77,7 @@ def test_fill_that_fails_is_warned_of_once(redis_server, tmp_path, monkeypatch, 
         refused.count = 0
         monkeypatch.setattr(store.store, 'fill_version', refused)
         with open_store(redis_server.url, run, host_plane='off') as elsewhere:
-            elsewhere.want_version(NAME)
+            elsewhere.request_version(NAME)
             eventually(lambda: refused.count > 1, 'it is tried again')
             monkeypatch.undo()
             assert number_of(elsewhere.get(NAME, timeout_s=WAIT_S)) == 1
@@ -91,8 +91,8 @@ def opened(redis_server, tmp_path):
     run, stores = next(_RUNS), []
 
     def open_one(host='a', **options):
-        plane = {'host_plane': 'off'} if host is None else {'host_cache_dir': str(tmp_path / host)}
-        stores.append(open_store(redis_server.url, run, **plane, **options))
+        transport = {'host_plane': 'off'} if host is None else {'host_cache_dir': str(tmp_path / host)}
+        stores.append(open_store(redis_server.url, run, **transport, **options))
         return stores[-1]
 
     yield open_one
@@ -441,7 +441,7 @@ def test_a_server_that_lost_the_newest_versions(opened):
     """An append-only file that lacks its end: the slot of the version that it names has other bytes by now."""
     writer, near = opened(), opened()
     writer.put(NAME, {}, weights(1))
-    with writer.store._link._session.borrowed() as connection:
+    with writer.store._connection._session.borrowed() as connection:
         key = writer.store._keys.of(NAME, 'value')
         connection.send_command('XRANGE', key, '-', '+')
         ((redis_id, fields),) = connection.read_response()
@@ -707,7 +707,7 @@ def test_an_older_put_of_its_writer_that_expects_another_version_is_refused(redi
     with RedisStore(redis_server.url, f'order-{os.getpid()}') as store:
         older = store._values.put_command('v', b'')
         assert [store.put('v', {}, {}), store.put('v', {}, {})] == [1, 2]
-        session = store._link.call('look', lambda session: session)
+        session = store._connection.call('look', lambda session: session)
         token, newest, _, payload, *rest = older.arguments
         assert session.run('put', older.keys, token, newest, 1, payload, *rest)[:3] == [0, 2, 2]
         store.clear()
@@ -735,7 +735,7 @@ def test_a_put_that_was_long_on_its_way_replaces_nothing_newer_of_its_writer(red
         late = sent[0] if way == 'put' else store._values.put_command('v', encode_pieces({'number': 0}, {}).sealed())
         for number in (1, 2):
             version = put(number)
-        session = store._link.call('look', lambda session: session)
+        session = store._connection.call('look', lambda session: session)
         assert session.run(late.script, late.keys, *late.arguments)[:3] == [1, version, version - 1]
         assert (store.get('v').version, store.get('v').header) == (version, {'number': 2})
         assert put(3) == version + 1

@@ -9,15 +9,15 @@ import numpy as np
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements import packed
 from ding_store.buffer.elements.metas import MetaStore
-from ding_store.buffer.elements.non_columnar import BesideColumns
+from ding_store.buffer.elements.non_columnar import NonColumnar
 from ding_store.buffer.elements.objects import ObjectColumn
 from ding_store.buffer.elements.raw_columns import fill_values
 from ding_store.buffer.elements.step_lists import check_may_differ, tell
 from ding_store.buffer.interrupts import finish
-from ding_store.buffer.persistence.table_directory import Home
+from ding_store.buffer.persistence.table_directory import TableDirectory
 from ding_store.buffer.sequences.breaks import Break
 from ding_store.buffer.sequences.sequences import Sequences
-from ding_store.buffer.table.column_memory import Regions
+from ding_store.buffer.table.column_memory import ColumnMemory
 from ding_store.buffer.table.narrowing import candidates
 from ding_store.buffer.table.outputs import WarmOutputs
 from ding_store.buffer.table.table_base import Columns
@@ -25,7 +25,7 @@ from ding_store.columns import NotColumnar, Schema
 from ding_store.errors import CorruptPayload, SchemaMismatch
 
 
-class Layout(BesideColumns):
+class ElementLayout(NonColumnar):
     """See ``Elements``."""
 
     metas: MetaStore
@@ -36,25 +36,25 @@ class Layout(BesideColumns):
     def _restore(self) -> None:
         """What is known of the elements that were found."""
         self.metas.restore()
-        home, info = self.table.home, self.table.info
-        if home is None:
+        table_dir, info = self.table.table_dir, self.table.info
+        if table_dir is None:
             return
-        if not packed.is_packed(home):
-            self._schema = None if info is None else self._stored_schema(home)
+        if not packed.is_packed(table_dir):
+            self._schema = None if info is None else self._stored_schema(table_dir)
         elif len(self.table):
             self.objects = self._new_objects()
             return
-        packed.remove_leftover(home)
+        packed.remove_leftover(table_dir)
 
-    def _stored_schema(self, home: Home) -> Schema:
+    def _stored_schema(self, table_dir: TableDirectory) -> Schema:
         """What the header says of the columns, if these are of that schema."""
         try:
-            schema = Schema.from_json(home.header.info)
+            schema = Schema.from_json(table_dir.header.info)
             columns = schema.columns()
         except SchemaMismatch as e:
-            raise CorruptPayload(f'the header in {home.path!r} holds no schema of elements: {e}') from e
+            raise CorruptPayload(f'the header in {table_dir.path!r} holds no schema of elements: {e}') from e
         if columns != self.table.specs:
-            raise CorruptPayload(f'the header in {home.path!r} names other columns than those of its schema')
+            raise CorruptPayload(f'the header in {table_dir.path!r} names other columns than those of its schema')
         return schema
 
     @property
@@ -88,7 +88,7 @@ class Layout(BesideColumns):
             self._schema, self.objects = None, self._new_objects()
             self._outputs = self._new_outputs(None)
 
-        if self.table.home is None:
+        if self.table.table_dir is None:
             self.table.replace_columns({}, replaced=started)
         else:
             self.table.replace_columns(packed.SPECS, packed.INFO, replaced=started)
@@ -97,7 +97,7 @@ class Layout(BesideColumns):
         self,
         schema: Optional[Schema],
         objects: Optional[Iterable[Any]],
-        regions: Regions,
+        regions: ColumnMemory,
         narrow: Iterable[str],
         rows: Array,
         next_row: int,
@@ -114,7 +114,7 @@ class Layout(BesideColumns):
             - SchemaMismatch: A meta holds what cannot be on record. NotEnoughSpace: The disk is full. Whatever
               ``objects`` raise. Nothing changed.
         """
-        is_packed = objects is not None and self.table.home is not None
+        is_packed = objects is not None and self.table.table_dir is not None
         kept: Optional[List[Any]] = None
         try:
             records = self.metas.records_of(rows, metas)
@@ -165,7 +165,7 @@ class Layout(BesideColumns):
             Schema.infer(elements)
         except SchemaMismatch as e:
             check_may_differ(None, elements, e)
-            for element in elements if self.table.home is not None else ():
+            for element in elements if self.table.table_dir is not None else ():
                 try:
                     Schema.infer([element])
                 except NotColumnar as reason:
@@ -213,7 +213,7 @@ class Layout(BesideColumns):
             # Only now: readers look at the schema after they have copied, and an older one reads older rows well.
             self._schema = merged
 
-        if added or wider or (self.table.home is not None and self.table.info != info):
+        if added or wider or (self.table.table_dir is not None and self.table.info != info):
             self.table.add_columns(added, fill_values(added, known), info, adapted, wider)
         else:
             finish(adapted)

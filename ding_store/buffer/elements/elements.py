@@ -10,7 +10,7 @@ import numpy as np
 import treetensor.torch as ttorch
 
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.elements.element_layout import Layout
+from ding_store.buffer.elements.element_layout import ElementLayout
 from ding_store.buffer.elements.metas import Meta, MetaStore
 from ding_store.buffer.elements.objects import ObjectColumn
 from ding_store.buffer.elements.packed import PackedColumn
@@ -36,7 +36,7 @@ class Read(NamedTuple):
     metas: List[Meta]
 
 
-class Elements(Layout):
+class Elements(ElementLayout):
     """
     Overview:
         What a buffer and its views share. The first element decides: its leaves become the columns, or, where it is
@@ -56,9 +56,11 @@ class Elements(Layout):
         self.table = Table({}, capacity, path, fsync)
         self._schema: Optional[Schema] = None
         self.objects = None
-        home = self.table.home
+        table_dir = self.table.table_dir
         try:
-            self.metas = MetaStore(self.table.index, self.table.write_lock, None if home is None else home.metas)
+            self.metas = MetaStore(
+                self.table.index, self.table.write_lock, None if table_dir is None else table_dir.metas
+            )
             self.sequences = Sequences(self.table, self.metas)
             self._restore()
             self.end_sequences([self.table.next_row], begin_episodes)
@@ -329,7 +331,7 @@ class Elements(Layout):
 
     def _writing(self, element: Any) -> Optional[Callable[[int], None]]:
         """What writes this element to a slot; None where the general way has to."""
-        if self._schema is None or self.objects is not None or self.table.home is not None:
+        if self._schema is None or self.objects is not None or self.table.table_dir is not None:
             return None
         writer = self._outputs.row_writer(self.table.columns)
         return None if writer is None else writer.writing(element)

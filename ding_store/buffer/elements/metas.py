@@ -44,11 +44,11 @@ class RowMeta(Dict[Any, Any]):
         write into the metas of what it sampled, and rows that nobody writes to cost nothing.
     """
 
-    __slots__ = ('_home', '_slot', '_row')
+    __slots__ = ('_table_dir', '_slot', '_row')
 
-    def __init__(self, home: MetaStore, slot: int, row: int, items: Any = ()) -> None:
+    def __init__(self, table_dir: MetaStore, slot: int, row: int, items: Any = ()) -> None:
         super().__init__(items)
-        self._home, self._slot, self._row = home, slot, row
+        self._table_dir, self._slot, self._row = table_dir, slot, row
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._change(lambda: super(RowMeta, self).__setitem__(key, value))
@@ -99,7 +99,7 @@ class RowMeta(Dict[Any, Any]):
 
         def changed() -> None:
             change()
-            self._home.adopt(self._slot, self._row, self)
+            self._table_dir.adopt(self._slot, self._row, self)
 
         finish(changed)
 

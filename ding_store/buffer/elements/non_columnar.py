@@ -8,19 +8,19 @@ from typing import Any, Iterable, Iterator, Union
 from ding_store.buffer.elements import packed
 from ding_store.buffer.elements.objects import ObjectColumn
 from ding_store.buffer.elements.packed import PackedColumn
-from ding_store.buffer.table.column_memory import Regions
+from ding_store.buffer.table.column_memory import ColumnMemory
 from ding_store.buffer.table.table import Table
 from ding_store.columns import NotColumnar
 
 
-class BesideColumns:
+class NonColumnar:
     """See ``Elements``."""
 
     table: Table
     #: None where all elements are in columns.
     objects: Union[None, ObjectColumn, PackedColumn]
 
-    def _pack(self, elements: Iterable[Any], num_rows: int, regions: Regions) -> None:
+    def _pack(self, elements: Iterable[Any], num_rows: int, regions: ColumnMemory) -> None:
         """Columns of the places of elements, beside those that are there."""
         column = self.objects if isinstance(self.objects, PackedColumn) else PackedColumn(self.table)
         regions.add(packed.SPECS)
@@ -29,7 +29,7 @@ class BesideColumns:
             regions.columns[name][:num_rows] = values
 
     def _new_objects(self) -> Union[ObjectColumn, PackedColumn]:
-        return ObjectColumn() if self.table.home is None else PackedColumn(self.table)
+        return ObjectColumn() if self.table.table_dir is None else PackedColumn(self.table)
 
     @contextmanager
     def _storing(self) -> Iterator[None]:
@@ -43,9 +43,9 @@ class BesideColumns:
         """What was packed for rows that do not become live is let go of."""
         if isinstance(self.objects, PackedColumn):
             self.objects.give_back()
-        elif self.table.home is not None:
-            packed.remove_leftover(self.table.home)
+        elif self.table.table_dir is not None:
+            packed.remove_leftover(self.table.table_dir)
 
     def _refuse_objects(self, reason: NotColumnar) -> None:
-        if self.table.home is not None:
-            raise packed.refusal(self.table.home.path, reason) from reason
+        if self.table.table_dir is not None:
+            raise packed.refusal(self.table.table_dir.path, reason) from reason

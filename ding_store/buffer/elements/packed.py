@@ -16,7 +16,7 @@ from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.extents import Extents
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.persistence.journal import reserve, write_at
-from ding_store.buffer.persistence.table_directory import Home, check_size
+from ding_store.buffer.persistence.table_directory import TableDirectory, check_size
 from ding_store.buffer.table.rows import RowListener
 from ding_store.buffer.table.table import Table
 from ding_store.columns import Schema
@@ -91,14 +91,14 @@ class PackedColumn(RowListener):
     """
 
     def __init__(self, table: Table) -> None:
-        assert table.home is not None
-        self._table, self._home = table, table.home
-        self._path = table.home.file(_FILE)
+        assert table.table_dir is not None
+        self._table, self._table_dir = table, table.table_dir
+        self._path = table.table_dir.file(_FILE)
         self._check_file()
         self._descriptor = private_files.opener(self._path, os.O_RDWR | os.O_CREAT)
         # Not closed before the last reader is done.
         weakref.finalize(self, os.close, self._descriptor)
-        self._layouts: Dict[Any, Layout] = {}
+        self._layouts: Dict[Any, PacketLayout] = {}
         self._num_reserved = os.fstat(self._descriptor).st_size
         self._find_free()
         self._cut()
@@ -116,7 +116,7 @@ class PackedColumn(RowListener):
         Raises:
             - SchemaMismatch: One holds what is no array or number. NotEnoughSpace: The disk is full. Nothing changed.
         """
-        self._home.check_open()
+        self._table_dir.check_open()
         try:
             stored = [self._store(element) for element in elements]
             self._sync()
@@ -128,7 +128,7 @@ class PackedColumn(RowListener):
     def give_back(self) -> None:
         """What was stored did not become rows: its bytes are free, behind the last row's on the disk, too."""
         self._find_free()
-        if self._home.is_open():
+        if self._table_dir.is_open():
             self._cut()
 
     def take(self, slots: Array) -> List[Packet]:
@@ -144,7 +144,7 @@ class PackedColumn(RowListener):
         """
         for packet in packets:
             if not packet.is_whole:
-                raise packet.damage(self._home.path)
+                raise packet.damage(self._table_dir.path)
         return [packet.element() for packet in packets]
 
     def places(self, slots: Array) -> List[Place]:
@@ -169,7 +169,7 @@ class PackedColumn(RowListener):
         with index.lock:
             slots, found = index.find(np.array([place.row], np.int64))
             if found[0] and self.places(slots) == [place]:
-                raise self.read(place).damage(self._home.path)
+                raise self.read(place).damage(self._table_dir.path)
 
     @property
     def num_bytes(self) -> int:
@@ -210,7 +210,7 @@ class PackedColumn(RowListener):
         for place in self.places(slots):
             packet = self.read(place)
             if not packet.is_whole:
-                found.append(str(packet.damage(self._home.path)))
+                found.append(str(packet.damage(self._table_dir.path)))
         return found
 
     def published(self, slots: Array) -> None:
@@ -288,9 +288,9 @@ class PackedColumn(RowListener):
         os.ftruncate(self._descriptor, self._num_reserved)
 
     def _sync(self) -> None:
-        if self._home.fsync:
+        if self._table_dir.fsync:
             os.fdatasync(self._descriptor)
-            sync_directory(self._home.path)
+            sync_directory(self._table_dir.path)
 
     def _write(self, place: int, packet: Array) -> None:
         write_at(self._descriptor, packet.data, place)
@@ -331,38 +331,38 @@ class PackedColumn(RowListener):
             except SchemaMismatch:
                 pass
         try:
-            layout = self._layouts[key] = Layout(Schema.infer([element]))
+            layout = self._layouts[key] = PacketLayout(Schema.infer([element]))
         except SchemaMismatch as e:
-            raise refusal(self._home.path, e) from e
+            raise refusal(self._table_dir.path, e) from e
         return layout.pack(element)
 
 
-def is_packed(home: Home) -> bool:
+def is_packed(table_dir: TableDirectory) -> bool:
     """
     Overview:
         Whether elements there are packed.
     Raises:
         - FormatMismatch: They are, by another version.
     """
-    info = home.header.info
+    info = table_dir.header.info
     if isinstance(info, dict) and info.keys() == INFO.keys() and info != INFO:
         raise FormatMismatch(
-            f'{home.path!r} holds packed elements of version {info["packed"]}, this version of ding_store reads '
+            f'{table_dir.path!r} holds packed elements of version {info["packed"]}, this version of ding_store reads '
             f'{INFO["packed"]}'
         )
     if info != INFO:
         return False
-    specs = {column.name: (np.dtype(column.dtype), tuple(column.shape)) for column in home.header.columns}
+    specs = {column.name: (np.dtype(column.dtype), tuple(column.shape)) for column in table_dir.header.columns}
     if specs != SPECS:
-        raise CorruptPayload(f'the header in {home.path!r} names other columns than packed elements have')
+        raise CorruptPayload(f'the header in {table_dir.path!r} names other columns than packed elements have')
     return True
 
 
-def remove_leftover(home: Home) -> None:
+def remove_leftover(table_dir: TableDirectory) -> None:
     """The file, where no row is packed: of what became no rows after all, or of a process killed in ``remove``."""
-    if home.is_open():
+    if table_dir.is_open():
         with suppress(FileNotFoundError):
-            os.unlink(home.file(_FILE))
+            os.unlink(table_dir.file(_FILE))
 
 
 def unpacked(elements: Iterable[Any]) -> List[Any]:
@@ -377,7 +377,7 @@ def refusal(path: str, reason: SchemaMismatch) -> SchemaMismatch:
     )
 
 
-class Layout:
+class PacketLayout:
     """
     Overview:
         How elements of one schema are packets: length of the schema (4 bytes, little endian), the schema (JSON), and
@@ -424,8 +424,8 @@ def _unpack(packet: Array) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def _layout(text: bytes) -> Layout:
-    return Layout(Schema.from_json(json.loads(text)), text)
+def _layout(text: bytes) -> PacketLayout:
+    return PacketLayout(Schema.from_json(json.loads(text)), text)
 
 
 def _aligned(num_bytes: int) -> int:

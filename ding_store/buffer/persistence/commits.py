@@ -143,7 +143,7 @@ class _Half:
                     self.committed = Committed(sequence, next_row, note)
 
 
-class Record:
+class CommitRecord:
     """
     Overview:
         One dict that is replaced as a whole, such as a queue's place; kept as a note of commits without rows.

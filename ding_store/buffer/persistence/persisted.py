@@ -5,33 +5,33 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ding_store.buffer.persistence.commits import Record
+from ding_store.buffer.persistence.commits import CommitRecord
 from ding_store.buffer.persistence.slot_values import SlotValues
-from ding_store.buffer.persistence.table_directory import Home
+from ding_store.buffer.persistence.table_directory import TableDirectory
 from ding_store.errors import ConfigError
 
 _NAME = re.compile(r'[A-Za-z0-9_]{1,64}')
 
 
-class Kept:
+class PersistedState:
     """
     Overview:
         The files of one sampler: that of the buffer, or of a view with a name.
     Arguments:
-        - home (:obj:`Home`): The directory.
+        - home (:obj:`TableDirectory`): The directory.
         - view (:obj:`str`): The view's name; empty for the buffer itself.
     """
 
-    def __init__(self, home: Home, view: str = '') -> None:
-        self._home, self._prefix = home, f'{view}-' if view else ''
+    def __init__(self, table_dir: TableDirectory, view: str = '') -> None:
+        self._table_dir, self._prefix = table_dir, f'{view}-' if view else ''
 
     def values(self, name: str) -> SlotValues:
         """A number per row, by this name."""
-        return self._home.values(self._prefix + name)
+        return self._table_dir.values(self._prefix + name)
 
-    def record(self, name: str) -> Record:
+    def record(self, name: str) -> CommitRecord:
         """A dict, by this name."""
-        return self._home.record(self._prefix + name)
+        return self._table_dir.record(self._prefix + name)
 
 
 def checked_view_name(name: Any) -> str:

@@ -15,7 +15,7 @@ from ding_store.buffer.table.rows import EMPTY, NO_ROWS, RowIndex, RowListener
 from ding_store.buffer.table.table import Keep
 
 
-class KeptPriorities(RowListener):
+class PersistedPriorities(RowListener):
     """
     Overview:
         A sampler's priorities, each put on record when it is set, also those that new rows begin with. Those of a

@@ -17,7 +17,7 @@ _ALL, _ONE = (1 << 64) - 1, {'i': np.int64(1), 'u': np.uint64(1)}
 _BITS = np.uint64(1) << np.arange(64, dtype=np.uint64)
 
 
-class Marks:
+class RowChecksums:
     """
     Overview:
         A mark is stored before the row number that it is of. So the mark of a row that lives is always right, whenever

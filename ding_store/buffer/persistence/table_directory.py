@@ -65,15 +65,15 @@ import numpy as np
 
 from ding_store import private_files
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.persistence.commits import FILE_BYTES, CommitFile, Record
+from ding_store.buffer.persistence.commits import FILE_BYTES, CommitFile, CommitRecord
 from ding_store.buffer.persistence.journal import MIN_BYTES, Journal, convert, reserve
-from ding_store.buffer.persistence.row_checksums import Marks
+from ding_store.buffer.persistence.row_checksums import RowChecksums
 from ding_store.buffer.persistence.slot_values import SlotValues
 from ding_store.buffer.persistence.table_header import (
     COLUMN_FILE,
     VERSION,
-    Header,
     StoredColumn,
+    TableHeader,
     prepare_header,
     read_header,
     write_header,
@@ -81,7 +81,7 @@ from ding_store.buffer.persistence.table_header import (
 from ding_store.buffer.table.rows import EMPTY
 from ding_store.errors import ConfigError, CorruptPayload, FormatMismatch, StoreClosed, TableLocked
 from ding_store.power_cuts import sync_directory, sync_file, sync_path
-from ding_store.storage.shared_memory.mapped_files import Claim, claim
+from ding_store.storage.shared_memory.mapped_files import OwnerLock, claim
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ _TEMPORARY = re.compile(r'(header|metas)(\.\d+)?\.new')
 _OF_GENERATION = re.compile(r'(?:rows|marks|metas|[\w-]+\.values)(?:\.(\d+))?')
 
 
-class Home:
+class TableDirectory:
     """
     Overview:
         A table's directory, opened for this process alone; made if there is none.
@@ -109,7 +109,7 @@ class Home:
         self.path = private_files.directory(path)
         self.fsync = fsync
         self._values: Dict[str, SlotValues] = {}
-        self._records: Dict[str, Record] = {}
+        self._records: Dict[str, CommitRecord] = {}
         #: What was found to be damaged when it was opened.
         self._damage: List[str] = []
         _refuse_foreign(self.path)
@@ -127,7 +127,7 @@ class Home:
             self.numbers: Array = np.frombuffer(self._numbers_region, np.int64)[:capacity]
             if header.version < VERSION:
                 self._convert()
-            self._marks = Marks(_map(self._current('marks'), 8 * capacity), capacity)
+            self._marks = RowChecksums(_map(self._current('marks'), 8 * capacity), capacity)
             self.metas = Journal(self._current('metas'), fsync)
             undo.callback(self.metas.close)
             self.redo = Journal(self.file('redo'), fsync)
@@ -202,12 +202,12 @@ class Home:
             self._sync_names()
         return self._values[name]
 
-    def record(self, name: str, of_rows: bool = True) -> Record:
+    def record(self, name: str, of_rows: bool = True) -> CommitRecord:
         """The dict of this name; it counts for nothing when the rows it is of were replaced (``of_rows``)."""
         if name not in self._records:
             path = self.file(f'{name}.record')
             generation = (lambda: self.generation) if of_rows else (lambda: 0)
-            self._records[name] = Record(_map(path, FILE_BYTES), path, self.is_open, generation, self.fsync)
+            self._records[name] = CommitRecord(_map(path, FILE_BYTES), path, self.is_open, generation, self.fsync)
             self._sync_names()
         return self._records[name]
 
@@ -265,7 +265,7 @@ class Home:
         next_row = max(next_row, self.next_row)
         num_skipped = self.header.num_skipped + next_row - self.next_row
         generation, capacity = self.generation + 1, self.header.capacity
-        header = Header(capacity, columns, info, generation, next_row, num_skipped)
+        header = TableHeader(capacity, columns, info, generation, next_row, num_skipped)
         with ExitStack() as undo:
             undo.callback(self._remove_other_generations)
             numbers = _new_numbers(self._current('rows', generation), capacity)
@@ -314,7 +314,7 @@ class Home:
         region, marks = self._numbers_region, self._marks
         if capacity > old:
             region = _map(self._current('rows'), 8 * capacity)
-            marks = Marks(_map(self._current('marks'), 8 * capacity), capacity)
+            marks = RowChecksums(_map(self._current('marks'), 8 * capacity), capacity)
         numbers: Array = np.frombuffer(region, np.int64)[:capacity]
         numbers[old:] = EMPTY
         if self.fsync:
@@ -383,13 +383,13 @@ class Home:
                 self.sync_kept()
             self._claim.close()
 
-    def _replace(self, header: Header) -> None:
+    def _replace(self, header: TableHeader) -> None:
         write_header(self.file('header'), header, self.fsync)
         self.header = header
 
-    def _begin(self, capacity: int) -> Header:
+    def _begin(self, capacity: int) -> TableHeader:
         """Make all files, and the header, without which there is no table, last."""
-        self.header = Header(capacity)
+        self.header = TableHeader(capacity)
         self._remove_orphans()
         for name in os.listdir(self.path):
             if name in _OURS or name.endswith(('.values', '.record')):
@@ -520,7 +520,7 @@ def _refuse_columns(directory: str) -> None:
         )
 
 
-def _claim(directory: str) -> Claim:
+def _claim(directory: str) -> OwnerLock:
     path = os.path.join(directory, 'lock')
     private_files.touch(path)
     held = claim(path)
@@ -536,8 +536,8 @@ def _new_numbers(path: str, capacity: int) -> mmap.mmap:
     return region
 
 
-def _new_marks(path: str, capacity: int) -> Marks:
-    return Marks(_map(path, 8 * capacity), capacity)
+def _new_marks(path: str, capacity: int) -> RowChecksums:
+    return RowChecksums(_map(path, 8 * capacity), capacity)
 
 
 def _map(path: str, num_bytes: int) -> mmap.mmap:

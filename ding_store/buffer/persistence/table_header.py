@@ -41,13 +41,13 @@ class StoredColumn:
 
 
 @dataclass
-class Header:
+class TableHeader:
     """
     Overview:
         What a directory holds.
     Arguments:
         - info (:obj:`Any`): For the owner of the table: its schema.
-        - generation (:obj:`int`): How often all rows were replaced at once: see ``Home.replacing``.
+        - generation (:obj:`int`): How often all rows were replaced at once: see ``TableDirectory.replacing``.
         - next_row (:obj:`int`): The row number that the next row has at least.
         - num_skipped (:obj:`int`): How many row numbers were passed over when rows were replaced.
         - first_row (:obj:`int`): Rows below it were taken out, all at once.
@@ -64,7 +64,7 @@ class Header:
     version: int = VERSION
 
 
-def read_header(path: str) -> Optional[Header]:
+def read_header(path: str) -> Optional[TableHeader]:
     """
     Overview:
         None where there is no such file, and so no table. What it says is checked: a header may have been written by
@@ -90,7 +90,7 @@ def read_header(path: str) -> Optional[Header]:
     raise FormatMismatch(f'{path!r} is of version {version}, this version of ding_store reads up to {VERSION}')
 
 
-def _header(fields: Dict[str, Any]) -> Header:
+def _header(fields: Dict[str, Any]) -> TableHeader:
     columns = [_column(column) for column in fields['columns']]
     for what in ('name', 'file'):
         values = [getattr(column, what) for column in columns if getattr(column, what) or what == 'name']
@@ -99,7 +99,7 @@ def _header(fields: Dict[str, Any]) -> Header:
     unknown = {column.encoding for column in columns} - {None, ENCODING}
     if unknown:
         raise FormatMismatch(f'columns of encodings {unknown} were written by a later version of ding_store')
-    header = Header(**{**fields, 'columns': columns})
+    header = TableHeader(**{**fields, 'columns': columns})
     for what in ('generation', 'next_row', 'num_skipped', 'first_row'):
         _number(getattr(header, what), what)
     if _number(header.capacity, 'capacity') < 1:
@@ -130,7 +130,7 @@ def _number(value: Any, what: str) -> int:
     return value
 
 
-def write_header(path: str, header: Header, fsync: bool = False) -> None:
+def write_header(path: str, header: TableHeader, fsync: bool = False) -> None:
     """
     Raises:
         - NotEnoughSpace: The disk is full; the old one is still there.
@@ -138,7 +138,7 @@ def write_header(path: str, header: Header, fsync: bool = False) -> None:
     prepare_header(path, header, fsync)()
 
 
-def prepare_header(path: str, header: Header, fsync: bool = False) -> Callable[[], None]:
+def prepare_header(path: str, header: TableHeader, fsync: bool = False) -> Callable[[], None]:
     """As ``write_header``, up to what is returned: that puts it in the old one's place."""
     columns = [vars(column) for column in header.columns]
     text = json.dumps({**vars(header), 'columns': columns, 'version': VERSION}).encode()

@@ -11,8 +11,8 @@ import numpy as np
 from ding_store.buffer.arguments import integer
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.forks import hold_over_forks
-from ding_store.buffer.persistence.commits import Record
-from ding_store.buffer.persistence.persisted import Kept
+from ding_store.buffer.persistence.commits import CommitRecord
+from ding_store.buffer.persistence.persisted import PersistedState
 from ding_store.buffer.sampling.samplers import not_enough
 from ding_store.buffer.table.rows import EMPTY, RowIndex, RowListener
 from ding_store.errors import ConfigError
@@ -50,7 +50,7 @@ class Fifo(RowListener):
         self._ahead: Deque[_Place] = deque()
         # Held, so that what a view that is gone drew ahead can go back.
         self._drawer: Optional[DrawsAhead] = None
-        self._record: Optional[Record] = None
+        self._record: Optional[CommitRecord] = None
         #: Rows that left before they were sampled.
         self.num_missed = 0
 
@@ -62,7 +62,7 @@ class Fifo(RowListener):
         index.listen(self)
         self._index = index
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: PersistedState) -> None:
         """Go on from the place that is on record, and put it there from now on."""
         self._record = kept.record('queue')
         found = self._record.value

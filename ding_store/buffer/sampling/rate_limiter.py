@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
 from ding_store.buffer.arguments import integer
 from ding_store.buffer.forks import hold_over_forks
-from ding_store.buffer.persistence.commits import Record
+from ding_store.buffer.persistence.commits import CommitRecord
 from ding_store.buffer.sampling.fifo import Fifo
 from ding_store.buffer.sampling.samplers import Sampler, is_within
 from ding_store.errors import ConfigError, NotEnoughData, StoreTimeout
@@ -68,7 +68,7 @@ class RateLimiter:
         self._changed = threading.Condition(self._lock)
         self._size: Callable[[], int] = lambda: self.num_inserts
         self._available: Callable[[], int] = lambda: self._size()
-        self._record: Optional[Record] = None
+        self._record: Optional[CommitRecord] = None
         self._next_row: Callable[[], int] = lambda: 0
         self._first_row = 0
         #: How many inserts there were when the last sample found too little; None: it found enough.
@@ -118,7 +118,7 @@ class RateLimiter:
                 f'{times} times at most, so inserts would wait for samples, and samples for rows, for ever'
             )
 
-    def keep(self, record: Record, next_row: Callable[[], int]) -> None:
+    def keep(self, record: CommitRecord, next_row: Callable[[], int]) -> None:
         """
         Overview:
             Go on from the counts that are on record, and put them there from now on. Inserts are not: they are row

@@ -15,7 +15,7 @@ from ding_store.buffer.table.rows import RowIndex, RowListener
 _ROUNDS = 4
 
 
-class Uses(RowListener):
+class UseCounts(RowListener):
     """
     Overview:
         A count per slot, that of the row which lives there. The caller has the index locked.

@@ -12,9 +12,9 @@ from ding_store.buffer.arguments import integer
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.forks import hold_over_forks
-from ding_store.buffer.persistence.persisted import Kept
+from ding_store.buffer.persistence.persisted import PersistedState
 from ding_store.buffer.sampling.samplers import PrioritySampler, Sampler, check_is_sampler
-from ding_store.buffer.sampling.use_counts import Uses
+from ding_store.buffer.sampling.use_counts import UseCounts
 from ding_store.buffer.table.rows import NO_ROWS, RowIndex, RowListener
 from ding_store.errors import ConfigError, SchemaMismatch
 
@@ -65,9 +65,9 @@ class Limited(RowListener):
         self._index: Optional[RowIndex] = None
         self._elements: Optional[Elements] = None
         #: None without a limit of uses, or a table.
-        self._uses: Optional[Uses] = None
-        self._start_uses: Optional[Uses] = None
-        self._kept: Optional[Kept] = None
+        self._uses: Optional[UseCounts] = None
+        self._start_uses: Optional[UseCounts] = None
+        self._kept: Optional[PersistedState] = None
         self._newest: Optional[int] = None
         self._rows_of: Dict[int, List[Array]] = {}
         self._next_row = 0
@@ -82,7 +82,7 @@ class Limited(RowListener):
         if self._index is not None:
             raise ConfigError('limits hold the uses of one table: make others for another table')
         if self.max_times_sampled is not None:
-            self._uses = Uses(index, self.max_times_sampled)
+            self._uses = UseCounts(index, self.max_times_sampled)
         index.listen(self)
         self._index = index
 
@@ -90,7 +90,7 @@ class Limited(RowListener):
         """Where the versions of rows are, and what deletes them."""
         self._elements = elements
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: PersistedState) -> None:
         """Go on from the uses that are on record, and put them there from now on; rows at the limit leave."""
         assert self._index is not None
         assert self._elements is not None
@@ -104,7 +104,7 @@ class Limited(RowListener):
             used_up = self._uses.keep(kept.values('uses'))
         self._elements.delete(used_up)
 
-    def start_uses(self) -> Optional[Uses]:
+    def start_uses(self) -> Optional[UseCounts]:
         """
         Of sequences that share rows, each counted by the row that it starts at, which stays; None without a limit of
         uses. Made, and read from the record, when it is first asked for.
@@ -112,7 +112,7 @@ class Limited(RowListener):
         if self._start_uses is None and self.max_times_sampled is not None:
             assert self._index is not None
             with self.lock, self._index.lock:
-                uses = self._start_uses or Uses(self._index, self.max_times_sampled)
+                uses = self._start_uses or UseCounts(self._index, self.max_times_sampled)
                 if self._kept is not None and self._start_uses is None:
                     uses.keep(self._kept.values('start_uses'))
                 self._start_uses = uses

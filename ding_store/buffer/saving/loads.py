@@ -9,7 +9,7 @@ import numpy as np
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.sequences.breaks import Break
-from ding_store.buffer.table.column_memory import Regions
+from ding_store.buffer.table.column_memory import ColumnMemory
 from ding_store.buffer.table.narrowing import candidates, narrow, stored_specs, widen
 from ding_store.columns import Schema
 
@@ -58,7 +58,7 @@ def replace(elements: Elements, loaded: Loaded) -> None:
         elements.replace(loaded.schema, loaded.objects, regions, names, *kept)
 
 
-def _fill(regions: Regions, loaded: Loaded) -> Set[str]:
+def _fill(regions: ColumnMemory, loaded: Loaded) -> Set[str]:
     """Write all parts; returns the columns that are kept as bytes."""
     if loaded.schema is None:
         return set()

@@ -9,7 +9,7 @@ from typing import Any, List, Optional, Sequence, Tuple
 import numpy as np
 
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.persistence.table_directory import Home
+from ding_store.buffer.persistence.table_directory import TableDirectory
 from ding_store.errors import NotEnoughSpace
 
 logger = logging.getLogger(__name__)
@@ -39,18 +39,18 @@ class Breaks:
     """
     Overview:
         The breaks of one table, in ascending order. Those of a table with a path are on record in it, per generation
-        of its rows: see ``Home``. The caller has the table's lock.
+        of its rows: see ``TableDirectory``. The caller has the table's lock.
     Arguments:
-        - home (:obj:`Optional[Home]`): The table's directory.
+        - home (:obj:`Optional[TableDirectory]`): The table's directory.
     """
 
-    def __init__(self, home: Optional[Home]) -> None:
-        self._home, self._is_new = home, False
+    def __init__(self, table_dir: Optional[TableDirectory]) -> None:
+        self._table_dir, self._is_new = table_dir, False
         self._rows, self._begin = np.empty(0, np.int64), np.empty(0, bool)
-        if home is not None and os.path.exists(home.file('breaks.record')):
-            record = home.record('breaks', of_rows=False)
+        if table_dir is not None and os.path.exists(table_dir.file('breaks.record')):
+            record = table_dir.record('breaks', of_rows=False)
             try:
-                self._set(as_breaks((record.value or {}).get(str(home.generation), [])))
+                self._set(as_breaks((record.value or {}).get(str(table_dir.generation), [])))
             except (TypeError, ValueError) as e:
                 raise record.damaged(e) from e
 
@@ -78,9 +78,9 @@ class Breaks:
             - oldest (:obj:`int`): The first row that lives.
         """
         self._set([each for each in [*self.list(), *breaks] if each[0] > oldest])
-        if self._home is not None:
+        if self._table_dir is not None:
             try:
-                self._put({str(self._home.generation): self.list()})
+                self._put({str(self._table_dir.generation): self.list()})
             except NotEnoughSpace as e:
                 logger.warning("the next process may sample sequences across this one's first row: %s", e)
 
@@ -91,26 +91,26 @@ class Breaks:
         Raises:
             - NotEnoughSpace: The disk is full.
         """
-        if self._home is not None:
-            self._is_new = not os.path.exists(self._home.file('breaks.record'))
-            generation = self._home.generation
+        if self._table_dir is not None:
+            self._is_new = not os.path.exists(self._table_dir.file('breaks.record'))
+            generation = self._table_dir.generation
             self._put({str(generation): self.list(), str(generation + 1): list(breaks)})
 
     def take_back(self) -> None:
         """The rows were not replaced: nothing of ``prepare`` is left."""
-        if self._home is not None and self._is_new:
-            self._home.remove_record('breaks')
+        if self._table_dir is not None and self._is_new:
+            self._table_dir.remove_record('breaks')
 
     def replace(self, breaks: Sequence[Break]) -> None:
         """All rows were replaced, and these are their breaks."""
         self._set(breaks)
 
     def _put(self, value: Any) -> None:
-        assert self._home is not None
-        if any(value.values()) or os.path.exists(self._home.file('breaks.record')):
-            record = self._home.record('breaks', of_rows=False)
+        assert self._table_dir is not None
+        if any(value.values()) or os.path.exists(self._table_dir.file('breaks.record')):
+            record = self._table_dir.record('breaks', of_rows=False)
             record.put(value)
-            if self._home.fsync:
+            if self._table_dir.fsync:
                 record.sync()
 
     def _set(self, breaks: Sequence[Any]) -> None:

@@ -16,7 +16,7 @@ _MASK = PAGE - 1
 NOWHERE = -1
 
 
-class Lines:
+class LinkedPages:
     """
     Overview:
         Every group has a line of slots that grows at its tail. A place is an entry of some page; ``at[slot]`` says

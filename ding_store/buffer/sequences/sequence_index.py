@@ -10,10 +10,10 @@ import numpy as np
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.sampling.pending_slots import PendingSlots
 from ding_store.buffer.sampling.slot_set import SlotSet
-from ding_store.buffer.sampling.use_counts import Uses
+from ding_store.buffer.sampling.use_counts import UseCounts
 from ding_store.buffer.sequences.breaks import Breaks
 from ding_store.buffer.sequences.group_states import GroupStates, Rows
-from ding_store.buffer.sequences.linked_pages import NOWHERE, Lines
+from ding_store.buffer.sequences.linked_pages import NOWHERE, LinkedPages
 from ding_store.buffer.table.rows import EMPTY, RowIndex, RowListener
 
 #: Slots -> the group's value for each, int64, and which of them have one.
@@ -45,11 +45,11 @@ class SequenceIndex(RowListener):
 
     def __init__(self, index: RowIndex, read_groups: ReadGroups, read_done: Optional[ReadDone], breaks: Breaks) -> None:
         self._index, self._read_groups, self._read_done, self._breaks = index, read_groups, read_done, breaks
-        self.lines = Lines(index.capacity)
+        self.lines = LinkedPages(index.capacity)
         self.groups = GroupStates()
         self._starts: _Starts = {}
         #: Of those who take some out that others may have, for as long as they are there.
-        self._starts_of: weakref.WeakKeyDictionary[Uses, _Starts] = weakref.WeakKeyDictionary()
+        self._starts_of: weakref.WeakKeyDictionary[UseCounts, _Starts] = weakref.WeakKeyDictionary()
         self._ends: Dict[Optional[int], SlotSet] = {}
         self._first_row, self._next_row, self._num_missed = 0, index.next_row, 0
         self._pending = PendingSlots(self._take_in)
@@ -122,14 +122,14 @@ class SequenceIndex(RowListener):
         self._first_row = 0
         self.forget()
 
-    def starts(self, length: int, stride: int = 1, uses: Optional[Uses] = None) -> SlotSet:
+    def starts(self, length: int, stride: int = 1, uses: Optional[UseCounts] = None) -> SlotSet:
         """
         Overview:
             Slots at which ``length`` rows of one run begin. Some of these rows may have left: see ``windows``.
         Arguments:
             - stride (:obj:`int`): Only at multiples of it, counted from where the run began.
-            - uses (:obj:`Optional[Uses]`): Only those that are not used up; some may be by now. From this set, and no
-              other, they may be taken as they are.
+            - uses (:obj:`Optional[UseCounts]`): Only sequences that are not used up. Some may be by
+              now. The set is given out as it is, without a copy.
         """
         kind = (length, stride)
 
@@ -202,7 +202,7 @@ class SequenceIndex(RowListener):
         self._is_stale = True
         self._pending.clear()
         capacity = self._index.capacity
-        self.lines, self.groups = Lines(capacity), GroupStates()
+        self.lines, self.groups = LinkedPages(capacity), GroupStates()
         for starts in self._all_starts():
             starts.update({kind: SlotSet(capacity) for kind in starts})
         self._ends.update({kind: SlotSet(capacity) for kind in self._ends})

@@ -10,7 +10,7 @@ from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.metas import MetaStore
 from ding_store.buffer.sampling.samplers import Uniform, not_enough
 from ding_store.buffer.sampling.slot_set import SlotSet
-from ding_store.buffer.sampling.use_counts import Uses
+from ding_store.buffer.sampling.use_counts import UseCounts
 from ding_store.buffer.sequences.breaks import Breaks
 from ding_store.buffer.sequences.group_keys import GroupBy, GroupKeys
 from ding_store.buffer.sequences.sequence_index import SequenceIndex
@@ -38,7 +38,7 @@ class Sequences:
 
     def __init__(self, table: Table, metas: MetaStore) -> None:
         self._table, self._metas = table, metas
-        self.breaks = Breaks(table.home)
+        self.breaks = Breaks(table.table_dir)
         self._reader: Optional[StepReader] = None
         self._indexes: Dict[Tuple[Tuple[str, ...], Optional[str], bool], Tuple[SequenceIndex, GroupKeys]] = {}
 
@@ -101,10 +101,10 @@ class SequenceKind:
         Sequences of ``length`` rows.
     Arguments:
         - stride (:obj:`int`): They start at multiples of it, counted from where their episode began.
-        - uses (:obj:`Optional[Uses]`): How often each may come, counted by the row that it starts at.
+        - uses (:obj:`Optional[UseCounts]`): How often each may come, counted by the row that it starts at.
     """
 
-    def __init__(self, index: SequenceIndex, length: int, stride: int = 1, uses: Optional[Uses] = None) -> None:
+    def __init__(self, index: SequenceIndex, length: int, stride: int = 1, uses: Optional[UseCounts] = None) -> None:
         self.index, self.length, self.stride, self.uses = index, length, stride, uses
 
     def starts(self) -> SlotSet:
@@ -198,7 +198,7 @@ def pick_with(uniform: Uniform, index: RowIndex) -> Pick:
 
 
 def draw_valid(
-    members: SlotSet, look: Look, size: int, replace: bool, pick: Pick, what: str, uses: Optional[Uses] = None
+    members: SlotSet, look: Look, size: int, replace: bool, pick: Pick, what: str, uses: Optional[UseCounts] = None
 ) -> Any:
     """
     Overview:

@@ -16,7 +16,7 @@ import numpy as np
 from ding_store import free_space, private_files
 from ding_store.buffer.array_types import Array, anonymous
 from ding_store.buffer.interrupts import finish
-from ding_store.buffer.persistence.table_directory import Home
+from ding_store.buffer.persistence.table_directory import TableDirectory
 from ding_store.buffer.persistence.table_header import StoredColumn
 from ding_store.buffer.table.cold import ColdColumn
 from ding_store.buffer.table.page_touching import Toucher
@@ -51,28 +51,28 @@ def spec_bytes(spec: ColumnSpec) -> int:
     return np.dtype(dtype).itemsize * prod(shape)
 
 
-class Regions:
+class ColumnMemory:
     """
     Overview:
         The columns of one table, each ``[capacity, *shape]``, mapped once and sparse. ``path=None`` is private: memory
         when all columns fit in a share of it (cgroup limits count), else unlinked files in the roomiest directory.
     Arguments:
         - capacity (:obj:`int`): Rows.
-        - home (:obj:`Optional[Home]`): Directory of the files; None for private ones.
+        - home (:obj:`Optional[TableDirectory]`): Directory of the files; None for private ones.
     """
 
-    def __init__(self, capacity: int, home: Optional[Home] = None) -> None:
+    def __init__(self, capacity: int, table_dir: Optional[TableDirectory] = None) -> None:
         self.capacity = capacity
         self.row_bytes = 0
         self.columns: Dict[str, Array] = {}
-        self._home = home
-        self._directory: Optional[str] = None if home is None else home.path
+        self._table_dir = table_dir
+        self._directory: Optional[str] = None if table_dir is None else table_dir.path
         self._files: Dict[str, ColumnFile] = {}
         self._num_reserved = 0
         #: Rows that the last push asked for.
         self._num_asked = 0
         # Of a directory's files only what is written: what is synced is written to the disk.
-        self._toucher = Toucher() if home is None else None
+        self._toucher = Toucher() if table_dir is None else None
         self._num_advised = 0
         #: What there was before any of the columns was in it.
         self._memory = free_space.available_memory()
@@ -151,12 +151,12 @@ class Regions:
         Raises:
             - NotEnoughSpace: A file has holes, and the disk is full.
         """
-        assert self._home is not None
+        assert self._table_dir is not None
         opened = {}
         for column in columns:
             spec = np.dtype(column.dtype), tuple(column.shape)
             if spec_bytes(spec) * self.capacity:
-                fd = private_files.opener(self._home.file(column.file), os.O_RDWR)
+                fd = private_files.opener(self._table_dir.file(column.file), os.O_RDWR)
                 self._files[column.name] = ColumnFile(fd, spec_bytes(spec), column.file)
             opened[column.name] = self._array(column.name, spec)
         self._reserve(self._files, 0, num_used)
@@ -375,14 +375,14 @@ class Regions:
     def _discard(self, files: Dict[str, ColumnFile]) -> None:
         for file in files.values():
             os.close(file.fd)
-            if self._home is not None:
-                os.unlink(self._home.file(file.name))
+            if self._table_dir is not None:
+                os.unlink(self._table_dir.file(file.name))
 
     def _make_file(self, row_bytes: int, taken: List[str]) -> ColumnFile:
-        if self._home is not None:
-            name = self._home.new_column_file(taken)
+        if self._table_dir is not None:
+            name = self._table_dir.new_column_file(taken)
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-            return ColumnFile(private_files.opener(self._home.file(name), flags), row_bytes, name)
+            return ColumnFile(private_files.opener(self._table_dir.file(name), flags), row_bytes, name)
         assert self._directory is not None
         name = os.path.join(self._directory, f'ding-store-{uuid.uuid4().hex}.column')
         try:

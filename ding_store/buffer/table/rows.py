@@ -169,7 +169,7 @@ class RowIndex:
                 self._remove_many(slots)
             self._tell_removed(slots)
         except BaseException:
-            self._settle_removed(slots)
+            self._flush_removed(slots)
             raise
 
     def clear(self) -> None:
@@ -317,7 +317,7 @@ class RowIndex:
 
         finish(settle)
 
-    def _settle_removed(self, slots: Array) -> None:
+    def _flush_removed(self, slots: Array) -> None:
         """As ``_settle``, of rows that had left, or were about to."""
         self._settle(slots[self.row_of_slot[slots] == EMPTY])
 
@@ -342,7 +342,7 @@ class RowIndex:
             self.remove(oldest)
             return oldest, rows
         except BaseException:
-            self._settle_removed(oldest)
+            self._flush_removed(oldest)
             raise
 
     def _remove_many(self, slots: Array) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from ding_store.buffer.arguments import integer
 from ding_store.buffer.array_types import Array, filled
 from ding_store.buffer.interrupts import finish
-from ding_store.buffer.table.column_memory import ColumnSpec, Regions
+from ding_store.buffer.table.column_memory import ColumnMemory, ColumnSpec
 from ding_store.buffer.table.narrowing import narrowed_columns, stored_specs, widen, widened
 from ding_store.buffer.table.rows import EMPTY, NO_ROWS
 from ding_store.buffer.table.table_base import Columns, TableBase, checked_specs, stored_columns
@@ -62,8 +62,8 @@ class TableShape(TableBase):
 
     def _clear(self) -> None:
         self._change()
-        if self.home is not None:
-            self.home.clear()
+        if self.table_dir is not None:
+            self.table_dir.clear()
         self.index.clear()
         self._sync_numbers()
 
@@ -136,14 +136,14 @@ class TableShape(TableBase):
             regions.add(stored_specs(checked_specs(columns), names))
             self.replace(regions, info, names, replaced=replaced)
 
-    def new_regions(self) -> Regions:
+    def new_regions(self) -> ColumnMemory:
         """Columns beside these, for ``replace``. The caller has the lock of the writers until then."""
         self.check_open()
-        return Regions(self.capacity, self.home)
+        return ColumnMemory(self.capacity, self.table_dir)
 
     def replace(
         self,
-        regions: Regions,
+        regions: ColumnMemory,
         info: Any,
         narrow_columns: Iterable[str],
         rows: Array = NO_ROWS,
@@ -186,7 +186,7 @@ class TableShape(TableBase):
             former.close()
             self._num_used = len(rows)
             self.index.next_row = max(next_row, self.next_row)
-            self.index.load(rows, None if self.home is None else self.home.numbers)
+            self.index.load(rows, None if self.table_dir is None else self.table_dir.numbers)
             replaced()
 
         with self.write_lock, self.index.lock:
@@ -257,8 +257,8 @@ class TableShape(TableBase):
             self._sync_numbers()
             source, target = self.index.relocations(capacity)
             self._regions.move(source, target)
-            if self.home is not None:
-                self.home.move_values(source, target)
+            if self.table_dir is not None:
+                self.table_dir.move_values(source, target)
             self._sync_columns()
             self._sync_kept()
             former, move = self.index.row_of_slot, moving and moving(source, target)
@@ -274,7 +274,7 @@ class TableShape(TableBase):
                 self.index.resize(numbers[0], source, target)
                 if move is not None:
                     move()
-                if self.home is None:
+                if self.table_dir is None:
                     # Whoever is copying slots and looks at the old numbers has to see that they are others now.
                     former[:] = EMPTY
 
@@ -288,7 +288,7 @@ class TableShape(TableBase):
 
     def _prepared(
         self,
-        regions: Regions,
+        regions: ColumnMemory,
         narrow_columns: FrozenSet[str],
         info: Any,
         rows: Array = NO_ROWS,
@@ -297,13 +297,13 @@ class TableShape(TableBase):
         are_others: bool = True,
     ) -> Callable[[], None]:
         """What makes other columns count, with other rows or the same; they are on the disk before their header is."""
-        if self.home is None:
+        if self.table_dir is None:
             return lambda: None
         self._sync_regions(regions)
         columns = stored_columns(regions, narrow_columns)
         if not are_others or (not len(rows) and not self.index.count and next_row <= self.index.next_row):
-            return self.home.prepare(columns, info)
-        return self.home.replacing(columns, info, rows, next_row, metas)
+            return self.table_dir.prepare(columns, info)
+        return self.table_dir.replacing(columns, info, rows, next_row, metas)
 
     def _widen(self, name: str) -> None:
         logger.warning(
@@ -325,8 +325,8 @@ class TableShape(TableBase):
         finish(widen_column)
 
     def _resizing_numbers(self, capacity: int) -> Callable[[], Array]:
-        if self.home is not None:
-            return self.home.resizing(capacity)
+        if self.table_dir is not None:
+            return self.table_dir.resizing(capacity)
         numbers = filled(capacity, EMPTY, np.int64)
 
         def resize() -> Array:

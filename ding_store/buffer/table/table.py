@@ -41,7 +41,7 @@ class Table(TableReads, TableShape):
         - ConfigError: ``capacity`` is no positive integer, or not that of the table in ``path``; or a dtype is not of
           fixed size.
         - SchemaMismatch: The table in ``path`` has other columns than those given, if any are.
-        - TableLocked, FormatMismatch, CorruptPayload: As ``durable.Home``. Nothing was changed.
+        - TableLocked, FormatMismatch, CorruptPayload: As ``durable.TableDirectory``. Nothing was changed.
     """
 
     def extend(
@@ -179,8 +179,8 @@ class Table(TableReads, TableShape):
         self._sync_columns()
         first = self.index.next_row + skipped
         try:
-            if self.home is not None:
-                self.home.mark(slots, first)
+            if self.table_dir is not None:
+                self.table_dir.mark(slots, first)
             with self.index.lock:
                 self.index.publish(slots, skipped)
             self._commit_rows(note, encoded)
@@ -206,18 +206,18 @@ class Table(TableReads, TableShape):
                 self.columns[name][slots] = values
 
         self.check_open()
-        if self.home is None:
+        if self.table_dir is None:
             finish(write)
             return
-        home, record = self.home, [redo_record.encode(rows, columns)]
-        home.redo.reserve(record)
+        table_dir, record = self.table_dir, [redo_record.encode(rows, columns)]
+        table_dir.redo.reserve(record)
 
         def write_on_record() -> None:
-            home.redo.append(record)
-            home.redo.sync()
+            table_dir.redo.append(record)
+            table_dir.redo.sync()
             write()
             self._sync_columns()
-            home.redo.clear()
+            table_dir.redo.clear()
 
         finish(write_on_record)
 

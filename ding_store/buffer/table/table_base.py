@@ -14,10 +14,10 @@ from ding_store.buffer.array_types import Array
 from ding_store.buffer.forks import hold_over_forks, tell_of_forks
 from ding_store.buffer.persistence import redo_record
 from ding_store.buffer.persistence.commits import encode_note
-from ding_store.buffer.persistence.table_directory import Home
+from ding_store.buffer.persistence.table_directory import TableDirectory
 from ding_store.buffer.persistence.table_header import ENCODING, StoredColumn
 from ding_store.buffer.table.cold import ColdColumn
-from ding_store.buffer.table.column_memory import ColumnSpec, Regions
+from ding_store.buffer.table.column_memory import ColumnMemory, ColumnSpec
 from ding_store.buffer.table.narrowing import not_narrowed
 from ding_store.buffer.table.row_choices import as_rows
 from ding_store.buffer.table.rows import RowIndex
@@ -52,34 +52,34 @@ class TableBase:
         self._owner: Optional[int] = None
         self._is_torn = self._is_child_of_owner = False
         capacity = integer('capacity', capacity, 1)
-        self.home = None if path is None else Home(path, capacity, fsync)
-        self._regions = Regions(capacity, self.home)
+        self.table_dir = None if path is None else TableDirectory(path, capacity, fsync)
+        self._regions = ColumnMemory(capacity, self.table_dir)
         try:
             self._open(specs, capacity)
         except BaseException:
             self._regions.close()
-            if self.home is not None:
-                self.home.close()
+            if self.table_dir is not None:
+                self.table_dir.close()
             raise
         tell_of_forks(self)
 
     def _open(self, specs: Dict[str, ColumnSpec], capacity: int) -> None:
-        home = self.home
-        if home is None:
+        table_dir = self.table_dir
+        if table_dir is None:
             self.index = RowIndex(capacity)
         else:
-            self.index = RowIndex(capacity, home.numbers, home.next_row)
+            self.index = RowIndex(capacity, table_dir.numbers, table_dir.next_row)
             self._num_used = int(self.index.live_slots.max(initial=-1)) + 1
-            self._note = home.note
-        if home is None or not home.header.columns:
+            self._note = table_dir.note
+        if table_dir is None or not table_dir.header.columns:
             self._regions.add(specs)
             self._describe(self.info)
             return
-        self._narrow = frozenset(column.name for column in home.header.columns if column.encoding)
-        self._regions.open(home.header.columns, self._num_used)
+        self._narrow = frozenset(column.name for column in table_dir.header.columns if column.encoding)
+        self._regions.open(table_dir.header.columns, self._num_used)
         if specs and specs != self.specs:
-            raise SchemaMismatch(f'{home.path!r} holds a table of the columns {self.specs}, not {specs}')
-        self._redo(home)
+            raise SchemaMismatch(f'{table_dir.path!r} holds a table of the columns {self.specs}, not {specs}')
+        self._redo(table_dir)
 
     @property
     def capacity(self) -> int:
@@ -89,7 +89,7 @@ class TableBase:
     @property
     def info(self) -> Any:
         """What its owner said about the columns, as JSON; of a private table None."""
-        return None if self.home is None else self.home.header.info
+        return None if self.table_dir is None else self.table_dir.header.info
 
     @property
     def committed(self) -> Optional[Dict[str, Any]]:
@@ -125,7 +125,7 @@ class TableBase:
 
     @property
     def sources(self) -> Tuple[Dict[str, Array], Mapping[str, ColdColumn]]:
-        """``columns``, and those that are read from the disk now: see ``Regions``; for readers within ``read``."""
+        """``columns``, and those that are read from the disk now: see ``ColumnMemory``; for readers within ``read``."""
         return self._regions.sources
 
     @property
@@ -191,8 +191,8 @@ class TableBase:
                 f'the buffer of process {self._owner} cannot be changed in this forked process: it is in files, which '
                 'can only be read here. Change it there, or make a buffer here'
             )
-        if self.home is not None:
-            self.home.check_open()
+        if self.table_dir is not None:
+            self.table_dir.check_open()
 
     def _refuse_torn(self) -> None:
         if self._is_torn:
@@ -204,7 +204,7 @@ class TableBase:
     def _owner_lives(self) -> bool:
         """Whether no other process can have opened the files."""
         assert self._owner is not None
-        if self.home is None or os.getppid() == self._owner:
+        if self.table_dir is None or os.getppid() == self._owner:
             return True
         if self._is_child_of_owner:
             return False
@@ -231,7 +231,7 @@ class TableBase:
     @property
     def _is_in_files(self) -> bool:
         """Whether what is in the columns is shared with forked processes."""
-        return self.home is not None or self._regions.has_files
+        return self.table_dir is not None or self._regions.has_files
 
     def _change(self) -> None:
         """Rows that are there are about to change, or to leave: what was forked must not take others for them."""
@@ -251,46 +251,46 @@ class TableBase:
                 found.append(f'a row lives in a slot beyond {self._num_used}, the last that was written')
             if any(len(column) != self.capacity for column in self.columns.values()):
                 found.append(f'a column has not {self.capacity} slots')
-            if self.home is not None:
-                found += self.home.findings(self.index.next_row, self.index.row_of_slot, self._stored_columns())
+            if self.table_dir is not None:
+                found += self.table_dir.findings(self.index.next_row, self.index.row_of_slot, self._stored_columns())
         return found
 
     def close(self) -> None:
         """Release the files; the table is empty after it, but what is in ``path`` stays there."""
         with self.write_lock, self.index.lock:
-            if self.home is None:
+            if self.table_dir is None:
                 self.index.clear()
             else:
                 self._sync_columns()
                 self._change()  # Other processes may open it.
-                self.home.close()
+                self.table_dir.close()
                 self._num_updates += 1
                 # Not in place: that would be a delete of all rows, on the disk, too.
                 self.index.forget()
             self._regions.close()
 
     def _commit(self, note: Optional[Mapping[str, Any]], encoded: Optional[bytes]) -> None:
-        if self.home is not None:
-            self.home.check_open()
-            self.home.commit(self.index.next_row, encoded)
+        if self.table_dir is not None:
+            self.table_dir.check_open()
+            self.table_dir.commit(self.index.next_row, encoded)
         if note is not None:
             self._note = dict(note)
 
-    def _redo(self, home: Home) -> None:
-        for record in home.redo.read():
+    def _redo(self, table_dir: TableDirectory) -> None:
+        for record in table_dir.redo.read():
             rows, columns = redo_record.decode(record, self.columns)
             with self.index.lock:
                 slots, found = self.index.find(rows)
             for name, values in columns.items():
                 self.columns[name][slots[found]] = values[found]
         self._sync_columns()
-        home.redo.clear()
+        table_dir.redo.clear()
 
     def _describe(self, info: Any) -> None:
         """From now on the header names these columns, which are on the disk before it is."""
-        if self.home is not None:
+        if self.table_dir is not None:
             self._sync_regions(self._regions)
-            self.home.describe(self._stored_columns(), info)
+            self.table_dir.describe(self._stored_columns(), info)
 
     def _stored_columns(self) -> List[StoredColumn]:
         return stored_columns(self._regions, self._narrow)
@@ -301,21 +301,21 @@ class TableBase:
         return np.dtype(np.float32) if name in self._narrow and column.dtype == np.uint8 else column.dtype
 
     def _sync_numbers(self) -> None:
-        if self.home is not None:
-            self.home.sync_numbers()
+        if self.table_dir is not None:
+            self.table_dir.sync_numbers()
 
-    def _sync_regions(self, regions: Regions) -> None:
-        if self.home is not None and self.home.fsync:
+    def _sync_regions(self, regions: ColumnMemory) -> None:
+        if self.table_dir is not None and self.table_dir.fsync:
             regions.sync()
 
     def _sync_kept(self) -> None:
-        if self.home is not None and self.home.fsync:
-            self.home.sync_kept()
+        if self.table_dir is not None and self.table_dir.fsync:
+            self.table_dir.sync_kept()
 
     def _sync_columns(self) -> None:
-        if self.home is not None and self.home.fsync:
+        if self.table_dir is not None and self.table_dir.fsync:
             self._regions.sync()
-            self.home.metas.sync()
+            self.table_dir.metas.sync()
 
     def _check(
         self,
@@ -350,7 +350,7 @@ class TableBase:
         return num_rows or 0
 
 
-def stored_columns(regions: Regions, narrow: FrozenSet[str]) -> List[StoredColumn]:
+def stored_columns(regions: ColumnMemory, narrow: FrozenSet[str]) -> List[StoredColumn]:
     """As a directory's header has them."""
     columns = regions.stored()
     for column in columns:

@@ -18,7 +18,7 @@ from ding_store.errors import CorruptPayload, StoreError
 from ding_store.storage.base import Buffer
 from ding_store.storage.encoding.framing import INLINE_BYTES, MAX_BYTES, PART_BYTES, Part
 from ding_store.storage.redis.resp import checked, received, refusal, send
-from ding_store.storage.shared_memory.transports import Fetch, Moved, Record, Remote, fetch_own, unwatched
+from ding_store.storage.shared_memory.transports import Fetch, Moved, Remote, StoredEntry, fetch_own, unwatched
 
 #: On the way at once. More only fills buffers, where each reply waits for all that is before it.
 WINDOW_BYTES = 4 << 20
@@ -164,13 +164,13 @@ class Parts:
     Overview:
         Fetches payloads that are in parts.
     Arguments:
-        - call (:obj:`Callable`): Runs a command with a ``Session``, again and again while the connection is lost.
+        - call (:obj:`Callable`): Runs a command with a ``ServerSession``, again and again while the connection is lost.
     """
 
     def __init__(self, call: Call) -> None:
         self._call = call
 
-    def fetch(self, stream: str, records: Sequence[Record], fetch: Fetch = fetch_own) -> List[Optional[Buffer]]:
+    def fetch(self, stream: str, records: Sequence[StoredEntry], fetch: Fetch = fetch_own) -> List[Optional[Buffer]]:
         """
         Overview:
             The payloads themselves, of what records hold; None where parts are missing.

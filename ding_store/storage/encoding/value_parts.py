@@ -105,7 +105,7 @@ class _Unit:
         self.shares = shares  # a part with its neighbours
         self.content = bytearray()
         self.has_changed = False
-        self.age = 0  # -1 from a change to ``settle``
+        self.age = 0  # -1 from a change to ``flush``
 
     @property
     def is_still(self) -> bool:
@@ -120,7 +120,7 @@ class _Unit:
         else:
             self.content = bytearray(content)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         self.age += 1
         self.has_changed = False
 
@@ -132,7 +132,7 @@ class SentParts:
     """
     Overview:
         What a writer sent of a value last: its bytes, and the names of their parts. Takes as much memory as the value.
-        ``lock`` is to be held from the first ``changed`` to ``settle``.
+        ``lock`` is to be held from the first ``changed`` to ``flush``.
     Arguments:
         - key (:obj:`Callable`): Of the parts of a token, but for their number.
     """
@@ -150,7 +150,7 @@ class SentParts:
         """
         Overview:
             The keys of the parts that are to be sent, and their bytes in pieces; when all were taken, ``parts`` lists
-            what the version is of. As often as needed, then ``settle`` or ``keep`` says what became of it.
+            what the version is of. As often as needed, then ``flush`` or ``keep`` says what became of it.
         """
         if pieces.lengths != self._lengths:
             self._lengths, self._units, self._known = pieces.lengths, _units_of(pieces.lengths), {}
@@ -178,7 +178,7 @@ class SentParts:
         return ''.join(f'{self._key(part.token)}{part.number} ' for part in self._sent)
 
     def keys_of(self, token: str) -> str:
-        """The keys of all parts that ``changed`` may have had sent under this token since the last ``settle``."""
+        """The keys of all parts that ``changed`` may have had sent under this token since the last ``flush``."""
         return ''.join(f'{self._key(token)}{number} ' for number in range(len(self._groups)))
 
     def keep(self) -> None:
@@ -187,14 +187,14 @@ class SentParts:
         for unit in self._units:
             unit.has_changed = False
 
-    def settle(self, is_published: bool) -> None:
+    def flush(self, is_published: bool) -> None:
         """Whether the server has all of these parts and keeps them; else it is not known which it has."""
         if not is_published:
             self._known = {}
             return
         sent = dict(zip(self._groups, self._sent))
         for unit in self._units:
-            unit.settle()
+            unit.flush()
         self._groups = _grouped(self._units)
         self._known = {group: sent[group] for group in self._groups if group in sent}
 

@@ -131,7 +131,7 @@ class Losses:
             if written_off > sequence:
                 self._written_off[writer] = written_off
 
-    def settle(self, marks: Mapping[str, int]) -> None:
+    def count_overdue(self, marks: Mapping[str, int]) -> None:
         """Count what did not come in time."""
         if not self._awaited:
             return

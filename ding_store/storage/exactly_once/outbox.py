@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 OK = 'OK'  # accepted, or already known: ``number`` is its place
 STALE = 'STALE'  # the stream's epoch is another: this is its state now, announce again
 GAP = 'GAP'  # entries before this one are missing: announce from ``last + 1``
-FULL = 'FULL'  # no room; wait for the room stream to pass ``room``
+FULL = 'FULL'  # no room; wait for the room stream to pass ``freed``
 PLANE = 'PLANE'  # a reference came on a plane that is no more: announce again on this one
 CODEC = 'CODEC'  # there are readers, or may be, who cannot decompress it: announce the payload as it was
 FORGOTTEN = 'FORGOTTEN'  # this writer is not known: it was silent while many others came and went
@@ -37,7 +37,7 @@ WIRE = -1
 MAX_REFUSED = 100
 
 
-class Announcement(NamedTuple):
+class AppendRequest(NamedTuple):
     """
     Overview:
         What a writer says to the server. ``base`` is the lowest sequence that the writer still holds: it will never
@@ -52,7 +52,7 @@ class Announcement(NamedTuple):
     max_pending_bytes: int = 0  # 0: no limit, for what had been accepted once
     drop_oldest: bool = False
     size: int = 0  # of the payload, also where only a reference to it is announced
-    plane: int = WIRE  # on which this reference is good
+    transport: int = WIRE  # on which this reference is good
     readers: str = ''  # that the server may have forgotten: those of a verdict
     codec: str = ''  # of the payload, if it is good only while all readers have it
     told: str = ''  # "<last>:<number>" of the last verdict of this epoch: a server that has less lost it
@@ -65,15 +65,15 @@ class Announcement(NamedTuple):
 Ends = Tuple[int, int]
 
 
-class Verdict(NamedTuple):
+class AppendReply(NamedTuple):
     status: str
     epoch: str  # '': there is no such stream
     number: int  # of the entry announced; of this writer's last one for STALE, GAP and sequence 0
     last: int  # this writer's last accepted sequence
     floor: int  # entries up to here are trimmed: nobody needs their copies
-    room: int
+    freed: int
     num_dropped: int
-    plane: int = 0
+    transport: int = 0
     host: str = ''  # that all readers are on: references to its files may be announced; '': the wire plane
     wanted: int = 0  # entries up to here must be readable over the wire
     ends: Ends = (0, 0)  # only good where ``epoch`` is another than was announced
@@ -83,7 +83,7 @@ class Verdict(NamedTuple):
     listed: int = 0  # grows when the readers change
 
 
-class Room(NamedTuple):
+class FreedCapacity(NamedTuple):
     """What the server says, without being asked, to those who wait for room."""
 
     counter: int  # of what made room
@@ -92,7 +92,7 @@ class Room(NamedTuple):
     chain: str = ''  # up to there
 
 
-class Fill(NamedTuple):
+class Backfill(NamedTuple):
     """What a writer sends after an entry that it had announced as a reference."""
 
     stream: str
@@ -147,9 +147,9 @@ class Item:
 class Refused(StoreError):
     """Inside the package: the server has no room for the first item in the queue."""
 
-    def __init__(self, room: int) -> None:
-        super().__init__(room)
-        self.room = room
+    def __init__(self, freed: int) -> None:
+        super().__init__(freed)
+        self.freed = freed
 
 
 class Outbox:
@@ -164,22 +164,22 @@ class Outbox:
     def __init__(
         self,
         stream: str,
-        announce: Callable[[Announcement], Verdict],
+        announce: Callable[[AppendRequest], AppendReply],
         max_pending_bytes: int = 0,
         drop_oldest: bool = False,
-        fill: Optional[Callable[[Fill], None]] = None,
+        backfill: Optional[Callable[[Backfill], None]] = None,
     ) -> None:
         self.stream = stream
         self.epoch = ''
         self._told = ''  # what we know of ourselves from the server, in this epoch
         self._released = 0  # the highest sequence of those that were let go
         self.num_dropped = 0
-        self.plane = 0
+        self.transport = 0
         self.host = ''
-        self.room = 0  # the stream's counter of what made room, as we last heard
+        self.freed = 0  # the stream's counter of what made room, as we last heard
         self.admission = 0  # that we have to the stream; 0: none
         self._announce = announce
-        self._fill = fill
+        self._fill = backfill
         self._ends: Ends = (0, 0)  # before the epoch that we last heard of
         #: The epoch that we bring entries into, and the ends before it.
         self._written: Tuple[str, Ends] = ('', (0, 0))
@@ -272,23 +272,23 @@ class Outbox:
             if not self._queue:
                 return
             item = self._queue[0]
-            verdict = self._send(item)
-            if verdict.status == CODEC:
+            reply = self._send(item)
+            if reply.status == CODEC:
                 item.payload.expand()
-            num_refused = 0 if verdict.status == OK else num_refused + 1
+            num_refused = 0 if reply.status == OK else num_refused + 1
             if num_refused > MAX_REFUSED:
-                raise StoreError(f'the server contradicts itself about {self.stream!r}: {verdict}')
-            if verdict.status == OK:
-                item.accepted, item.number, item.chain = True, verdict.number, verdict.chain
+                raise StoreError(f'the server contradicts itself about {self.stream!r}: {reply}')
+            if reply.status == OK:
+                item.accepted, item.number, item.chain = True, reply.number, reply.chain
                 # Twice in the one rather than in neither, where a signal comes in between.
                 if not self._sent or self._sent[-1].sequence < item.sequence:
                     self._sent.append(item)
                 if self._queue and self._queue[0] is item:
                     self._queue.popleft()
             # Also when there is no room: there may be none before what is wanted of us can be read, and acked.
-            self._learn(verdict)
-            if verdict.status == FULL:
-                raise Refused(verdict.room)
+            self._learn(reply)
+            if reply.status == FULL:
+                raise Refused(reply.freed)
 
     def check(self) -> None:
         """Ask for the stream's state; what a server forgot is queued again, what was acked is let go."""
@@ -299,30 +299,30 @@ class Outbox:
         while self._sent:
             self._let_go(self._sent[0].number)
 
-    def hear(self, room: Room) -> bool:
+    def hear(self, freed: FreedCapacity) -> bool:
         """Let go what was acked in our epoch, if the last of it is ours; returns whether something was."""
-        newest = next((item for item in self._sent if item.number >= room.floor), None)
+        newest = next((item for item in self._sent if item.number >= freed.floor), None)
         # A number alone would not do: a server whose data became older gives it to another entry.
-        if room.epoch != self.epoch or newest is None or not room.chain or newest.chain != room.chain:
+        if freed.epoch != self.epoch or newest is None or not freed.chain or newest.chain != freed.chain:
             return False
-        self.room = max(self.room, room.counter)
-        return self._let_go(room.floor)
+        self.freed = max(self.freed, freed.counter)
+        return self._let_go(freed.floor)
 
-    def fill(self, upto: Optional[int] = None) -> None:
+    def backfill(self, upto: Optional[int] = None) -> None:
         """Make what was announced as a reference readable over the wire: entries up to a number, or all."""
         for item in self._sent:
             if upto is not None and item.number > upto:
                 break
             if item.is_referenced and item.filled_epoch != self.epoch and self._fill is not None:
-                self._fill(Fill(self.stream, self.epoch, item.sequence, item.number, item.payload.on_wire()))
+                self._fill(Backfill(self.stream, self.epoch, item.sequence, item.number, item.payload.on_wire()))
                 item.filled_epoch = self.epoch
 
-    def _send(self, item: Item) -> Verdict:
+    def _send(self, item: Item) -> AppendReply:
         known_epoch, lost_before, item.uncertain = self.epoch, item.uncertain, True
         said = self._announcement(item)
-        item.is_referenced |= said.plane != WIRE
+        item.is_referenced |= said.transport != WIRE
         try:
-            verdict = self._announce(said)
+            reply = self._announce(said)
         except StoreError as e:
             if e.has_no_effect:
                 item.uncertain = lost_before
@@ -331,15 +331,15 @@ class Outbox:
             found = self._state_after(e)
             if found is None:
                 raise
-            verdict = found
-            if verdict.status == OK and verdict.last < item.sequence:
+            reply = found
+            if reply.status == OK and reply.last < item.sequence:
                 item.uncertain = lost_before or e.was_lost
                 raise
         # STALE may answer a second try whose first one was accepted by a server that then lost its memory.
-        item.uncertain = lost_before or (verdict.status in (STALE, FORGOTTEN) and known_epoch != '')
-        return verdict
+        item.uncertain = lost_before or (reply.status in (STALE, FORGOTTEN) and known_epoch != '')
+        return reply
 
-    def _state_after(self, error: StoreError) -> Optional[Verdict]:
+    def _state_after(self, error: StoreError) -> Optional[AppendReply]:
         """The stream's state, asked of a server that refused something; None where it does not answer that."""
         is_away = isinstance(error, StoreUnavailable) and not isinstance(error, StoreDenied)
         if not is_away and not isinstance(error, StoreClosed):
@@ -347,44 +347,44 @@ class Outbox:
                 return self._announce(self._announcement(None))
         return None
 
-    def _announcement(self, item: Optional[Item]) -> Announcement:
+    def _announcement(self, item: Optional[Item]) -> AppendRequest:
         base = self._sent[0].sequence if self._sent else self._queue[0].sequence if self._queue else self.sequence + 1
         if item is None:
-            said = Announcement(self.stream, self.epoch, 0, base, readers=self._forgotten, told=self._told)
+            said = AppendRequest(self.stream, self.epoch, 0, base, readers=self._forgotten, told=self._told)
             return said._replace(admission=self.admission, listed=self._listed)
         limit = 0 if item.accepted else self._limit
         reference = item.payload.reference(self.host) if self.host else None
-        data, plane = (item.payload.on_wire(), WIRE) if reference is None else (reference, self.plane)
-        payload = (data, limit, self._drop_oldest, item.payload.size, plane)
+        data, transport = (item.payload.on_wire(), WIRE) if reference is None else (reference, self.transport)
+        payload = (data, limit, self._drop_oldest, item.payload.size, transport)
         known = (self._forgotten, item.payload.codec, self._told, self.admission, self._listed)
-        return Announcement(self.stream, self.epoch, item.sequence, base, *payload, *known)
+        return AppendRequest(self.stream, self.epoch, item.sequence, base, *payload, *known)
 
-    def _learn(self, verdict: Verdict) -> None:
-        if verdict.status == FORGOTTEN:
+    def _learn(self, reply: AppendReply) -> None:
+        if reply.status == FORGOTTEN:
             self._begin_anew()
             return
-        forgot = self._sent and self._sent[-1].sequence > verdict.last
-        if forgot or verdict.status in (STALE, GAP) or verdict.epoch != self.epoch:
-            self._requeue(verdict)
-        is_changed = verdict.epoch != self.epoch
+        forgot = self._sent and self._sent[-1].sequence > reply.last
+        if forgot or reply.status in (STALE, GAP) or reply.epoch != self.epoch:
+            self._requeue(reply)
+        is_changed = reply.epoch != self.epoch
         if is_changed:
-            self._ends = verdict.ends
-        self.epoch, self.num_dropped = verdict.epoch, verdict.num_dropped
-        self._told = f'{verdict.last}:{verdict.number}' if verdict.last else ''
-        self.plane, self.host, self.room = verdict.plane, verdict.host, verdict.room
-        self.admission = verdict.admission
+            self._ends = reply.ends
+        self.epoch, self.num_dropped = reply.epoch, reply.num_dropped
+        self._told = f'{reply.last}:{reply.number}' if reply.last else ''
+        self.transport, self.host, self.freed = reply.transport, reply.host, reply.freed
+        self.admission = reply.admission
         if is_changed:
             self._forgotten = '' if self.is_over else self._forgotten or self._readers
         elif self.epoch:
             self._forgotten = ''  # Every verdict within an epoch comes behind what was said with it.
-        if not self._forgotten and verdict.readers is not None:
-            self._readers, self._listed = verdict.readers, verdict.listed
-        self._let_go(verdict.floor)
+        if not self._forgotten and reply.readers is not None:
+            self._readers, self._listed = reply.readers, reply.listed
+        self._let_go(reply.floor)
         if is_changed and self.is_over:
             self._drop_accepted()
-        if verdict.wanted > verdict.floor:
+        if reply.wanted > reply.floor:
             try:
-                self.fill(verdict.wanted)
+                self.backfill(reply.wanted)
             except ServerFull as e:
                 # The next verdict asks for it again, and what else we have to say may find room, or make some.
                 logger.info('stream %r waits for memory: %s', self.stream, e)
@@ -413,12 +413,12 @@ class Outbox:
                 item.payload.release()
         self._sent, self._queue = deque(), deque(item for item in self._queue if not item.accepted)
 
-    def _requeue(self, verdict: Verdict) -> None:
+    def _requeue(self, reply: AppendReply) -> None:
         """Split anew what is held: up to the server's ``last`` it has them, the rest must be announced again."""
         items = [*self._sent, *self._queue]
-        sent = deque(item for item in items if item.sequence <= verdict.last)
-        queue = deque(item for item in items if item.sequence > verdict.last)
+        sent = deque(item for item in items if item.sequence <= reply.last)
+        queue = deque(item for item in items if item.sequence > reply.last)
         self._sent, self._queue = sent, queue
         for item in self._sent:
             # Sequences and numbers grow together: the last one's number is no less than this one's.
-            item.accepted, item.number, item.chain = True, verdict.number, ''
+            item.accepted, item.number, item.chain = True, reply.number, ''

@@ -90,7 +90,7 @@ class Reader:
         self._acked = 0  # In this epoch, what the server remembers of our acks from before it lost its newest changes.
         self._has_left = False
         self._seen: Optional[StreamInfo] = None  # the stream, when we last looked
-        self._said_lost = self._said_duplicates = self._said_corrupt = False
+        self._warned_lost = self._warned_duplicates = self._warned_corrupt = False
 
     @property
     def marks(self) -> Dict[str, int]:
@@ -141,7 +141,7 @@ class Reader:
             self._know(entries[0].id.epoch)
         with self._lock:
             new = self._take(entries) if entries else []
-            self._losses.settle(self._marks)
+            self._losses.count_overdue(self._marks)
             self._drop_departed()
             self._report(self.num_lost - lost, self.num_duplicates - duplicates)
         if entries and self._outstanding is None:
@@ -254,7 +254,7 @@ class Reader:
 
     def _take(self, entries: List[Entry]) -> List[Entry]:
         self._follow(entries[0].id)
-        self._said_corrupt = False
+        self._warned_corrupt = False
         for one, following in zip(entries, entries[1:]):  # what was dropped while it was fetched
             self._losses.drop(max(0, following.id.number - max(one.id.number, self._acked) - 1))
         new = [one for one in entries if self._is_new(one) and not self._is_lost(one)]
@@ -294,9 +294,9 @@ class Reader:
         self._say_corrupt(error)
 
     def _say_corrupt(self, error: CorruptPayload) -> None:
-        level = logging.DEBUG if self._said_corrupt else logging.WARNING
+        level = logging.DEBUG if self._warned_corrupt else logging.WARNING
         logger.log(level, 'reader %r of %r skips what it cannot read: %s', self.name, self.stream, error)
-        self._said_corrupt = True
+        self._warned_corrupt = True
 
     def _follow(self, first: EntryId) -> None:
         """From the cursor to the first entry read: numbers are dense, those in between were dropped before we came."""
@@ -335,13 +335,13 @@ class Reader:
 
     def _report(self, lost: int, duplicates: int) -> None:
         """One line when it begins, not one per read."""
-        if lost > 0 and not self._said_lost:
+        if lost > 0 and not self._warned_lost:
             logger.warning(
                 'reader %r of %r: %d entries were lost (%d in all)', self.name, self.stream, lost, self.num_lost
             )
-        if duplicates and not self._said_duplicates:
+        if duplicates and not self._warned_duplicates:
             logger.info('reader %r of %r: skipping entries that were announced again', self.name, self.stream)
-        self._said_lost, self._said_duplicates = lost > 0, bool(duplicates)
+        self._warned_lost, self._warned_duplicates = lost > 0, bool(duplicates)
 
 
 def _copy_of(entry: Entry) -> Entry:

@@ -24,7 +24,15 @@ from ding_store.errors import (
 from ding_store.storage.base import Arrays, EntryId, Header
 from ding_store.storage.encoding.compression import AUTO, Choice, decompressed, is_compressed
 from ding_store.storage.encoding.framing import encode, encode_pieces, seal
-from ding_store.storage.exactly_once.outbox import Announcement, Fill, Outbox, Payload, Refused, Room, Verdict
+from ding_store.storage.exactly_once.outbox import (
+    AppendReply,
+    AppendRequest,
+    Backfill,
+    FreedCapacity,
+    Outbox,
+    Payload,
+    Refused,
+)
 from ding_store.storage.options import StoreOptions, StreamOptions
 
 logger = logging.getLogger(__name__)
@@ -34,7 +42,7 @@ _TURN_S = 1.0
 #: So often it looks whether who holds the lock waits for room, once its own time is over.
 _LOOK_EVERY_S = 0.05
 
-WaitForRoom = Callable[[str, int, float], Optional[Room]]
+WaitForCapacity = Callable[[str, int, float], Optional[FreedCapacity]]
 
 
 def writer_id() -> str:
@@ -81,21 +89,21 @@ class _Lock:
             self._lock.release()
 
 
-class Lane:
+class StreamWriter:
     """An outbox, its lock, and what was said about it: one warning per change of state."""
 
     def __init__(
         self,
         stream: str,
         options: StreamOptions,
-        announce: Callable[[Announcement], Verdict],
-        fill: Optional[Callable[[Fill], None]] = None,
+        announce: Callable[[AppendRequest], AppendReply],
+        backfill: Optional[Callable[[Backfill], None]] = None,
     ) -> None:
         self.lock = _Lock()
         self.options = options
         self.may_drop = options.overflow == 'drop_oldest'  # what nobody has acked
         self._compression = Choice()
-        self.outbox = Outbox(stream, announce, options.max_pending_bytes, self.may_drop, fill)
+        self.outbox = Outbox(stream, announce, options.max_pending_bytes, self.may_drop, backfill)
         self.is_waiting = False  # whether who holds the lock waits for room
         self._dropping = False
         self._num_dropped = 0
@@ -172,41 +180,41 @@ class Writer:
         Thread-safe; appends to one stream take turns, so that their order is that of their sequences.
     Arguments:
         - announce (:obj:`Callable`): One round trip to the server.
-        - wait_for_room (:obj:`Callable`): ``(stream, room, timeout_s)``: return once the stream's room counter may have
-          passed ``room``, with what the server said then, or when the time is over.
-        - fill (:obj:`Callable`): One round trip to the server.
+        - wait_for_capacity (:obj:`Callable`): ``(stream, freed, timeout_s)``: return the server's answer once the
+          stream's counter of freed entries may have passed ``freed``, or when the time is over.
+        - backfill (:obj:`Callable`): One round trip to the server.
         - leave (:obj:`Callable`): ``(stream, admission)``: the same, to say that this writer appends no more.
     """
 
     def __init__(
         self,
         options: StoreOptions,
-        announce: Callable[[Announcement], Verdict],
-        wait_for_room: WaitForRoom,
-        fill: Optional[Callable[[Fill], None]] = None,
+        announce: Callable[[AppendRequest], AppendReply],
+        wait_for_capacity: WaitForCapacity,
+        backfill: Optional[Callable[[Backfill], None]] = None,
         leave: Callable[[str, int], None] = lambda stream, admission: None,
     ) -> None:
         self.check_every_s = options.check_every_s
         self._options = options
         self._announce = announce
-        self._wait_for_room = wait_for_room
-        self._fill = fill
+        self._wait_for_capacity = wait_for_capacity
+        self._fill = backfill
         self._leave = leave
-        self._lanes: Dict[str, Lane] = {}
-        self._lanes_lock = threading.Lock()
+        self._stream_writers: Dict[str, StreamWriter] = {}
+        self._stream_writers_lock = threading.Lock()
         self._checked_at = time.monotonic()
-        self._is_concluded = False
+        self._is_closed_for_writing = False
 
     def append(self, stream: str, payload: Payload, timeout_s: Optional[float]) -> EntryId:
-        lane = self._lane(stream)
-        if payload.size > lane.options.max_pending_bytes:
+        stream_writer = self._stream_writer(stream)
+        if payload.size > stream_writer.options.max_pending_bytes:
             raise StreamFull(
-                f'one entry of {payload.size} bytes is over max_pending_bytes ({lane.options.max_pending_bytes}) '
-                f'of stream {stream!r}'
+                f'one entry of {payload.size} bytes is over max_pending_bytes '
+                f'({stream_writer.options.max_pending_bytes}) of stream {stream!r}'
             )
-        deadline = time.monotonic() + (lane.options.max_block_s if timeout_s is None else timeout_s)
-        with lane.held(deadline):
-            return self._append(lane, payload, deadline)
+        deadline = time.monotonic() + (stream_writer.options.max_block_s if timeout_s is None else timeout_s)
+        with stream_writer.held(deadline):
+            return self._append(stream_writer, payload, deadline)
 
     def check(self, now: bool = False) -> None:
         """
@@ -217,34 +225,34 @@ class Writer:
         if not now and time.monotonic() - self._checked_at < self.check_every_s:
             return
         self._checked_at = time.monotonic()
-        for lane in self._all_lanes():
-            self._check(lane)
+        for stream_writer in self._all_stream_writers():
+            self._check(stream_writer)
 
     def check_stream(self, stream: str, wait_s: float = 0.0) -> None:
         """The same for one stream, now; its lock is waited for up to ``wait_s``."""
-        self._check(self._lane(stream), wait_s, also_empty=True)
+        self._check(self._stream_writer(stream), wait_s, also_empty=True)
 
     def learn(self, stream: str, wait_s: float) -> None:
         """Hear which entries are acked, waiting up to ``wait_s`` for acks that we have not heard of."""
-        lane = self._lane(stream)
-        room = self._wait_for_room(stream, lane.outbox.room, wait_s) if wait_s > 0 else None
-        if room is None or not self._hear(lane, room):
+        stream_writer = self._stream_writer(stream)
+        freed = self._wait_for_capacity(stream, stream_writer.outbox.freed, wait_s) if wait_s > 0 else None
+        if freed is None or not self._hear(stream_writer, freed):
             self.check_stream(stream)
 
     def encoded(self, stream: str, header: Header, arrays: Arrays) -> Payload:
         """An entry for the wire plane, as this stream's options want it."""
-        return self._lane(stream).encoded(header, arrays)
+        return self._stream_writer(stream).encoded(header, arrays)
 
     def options_of(self, stream: str) -> StreamOptions:
-        return self._lane(stream).options
+        return self._stream_writer(stream).options
 
     def host_of(self, stream: str) -> str:
         """The host that all readers of a stream were on when we last heard; '': the wire plane."""
-        return self._lane(stream).outbox.host
+        return self._stream_writer(stream).outbox.host
 
-    def planes(self, streams: Iterable[str]) -> Dict[str, int]:
+    def transports(self, streams: Iterable[str]) -> Dict[str, int]:
         """stream -> the plane that it was on when we last heard."""
-        return {stream: self._lane(stream).outbox.plane for stream in streams}
+        return {stream: self._stream_writer(stream).outbox.transport for stream in streams}
 
     def publish(self, wait_s: float) -> bool:
         """
@@ -253,31 +261,35 @@ class Writer:
         Returns:
             - done (:obj:`bool`): False when a thread that appends kept us from it for ``wait_s``.
         """
-        lanes = [lane for lane in self._all_lanes() if lane.outbox.has_references]
-        done = [self._publish(lane, wait_s) for lane in lanes]
+        stream_writers = [
+            stream_writer for stream_writer in self._all_stream_writers() if stream_writer.outbox.has_references
+        ]
+        done = [self._publish(stream_writer, wait_s) for stream_writer in stream_writers]
         return all(done)
 
     def num_unacked(self, stream: str) -> int:
-        lane = self._lanes.get(stream)
-        return len(lane.outbox) if lane else 0
+        stream_writer = self._stream_writers.get(stream)
+        return len(stream_writer.outbox) if stream_writer else 0
 
     @property
     def has_unacked(self) -> bool:
         """Of what may not be dropped."""
-        return any(len(lane.outbox) for lane in self._all_lanes() if not lane.may_drop)
+        return any(
+            len(stream_writer.outbox) for stream_writer in self._all_stream_writers() if not stream_writer.may_drop
+        )
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """
         Overview:
             Announce once more what could not be until now: a full stream may have room again. Waits for none.
         """
-        for lane in self._all_lanes():
-            if lane.outbox.num_queued:
-                self._check(lane)
+        for stream_writer in self._all_stream_writers():
+            if stream_writer.outbox.num_queued:
+                self._check(stream_writer)
 
-    def conclude(self) -> None:
-        """From now on nothing is brought into a stream that was deleted: see ``Store.conclude``."""
-        self._is_concluded = True
+    def close_for_writing(self) -> None:
+        """From now on nothing is brought into a stream that was deleted: see ``Store.close_for_writing``."""
+        self._is_closed_for_writing = True
 
     def close(self, is_away: Callable[[], bool], is_kept: bool = False) -> None:
         """
@@ -288,15 +300,15 @@ class Writer:
             - is_away (:obj:`Callable`): Whether the server is: to ask it anything might bring it back.
             - is_kept (:obj:`bool`): Whether it comes back with what it has accepted.
         """
-        self.conclude()
-        for lane in self._all_lanes():
-            outbox = lane.outbox
+        self.close_for_writing()
+        for stream_writer in self._all_stream_writers():
+            outbox = stream_writer.outbox
             if len(outbox) and not is_away():
                 with suppress(StoreError):
-                    self._check(lane)
+                    self._check(stream_writer)
             if outbox.num_left:
                 logger.warning('closed with %d entries of %r not announced', outbox.num_left, outbox.stream)
-            elif len(outbox) and not (is_kept or lane.may_drop) and is_away():
+            elif len(outbox) and not (is_kept or stream_writer.may_drop) and is_away():
                 logger.warning(
                     'closed with %d entries of %r that only the server has, which is away: they are lost if it comes '
                     'back without them',
@@ -306,67 +318,69 @@ class Writer:
             if outbox.may_leave and not is_away():
                 with suppress(StoreError):
                     self._leave(outbox.stream, outbox.admission)
-        with self._lanes_lock:
-            self._lanes = {}  # Payloads may be in mapped files, which are part of cycles.
+        with self._stream_writers_lock:
+            self._stream_writers = {}  # Payloads may be in mapped files, which are part of cycles.
 
     def let_go(self, stream: str) -> None:
         """This process has deleted the stream: nothing that it held is brought back, and it leaves until it appends."""
-        lane = self._lanes.get(stream)
-        if lane is None:
+        stream_writer = self._stream_writers.get(stream)
+        if stream_writer is None:
             return
-        with lane.tried(0.0) as is_held:
+        with stream_writer.tried(0.0) as is_held:
             if is_held:
-                lane.outbox.let_all_go()
-                if lane.outbox.may_leave:
-                    self._leave(stream, lane.outbox.admission)
+                stream_writer.outbox.let_all_go()
+                if stream_writer.outbox.may_leave:
+                    self._leave(stream, stream_writer.outbox.admission)
 
-    def _lane(self, stream: str) -> Lane:
-        with self._lanes_lock:
-            if stream not in self._lanes:
-                self._lanes[stream] = Lane(stream, self._options.of(stream), self._announce, self._fill)
-            return self._lanes[stream]
+    def _stream_writer(self, stream: str) -> StreamWriter:
+        with self._stream_writers_lock:
+            if stream not in self._stream_writers:
+                self._stream_writers[stream] = StreamWriter(
+                    stream, self._options.of(stream), self._announce, self._fill
+                )
+            return self._stream_writers[stream]
 
-    def _all_lanes(self) -> List[Lane]:
-        with self._lanes_lock:
-            return list(self._lanes.values())
+    def _all_stream_writers(self) -> List[StreamWriter]:
+        with self._stream_writers_lock:
+            return list(self._stream_writers.values())
 
-    def _publish(self, lane: Lane, wait_s: float) -> bool:
-        with lane.tried(wait_s) as is_held:
+    def _publish(self, stream_writer: StreamWriter, wait_s: float) -> bool:
+        with stream_writer.tried(wait_s) as is_held:
             if not is_held:
                 return False
-            lane.outbox.check()
+            stream_writer.outbox.check()
             with suppress(Refused):
-                lane.outbox.flush(is_last=True)
-            lane.outbox.fill()
+                stream_writer.outbox.flush(is_last=True)
+            stream_writer.outbox.backfill()
             # In an epoch that is over nobody finds a reference.
-            return lane.outbox.num_queued == 0 or lane.outbox.is_over
+            return stream_writer.outbox.num_queued == 0 or stream_writer.outbox.is_over
 
-    def _hear(self, lane: Lane, room: Room) -> bool:
-        with lane.tried(0.0) as is_held:
-            return is_held and lane.outbox.hear(room)
+    def _hear(self, stream_writer: StreamWriter, freed: FreedCapacity) -> bool:
+        with stream_writer.tried(0.0) as is_held:
+            return is_held and stream_writer.outbox.hear(freed)
 
-    def _check(self, lane: Lane, wait_s: float = 0.0, also_empty: bool = False) -> None:
-        if not (also_empty or len(lane.outbox)):
+    def _check(self, stream_writer: StreamWriter, wait_s: float = 0.0, also_empty: bool = False) -> None:
+        if not (also_empty or len(stream_writer.outbox)):
             return
-        with lane.tried(wait_s) as is_held:
+        with stream_writer.tried(wait_s) as is_held:
             if not is_held:
                 return
             try:
-                lane.outbox.check()
-                lane.outbox.flush(is_last=self._is_concluded)
+                stream_writer.outbox.check()
+                stream_writer.outbox.flush(is_last=self._is_closed_for_writing)
             except Refused:
                 pass  # Entries never accepted may wait for room; the next append waits with them.
             except ServerFull as e:
                 # It is no failure of the call that we look around in: the next append to this stream says it again.
-                logger.info('stream %r waits for memory: %s', lane.outbox.stream, e)
+                logger.info('stream %r waits for memory: %s', stream_writer.outbox.stream, e)
 
-    def _append(self, lane: Lane, payload: Payload, deadline: float) -> EntryId:
-        outbox, options = lane.outbox, lane.options
+    def _append(self, stream_writer: StreamWriter, payload: Payload, deadline: float) -> EntryId:
+        outbox, options = stream_writer.outbox, stream_writer.options
         if outbox.queued_bytes + payload.size > options.max_pending_bytes:
             raise StreamFull(f'{outbox.num_queued} entries of {outbox.stream!r} already wait for the server to return')
         item = outbox.add(payload)
         try:
-            self._bring(lane, deadline)
+            self._bring(stream_writer, deadline)
         except Exception as e:
             is_away = isinstance(e, StoreUnavailable) and not isinstance(e, StoreDenied)
             is_withdrawn = not is_away and outbox.withdraw(item)
@@ -375,29 +389,29 @@ class Writer:
                 raise
             reason = 'the server may have had this entry, so it is kept and announced later: do not append it again'
             raise AppendUnsettled(f'{e or type(e).__name__}; {reason}') from e
-        lane.warn_of_drops()
+        stream_writer.warn_of_drops()
         return EntryId(outbox.epoch, item.number).chained(item.chain)
 
-    def _bring(self, lane: Lane, deadline: float) -> None:
+    def _bring(self, stream_writer: StreamWriter, deadline: float) -> None:
         """Announce all that is queued, waiting for room."""
-        outbox, options = lane.outbox, lane.options
+        outbox, options = stream_writer.outbox, stream_writer.options
         is_full = f'stream {outbox.stream!r} holds max_pending_bytes ({options.max_pending_bytes})'
         while True:
             try:
-                if self._is_concluded:
+                if self._is_closed_for_writing:
                     outbox.check()  # Which makes no stream of one that is gone.
-                outbox.flush(is_last=self._is_concluded)
+                outbox.flush(is_last=self._is_closed_for_writing)
                 break
             except Refused as refused:
                 if options.overflow == 'error':
                     raise StreamFull(f'{is_full}: overflow is "error"') from None
                 if time.monotonic() >= deadline:
                     raise StoreTimeout(f'{is_full}: no room was made in time') from None
-                lane.is_waiting = True
+                stream_writer.is_waiting = True
                 try:
-                    self._wait_for_room(outbox.stream, refused.room, deadline - time.monotonic())
+                    self._wait_for_capacity(outbox.stream, refused.freed, deadline - time.monotonic())
                 finally:
-                    lane.is_waiting = False
+                    stream_writer.is_waiting = False
         if outbox.num_queued:
             raise _Retired(f'this process had appended its last to {outbox.stream!r}, which was retired since')
 

@@ -13,11 +13,11 @@ from ding_store.storage.exactly_once.outbox import (
     MAX_SILENT_WRITERS,
     STALE,
     WIRE,
-    Announcement,
-    Fill,
-    Verdict,
+    AppendReply,
+    AppendRequest,
+    Backfill,
 )
-from ding_store.storage.redis.server_session import Before, Session
+from ding_store.storage.redis.server_session import Before, ServerSession
 
 #: Before this much is sent, the server is asked whether there is room: until then it is there in excess.
 ASK_BYTES = 4 << 20
@@ -32,7 +32,7 @@ class RedisAppends:
     Overview:
         Thread-safe.
     Arguments:
-        - call (:obj:`Callable`): Runs a command with a ``Session``, again and again while the connection is lost.
+        - call (:obj:`Callable`): Runs a command with a ``ServerSession``, again and again while the connection is lost.
         - script (:obj:`Callable`): ``(session, script, stream, arguments, before)``: runs a script on a stream.
         - key (:obj:`Callable`): ``(stream, part)``: the key of a part.
         - writer (:obj:`str`): Whose entries these are.
@@ -42,7 +42,7 @@ class RedisAppends:
 
     def __init__(
         self,
-        call: Callable[[str, Callable[[Session], Any]], Any],
+        call: Callable[[str, Callable[[ServerSession], Any]], Any],
         script: Callable[..., Any],
         key: Callable[[str, str], str],
         writer: str,
@@ -56,40 +56,40 @@ class RedisAppends:
         self._index = index
         self._doubt = doubt
 
-    def announce(self, said: Announcement) -> Verdict:
+    def announce(self, said: AppendRequest) -> AppendReply:
         if said.sequence > 0:
             self._index(said.stream)
         if len(said.payload) >= ASK_BYTES:
-            verdict = self._append(said, b'', -1, '', None)
-            if verdict.status != ROOM:
-                return verdict
+            reply = self._append(said, b'', -1, '', None)
+            if reply.status != ROOM:
+                return reply
         what, key = f'append to {said.stream!r}', self._part_key(said.stream, said.sequence, said.payload)
         try:
-            verdict = publish_in_parts(
+            reply = publish_in_parts(
                 what, key, said.payload, lambda *place: self._append(said, *place), lambda one: one.status == NO_PARTS
             )
         except ServerFull:
             # An earlier try, whose reply was lost, may have come through: then they are the entry's.
-            if key and self._append(said._replace(sequence=0, plane=WIRE), b'', 0, '', None).last < said.sequence:
+            if key and self._append(said._replace(sequence=0, transport=WIRE), b'', 0, '', None).last < said.sequence:
                 self._drop_parts(what, key, said.payload)
             raise
-        if verdict.status in (FULL, CODEC) and key:
+        if reply.status in (FULL, CODEC) and key:
             self._drop_parts(what, key, said.payload)
-        return verdict
+        return reply
 
-    def fill(self, said: Fill) -> None:
+    def backfill(self, said: Backfill) -> None:
         known = (said.epoch, self._writer, said.sequence, said.number)
         what, key = f'fill {said.stream!r}', self._part_key(said.stream, said.sequence, said.payload)
 
-        def fill(place: bytes, num_parts: int, key: str, before: Optional[Before]) -> Any:
+        def backfill(place: bytes, num_parts: int, key: str, before: Optional[Before]) -> Any:
             arguments = (*known, num_parts, key, place)
             return self._call(what, lambda session: self._script(session, 'fill', said.stream, arguments, before))
 
         try:
-            publish_in_parts(what, key, said.payload, fill, lambda reply: reply < 0)
+            publish_in_parts(what, key, said.payload, backfill, lambda reply: reply < 0)
         except ServerFull:
             if key:
-                fill(b'', place_of(key, said.payload).num_parts, key, None)
+                backfill(b'', place_of(key, said.payload).num_parts, key, None)
             raise
 
     def _drop_parts(self, what: str, key: str, payload: bytes) -> None:
@@ -104,8 +104,8 @@ class RedisAppends:
         return self._key(f'{stream}/{self._writer}', f'{sequence}:{payload[4:8].hex()}:part:')
 
     def _append(
-        self, said: Announcement, payload: Buffer, num_parts: int, key: str, before: Optional[Before]
-    ) -> Verdict:
+        self, said: AppendRequest, payload: Buffer, num_parts: int, key: str, before: Optional[Before]
+    ) -> AppendReply:
         arguments = (
             said.epoch,
             self._writer,
@@ -114,7 +114,7 @@ class RedisAppends:
             said.size,
             said.max_pending_bytes,
             int(said.drop_oldest),
-            '' if said.plane == WIRE else said.plane,
+            '' if said.transport == WIRE else said.transport,
             num_parts,
             key,
             said.readers,
@@ -126,15 +126,15 @@ class RedisAppends:
             payload,
         )
 
-        def run(session: Session) -> Any:
-            return session.life.num_ends, self._script(session, 'append', said.stream, arguments, before)
+        def run(session: ServerSession) -> Any:
+            return session.generation.num_ends, self._script(session, 'append', said.stream, arguments, before)
 
         num_runs, (status, epoch, host, *numbers) = self._call(f'append to {said.stream!r}', run)
         if status == STALE.encode():
             self._doubt(said.stream)
-        number, last, floor, room, dropped, plane, wanted, num_ends, admission, listed, readers, chain = numbers
-        known = (number, last, floor, room, dropped, plane)
-        return Verdict(
+        number, last, floor, freed, dropped, transport, wanted, num_ends, admission, listed, readers, chain = numbers
+        known = (number, last, floor, freed, dropped, transport)
+        return AppendReply(
             status.decode(),
             epoch.decode(),
             *known,

@@ -23,10 +23,10 @@ from ding_store.errors import (
     StoreUnsuitable,
 )
 from ding_store.storage.options import RedisOptions
-from ding_store.storage.redis.replies import Answer, code_of, is_unrun, meaning_of, text_of
+from ding_store.storage.redis.replies import ReplyKind, code_of, is_unrun, meaning_of, text_of
 from ding_store.storage.redis.scripts import load_scripts
 from ding_store.storage.redis.server_checks import (
-    Life,
+    ServerGeneration,
     check_files,
     is_tls_error,
     make_client,
@@ -34,18 +34,18 @@ from ding_store.storage.redis.server_checks import (
     speaks_tls,
     wake,
 )
-from ding_store.storage.redis.server_session import Session
+from ding_store.storage.redis.server_session import ServerSession
 from ding_store.storage.urls import address_of
 
 logger = logging.getLogger(__name__)
 
 #: What is raised for a reply that does not pass.
 _ERRORS = {
-    Answer.FULL: ServerFull,
-    Answer.DENIED: StoreDenied,
-    Answer.UNSUITABLE: StoreUnsuitable,
-    Answer.SETTING: ConfigError,
-    Answer.DEFINITE: StoreError,
+    ReplyKind.FULL: ServerFull,
+    ReplyKind.DENIED: StoreDenied,
+    ReplyKind.UNSUITABLE: StoreUnsuitable,
+    ReplyKind.SETTING: ConfigError,
+    ReplyKind.DEFINITE: StoreError,
 }
 
 #: How long the first connection is tried; an embedded server may have to be started, on a busy machine.
@@ -59,7 +59,7 @@ _LOOK_EVERY_S = 0.05
 T = TypeVar('T')
 
 
-class Link:
+class Connection:
     """
     Overview:
         Thread-safe; connections are pooled, and made when first needed. ``num_sessions`` were begun so far: when it
@@ -78,7 +78,7 @@ class Link:
         self._scripts = load_scripts()
         self._lock = threading.Lock()
         self._opening = threading.Lock()  # held for as long as that takes
-        self._session: Optional[Session] = None
+        self._session: Optional[ServerSession] = None
         self._haste = threading.local()
         self._opener: Optional[threading.Thread] = None
         self._closed = threading.Event()
@@ -97,9 +97,9 @@ class Link:
         timeout_s = self._options.connect_timeout_s
         if timeout_s is None:
             timeout_s = _CONNECT_S if self._directory is None else _START_S
-        return self.call('connect', lambda session: session.life.server, timeout_s)
+        return self.call('connect', lambda session: session.generation.server, timeout_s)
 
-    def call(self, what: str, command: Callable[[Session], T], patience_s: Optional[float] = None) -> T:
+    def call(self, what: str, command: Callable[[ServerSession], T], patience_s: Optional[float] = None) -> T:
         """
         Overview:
             Run ``command``, again and again while the connection is lost: it must bear being run twice.
@@ -113,7 +113,7 @@ class Link:
             if self._waiting:
                 self._waiting.pop(threading.get_ident(), None)
 
-    def _call(self, what: str, command: Callable[[Session], T], patience_s: float) -> T:
+    def _call(self, what: str, command: Callable[[ServerSession], T], patience_s: float) -> T:
         began = self._began()
         deadline, delay_s, is_lost = 0.0, 0.02, False
         while True:
@@ -130,7 +130,7 @@ class Link:
                     refusal = self._refused(what, e)
                     refusal.was_lost, refusal.has_no_effect = is_lost, not is_lost and is_unrun(e)
                     raise refusal from e
-                if answer is Answer.RECONNECT:
+                if answer is ReplyKind.RECONNECT:
                     self._drop(session, e)
                     is_lost = True
                     # A server that hangs was away from when it was asked; a call that waited for news was not.
@@ -138,7 +138,7 @@ class Link:
                 else:
                     since = self._note_stuck(what, e)
                 error = e
-            if self.is_hasty:
+            if self.is_nonblocking:
                 raise self._away(what, error) from error
             self._waiting[threading.get_ident()] = error
             deadline = deadline or self._deadline(max(began, since), patience_s)
@@ -174,18 +174,18 @@ class Link:
 
     @contextmanager
     def leaving(self, most_s: float) -> Iterator[None]:
-        """See ``PlanedStore.leaving``."""
+        """See ``TransportStore.leaving``."""
         self._haste.most_s, self._haste.until = most_s, None
         try:
             yield
         finally:
             self._haste.most_s = None
 
-    def wait(self, what: str, command: Callable[[Session], T]) -> Optional[T]:
+    def wait(self, what: str, command: Callable[[ServerSession], T]) -> Optional[T]:
         """Run a command that blocks for news. None when it had to reconnect: look first what else is new."""
-        tried: Optional[Session] = None
+        tried: Optional[ServerSession] = None
 
-        def once(session: Session) -> Optional[T]:
+        def once(session: ServerSession) -> Optional[T]:
             nonlocal tried
             tried = tried or session
             return command(session) if session is tried else None
@@ -200,16 +200,16 @@ class Link:
         return self._session is None and self.num_sessions > 0
 
     @contextmanager
-    def hasty(self) -> Iterator[None]:
-        """See ``Store.hasty``."""
-        was_hasty, self._haste.is_on = self.is_hasty, True
+    def nonblocking(self) -> Iterator[None]:
+        """See ``Store.nonblocking``."""
+        was_nonblocking, self._haste.is_on = self.is_nonblocking, True
         try:
             yield
         finally:
-            self._haste.is_on = was_hasty
+            self._haste.is_on = was_nonblocking
 
     @property
-    def is_hasty(self) -> bool:
+    def is_nonblocking(self) -> bool:
         return getattr(self._haste, 'is_on', False)
 
     @property
@@ -223,25 +223,25 @@ class Link:
         no longer than for the server itself.
         """
         with self.one_wait():
-            while not lock.acquire(timeout=_LOOK_EVERY_S if self.is_hasty or self._is_leaving else -1):
+            while not lock.acquire(timeout=_LOOK_EVERY_S if self.is_nonblocking or self._is_leaving else -1):
                 error = next(iter(list(self._waiting.values())), None)
                 if error is None and self.is_away():
                     error = redis.ConnectionError('the connection was lost')
-                if error is not None and (self.is_hasty or time.monotonic() >= self._left_at()):
+                if error is not None and (self.is_nonblocking or time.monotonic() >= self._left_at()):
                     raise self._away('another thread waits for it', error) from error
             try:
                 yield
             finally:
                 lock.release()
 
-    def lose(self, session: Session, error: redis.RedisError) -> None:
+    def lose(self, session: ServerSession, error: redis.RedisError) -> None:
         """
         Overview:
             A reply was not read through ``call``: what it would do about that error. Who need not wait may ask again.
         """
-        if meaning_of(error).answer is Answer.RECONNECT:
+        if meaning_of(error).answer is ReplyKind.RECONNECT:
             self._drop(session, error)
-            if self.is_hasty and self._session is None:
+            if self.is_nonblocking and self._session is None:
                 raise self._away('a reply', error) from error
 
     def close(self) -> None:
@@ -260,11 +260,11 @@ class Link:
         if self._closed.is_set():
             raise StoreClosed(f'the store at {self.address} was closed') from cause
 
-    def _open(self, until: float) -> Session:
+    def _open(self, until: float) -> ServerSession:
         self._check_open()
         if self._is_over:
             raise StoreClosed(f'the run at {self.address} was retired, and is not connected to again')
-        if self.is_hasty and self.num_sessions > 0:
+        if self.is_nonblocking and self.num_sessions > 0:
             self._open_beside()
             raise redis.ConnectionError('the connection was lost')
         with self._turn_to_open(until):
@@ -273,11 +273,13 @@ class Link:
                 url, num_ends = self._target(until)
                 if self.num_sessions == 0:
                     check_files(url)
-                life = Life(self.address, num_ends)
-                client = make_client(url, lambda one: self._greet(life, one, until), self._options.socket_timeout_s)
+                generation = ServerGeneration(self.address, num_ends)
+                client = make_client(
+                    url, lambda one: self._greet(generation, one, until), self._options.socket_timeout_s
+                )
                 client.info('server')
                 self.num_sessions += 1
-                session = self._session = Session(client, self._scripts, life)
+                session = self._session = ServerSession(client, self._scripts, generation)
                 if self._closed.is_set():
                     session.close()  # close() may have been before it
                     self._check_open()
@@ -296,14 +298,14 @@ class Link:
         finally:
             self._opening.release()
 
-    def _greet(self, life: Life, connection: Any, until: float) -> None:
+    def _greet(self, generation: ServerGeneration, connection: Any, until: float) -> None:
         """A new connection, which may have taken its time: with TLS, or on a slow line."""
         timeout_s, left_s = self._options.socket_timeout_s, _left_s(until)
         # ``until`` is for a session's first connection; who waits for another has a reply to wait for behind it.
-        is_short = left_s < timeout_s and self.num_sessions > 0 and not life.run_id
+        is_short = left_s < timeout_s and self.num_sessions > 0 and not generation.run_id
         if is_short:
             connection._sock.settimeout(left_s)
-        life.greet(connection)
+        generation.greet(connection)
         if is_short:
             connection._sock.settimeout(timeout_s)
         if self._closed.is_set():
@@ -333,7 +335,7 @@ class Link:
         socket = ensure_server(self._directory, self._options.grace_s, _left_s(until))
         return f'unix://{quote(socket)}', num_ends(self._directory)
 
-    def _drop(self, session: Optional[Session], error: Exception) -> None:
+    def _drop(self, session: Optional[ServerSession], error: Exception) -> None:
         self._check_open(error)
         if session is None:
             return
@@ -372,7 +374,7 @@ class Link:
         return _ERRORS[meaning_of(error).answer](self._explained(what, error))
 
     def _away(self, what: str, error: redis.RedisError) -> StoreUnavailable:
-        if meaning_of(error).answer is Answer.RETRY:
+        if meaning_of(error).answer is ReplyKind.RETRY:
             return StoreUnavailable(self._explained(what, error))
         return StoreUnavailable(f'{what}: {self.address} is away: {error}')
 

@@ -11,8 +11,8 @@ from ding_store.storage.base import NUMBER_BITS, Buffer, EntryId
 from ding_store.storage.encoding.framing import corrupt_entry, up_to_corrupt
 from ding_store.storage.encoding.parts import Parts, unpack
 from ding_store.storage.exactly_once.chain import link
-from ding_store.storage.redis.server_session import Session
-from ding_store.storage.shared_memory.transports import FILLED, GONE, OVER, Fetch, Record, fate, fetch_own
+from ding_store.storage.redis.server_session import ServerSession
+from ding_store.storage.shared_memory.transports import FILLED, GONE, OVER, Fetch, StoredEntry, fate, fetch_own
 
 #: How much payload in parts one read fetches, and at least one.
 MAX_READ_BYTES = 64 << 20
@@ -27,7 +27,7 @@ class RedisEntries:
     Overview:
         Thread-safe.
     Arguments:
-        - call (:obj:`Callable`): Runs a command with a ``Session``, again and again while the connection is lost.
+        - call (:obj:`Callable`): Runs a command with a ``ServerSession``, again and again while the connection is lost.
         - wait (:obj:`Callable`): The same for one that blocks; None when it had to reconnect.
         - key (:obj:`Callable`): ``(stream, part)``: the key of a part.
         - script (:obj:`Callable`): ``(session, script, stream, arguments)``: runs a script on a stream.
@@ -35,8 +35,8 @@ class RedisEntries:
 
     def __init__(
         self,
-        call: Callable[[str, Callable[[Session], Any]], Any],
-        wait: Callable[[str, Callable[[Session], Any]], Any],
+        call: Callable[[str, Callable[[ServerSession], Any]], Any],
+        wait: Callable[[str, Callable[[ServerSession], Any]], Any],
         key: Callable[[str, str], str],
         script: Callable[..., Any],
         parts: Parts,
@@ -50,13 +50,13 @@ class RedisEntries:
 
     def read(
         self, stream: str, after: EntryId, max_entries: int, block_ms: int, fetch: Fetch = fetch_own
-    ) -> List[Record]:
+    ) -> List[StoredEntry]:
         """As ``Store.read``, with a wait that may be shorter or longer; empty when nothing came."""
         epoch, raw = self._next(stream, after, max_entries, min(block_ms, _TRUST_MS))
         return up_to_corrupt(self._whole(stream, (_record(stream, epoch, one) for one in raw), fetch))
 
     def state_of_fill(
-        self, stream: str, record: Record, fetch: Optional[Fetch] = None
+        self, stream: str, record: StoredEntry, fetch: Optional[Fetch] = None
     ) -> Tuple[Optional[Buffer], str, int]:
         """
         Overview:
@@ -72,7 +72,7 @@ class RedisEntries:
         payload_of = ('HGET', self._key(stream, 'filled'), number)
         size_of = ('HGET', self._key(stream, 'sizes'), number)
 
-        def command(session: Session) -> Any:
+        def command(session: ServerSession) -> Any:
             # No transaction, which a server at its maxmemory refuses: all that may change here changes these.
             known = ('HMGET', meta, 'epoch', 'floor', 'room', f'b:{record.writer}')
             begun, payload, size, ended = session.ask(known, payload_of, size_of, known)
@@ -80,22 +80,22 @@ class RedisEntries:
                 begun, payload, size, ended = session.ask(known, payload_of, size_of, known)
             return payload, size, begun
 
-        payload, size, (epoch, floor, room, base) = self._call(f'read {stream!r}', command)
+        payload, size, (epoch, floor, freed, base) = self._call(f'read {stream!r}', command)
         chain = (size or b'').partition(b':')[2].decode()
         is_another = bool(chain and record.id.chain) and chain != record.id.chain
         is_over, is_held = is_another or epoch != record.id.epoch.encode(), number > int(floor or 0)
         how = fate(is_over, is_held, payload is not None, record.sequence, int(base or 0))
         if how != FILLED:
-            return None, how, int(room or 0)
+            return None, how, int(freed or 0)
         record = record._replace(payload=payload)
         _bytes_in_parts(stream, record)  # which says whose it is if that is no place
         if fetch is not None:
             _, (payload,) = self._fetched(stream, [record], fetch)
-            return payload, how if payload is not None else self._since_gone(stream, record), int(room or 0)
+            return payload, how if payload is not None else self._since_gone(stream, record), int(freed or 0)
         are_there = self._parts.are_there(stream, payload)
-        return None, how if are_there else self._since_gone(stream, record), int(room or 0)
+        return None, how if are_there else self._since_gone(stream, record), int(freed or 0)
 
-    def _since_gone(self, stream: str, record: Record) -> str:
+    def _since_gone(self, stream: str, record: StoredEntry) -> str:
         """What became of an entry that was there a moment ago."""
         known = ('HGET', self._key(stream, 'meta'), 'epoch')
         (epoch,) = self._call(f'read {stream!r}', lambda session: session.ask(known))
@@ -110,8 +110,8 @@ class RedisEntries:
         begin = time.monotonic()
         log = self._key(stream, 'log')
 
-        def trusting(session: Session) -> Any:
-            if self._known.get(stream) != (after.epoch, session.life.run_id):
+        def trusting(session: ServerSession) -> Any:
+            if self._known.get(stream) != (after.epoch, session.generation.run_id):
                 return None
             return session.ask(_xread(log, after.number, max_entries, block_ms))[0]
 
@@ -136,13 +136,13 @@ class RedisEntries:
             state = ('HMGET', meta, 'epoch', 'last', 'chain')
             entries = ('XRANGE', log, f'({_behind(number)}', '+', 'COUNT', max_entries)
 
-            def command(session: Session) -> Tuple[EntryId, List[Raw]]:
+            def command(session: ServerSession) -> Tuple[EntryId, List[Raw]]:
                 # No transaction, which a server at its maxmemory refuses: epochs never come back.
                 begun, raw, ended = session.ask(state, entries, state)
                 while begun[0] != ended[0]:
                     begun, raw, ended = session.ask(state, entries, state)
                 epoch, last, chain = (found or b'' for found in begun)
-                self._known[stream] = (epoch.decode(), session.life.run_id)
+                self._known[stream] = (epoch.decode(), session.generation.run_id)
                 return EntryId(epoch.decode(), int(last or 0)).chained(chain.decode()), raw
 
             found: Tuple[EntryId, List[Raw]] = self._call(f'read {stream!r}', command)
@@ -159,7 +159,7 @@ class RedisEntries:
             newest, raw = held_after(number)
         return newest.epoch, number, raw
 
-    def _whole(self, stream: str, records: Iterator[Record], fetch: Fetch) -> Iterator[Record]:
+    def _whole(self, stream: str, records: Iterator[StoredEntry], fetch: Fetch) -> Iterator[StoredEntry]:
         """With payloads that are in parts put together, up to ``MAX_READ_BYTES``."""
         held, corrupt = _up_to(records, stream, MAX_READ_BYTES)
         if not held:
@@ -179,7 +179,9 @@ class RedisEntries:
         if corrupt is not None and len(found) == len(held):
             raise corrupt
 
-    def _fetched(self, stream: str, records: List[Record], fetch: Fetch) -> Tuple[List[Record], List[Optional[Buffer]]]:
+    def _fetched(
+        self, stream: str, records: List[StoredEntry], fetch: Fetch
+    ) -> Tuple[List[StoredEntry], List[Optional[Buffer]]]:
         """
         Overview:
             As many records as there is memory for, at least one, with their payloads; None where parts are missing.
@@ -235,9 +237,11 @@ def _is_behind(first: Raw, after: EntryId) -> bool:
         return True  # It is no entry of ours.
 
 
-def _up_to(records: Iterator[Record], stream: str, max_bytes: int) -> Tuple[List[Record], Optional[CorruptPayload]]:
+def _up_to(
+    records: Iterator[StoredEntry], stream: str, max_bytes: int
+) -> Tuple[List[StoredEntry], Optional[CorruptPayload]]:
     """What to fetch at once, and what is behind it if that is corrupt."""
-    held: List[Record] = []
+    held: List[StoredEntry] = []
     num_bytes = 0
     try:
         for record in records:
@@ -250,7 +254,7 @@ def _up_to(records: Iterator[Record], stream: str, max_bytes: int) -> Tuple[List
     return held, None
 
 
-def _bytes_in_parts(stream: str, record: Record) -> int:
+def _bytes_in_parts(stream: str, record: StoredEntry) -> int:
     try:
         where = unpack(record.payload)
     except CorruptPayload as e:
@@ -267,13 +271,13 @@ def _number(redis_id: bytes) -> int:
     return int(redis_id.partition(b'-')[0])
 
 
-def _record(stream: str, epoch: str, raw: Raw) -> Record:
+def _record(stream: str, epoch: str, raw: Raw) -> StoredEntry:
     redis_id, pairs = raw
     place, fields = EntryId(epoch, _number(redis_id)), dict(zip(pairs[::2], pairs[1::2]))
     if place.number >> NUMBER_BITS:
         raise corrupt_entry(stream, place, 'its number is none of ours')
     try:
         place = place.chained(fields.get(b'c', b'').decode())
-        return Record(place, fields[b'w'].decode(), int(fields[b's']), fields[b'p'])
+        return StoredEntry(place, fields[b'w'].decode(), int(fields[b's']), fields[b'p'])
     except (KeyError, ValueError) as e:
         raise corrupt_entry(stream, place, f'it is no entry of ours ({type(e).__name__})') from e

@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ding_store.storage.base import StreamInfo
-from ding_store.storage.redis.server_session import Session
+from ding_store.storage.redis.server_session import ServerSession
 
 Hash = Mapping[bytes, bytes]
 
 
-def read_streams(session: Session, run: str) -> Dict[str, StreamInfo]:
+def read_streams(session: ServerSession, run: str) -> Dict[str, StreamInfo]:
     names = _indexed(session, run, 'stream')
     pipe = session.client.pipeline(transaction=False)
     for name in names:
@@ -24,14 +24,14 @@ def read_streams(session: Session, run: str) -> Dict[str, StreamInfo]:
     return {name: stream for name, stream in streams.items() if stream is not None}
 
 
-def read_stream(session: Session, run: str, name: str) -> Optional[StreamInfo]:
+def read_stream(session: ServerSession, run: str, name: str) -> Optional[StreamInfo]:
     pipe = session.client.pipeline(transaction=False)
     pipe.hgetall(f'ding:{{{run}/{name}/0}}:meta')
     meta, readers = pipe.hgetall(f'ding:{{{run}/{name}/0}}:readers').execute()
     return _stream(meta, readers)
 
 
-def read_values(session: Session, run: str) -> Dict[str, int]:
+def read_values(session: ServerSession, run: str) -> Dict[str, int]:
     names = _indexed(session, run, 'value')
     pipe = session.client.pipeline(transaction=False)
     for name in names:
@@ -39,12 +39,12 @@ def read_values(session: Session, run: str) -> Dict[str, int]:
     return {name: int(version) for name, version in zip(names, pipe.execute()) if version is not None}
 
 
-def read_counters(session: Session, run: str) -> Dict[str, int]:
+def read_counters(session: ServerSession, run: str) -> Dict[str, int]:
     counters: Any = session.client.hgetall(f'ding:{{{run}}}:counters')
     return {name.decode(): int(count) for name, count in counters.items()}
 
 
-def _indexed(session: Session, run: str, kind: str) -> List[str]:
+def _indexed(session: ServerSession, run: str, kind: str) -> List[str]:
     members: Any = session.client.smembers(f'ding:{{{run}}}:index')
     pairs = (member.decode().split(':', 1) for member in members)
     return sorted(name for found, name in pairs if found == kind)

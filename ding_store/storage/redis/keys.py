@@ -13,7 +13,7 @@ import uuid
 from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
 from ding_store.storage.redis.scripts import Command
-from ding_store.storage.redis.server_session import Before, Session
+from ding_store.storage.redis.server_session import Before, ServerSession
 from ding_store.storage.redis.values import VALUE_PARTS
 
 _STREAM_PARTS = ('meta', 'log', 'sizes', 'room', 'readers', 'filled', 'planes')
@@ -24,10 +24,10 @@ class RunKeys:
     Overview:
         Of one process. Thread-safe.
     Arguments:
-        - call (:obj:`Callable`): Runs a command with a ``Session``, again and again while the connection is lost.
+        - call (:obj:`Callable`): Runs a command with a ``ServerSession``, again and again while the connection is lost.
     """
 
-    def __init__(self, call: Callable[[str, Callable[[Session], Any]], Any], run: str) -> None:
+    def __init__(self, call: Callable[[str, Callable[[ServerSession], Any]], Any], run: str) -> None:
         self.counters = f'ding:{{{run}}}:counters'
         self._call = call
         self._run = run
@@ -54,7 +54,7 @@ class RunKeys:
         """It was deleted, or the server has lost its memory."""
         self._listed.discard(f'stream:{stream}')
 
-    def delist(self, session: Session, name: str) -> int:
+    def delist(self, session: ServerSession, name: str) -> int:
         """The stream, value and counter of this name were deleted. Returns how many counters there were."""
         members = [f'{kind}:{name}' for kind in ('stream', 'value')]
         self._listed.difference_update(members)
@@ -62,7 +62,7 @@ class RunKeys:
         session.client.srem(self._index, *members)
         return int(session.client.hdel(self.counters, name))
 
-    def delete(self, session: Session, names: Iterable[str]) -> None:
+    def delete(self, session: ServerSession, names: Iterable[str]) -> None:
         """Nobody writes any more, so the writers' numbers, which ``Store.delete`` keeps, are not needed either."""
         members: Any = session.client.smembers(self._index)
         for name in {*names, *(member.decode().split(':', 1)[1] for member in members)}:
@@ -70,15 +70,20 @@ class RunKeys:
             session.client.delete(*(self.of(name, part) for part in VALUE_PARTS))
         session.client.delete(self._index, self.counters)
 
-    def command(self, session: Session, script: str, stream: str, arguments: Tuple[Any, ...]) -> Command:
-        token = f'{session.life.run_id}{self._tokens}{next(self._num_tokens):x}'
+    def command(self, session: ServerSession, script: str, stream: str, arguments: Tuple[Any, ...]) -> Command:
+        token = f'{session.generation.run_id}{self._tokens}{next(self._num_tokens):x}'
         keys = self._of_streams.get(stream)
         if keys is None:
             keys = self._of_streams[stream] = [self.of(stream, part) for part in (*_STREAM_PARTS, 'ends')]
         return Command(script, keys, (token, *arguments))
 
     def run(
-        self, session: Session, script: str, stream: str, arguments: Tuple[Any, ...], before: Optional[Before] = None
+        self,
+        session: ServerSession,
+        script: str,
+        stream: str,
+        arguments: Tuple[Any, ...],
+        before: Optional[Before] = None,
     ) -> Any:
         command = self.command(session, script, stream, arguments)
         return session.run(script, command.keys, *command.arguments, before=before)

@@ -7,9 +7,9 @@ from typing import AbstractSet, Any, Callable, Dict, List, Mapping, Optional, Tu
 import redis
 
 from ding_store.storage.base import NUMBER_BITS
-from ding_store.storage.exactly_once.outbox import Room
+from ding_store.storage.exactly_once.outbox import FreedCapacity
 from ding_store.storage.redis.scripts import Argument
-from ding_store.storage.redis.server_session import Session
+from ding_store.storage.redis.server_session import ServerSession
 
 #: Of what lua/stream.lua tells.
 _FIELDS = {'room': {b'e', b'f', b'c'}, 'planes': {b'h'}}
@@ -17,43 +17,43 @@ _FIELDS = {'room': {b'e', b'f', b'c'}, 'planes': {b'h'}}
 Told = Tuple[int, Dict[bytes, bytes]]  # the counter's number, and fields
 
 
-class RedisNews:
+class RedisNotifications:
     """
     Overview:
         Thread-safe.
     Arguments:
-        - wait (:obj:`Callable`): Runs a command that blocks with a ``Session``; None when it had to reconnect.
+        - wait (:obj:`Callable`): Runs a command that blocks with a ``ServerSession``; None when it had to reconnect.
         - key (:obj:`Callable`): ``(stream, part)``: the key of a part.
         - run (:obj:`Callable`): ``(session, script, stream, arguments)``.
     """
 
     def __init__(
         self,
-        wait: Callable[[str, Callable[[Session], Any]], Any],
+        wait: Callable[[str, Callable[[ServerSession], Any]], Any],
         key: Callable[[str, str], str],
-        run: Callable[[Session, str, str, Tuple[Any, ...]], Any],
+        run: Callable[[ServerSession, str, str, Tuple[Any, ...]], Any],
     ) -> None:
         self._wait = wait
         self._key = key
         self._run = run
 
-    def wait_for_room(self, stream: str, counter: int, block_ms: int) -> Optional[Room]:
+    def wait_for_capacity(self, stream: str, counter: int, block_ms: int) -> Optional[FreedCapacity]:
         """What is said when the counter of what made room grows; None when it did not."""
-        for number, fields in self._news('room', {stream: counter}, block_ms):
+        for number, fields in self._notifications('room', {stream: counter}, block_ms):
             epoch, chain = (fields[name].decode(errors='replace') for name in (b'e', b'c'))
-            return Room(number, epoch, int(fields[b'f']), chain)
+            return FreedCapacity(number, epoch, int(fields[b'f']), chain)
         return None
 
-    def wait_for_planes(self, known: Mapping[str, int], block_ms: int) -> None:
-        """See ``PlanedStore.wait_for_planes``."""
-        self._news('planes', known, block_ms)
+    def wait_for_transports(self, known: Mapping[str, int], block_ms: int) -> None:
+        """See ``TransportStore.wait_for_transports``."""
+        self._notifications('planes', known, block_ms)
 
-    def _news(self, part: str, known: Mapping[str, int], block_ms: int) -> List[Told]:
+    def _notifications(self, part: str, known: Mapping[str, int], block_ms: int) -> List[Told]:
         """What comes behind the numbers known of some streams, if all of it is ours: else it is told anew."""
         keys, places = (self._key(stream, part) for stream in known), (f'{number}-0' for number in known.values())
         command: Tuple[Argument, ...] = ('XREAD', 'BLOCK', block_ms, 'STREAMS', *keys, *places)
 
-        def wait(session: Session) -> List[Told]:
+        def wait(session: ServerSession) -> List[Told]:
             try:
                 found = [_told(raw, _FIELDS[part]) for raw in _entries(session.ask(command)[0])]
             except (ValueError, redis.ResponseError) as e:

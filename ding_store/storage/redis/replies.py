@@ -12,7 +12,7 @@ from typing import Dict, List, NamedTuple, Tuple
 import redis
 
 
-class Answer(enum.Enum):
+class ReplyKind(enum.Enum):
     """What a call does about a reply."""
 
     RETRY = 'wait'
@@ -25,49 +25,49 @@ class Answer(enum.Enum):
 
     @property
     def is_transient(self) -> bool:
-        return self in (Answer.RECONNECT, Answer.RETRY)
+        return self in (ReplyKind.RECONNECT, ReplyKind.RETRY)
 
 
 class Reply(NamedTuple):
     """``says`` continues the server's address; ``fix`` is an imperative."""
 
-    answer: Answer
+    answer: ReplyKind
     says: str
     fix: str
 
 
 #: By the code that a reply begins with.
 REPLIES: Dict[str, Reply] = {
-    'BUSY': Reply(Answer.RETRY, 'runs a long script of another client', 'end it with "redis-cli SCRIPT KILL"'),
-    'CLUSTERDOWN': Reply(Answer.RETRY, 'is a cluster that is down', 'use a single server'),
-    'LOADING': Reply(Answer.RECONNECT, 'is loading its data', 'wait until it has'),
+    'BUSY': Reply(ReplyKind.RETRY, 'runs a long script of another client', 'end it with "redis-cli SCRIPT KILL"'),
+    'CLUSTERDOWN': Reply(ReplyKind.RETRY, 'is a cluster that is down', 'use a single server'),
+    'LOADING': Reply(ReplyKind.RECONNECT, 'is loading its data', 'wait until it has'),
     'MASTERDOWN': Reply(
-        Answer.RECONNECT, 'is a replica without its primary', 'put the address of the primary into the URL'
+        ReplyKind.RECONNECT, 'is a replica without its primary', 'put the address of the primary into the URL'
     ),
-    'MAXCLIENTS': Reply(Answer.RECONNECT, 'has as many clients as it takes', 'raise its maxclients'),
-    'MISCONF': Reply(Answer.RETRY, 'cannot write', 'make room on its disk'),
+    'MAXCLIENTS': Reply(ReplyKind.RECONNECT, 'has as many clients as it takes', 'raise its maxclients'),
+    'MISCONF': Reply(ReplyKind.RETRY, 'cannot write', 'make room on its disk'),
     'NOREPLICAS': Reply(
-        Answer.RETRY, 'has too few replicas to write', 'start them, or lower its min-replicas-to-write'
+        ReplyKind.RETRY, 'has too few replicas to write', 'start them, or lower its min-replicas-to-write'
     ),
-    'READONLY': Reply(Answer.RECONNECT, 'is a read-only replica', 'put the address of the primary into the URL'),
-    'SCRIPTKILLED': Reply(Answer.RETRY, 'was told to end a script', 'do not kill scripts of ding_store'),
-    'TRYAGAIN': Reply(Answer.RETRY, 'is moving keys', 'use a single server'),
-    'UNBLOCKED': Reply(Answer.RECONNECT, 'ended a wait', 'look whether it was made a replica'),
-    'OOM': Reply(Answer.FULL, 'is at its maxmemory', 'raise it, or lower max_pending_bytes'),
+    'READONLY': Reply(ReplyKind.RECONNECT, 'is a read-only replica', 'put the address of the primary into the URL'),
+    'SCRIPTKILLED': Reply(ReplyKind.RETRY, 'was told to end a script', 'do not kill scripts of ding_store'),
+    'TRYAGAIN': Reply(ReplyKind.RETRY, 'is moving keys', 'use a single server'),
+    'UNBLOCKED': Reply(ReplyKind.RECONNECT, 'ended a wait', 'look whether it was made a replica'),
+    'OOM': Reply(ReplyKind.FULL, 'is at its maxmemory', 'raise it, or lower max_pending_bytes'),
     'NOAUTH': Reply(
-        Answer.DENIED,
+        ReplyKind.DENIED,
         'refuses us',
         'check user and password in its URL: --store, or DING_STORE_URL in the environment',
     ),
-    'NOPERM': Reply(Answer.DENIED, 'refuses us', 'give its user the rights of docs/deploy.md'),
-    'ASK': Reply(Answer.UNSUITABLE, 'is part of a Redis cluster, which is not yet supported', 'use a single server'),
-    'NODB': Reply(Answer.SETTING, 'has no such database', 'use a lower number in the URL, or raise its "databases"'),
-    'NOREDIS': Reply(Answer.UNSUITABLE, 'is no Redis server', 'check host and port in the URL'),
+    'NOPERM': Reply(ReplyKind.DENIED, 'refuses us', 'give its user the rights of docs/deploy.md'),
+    'ASK': Reply(ReplyKind.UNSUITABLE, 'is part of a Redis cluster, which is not yet supported', 'use a single server'),
+    'NODB': Reply(ReplyKind.SETTING, 'has no such database', 'use a lower number in the URL, or raise its "databases"'),
+    'NOREDIS': Reply(ReplyKind.UNSUITABLE, 'is no Redis server', 'check host and port in the URL'),
     'UNKNOWN': Reply(
-        Answer.UNSUITABLE, 'lacks a command', 'use a Redis server of 6.2 or newer, with no command renamed'
+        ReplyKind.UNSUITABLE, 'lacks a command', 'use a Redis server of 6.2 or newer, with no command renamed'
     ),
     'WRONGTYPE': Reply(
-        Answer.DEFINITE,
+        ReplyKind.DEFINITE,
         'has a key of this run with another type',
         'another program wrote there: delete the keys "ding:{RUN*", or use another run name',
     ),
@@ -75,8 +75,8 @@ REPLIES: Dict[str, Reply] = {
 REPLIES.update(dict.fromkeys(('WRONGPASS', 'DENIED'), REPLIES['NOAUTH']))
 REPLIES.update(dict.fromkeys(('MOVED', 'CROSSSLOT'), REPLIES['ASK']))
 
-_LOST = Reply(Answer.RECONNECT, 'cannot be reached', 'start a redis-server there, or use embedded://')
-_OTHER = Reply(Answer.DEFINITE, 'replied with an error', 'look for it in the documentation of Redis')
+_LOST = Reply(ReplyKind.RECONNECT, 'cannot be reached', 'start a redis-server there, or use embedded://')
+_OTHER = Reply(ReplyKind.DEFINITE, 'replied with an error', 'look for it in the documentation of Redis')
 
 #: redis-py takes the code out of the text where it has a class for it. The first that fits counts.
 _CLASSES = (

@@ -14,7 +14,7 @@ _OTHER_SCRIPTS = ('index', 'add')
 Argument = Union[bytes, str, int, Callable[[], Union[bytes, str, int]]]
 
 
-class Script(NamedTuple):
+class LuaScript(NamedTuple):
     text: bytes
     sha: str
 
@@ -27,11 +27,13 @@ class Command(NamedTuple):
     arguments: Tuple[Argument, ...]
 
 
-def load_scripts() -> Dict[str, Script]:
+def load_scripts() -> Dict[str, LuaScript]:
     common = (_LUA / 'stream.lua').read_bytes()
     texts = {name: common + (_LUA / f'{name}.lua').read_bytes() for name in _STREAM_SCRIPTS}
     common = (_LUA / 'value.lua').read_bytes()
     texts.update({name: common + (_LUA / f'{name}.lua').read_bytes() for name in _VALUE_SCRIPTS})
     texts.update({name: (_LUA / f'{name}.lua').read_bytes() for name in _OTHER_SCRIPTS})
     # What Redis names a script by; no secret depends on it.
-    return {name: Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest()) for name, text in texts.items()}
+    return {
+        name: LuaScript(text, hashlib.sha1(text, usedforsecurity=False).hexdigest()) for name, text in texts.items()
+    }

@@ -64,7 +64,7 @@ def check_files(url: str) -> None:
             raise ConfigError(f'{name} in the URL of {address_of(url)} is not there, or may not be read by this user')
 
 
-class Life:
+class ServerGeneration:
     """
     Overview:
         Which life of which server a session's connections lead to: all to the same, or the session is over. Scripts

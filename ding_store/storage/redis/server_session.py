@@ -12,8 +12,8 @@ import redis
 
 from ding_store.storage.redis.replies import has_run
 from ding_store.storage.redis.resp import pack, pieces, refusal, send
-from ding_store.storage.redis.scripts import Argument, Command, Script
-from ding_store.storage.redis.server_checks import Life, has_hung_up
+from ding_store.storage.redis.scripts import Argument, Command, LuaScript
+from ding_store.storage.redis.server_checks import ServerGeneration, has_hung_up
 
 # Before redis-py 5.3 it wants the name of the command, after that it warns of one.
 _NAME = inspect.signature(redis.ConnectionPool.get_connection).parameters.get('command_name')
@@ -23,12 +23,12 @@ Before = Callable[[Any], Tuple[int, bytes]]
 
 
 @dataclass(frozen=True)
-class Session:
+class ServerSession:
     """Connections to one life of the server: a client, and the scripts registered with it."""
 
     client: Any  # redis.Redis, whose annotations mix up what it returns now and what it awaits
-    scripts: Mapping[str, Script]
-    life: Life
+    scripts: Mapping[str, LuaScript]
+    generation: ServerGeneration
     # Ready for scripts and parts; in use as far as the pool knows, whose own bookkeeping costs a third of an append.
     spare: Deque[Any] = field(default_factory=deque)
     known: Set[str] = field(default_factory=set)  # scripts that the server has

@@ -18,17 +18,17 @@ from ding_store.storage.encoding.compression import installed
 from ding_store.storage.encoding.framing import INLINE_BYTES, MAX_BYTES, Pieces, encode_pieces
 from ding_store.storage.encoding.parts import Parts
 from ding_store.storage.encoding.value_parts import ValuePart
-from ding_store.storage.exactly_once.outbox import Payload, Room
+from ding_store.storage.exactly_once.outbox import FreedCapacity, Payload
 from ding_store.storage.exactly_once.writer import Writer, writer_id
 from ding_store.storage.options import ALL_OPTIONS, check_name, redis_options, refuse_rest, stream_options
 from ding_store.storage.redis.appends import RedisAppends
-from ding_store.storage.redis.connection import Link
+from ding_store.storage.redis.connection import Connection
 from ding_store.storage.redis.entries import RedisEntries
 from ding_store.storage.redis.info import read_counters, read_stream, read_streams, read_values
 from ding_store.storage.redis.keys import RunKeys
-from ding_store.storage.redis.notifications import RedisNews
+from ding_store.storage.redis.notifications import RedisNotifications
 from ding_store.storage.redis.scripts import Command
-from ding_store.storage.redis.server_session import Session
+from ding_store.storage.redis.server_session import ServerSession
 from ding_store.storage.redis.unanswered import Unanswered
 from ding_store.storage.redis.values import RedisValues
 from ding_store.storage.shared_memory.transports import (
@@ -36,9 +36,9 @@ from ding_store.storage.shared_memory.transports import (
     WAITING,
     Fetch,
     Moved,
-    PlanedStore,
-    Record,
     Resolver,
+    StoredEntry,
+    TransportStore,
     Version,
     fetch_own,
     unwatched,
@@ -54,7 +54,7 @@ LEAVE_S = 5.0
 T = TypeVar('T')
 
 
-class RedisStore(PlanedStore):
+class RedisStore(TransportStore):
     """
     Overview:
         ``redis://``, ``rediss://``, ``unix://`` and ``embedded://``. Pickles as its address and options; reopens
@@ -74,7 +74,7 @@ class RedisStore(PlanedStore):
         self._fork_lock = threading.Lock()
         self._begin()
         if connect:
-            self._link.connect()
+            self._connection.connect()
 
     def _begin(self) -> None:
         """What belongs to one process: connections, and the numbers of a writer."""
@@ -85,24 +85,24 @@ class RedisStore(PlanedStore):
             raise ConfigError(
                 f'socket_timeout_s ({server.socket_timeout_s}) must be above check_every_s ({streams.check_every_s})'
             )
-        self._link = Link(self._url, self._directory, server)
-        self.address = self._link.address
+        self._connection = Connection(self._url, self._directory, server)
+        self.address = self._connection.address
         self.writer = writer_id()
         self._keys = keys = RunKeys(self._call, self.run)
         index, doubt = partial(keys.list_name, 'stream'), keys.doubt_stream
         self._appends = RedisAppends(self._call, keys.run, keys.of, self.writer, index, doubt)
         self._writer = Writer(
-            streams, self._appends.announce, self._wait_for_room, self._appends.fill, self._appends.leave
+            streams, self._appends.announce, self._wait_for_capacity, self._appends.backfill, self._appends.leave
         )
         self.patience_s = max(PATIENCE_S, 1.5 * server.reconnect_timeout_s)
         self._resolver = Resolver(self)
         self._parts = Parts(self._call)
-        wait = self._link.wait
+        wait = self._connection.wait
         self._entries = RedisEntries(self._call, wait, keys.of, keys.run, self._parts)
-        self._news = RedisNews(wait, keys.of, keys.run)
+        self._notifications = RedisNotifications(wait, keys.of, keys.run)
         self._values = RedisValues(self._call, wait, keys.of, self.held, self.writer)
         self._value_resolver = ValueResolver(self)
-        self._unanswered = Unanswered(self._call, self._link)
+        self._unanswered = Unanswered(self._call, self._connection)
         self._num_sessions = 0
         self._pid = os.getpid()
 
@@ -115,11 +115,11 @@ class RedisStore(PlanedStore):
         check_name('stream', stream)
         self.check_size(f'entry of {stream!r}', payload.size)
         self._enter(looks_around=False)
-        with self._link.one_wait():
+        with self._connection.one_wait():
             place = self._writer.append(stream, payload, timeout_s)
         # Behind it: an append that finds no server says what became of its entry. It has waited enough.
-        if not self.is_hasty:
-            with suppress(StoreError), self._link.hasty():
+        if not self.is_nonblocking:
+            with suppress(StoreError), self._connection.nonblocking():
                 self._writer.check()
         return place
 
@@ -128,11 +128,11 @@ class RedisStore(PlanedStore):
 
     def read_records(
         self, stream: str, after: EntryId, max_entries: int, timeout_s: float, fetch: Fetch = fetch_own
-    ) -> List[Record]:
+    ) -> List[StoredEntry]:
         check_name('stream', stream)
         deadline = time.monotonic() + timeout_s
         self._enter()
-        self._unanswered.settle()
+        self._unanswered.flush()
         while True:
             self._enter()
             left = deadline - time.monotonic()
@@ -183,7 +183,7 @@ class RedisStore(PlanedStore):
         self._keys.list_name('value', name)
         acked = entry_id.epoch, reader, entry_id.number, entry_id.chain
 
-        def commands(session: Session) -> List[Command]:
+        def commands(session: ServerSession) -> List[Command]:
             ack = self._keys.command(session, 'ack', stream, acked)
             return [ack, self._values.put_command(name, payload.sealed())]
 
@@ -200,34 +200,34 @@ class RedisStore(PlanedStore):
 
         self._unanswered.send(f'advance {reader!r} in {stream!r}', commands, note, again)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         self._enter()
-        self._unanswered.settle()
-        self._writer.settle()
+        self._unanswered.flush()
+        self._writer.flush()
 
-    def conclude(self) -> None:
-        self._writer.conclude()
+    def close_for_writing(self) -> None:
+        self._writer.close_for_writing()
 
     @property
     def is_away(self) -> bool:
-        return self._pid == os.getpid() and self._link.is_away()
+        return self._pid == os.getpid() and self._connection.is_away()
 
     @property
     def num_sessions(self) -> int:
-        return self._link.num_sessions
+        return self._connection.num_sessions
 
-    def hasty(self) -> ContextManager[None]:
-        return self._link.hasty()
+    def nonblocking(self) -> ContextManager[None]:
+        return self._connection.nonblocking()
 
     @property
-    def is_hasty(self) -> bool:
-        return self._link.is_hasty
+    def is_nonblocking(self) -> bool:
+        return self._connection.is_nonblocking
 
     def leaving(self) -> ContextManager[None]:
-        return self._link.leaving(LEAVE_S)
+        return self._connection.leaving(LEAVE_S)
 
     def held(self, lock: ContextManager[Any]) -> ContextManager[Any]:
-        return self._link.held(lock)
+        return self._connection.held(lock)
 
     def forget(self, stream: str, reader: str) -> bool:
         return bool(self._run('forget', stream, reader))
@@ -244,10 +244,10 @@ class RedisStore(PlanedStore):
         self._enter()
         return self._publish(name, payload, reference, expected_version)
 
-    def count_from(self, name: str, version: int) -> None:
+    def set_start_version(self, name: str, version: int) -> None:
         check_name('value', name)
         self._enter(looks_around=False)
-        self._values.count_from(name, version)
+        self._values.set_start_version(name, version)
 
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0) -> Optional[Value]:
         return self._value_resolver.get(name, newer_than, timeout_s)
@@ -272,15 +272,15 @@ class RedisStore(PlanedStore):
     def fill_version(self, name: str, version: int, payload: Pieces) -> bool:
         self.check_size(f'value {name!r}', payload.num_bytes)
         self._enter()
-        return self._values.fill(name, version, payload)
+        return self._values.backfill(name, version, payload)
 
-    def want_version(self, name: str) -> None:
+    def request_version(self, name: str) -> None:
         self._enter()
         self._values.want(name)
 
-    def wait_for_wants(self, known: Mapping[str, str], timeout_s: float) -> Dict[str, str]:
+    def wait_for_requests(self, known: Mapping[str, str], timeout_s: float) -> Dict[str, str]:
         self._enter()
-        return self._values.wait_for_wants(known, self._slice_ms(timeout_s))
+        return self._values.wait_for_requests(known, self._slice_ms(timeout_s))
 
     def add(self, counter: str, amount: int = 0) -> int:
         check_name('counter', counter)
@@ -314,8 +314,8 @@ class RedisStore(PlanedStore):
             return
         from ding_store.storage.embedded.private_server import mark_finished  # Not needed for a server that others run.
 
-        self._link.end()
-        mark_finished(self._directory, min(30.0, max(1.0, self._link.reconnect_timeout_s)))
+        self._connection.end()
+        mark_finished(self._directory, min(30.0, max(1.0, self._connection.reconnect_timeout_s)))
 
     def check_size(self, what: str, num_bytes: int) -> None:
         if num_bytes > MAX_PAYLOAD_BYTES:
@@ -331,29 +331,29 @@ class RedisStore(PlanedStore):
         self._run('want', stream)
 
     def wait_for_fill(
-        self, stream: str, record: Record, timeout_s: float, fetch: Fetch = fetch_own
+        self, stream: str, record: StoredEntry, timeout_s: float, fetch: Fetch = fetch_own
     ) -> Optional[Buffer]:
         deadline = time.monotonic() + timeout_s
         while True:
             self._enter()
-            payload, how, room = self._entries.state_of_fill(stream, record, fetch)
+            payload, how, freed = self._entries.state_of_fill(stream, record, fetch)
             if how != WAITING or time.monotonic() >= deadline:
                 return payload
-            self._wait_for_room(stream, room, deadline - time.monotonic())
+            self._wait_for_capacity(stream, freed, deadline - time.monotonic())
 
-    def fate_of(self, stream: str, record: Record) -> str:
+    def fate_of(self, stream: str, record: StoredEntry) -> str:
         self._enter()
         return self._entries.state_of_fill(stream, record)[1]
 
-    def wait_for_planes(self, known: Mapping[str, int], timeout_s: float) -> None:
+    def wait_for_transports(self, known: Mapping[str, int], timeout_s: float) -> None:
         self._enter()
-        self._news.wait_for_planes(known, self._slice_ms(timeout_s))
+        self._notifications.wait_for_transports(known, self._slice_ms(timeout_s))
 
     def close(self) -> None:
         was_closed, self._closed = self._closed, True
         if not was_closed and self._pid == os.getpid():
             self._unanswered.close(self._bring_last)
-            self._link.close()
+            self._connection.close()
 
     def __reduce__(self) -> Tuple[Callable[..., RedisStore], Tuple[Any, ...]]:
         # embedded:// is relative to the directory that this process was in.
@@ -368,12 +368,12 @@ class RedisStore(PlanedStore):
             with self._fork_lock:
                 if self._pid != os.getpid():
                     self._begin()
-        if looks_around and not self.is_hasty:
+        if looks_around and not self.is_nonblocking:
             self._writer.check()
 
-    def _call(self, what: str, command: Callable[[Session], T]) -> T:
-        result = self._link.call(what, command)
-        if self._num_sessions != self._link.num_sessions and not self.is_hasty:
+    def _call(self, what: str, command: Callable[[ServerSession], T]) -> T:
+        result = self._connection.call(what, command)
+        if self._num_sessions != self._connection.num_sessions and not self.is_nonblocking:
             self._after_reconnect()
         return result
 
@@ -387,20 +387,20 @@ class RedisStore(PlanedStore):
         if has_unacked and error is None:
             error = self._ask_last()
         has_hung = error is not None and isinstance(error.__cause__, redis.TimeoutError)  # and was waited for
-        if error is not None and not (is_kept or has_hung) and self._link.is_away():
-            patience_s = min(LEAVE_S, self._link.reconnect_timeout_s) if has_unacked else 0.0
+        if error is not None and not (is_kept or has_hung) and self._connection.is_away():
+            patience_s = min(LEAVE_S, self._connection.reconnect_timeout_s) if has_unacked else 0.0
             with suppress(StoreError):
-                self._link.call('close', lambda session: None, patience_s)
-        with self._link.hasty():
-            self._writer.close(self._link.is_away, is_kept)
+                self._connection.call('close', lambda session: None, patience_s)
+        with self._connection.nonblocking():
+            self._writer.close(self._connection.is_away, is_kept)
 
     def _ask_last(self) -> Optional[StoreError]:
         """A connection at rest need not show that the server is away. Returns the error that says it."""
-        if self._link.is_away():
+        if self._connection.is_away():
             return StoreUnavailable(f'{self.address} is away')
-        self._writer.conclude()
+        self._writer.close_for_writing()
         try:
-            with self._link.hasty():
+            with self._connection.nonblocking():
                 self._writer.check(now=True)
         except StoreError as e:
             return e
@@ -408,13 +408,15 @@ class RedisStore(PlanedStore):
 
     def _after_reconnect(self) -> None:
         """The server may be another, or have lost its memory: bring back what is ours before anything else happens."""
-        self._num_sessions = self._link.num_sessions  # First, because what follows comes through here again.
+        self._num_sessions = self._connection.num_sessions  # First, because what follows comes through here again.
         self._keys.doubt_list()
         self._writer.check(now=True)
 
-    def _info(self, session: Session) -> StoreInfo:
+    def _info(self, session: ServerSession) -> StoreInfo:
         streams, values = read_streams(session, self.run), read_values(session, self.run)
-        return StoreInfo(self.address, self.run, session.life.server, streams, values, read_counters(session, self.run))
+        return StoreInfo(
+            self.address, self.run, session.generation.server, streams, values, read_counters(session, self.run)
+        )
 
     def _ack(self, stream: str, arguments: Tuple[str, str, int, str]) -> None:
         self._call(f'ack {stream!r}', lambda session: self._keys.run(session, 'ack', stream, arguments))
@@ -431,12 +433,12 @@ class RedisStore(PlanedStore):
     def _run(self, script: str, stream: str, *arguments: Any) -> Any:
         check_name('stream', stream)
         self._enter()
-        self._unanswered.settle()
+        self._unanswered.flush()
         return self._call(f'{script} {stream!r}', lambda session: self._keys.run(session, script, stream, arguments))
 
-    def _wait_for_room(self, stream: str, room: int, timeout_s: float) -> Optional[Room]:
+    def _wait_for_capacity(self, stream: str, freed: int, timeout_s: float) -> Optional[FreedCapacity]:
         self._enter()
-        return self._news.wait_for_room(stream, room, self._slice_ms(timeout_s))
+        return self._notifications.wait_for_capacity(stream, freed, self._slice_ms(timeout_s))
 
     def _slice_ms(self, timeout_s: float) -> int:
         return max(1, int(min(timeout_s, self._writer.check_every_s) * 1000))

@@ -9,9 +9,9 @@ from typing import Any, Callable, List, NamedTuple, Optional
 import redis
 
 from ding_store.errors import StoreClosed, StoreError, StoreUnavailable
-from ding_store.storage.redis.connection import Link
+from ding_store.storage.redis.connection import Connection
 from ding_store.storage.redis.scripts import Command
-from ding_store.storage.redis.server_session import Session
+from ding_store.storage.redis.server_session import ServerSession
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ Replies = Callable[[], List[Any]]
 
 class _Sent(NamedTuple):
     what: str
-    session: Session
+    session: ServerSession
     replies: Optional[Replies]  # None: they were lost
     note: Callable[[List[Any]], None]
     again: Callable[[], None]
@@ -32,13 +32,13 @@ class Unanswered:
         What was sent last, and has no reply yet: by the time that the next is sent, its reply has been there for long,
         and reading it costs no wait. Thread-safe.
     Arguments:
-        - call (:obj:`Callable`): Runs a command with a ``Session``, again and again while the connection is lost.
-        - link (:obj:`Link`): To which the sessions belong.
+        - call (:obj:`Callable`): Runs a command with a ``ServerSession``, again and again while the connection is lost.
+        - link (:obj:`Connection`): To which the sessions belong.
     """
 
-    def __init__(self, call: Callable[[str, Callable[[Session], Any]], Any], link: Link) -> None:
+    def __init__(self, call: Callable[[str, Callable[[ServerSession], Any]], Any], connection: Connection) -> None:
         self._call = call
-        self._link = link
+        self._connection = connection
         self._lock = threading.RLock()
         self._sent: Optional[_Sent] = None
         self._is_closed = False
@@ -46,7 +46,7 @@ class Unanswered:
     def send(
         self,
         what: str,
-        commands: Callable[[Session], List[Command]],
+        commands: Callable[[ServerSession], List[Command]],
         note: Callable[[List[Any]], None],
         again: Callable[[], None],
     ) -> None:
@@ -58,17 +58,17 @@ class Unanswered:
             - again (:obj:`Callable`): Does the same in calls that wait, when the replies were lost, or are errors: it
               must bear that it was done already.
         """
-        with self._link.held(self._lock):
-            self._settle()
+        with self._connection.held(self._lock):
+            self._flush()
             session, replies = self._call(what, lambda session: (session, session.send(commands(session))))
             self._sent = _Sent(what, session, replies, note, again)
             if self._is_closed:
                 raise StoreClosed(f'{what}: the store was closed meanwhile')
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Return when all is done that was sent. Raises what ``again`` does; what was not done is kept."""
-        with self._link.held(self._lock):
-            self._settle()
+        with self._connection.held(self._lock):
+            self._flush()
 
     def close(self, bring: Callable[[Optional[StoreError]], None]) -> None:
         """
@@ -79,24 +79,24 @@ class Unanswered:
             - bring (:obj:`Callable`): Called with why that is not done, if it is not: may look for the server, which
               is then told once more.
         """
-        sent, error = self._sent, self._settle_last()
+        sent, error = self._sent, self._flush_last()
         bring(None if sent is None else error)
         if isinstance(error, StoreUnavailable):
-            error = self._settle_last()
+            error = self._flush_last()
         if error is not None and sent is not None:
             logger.warning('closed before %s was done: %s', sent.what, error)
 
-    def _settle_last(self) -> Optional[StoreError]:
+    def _flush_last(self) -> Optional[StoreError]:
         try:
-            with self._link.hasty(), self._link.held(self._lock):
+            with self._connection.nonblocking(), self._connection.held(self._lock):
                 self._is_closed = True
-                self._settle()
+                self._flush()
         except StoreError as e:
             self._is_closed = True
             return e
         return None
 
-    def _settle(self) -> None:
+    def _flush(self) -> None:
         sent, kept = self._sent, None
         if sent is None:
             return
@@ -113,10 +113,10 @@ class Unanswered:
             try:
                 replies = sent.replies()
             except redis.RedisError as e:
-                self._link.lose(sent.session, e)
+                self._connection.lose(sent.session, e)
             else:
                 sent.note(replies)
                 return
-        if self._is_closed and self._link.is_away():
-            raise StoreUnavailable(f'{self._link.address} is away')  # to ask it might bring it back
+        if self._is_closed and self._connection.is_away():
+            raise StoreUnavailable(f'{self._connection.address} is away')  # to ask it might bring it back
         sent.again()

@@ -13,7 +13,7 @@ from ding_store.storage.encoding.framing import INLINE_BYTES, Pieces
 from ding_store.storage.encoding.parts import MAX_TRIES, VANISHED, read_parts, write_parts
 from ding_store.storage.encoding.value_parts import SentParts, ValuePart, is_good
 from ding_store.storage.redis.scripts import Argument, Command
-from ding_store.storage.redis.server_session import Before, Session
+from ding_store.storage.redis.server_session import Before, ServerSession
 from ding_store.storage.shared_memory.transports import Moved, Version
 
 #: Of a value: ``value``, ``version`` (a hash) and ``wants``, see lua/value.lua.
@@ -24,7 +24,7 @@ ASKED = 2
 #: So often a writer is asked: others may be faster again and again.
 MAX_ASKED = 10
 
-Call = Callable[[str, Callable[[Session], Any]], Any]
+Call = Callable[[str, Callable[[ServerSession], Any]], Any]
 T = TypeVar('T')
 
 
@@ -33,7 +33,7 @@ class RedisValues:
     Overview:
         The values of one run, of one process.
     Arguments:
-        - call (:obj:`Callable`): Runs a command with a ``Session``, again and again while the connection is lost.
+        - call (:obj:`Callable`): Runs a command with a ``ServerSession``, again and again while the connection is lost.
         - wait (:obj:`Callable`): The same for commands that block; None when it had to reconnect.
         - key (:obj:`Callable`): Of a name and a part.
         - held (:obj:`Callable`): Holds a lock that others may hold while they wait for the server.
@@ -82,14 +82,14 @@ class RedisValues:
                 num_asked += 1
         except StoreUnavailable:
             # A server that had this version may forget it: its number must not come again with other content.
-            self.count_from(name, max(newest, self._versions.get(name, 0)) + 1)
+            self.set_start_version(name, max(newest, self._versions.get(name, 0)) + 1)
             raise
         if not done:
             raise VersionConflict(f'value {name!r} is at version {version}, not at {expected}')
-        self.count_from(name, version)
+        self.set_start_version(name, version)
         return version, before == 0
 
-    def count_from(self, name: str, version: int) -> None:
+    def set_start_version(self, name: str, version: int) -> None:
         """Never less than before: of two threads that put, the first may hear of its version last."""
         with self._lock:
             self._versions[name] = max(version, self._versions.get(name, 0))
@@ -109,14 +109,14 @@ class RedisValues:
         done, version, before, self._seen[name] = _reply(reply)
         if done == ASKED:
             return False, False
-        self.count_from(name, version)
+        self.set_start_version(name, version)
         return True, before == 0
 
     def newest(self, name: str, newer_than: int, or_filled: bool) -> Optional[Version]:
         """The newest version if it is news; it is not sent in vain."""
         value, meta, _ = self._keys(name)
 
-        def command(session: Session) -> Any:
+        def command(session: ServerSession) -> Any:
             if newer_than > 0:
                 version = session.client.hget(meta, 'version')
                 if version is None or (int(version) == newer_than and not or_filled):
@@ -134,7 +134,7 @@ class RedisValues:
     def fetch(self, name: str, wanted: Sequence[Tuple[ValuePart, memoryview]], moved: Moved) -> bool:
         parts = [(f'{self._part_key(name, part.token)}{part.number}'.encode(), target) for part, target in wanted]
 
-        def read(session: Session) -> bool:
+        def read(session: ServerSession) -> bool:
             with session.borrowed() as connection:
                 is_whole = True
                 for (part, target), is_there in zip(wanted, read_parts(connection, parts, moved)):
@@ -145,16 +145,16 @@ class RedisValues:
 
         return bool(self._call(f'get {name!r}', read))
 
-    def fill(self, name: str, version: int, payload: Pieces) -> bool:
-        def fill(place: Argument, keys: Argument, before: Optional[Before]) -> Any:
+    def backfill(self, name: str, version: int, payload: Pieces) -> bool:
+        def backfill(place: Argument, keys: Argument, before: Optional[Before]) -> Any:
             return self._run('fill_value', name, version, place, keys, before=before)
 
-        return bool(self._publish('fill', name, payload, uuid.uuid4().hex, fill, int))
+        return bool(self._publish('fill', name, payload, uuid.uuid4().hex, backfill, int))
 
     def want(self, name: str) -> None:
         self._call(f'want {name!r}', lambda session: session.run('want_value', self._keys(name)))
 
-    def wait_for_wants(self, known: Mapping[str, str], block_ms: int) -> Dict[str, str]:
+    def wait_for_requests(self, known: Mapping[str, str], block_ms: int) -> Dict[str, str]:
         after = {self._key(name, 'wants'): last or '0-0' for name, last in known.items()}
         news = self._wait('wait for wants', lambda session: session.client.xread(after, count=1, block=block_ms))
         if news:
@@ -162,7 +162,7 @@ class RedisValues:
             return {name: latest.get(key, last) for (name, last), key in zip(known.items(), after)}
 
         # A server that lost its memory, and whose clock was set back, has wants that are no news to XREAD.
-        def command(session: Session) -> Any:
+        def command(session: ServerSession) -> Any:
             pipe = session.client.pipeline(transaction=False)
             for key in after:
                 pipe.xrevrange(key, count=1)
@@ -185,7 +185,7 @@ class RedisValues:
         payload: Optional[Pieces],
         token: str,
         publish: Callable[[Argument, Argument, Optional[Before]], T],
-        verdict_of: Callable[[T], int],
+        reply_of: Callable[[T], int],
     ) -> T:
         """
         Overview:
@@ -207,11 +207,11 @@ class RedisValues:
                         lambda: sent.keys,
                         lambda connection: write_parts(connection, sent.changed(payload, token), payload.num_bytes),
                     )
-                    verdict = verdict_of(reply)
+                    verdict = reply_of(reply)
                     if verdict == ASKED:
                         sent.keep()
                     else:
-                        sent.settle(verdict > 0)
+                        sent.flush(verdict > 0)
                     if verdict == 0:
                         self._drop_parts(name, sent.keys_of(token))
                     if verdict >= 0:
@@ -255,7 +255,7 @@ def _version(raw: List[Any]) -> Optional[Version]:
     return None
 
 
-def _delete(session: Session, value: str, meta: str, wants: str) -> int:
+def _delete(session: ServerSession, value: str, meta: str, wants: str) -> int:
     known = session.client.hmget(meta, 'parts', 'parts_before')
     existed = session.client.delete(value, meta, wants)
     parts = {key for keys in known if keys for key in keys.split()}

@@ -43,7 +43,7 @@ from ding_store.storage.shared_memory.cache_files import (
     size_of,
     unlink,
 )
-from ding_store.storage.shared_memory.mapped_files import PAGE, Claim, NewFile, aligned, claim, is_claimed
+from ding_store.storage.shared_memory.mapped_files import PAGE, NewFile, OwnerLock, aligned, claim, is_claimed
 from ding_store.storage.shared_memory.ring import RingWriter, read_note
 from ding_store.storage.shared_memory.slots import SharedSlots, SlotReader, SlotWriter, create_slots, value_of
 
@@ -104,7 +104,7 @@ class CacheDir:
                 private_files.own_directory(directory)
             members = os.path.join(self._run, 'members')
             private_files.touch(members)
-            self._claim: Optional[Claim] = claim(members, shared=True)
+            self._claim: Optional[OwnerLock] = claim(members, shared=True)
 
     def path_of(self, name: str) -> str:
         return os.path.join(self._run, f'{name}.ring')
@@ -126,7 +126,9 @@ class CacheDir:
     def create_slots(self, slot_bytes: int, name: str) -> SlotWriter:
         """As ``create_ring``, slots for the versions of a value."""
         path = self.slots_path_of(uuid.uuid4().hex)
-        return self._created(2 * slot_bytes, lambda: SlotWriter(path, slot_bytes, name, has_room=self._has_room))
+        return self._created(
+            2 * slot_bytes, lambda: SlotWriter(path, slot_bytes, name, has_capacity=self._has_capacity)
+        )
 
     def fetch_path_of(self, name: str) -> str:
         """Whoever holds this file fetches the value ``name`` for all processes of this host."""
@@ -154,7 +156,7 @@ class CacheDir:
             slot_bytes = int(path[: -len(COPIES)].rpartition('-')[2])
             self.drop_copies(name)
             self._created(2 * slot_bytes, lambda: create_slots(path, slot_bytes, name)).close()
-        return SharedSlots(path, self._has_room)
+        return SharedSlots(path, self._has_capacity)
 
     def drop_copies(self, name: str) -> None:
         """Remove what this host fetched of a value."""
@@ -232,7 +234,7 @@ class CacheDir:
                     raise
                 return make()
 
-    def _has_room(self, num_bytes: int) -> bool:
+    def _has_capacity(self, num_bytes: int) -> bool:
         return self.used_bytes() + num_bytes <= self.max_bytes
 
     def used_bytes(self) -> int:

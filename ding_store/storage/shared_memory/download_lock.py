@@ -12,7 +12,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import Callable, Iterator, Optional
 
-from ding_store.storage.shared_memory.mapped_files import Claim, changed_at, claim_within
+from ding_store.storage.shared_memory.mapped_files import OwnerLock, changed_at, claim_within
 
 
 class FetchLock:
@@ -35,7 +35,7 @@ class FetchLock:
         self._hung = -1, 0.0
 
     @contextmanager
-    def taken(self, patience_s: Optional[float] = None) -> Iterator[Optional[Claim]]:
+    def taken(self, patience_s: Optional[float] = None) -> Iterator[Optional[OwnerLock]]:
         """
         Overview:
             Within the block it is for us to fetch; None if another hangs over it.

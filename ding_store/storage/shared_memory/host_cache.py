@@ -22,10 +22,10 @@ from ding_store.storage.shared_memory.shared_values import HostValues
 from ding_store.storage.shared_memory.stream_downloads import StreamCopies
 from ding_store.storage.shared_memory.transports import (
     Download,
-    PlanedStore,
-    Record,
     Remote,
     Resolver,
+    StoredEntry,
+    TransportStore,
     fetch_own,
     unpack,
 )
@@ -49,7 +49,7 @@ class HostCache(Store):
         orders and announces everything. Without a directory for the files, all goes over the wire.
         Pickles as the store that it wraps, and reopens itself after ``fork``.
     Arguments:
-        - store (:obj:`PlanedStore`): Closed with this one.
+        - store (:obj:`TransportStore`): Closed with this one.
         - directory (:obj:`Optional[str]`): Where the host cache is: by default chosen by free space.
         - max_bytes (:obj:`Optional[int]`): What it may take: by default half of what is free, 8 GiB at most.
         - patience_s (:obj:`Optional[float]`): How long the writer of an entry on another host is waited for; by
@@ -59,7 +59,7 @@ class HostCache(Store):
 
     def __init__(
         self,
-        store: PlanedStore,
+        store: TransportStore,
         directory: Optional[str] = None,
         max_bytes: Optional[int] = None,
         patience_s: Optional[float] = None,
@@ -141,19 +141,19 @@ class HostCache(Store):
         self.store.advance(stream, reader, entry_id, name, header)
         self._note_ack(stream, reader, entry_id)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         self._enter()
-        self.store.settle()
+        self.store.flush()
 
-    def conclude(self) -> None:
-        self.store.conclude()
+    def close_for_writing(self) -> None:
+        self.store.close_for_writing()
 
     @property
     def is_away(self) -> bool:
         return self.store.is_away
 
-    def hasty(self) -> ContextManager[None]:
-        return self.store.hasty()
+    def nonblocking(self) -> ContextManager[None]:
+        return self.store.nonblocking()
 
     def forget(self, stream: str, reader: str) -> bool:
         self._enter()
@@ -169,8 +169,8 @@ class HostCache(Store):
         self._enter()
         return self._values.put(name, header, arrays, expected_version)
 
-    def count_from(self, name: str, version: int) -> None:
-        self.store.count_from(name, version)
+    def set_start_version(self, name: str, version: int) -> None:
+        self.store.set_start_version(name, version)
 
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0) -> Optional[Value]:
         self._enter()
@@ -210,7 +210,7 @@ class HostCache(Store):
         """
         if self._pid == os.getpid() and not self._closed.is_set():
             self._closed.set()
-            self.conclude()
+            self.close_for_writing()
             with self.store.leaving():
                 is_published = self._publish()
                 are_values_published = self._is_over or self._values.publish()
@@ -259,11 +259,11 @@ class HostCache(Store):
                     self._begin()
         if self._closed.is_set():
             raise StoreClosed(f'the store of run {self.run!r} was closed')
-        if self.store.is_hasty:
+        if self.store.is_nonblocking:
             return
         if time.monotonic() - self._tidied_at >= self.store.own_writer.check_every_s:
             self._tidied_at = time.monotonic()
-            with self.store.hasty():  # The call itself waits for a server that is away.
+            with self.store.nonblocking():  # The call itself waits for a server that is away.
                 self.tidy()
             self._drop_removed()
 
@@ -300,7 +300,7 @@ class HostCache(Store):
 
     def _learn(self, stream: str, wait_s: float) -> None:
         """Of acks. Who is not there to ask is waited for by the append itself, which keeps its entry."""
-        with suppress(StoreUnavailable), self.store.hasty():
+        with suppress(StoreUnavailable), self.store.nonblocking():
             self.store.own_writer.learn(stream, wait_s)
 
     def _publish(self) -> bool:
@@ -329,8 +329,8 @@ class HostCache(Store):
         while not self._closed.is_set() and pid == os.getpid():
             try:
                 writer = self.store.own_writer
-                known = writer.planes(list(self._rings))
-                self.store.wait_for_planes(known, writer.check_every_s)
+                known = writer.transports(list(self._rings))
+                self.store.wait_for_transports(known, writer.check_every_s)
                 for stream in known:
                     writer.check_stream(stream, wait_s=1.0)
             except StoreClosed:
@@ -342,7 +342,7 @@ class HostCache(Store):
 
     # Reading
 
-    def _follow(self, stream: str, record: Record) -> Optional[Entry]:
+    def _follow(self, stream: str, record: StoredEntry) -> Optional[Entry]:
         """The entry of a reference, in place; None if its file is not on this host, or its bytes were overwritten."""
         reference = unpack(record.payload)
         file = self._file(reference.file)
@@ -390,7 +390,7 @@ class HostCache(Store):
             self._files = {key: file for key, file in self._files.items() if os.path.exists(file.path)}
         self._values.drop_removed()
 
-    def _complain(self, stream: str, record: Record) -> None:
+    def _complain(self, stream: str, record: StoredEntry) -> None:
         if self.host and unpack(record.payload).host == crc_of(self.host):
             logger.warning('the host cache was deleted, or cannot be read: from now on we read over the wire')
             self._is_blind = True  # From now on this process is a host of its own, without files.

@@ -46,7 +46,7 @@ def aligned(size: int, to: int = ALIGN) -> int:
     return -(-size // to) * to
 
 
-class Claim:
+class OwnerLock:
     """
     Overview:
         A file descriptor that locks something for as long as this process lives. A forked child must not keep it up:
@@ -78,7 +78,7 @@ class Claim:
 
 
 # The process's own, as its descriptors are: what fork copies can only be found here.
-_CLAIMS: weakref.WeakSet[Claim] = weakref.WeakSet()
+_CLAIMS: weakref.WeakSet[OwnerLock] = weakref.WeakSet()
 
 
 def _drop_inherited() -> None:
@@ -89,16 +89,16 @@ def _drop_inherited() -> None:
 os.register_at_fork(after_in_child=_drop_inherited)
 
 
-def claim(path: str, shared: bool = False, wait: bool = False) -> Optional[Claim]:
+def claim(path: str, shared: bool = False, wait: bool = False) -> Optional[OwnerLock]:
     """
     Overview:
         Lock a whole file (``flock``). Opened anew for it: the descriptor inside a mapping would carry the lock into
         forked children.
     Returns:
-        - claim (:obj:`Optional[Claim]`): None when another holds it and we do not wait.
+        - claim (:obj:`Optional[OwnerLock]`): None when another holds it and we do not wait.
     """
     # Where flock is emulated, as on NFS, an exclusive lock needs a file that is open for writing.
-    held = Claim(private_files.opener(path, os.O_RDONLY if shared else os.O_RDWR))
+    held = OwnerLock(private_files.opener(path, os.O_RDONLY if shared else os.O_RDWR))
     try:
         fcntl.flock(held.descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
@@ -107,7 +107,7 @@ def claim(path: str, shared: bool = False, wait: bool = False) -> Optional[Claim
     return held
 
 
-def claim_within(path: str, patience_s: float) -> Optional[Claim]:
+def claim_within(path: str, patience_s: float) -> Optional[OwnerLock]:
     """
     Overview:
         As ``claim(path, wait=True)``, but only while its holder gets on: ``flock`` knows no deadline, so a thread waits
@@ -115,14 +115,14 @@ def claim_within(path: str, patience_s: float) -> Optional[Claim]:
     Arguments:
         - patience_s (:obj:`float`): Without a ``touch`` for so long, and up to twice as long, it is given up.
     Returns:
-        - claim (:obj:`Optional[Claim]`): None when it was.
+        - claim (:obj:`Optional[OwnerLock]`): None when it was.
     Raises:
         - FileNotFoundError: The file is gone.
     """
     held = claim(path)
     if held is not None or patience_s <= 0:
         return held
-    found: List[Claim] = []
+    found: List[OwnerLock] = []
     lock, is_over = threading.Lock(), False
 
     def wait() -> None:
@@ -150,9 +150,9 @@ def changed_at(path: str) -> int:
         return 0
 
 
-def reopened(descriptor: int) -> Claim:
+def reopened(descriptor: int) -> OwnerLock:
     """The same file, also when its name is gone, opened anew: with locks of its own."""
-    return Claim(os.open(f'/proc/self/fd/{descriptor}', os.O_RDONLY | os.O_CLOEXEC))
+    return OwnerLock(os.open(f'/proc/self/fd/{descriptor}', os.O_RDONLY | os.O_CLOEXEC))
 
 
 def is_claimed(path: str) -> bool:
@@ -180,7 +180,7 @@ class NewFile:
         self.path = path
         self._temporary = f'{path}.{uuid.uuid4().hex[:8]}{NEW}'
         descriptor = private_files.opener(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        held: Optional[Claim] = None
+        held: Optional[OwnerLock] = None
         try:
             held = claim(self._temporary)
             allocate(descriptor, 0, num_bytes, path)
@@ -210,7 +210,7 @@ class NewFile:
 
 
 @contextmanager
-def created(path: str, num_bytes: int) -> Iterator[tuple[mmap.mmap, Claim]]:
+def created(path: str, num_bytes: int) -> Iterator[tuple[mmap.mmap, OwnerLock]]:
     """
     Overview:
         A ``NewFile`` that appears at ``path`` when the block ends well.
@@ -293,7 +293,7 @@ class Words:
     def __init__(self, mapping: mmap.mmap, path: str) -> None:
         # Native items: stored and loaded with one instruction, where struct.pack_into('<Q') goes byte by byte.
         self._words = memoryview(mapping)[:PAGE].cast('Q')
-        self._lock = None if _KEEPS_ORDER else Claim(private_files.opener(path))
+        self._lock = None if _KEEPS_ORDER else OwnerLock(private_files.opener(path))
 
     def __getitem__(self, number: int) -> int:
         if self._lock is None:
@@ -310,7 +310,7 @@ class Words:
 
 
 @contextmanager
-def ordered(lock: Claim) -> Iterator[None]:
+def ordered(lock: OwnerLock) -> Iterator[None]:
     """
     Overview:
         For machines that are not x86-64: a lock on one byte behind any file's end. Taking and releasing it are barriers

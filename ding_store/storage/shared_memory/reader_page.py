@@ -22,7 +22,7 @@ from ding_store import private_files
 from ding_store.storage.base import NUMBER_BITS, EntryId
 from ding_store.storage.shared_memory.mapped_files import (
     PAGE,
-    Claim,
+    OwnerLock,
     Words,
     check_length,
     created,
@@ -66,7 +66,7 @@ class HostReaders:
             check_length(page.fileno(), PAGE)
             self._words = Words(mmap.mmap(page.fileno(), PAGE), path)
         # Opened anew: the descriptor inside a mapping would carry the lock into forked children.
-        self._file = Claim(private_files.opener(path, os.O_RDWR))
+        self._file = OwnerLock(private_files.opener(path, os.O_RDWR))
         for place in range(MAX_PROCESSES):
             if range_lock(self._file.descriptor, fcntl.F_WRLCK, place):
                 self._place = place
@@ -128,7 +128,7 @@ def create(path: str) -> None:
 def are_there(path: str) -> bool:
     """Whether a living process reads the stream whose file this is."""
     try:
-        file = Claim(private_files.opener(path))
+        file = OwnerLock(private_files.opener(path))
     except FileNotFoundError:
         return False
     try:

@@ -23,7 +23,7 @@ from ding_store.storage.encoding.framing import decode, encode_pieces
 from ding_store.storage.options import check_name
 from ding_store.storage.shared_memory.cache_dir import CacheDir, Found
 from ding_store.storage.shared_memory.slots import SlotReader
-from ding_store.storage.shared_memory.transports import PlanedStore, Version
+from ding_store.storage.shared_memory.transports import TransportStore, Version
 from ding_store.storage.shared_memory.value_downloads import HostCopies
 from ding_store.storage.shared_memory.value_resolver import ValueResolver
 from ding_store.storage.shared_memory.value_slots import SlotReference, ValueSlots
@@ -43,7 +43,7 @@ class HostValues:
         - patience_s (:obj:`float`): How long the writer of a value on another host is waited for.
     """
 
-    def __init__(self, store: PlanedStore, cache: Optional[CacheDir], patience_s: float) -> None:
+    def __init__(self, store: TransportStore, cache: Optional[CacheDir], patience_s: float) -> None:
         self._store = store
         self._cache = cache
         self._copies = HostCopies(store, cache) if cache is not None else None
@@ -142,7 +142,7 @@ class HostValues:
         while not self._closed.is_set() and pid == os.getpid():
             try:
                 known = {name: known.get(name, '') for name in list(self._own)}
-                wanted = self._store.wait_for_wants(known, self._store.own_writer.check_every_s)
+                wanted = self._store.wait_for_requests(known, self._store.own_writer.check_every_s)
                 for name in [name for name, token in wanted.items() if token != known[name]]:
                     slots = self._own.get(name)
                     if slots is not None:  # and not deleted meanwhile

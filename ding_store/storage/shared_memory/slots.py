@@ -36,7 +36,7 @@ from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace
 from ding_store.storage.base import Buffer
 from ding_store.storage.shared_memory.mapped_files import (
     PAGE,
-    Claim,
+    OwnerLock,
     Words,
     aligned,
     allocate,
@@ -82,23 +82,23 @@ class SlotWriter:
         slot_bytes: int,
         name: str = '',
         max_slots: int = 8,
-        has_room: Callable[[int], bool] = lambda num_bytes: True,
+        has_capacity: Callable[[int], bool] = lambda num_bytes: True,
     ) -> None:
         if not 2 <= max_slots <= MAX_SLOTS:
             raise ConfigError(f'max_slots ({max_slots}) must be 2 to {MAX_SLOTS}')
         if slot_bytes < 1:
             raise ConfigError(f'slot_bytes ({slot_bytes}) must be >= 1')
         self._claim = create_slots(path, slot_bytes, name)
-        self._open(path, max_slots, has_room)
+        self._open(path, max_slots, has_capacity)
 
-    def _open(self, path: str, max_slots: int, has_room: Callable[[int], bool]) -> None:
+    def _open(self, path: str, max_slots: int, has_capacity: Callable[[int], bool]) -> None:
         self.path = path
         self.max_slots = max_slots
-        self._has_room = has_room
+        self._has_capacity = has_capacity
         self._pid = os.getpid()
         self._stamp = 0
         self._announced: Set[int] = set()  # slots that the newest version may be in
-        self._file = Claim(private_files.opener(path, os.O_RDWR))
+        self._file = OwnerLock(private_files.opener(path, os.O_RDWR))
         head = mmap.mmap(self._file.descriptor, PAGE)
         self.slot_bytes = _slot_bytes(head, os.fstat(self._file.descriptor).st_size, path)
         self._words = Words(head, path)
@@ -158,7 +158,7 @@ class SlotWriter:
         for slot in range(len(self._buffers)):
             if slot not in self._announced and range_lock(self._file.descriptor, fcntl.F_WRLCK, _LEASES + slot):
                 return slot
-        return self._add() if len(self._buffers) < self.max_slots and self._has_room(self.slot_bytes) else None
+        return self._add() if len(self._buffers) < self.max_slots and self._has_capacity(self.slot_bytes) else None
 
     def _add(self) -> Optional[int]:
         slot = len(self._buffers)
@@ -195,7 +195,7 @@ class SlotWriter:
         self._words[_STAMP[number]] = self._stamp
 
 
-def create_slots(path: str, slot_bytes: int, name: str) -> Claim:
+def create_slots(path: str, slot_bytes: int, name: str) -> OwnerLock:
     """
     Overview:
         A file of two empty slots, claimed.
@@ -216,8 +216,8 @@ class SharedSlots(SlotWriter):
         says which bytes these are, so that nothing is announced: readers look for it. Not thread-safe.
     """
 
-    def __init__(self, path: str, has_room: Callable[[int], bool]) -> None:
-        self._open(path, max_slots=8, has_room=has_room)
+    def __init__(self, path: str, has_capacity: Callable[[int], bool]) -> None:
+        self._open(path, max_slots=8, has_capacity=has_capacity)
 
     @property
     def is_current(self) -> bool:
@@ -272,7 +272,7 @@ def _slot_bytes(head: Any, num_bytes: int, path: str) -> int:
     return slot_bytes
 
 
-def _is_at(path: str, file: Claim) -> bool:
+def _is_at(path: str, file: OwnerLock) -> bool:
     try:
         return os.path.samestat(os.stat(path), os.fstat(file.descriptor))
     except FileNotFoundError:
@@ -296,7 +296,7 @@ class SlotReader:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._file = Claim(private_files.opener(path))
+        self._file = OwnerLock(private_files.opener(path))
         mapping = map_read_only(self._file.descriptor, MAGIC, path)
         self.slot_bytes = _slot_bytes(mapping, len(mapping), path)
         self._words = Words(mapping, path)
@@ -342,7 +342,7 @@ class SlotReader:
     def close(self) -> None:
         self._file.close()
 
-    def _end_lease(self, slot: int, held: Claim) -> None:
+    def _end_lease(self, slot: int, held: OwnerLock) -> None:
         held.close()
         if self._pid != os.getpid():
             return  # A forked child leases nothing here, and a thread that it lacks may have held the lock.

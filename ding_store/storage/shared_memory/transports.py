@@ -30,7 +30,7 @@ _REFERENCE = struct.Struct('<4s16sIQQII')
 _MAGIC = b'DGH\x01'
 
 
-class Record(NamedTuple):
+class StoredEntry(NamedTuple):
     """An entry as the server has it: ``payload`` may be a reference."""
 
     id: EntryId
@@ -109,7 +109,7 @@ PATIENCE_S = 90.0
 MAX_PATIENCES = 5
 
 
-class PlanedStore(Store):
+class TransportStore(Store):
     """
     Overview:
         A store whose entries and values may hold references: what ``HostCache`` needs of the one it wraps.
@@ -136,8 +136,8 @@ class PlanedStore(Store):
         """The writing side of this process."""
 
     @property
-    def is_hasty(self) -> bool:
-        """Whether this thread is in ``hasty``."""
+    def is_nonblocking(self) -> bool:
+        """Whether this thread is in ``nonblocking``."""
         return False
 
     def leaving(self) -> ContextManager[None]:
@@ -155,7 +155,7 @@ class PlanedStore(Store):
     @abstractmethod
     def read_records(
         self, stream: str, after: EntryId, max_entries: int, timeout_s: float, fetch: Fetch = fetch_own
-    ) -> List[Record]:
+    ) -> List[StoredEntry]:
         """As ``read``; payloads that are elsewhere are ``fetch``'s business."""
 
     @abstractmethod
@@ -170,16 +170,16 @@ class PlanedStore(Store):
 
     @abstractmethod
     def wait_for_fill(
-        self, stream: str, record: Record, timeout_s: float, fetch: Fetch = fetch_own
+        self, stream: str, record: StoredEntry, timeout_s: float, fetch: Fetch = fetch_own
     ) -> Optional[Buffer]:
         """The payload that an entry was filled with, waiting for it up to ``timeout_s`` while it may come."""
 
     @abstractmethod
-    def fate_of(self, stream: str, record: Record) -> str:
+    def fate_of(self, stream: str, record: StoredEntry) -> str:
         """See ``fate``."""
 
     @abstractmethod
-    def wait_for_planes(self, known: Mapping[str, int], timeout_s: float) -> None:
+    def wait_for_transports(self, known: Mapping[str, int], timeout_s: float) -> None:
         """Return when a stream is on another plane than the known one, or when the time is over, or sooner."""
 
     @abstractmethod
@@ -203,11 +203,11 @@ class PlanedStore(Store):
         """Add the payload to a version that is only a reference; False if that is not the newest one any more."""
 
     @abstractmethod
-    def want_version(self, name: str) -> None:
+    def request_version(self, name: str) -> None:
         """Ask the writer of a value to fill its newest version, and all that follow."""
 
     @abstractmethod
-    def wait_for_wants(self, known: Mapping[str, str], timeout_s: float) -> Dict[str, str]:
+    def wait_for_requests(self, known: Mapping[str, str], timeout_s: float) -> Dict[str, str]:
         """
         Overview:
             For each of these values a token that is another one whenever its newest version is wanted over the wire;
@@ -234,7 +234,7 @@ def fate(is_over: bool, is_held: bool, is_filled: bool, sequence: int, base: int
     return LOST if sequence < base else WAITING
 
 
-Follow = Callable[[str, Record], Optional[Entry]]
+Follow = Callable[[str, StoredEntry], Optional[Entry]]
 
 
 class Asked(NamedTuple):
@@ -265,9 +265,9 @@ class Resolver:
 
     def __init__(
         self,
-        store: PlanedStore,
+        store: TransportStore,
         follow: Optional[Follow] = None,
-        complain: Optional[Callable[[str, Record], None]] = None,
+        complain: Optional[Callable[[str, StoredEntry], None]] = None,
         patience_s: Optional[float] = None,
         fetch: Fetch = fetch_own,
     ) -> None:
@@ -289,11 +289,11 @@ class Resolver:
             if entries or time.monotonic() >= deadline:
                 return entries
 
-    def _entries(self, stream: str, records: List[Record], deadline: float) -> List[Entry]:
+    def _entries(self, stream: str, records: List[StoredEntry], deadline: float) -> List[Entry]:
         """What can be read of the records, up to the first one that cannot; behind that nothing is waited for."""
         return up_to_corrupt(self._readable(stream, records, deadline))
 
-    def _readable(self, stream: str, records: List[Record], deadline: float) -> Iterator[Entry]:
+    def _readable(self, stream: str, records: List[StoredEntry], deadline: float) -> Iterator[Entry]:
         is_first = True
         for record in records:
             entry = self._entry(stream, record) or self._awaited(stream, record, deadline if is_first else 0.0)
@@ -303,14 +303,14 @@ class Resolver:
             elif not is_first or self._store.fate_of(stream, record) != GONE:
                 return
 
-    def _entry(self, stream: str, record: Record) -> Optional[Entry]:
+    def _entry(self, stream: str, record: StoredEntry) -> Optional[Entry]:
         if not is_reference(record.payload):
             return decode_entry(stream, *record)
         if len(record.payload) != _REFERENCE.size:
             raise corrupt_entry(stream, record.id, 'it is no whole reference', record.writer, record.sequence)
         return self._follow(stream, record) if self._follow else None
 
-    def _awaited(self, stream: str, record: Record, deadline: float) -> Optional[Entry]:
+    def _awaited(self, stream: str, record: StoredEntry, deadline: float) -> Optional[Entry]:
         since = self._asked_since(stream, record)
         until = min(deadline, since + self._patience_s)
         payload = self._store.wait_for_fill(stream, record, max(0.0, until - time.monotonic()), self._fetch)
@@ -319,7 +319,7 @@ class Resolver:
             return decode_entry(stream, *record._replace(payload=payload))
         return self._lost(stream, record) if self._is_lost(stream, record) else None
 
-    def _asked_since(self, stream: str, record: Record) -> float:
+    def _asked_since(self, stream: str, record: StoredEntry) -> float:
         """Since when its writer has been asked for it, which it is now if it was not."""
         asked = self._asked.get((stream, record.writer))
         num_sessions = self._store.num_sessions
@@ -335,26 +335,26 @@ class Resolver:
             self._asked[stream, record.writer] = asked
         return since
 
-    def _newest_of(self, stream: str, record: Record) -> int:
+    def _newest_of(self, stream: str, record: StoredEntry) -> int:
         """The number of its writer's newest entry: a later one will be of a writer that lives."""
         info = self._store.stream_info(stream)
         if info is None or info.epoch != record.id.epoch:
             return record.id.number
         return max(record.id.number, info.numbers.get(record.writer, 0))
 
-    def _note_fill(self, stream: str, record: Record) -> None:
+    def _note_fill(self, stream: str, record: StoredEntry) -> None:
         asked = self._asked.get((stream, record.writer))
         if asked is not None and asked.is_of(record.id):
             now = time.monotonic()
             self._asked[stream, record.writer] = asked._replace(since=now, begun=now)
 
-    def _is_lost(self, stream: str, record: Record) -> bool:
+    def _is_lost(self, stream: str, record: StoredEntry) -> bool:
         found = self._store.fate_of(stream, record)
         # Asked once more: the server may have been away meanwhile.
         return found == LOST or (
             found == WAITING and time.monotonic() - self._asked_since(stream, record) >= self._patience_s
         )
 
-    def _lost(self, stream: str, record: Record) -> Entry:
+    def _lost(self, stream: str, record: StoredEntry) -> Entry:
         logger.info('the payload of entry %d of %r, of %s, is gone', record.id.number, stream, record.writer)
         return Entry(stream, record.id, record.writer, record.sequence, {}, {}, is_lost=True)

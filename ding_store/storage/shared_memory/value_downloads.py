@@ -22,12 +22,12 @@ from ding_store.storage.encoding.value_parts import PartList, ValuePart, unpack,
 from ding_store.storage.shared_memory.cache_dir import CacheDir
 from ding_store.storage.shared_memory.download_lock import FetchLock
 from ding_store.storage.shared_memory.slots import SharedSlots, SlotReader
-from ding_store.storage.shared_memory.transports import Moved, PlanedStore
+from ding_store.storage.shared_memory.transports import Moved, TransportStore
 
 logger = logging.getLogger(__name__)
 
 
-def fetch_payload(store: PlanedStore, name: str, listed: PartList) -> Optional[Buffer]:
+def fetch_payload(store: TransportStore, name: str, listed: PartList) -> Optional[Buffer]:
     """
     Overview:
         A payload of this process's own; None if a part of it is missing.
@@ -49,7 +49,7 @@ class HostCopies:
         This host's copies of the values of a run, as one process uses them. Thread-safe.
     """
 
-    def __init__(self, store: PlanedStore, cache: CacheDir) -> None:
+    def __init__(self, store: TransportStore, cache: CacheDir) -> None:
         self._store = store
         self._cache = cache
         self._lock = threading.Lock()

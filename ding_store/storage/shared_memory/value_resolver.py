@@ -10,7 +10,7 @@ from ding_store.errors import CorruptPayload, PayloadLost
 from ding_store.storage.base import Buffer, Value
 from ding_store.storage.encoding.framing import decode_value
 from ding_store.storage.encoding.value_parts import PartList, unpack
-from ding_store.storage.shared_memory.transports import PlanedStore, Version
+from ding_store.storage.shared_memory.transports import TransportStore, Version
 from ding_store.storage.shared_memory.value_downloads import fetch_payload
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class ValueResolver:
 
     def __init__(
         self,
-        store: PlanedStore,
+        store: TransportStore,
         follow: Optional[Callable[[str, Version], Optional[Value]]] = None,
         patience_s: float = 30.0,
         fetch: Optional[Callable[[str, PartList], Optional[Buffer]]] = None,
@@ -110,7 +110,7 @@ class ValueResolver:
             until = time.monotonic() + self._patience_s
             self._wanted[name] = version, until
             if not is_coming:
-                self._store.want_version(name)
+                self._store.request_version(name)
         return until
 
 

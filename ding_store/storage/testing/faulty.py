@@ -43,8 +43,8 @@ class FaultyStore(Store):
     def put(self, name: str, header: Header, arrays: Arrays, expected_version: Optional[int] = None) -> int:
         return self._pass_on(lambda: self.store.put(name, header, arrays, expected_version))
 
-    def count_from(self, name: str, version: int) -> None:
-        self.store.count_from(name, version)  # it reaches no server
+    def set_start_version(self, name: str, version: int) -> None:
+        self.store.set_start_version(name, version)  # it reaches no server
 
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0) -> Optional[Value]:
         return self._pass_on(lambda: self.store.get(name, newer_than, timeout_s))
@@ -58,18 +58,18 @@ class FaultyStore(Store):
     def info(self) -> StoreInfo:
         return self._pass_on(self.store.info)
 
-    def settle(self) -> None:
-        self._pass_on(self.store.settle)
+    def flush(self) -> None:
+        self._pass_on(self.store.flush)
 
-    def conclude(self) -> None:
-        self.store.conclude()  # it reaches no server
+    def close_for_writing(self) -> None:
+        self.store.close_for_writing()  # it reaches no server
 
     @property
     def is_away(self) -> bool:
         return self.store.is_away
 
-    def hasty(self) -> ContextManager[None]:
-        return self.store.hasty()
+    def nonblocking(self) -> ContextManager[None]:
+        return self.store.nonblocking()
 
     def close(self) -> None:
         self.store.close()

@@ -70,7 +70,7 @@ class ReaderTests(StoreCase):
         for i in range(3):
             place = store.append('s', {}, chunk(i))
             store.advance('s', 'r', place, 'news', {'at': i})
-        store.settle()
+        store.flush()
         assert store.read('s') == []
         with self.another(store) as other:
             assert found_in(other) == ({'at': 2}, 3)
@@ -91,12 +91,12 @@ class ReaderTests(StoreCase):
             store.advance('s', 'r', place, 'news', {'at': i})
             self.lose_memory(store)
         store.advance('s', 'r', place, 'news', {'at': 3})
-        store.settle()
+        store.flush()
         assert found_in(store) == ({'at': 3}, 4)
 
     def test_news_of_any_size_advance(self, store: Store) -> None:
         store.advance('s', 'r', OLDEST, 'news', {'long': 'x' * 100_000})
-        store.settle()
+        store.flush()
         assert found_in(store) == ({'long': 'x' * 100_000}, 1)
 
     @pytest.mark.parametrize('is_told_by_another', [False, True])
@@ -107,7 +107,7 @@ class ReaderTests(StoreCase):
             store.advance('s', 'r', place, 'news', {'at': i})
         with self.another(store) as other:
             if is_told_by_another:
-                store.settle()
+                store.flush()
                 other.put('news', {'at': 'another'}, {})
                 store.advance('s', 'r', place, 'news', {'at': 2})
             store.close()

@@ -67,13 +67,13 @@ class ValueTests(StoreCase):
 
     @pytest.mark.parametrize('size', [1, 50_000])
     def test_versions_go_on_behind_one_that_the_writer_was_told_of(self, store: Store, size: int) -> None:
-        store.count_from('v', 7)
-        store.count_from('v', 5)
-        store.count_from('w', 3)
+        store.set_start_version('v', 7)
+        store.set_start_version('v', 5)
+        store.set_start_version('w', 3)
         assert store.put('v', {}, chunk(1, size)) == 8
         assert store.put('v', {}, chunk(1, size), expected_version=8) == 9
         with self.another(store) as other:
-            other.count_from('v', 4)
+            other.set_start_version('v', 4)
             assert other.put('v', {}, {}) == 10
 
     def test_counters(self, store: Store) -> None:

@@ -11,7 +11,7 @@ from typing import Callable, Dict, List, Optional
 LOOK_EVERY_S = 1.0
 
 
-class Members:
+class Clients:
     """
     Overview:
         Watches processes through pidfds in the given selector. A forked child is a process of its own: it is a member

@@ -13,7 +13,7 @@ import selectors
 import socket
 from typing import Any, Callable, Collection, Dict
 
-Answer = Dict[str, Any]
+PingResult = Dict[str, Any]
 
 
 class Control:
@@ -62,7 +62,7 @@ class Control:
             self._selector.unregister(self._listener)
             self.is_paused = True
 
-    def answer(self, connection: socket.socket, answer: Answer) -> None:
+    def answer(self, connection: socket.socket, answer: PingResult) -> None:
         with contextlib.suppress(OSError):  # it did not wait
             connection.sendall(json.dumps(answer).encode() + b'\n')
         self._drop(connection)

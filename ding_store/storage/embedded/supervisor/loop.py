@@ -14,11 +14,11 @@ import sys
 import time
 from typing import Callable, Deque, Dict, Optional, Set
 
-from .control import Answer, Control
-from .run_files import RunFiles
-from .clients import Members
-from .redis_process import Answer as Pong
+from .clients import Clients
+from .control import Control, PingResult
+from .redis_process import PingResult as Pong
 from .redis_process import Server, read_answer
+from .run_files import RunFiles
 from .sockets import REDIS, control_path, make_socket_directory, peer, remove_socket_directory
 
 #: When to ask again: for those who came meanwhile, while redis loads its data, and while it starts.
@@ -53,7 +53,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         # The rest is for what has to be done in any case: a new redis, files, a look at a process.
         max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._members = Members(self._selector, self._member_died, max_files // 2)
+        self._members = Clients(self._selector, self._member_died, max_files // 2)
         self._waiting: Set[socket.socket] = set()  # joined; told once a PING sent *after* they came is answered
         self._pinged: Set[socket.socket] = set()  # those whom the PING under way is for
         self._held: Set[socket.socket] = set()  # of the next run: this one finished, but has members yet
@@ -187,7 +187,7 @@ class Supervisor:
     def _no_member_came(self) -> None:
         self._stop(f'no member for {self._grace_s:g} s')
 
-    def _info(self) -> Answer:
+    def _info(self) -> PingResult:
         return {
             'socket': self._redis_socket,
             'supervisor_pid': os.getpid(),

@@ -11,9 +11,9 @@ import signal
 import time
 from typing import List, Optional
 
-from .control import Answer
-from .run_files import RunFiles, deadline, held_by, is_served, take_lock, try_lock
+from .control import PingResult
 from .loop import Supervisor
+from .run_files import RunFiles, deadline, held_by, is_served, take_lock, try_lock
 from .sockets import REDIS, make_socket_directory, remove_socket_directory
 
 #: How often to look whether the lock is free, or another supervisor serves.
@@ -78,7 +78,7 @@ def main(arguments: List[str]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the starter's survives exec
     raise_file_limit()
     files = RunFiles(asked.dir)
-    answer: Answer = {'ok': True}
+    answer: PingResult = {'ok': True}
     supervisor: Optional[Supervisor] = None
     try:
         supervisor = become_supervisor(files, asked.binary, asked.grace_s, asked.until)

@@ -54,7 +54,7 @@ class Server:
         return connection
 
 
-class Answer(enum.Enum):
+class PingResult(enum.Enum):
     """What came of a PING."""
 
     READY = enum.auto()
@@ -62,15 +62,15 @@ class Answer(enum.Enum):
     NONE = enum.auto()
 
 
-def read_answer(connection: socket.socket) -> Answer:
+def read_answer(connection: socket.socket) -> PingResult:
     """Of a connection that can be read."""
     try:
         words = connection.recv(64)
     except OSError:
-        return Answer.NONE
+        return PingResult.NONE
     if words.startswith(b'+PONG'):
-        return Answer.READY
-    return Answer.LOADING if words.startswith(b'-LOADING') else Answer.NONE
+        return PingResult.READY
+    return PingResult.LOADING if words.startswith(b'-LOADING') else PingResult.NONE
 
 
 def _die_with(supervisor: int, libc: ctypes.CDLL) -> Callable[[], None]:
