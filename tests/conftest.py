@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.RunSession, exitstatus: int) -> None:
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Remove what tests left in /tmp and /dev/shm; where nothing else runs, what cannot be removed is named."""
     leftovers = session.config.stash.get(_LEFTOVERS, None)
     if leftovers is None:
