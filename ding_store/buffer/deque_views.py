@@ -2,43 +2,53 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Iterator
+from typing import Callable, Iterator, List
 
 import numpy as np
 from ding.data.buffer import BufferedData
 
+from ding_store.buffer.array_types import Array
 from ding_store.buffer.table.row_choices import to_row
 from ding_store.buffer.table.table import Table
 from ding_store.errors import RowGone
-
-if TYPE_CHECKING:
-    from ding_store.buffer.store_buffer import StoreBuffer
 
 #: Elements that an iteration reads at once.
 _CHUNK = 256
 
 
 class StorageView:
-    """The elements of a buffer in the order of age."""
+    """
+    Overview:
+        The elements of a buffer in the order of age.
+    Arguments:
+        - table (:obj:`Table`): The buffer's table.
+        - get (:obj:`Callable`): Returns the element at a position in the order of age.
+        - read_live (:obj:`Callable`): Returns the elements of those rows that are still in the buffer.
+    """
 
-    def __init__(self, buffer: StoreBuffer) -> None:
-        self._buffer = buffer
+    def __init__(
+        self,
+        table: Table,
+        get: Callable[[int], BufferedData],
+        read_live: Callable[[Array], List[BufferedData]],
+    ) -> None:
+        self._table, self._get, self._read_live = table, get, read_live
 
     @property
     def maxlen(self) -> int:
-        return self._buffer.table.capacity
+        return self._table.capacity
 
     def __len__(self) -> int:
-        return self._buffer.count()
+        return len(self._table)
 
     def __getitem__(self, position: int) -> BufferedData:
-        return self._buffer.get(position)
+        return self._get(position)
 
     def __iter__(self) -> Iterator[BufferedData]:
-        """Those that are there now; of these, such as leave before their turn are passed over."""
-        rows = self._buffer.table.rows_by_age()
+        """Iterate over the elements of this moment. An element that leaves the buffer before its turn is skipped."""
+        rows = self._table.rows_by_age()
         for start in range(0, len(rows), _CHUNK):
-            yield from self._buffer._read_live(rows[start : start + _CHUNK])
+            yield from self._read_live(rows[start : start + _CHUNK])
 
 
 class IndexView:

@@ -402,7 +402,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
     @property
     def storage(self) -> StorageView:
         """The elements in the order of age, as DequeBuffer's deque: ``len``, ``[i]``, iteration."""
-        return StorageView(self)
+        return StorageView(self.table, self.get, self._read_live)
 
     @property
     def indices(self) -> IndexView:

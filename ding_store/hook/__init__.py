@@ -1,5 +1,6 @@
 """Unmodified scripts: DI-engine's names are replaced by the store's, in this process and in those it spawns."""
 
-from ding_store.hook.install import ENV_EXPLAIN, ENV_HOOK, install, install_lazily
+from ding_store.hook.environment import ENV_EXPLAIN, ENV_HOOK
+from ding_store.hook.install import install, install_lazily
 
 __all__ = ['ENV_EXPLAIN', 'ENV_HOOK', 'install', 'install_lazily']

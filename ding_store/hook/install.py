@@ -10,8 +10,6 @@ from types import ModuleType
 from typing import Any, Optional, Sequence
 
 SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'site')
-#: Set by ``ding-store run``: patch what this process imports; and list what was patched.
-ENV_HOOK, ENV_EXPLAIN = 'DING_STORE_HOOK', 'DING_STORE_EXPLAIN'
 #: A module, and what is patched once it has been executed.
 TRIGGERS = ('ding.config.config', 'ding.framework.middleware', 'ding.data.buffer', 'ding.worker')
 

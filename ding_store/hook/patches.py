@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List
 
 from ding_store.errors import ConfigError
 from ding_store.hook.configs import write_beside
-from ding_store.hook.install import ENV_EXPLAIN
+from ding_store.hook.environment import ENV_EXPLAIN
 from ding_store.hook.usage import EXCHANGE, REPLAY, WEIGHTS, note
 from ding_store.middleware.plain_parts import STOCK
 

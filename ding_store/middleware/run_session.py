@@ -296,7 +296,10 @@ class RunSession:
             - StoreTimeout: The role that this wait depends on is dead.
         """
         begin = warned = looked = time.monotonic()
-        peers = PeerWatch(self, role) if role else None
+        peers = None
+        if role:
+            timeout_s = self.config.peer_timeout_s
+            peers = PeerWatch(self.store, role, timeout_s, lambda: self.member, lambda: self.is_server_full)
         try:
             while not self.finished:
                 for call in self.while_waiting:

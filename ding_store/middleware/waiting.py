@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Dict, Iterator
+from typing import Callable, Dict, Iterator, Optional
 
 from ding_store.errors import StoreDenied, StoreTimeout, StoreUnavailable
-from ding_store.middleware.members import Members
+from ding_store.middleware.members import Member, Members
 from ding_store.storage.base import Store
-
-if TYPE_CHECKING:
-    from ding_store.middleware.run_session import RunSession
 
 #: Waits look at the task's own finish flag this often; news from the store wakes them at once.
 SLICE_S = 0.5
@@ -35,33 +32,46 @@ def best_effort(store: Store) -> Iterator[None]:
 class PeerWatch:
     """
     Overview:
-        Whether a role that a wait depends on is still reporting itself. Compares reports, not clocks: a member whose
-        report number has not moved between two looks is silent.
+        Watches whether the members of a role still report themselves. It compares reports, not clocks: a member is
+        silent if its report number is the same in two looks.
+    Arguments:
+        - store (:obj:`Store`): The run's store.
+        - role (:obj:`str`): The role that a wait depends on.
+        - timeout_s (:obj:`float`): How long the role may be silent, ``store.peer_timeout_s``.
+        - own_member (:obj:`Callable`): Returns this process's own member, None before its first report.
+        - is_server_full (:obj:`Callable`): Returns True while the server is at its maxmemory and accepts no reports.
     """
 
-    def __init__(self, session: RunSession, role: str) -> None:
-        self._session = session
-        self._role = role
-        self._members = Members(session.store)
+    def __init__(
+        self,
+        store: Store,
+        role: str,
+        timeout_s: float,
+        own_member: Callable[[], Optional[Member]],
+        is_server_full: Callable[[], bool],
+    ) -> None:
+        self._store, self._role, self._timeout_s = store, role, timeout_s
+        self._own_member, self._is_server_full = own_member, is_server_full
+        self._members = Members(store)
         self._beats: Dict[str, int] = {}
         self._moved_at = time.monotonic()
 
     def look(self) -> str:
-        """A text for the warning. Raises StoreTimeout once the role was seen and has been silent for too long."""
-        own, is_there = self._session.member, False
+        """Return a text for the warning. Raise StoreTimeout if the role was seen and has been silent for too long."""
+        own, is_there = self._own_member(), False
         own_beat = own.beat if own is not None else 0
-        with best_effort(self._session.store):
+        with best_effort(self._store):
             self._members.refresh()
             is_there = True
         if not is_there:
-            self._moved_at = time.monotonic()  # nobody can report now
+            self._moved_at = time.monotonic()  # no member can report now
             return '; the store is away'
-        if self._session.is_server_full:
+        if self._is_server_full():
             self._moved_at = time.monotonic()  # others cannot report either
             return '; the server is at its maxmemory'
         known = self._members.by_id.get(own.id) if own is not None else None
         if own is not None and (known is None or known.beat < own_beat):
-            self._moved_at = time.monotonic()  # nor can they where our own report does not come through
+            self._moved_at = time.monotonic()  # if our own report does not arrive, theirs do not either
             return '; the server takes no reports'
         peers = self._members.of(self._role)
         if not peers:
@@ -72,7 +82,7 @@ class PeerWatch:
         if moved:
             self._moved_at = now
             return ''
-        silent, limit = now - self._moved_at, self._session.config.peer_timeout_s
+        silent, limit = now - self._moved_at, self._timeout_s
         last = max(peers, key=lambda p: p.beat)
         if silent >= limit:
             raise StoreTimeout(

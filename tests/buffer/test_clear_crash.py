@@ -13,7 +13,8 @@ from test_packed import episode
 from test_packed import number as number_of_episode
 
 from ding_store.buffer.elements import elements
-from ding_store.buffer.table.rows import EMPTY, RowIndex
+from ding_store.buffer.kernels.constants import EMPTY
+from ding_store.buffer.table.rows import RowIndex
 from ding_store.buffer.table.table import Table
 
 #: ``scripts/crash.sh`` asks for more.

@@ -13,9 +13,10 @@ import pytest
 from elements import number, transition
 
 from ding_store.buffer import Prioritized, StoreBuffer, Table, limited
+from ding_store.buffer.kernels.constants import EMPTY
 from ding_store.buffer.persistence.table_directory import TableDirectory
 from ding_store.buffer.table import column_memory
-from ding_store.buffer.table.rows import EMPTY, RowIndex
+from ding_store.buffer.table.rows import RowIndex
 from ding_store.errors import NotEnoughData, NotEnoughSpace
 
 

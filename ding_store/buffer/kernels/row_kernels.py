@@ -5,8 +5,7 @@ from __future__ import annotations
 from numba.extending import register_jitable
 
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.sequences.linked_pages import PAGE, SHIFT
-from ding_store.buffer.table.rows import EMPTY
+from ding_store.buffer.kernels.constants import EMPTY, PAGE, PAGE_SHIFT
 from ding_store.compiled.cache_lines import LINE, prefetch
 
 _INTS, _SLOTS = 'int64[::1]', 'int32[::1]'
@@ -75,7 +74,7 @@ def publish(row_of_slot: Array, log_rows: Array, log_slots: Array, tail: int, sl
 
 @register_jitable
 def _ask_for_page(held: Array, page: int) -> None:
-    for place in range(page << SHIFT, (page + 1) << SHIFT, LINE // 4):
+    for place in range(page << PAGE_SHIFT, (page + 1) << PAGE_SHIFT, LINE // 4):
         prefetch(held.ctypes.data + place * held.itemsize)
 
 
@@ -93,20 +92,20 @@ def walk(
         prefetch(at.ctypes.data + starts[i] * at.itemsize)
     for i in range(num_starts):
         are_there[i] = True
-        page = at[starts[i]] >> SHIFT
+        page = at[starts[i]] >> PAGE_SHIFT
         if page >= 0:
             prefetch(after.ctypes.data + page * after.itemsize)
             _ask_for_page(held, page)
     for i in range(num_starts):
-        page = at[starts[i]] >> SHIFT
+        page = at[starts[i]] >> PAGE_SHIFT
         if page >= 0 and after[page] >= 0:
             _ask_for_page(held, after[page])
     for i in range(num_starts):
         place = at[starts[i]]
-        page, offset = place >> SHIFT, place & (PAGE - 1)
+        page, offset = place >> PAGE_SHIFT, place & (PAGE - 1)
         for step in range(length):
             # What lies beyond a line's end is on the last page, which holds nothing.
-            slot = held[(page << SHIFT) + offset] if page >= 0 else -1
+            slot = held[(page << PAGE_SHIFT) + offset] if page >= 0 else -1
             windows[step, i] = slot
             if slot >= 0:
                 # Looked at below, when many of them are on their way.

@@ -10,7 +10,7 @@ from numba.core import types
 from numba.extending import intrinsic, register_jitable
 
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.sampling.sum_tree import FAN_OUT, SHIFT
+from ding_store.buffer.kernels.constants import TREE_FAN_OUT, TREE_SHIFT
 from ding_store.compiled.cache_lines import prefetch
 
 _FLOATS, _INTS = 'float64[::1]', 'int64[::1]'
@@ -20,7 +20,7 @@ FIND = f'void({_FLOATS}, {_FLOATS}, {_INTS}, {_FLOATS}, {_INTS})'
 #: All that is used as an index has no sign: of other numbers numba asks at each access whether they count from the end,
 #: which takes more time than the work itself, and keeps loops from being instructions for many values at once.
 _u: Any = np.uint64
-_SHIFT, _FAN_OUT, _ONE = _u(SHIFT), _u(FAN_OUT), _u(1)
+_SHIFT, _FAN_OUT, _ONE = _u(TREE_SHIFT), _u(TREE_FAN_OUT), _u(1)
 
 
 def set_many(
@@ -88,12 +88,12 @@ def _count(context: Any, address: Any, target: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         # All at once, and no branch that depends on the target: half of them would be predicted wrongly.
-        block = ir.VectorType(ir.DoubleType(), FAN_OUT)
+        block = ir.VectorType(ir.DoubleType(), TREE_FAN_OUT)
         numbers = builder.load(builder.inttoptr(arguments[0], block.as_pointer()), align=8)
         one = builder.insert_element(ir.Constant(block, ir.Undefined), arguments[1], ir.IntType(32)(0))
-        zeros = ir.Constant(ir.VectorType(ir.IntType(32), FAN_OUT), [0] * FAN_OUT)
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), TREE_FAN_OUT), [0] * TREE_FAN_OUT)
         target = builder.shuffle_vector(one, ir.Constant(block, ir.Undefined), zeros)
-        bits = builder.bitcast(builder.fcmp_ordered('<=', numbers, target), ir.IntType(FAN_OUT))
+        bits = builder.bitcast(builder.fcmp_ordered('<=', numbers, target), ir.IntType(TREE_FAN_OUT))
         return builder.zext(builder.ctpop(bits), ir.IntType(64))
 
     return types.uint64(address, target), generate
@@ -104,7 +104,7 @@ _num_up_to: Any = intrinsic(_count)
 
 def find_many(masses: Array, prefixes: Array, starts: Array, targets: Array, slots: Array) -> None:
     """The slot of each target; level by level, so that the memory of many draws is on its way at once."""
-    num_targets, block_bytes = _u(targets.shape[0]), FAN_OUT * 8
+    num_targets, block_bytes = _u(targets.shape[0]), TREE_FAN_OUT * 8
     prefix_address, mass_address = np.int64(prefixes.ctypes.data), np.int64(masses.ctypes.data)
     for i in range(num_targets):
         slots[i] = 0
@@ -130,7 +130,7 @@ def find_many(masses: Array, prefixes: Array, starts: Array, targets: Array, slo
         for k in range(_FAN_OUT):
             total += masses[first + k]
             place += total <= target
-        if place == FAN_OUT:
+        if place == TREE_FAN_OUT:
             target = np.nextafter(total, 0.0)
             total, place = 0.0, 0
             for k in range(_FAN_OUT):

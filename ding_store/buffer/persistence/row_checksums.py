@@ -8,7 +8,7 @@ from typing import List
 import numpy as np
 
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.table.rows import EMPTY
+from ding_store.buffer.kernels.constants import EMPTY
 from ding_store.errors import CorruptPayload
 
 #: Odd, so that every bit of a row number changes its mark.

@@ -65,6 +65,7 @@ import numpy as np
 
 from ding_store import private_files
 from ding_store.buffer.array_types import Array
+from ding_store.buffer.kernels.constants import EMPTY
 from ding_store.buffer.persistence.commits import FILE_BYTES, CommitFile, CommitRecord
 from ding_store.buffer.persistence.journal import MIN_BYTES, Journal, convert, reserve
 from ding_store.buffer.persistence.row_checksums import RowChecksums
@@ -78,7 +79,6 @@ from ding_store.buffer.persistence.table_header import (
     read_header,
     write_header,
 )
-from ding_store.buffer.table.rows import EMPTY
 from ding_store.errors import ConfigError, CorruptPayload, FormatMismatch, StoreClosed, TableLocked
 from ding_store.power_cuts import sync_directory, sync_file, sync_path
 from ding_store.storage.shared_memory.mapped_files import OwnerLock, claim

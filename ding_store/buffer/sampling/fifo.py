@@ -11,10 +11,11 @@ import numpy as np
 from ding_store.buffer.arguments import integer
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.forks import hold_over_forks
+from ding_store.buffer.kernels.constants import EMPTY
 from ding_store.buffer.persistence.commits import CommitRecord
 from ding_store.buffer.persistence.persisted import PersistedState
 from ding_store.buffer.sampling.samplers import not_enough
-from ding_store.buffer.table.rows import EMPTY, RowIndex, RowListener
+from ding_store.buffer.table.rows import RowIndex, RowListener
 from ding_store.errors import ConfigError
 
 #: Row numbers that are looked up together: deleted rows leave holes, which are passed over once.

@@ -8,9 +8,10 @@ import numpy as np
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.interrupts import finish
+from ding_store.buffer.kernels.constants import EMPTY
 from ding_store.buffer.sampling.prioritized import Prioritized, moved
 from ding_store.buffer.sampling.samplers import is_within
-from ding_store.buffer.table.rows import EMPTY, RowIndex
+from ding_store.buffer.table.rows import RowIndex
 from ding_store.errors import ConfigError, PriorityError
 
 #: Priorities from 2**-32 to 2**32 are told apart to 1.6 %; the smaller and larger share the first and last bucket.

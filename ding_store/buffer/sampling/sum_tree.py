@@ -6,11 +6,8 @@ import numpy as np
 
 from ding_store.buffer.array_types import Array, filled
 from ding_store.buffer.interrupts import finish
+from ding_store.buffer.kernels.constants import TREE_FAN_OUT, TREE_SHIFT
 from ding_store.buffer.kernels.load import load_kernels
-
-#: Children per node: a block of them is a cache line, and 400k rows are seven levels.
-FAN_OUT = 8
-SHIFT = 3
 
 
 class SumTree:
@@ -35,11 +32,11 @@ class SumTree:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         starts, size, num_nodes = [0], _num_blocks(capacity), _num_blocks(capacity)
-        self.masses = filled(size * FAN_OUT, 0.0, np.float64)
+        self.masses = filled(size * TREE_FAN_OUT, 0.0, np.float64)
         while num_nodes > 1:
             num_nodes = _num_blocks(num_nodes)
             # A level fills whole blocks, which the one above it counts.
-            starts.append(starts[-1] + num_nodes * FAN_OUT)
+            starts.append(starts[-1] + num_nodes * TREE_FAN_OUT)
         self._starts = np.array(starts, np.int64)
         num_inner = starts[-1] + 1
         self._sums, self._prefixes, self._minima = (
@@ -102,7 +99,7 @@ class SumTree:
 
     def _sum_up(self) -> None:
         """Make all that is above the masses."""
-        blocks = self.masses.reshape(-1, FAN_OUT)
+        blocks = self.masses.reshape(-1, TREE_FAN_OUT)
         minima = np.where(blocks > 0, blocks, np.inf)
         for level in range(len(self._starts)):
             running = np.cumsum(blocks, axis=1)
@@ -120,15 +117,15 @@ class SumTree:
 
     def _level(self, nodes: Array, level: int) -> Array:
         """Nodes of a level below the root, a block of siblings per row: a view."""
-        return nodes[self._starts[level] : self._starts[level + 1]].reshape(-1, FAN_OUT)
+        return nodes[self._starts[level] : self._starts[level + 1]].reshape(-1, TREE_FAN_OUT)
 
     def _set_in_numpy(self, slots: Array, masses: Array) -> None:
         self.masses[slots] = masses
         nodes = slots
         for level, start in enumerate(self._starts.tolist()):
-            nodes = _without_repeats(nodes >> SHIFT)
+            nodes = _without_repeats(nodes >> TREE_SHIFT)
             if level == 0:
-                running = self.masses.reshape(-1, FAN_OUT).take(nodes, 0)
+                running = self.masses.reshape(-1, TREE_FAN_OUT).take(nodes, 0)
                 minima = np.where(running > 0, running, np.inf)
                 np.add.accumulate(running, 1, out=running)
             else:
@@ -141,12 +138,12 @@ class SumTree:
 
     def _find_in_numpy(self, targets: Array) -> Array:
         slots = np.zeros(len(targets), np.int64)
-        befores = np.arange(len(targets)) * FAN_OUT - 1
+        befores = np.arange(len(targets)) * TREE_FAN_OUT - 1
         for level in range(len(self._starts) - 2, -2, -1):
             if level >= 0:
                 running = self._level(self._prefixes, level).take(slots, 0)
             else:
-                running = np.add.accumulate(self.masses.reshape(-1, FAN_OUT).take(slots, 0), 1)
+                running = np.add.accumulate(self.masses.reshape(-1, TREE_FAN_OUT).take(slots, 0), 1)
             is_past = running <= targets[:, None]
             if is_past[:, -1].any():
                 np.minimum(targets, np.nextafter(running[:, -1], 0), out=targets)
@@ -155,12 +152,12 @@ class SumTree:
             children = is_past.argmin(1)
             # What lies before a first child is of another row; multiplied by False it does not count.
             targets -= running.take(befores + children, mode='clip') * (children > 0)
-            slots = slots * FAN_OUT + children
+            slots = slots * TREE_FAN_OUT + children
         return slots
 
 
 def _num_blocks(num_children: int) -> int:
-    return -(-num_children // FAN_OUT)
+    return -(-num_children // TREE_FAN_OUT)
 
 
 def _without_repeats(nodes: Array) -> Array:

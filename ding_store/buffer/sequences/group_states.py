@@ -7,7 +7,8 @@ from typing import Any, Dict, List, NamedTuple
 import numpy as np
 
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.sequences.linked_pages import NOWHERE, PAGE
+from ding_store.buffer.kernels.constants import PAGE
+from ding_store.buffer.sequences.linked_pages import NOWHERE
 
 #: Groups without rows are kept until there are more of them than this, and than of the others: episodes come and go,
 #: but the steps of an environment go on after all earlier ones have left.

@@ -7,10 +7,8 @@ from typing import Dict, List
 import numpy as np
 
 from ding_store.buffer.array_types import Array
+from ding_store.buffer.kernels.constants import PAGE, PAGE_SHIFT
 
-SHIFT = 5
-#: Slots per page. A group of one row takes a whole page, a long one 4 bytes per row.
-PAGE = 1 << SHIFT
 _MASK = PAGE - 1
 
 NOWHERE = -1
@@ -56,7 +54,7 @@ class LinkedPages:
             - places (:obj:`np.ndarray`): Where they are now ``(n,)``.
         """
         room = np.where(tails >= 0, _MASK - (tails & _MASK), 0)
-        num_pages = (np.maximum(counts - room, 0) + _MASK) >> SHIFT
+        num_pages = (np.maximum(counts - room, 0) + _MASK) >> PAGE_SHIFT
         pages = self._take_pages(int(num_pages.sum()))
         first_page = np.cumsum(num_pages) - num_pages
         self._link(pages, owners, tails, num_pages, first_page)
@@ -65,11 +63,11 @@ class LinkedPages:
         beyond = ordinal - room[group]
         places: Array = tails[group] + 1 + ordinal
         new = np.flatnonzero(beyond >= 0)
-        page = pages[first_page[group[new]] + (beyond[new] >> SHIFT)].astype(np.int64)
-        places[new] = (page << SHIFT) + (beyond[new] & _MASK)
+        page = pages[first_page[group[new]] + (beyond[new] >> PAGE_SHIFT)].astype(np.int64)
+        places[new] = (page << PAGE_SHIFT) + (beyond[new] & _MASK)
         self.held[places] = slots
         self.at[slots] = places
-        np.add.at(self._num_held, places >> SHIFT, 1)
+        np.add.at(self._num_held, places >> PAGE_SHIFT, 1)
         return places
 
     def drop(self, slots: Array) -> Array:
@@ -86,7 +84,7 @@ class LinkedPages:
             return places
         self.at[slots] = NOWHERE
         self.held[places] = NOWHERE
-        pages: Array = places >> SHIFT
+        pages: Array = places >> PAGE_SHIFT
         np.subtract.at(self._num_held, pages, 1)
         pages = np.unique(pages)
         empty: Array = pages[self._num_held[pages] == 0]
@@ -101,7 +99,7 @@ class LinkedPages:
 
     def owners(self, places: Array) -> Array:
         """The groups whose places these are."""
-        owners: Array = self._owner[places >> SHIFT]
+        owners: Array = self._owner[places >> PAGE_SHIFT]
         return owners
 
     def owner_of_pages(self, pages: Array) -> Array:
@@ -115,35 +113,35 @@ class LinkedPages:
     def back(self, owners: Array, tails: Array, steps: Array) -> Array:
         """As ``walk(tails, -steps)`` for far steps: O(1) each, along lines without holes."""
         ordinal = (tails & _MASK) - steps
-        hops = ordinal >> SHIFT
+        hops = ordinal >> PAGE_SHIFT
         pages = [
             self._pages_of[owner][hop - 1] if -hop < len(self._pages_of[owner]) else NOWHERE
             for owner, hop in zip(owners.tolist(), hops.tolist())
         ]
         page = np.array(pages, np.int64)
-        return np.where(page >= 0, (page << SHIFT) + (ordinal & _MASK), NOWHERE)
+        return np.where(page >= 0, (page << PAGE_SHIFT) + (ordinal & _MASK), NOWHERE)
 
     def walk(self, places: Array, steps: Array) -> Array:
         """Places so many steps further, or back where negative; NOWHERE beyond the ends of the line."""
         offset = (places & _MASK) + steps
-        page, hops = places >> SHIFT, offset >> SHIFT
+        page, hops = places >> PAGE_SHIFT, offset >> PAGE_SHIFT
         for hop in range(int(hops.max(initial=0))):
             page = np.where(hops > hop, self.after[page], page)
         for hop in range(-int(hops.min(initial=0))):
             page = np.where(-hops > hop, self._before[page], page)
-        return np.where((page >= 0) & (places >= 0), (page.astype(np.int64) << SHIFT) + (offset & _MASK), NOWHERE)
+        return np.where((page >= 0) & (places >= 0), (page.astype(np.int64) << PAGE_SHIFT) + (offset & _MASK), NOWHERE)
 
     def windows(self, places: Array, length: int) -> Array:
         """The slots of ``length`` consecutive places from each of these on ``(length, B)``; NOWHERE where is none."""
-        first, page = places & _MASK, places >> SHIFT
-        num_pages = ((int(first.max(initial=0)) + length - 1) >> SHIFT) + 1
+        first, page = places & _MASK, places >> PAGE_SHIFT
+        num_pages = ((int(first.max(initial=0)) + length - 1) >> PAGE_SHIFT) + 1
         pages = np.empty((len(places), num_pages), np.int64)
         for number in range(num_pages):
             pages[:, number] = page
             page = self.after[page]
         # Whole pages first, which are contiguous, and then from those: half the time of single entries.
         held = self.held.reshape(-1, PAGE)[pages].reshape(-1)
-        start = np.arange(len(places)) * (num_pages << SHIFT) + first
+        start = np.arange(len(places)) * (num_pages << PAGE_SHIFT) + first
         slots: Array = held.take(start + np.arange(length)[:, None])
         return slots
 
@@ -156,7 +154,7 @@ class LinkedPages:
 
     def _grow(self, num_pages: int) -> None:
         known = len(self._num_held)
-        self.held = np.concatenate([self.held, np.full(num_pages << SHIFT, NOWHERE, np.int32)])
+        self.held = np.concatenate([self.held, np.full(num_pages << PAGE_SHIFT, NOWHERE, np.int32)])
         fill = np.full(num_pages, NOWHERE, np.int32)
         self.after, self._before = np.concatenate([self.after, fill]), np.concatenate([self._before, fill])
         self._num_held = np.concatenate([self._num_held, np.zeros(num_pages, np.int32)])
@@ -174,7 +172,7 @@ class LinkedPages:
         self._before[pages[1:]] = pages[:-1]
         self.after[pages[:-1]] = pages[1:]
         # Where one group's pages end and another's begin: the old tail's page instead.
-        tail_pages = np.where(tails >= 0, tails >> SHIFT, NOWHERE)[grown]
+        tail_pages = np.where(tails >= 0, tails >> PAGE_SHIFT, NOWHERE)[grown]
         self.after[pages[np.append(firsts[1:] - 1, len(pages) - 1)]] = NOWHERE
         self._before[pages[firsts]] = tail_pages
         continued = tail_pages >= 0

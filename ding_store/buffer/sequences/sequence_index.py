@@ -8,13 +8,14 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import numpy as np
 
 from ding_store.buffer.array_types import Array
+from ding_store.buffer.kernels.constants import EMPTY
 from ding_store.buffer.sampling.pending_slots import PendingSlots
 from ding_store.buffer.sampling.slot_set import SlotSet
 from ding_store.buffer.sampling.use_counts import UseCounts
 from ding_store.buffer.sequences.breaks import Breaks
 from ding_store.buffer.sequences.group_states import GroupStates, Rows
 from ding_store.buffer.sequences.linked_pages import NOWHERE, LinkedPages
-from ding_store.buffer.table.rows import EMPTY, RowIndex, RowListener
+from ding_store.buffer.table.rows import RowIndex, RowListener
 
 #: Slots -> the group's value for each, int64, and which of them have one.
 ReadGroups = Callable[[Array], Tuple[Array, Array]]

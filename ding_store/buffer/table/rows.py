@@ -11,10 +11,8 @@ import numpy as np
 from ding_store.buffer.array_types import Array, filled
 from ding_store.buffer.forks import hold_over_forks
 from ding_store.buffer.interrupts import finish
+from ding_store.buffer.kernels.constants import EMPTY
 from ding_store.buffer.kernels.load import load_kernels
-
-#: In ``row_of_slot``: the slot is free, or its row is being written at this moment.
-EMPTY = -1
 
 NO_ROWS = np.empty(0, np.int64)
 

@@ -11,9 +11,10 @@ import numpy as np
 from ding_store.buffer.arguments import integer
 from ding_store.buffer.array_types import Array, filled
 from ding_store.buffer.interrupts import finish
+from ding_store.buffer.kernels.constants import EMPTY
 from ding_store.buffer.table.column_memory import ColumnMemory, ColumnSpec
 from ding_store.buffer.table.narrowing import narrowed_columns, stored_specs, widen, widened
-from ding_store.buffer.table.rows import EMPTY, NO_ROWS
+from ding_store.buffer.table.rows import NO_ROWS
 from ding_store.buffer.table.table_base import Columns, TableBase, checked_specs, stored_columns
 from ding_store.errors import ConfigError
 
