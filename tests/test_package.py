@@ -1,6 +1,7 @@
 """What holds for the package as a whole: who may import whom, what is public, what an install does."""
 
 import ast
+import graphlib
 import importlib
 import json
 import os
@@ -10,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Set, Tuple
+from typing import Callable, Dict, Iterator, List, NamedTuple, Set, Tuple
 
 import pytest
 
@@ -50,6 +51,19 @@ LAYERS: Dict[str, Set[str]] = {
         *('storage', 'buffer', 'checkpoint'),
     },
     'doctor': {'errors', 'config', 'storage'},
+}
+
+#: package -> its parts, in an order in which each imports only from those before it. `buffer` is not in it yet.
+INNER_LAYERS: Dict[str, List[Set[str]]] = {
+    'ding_store.storage': [
+        {'base'},
+        {'encoding'},
+        {'options'},
+        {'urls', 'exactly_once'},
+        {'shared_memory'},
+        {'memory_log'},
+        {'memory', 'redis', 'embedded'},
+    ],
 }
 
 TREES = {'treetensor', 'treevalue'}
@@ -126,10 +140,10 @@ def runtime_nodes(node: ast.AST) -> Iterator[ast.AST]:
         yield from runtime_nodes(child)
 
 
-def imports_of(path: Path) -> Iterator[Import]:
+def imports_of(path: Path, nodes: Callable[[ast.AST], Iterator[ast.AST]] = runtime_nodes) -> Iterator[Import]:
     file = str(path.relative_to(PACKAGE))
     package = ['ding_store', *path.relative_to(PACKAGE).parts[:-1]]
-    for node in runtime_nodes(parse(path)):
+    for node in nodes(parse(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(file, node.lineno, alias.name)
@@ -172,6 +186,58 @@ def test_layers_import_only_what_lies_above_them(layer):
         if module.split('.')[1] not in LAYERS[layer] | {layer, '__version__'}
     ]
     assert bad == [], f'{layer} may import only {sorted(LAYERS[layer])} of this package'
+
+
+def module_name(path: Path) -> str:
+    parts = ['ding_store', *path.relative_to(PACKAGE).with_suffix('').parts]
+    return '.'.join(parts[:-1] if parts[-1] == '__init__' else parts)
+
+
+def all_module_imports() -> Dict[str, Set[str]]:
+    """Module -> the package's modules that it imports anywhere, also for types only."""
+    names = {module_name(path) for path in sources()}
+    graph = {}
+    for path in sources():
+        found = {entry.module for entry in imports_of(path, lambda tree: iter(list(ast.walk(tree))))}
+        # `from package import module` names the package, too: it is not an import of the package's own names.
+        exact = {name for name in found & names if not any(other.startswith(name + '.') for other in found & names)}
+        graph[module_name(path)] = exact - {module_name(path)}
+    return graph
+
+
+def test_no_circle_of_modules():
+    try:
+        graphlib.TopologicalSorter(all_module_imports()).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(f'these modules import each other: {" <- ".join(error.args[1])}')
+
+
+def test_a_circle_of_modules_is_found(tmp_path, monkeypatch):
+    (tmp_path / 'a.py').write_text(
+        'from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ding_store.b import B'
+    )
+    (tmp_path / 'b.py').write_text('def f():\n    from ding_store import a')
+    monkeypatch.setattr(sys.modules[__name__], 'PACKAGE', tmp_path)
+    with pytest.raises(graphlib.CycleError):
+        graphlib.TopologicalSorter(all_module_imports()).prepare()
+
+
+@pytest.mark.parametrize('package', INNER_LAYERS)
+def test_parts_of_a_package_import_only_what_lies_above_them(package):
+    layers = INNER_LAYERS[package]
+    bad = []
+    for name, imported in all_module_imports().items():
+        own, others = inner_layer(package, name), {other: inner_layer(package, other) for other in imported}
+        bad += [f'{name} imports {other}' for other, layer in others.items() if own and layer and layer > own]
+    assert bad == [], f'the order within {package} is {[sorted(layer) for layer in layers]}'
+
+
+def inner_layer(package: str, module: str) -> int:
+    """The number of the layer of a package that has this module, from 1 on; 0 if the module is in none of them."""
+    if not module.startswith(f'{package}.'):
+        return 0
+    part = module[len(package) + 1 :].split('.')[0]
+    return next((number for number, layer in enumerate(INNER_LAYERS[package], 1) if part in layer), 0)
 
 
 @pytest.mark.parametrize('layer', FORBIDDEN)

@@ -28,11 +28,10 @@ from ding_store.errors import (
 )
 from ding_store.storage import open_store
 from ding_store.storage.encoding import framing as wire
-from ding_store.storage.encoding import parts
 from ding_store.storage.encoding.compression import CODECS
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.memory import MemoryStore
-from ding_store.storage.redis import connection
+from ding_store.storage.redis import connection, parts
 from ding_store.storage.redis.server_checks import ServerGeneration, make_client
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.shared_memory import rings

@@ -11,10 +11,10 @@ from redis_server import RedisServer
 
 from ding_store.errors import CorruptPayload, StoreError, StoreTimeout, VersionConflict
 from ding_store.storage import EntryId
-from ding_store.storage.encoding import parts
 from ding_store.storage.encoding.framing import encode, encode_pieces
 from ding_store.storage.exactly_once.outbox import Backfill, Payload
 from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.redis import parts
 from ding_store.storage.redis import values as redis_values
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.shared_memory.transports import StoredEntry

@@ -6,7 +6,6 @@ from typing import Any, Callable, Optional
 
 from ding_store.errors import ServerFull
 from ding_store.storage.base import Buffer
-from ding_store.storage.encoding.parts import is_large, place_of, publish_in_parts
 from ding_store.storage.exactly_once.outbox import (
     CODEC,
     FULL,
@@ -17,6 +16,7 @@ from ding_store.storage.exactly_once.outbox import (
     AppendRequest,
     Backfill,
 )
+from ding_store.storage.redis.parts import is_large, place_of, publish_in_parts
 from ding_store.storage.redis.server_session import Before, ServerSession
 
 #: Before this much is sent, the server is asked whether there is room: until then it is there in excess.

@@ -9,8 +9,8 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 from ding_store.errors import CorruptPayload, NotEnoughSpace
 from ding_store.storage.base import NUMBER_BITS, Buffer, EntryId
 from ding_store.storage.encoding.framing import corrupt_entry, up_to_corrupt
-from ding_store.storage.encoding.parts import Parts, unpack
 from ding_store.storage.exactly_once.chain import link
+from ding_store.storage.redis.parts import Parts, unpack
 from ding_store.storage.redis.server_session import ServerSession
 from ding_store.storage.shared_memory.transports import FILLED, GONE, OVER, Fetch, StoredEntry, fate, fetch_own
 

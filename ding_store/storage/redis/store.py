@@ -16,7 +16,6 @@ from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed, StoreErr
 from ding_store.storage.base import OLDEST, START, Arrays, Buffer, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
 from ding_store.storage.encoding.compression import installed
 from ding_store.storage.encoding.framing import INLINE_BYTES, MAX_BYTES, Pieces, encode_pieces
-from ding_store.storage.encoding.parts import Parts
 from ding_store.storage.encoding.value_parts import ValuePart
 from ding_store.storage.exactly_once.outbox import FreedCapacity, Payload
 from ding_store.storage.exactly_once.writer import Writer, writer_id
@@ -27,6 +26,7 @@ from ding_store.storage.redis.entries import RedisEntries
 from ding_store.storage.redis.info import read_counters, read_stream, read_streams, read_values
 from ding_store.storage.redis.keys import RunKeys
 from ding_store.storage.redis.notifications import RedisNotifications
+from ding_store.storage.redis.parts import Parts
 from ding_store.storage.redis.scripts import Command
 from ding_store.storage.redis.server_session import ServerSession
 from ding_store.storage.redis.unanswered import Unanswered

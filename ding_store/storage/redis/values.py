@@ -10,8 +10,8 @@ from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional,
 
 from ding_store.errors import CorruptPayload, ServerFull, StoreError, StoreUnavailable, VersionConflict
 from ding_store.storage.encoding.framing import INLINE_BYTES, Pieces
-from ding_store.storage.encoding.parts import MAX_TRIES, VANISHED, read_parts, write_parts
 from ding_store.storage.encoding.value_parts import SentParts, ValuePart, is_good
+from ding_store.storage.redis.parts import MAX_TRIES, VANISHED, read_parts, write_parts
 from ding_store.storage.redis.scripts import Argument, Command
 from ding_store.storage.redis.server_session import Before, ServerSession
 from ding_store.storage.shared_memory.transports import Moved, Version
