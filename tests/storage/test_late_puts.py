@@ -16,7 +16,7 @@ from ding_store.storage.base import OLDEST
 from ding_store.storage.encoding.framing import encode_pieces
 from ding_store.storage.encoding.value_parts import STILL_AFTER, SentParts
 from ding_store.storage.redis import values as redis_values
-from ding_store.storage.redis.server_session import Session
+from ding_store.storage.redis.server_session import ServerSession
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, found_in, number_of
 
@@ -176,7 +176,7 @@ def test_an_advance_that_is_asked_is_put_again(opened):
 
 def test_a_writer_that_others_are_always_faster_than_comes_through(opened, monkeypatch):
     slow, fast = opened(), opened()
-    run, is_on = Session.run, True
+    run, is_on = ServerSession.run, True
 
     def overtaken(session, script, keys, *arguments, before=None):
         nonlocal is_on
@@ -186,7 +186,7 @@ def test_a_writer_that_others_are_always_faster_than_comes_through(opened, monke
             is_on = True
         return run(session, script, keys, *arguments, before=before)
 
-    monkeypatch.setattr(Session, 'run', overtaken)
+    monkeypatch.setattr(ServerSession, 'run', overtaken)
     version = slow.put(NAME, {'number': 1}, {})
     assert found_in(slow) == ({'number': 1}, version)
 

@@ -16,7 +16,7 @@ from ding_store.storage.embedded.private_server import running
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.memory import MemoryStore
 from ding_store.storage.redis import store as redis_store
-from ding_store.storage.redis.server_session import Session
+from ding_store.storage.redis.server_session import ServerSession
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 
@@ -115,7 +115,7 @@ def test_who_leaves_brings_what_a_server_forgot_while_nothing_was_asked_of_it(
 ):
     """Clients of one whose host lost power find out when they next speak."""
     if not says_goodbye:
-        monkeypatch.setattr(Session, 'is_hung_up', lambda session: False)
+        monkeypatch.setattr(ServerSession, 'is_hung_up', lambda session: False)
     store = RedisStore(forgetful_server.url, 'run')
     for number in range(3):
         store.append(STREAM, {}, chunk(number))

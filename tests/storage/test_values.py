@@ -30,7 +30,7 @@ from ding_store.storage import open_store
 from ding_store.storage.encoding.framing import encode_pieces
 from ding_store.storage.memory import MemoryStore
 from ding_store.storage.redis.scripts import Command
-from ding_store.storage.redis.server_session import Session
+from ding_store.storage.redis.server_session import ServerSession
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.shared_memory import shared_values, slots
 from ding_store.storage.shared_memory.host_cache import HostCache
@@ -469,6 +469,20 @@ def test_deleted_values_leave_no_file(opened, tmp_path):
     assert [number_of(held), number_of(opened().get(NAME))] == [1, 2]
 
 
+def test_value_put_after_all_were_deleted_reaches_other_hosts(redis_server, opened, caplog):
+    """Between the two there is no value whose requests the writer could wait for."""
+    writer, far = opened(check_every_s=0.2), opened('b')
+    writer.put(NAME, {}, weights(1))
+    assert number_of(far.get(NAME)) == 1
+    assert writer.delete(NAME)
+    with redis_server.client() as client:
+        waiting = (client.info('clients')['blocked_clients'] for _ in itertools.count())
+        eventually(lambda: not any(itertools.islice(waiting, 100)), 'the writer waits for no request')
+    assert writer.put(NAME, {}, weights(2)) == 2
+    assert number_of(far.get(NAME, timeout_s=WAIT_S)) == 2
+    assert 'get no new versions' not in caplog.text
+
+
 def test_damage_to_the_head_is_named(opened):
     writer = opened()
     writer.put(NAME, {}, weights(1))
@@ -716,7 +730,7 @@ def test_an_older_put_of_its_writer_that_expects_another_version_is_refused(redi
 @pytest.mark.parametrize(('way', 'size'), [('advance', 1), ('put', 10), ('put', 300_000)])
 def test_a_put_that_was_long_on_its_way_replaces_nothing_newer_of_its_writer(redis_server, monkeypatch, way, size):
     """Its connection was lost, it was sent again on another, and then the first one came through, too."""
-    sent, run = [], Session.run
+    sent, run = [], ServerSession.run
 
     def noting(session, script, keys, *arguments, before=None):
         reply = run(session, script, keys, *arguments, before=before)
@@ -730,7 +744,7 @@ def test_a_put_that_was_long_on_its_way_replaces_nothing_newer_of_its_writer(red
             return store.put('v', {'number': number}, {'x': np.full(size, number)})
 
         with monkeypatch.context() as noted:
-            noted.setattr(Session, 'run', noting)
+            noted.setattr(ServerSession, 'run', noting)
             put(0)
         late = sent[0] if way == 'put' else store._values.put_command('v', encode_pieces({'number': 0}, {}).sealed())
         for number in (1, 2):

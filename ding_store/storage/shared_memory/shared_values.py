@@ -142,6 +142,9 @@ class HostValues:
         while not self._closed.is_set() and pid == os.getpid():
             try:
                 known = {name: known.get(name, '') for name in list(self._own)}
+                if not known:  # All were deleted. Redis refuses a wait for no stream.
+                    self._closed.wait(1.0)
+                    continue
                 wanted = self._store.wait_for_requests(known, self._store.own_writer.check_every_s)
                 for name in [name for name, token in wanted.items() if token != known[name]]:
                     slots = self._own.get(name)
