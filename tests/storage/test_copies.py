@@ -97,7 +97,7 @@ def test_what_did_not_change_is_not_sent_and_who_comes_late_gets_all(hosts):
     assert WHOLE_BYTES <= received[0] < WHOLE_BYTES + TALK_BYTES
 
 
-@pytest.mark.parametrize('plane', ['auto', 'off'])
+@pytest.mark.parametrize('transport', ['auto', 'off'])
 def test_a_store_without_files_sends_only_what_changed(hosts, transport):
     here, there = hosts
     with here.open(host_plane='off') as writer, there.open(host_plane=transport) as reader:

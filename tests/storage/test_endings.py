@@ -364,7 +364,7 @@ def test_an_embedded_server_that_is_killed_after_the_end_has_forgotten_nothing_b
         assert other.read(STREAM, OLDEST) == []
 
 
-@pytest.mark.parametrize('plane', ['auto', 'off'])
+@pytest.mark.parametrize('transport', ['auto', 'off'])
 def test_who_retired_a_run_neither_misses_its_server_nor_brings_it_back(tmp_path, caplog, transport):
     store = open_store(f'embedded://{tmp_path}', 'run', host_plane=transport)
     reader = Reader(store, STREAM, 'learner')

@@ -259,7 +259,7 @@ with open_store(url, 'run', host_plane=plane, host_cache_dir=directory) as store
 """
 
 
-@pytest.mark.parametrize('plane', ['auto', 'off'])
+@pytest.mark.parametrize('transport', ['auto', 'off'])
 def test_clocks_that_jump_cost_nothing(jumping_server, set_clock, tmp_path, transport):
     """Those of the server and of a writer, by hours and days, back and forth, while a reader's goes on as ever."""
     total, rng = 150, random.Random(3)
@@ -321,7 +321,7 @@ def in_child(store, numbers, said):
     store.close()
 
 
-@pytest.mark.parametrize('plane', ['auto', 'off'])
+@pytest.mark.parametrize('transport', ['auto', 'off'])
 def test_a_spawned_child_uses_the_store_it_was_given(opened, transport):
     parent = opened(host_plane=transport)
     reader = Reader(opened(host_plane=transport), STREAM, 'learner')

@@ -17,7 +17,7 @@ from ding_store.storage.testing import WAIT_S, chunk, number_of
 _FILES = ('exactly_once/outbox.py', 'exactly_once/writer.py', 'host/rings.py', 'host/ring.py', 'host/host_cache.py')
 
 
-@pytest.mark.parametrize('plane', ['auto', 'off'])
+@pytest.mark.parametrize('transport', ['auto', 'off'])
 def test_an_append_is_interrupted_anywhere(redis_server, tmp_path, transport):
     writer = open_store(redis_server.url, f'interrupts-{transport}', host_plane=transport, host_cache_dir=str(tmp_path))
     near = open_store(redis_server.url, f'interrupts-{transport}', host_plane=transport, host_cache_dir=str(tmp_path))

@@ -75,7 +75,7 @@ PY_OPTIONS = (
         ('reds://user:secret@h', r'did you mean redis(s)?://'),
         ('localhost:6379', 'redis://localhost:6379'),
         ('', 'known are'),
-        ('redis://h?overflow=error', 'keyword'),
+        ('redis://h?overflow=block', 'keyword'),
         ('redis://h:port', 'malformed'),
         ('redis://h?nonsense=1', 'malformed'),
         ('memory://somewhere', 'no address'),

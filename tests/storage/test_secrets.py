@@ -66,7 +66,7 @@ def failing(call):
         f'redis://127.0.0.1:1?password={QUOTED}',
         f'redis://:{QUOTED}@host:port',
         f'redis://:{QUOTED}@host?nonsense={QUOTED}',
-        f'redis://:{QUOTED}@host?overflow=error',
+        f'redis://:{QUOTED}@host?overflow=block',
         f'redis://:{SECRET}@127.0.0.1:1',
         f'rediss://user:{SECRET}@127.0.0.1:1/0',
         'redis://:hunter2#x@127.0.0.1:1',

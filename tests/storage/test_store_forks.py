@@ -18,7 +18,7 @@ NUM_FORKS = int(os.environ.get('DING_STORE_FORKS', '8'))
 CHILDREN = 1_000_000
 
 
-@pytest.mark.parametrize('plane', ['auto', 'off'])
+@pytest.mark.parametrize('transport', ['auto', 'off'])
 def test_forks_while_threads_append_read_and_put(redis_server, tmp_path, transport):
     run = f'forks-{transport}'
     options = dict(host_plane=transport, host_cache_dir=str(tmp_path))

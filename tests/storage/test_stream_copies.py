@@ -62,7 +62,7 @@ def sent_by(server):
     return info.get('cmdstat_get', {'calls': 0})['calls'], info['total_net_output_bytes']
 
 
-@pytest.mark.parametrize(('plane', 'num_downloads'), [('auto', 1), ('off', 4)])
+@pytest.mark.parametrize(('transport', 'num_downloads'), [('auto', 1), ('off', 4)])
 def test_four_readers_of_a_host_cause_one_download(forgetful_server, tmp_path, transport, num_downloads):
     with two_hosts(forgetful_server, tmp_path) as (here, there), here.open() as writer, contextlib.ExitStack() as stack:
         work = [follow(there, f'reader{number}', 5, host_plane=transport) for number in range(4)]
