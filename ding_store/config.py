@@ -159,7 +159,7 @@ class StoreConfig:
             only a pusher stands between the exchanger and the buffer.
         - collate (:obj:`str`): 'auto': one collated batch for policies known to take it, else a list; 'batch'; 'list'.
         - max_pending_bytes (:obj:`int`): What a stream may hold of entries that the learner has not taken yet.
-        - overflow (:obj:`str`): What an append does when it would hold more: 'block', 'drop_oldest' or 'error'.
+        - overflow (:obj:`str`): What an append does when it would hold more: 'block' or 'drop_oldest'.
         - on_corrupt (:obj:`str`): What the learner does with an entry that is not what a collector wrote: 'stop', at
             every start again, or 'skip': it is counted, logged and left out.
         - allow_pickle (:obj:`bool`): Let chunks of elements that hold Python objects travel pickled; without, they are
@@ -192,7 +192,7 @@ class StoreConfig:
     direct_ingest: bool = True
     collate: str = _setting('auto', choices=('auto', 'batch', 'list'))
     max_pending_bytes: int = _setting(256 << 20, least=1)
-    overflow: str = _setting('block', choices=('block', 'drop_oldest', 'error'))
+    overflow: str = _setting('block', choices=('block', 'drop_oldest'))
     on_corrupt: str = _setting('stop', choices=('stop', 'skip'))
     allow_pickle: bool = False
     compression: Optional[str] = _setting('auto', choices=(None, 'auto', 'lz4', 'zstd'))

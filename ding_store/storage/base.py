@@ -16,7 +16,7 @@ Arrays = Mapping[str, Array]
 Buffer = Union[bytes, bytearray, memoryview]
 
 #: What a full stream does with an append: wait, make room by dropping the oldest entries, or refuse.
-OVERFLOW = ('block', 'drop_oldest', 'error')
+OVERFLOW = ('block', 'drop_oldest')
 
 #: Where a new reader starts: at the oldest entry still held, or behind the newest.
 START = ('oldest', 'now')
@@ -155,7 +155,7 @@ class Store(ABC):
               by whatever this store does when the server is back, or has room: appending it once more would double it.
               The error's ``__cause__`` says why. After any other error the entry never arrives:
             - StoreTimeout: overflow is 'block' and no room was made in time.
-            - StreamFull: overflow is 'error', or this one entry is larger than the limit.
+            - StreamFull: This one entry is larger than the limit.
             - ServerFull: The server is at its maxmemory.
             - NotEnoughSpace: This one entry is larger than a server takes.
             - StoreError: The server refused it for a reason that does not pass; the message names the fix.

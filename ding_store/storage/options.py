@@ -48,7 +48,7 @@ class StreamOptions:
         How much one stream may hold that its durable readers have not acked, and what happens beyond.
     Arguments:
         - max_pending_bytes (:obj:`int`): Encoded bytes held for one stream.
-        - overflow (:obj:`str`): 'block', 'drop_oldest' or 'error'.
+        - overflow (:obj:`str`): 'block' or 'drop_oldest'.
         - max_block_s (:obj:`float`): How long an append waits for room when it names no ``timeout_s`` itself.
         - compression (:obj:`Optional[str]`): 'lz4' or 'zstd': what a payload is compressed with where it goes over the
           wire, if that makes it shorter. Every process that writes or reads the stream needs the codec's package.

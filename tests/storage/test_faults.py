@@ -24,7 +24,6 @@ from ding_store.errors import (
     PayloadLost,
     StoreClosed,
     StoreTimeout,
-    StreamFull,
 )
 from ding_store.storage import open_store
 from ding_store.storage.encoding import framing as wire
@@ -267,7 +266,7 @@ class TestEmptyAfterACrash:
             assert (look(reader), look(reader), reader.num_lost) == ([16], [], 0)
 
 
-@pytest.mark.parametrize('plane', ['auto', 'off'])
+@pytest.mark.parametrize('transport', ['auto', 'off'])
 def test_nothing_is_passed_over_where_a_server_comes_back_empty_in_mid_read(
     forgetful_server, tmp_path, monkeypatch, transport
 ):
@@ -351,9 +350,8 @@ class TestDeadReaders:
             assert main(command) == 1
             assert "run 'another' at unix://" in capsys.readouterr().err
 
-    @pytest.mark.parametrize('overflow', ['drop_oldest', 'error'])
-    def test_a_durable_one_that_was_killed_is_held_for_as_configured(self, redis_server, overflow):
-        run, total = f'killed-{overflow}-{os.getpid()}', 60
+    def test_stream_drops_the_oldest_for_a_killed_durable_reader(self, redis_server):
+        run, total = f'killed-{os.getpid()}', 60
 
         def read(pipe):
             with RedisStore(redis_server.url, run) as store:
@@ -363,25 +361,19 @@ class TestDeadReaders:
                 print('acked', file=pipe)
                 store.get('nothing', timeout_s=WAIT_S)
 
-        with RedisStore(redis_server.url, run, max_pending_bytes=2000, overflow=overflow) as store:
+        with RedisStore(redis_server.url, run, max_pending_bytes=2000, overflow='drop_oldest') as store:
             store.append(STREAM, {}, chunk(0))
             with child(read) as (_, pipe):
                 assert [pipe.readline().strip() for _ in range(2)] == ['0', 'acked']
-            refused = 0
             for number in range(1, total):
-                try:
-                    store.append(STREAM, {}, chunk(number))
-                except StreamFull:
-                    refused += 1
+                store.append(STREAM, {}, chunk(number))
                 assert store.stream_info(STREAM).pending_bytes <= 2000
-            assert (refused > 0) == (overflow == 'error')
             num_dropped = store.stream_info(STREAM).num_dropped
             again = Reader(store, STREAM, 'learner', marks={store.writer: 1})
             seen = [number_of(entry) for entry in again.read()]
-            assert len(seen) + refused + num_dropped == total - 1
+            assert len(seen) + num_dropped == total - 1
             assert again.num_lost == num_dropped
-            first = 1 if overflow == 'error' else total - len(seen)
-            assert seen == list(range(first, first + len(seen)))
+            assert seen == list(range(total - len(seen), total))
             assert store.forget(STREAM, 'learner')
             assert store.stream_info(STREAM).pending_bytes == 0
             store.append(STREAM, {}, chunk(total))
@@ -419,11 +411,10 @@ def rss_bytes():
         return int(statm.read().split()[1]) * os.sysconf('SC_PAGE_SIZE')
 
 
-@pytest.mark.parametrize('overflow', ['block', 'drop_oldest', 'error'])
+@pytest.mark.parametrize('overflow', ['block', 'drop_oldest'])
 def test_memory_is_bounded_when_the_reader_is_slow(forgetful_server, overflow):
     """Thirty times the limit goes through; neither the server nor the writer ever holds much more than the limit."""
     limit, size, total = 2_000_000, 100_000, 600
-    refused = 0
     with forgetful_server.client() as client, ThreadPoolExecutor() as pool:
         base = client.info('memory')['used_memory']
         store = RedisStore(forgetful_server.url, 'run', max_pending_bytes=limit, overflow=overflow)
@@ -446,10 +437,7 @@ def test_memory_is_bounded_when_the_reader_is_slow(forgetful_server, overflow):
             try:
                 array = np.zeros(size, np.uint8)
                 for i in range(total):
-                    try:
-                        store.append(STREAM, {'i': i}, {'x': array}, timeout_s=WAIT_S)
-                    except StreamFull:
-                        refused += 1
+                    store.append(STREAM, {'i': i}, {'x': array}, timeout_s=WAIT_S)
                     if i % 20 == 0:
                         turns.release()
                         used = max(used, client.info('memory')['used_memory'] - base)
@@ -461,10 +449,9 @@ def test_memory_is_bounded_when_the_reader_is_slow(forgetful_server, overflow):
                 turns.release()
             count = reading.result(WAIT_S)
             stream = other.info().streams[STREAM]
-    assert (refused > 0) == (overflow == 'error')
     assert (stream.num_dropped > 0) == (overflow == 'drop_oldest') == (reader.num_lost > 0)
     # Dropped are also entries that were read and not yet acked.
-    assert count + refused + reader.num_lost == total
+    assert count + reader.num_lost == total
     assert reader.num_lost <= stream.num_dropped
     assert used < 3 * limit + 8_000_000, f'Redis held {used} bytes'
     assert held - begin < 4 * limit + 20_000_000, f'this process grew by {held - begin} bytes'
@@ -485,14 +472,14 @@ def size_if_there(path):
         return 0
 
 
-@pytest.mark.parametrize('overflow', ['block', 'drop_oldest', 'error'])
-@pytest.mark.parametrize('plane', ['auto', 'off'])
+@pytest.mark.parametrize('overflow', ['block', 'drop_oldest'])
+@pytest.mark.parametrize('transport', ['auto', 'off'])
 def test_memory_of_two_processes_and_of_their_files_is_bounded(
     forgetful_server, tmp_path, monkeypatch, transport, overflow
 ):
     """
     Forty times the limit, in payloads above what is inline: in rings of this host, or in parts. The reader takes two
-    when the stream is full, and when something was dropped or refused since it last did.
+    when the stream is full, and when something was dropped since it last did.
     """
     limit, size, total = 4_000_000, 400_000, 400
     monkeypatch.setattr(rings, 'FIRST_BYTES', 1 << 20)
@@ -503,10 +490,7 @@ def test_memory_of_two_processes_and_of_their_files_is_bounded(
         with open_store(forgetful_server.url, 'run', **options) as store:
             for number in range(total):
                 array = np.full(size, number % 251, np.uint8)
-                try:
-                    store.append(STREAM, {'number': number}, {'x': array}, timeout_s=WAIT_S)
-                except StreamFull:
-                    store.add('refused', 1)
+                store.append(STREAM, {'number': number}, {'x': array}, timeout_s=WAIT_S)
                 memory.append(own_memory())
             store.put('done', {'grown': max(memory) - memory[20]}, {})
             store.get('finished', timeout_s=WAIT_S)
@@ -514,7 +498,7 @@ def test_memory_of_two_processes_and_of_their_files_is_bounded(
     peaks, seen, first, left_out = collections.Counter(), [], {}, 0
 
     def num_left_out():
-        return store.add('refused', 0) + store.info().streams[STREAM].num_dropped
+        return store.info().streams[STREAM].num_dropped
 
     def look():
         peaks['server'] = max(peaks['server'], client.info('memory')['used_memory'])
@@ -541,11 +525,10 @@ def test_memory_of_two_processes_and_of_their_files_is_bounded(
                 reader.ack()
                 look()
                 first = first or dict(peaks)
-            grown, refused = store.get('done').header['grown'], store.add('refused', 0)
+            grown = store.get('done').header['grown']
             store.put('finished', {}, {})
-    assert len(seen) + reader.num_lost + refused == total
+    assert len(seen) + reader.num_lost == total
     assert seen == sorted(set(seen))
-    assert (refused > 0) == (overflow == 'error')
     assert (reader.num_lost > 0) == (overflow == 'drop_oldest')
     assert peaks['server'] < (2 if transport == 'auto' else 3) * limit + 8_000_000, peaks
     assert (1 if transport == 'auto' else 0) * limit / 2 <= peaks['files'] <= 2.5 * limit, peaks

@@ -403,8 +403,6 @@ class Writer:
                 outbox.flush(is_last=self._is_closed_for_writing)
                 break
             except Refused as refused:
-                if options.overflow == 'error':
-                    raise StreamFull(f'{is_full}: overflow is "error"') from None
                 if time.monotonic() >= deadline:
                     raise StoreTimeout(f'{is_full}: no room was made in time') from None
                 stream_writer.is_waiting = True

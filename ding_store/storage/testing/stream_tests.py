@@ -171,16 +171,8 @@ class StreamTests(StoreCase):
         assert stream.pending_bytes <= 2000
         assert len([record for record in caplog.records if 'dropping' in record.message]) == 1
 
-    def test_overflow_error_refuses(self) -> None:
-        with self.open(stream_options={'s': {'max_pending_bytes': 1000, 'overflow': 'error'}}) as store:
-            store.append('s', {}, chunk(1, 80))
-            with pytest.raises(StreamFull):
-                store.append('s', {}, chunk(2, 80))
-            store.append('other', {}, chunk(2, 800))
-            assert len(self.raw_log(store, 's')) == 1
-
     def test_an_entry_above_the_limit_is_refused_at_once(self) -> None:
-        for overflow in ('block', 'drop_oldest', 'error'):
+        for overflow in OVERFLOW:
             with self.open(max_pending_bytes=1000, overflow=overflow) as store:
                 with pytest.raises(StreamFull, match='1000'):
                     store.append('s', {}, chunk(1, 1000))
