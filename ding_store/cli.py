@@ -11,10 +11,9 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ding_store import __version__
-from ding_store.bench.commands import add_bench
 from ding_store.config import (
     DEFAULT_URL,
     ENV_CHECKPOINT,
@@ -30,9 +29,26 @@ from ding_store.hook.configs import ENV_LAUNCHER, wait_until_written
 from ding_store.hook.usage import uses
 from ding_store.launch.printing import discard, print_to, printable
 
+#: The commands as the help shows them: group -> command -> what it does.
+GROUPS: Dict[str, Dict[str, str]] = {
+    'jobs': {
+        'run': 'Run an unmodified script or command on the store.',
+        'join': 'Add one process to a running job.',
+    },
+    'look': {
+        'status': "Show a run's members, streams, rates, lag and versions.",
+        'doctor': 'Check this environment and name the fix of each problem.',
+        'compare': "Measure DI-engine's own buffer and the store side by side.",
+    },
+    'clean up': {
+        'forget': 'Drop a reader that does not come back.',
+        'gc': "Remove what ended processes left in this host's cache.",
+    },
+}
+
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Entry point; returns the exit code. Errors of ours are one line on stderr."""
+    """Run the command and return its exit code. Errors of ours are one line on stderr."""
     try:
         code = _main(argv)
         sys.stdout.flush()
@@ -48,7 +64,7 @@ def _main(argv: Optional[Sequence[str]]) -> int:
         from ding_store.doctor import main as doctor
 
         return doctor(arguments[1:])
-    parser = _parser()
+    parser = _parser(*arguments[:1])
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         forgot = options.call in (_run, _join) and not command and not unknown[0].startswith('-')
@@ -59,15 +75,15 @@ def _main(argv: Optional[Sequence[str]]) -> int:
         return 2
     try:
         _check_directory()
-        _check_outputs(options)
+        check_outputs(options)
         return options.call(options, command)
     except (StoreError, KeyboardInterrupt) as error:
         sys.stderr.write(f'ding-store: {printable(str(error)) or "interrupted"}\n')
         return 2 if isinstance(error, ConfigError) else 1
 
 
-def _check_outputs(options: argparse.Namespace) -> None:
-    """What is written when everything has run: that it cannot be is said before."""
+def check_outputs(options: argparse.Namespace) -> None:
+    """Refuse output files that cannot be written, before the work that fills them."""
     given = {name: getattr(options, name, None) for name in ('json', 'html')}
     paths = {f'--{name}': Path(path) for name, path in given.items() if isinstance(path, str)}
     for name, path in paths.items():
@@ -83,29 +99,51 @@ def _check_outputs(options: argparse.Namespace) -> None:
 
 
 def _split(words: List[str]) -> Tuple[List[str], List[str]]:
-    """Ours and, after ``--``, the user's command."""
+    """Return our own arguments, and the user's command that follows ``--``."""
     if '--' not in words:
         return words, []
     at = words.index('--')
     return words[:at], words[at + 1 :]
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(asked: str = '') -> argparse.ArgumentParser:
+    """Return the parser of all commands. Only the command that is asked for has its options, if they cost imports."""
     parser = argparse.ArgumentParser(
-        prog='ding-store', description='Shared storage for DI-engine: experience, replay and weights through one store.'
+        prog='ding-store',
+        usage='ding-store COMMAND [options]',
+        description='Store and share the experience, replay and weights of DI-engine jobs.',
+        epilog=_groups_text(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument('--version', action='version', version=f'ding_store {__version__}')
     parser.set_defaults(call=None)
-    commands = parser.add_subparsers(title='commands', metavar='COMMAND')
+    commands = parser.add_subparsers(prog='ding-store', metavar='COMMAND', help=argparse.SUPPRESS)
     _add_run(commands)
     _add_join(commands)
     _add_status(commands)
-    add_bench(commands)
-    _add_compare(commands)
+    _add_compare(commands, with_options=asked == 'compare')
     _add_forget(commands)
     _add_gc(commands)
-    commands.add_parser('doctor', help='check this environment, and say the fix for what is wrong', add_help=False)
+    commands.add_parser('doctor', add_help=False)
     return parser
+
+
+def _groups_text() -> str:
+    lines = []
+    for group, commands in GROUPS.items():
+        lines += [f'{group}:', *(f'  {name:9}{summary}' for name, summary in commands.items())]
+    return '\n'.join([*lines, '', 'Each command has its own help: ding-store COMMAND --help'])
+
+
+def _add_command(commands: argparse._SubParsersAction, name: str, text: str, example: str, **kwargs: str) -> Any:
+    """Add a command with a description and an example."""
+    return commands.add_parser(
+        name,
+        description=text,
+        epilog=f'example:\n  {example}',
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        **kwargs,
+    )
 
 
 def _add_store_options(parser: argparse.ArgumentParser) -> None:
@@ -113,7 +151,8 @@ def _add_store_options(parser: argparse.ArgumentParser) -> None:
         '--store',
         metavar='URL',
         default=os.environ.get(ENV_URL, DEFAULT_URL),
-        help=f'default: {DEFAULT_URL}, or {ENV_URL} in the environment',  # whose value may hold a password
+        # The variable's name and not its value, which may hold a password.
+        help=f'URL of the store (default: {DEFAULT_URL}, or {ENV_URL} in the environment)',
     )
     parser.add_argument(
         '--run',
@@ -130,7 +169,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         dest='settings',
         action='append',
         default=[],
-        help="a key of the flag's block, e.g. max_lead=4; again for more; it wins over the config's",
+        help='set a key of the store block, e.g. max_lead=4. May be repeated, and overrides the config',
     )
 
 
@@ -151,21 +190,24 @@ def _node_id(text: str) -> int:
 
 
 def _add_run(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser(
+    parser = _add_command(
+        commands,
         'run',
-        help='run an unmodified script on the store',
+        'Run a ding, ditask or python command with DI-engine joined through the store.\n'
+        'With --roles, start one process per role and watch them. The script takes its role\n'
+        'from its node id, as under ditask.',
+        'ding-store run --roles learner=1,collector=2,evaluator=1 -- python -u main.py',
         usage='ding-store run [options] -- COMMAND ...',
-        description='Run a ding, ditask or python command with DI-engine joined through the store. With --roles, start '
-        'one process per role and watch them; the script takes its role from its node id as under ditask.',
     )
     _add_store_options(parser)
     _add_settings(parser)
-    parser.add_argument('--roles', metavar='ROLE=N,...', help='e.g. learner=1,collector=2,evaluator=1')
+    parser.add_argument(
+        '--roles', metavar='ROLE=N,...', help='start so many processes per role, e.g. learner=1,collector=2'
+    )
     parser.add_argument(
         '--explain',
         action='store_true',
-        help='list what is replaced in DI-engine, and what is not; each process says what it uses. Without a command, '
-        'only the list',
+        help='list what is replaced in DI-engine, and what each process uses. Without a command, only the list',
     )
     parser.add_argument('--json', metavar='FILE', help='write the figures of a run with --roles there')
     parser.add_argument('--logs', metavar='DIR', help='where the logs of --roles go (default: .ding_store/<run>/logs)')
@@ -189,16 +231,17 @@ def _add_run(commands: argparse._SubParsersAction) -> None:
 
 
 def _add_join(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser(
+    parser = _add_command(
+        commands,
         'join',
-        help='add a process to a running job',
+        'Run a script as one more process of a job, with an active router and a free node id.',
+        'ding-store join --role collector --store redis://host:6379 -- python -u main.py',
         usage='ding-store join --role ROLE [options] -- python SCRIPT ...',
-        description='Run a script as one more process of a job: with an active router, a free node id, and its store.',
     )
     _add_store_options(parser)
     _add_settings(parser)
     parser.add_argument('--role', required=True, choices=('collector', 'evaluator', 'learner'))
-    parser.add_argument('--wait', action='store_true', help='be there before all others, too')
+    parser.add_argument('--wait', action='store_true', help='wait for the run if it has not started')
     parser.add_argument(
         '--node-id', type=_node_id, help="default: a free one that gives the role in DI-engine's examples"
     )
@@ -207,25 +250,40 @@ def _add_join(commands: argparse._SubParsersAction) -> None:
 
 
 def _add_status(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser('status', help="show a run's members, streams, lengths, rates, lag and versions")
+    parser = _add_command(
+        commands,
+        'status',
+        'Show what a run holds and does now. This only reads, and delays no process of the run.',
+        'ding-store status --run pong --watch 2',
+    )
     _add_store_options(parser)
-    parser.add_argument('--json', action='store_true', help='for machines')
-    parser.add_argument('--watch', metavar='SECONDS', type=_seconds, help='again and again')
+    parser.add_argument('--json', action='store_true', help='print JSON')
+    parser.add_argument('--watch', metavar='SECONDS', type=_seconds, help='repeat every so many seconds')
     parser.set_defaults(call=_status)
 
 
-def _add_compare(commands: argparse._SubParsersAction) -> None:
-    from ding_store.bench.compare.main import DESCRIPTION, add_options
+def _add_compare(commands: argparse._SubParsersAction, with_options: bool) -> None:
+    parser = _add_command(
+        commands,
+        'compare',
+        "Measure the jobs of the published requirements on DI-engine's own buffer and on the\n"
+        'store: adds/s, samples/s, memory, headroom over what the job needs, and the bound of\n'
+        'this machine.',
+        'ding-store compare --quick --json figures.json --html report.html',
+    )
+    if with_options:
+        from ding_store.compare.main import add_options
 
-    parser = commands.add_parser('compare', help='the stock buffer and the store side by side', description=DESCRIPTION)
-    add_options(parser)
+        add_options(parser)
 
 
 def _add_forget(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser(
+    parser = _add_command(
+        commands,
         'forget',
-        help='drop a reader that is gone for good',
-        description='What only this reader was waited for is deleted. Exit status 1 when there is no such reader.',
+        'Drop a durable reader that does not come back. WARNING: this deletes all data that no\n'
+        'other reader still needs. The exit status is 1 if there is no such reader.',
+        'ding-store forget --run pong --stream experience --reader learner',
     )
     _add_store_options(parser)
     parser.add_argument('--stream', required=True, metavar='STREAM')
@@ -234,15 +292,17 @@ def _add_forget(commands: argparse._SubParsersAction) -> None:
 
 
 def _add_gc(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser(
+    parser = _add_command(
+        commands,
         'gc',
-        help="remove what dead processes left in this host's cache",
-        description='List and remove the host cache of runs that no living process of this host takes part in. A run '
-        'that is resumed later misses what its dead writers had appended there and nobody had read.',
+        'List and remove the host cache of runs that no living process of this host takes part\n'
+        'in. WARNING: a run that resumes later misses what its ended writers had appended there\n'
+        'and no reader had read.',
+        'ding-store gc --dry-run',
     )
-    parser.add_argument('--dir', metavar='DIR', help='what host_cache_dir was set to (default: wherever it may be)')
-    parser.add_argument('--dry-run', action='store_true', help='only list it')
-    parser.add_argument('--json', action='store_true', help='for machines')
+    parser.add_argument('--dir', metavar='DIR', help='the value of host_cache_dir (default: all places of the cache)')
+    parser.add_argument('--dry-run', action='store_true', help='only list, remove nothing')
+    parser.add_argument('--json', action='store_true', help='print JSON')
     parser.set_defaults(call=_gc)
 
 

@@ -2,7 +2,7 @@
 Compare the speed of two commits: run one command in both, in turn, and print ratios with their intervals.
 
     python scripts/ab.py HEAD~20 HEAD --figures 'sample/elements_per_s' -- \\
-        ding-store bench replay --buffers ding_store --scale 0.2 --json {json}
+        python -m benchmarks replay --buffers ding_store --scale 0.2 --json {json}
     python scripts/ab.py v0.1.0 . --pairs 5 -- python scripts/profile_loop.py hopper_sac --turns 1 --json {json}
 
 Each commit is checked out into a git worktree of its own. `.` stands for the working tree as it is. The command runs

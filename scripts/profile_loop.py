@@ -288,7 +288,7 @@ def main() -> int:
 
 def profile(loops: List[str], seconds: float, turns: int, roles: str, file: Optional[Path]) -> int:
     """1: a loop gave no figures, or one that was named has not its extra."""
-    from ding_store.bench.output import say, show
+    from ding_store.compare.output import say, show
 
     parts = ['CPU', *(part for part in PARTS if roles or part not in EXCHANGES.values())]
     sides = ['store'] if roles else ['stock', 'store']

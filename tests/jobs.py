@@ -29,6 +29,10 @@ def ding_store(*arguments):
     return [*DING_STORE, *map(str, arguments)]
 
 
+def benchmark(*arguments):
+    return [sys.executable, '-m', 'benchmarks', *map(str, arguments)]
+
+
 def start(command, cwd, env, out):
     """Our own commands are forked from a process that has imported DI-engine: seconds less for each."""
     if command[: len(DING_STORE)] == DING_STORE:

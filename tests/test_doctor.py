@@ -346,8 +346,8 @@ def test_exit_status(monkeypatch, capsys, findings, status):
 def test_doctor_reports_what_is_missing_without_traceback(module, tmp_path):
     command = (
         f'import sys; sys.modules[{module!r}] = None\n'
-        'from ding_store.cli import main; from ding_store.doctor import packages\n'
-        'packages.run_probe = lambda: {}\n'  # it imports in a process of its own, which has the module
+        'from ding_store.cli import main; from ding_store.doctor import package_checks\n'
+        'package_checks.run_probe = lambda: {}\n'  # it imports in a process of its own, which has the module
         f'sys.exit(main(["doctor", "--json", "--store", "embedded://{tmp_path}"]))'
     )
     done = subprocess.run([sys.executable, '-c', command], capture_output=True, text=True, timeout=150, check=False)

@@ -100,17 +100,9 @@ PICKLE_ALLOWED: Dict[Tuple[str, str], str] = {
         'middleware/pickled_chunks.py',
         'pickle',
     ): 'elements with Python objects, only with store.allow_pickle, which warns',
-    ('bench/peers.py', 'pickle'): "DI-engine's own way, measured beside ours, between two processes of the benchmark",
-    (
-        'bench/weights_ways.py',
-        'pickle',
-    ): "DI-engine's own way, measured beside ours, between its processes",
-    ('bench/weights_ways.py', 'torch.save'): 'the same, of files that the benchmark wrote itself',
-    ('bench/weights_ways.py', 'torch.load'): 'the same, of files that the benchmark wrote itself',
     ('buffer/saving/save_files.py', 'hickle'): 'load_data(): files that DequeBuffer has saved',
     ('checkpoint/archive.py', 'torch.save'): "DI-engine's own format, in the user's own file",
     ('checkpoint/archive.py', 'torch.load'): 'the same, with weights_only: nothing in it is run',
-    ('bench/checkpoint.py', 'torch.save'): 'what is measured against',
 }
 PICKLERS = {'pickle', '_pickle', 'cPickle', 'cloudpickle', 'dill', 'joblib', 'marshal', 'shelve', 'hickle'}
 
@@ -253,7 +245,6 @@ def test_layers_keep_to_their_third_parties(layer):
 
 def test_only_the_storage_and_the_doctor_know_redis():
     files = {file for file, _, module in ALL_IMPORTS if module.split('.')[0] in ('redis', 'hiredis')}
-    files -= {'bench/wire.py', 'bench/weights_wire.py'}  # measure redis-py itself, beside the storage
     assert {layer_of(file) for file in files} <= {'storage', 'doctor'}, files
 
 

@@ -99,12 +99,7 @@ def check_ding_store(words: List[str]) -> None:
     program = (sys.executable, '-m', 'ding_store.cli')
     command = ours[0]
     assert re.search(rf'^ +{command}\b', help_of(*program), re.M), f'ding-store has no command {command}'
-    if command == 'bench':  # its benchmarks are commands of their own
-        what = ours[1]
-        assert re.search(rf'^ +{what}\b', help_of(*program, command), re.M), f'ding-store bench has no {what}'
-        check_options(ours[2:], help_of(*program, command, what))
-    else:
-        check_options(ours[1:], help_of(*program, command))
+    check_options(ours[1:], help_of(*program, command))
     if theirs:
         check_command(theirs)
 
@@ -141,6 +136,11 @@ def check_python(words: List[str]) -> None:
         assert (
             subprocess.run([sys.executable, '-W', 'ignore', '-c', code], timeout=150, cwd=ROOT).returncode == 0
         ), module
+        if module == 'benchmarks':
+            program = (sys.executable, '-m', module)
+            what = words[2] if len(words) > 2 else '--help'
+            assert what == '--help' or re.search(rf'^ +{what}\b', help_of(*program), re.M), f'no benchmark {what}'
+            check_options(words[3:], help_of(*program, what))
     elif words[0] != 'main.py':
         assert (ROOT / words[0]).exists(), words[0]
         if '--config' in words:  # of a main
@@ -194,8 +194,8 @@ def test_commands_exist(place, words):
     [
         'ding-store nosuch',
         'ding-store status --nosuch',
-        'ding-store bench nosuch',
-        'ding-store bench replay --nosuch',
+        'python -m benchmarks nosuch',
+        'python -m benchmarks replay --nosuch',
         'scripts/nosuch.sh',
         'scripts/setup.sh --nosuch',
         "pip install '.[nosuch]'",

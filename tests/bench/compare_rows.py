@@ -1,6 +1,6 @@
 """Rows of ``ding-store compare``, by their names."""
 
-from ding_store.bench.compare.rows import ROWS, Row
+from ding_store.compare.rows import ROWS, Row
 
 
 def row(name: str) -> Row:

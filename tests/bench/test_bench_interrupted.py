@@ -1,4 +1,4 @@
-"""``ding-store bench`` that is told to end leaves no process and no directory; one that is killed, none that stays."""
+"""A benchmark that is interrupted or killed leaves no process, and no directory that stays."""
 
 import contextlib
 import os
@@ -6,9 +6,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from jobs import ding_store, job
+from jobs import benchmark, job
 
-from ding_store.bench.scratch import scratch
+from ding_store.compare.scratch import scratch
 from ding_store.launch.termination import interrupts_later, signals_as_interrupt
 from ding_store.storage.testing import eventually
 
@@ -30,7 +30,7 @@ TRANSPORT = ['transport', '--elements', 'cartpole', '--paths', 'bare ring', '--s
     ids=lambda value: value[0] + '_wire' * ('--wire' in value) if isinstance(value, list) else '',
 )
 def test_told_to_end_it_leaves_nothing(arguments, num_processes, tmp_path, redis_binary):
-    with job(ding_store('bench', *arguments), tmp_path, OMP_NUM_THREADS='1') as bench:
+    with job(benchmark(*arguments), tmp_path, OMP_NUM_THREADS='1') as bench:
         bench.wait_for(lambda: len(processes(bench)) >= num_processes and any(directories(bench)), 'it measures')
         if arguments[0] == 'weights':
             bench.wait_for(lambda: 'round 2' in bench.text, 'a round')
@@ -38,13 +38,13 @@ def test_told_to_end_it_leaves_nothing(arguments, num_processes, tmp_path, redis
         os.kill(bench.process.pid, signal.SIGTERM)
         assert bench.wait() == 1
         if arguments[0] != 'weights':  # whose barriers have errors of their own when they are interrupted
-            assert bench.text.endswith('ding-store: interrupted\n')
+            assert bench.text.endswith('benchmarks: interrupted\n')
         eventually(lambda: not processes(bench), 'all have left')
     assert not any(path.exists() for path in left)
 
 
 def test_a_killed_one_takes_its_redis_server_along(tmp_path, redis_binary):
-    with job(ding_store('bench', *WEIGHTS, '--wire'), tmp_path) as bench:
+    with job(benchmark(*WEIGHTS, '--wire'), tmp_path) as bench:
         bench.wait_for(lambda: 'round 2' in bench.text, 'a round')
         (server,) = [pid for pid in processes(bench) if b'redis' in of(pid, 'comm')]
         os.kill(bench.process.pid, signal.SIGKILL)
@@ -52,7 +52,7 @@ def test_a_killed_one_takes_its_redis_server_along(tmp_path, redis_binary):
 
 
 def test_a_killed_one_takes_its_producer_along_and_its_directory_goes_with_the_next(tmp_path):
-    with job(ding_store('bench', *TRANSPORT), tmp_path) as bench:
+    with job(benchmark(*TRANSPORT), tmp_path) as bench:
         left, producer = bench.wait_for(lambda: sending(bench), 'something is sent')
         os.kill(bench.process.pid, signal.SIGKILL)
         eventually(lambda: producer not in processes(bench), 'the producer ends')
@@ -64,7 +64,7 @@ def test_a_killed_one_takes_its_producer_along_and_its_directory_goes_with_the_n
 def test_the_directory_of_a_killed_one_goes_with_the_next(tmp_path):
     place = tmp_path / 'place'
     place.mkdir()
-    with job(ding_store('bench', *CHECKPOINT, '--directory', place), tmp_path) as bench:
+    with job(benchmark(*CHECKPOINT, '--directory', place), tmp_path) as bench:
         bench.wait_for(lambda: any(place.glob('ding-store-bench-*')), 'its directory')
         os.kill(bench.process.pid, signal.SIGKILL)
         bench.wait()

@@ -2,7 +2,7 @@
 
 import json
 
-from ding_store.bench.checkpoint import main
+from benchmarks.checkpoint import main
 
 
 def test_figures_of_a_small_policy(tmp_path, capsys):

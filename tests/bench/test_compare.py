@@ -15,14 +15,14 @@ from compare_rows import row
 from jobs import ROOT, ding_store, environment
 from needs import lacking
 
-from ding_store.bench.compare import disk
-from ding_store.bench.compare.across import across
-from ding_store.bench.compare.disk import Limit, is_memory, on_disk
-from ding_store.bench.compare.main import _facts, _measure
-from ding_store.bench.compare.page import page
-from ding_store.bench.compare.results import Results
-from ding_store.bench.compare.sections import ROW_SECTIONS
-from ding_store.bench.compare.terminal import render
+from ding_store.compare import disk
+from ding_store.compare.across import across
+from ding_store.compare.disk import Limit, is_memory, on_disk
+from ding_store.compare.main import _facts, _measure
+from ding_store.compare.page import page
+from ding_store.compare.results import Results
+from ding_store.compare.sections import ROW_SECTIONS
+from ding_store.compare.terminal import render
 
 pytest.importorskip('ding')
 
@@ -210,6 +210,6 @@ def test_the_script_is_the_command():
 
 def test_torch_is_for_the_processes_that_it_starts():
     """Which are many, and short of memory; and who starts them is asked to end at any time, also while it imports."""
-    code = 'import sys; from ding_store.bench.compare import main, sections; print("torch" in sys.modules)'
+    code = 'import sys; from ding_store.compare import main, sections; print("torch" in sys.modules)'
     done = subprocess.run([sys.executable, '-c', code], env=environment(), capture_output=True, text=True, timeout=60)
     assert done.stdout == 'False\n', done.stderr

@@ -11,15 +11,15 @@ from xml.etree import ElementTree
 import pytest
 from compare_rows import row
 
-from ding_store.bench.compare import sections, svg
-from ding_store.bench.compare.across import across
-from ding_store.bench.compare.cartpole import cartpole
-from ding_store.bench.compare.main import _facts, _measure
-from ding_store.bench.compare.page import page
-from ding_store.bench.compare.results import Results, finite, machine
-from ding_store.bench.compare.sections import OTHER_SECTIONS
-from ding_store.bench.compare.terminal import Progress, render, times
-from ding_store.bench.compare.worker import WorkerFailed
+from ding_store.compare import sections, svg
+from ding_store.compare.across import across
+from ding_store.compare.cartpole import cartpole
+from ding_store.compare.main import _facts, _measure
+from ding_store.compare.page import page
+from ding_store.compare.results import Results, finite, machine
+from ding_store.compare.sections import OTHER_SECTIONS
+from ding_store.compare.terminal import Progress, render, times
+from ding_store.compare.worker import WorkerFailed
 from ding_store.errors import ConfigError
 
 pytest.importorskip('ding')
@@ -36,7 +36,7 @@ def test_a_stock_job_that_fails_costs_only_its_own_figures(tmp_path, monkeypatch
         "RUN = {'store': ran, 'serial': ran, 'parallel': hung}\n"
         "TITLES, LOG = {kind: kind for kind in RUN}, 'log'\n"
     )
-    monkeypatch.setattr('ding_store.bench.compare.cartpole.SCRIPT', script)
+    monkeypatch.setattr('ding_store.compare.cartpole.SCRIPT', script)
     found = cartpole([0, 2], lambda text: None)
     assert (found['store']['wall_s'], found['store']['failed']) == (6.0, 0)
     assert (found['parallel']['wall_s'], found['parallel']['failed']) == (None, 2)
@@ -49,7 +49,7 @@ def test_a_stock_job_that_fails_costs_only_its_own_figures(tmp_path, monkeypatch
 
 def test_what_is_left_goes_by_what_was_measured(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr('ding_store.bench.compare.terminal.time.monotonic', lambda: now[0])
+    monkeypatch.setattr('ding_store.compare.terminal.time.monotonic', lambda: now[0])
     out = io.StringIO()
     progress = Progress(4, out)
 
@@ -101,7 +101,7 @@ def test_a_stock_job_that_gives_no_figures_is_a_result(monkeypatch):
             raise WorkerFailed('stuck')
         return {'adds_per_s': 100.0, 'samples_per_s': 50.0, 'sample_share': 0.5}
 
-    monkeypatch.setattr('ding_store.bench.compare.across._run', run)
+    monkeypatch.setattr('ding_store.compare.across._run', run)
     sides = across(row('masac'), 2, ['stock', 'store'], 3, 0.1, lambda text: None)
     assert math.isnan(sides['stock']['headroom'])
     assert sides['store']['headroom'] == pytest.approx(50 / 63)
@@ -115,7 +115,7 @@ def test_a_stock_job_that_gives_no_figures_is_a_result(monkeypatch):
     assert 'no figures' in text
     assert 'nan' not in text + render(result)
     assert 'None' not in text + render(result)
-    monkeypatch.setattr('ding_store.bench.compare.across._run', partial(run_fails, run))
+    monkeypatch.setattr('ding_store.compare.across._run', partial(run_fails, run))
     with pytest.raises(WorkerFailed):
         across(row('masac'), 2, ['store'], 1, 0.1, lambda text: None)
 
@@ -130,7 +130,7 @@ SETTINGS = {'repeats': 1}
 def test_a_resumed_file_says_of_which_commits_it_is(tmp_path, monkeypatch):
     file = tmp_path / 'out.json'
     commits = ['aaaaaaa', 'bbbbbbb', 'aaaaaaa']
-    monkeypatch.setattr('ding_store.bench.compare.results._commit', lambda: commits.pop(0))
+    monkeypatch.setattr('ding_store.compare.results._commit', lambda: commits.pop(0))
     for _ in range(3):
         results = Results(file, SETTINGS, resume=True)
         results.save()
@@ -142,7 +142,7 @@ def test_a_resumed_file_says_of_which_days_it_is(tmp_path, monkeypatch):
     monkeypatch.setitem(OTHER_SECTIONS, 'length', lambda *_: [])
     monkeypatch.setitem(OTHER_SECTIONS, 'size', lambda *_: [])
     for day, section in (('2026-01-01', 'length'), ('2026-01-02', 'length'), ('2026-01-03', 'size')):
-        monkeypatch.setattr('ding_store.bench.compare.results._today', lambda day=day: day)
+        monkeypatch.setattr('ding_store.compare.results._today', lambda day=day: day)
         results = Results(file, settings, resume=True)
         assert not _measure([], row('dqn'), [section], settings, results)
     assert results.data['date'] == '2026-01-01, 2026-01-03', 'on the second nothing was left to measure'

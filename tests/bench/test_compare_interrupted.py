@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from jobs import job
 
-from ding_store.bench.compare.disk import CGROUPS, Limit
-from ding_store.bench.scratch import scratch
+from ding_store.compare.disk import CGROUPS, Limit
+from ding_store.compare.scratch import scratch
 from ding_store.storage.testing import eventually
 
 pytest.importorskip('ding')
@@ -20,7 +20,7 @@ pytest.importorskip('ding')
 #: The command, of one side only.
 COMMAND = """
 import sys
-from ding_store.bench.compare import sections
+from ding_store.compare import sections
 sections.TITLES[:] = sys.argv.pop(1).split()
 from ding_store.cli import main
 sys.exit(main())

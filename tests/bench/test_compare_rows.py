@@ -10,10 +10,10 @@ import torch
 from compare_rows import row
 from needs import need_extra
 
-from ding_store.bench.compare.main import _real
-from ding_store.bench.compare.plan import parts
-from ding_store.bench.compare.rows import ROWS
-from ding_store.bench.compare.windows import bound_headroom
+from ding_store.compare.main import _real
+from ding_store.compare.plan import parts
+from ding_store.compare.rows import ROWS
+from ding_store.compare.windows import bound_headroom
 
 pytest.importorskip('ding')
 
@@ -48,7 +48,7 @@ def test_a_row_is_measured_whole_or_by_bytes_and_by_index():
 
 def test_both_sides_deliver_the_same_batch():
     """Of the same elements: the same keys, shapes and values."""
-    from ding_store.bench.compare.sides import Store, collated, elements_of
+    from ding_store.compare.sides import Store, collated, elements_of
 
     for one in ROWS:
         small = one.smaller(6000)
@@ -71,9 +71,9 @@ def test_both_sides_deliver_the_same_batch():
 )
 def test_real_elements_are_those_of_the_environment_and_train(name, extra, module, shape, tmp_path):
     need_extra(module, extra)
-    from ding_store.bench.compare.policies import policy_of
-    from ding_store.bench.compare.recorded import Recorder
-    from ding_store.bench.compare.sides import Stock, Store, collated
+    from ding_store.compare.policies import policy_of
+    from ding_store.compare.recorded import Recorder
+    from ding_store.compare.sides import Stock, Store, collated
 
     real = Recorder(str(tmp_path)).record(row(name))
     assert real.source
@@ -99,7 +99,7 @@ def test_real_elements_are_those_of_the_environment_and_train(name, extra, modul
 
 
 def test_without_its_extra_a_row_stays_synthetic_and_says_what_to_install(monkeypatch, tmp_path):
-    from ding_store.bench.compare.recorded import Recorder
+    from ding_store.compare.recorded import Recorder
 
     monkeypatch.setitem(sys.modules, 'mujoco', None)
     stays = Recorder(str(tmp_path)).record(row('sac'))
@@ -108,7 +108,7 @@ def test_without_its_extra_a_row_stays_synthetic_and_says_what_to_install(monkey
 
 
 def test_without_a_checkout_no_extra_is_asked_for(monkeypatch, tmp_path):
-    from ding_store.bench.compare.recorded import Recorder
+    from ding_store.compare.recorded import Recorder
 
     for name in [name for name in sys.modules if name.split('.')[0] == 'dizoo_configs']:
         monkeypatch.delitem(sys.modules, name)
@@ -123,7 +123,7 @@ def test_collectors_hand_over_real_elements_of_dqn(monkeypatch):
         asked.append([one.name for one in rows])
         return [replace(one, source='real') for one in rows]
 
-    monkeypatch.setattr('ding_store.bench.compare.main.recorded', recorded)
+    monkeypatch.setattr('ding_store.compare.main.recorded', recorded)
     rows = [row('sac')]
     for names, wanted in ((['collectors'], ['dqn']), (['single', 'collectors'], ['sac', 'dqn']), (['length'], [])):
         made, dqn = _real(rows, row('dqn'), names, '')

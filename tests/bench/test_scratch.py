@@ -3,7 +3,7 @@
 import os
 import signal
 
-from ding_store.bench.scratch import scratch
+from ding_store.compare.scratch import scratch
 
 
 def test_directories_of_the_dead_are_removed_and_no_other(tmp_path):

@@ -1,4 +1,4 @@
-"""``ding-store bench transport --tables torchrl``: what is read is what was written, and ratios are of one round."""
+"""``python -m benchmarks transport --tables torchrl`` reads what it wrote, and takes ratios within a round."""
 
 import json
 import subprocess
@@ -7,11 +7,11 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from jobs import ding_store, environment
+from jobs import benchmark, environment
 
-from ding_store.bench import compression, torchrl_redis, transport
-from ding_store.bench.tcp_server import tcp_server
-from ding_store.bench.torchrl_redis import (
+from benchmarks import compression, torchrl_redis, transport
+from benchmarks.tcp_server import tcp_server
+from benchmarks.torchrl_redis import (
     ELEMENTS,
     RANDOM,
     Ours,
@@ -40,7 +40,7 @@ def game(monkeypatch):
 def test_every_figure_is_there(tmp_path, redis_binary):
     if lacking():
         pytest.skip(lacking())
-    command = ding_store('bench', 'transport', '--tables', 'torchrl', '--elements', 'dqn-atari')
+    command = benchmark('transport', '--tables', 'torchrl', '--elements', 'dqn-atari')
     command += ['--seconds', '0.1', '--json', tmp_path / 'out.json']
     done = subprocess.run(command, env=environment(), capture_output=True, timeout=240)
     assert done.returncode == 0, done.stderr.decode()[-3000:]

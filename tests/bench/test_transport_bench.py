@@ -1,4 +1,4 @@
-"""``ding-store bench transport`` measures what it says; the figures depend on the machine, and are tested nowhere."""
+"""``python -m benchmarks transport`` measures what it says. No test asserts on speed."""
 
 import json
 import os
@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from jobs import ding_store, environment
+from jobs import benchmark, environment
 
-from ding_store.bench.compression import GAMES, needs
-from ding_store.bench.machine import busy_cores
-from ding_store.bench.paths import Path, Timeout
-from ding_store.bench.transport import (
+from benchmarks.compression import GAMES, needs
+from benchmarks.machine import busy_cores
+from benchmarks.paths import Path, Timeout
+from benchmarks.transport import (
     ELEMENTS,
     burst,
     choose,
@@ -29,7 +29,7 @@ from ding_store.errors import ConfigError
 
 
 def test_every_figure_is_there(tmp_path):
-    command = ding_store('bench', 'transport', '--seconds', '0.1', '--json', tmp_path / 'out.json')
+    command = benchmark('transport', '--seconds', '0.1', '--json', tmp_path / 'out.json')
     command += ['--elements', 'cartpole', '--paths', 'ding_store,ding_store (table),ding_store (wire),bare ring']
     done = subprocess.run(command, env=environment(), capture_output=True, timeout=240)
     assert done.returncode == 0, done.stderr.decode()[-3000:]
@@ -58,7 +58,7 @@ def test_every_figure_is_there(tmp_path):
 
 def test_producers_load_neither_torch_nor_ding():
     """Each is a new process of this module: they take seconds, and DI-engine's imports say something every time."""
-    code = 'import sys, ding_store.bench.transport; sys.exit(not {"torch", "ding"}.isdisjoint(sys.modules))'
+    code = 'import sys, benchmarks.transport; sys.exit(not {"torch", "ding"}.isdisjoint(sys.modules))'
     subprocess.run([sys.executable, '-c', code], check=True, timeout=60)
 
 

@@ -196,7 +196,7 @@ def test_no_clock_that_jumps_is_asked():
     files = [path for ending in ('py', 'lua') for path in root.rglob(f'*.{ending}')]
     asking = {str(path.relative_to(root)) for path in files if clocks.search(path.read_text())}
     # When weights were sent, for another host; the date of a report.
-    assert asking == {'middleware/weights.py', 'bench/compare/results.py'}
+    assert asking == {'middleware/weights.py', 'compare/results.py'}
 
 
 def test_a_server_whose_clock_is_set_back_with_its_memory_lost(opened, redis_server):

@@ -1,0 +1,1 @@
+"""``python -m benchmarks``: figures beside their bound and beside peers, all taken in one run."""

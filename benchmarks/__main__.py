@@ -1,0 +1,118 @@
+"""
+Benchmarks: figures beside their bound and beside peers, all taken in one run.
+
+    python -m benchmarks replay --workloads small-per --json figures.json
+
+A benchmark and its peers are imported only when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Optional, Sequence
+
+from ding_store.errors import ConfigError, StoreError
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run one benchmark and return the exit code."""
+    from ding_store.cli import check_outputs
+    from ding_store.launch.termination import signals_as_interrupt
+
+    options = _parser().parse_args(argv)
+    # One thread, as every other figure of these tables: before numpy and torch are imported.
+    os.environ.setdefault('OMP_NUM_THREADS', '1')
+    try:
+        check_outputs(options)
+        with signals_as_interrupt():
+            return options.bench(options)
+    except (StoreError, KeyboardInterrupt) as error:
+        sys.stderr.write(f'benchmarks: {error or "interrupted"}\n')
+        return 2 if isinstance(error, ConfigError) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog='python -m benchmarks', description='Measure, beside the bound and the peers that are installed.'
+    )
+    kinds = parser.add_subparsers(title='benchmarks', metavar='WHAT', required=True)
+    replay = kinds.add_parser('replay', help='push, sample and priority update of replay buffers')
+    replay.add_argument('--workloads', metavar='NAME,...', help='default: all of them')
+    replay.add_argument('--buffers', metavar='NAME,...', help='default: ding_store, DequeBuffer and installed peers')
+    replay.add_argument('--scale', type=float, default=1.0, help='rows, times this (default: %(default)s)')
+    replay.add_argument('--seconds', type=float, default=2.0, help='per figure (default: %(default)s)')
+    replay.add_argument(
+        '--fill-seconds', type=float, default=180.0, help='peers that take longer are left out (default: %(default)s)'
+    )
+    replay.add_argument('--json', metavar='FILE', help='write all figures there')
+    replay.set_defaults(bench=_bench_replay)
+    transport = kinds.add_parser(
+        'transport',
+        help="a producer's process to a collated batch in the consumer's; the Redis transport beside redis-py",
+        description='Send elements of 60 B, 113 KB and 3 MB from one process into warm batches of another. Print '
+        'throughput beside memcpy and a bare ring, latency, and bursts with an idle reader. Then measure the Redis '
+        "transport beside redis-py, with each codec, and beside torchrl's storage in Redis.",
+    )
+    transport.add_argument('--tables', metavar='NAME,...', help='processes, wire, compression, torchrl (default: all)')
+    transport.add_argument('--elements', metavar='NAME,...', help='cartpole, dqn-atari, impala-atari (default: all)')
+    transport.add_argument(
+        '--paths', metavar='NAME,...', help='of `processes`; default: ours, a bare ring and installed peers'
+    )
+    transport.add_argument('--seconds', type=float, default=3.0, help='per figure (default: %(default)s)')
+    transport.add_argument('--json', metavar='FILE', help='write all figures there')
+    transport.set_defaults(bench=_bench_transport)
+    checkpoint = kinds.add_parser('checkpoint', help='what a checkpoint makes training wait, beside torch.save')
+    checkpoint.add_argument('--megabytes', type=float, default=500, help='of the state (default: %(default)s)')
+    checkpoint.add_argument('--repeats', type=int, default=7, help='figures are medians (default: %(default)s)')
+    checkpoint.add_argument('--directory', metavar='DIR', help='where to write (default: here)')
+    checkpoint.add_argument('--json', metavar='FILE', help='write all figures there')
+    checkpoint.set_defaults(bench=_bench_checkpoint)
+    weights = kinds.add_parser('weights', help='from publishing weights until all readers of this host have them')
+    weights.add_argument('--sizes', metavar='MB,...', default='50,500', help='default: %(default)s')
+    weights.add_argument(
+        '--ways', metavar='NAME,...', help='of bare, ding_store, in_place, torch, nng, ray; default: all'
+    )
+    weights.add_argument('--readers', type=int, default=4, help='processes that load (default: %(default)s)')
+    weights.add_argument('--rounds', type=int, default=15, help='default: %(default)s')
+    weights.add_argument('--json', metavar='FILE', help='write all figures there')
+    weights.add_argument('--wire', action='store_true', help='between two hosts, over TCP, beside redis-py')
+    weights.set_defaults(bench=_bench_weights)
+    return parser
+
+
+def _bench_replay(options: argparse.Namespace) -> int:
+    from benchmarks.replay import main as bench
+
+    return bench(options.workloads, options.buffers, options.scale, options.seconds, options.fill_seconds, options.json)
+
+
+def _bench_checkpoint(options: argparse.Namespace) -> int:
+    if options.megabytes <= 0 or options.repeats < 1:
+        raise ConfigError(
+            f'--megabytes ({options.megabytes:g}) must be above 0 and --repeats ({options.repeats}) at least 1'
+        )
+    from benchmarks.checkpoint import main as bench
+
+    return bench(options.megabytes, options.repeats, options.directory, options.json)
+
+
+def _bench_weights(options: argparse.Namespace) -> int:
+    if options.wire:
+        from benchmarks.weights_wire import main as bench_wire
+
+        return bench_wire(options.sizes, options.readers, options.rounds, options.json)
+    from benchmarks.weights import main as bench
+
+    return bench(options.sizes, options.ways, options.readers, options.rounds, options.json)
+
+
+def _bench_transport(options: argparse.Namespace) -> int:
+    from benchmarks.transport import main as bench
+
+    return bench(options.elements, options.paths, options.seconds, options.json, options.tables)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

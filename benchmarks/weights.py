@@ -1,0 +1,260 @@
+"""``python -m benchmarks weights``: from publishing weights until all readers of this host have loaded them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import threading
+from concurrent.futures import ProcessPoolExecutor, wait
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
+
+import numpy as np
+import torch
+
+from benchmarks.output import say, show
+from benchmarks.weights_ways import (
+    FORK,
+    LIMIT_S,
+    NUM_TENSORS,
+    WAYS,
+    Ours,
+    OursInPlace,
+    Round,
+    Times,
+    Way,
+    bytes_of,
+    is_installed,
+    model_of,
+)
+from ding_store.compare.scratch import memory_directory, scratch
+from ding_store.errors import ConfigError, StoreError
+
+NUM_IN_PLACE = 8
+
+
+def choose(names: Optional[str]) -> List[str]:
+    """Ways by name, comma-separated, by default all that are installed; the bare one is always there."""
+    chosen = names.split(',') if names else [name for name, way in WAYS.items() if is_installed(way)]
+    for name in chosen:
+        if name not in WAYS:
+            raise ConfigError(f'no way {name!r}; known are {", ".join(WAYS)}')
+        if not is_installed(WAYS[name]):
+            raise ConfigError(f'the way {name!r} needs {WAYS[name].needs}: pip install {WAYS[name].needs}')
+    return ['bare', *(name for name in WAYS if name in chosen and name != 'bare')]
+
+
+def _read(ways: Sequence[Way], shared: Round, number: int, num_rounds: int, num_bytes: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # what the command does when it is told to end is not for its readers
+    torch.set_num_threads(1)
+    model = model_of(num_bytes)
+    shared.begin.wait(LIMIT_S)  # until the writer listens
+    for way in ways:
+        way.open_reader(model)
+    for _ in range(num_rounds):
+        for way in ways:
+            way.read_round(shared, number)
+    for way in ways:
+        way.close()
+
+
+@contextlib.contextmanager
+def _readers(work: Callable[..., None], arguments: List[tuple]) -> Iterator[List[Any]]:
+    processes = [FORK.Process(target=work, args=one, daemon=True) for one in arguments]
+    for process in processes:
+        process.start()
+    try:
+        yield processes
+        for process in processes:
+            process.join(LIMIT_S)
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def measure(
+    names: Sequence[str],
+    num_bytes: int,
+    num_readers: int,
+    num_rounds: int,
+    say: Callable,
+    ways_by_name: Mapping[str, Any] = WAYS,
+) -> Dict[str, Any]:
+    """
+    Overview:
+        Seconds from the beginning of ``publish`` until the last reader has loaded, and of ``publish`` itself; of all
+        ways in turn, round by round, with the same readers. The first two rounds are not counted.
+    """
+    with scratch(memory_directory()) as directory:
+        ways = [ways_by_name[name](directory, num_bytes, num_readers) for name in names]
+        shared, total = Round(num_readers), num_rounds + 2
+        of_readers = [way for way in ways if not way.starts_readers]
+        arguments = [(of_readers, shared, number, total, num_bytes) for number in range(num_readers)]
+        with _readers(_read, arguments) as readers:
+            model = model_of(num_bytes)
+            for way in ways:
+                way.open_writer(model)
+            shared.begin.wait(LIMIT_S)
+            times: Dict[str, List[Times]] = {name: [] for name in names}
+            for i in range(total):
+                say(f'{num_bytes / 1e6:.0f} MB: round {i + 1} of {total}')
+                for name, way in zip(names, ways):
+                    times[name].append(way.write_round(shared, float(i + 1)))
+            for reader in readers:  # to end takes them some of a core
+                reader.join(LIMIT_S)
+            alone = {name: _publish_alone(way) for name, way in zip(names, ways) if isinstance(way, Ours)}
+            for way in ways:
+                way.close()
+    found = {name: _figures(np.array(times[name][2:])) for name in names}
+    for name, figures in alone.items():
+        found[name].update(figures)
+    return found
+
+
+def _publish_alone(way: Way) -> Dict[str, float]:
+    """The same call when nobody loads what it publishes."""
+    times = np.median([way.timed_publish() for _ in range(5)], axis=0)
+    return dict(zip(('publish_without_readers_s', 'cpu_without_readers_s'), times.tolist()))
+
+
+def _figures(times: np.ndarray) -> Dict[str, float]:
+    loaded, publish, cpu = times.T
+    figures = {f'{name}_s': float(np.percentile(loaded, q)) for name, q in (('loaded', 50), ('p90', 90), ('max', 100))}
+    return {**figures, 'publish_s': float(np.median(publish)), 'cpu_s': float(np.median(cpu))}
+
+
+def copies_in_place(num_bytes: int, num_readers: int = NUM_IN_PLACE) -> float:
+    """How many copies of the weights ``num_readers`` processes have together that read in place: their PSS, summed."""
+    with scratch(memory_directory()) as directory:
+        barrier, pss = FORK.Barrier(num_readers + 1), FORK.Array('d', 2 * num_readers, lock=False)
+        way = OursInPlace(directory, num_bytes, num_readers)
+        with _readers(_read_in_place, [(way, barrier, pss, number) for number in range(num_readers)]):
+            model = model_of(num_bytes, 1.0)
+            way.open_writer(model)
+            barrier.wait(LIMIT_S)
+            for _ in range(3):  # so that every slot was used
+                way.publish()
+                for _ in range(2):
+                    barrier.wait(LIMIT_S)
+            barrier.wait(LIMIT_S)
+            way.close()
+    before, after = np.array(pss[:]).reshape(num_readers, 2).sum(axis=0)
+    return float((after - before) / bytes_of(model))
+
+
+def _read_in_place(way: OursInPlace, barrier: Any, pss: Any, number: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as above
+    torch.set_num_threads(1)
+    way.open_reader(torch.nn.Module())
+    pss[2 * number] = _pss()
+    barrier.wait(LIMIT_S)
+    for _ in range(3):
+        barrier.wait(LIMIT_S)
+        way.load()
+        for parameter in way.model.parameters():
+            parameter.detach().sum()
+        barrier.wait(LIMIT_S)
+    pss[2 * number + 1] = _pss()
+    barrier.wait(LIMIT_S)
+    way.close()
+
+
+def _pss() -> float:
+    """Of this process's own memory and of what it maps to share, wherever that is; not of programs and libraries."""
+    with open('/proc/self/smaps_rollup') as file:
+        kilobytes = sum(int(line.split()[1]) for line in file if line.startswith('Pss_Anon:'))
+    is_shared = False
+    with open('/proc/self/smaps') as file:
+        for first, second, *_ in map(str.split, file):
+            if not first.endswith(':'):  # the line that a mapping begins with: addresses, permissions ...
+                is_shared = second.endswith('s')
+            elif first == 'Pss:' and is_shared:
+                kilobytes += int(second)
+    return 1024.0 * kilobytes
+
+
+def main(sizes_mb: str, names: Optional[str], num_readers: int, num_rounds: int, json_file: Optional[str]) -> int:
+    """Measure, and print a table per size; ``json_file`` also gets everything."""
+    chosen = choose(names)
+    if num_readers < 1 or num_rounds < 1:
+        raise ConfigError(f'--readers ({num_readers}) and --rounds ({num_rounds}) must be >= 1')
+    torch.set_num_threads(1)
+    results = []
+    for size in sizes_of(sizes_mb):
+        result = _of_size(size, chosen, num_readers, num_rounds)
+        show(render(result))
+        results.append(result)
+    write_json(results, json_file)
+    return 0
+
+
+def _of_size(size: int, chosen: Sequence[str], num_readers: int, num_rounds: int) -> Dict[str, Any]:
+    result: Dict[str, Any] = {'mb': size, 'readers': num_readers, 'rounds': num_rounds, 'ways': {}}
+    if 'in_place' in chosen:
+        result['copies_of_8_readers_in_place'] = _apart(copies_in_place, size * 1_000_000)
+    for names in _runs(chosen):
+        found = _apart(measure, names, size * 1_000_000, num_readers, num_rounds, say)
+        for figures in found.values():
+            figures['bare_s'] = found['bare']['loaded_s']
+            figures['ratio_to_bare'] = figures['loaded_s'] / figures['bare_s']
+        result['ways'] = {**found, **result['ways']}
+    result['ways'] = {name: result['ways'][name] for name in chosen}
+    return result
+
+
+def _runs(chosen: Sequence[str]) -> List[List[str]]:
+    """Ways to measure in turn: one that has processes of its own apart from the others, beside a bare of its own."""
+    shared = [name for name in chosen if not WAYS[name].starts_readers]
+    return [shared, *(['bare', name] for name in chosen if name not in shared)]
+
+
+def _apart(call: Callable[..., Any], *arguments: Any) -> Any:
+    """In a process of its own: nng does not let the one that has used it fork again."""
+    try:
+        with ProcessPoolExecutor(1, FORK) as pool:
+            made = pool.submit(call, *arguments)
+            try:
+                return made.result()
+            except KeyboardInterrupt:
+                if not wait([made], 1.0).done:  # a Ctrl-C has reached it, too, but not a SIGTERM
+                    for process in multiprocessing.active_children():
+                        process.terminate()
+                raise
+    except threading.BrokenBarrierError as error:
+        raise StoreError(f'a reader failed, or was not done within {LIMIT_S:.0f} s: see above') from error
+
+
+def sizes_of(sizes_mb: str) -> List[int]:
+    sizes = sizes_mb.split(',')
+    if not all(size.strip().isdigit() and int(size) >= 1 for size in sizes):
+        raise ConfigError(f'--sizes ({sizes_mb!r}) must be whole numbers of MB, comma-separated')
+    return [int(size) for size in sizes]
+
+
+def write_json(results: List[Dict[str, Any]], json_file: Optional[str]) -> None:
+    if json_file:
+        with open(json_file, 'w') as out:
+            json.dump(results, out, indent=1)
+
+
+def render(result: Dict[str, Any]) -> str:
+    lines = [
+        f'\n{result["mb"]} MB in {NUM_TENSORS} tensors, published -> loaded by {result["readers"]} processes, ms; '
+        f'{os.cpu_count()} cores, medians of {result["rounds"]} rounds',
+        f'  {"":<24} {"loaded":>8} {"P90":>8} {"max":>8} {"/bare":>6} '
+        f'{"publish":>8} {"CPU":>8} {"alone":>8} {"CPU":>8}',
+    ]
+    for name, found in result['ways'].items():
+        numbers = [f'{found[key] * 1e3:>8.1f}' for key in ('loaded_s', 'p90_s', 'max_s')]
+        calls = ('publish_s', 'cpu_s', 'publish_without_readers_s', 'cpu_without_readers_s')
+        numbers += [f'{found["ratio_to_bare"]:>6.2f}', *(f'{found[key] * 1e3:>8.1f}' for key in calls if key in found)]
+        beside = f'   beside a bare of {found["bare_s"] * 1e3:.1f}' if WAYS[name].starts_readers else ''
+        lines.append(f'  {WAYS[name].title:<24} {" ".join(numbers)}{beside}')
+    if 'copies_of_8_readers_in_place' in result:
+        copies = result['copies_of_8_readers_in_place']
+        lines.append(
+            f'  {NUM_IN_PLACE} readers in place have {copies:.2f} copies of the weights in memory (sum of PSS)'
+        )
+    return '\n'.join(lines)

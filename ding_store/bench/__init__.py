@@ -1,1 +1,0 @@
-"""``ding-store bench``: figures beside their bound and beside peers, all taken in one run."""

@@ -1,0 +1,154 @@
+"""
+The pipeline that runs across processes: collectors that hand over ready-made elements, and a learner that pushes and
+samples them, joined by DI-engine's exchanger or the store's. One script for both, by the flag.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from typing import Any, Dict, List
+
+# Before DI-engine's parts are looked up in it.
+from ding.framework import task
+from ding.framework.context import OnlineRLContext
+from ding.framework.parallel import Parallel
+from easydict import EasyDict
+
+from ding_store.compare.rows import ROWS, Row
+from ding_store.compare.sides import SIDES, Side, elements_of
+from ding_store.middleware.pipeline import pipeline
+
+#: Payload of one message, and elements in it at most.
+CHUNK_BYTES, CHUNK_ELEMENTS = 8e6, 64
+#: Between the starts of stock workers.
+STARTUP_S = 2
+#: What the learner's replay holds; a collector makes its own elements.
+REPLAY_BYTES, SOURCE_BYTES = 256e6, 64e6
+#: Before the stopwatch starts: fresh memory is slow.
+WARM_UP_CHUNKS, WARM_UP_SAMPLES = 5, 4
+
+
+class Produce:
+    """A collector whose environments take no time: the next elements, as StepCollector leaves them in ctx."""
+
+    def __init__(self, row: Row, meeting: str) -> None:
+        count = max(chunk_of(row), int(SOURCE_BYTES // row.element_bytes))
+        # Each leaf its own memory: stock would pickle all that it is a view of.
+        self._elements = [_own(each) for each in elements_of(row, row.columns(count, seed=task.router.node_id))]
+        self._chunk, self._next = chunk_of(row), 0
+        # Returns when the learner is ready: stock messages before that would be lost, and each waited for.
+        with open(meeting, 'rb') as fifo:
+            fifo.read()
+
+    def __call__(self, ctx: Any) -> None:
+        count, size = len(self._elements), self._chunk
+        ctx.trajectories = [self._elements[(self._next + i) % count] for i in range(size)]
+        self._next += size
+        ctx.env_step += size
+
+
+class Consume:
+    """The learner's samples, at the job's ratio to what came; and the stopwatch."""
+
+    def __init__(self, side: Side, seconds: float, out: str) -> None:
+        self._side, self._seconds, self._out = side, seconds, out
+        self._num_chunks = self._num_adds = self._num_samples = self._steps = 0
+        self._due = self._began = 0.0
+        self._samples_s: List[float] = []
+
+    def __call__(self, ctx: Any) -> None:
+        came, self._steps = ctx.env_step - self._steps, ctx.env_step
+        row = self._side.row
+        self._due += came * row.samples_per_s / row.adds_per_s / row.batch
+        while self._due >= 1:
+            self._due -= 1
+            begin = time.perf_counter()
+            batch = self._side.sample()
+            self._samples_s.append(time.perf_counter() - begin)
+            self._num_samples += row.batch
+            del batch
+        self._num_adds += came
+        self._num_chunks += came > 0
+        self._watch()
+
+    def _watch(self) -> None:
+        now = time.perf_counter()
+        if not self._began:
+            if self._num_chunks >= WARM_UP_CHUNKS and len(self._samples_s) >= WARM_UP_SAMPLES:
+                self._began, self._num_adds, self._num_samples, self._samples_s = now, 0, 0, []
+        elif now - self._began >= self._seconds and self._samples_s:
+            self._finish(now - self._began)
+
+    def _finish(self, seconds: float) -> None:
+        with open(self._out + '.new', 'w') as out:
+            json.dump(
+                {
+                    'adds_per_s': self._num_adds / seconds,
+                    'samples_per_s': self._num_samples / seconds,
+                    'sample_share': sum(self._samples_s) / seconds,
+                },
+                out,
+            )
+        os.replace(self._out + '.new', self._out)
+        task.finish = True
+
+
+def _own(element: Any) -> Any:
+    if isinstance(element, dict):
+        return {key: _own(value) for key, value in element.items()}
+    return [_own(each) for each in element] if isinstance(element, list) else element.clone()
+
+
+def chunk_of(row: Row) -> int:
+    return int(max(1, min(CHUNK_ELEMENTS, CHUNK_BYTES // row.element_bytes)))
+
+
+def main(options: Dict[str, Any]) -> None:
+    row = next(each for each in ROWS if each.name == options['row'])
+    if options['elements']:
+        row = row.of_file(options['elements'])
+    is_learner = task.router.node_id == 0
+    cfg = EasyDict(exp_name='compare', policy=dict(cuda=False))
+    parts = pipeline(cfg, dict(enable=options['side'] == 'store'))
+    with task.start(async_mode=False, ctx=OnlineRLContext()):
+        task.add_role(task.role.LEARNER if is_learner else task.role.COLLECTOR)
+        task.use(parts.ContextExchanger(skip_n_iter=1))
+        if is_learner:
+            length = int(max(2 * row.batch, min(row.length, REPLAY_BYTES // row.element_bytes)))
+            side = SIDES[options['side']](row, length)
+            side.fill(row.columns(2))
+            task.use(parts.data_pusher(cfg, side.buffer))
+            task.use(Consume(side, options['seconds'], options['out']))
+            for meeting in options['meetings']:
+                open(meeting, 'wb').close()
+        else:
+            task.use(Produce(row, options['meetings'][_number(options) - 1]))
+        task.run()
+
+
+def _number(options: Dict[str, Any]) -> int:
+    """Of a collector, from 1: the store's launcher leaves node 1 to evaluators."""
+    node: int = task.router.node_id
+    return node - 1 if options['side'] == 'store' else node
+
+
+def run_stock(options: Dict[str, Any]) -> None:
+    """
+    Its workers are spawned processes, joined by nng. A worker dials those before it, and fails when they are not there
+    yet: hence the interval. Collectors need not know each other.
+    """
+    num = 1 + len(options['meetings'])
+    Parallel.runner(n_parallel_workers=num, topology='star', startup_interval=STARTUP_S)(main, options)
+
+
+if __name__ == '__main__':
+    parser = argparse.ArgumentParser()
+    parser.add_argument('options', help='as JSON')
+    given = json.loads(parser.parse_args().options)
+    # By its module's name, so that spawned workers find it.
+    from ding_store.compare import job
+
+    job.run_stock(given) if given['side'] == 'stock' else job.main(given)

@@ -1,0 +1,208 @@
+"""The two sides: DI-engine's DequeBuffer with its middleware and collate, and StoreBuffer; pushed and sampled alike."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
+
+import numpy as np
+import torch
+import treetensor.torch as ttorch
+from treevalue.tree.common import create_storage
+
+from ding_store.compare.rows import Columns, Row
+
+#: What the fill makes at once.
+CHUNK_BYTES = 128 << 20
+
+
+def elements_of(row: Row, columns: Columns) -> List[Any]:
+    """What a collector would push: views of these columns, as its transitions are views of its env batch."""
+    tensors = {path: torch.from_numpy(column) for path, column in columns.items()}
+    count = len(next(iter(tensors.values())))
+    if row.steps:
+        by_row = {path: [list(one.unbind(0)) for one in tensor.unbind(0)] for path, tensor in tensors.items()}
+        return [_sequence({path: lists[i] for path, lists in by_row.items()}) for i in range(count)]
+    rows = {path: tensor.unbind(0) for path, tensor in tensors.items()}
+    return [ttorch.Tensor(create_storage(_nested({p: each[i] for p, each in rows.items()}))) for i in range(count)]
+
+
+def _nested(leaves: Dict[str, Any]) -> Dict[str, Any]:
+    tree: Dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *parents, name = path.split('/')
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = leaf
+    return tree
+
+
+def _sequence(lists: Dict[str, List[Any]]) -> Dict[str, Any]:
+    element = _nested(lists)
+    state = element.pop('prev_state', None)
+    if state is not None:
+        element['prev_state'] = [_state(tuple(state), values) for values in zip(*state.values())]
+    return element
+
+
+def _state(names: Tuple[str, ...], values: Tuple[torch.Tensor, ...]) -> Any:
+    """The recurrent state before a step: a dict, or one for each agent."""
+    if values[0].dim() < 4:
+        return dict(zip(names, values))
+    return [dict(zip(names, each)) for each in zip(*(value.unbind(0) for value in values))]
+
+
+class Side:
+    """
+    Overview:
+        A filled replay in its steady state: every push evicts the oldest. ``push`` is what data_pusher does with the
+        elements of a collector, ``sample`` what the learner gets from it: one collated batch. Of a prioritized row the
+        new priorities belong to the sample, as they do in a learner's iteration.
+    """
+
+    def __init__(self, row: Row, length: int) -> None:
+        self.row, self.length = row, length
+        self._rng = np.random.default_rng(3)
+
+    def fill(self, source: Columns) -> None:
+        raise NotImplementedError
+
+    def elements(self, count: int) -> List[Any]:
+        """The next ones to push."""
+        return [next(self._supply) for _ in range(count)]
+
+    buffer: Any
+    _supply: Iterator[Any]
+
+    def push(self, elements: List[Any]) -> None:
+        raise NotImplementedError
+
+    def train_data(self) -> Any:
+        """A sample as a policy takes it: a list of elements, or one batch."""
+        raise NotImplementedError
+
+    def update(self, priority: Sequence[float]) -> None:
+        """New priorities of the last sample."""
+        raise NotImplementedError
+
+    def has_trained(self) -> None:
+        """A policy has, on a first sample."""
+
+    def sample(self) -> Any:
+        batch = collated(self.row, self.train_data())
+        if self.row.kind == 'prioritized':
+            self.update(self._priorities().tolist())
+        return batch
+
+    def count(self) -> int:
+        return int(self.buffer.count())
+
+    def _priorities(self) -> np.ndarray:
+        return self._rng.random(self.row.batch) + 0.01
+
+
+class Stock(Side):
+    title = 'stock'
+
+    def fill(self, source: Columns) -> None:
+        from ding.data import DequeBuffer
+        from ding.data.buffer.middleware import PriorityExperienceReplay, use_time_check
+
+        self.buffer = DequeBuffer(self.length)
+        if self.row.kind == 'prioritized':
+            self.buffer.use(PriorityExperienceReplay(self.buffer, IS_weight=True))
+        elif self.row.kind == 'limited':
+            self.buffer.use(use_time_check(self.buffer, max_use=self.row.max_use))
+        # It keeps references: each element is one of its own, and comes again only when it was evicted.
+        self._all: List[Any] = []
+        for columns in chunks(self.row, self.length):
+            made = elements_of(self.row, columns)
+            self.push(made)
+            self._all += made
+        self._supply = _cycle(self._all)
+
+    def push(self, elements: List[Any]) -> None:
+        for element in elements:
+            self.buffer.push(element)
+
+    def train_data(self) -> Any:
+        self._items = self.buffer.sample(self.row.batch)
+        return [item.data for item in self._items]
+
+    def update(self, priority: Sequence[float]) -> None:
+        for item, value in zip(self._items, priority):
+            item.meta['priority'] = float(value)
+            self.buffer.update(item.index, None, item.meta)
+
+
+class Store(Side):
+    title = 'store'
+
+    def fill(self, source: Columns) -> None:
+        from ding_store.buffer import StoreBuffer
+
+        self.buffer = StoreBuffer(self.length, sampler=sampler_of(self.row), seed=0)
+        for columns in chunks(self.row, self.length):
+            self.buffer.extend_elements(elements_of(self.row, columns))
+        # It copies what it is given: a few are enough, more bytes than any cache.
+        self._supply = _cycle(elements_of(self.row, source))
+
+    def push(self, elements: List[Any]) -> None:
+        self.buffer.extend_elements(elements)
+
+    def train_data(self) -> Any:
+        size = self.row.batch
+        batch = self.buffer.sample_time_major(size) if self.row.steps else self.buffer.sample_batch(size)
+        self.rows = batch.rows
+        return batch.data
+
+    def update(self, priority: Sequence[float]) -> None:
+        self.buffer.update_priorities(self.rows, np.asarray(priority))
+
+    def has_trained(self) -> None:
+        # As do the learner and the buffer of the config pipeline. Of the fill it is done already, on both sides.
+        from ding_store.buffer.gc_freeze import leave_out_of_collections
+
+        gc.unfreeze()
+        leave_out_of_collections()
+
+
+def collated(row: Row, elements: List[Any]) -> Any:
+    """What the row's policy of DI-engine does first with a list of elements."""
+    from ding.utils.data import default_collate, timestep_collate
+
+    if row.collate == 'timestep':
+        return timestep_collate(elements)
+    # As default_preprocess_learn: continuous actions keep their last dimension, and then everything does.
+    batch = default_collate(elements, cat_1dim=row.leaves['action'][0] is np.int64)
+    if row.collate == 'impala':
+        batch = {key: default_collate(value) if isinstance(value, list) else value for key, value in batch.items()}
+    return batch
+
+
+def sampler_of(row: Row) -> Any:
+    from ding_store.buffer import Prioritized, Uniform, limited
+
+    if row.kind == 'prioritized':
+        return Prioritized(alpha=0.6, beta=0.4, seed=0)
+    if row.kind == 'limited':
+        return limited(Uniform(0), max_times_sampled=row.max_use)
+    return None
+
+
+def chunks(row: Row, length: int) -> Iterator[Columns]:
+    """``length`` elements, piece by piece: each piece has memory of its own, and the same random bytes."""
+    size = max(1, min(length, CHUNK_BYTES // row.element_bytes))
+    first = row.columns(size)
+    for begin in range(0, length, size):
+        left = min(size, length - begin)
+        yield {path: column[:left].copy() for path, column in first.items()}
+
+
+def _cycle(elements: List[Any]) -> Iterator[Any]:
+    while True:
+        yield from elements
+
+
+SIDES = {side.title: side for side in (Stock, Store)}
