@@ -1,4 +1,4 @@
-"""The replay: rows in memory-mapped columns (Table), DI-engine's buffer over them, and the config type 'store'."""
+"""The replay buffer: the table of memory-mapped columns, DI-engine's buffer over it, and the config type 'store'."""
 
 from ding_store.buffer.sampling.fifo import Fifo
 from ding_store.buffer.sampling.prioritized import Prioritized, mixed_priority

@@ -1,4 +1,4 @@
-"""Arguments that are looked at before anything is done with them."""
+"""Checks of arguments."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ding_store.errors import ConfigError
 def integer(name: str, value: Any, least: int, error: Type[Exception] = ConfigError) -> int:
     """
     Overview:
-        An integer of Python, numpy or a tensor without axes, as Python's.
+        Convert an integer of Python or numpy, or a tensor without axes, to Python's int.
     Raises:
-        - ConfigError: It is none, or less than ``least``. Where a buffer samples, ``error`` is TypeError: a ConfigError
-          is a ValueError, which DI-engine's fetcher takes for a shortage of data.
+        - ConfigError: It is not an integer, or is less than ``least``. Where a buffer samples, ``error`` is TypeError:
+          DI-engine's fetcher takes a ConfigError, which is a ValueError, for a lack of data.
     """
     is_bool = isinstance(value, (bool, np.bool_)) or getattr(value, 'dtype', None) is torch.bool
     try:
-        # Tensors of one item pass for indices whatever their axes.
+        # ``operator.index`` accepts a tensor of one item with any number of axes.
         if not is_bool and not getattr(value, 'ndim', 0) and operator.index(value) >= least:
             return operator.index(value)
     except TypeError:

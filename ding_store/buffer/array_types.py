@@ -1,4 +1,4 @@
-"""Names for numpy's types, and the memory that arrays are in."""
+"""Type names for numpy arrays, and allocation of their memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: An array of any dtype; comments and docstrings say which.
+#: An array of any dtype. Comments and docstrings name the dtype.
 Array = npt.NDArray[Any]
 
 _LINE, _HUGE_PAGE = 64, 2 << 20
@@ -17,8 +17,8 @@ _LINE, _HUGE_PAGE = 64, 2 << 20
 def filled(size: int, value: float, dtype: Any) -> Array:
     """
     Overview:
-        As ``np.full``, beginning with a cache line, so that no block of such is on one more; and, where that is worth
-        it, in huge pages: at random places of small ones each look waits for its address, too.
+        Return an array as ``np.full`` does, aligned so that no block of one cache line spans two. Large arrays use huge
+        pages: with small pages a random access also waits for its address translation.
     """
     num_bytes = size * np.dtype(dtype).itemsize
     if num_bytes >= _HUGE_PAGE:
@@ -29,19 +29,19 @@ def filled(size: int, value: float, dtype: Any) -> Array:
     first = -memory.ctypes.data % unit
     made: Array = memory[first : first + num_bytes].view(dtype)
     if value:
-        made.fill(value)  # Zeros take no memory before they are written.
+        made.fill(value)  # Pages of zeros use no memory before the first write.
     return made
 
 
 def anonymous(num_bytes: int) -> mmap.mmap:
-    """Memory that is zero, and taken when it is written to."""
-    # Private: forked environment workers and data loaders have the rows of the moment of the fork. See ``forks``.
-    # No reserve: the kernel would refuse a sparse table larger than its memory, though few of its pages be used.
+    """Return zeroed memory that is allocated on the first write."""
+    # Private: forked environment workers and data loaders see the rows as of the fork. See ``forks``.
+    # No reserve: otherwise the kernel refuses a sparse table larger than its memory, even if few pages are used.
     region = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)  # MAP_NORESERVE
     if hasattr(mmap, 'MADV_HUGEPAGE'):
         try:
-            # Random rows of a large table miss the TLB at every one of its small pages.
+            # With small pages, random rows of a large table miss the TLB at each access.
             region.madvise(mmap.MADV_HUGEPAGE)
         except OSError:
-            pass  # A kernel without huge pages.
+            pass  # The kernel has no huge pages.
     return region

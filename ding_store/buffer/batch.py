@@ -1,4 +1,4 @@
-"""What a buffer's fast samples are."""
+"""The result type of a buffer's batch samples."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ding_store.buffer.array_types import Array
 class Batch(NamedTuple):
     """
     Overview:
-        ``data``: one collated tree, leaves ``(B, ...)``, valid while anything of it is referenced. ``rows``: row
-        numbers ``(B,)``. ``elements()``: the B elements, views of the same memory. ``weights``: importance weights
-        ``(B,)``, None for uniform samples.
+        A sample as one batch. ``data``: a collated tree with leaves ``(B, ...)``, valid while any part of it is
+        referenced. ``rows``: row numbers ``(B,)``. ``elements()``: the B elements, as views of the same memory.
+        ``weights``: importance weights ``(B,)``, None for uniform samples.
 
-        Of sequences: leaves ``(T, B, ...)``, rows ``(T, B)``, and B lists of T elements.
+        A batch of sequences has leaves ``(T, B, ...)``, rows ``(T, B)``, and B lists of T elements.
     """
 
     data: ttorch.Tensor

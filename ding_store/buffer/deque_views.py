@@ -1,4 +1,4 @@
-"""What DI-engine's users reach for inside a DequeBuffer: ``buffer.storage`` and ``buffer.indices``."""
+"""DequeBuffer's public attributes ``storage`` and ``indices``, as views of a StoreBuffer."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class StorageView:
 
 
 class IndexView:
-    """Where an index string is in the order of age."""
+    """The place of each index string, ordered by age."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -60,7 +60,7 @@ class IndexView:
     def get(self, index: str) -> int:
         """
         Raises:
-            - RowGone: There is no such element (a KeyError, as in DequeBuffer).
+            - RowGone: The buffer has no such element. RowGone is a KeyError, as in DequeBuffer.
         """
         if not self.has(index):
             raise RowGone(f'index {index!r} is not in the buffer')

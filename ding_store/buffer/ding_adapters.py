@@ -1,4 +1,4 @@
-"""DI-engine's buffer middleware that keeps tables of its own, served by what sees every change of the buffer."""
+"""Adapters that replace DI-engine's buffer middleware with its own tables, and follow every change of the buffer."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from ding_store.buffer.table.row_choices import check_sample_arguments, split
 from ding_store.buffer.table.rows import RowIndex
 from ding_store.errors import ConfigError, NotEnoughData
 
-#: What DI-engine's middleware adds to updated priorities.
+#: DI-engine's middleware adds this to updated priorities.
 _EPSILON = 1e-5
-#: Counts of rows that are gone, which nobody minds.
+#: So many counts of rows that are gone may stay before they are removed.
 _FEW = 64
-#: What staleness_check wants in every meta.
+#: staleness_check requires this key in every meta.
 _COLLECTED = 'train_iter_data_collected'
-#: The arguments of a sample behind its size, in their places.
+#: The arguments of ``sample`` after its size, in order.
 _OPTIONS = ('indices', 'replace', 'sample_range', 'ignore_insufficient', 'groupby', 'unroll_len')
-#: What is outside of a PriorityExperienceReplay that is served, whenever it is used: it says what may be drawn, where
-#: inside there are elements, drawn already ...
+#: These middleware always go outside of a PriorityAdapter, whatever the order of ``use``. The first two limit which
+#: rows may be drawn. Inside, they would see elements that are drawn already.
 _LIMITS = ('staleness_check', 'sample_range_view')
-#: ... or looks at the groups that were.
+#: The others work on the groups that were drawn.
 _OUTSIDE = (*_LIMITS, 'group_sample', 'padding')
 
 
 def use(chain: List[Callable], middleware: Callable, buffer_: Any) -> None:
     """
     Overview:
-        Add a middleware to those that are used, or what does the same also where rows leave without it, or come twice,
-        or others are around it.
+        Add a middleware to the chain, or its adapter if there is one. An adapter also works if rows leave without it,
+        come twice in a batch, or if other middleware surround it.
     Raises:
-        - ConfigError: It cannot be inside of the PriorityExperienceReplay that is used already.
+        - ConfigError: The middleware must be outside of the PriorityExperienceReplay that the chain already has.
     """
     name = _name_of(middleware)
     drawn_at = [place for place, each in enumerate(chain) if isinstance(each, PriorityExperienceReplay)]
@@ -69,7 +69,7 @@ def _served(middleware: Callable, name: str, buffer_: Any) -> Callable:
 
 
 class PriorityAdapter(PriorityExperienceReplay):
-    """PriorityExperienceReplay: its settings and calls, the masses of ``Prioritized``."""
+    """PriorityExperienceReplay with the same settings and calls, on the sum tree of ``Prioritized``."""
 
     def __init__(self, settings: PriorityExperienceReplay, buffer_: Any) -> None:
         self.buffer, self.IS_weight, self.max_priority = buffer_, settings.IS_weight, settings.max_priority
@@ -81,7 +81,7 @@ class PriorityAdapter(PriorityExperienceReplay):
             beta_anneal_steps=settings.IS_weight_anneal_train_iter,
             epsilon=0.0,
         )
-        # What the user holds; its tables of its own are not used.
+        # The user holds ``settings``. Its own tables stay unused.
         settings.state_dict, settings.load_state_dict = self.state_dict, self.load_state_dict
         self.loaded()
 
@@ -96,14 +96,14 @@ class PriorityAdapter(PriorityExperienceReplay):
 
     @property
     def IS_weight_power_factor(self) -> float:  # noqa: N802  DI-engine's name
-        """How much of the bias of priorities is corrected now."""
+        """The exponent of the importance weights now."""
         return self.sampler.beta
 
     def sample(self, chain: Callable, size: Optional[int] = None, *args: Any, **kwargs: Any) -> Samples:
         options = {**dict(zip(_OPTIONS, args)), **kwargs}
         if options.get('indices'):
             read: Samples = chain(size, **options)
-            return read  # For which nothing is drawn.
+            return read  # Reads by index draw nothing.
         groupby, unroll_len, limits = (options.pop(name, None) for name in ('groupby', 'unroll_len', 'sample_range'))
         replace, ignore = (options.pop(name, False) for name in ('replace', 'ignore_insufficient'))
         num_drawn, _ = check_sample_arguments(size, options.pop('indices', None), groupby, unroll_len, limits)
@@ -121,7 +121,7 @@ class PriorityAdapter(PriorityExperienceReplay):
                 return []
             raise
         for item, weight in zip(items, weights.tolist()):
-            # Of this sample alone: written past the row's own meta, which would keep it.
+            # This bypasses the row's own meta, which would keep the key for later samples.
             dict.__setitem__(item.meta, 'priority_idx', int(item.index))
             if self.IS_weight:
                 dict.__setitem__(item.meta, 'priority_IS', weight)
@@ -134,10 +134,10 @@ class PriorityAdapter(PriorityExperienceReplay):
         return {row: str(row) for row in self.buffer.table.rows_by_age().tolist()}
 
     def _draw(self, index: RowIndex, size: int, limits: Optional[slice]) -> Tuple[Array, Array]:
-        """Rows ``(size,)`` and their weights."""
+        """Draw rows ``(size,)`` and their weights."""
         with index.lock:
             slots = self.sampler.choose(index, size, True, limits)
-            # Without weights the correction that they are does not grow.
+            # Without weights, beta does not advance.
             return index.row_of_slot[slots], self.sampler.weigh(slots) if self.IS_weight else np.ones(len(slots))
 
     def _draw_groups(
@@ -150,9 +150,9 @@ class PriorityAdapter(PriorityExperienceReplay):
         limits: Optional[slice],
     ) -> Tuple[Array, Array, List[int]]:
         """
-        Rows of ``size`` groups, which come in proportion to the masses of all their rows, or of ``size`` runs of
-        ``unroll_len`` rows, in proportion to that of the row at which each begins; a weight for each row, and how many
-        rows each has.
+        Draw ``size`` groups, in proportion to the summed masses of their rows. With ``unroll_len``, draw runs of so
+        many rows, in proportion to the mass of each run's first row. Return the rows, a weight per row, and each
+        length.
         """
         elements = self.buffer._elements
         with elements.table.write_lock, index.lock:
@@ -173,7 +173,7 @@ class PriorityAdapter(PriorityExperienceReplay):
         if meta is not None and 'priority' in meta:
             values = self.sampler.check([float(meta['priority'])], 1) + _EPSILON
         if data is not None and self.IS_weight and self.buffer.schema is not None and 'priority_IS' in data:
-            # Of the sample that it comes from, where the buffer's elements have none.
+            # The key comes from a sample. The buffer's elements do not have it.
             data = type(data)({key: value for key, value in data.items() if key != 'priority_IS'})
         found: bool = chain(index, data, meta, *args, **kwargs)
         if values is not None:
@@ -189,17 +189,17 @@ class PriorityAdapter(PriorityExperienceReplay):
         chain()
 
     def state_dict(self) -> Dict[str, Any]:
-        """Everything that draws depend on."""
+        """Return all state that draws depend on."""
         return {'max_priority': self.max_priority, 'sampler': self.sampler.state()}
 
     def load_state_dict(self, _state_dict: Dict[str, Any], deepcopy: bool = False) -> None:
-        """Go on from a ``state_dict`` of a buffer with the same elements."""
+        """Restore a ``state_dict`` of a buffer with the same elements."""
         self.sampler.load_state(_state_dict['sampler'])
         self.max_priority = _state_dict['max_priority']
 
     def loaded(self) -> None:
-        """The buffer has other rows, or another table, or has some already: their metas say their priorities."""
-        # A sampler has one table for good, but its copy, which has none, goes on where it is.
+        """Read all priorities from the metas. Call it if the buffer has other rows or another table."""
+        # A sampler stays with its first table. Its copy has none, keeps its progress, and can be attached.
         self.sampler = copy.deepcopy(self.sampler)
         self.sampler.attach(self.buffer.table.index)
         rows, found = self.buffer._elements.metas.values_of('priority')
@@ -209,7 +209,7 @@ class PriorityAdapter(PriorityExperienceReplay):
 
 
 class UseCountAdapter:
-    """use_time_check: rows leave that were sampled so often; twice in one batch counts twice."""
+    """use_time_check: delete rows after ``max_use`` samples. A row that comes twice in a batch counts twice."""
 
     def __init__(self, max_use: float, buffer_: Any) -> None:
         self._max_use, self._buffer = max_use, buffer_
@@ -226,7 +226,7 @@ class UseCountAdapter:
         for item in items:
             self._counts[item.index] = self._counts.get(item.index, 0) + 1
         for item in items:
-            # Of several of one row only the first has the row's own meta.
+            # If a row comes several times, only its first item has the row's own meta.
             item.meta['use_count'] = self._counts[item.index]
         used_up = {item.index for item in items if self._counts[item.index] >= self._max_use}
         self._buffer.delete(sorted(used_up, key=int))
@@ -236,18 +236,18 @@ class UseCountAdapter:
             self._forget_gone()
 
     def _forget_gone(self) -> None:
-        """Rows left that were not used up. O(rows), so not before they are as many as those that are there."""
+        """Drop counts of rows that left unused. O(rows), so it runs only once they outnumber the live rows."""
         there = self._buffer.table.contains(np.array([int(index) for index in self._counts], np.int64))
         self._counts = {index: uses for (index, uses), is_there in zip(self._counts.items(), there) if is_there}
 
     def loaded(self) -> None:
-        """The buffer has other rows, or another table: their metas say their uses."""
+        """Read all counts from the metas. Call it if the buffer has other rows or another table."""
         rows, uses = self._buffer._elements.metas.values_of('use_count')
         self._counts = {str(row): count for row, count in zip(rows.tolist(), uses)}
 
 
 class AgeLimitAdapter:
-    """staleness_check: rows leave that were collected too many iterations ago; no element is read for it."""
+    """staleness_check: delete rows collected too many iterations ago, by their metas, without reading elements."""
 
     def __init__(self, middleware: Callable, max_staleness: float, buffer_: Any) -> None:
         self._middleware, self._max_staleness, self._buffer = middleware, max_staleness, buffer_
@@ -256,7 +256,7 @@ class AgeLimitAdapter:
         if action != 'sample':
             return self._middleware(action, chain, *args, **kwargs)
         if 'train_iter_sample_data' not in kwargs:
-            # By its name it may come with any arguments in their places, else it is the first of them.
+            # As a keyword, it may come with any other arguments. Otherwise it must be the first one.
             if not args:
                 raise TypeError('staleness_check needs train_iter_sample_data=<iteration> at every sample')
             kwargs['train_iter_sample_data'], args = args[0], args[1:]
@@ -265,20 +265,20 @@ class AgeLimitAdapter:
     def _sample(self, chain: Callable, now: int, args: Tuple[Any, ...], options: Dict[str, Any]) -> Samples:
         before = self._buffer.table.rows_by_age()
         rows, collected = self._buffer._elements.metas.values_of(_COLLECTED)
-        if len(rows) < len(before):  # Some have none, or left meanwhile: which is sorted out only then.
+        if len(rows) < len(before):  # Some lack the key or left meanwhile. Only this case needs the search below.
             without = np.setdiff1d(before, rows)
             for row in without[self._buffer.table.contains(without)].tolist():
                 raise KeyError(f'row {row} has no meta {_COLLECTED!r}, which staleness_check needs of every row')
         self._buffer.delete([str(row) for row, at in zip(rows.tolist(), collected) if now - at > self._max_staleness])
         result: Samples = chain(*args, **options)
         for item in _items_of(result):
-            # Of this sample alone: written past the row's own meta, which would keep it.
+            # This bypasses the row's own meta, which would keep the key for later samples.
             dict.__setitem__(item.meta, 'staleness', now - item.meta[_COLLECTED])
         return result
 
 
 class SampleRangeAdapter:
-    """sample_range_view: with all other arguments of the sample."""
+    """sample_range_view: set ``sample_range`` and pass all other arguments of the sample on."""
 
     def __init__(self, sample_range: slice) -> None:
         self._range = sample_range
@@ -290,24 +290,24 @@ class SampleRangeAdapter:
 
 
 def _items_of(result: Samples) -> List[BufferedData]:
-    """Of a sample, of groups, too; without what they are padded with."""
+    """Return the items of a sample or of groups, without padding."""
     items = [item for each in result for item in (each if isinstance(each, list) else [each])]
     return [item for item in items if item.index is not None]
 
 
 def _name_of(middleware: Callable) -> str:
-    """The function of DI-engine that made it; '' for anything else."""
+    """Return the name of the DI-engine function that made a middleware, or '' for any other."""
     module, name = middleware.__module__ or '', getattr(middleware, '__qualname__', '').partition('.')[0]
     return name if module == f'ding.data.buffer.middleware.{name}' else ''
 
 
 def _is_possible(settings: PriorityExperienceReplay) -> bool:
-    """Whether ``Prioritized`` takes these settings."""
+    """Return whether ``Prioritized`` accepts these settings."""
     return all(0 <= power <= 1 for power in (settings.priority_power_factor, settings.IS_weight_power_factor))
 
 
 def _inside(function: Callable, *names: str) -> Any:
-    """What a function's closure has under this name, and that one's under the next."""
+    """Return a variable of a function's closure. Each further name is looked up in the closure found before."""
     found: Any = function
     for name in names:
         cells = zip(found.__code__.co_freevars, found.__closure__)

@@ -1,9 +1,9 @@
 """
-Forks of a process whose threads use buffers.
+Safe forks of a process whose threads use buffers.
 
 A forked process has one thread, the one that forked. A lock that another thread held would stay locked there for ever,
-and what that thread was changing would stay half changed. So a fork waits until no thread changes a buffer: it holds
-all locks of buffers until it is done.
+and the data that the thread was changing would stay half changed. So a fork first acquires all locks of buffers, which
+waits until no thread changes a buffer. It releases them when it is done.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import Any, Dict, List, Protocol, Set, TypeVar
 
 Lock = TypeVar('Lock')
 
-#: So long a fork waits. The locks that are still held then are new ones in the child, and what they guard is refused.
+#: A fork waits so long for the locks. The child replaces those still held by new ones and refuses the data they guard.
 _WAIT_S = 10.0
 
 
 class Forked(Protocol):
-    """Is told of forks; the locks that it uses are held meanwhile."""
+    """An object with callbacks around forks. Its locks are held from ``before_fork`` to the end of the fork."""
 
     def before_fork(self) -> None:
-        """In the process that forks."""
+        """Prepare for a fork. Runs in the parent."""
 
     def after_fork(self, missed: Set[int]) -> None:
-        """In the child. ``missed`` are ids of locks that another thread held for too long."""
+        """Clean up in the child. ``missed`` are the ids of locks that another thread still held at the fork."""
 
 
-# By number, so that they come in the order in which they were made.
+# By number, so that they are used in the order of their creation.
 _locks: Dict[int, weakref.ref[Any]] = {}
 _told: Dict[int, weakref.ref[Any]] = {}
 _numbers = itertools.count()
@@ -40,24 +40,24 @@ _missed: List[Any] = []
 
 
 def hold_over_forks(lock: Lock) -> Lock:
-    """Have forks wait for this lock, which is returned."""
+    """Hold this lock during every fork, and return it."""
     _keep(_locks, lock)
     return lock
 
 
 def tell_of_forks(forked: Forked) -> None:
-    """Tell an object of forks for as long as it lives."""
+    """Call an object's methods around every fork, for as long as the object exists."""
     _keep(_told, forked)
 
 
 def _keep(known: Dict[int, weakref.ref[Any]], kept: Any) -> None:
     number = next(_numbers)
-    # No function of Python's, which a signal might interrupt.
+    # ``partial`` of a builtin: a signal could interrupt a Python function.
     known[number] = weakref.ref(kept, functools.partial(known.pop, number))
 
 
 def _living(known: Dict[int, weakref.ref[Any]]) -> List[Any]:
-    # One call, which no other thread interrupts.
+    # ``list`` is one call, which no other thread can interrupt.
     return [each for each in [reference() for reference in list(known.values())] if each is not None]
 
 
@@ -70,7 +70,7 @@ def _before() -> None:
 
 
 def _all_held() -> Any:
-    """Locks that are held now, and those that are not."""
+    """Acquire the locks. Return those that are held and those that could not be acquired in time."""
     deadline = time.monotonic() + _WAIT_S
     locks = _living(_locks)
     left = 0.0
@@ -78,11 +78,11 @@ def _all_held() -> Any:
         held: List[Any] = []
         missed: List[Any] = []
         try:
-            # Nothing is held while the first one is waited for: a thread that has one of them may want another.
+            # Wait for the first lock only, while holding none: a thread that holds one of them may need another.
             for place, lock in enumerate(locks):
                 is_held = lock.acquire(timeout=left) if place == 0 else lock.acquire(blocking=False)
                 (held if is_held else missed).append(lock)
-        except BaseException:  # as by a signal; Python shows it, and forks all the same
+        except BaseException:  # A signal, for example. Python prints it and forks all the same.
             _release(held)
             raise
         left = max(0.0, deadline - time.monotonic())
@@ -114,5 +114,5 @@ def _after_in_child() -> None:
         each.after_fork(ids)
 
 
-# Behind those that are registered by what this package imports, so that these locks are waited for before theirs.
+# Registered after the imports above. Callbacks before a fork run in reverse order, so these locks come first.
 os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

@@ -1,12 +1,12 @@
 """
-Changes that stay whole when an exception, such as Ctrl-C's, comes in the middle of them.
+Changes that stay complete if an exception, such as that of Ctrl-C, interrupts them.
 
-CPython looks for signals behind each call, in loops, and where functions begin (from Python 3.10 on): nowhere between
-two assignments without a call. So a change is one of these:
+CPython checks for signals after calls, in loops, and at the start of functions (from Python 3.10 on). It never does
+so between two assignments without a call. So each change has one of these forms:
 
-* assignments behind the last call;
-* steps that may be repeated, given to ``finish``;
-* what follows from something else, and is made anew from it when an exception comes.
+* assignments after the last call
+* repeatable steps, passed to ``finish``
+* data that can be computed from other data, and is computed anew after an exception
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Callable, Optional
 
 from ding_store.errors import StoreError
 
-#: A step that raises so often raises for another reason than signals.
+#: A step that raises so often fails for another reason than signals.
 _NUM_TRIES = 4
 
 
 def finish(step: Callable[[], object]) -> None:
     """
     Overview:
-        Run a step to its end. When an exception interrupts the step, it is run again, and the exception comes after it.
+        Run a step to its end. If an exception interrupts it, run it again, and raise the exception afterwards.
     Arguments:
-        - step (:obj:`Callable`): May be run again, wherever it was interrupted. A StoreError of its own is raised at
-          once.
+        - step (:obj:`Callable`): Must be repeatable, wherever it was interrupted. If it raises a StoreError, the error
+          is raised at once.
     """
     first: Optional[BaseException] = None
     for _ in range(_NUM_TRIES):

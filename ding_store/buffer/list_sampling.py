@@ -1,4 +1,4 @@
-"""The part of StoreBuffer that reads elements as DI-engine has them: lists of items, by sample, by index, in groups."""
+"""StoreBuffer's reads as lists of items, like DI-engine's: samples, groups, and reads by index or age."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Samples = Union[List[BufferedData], List[List[BufferedData]]]
 class ListSampling:
     """
     Overview:
-        Items one by one, through the buffer's middleware where there is any.
+        The methods of StoreBuffer that return elements as single items. Samples pass through the middleware.
     """
 
     sliced: bool
@@ -48,7 +48,7 @@ class ListSampling:
     _elements: Elements
     _uniform: Uniform
     _sampler: Sampler
-    #: Whether the last sample found too little.
+    #: True if the last sample found too few elements.
     _is_short: bool = False
 
     @apply_middleware('sample')
@@ -65,17 +65,18 @@ class ListSampling:
         """
         Overview:
             Sample elements, or read those of given indices in their order. Elements in columns are views of one
-            gathered batch, which lives as long as any of them.
+            gathered batch, which stays in memory as long as any of them is referenced.
         Arguments:
-            - sample_range (:obj:`Optional[slice]`): Only these, counted by age as in a list; -1 is the newest.
-            - ignore_insufficient (:obj:`bool`): Return ``[]`` where there is too little, rather than raise.
-            - groupby (:obj:`Optional[str]`): Key of the metas; the result is a list of ``size`` groups. The sampler
-              does not draw them, but its limits hold: their rows' uses count, twice if a group came twice.
-            - unroll_len (:obj:`Optional[int]`): Consecutive elements of a group, every start equally likely.
+            - sample_range (:obj:`Optional[slice]`): Sample only these elements, by age as in a list: -1 is the newest.
+            - ignore_insufficient (:obj:`bool`): Return ``[]`` if there are too few elements, instead of raising.
+            - groupby (:obj:`Optional[str]`): Key of the metas. The result is then a list of ``size`` groups. The
+              sampler does not draw groups, but its limits hold: each row's use counts, twice if its group came twice.
+            - unroll_len (:obj:`Optional[int]`): Return so many consecutive elements of each group. Every start is
+              equally likely.
         Raises:
-            - NotEnoughData: There are fewer elements or groups than asked for.
-            - RowGone: One of ``indices`` is not there.
-            - TypeError: The arguments make no sense together.
+            - NotEnoughData: There are fewer than ``size`` elements or groups.
+            - RowGone: One of ``indices`` is not in the buffer.
+            - TypeError: The arguments cannot be combined.
         """
         size, indices = check_sample_arguments(size, indices, groupby, unroll_len, sample_range)
         groups: Optional[Union[GroupChoice, IndexedGroupChoice]] = None
@@ -94,23 +95,23 @@ class ListSampling:
         self._is_short = False
         if isinstance(choose, Sampled) and choose.weights is not None:
             for item, weight in zip(items, choose.weights.tolist()):
-                # Of this sample alone: written past the row's own meta, which would keep it.
+                # This bypasses the row's own meta, which would keep the key for later samples.
                 dict.__setitem__(item.meta, 'priority_IS', weight)
         return items if groups is None else split(items, groups.lengths)
 
     def get(self, idx: int) -> BufferedData:
         """
         Overview:
-            The element at a place in the order of age: 0 is the oldest, -1 the newest. O(1), after deletes O(count).
+            Return the element at a place by age: 0 is the oldest, -1 the newest. O(1), or O(count) after deletes.
         Raises:
-            - IndexError: There are not so many.
+            - IndexError: The buffer has fewer elements.
         """
         return self._read(by_age(operator.index(idx)), warm=False)[0]
 
     def get_by_index(self, index: str) -> BufferedData:
         """
         Raises:
-            - RowGone: There is no such element (a KeyError, as in DequeBuffer).
+            - RowGone: The buffer has no such element. RowGone is a KeyError, as in DequeBuffer.
         """
         return self._read(by_indices([index]), warm=False)[0]
 
@@ -119,7 +120,7 @@ class ListSampling:
             return choose.deliver(self._read, self._elements.delete, self.limiter)
         if not isinstance(choose, (GroupChoice, IndexedGroupChoice)):
             return self._read(choose)
-        # A group counts as one sample, as sequences do.
+        # A group counts as one sample, and so does a sequence.
         with self.limiter.sampling(size) if self.limiter is not None else nullcontext():
             return self._read_groups(choose)
 
@@ -139,7 +140,8 @@ class ListSampling:
         for row, data, meta in zip(read.rows.tolist(), read.elements, read.metas):
             item = BufferedData(data=data, index=str(row), meta=meta)
             if row in seen:
-                # Whoever changes one of several samples of an element does not change the others.
+                # Each further item of the same element is a copy, so that changing one item leaves the others as they
+                # are.
                 item = BufferedData(data=fastcopy.copy(data), index=item.index, meta=fastcopy.copy(meta))
             seen.add(row)
             items.append(item)
@@ -164,17 +166,17 @@ class ListSampling:
         if not ignore:
             raise error
         if not self._is_short:
-            # Once per shortage: this is called at every iteration of a learner that waits for data.
+            # Log once per shortage: a learner that waits for data calls this at every iteration.
             logger.warning('sample is ignored: %s', error)
         self._is_short = True
         return []
 
     def _collated(self, size: int, replace: bool, sample_range: Optional[slice]) -> Batch:
-        # Only what was asked for: middleware has its own ideas of what it accepts and passes on.
+        # Pass only the arguments that are set: a middleware may not accept the others.
         options: Dict[str, Any] = {'replace': True} if replace else {}
         if sample_range is not None:
             options['sample_range'] = sample_range
-        items = self.sample(size=size, **options)  # By its name: another argument may come first.
+        items = self.sample(size=size, **options)  # By keyword: a middleware may have another first argument.
         data, weights = [item.data for item in items], [item.meta.get('priority_IS') for item in items]
         if isinstance(data[0], ttorch.Tensor):
             batch = ttorch_collate(data)

@@ -1,4 +1,4 @@
-"""The part of StoreBuffer that knows its sampler: who is told priorities, and what of it outlives the process."""
+"""The part of StoreBuffer that attaches its sampler, updates priorities and persists them."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ from ding_store.errors import PriorityError
 class Priorities:
     """
     Overview:
-        A buffer's sampler, attached to the table, and its record in the table's directory where there is one.
+        The buffer's sampler, attached to the table. If the table has a directory, the sampler's state is persisted
+        there.
     """
 
     limiter: Optional[RateLimiter]
     _elements: Elements
     _sampler: Sampler
-    #: Who is told priorities; None where the sampler has none.
+    #: Receives priorities. None if the sampler has no priorities.
     _priorities: Optional[Union[PrioritySampler, PersistedPriorities]] = None
 
     def update_priorities(self, rows: Array, priority: Any) -> None:
         """
         Overview:
-            New priorities, after a training step on these rows; of a row that is repeated the last one counts. Rows
-            that are gone are passed over, and counted by the sampler. O(B log(size)).
+            Set new priorities, after a training step on these rows. If a row is repeated, its last priority counts.
+            Rows that are gone are skipped, and the sampler counts them. O(B log(size)).
         Arguments:
             - rows (:obj:`np.ndarray`): ``Batch.rows``, shape ``(B,)``.
             - priority: ``(B,)``, finite numbers >= 0.
         Raises:
-            - PriorityError: They are not, or the buffer's sampler has no priorities; nothing changed.
+            - PriorityError: A priority is not such a number, or the sampler has no priorities. Nothing changed.
         """
         self._with_priorities().update(rows, priority)
 
@@ -46,7 +47,7 @@ class Priorities:
         self._sampler, self._priorities = sampler, self._kept(sampler, '')
 
     def _kept(self, sampler: Sampler, view: Optional[str]) -> Optional[Union[PrioritySampler, PersistedPriorities]]:
-        """Let a sampler that is attached outlive the process, under this name; returns who is told its priorities."""
+        """Persist an attached sampler's state under this name. Return the object that receives its priorities."""
         table_dir = self._elements.table.table_dir
         if table_dir is None or view is None:
             return sampler if isinstance(sampler, PrioritySampler) else None
@@ -79,5 +80,5 @@ class Priorities:
 
 
 def keeping(sampler: Union[PrioritySampler, PersistedPriorities], priority: Array) -> Optional[Keep]:
-    """What puts priorities of new rows on record before they are live, if anything has to."""
+    """Return the callable that persists new rows' priorities before the rows are live. None without a path."""
     return sampler.keeping(priority) if isinstance(sampler, PersistedPriorities) else None

@@ -1,4 +1,4 @@
-"""The part of StoreBuffer that samples sequences and whole episodes."""
+"""StoreBuffer's samples of sequences and whole episodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _AT_ONCE = nullcontext()
 
 
 def _use_nothing(rows: Array) -> None:
-    """Nobody counts these rows."""
+    """Do nothing: no limit counts these rows."""
 
 
 _UNLIMITED = nullcontext(_use_nothing)
@@ -34,15 +34,15 @@ _UNLIMITED = nullcontext(_use_nothing)
 class SequenceSampling:
     """
     Overview:
-        Sequences of rows that follow each other in a group. A group is what an environment of a collector makes, or an
-        episode. These methods gather batches; middleware of the buffer does not see them.
+        The methods of StoreBuffer that sample consecutive rows of a group. A group holds the rows of one environment of
+        a collector, or of one episode. These methods gather batches, which the buffer's middleware does not see.
     """
 
     _elements: Elements
     _uniform: Uniform
     _sampler: Sampler
     _prefetch: Optional[Prefetch]
-    #: What makes samples and inserts wait for each other; None: nothing.
+    #: Makes samples and inserts wait for each other. None: neither waits.
     limiter: Optional[RateLimiter] = None
 
     def sample_sequences(
@@ -57,25 +57,25 @@ class SequenceSampling:
     ) -> Batch:
         """
         Overview:
-            Sample ``size`` sequences of ``burn_in + length`` steps; none goes over an episode's end, or from one group
-            into another. Every possible start is equally likely, or in proportion to its priority where the sampler
-            is a SequencePrioritized. One gather, O(T B) whatever the buffer's length.
+            Sample ``size`` sequences of ``burn_in + length`` steps. No sequence crosses an episode's end or a group's
+            border. Every possible start is equally likely. With a SequencePrioritized sampler, starts come in
+            proportion to their priorities. The method gathers once: O(T B) for any buffer length.
         Arguments:
             - length (:obj:`int`): Steps to train on.
-            - groupby (:obj:`Optional[GroupBy]`): A column of integers or a key of the metas; ``('collector', 'env')``
-              groups by both. The first sample by it looks at all rows. None: all rows follow each other.
-            - burn_in (:obj:`int`): Steps before those, which only warm the recurrent state (R2D2).
+            - groupby (:obj:`Optional[GroupBy]`): A column of integers or a key of the metas. ``('collector', 'env')``
+              groups by both. The first sample by a key reads all rows. None treats all rows as one group.
+            - burn_in (:obj:`int`): Steps before those, which only warm up the recurrent state (R2D2).
             - done (:obj:`Optional[str]`): The column that is true at an episode's last step. None: groups do not end.
-            - overlap (:obj:`Optional[int]`): Cut episodes into sequences that share so many steps with the next, as
-              collectors with an unroll length do. None: a sequence may start anywhere.
-            - replace (:obj:`bool`): Whether a sequence may come more than once.
+            - overlap (:obj:`Optional[int]`): Cut episodes into sequences that share so many steps with the next, like
+              collectors with an unroll length. None: a sequence may start anywhere.
+            - replace (:obj:`bool`): Allow a sequence more than once.
         Returns:
-            - batch (:obj:`Batch`): Leaves ``(T, B, ...)``; recurrent policies take ``batch.data`` as their list.
-              ``weights`` are ``(B,)`` where starts have priorities; these are updated by ``batch.rows[0]``.
+            - batch (:obj:`Batch`): Leaves ``(T, B, ...)``. Recurrent policies take ``batch.data`` as their list. If
+              starts have priorities, ``weights`` is ``(B,)``, and ``batch.rows[0]`` are the rows to update.
         Raises:
-            - NotEnoughData: There are fewer such sequences.
+            - NotEnoughData: There are fewer than ``size`` such sequences.
             - SchemaMismatch: There is no such column, or the elements are Python objects.
-            - TypeError: A number makes no sense.
+            - TypeError: A number is out of range.
         """
         size, _ = check_sample_arguments(size, None, None, None, None)
         num_steps = integer('length', length, 1, TypeError) + integer('burn_in', burn_in, 0, TypeError)
@@ -116,18 +116,18 @@ class SequenceSampling:
     ) -> Episodes:
         """
         Overview:
-            Sample whole episodes of any lengths: from the first row of a group, or the one behind a done, to the next
-            done, if all of these rows are there. Every episode is equally likely. O(rows sampled).
+            Sample whole episodes of any lengths, each with the same probability. O(rows sampled). An episode begins at
+            the first row of a group or after a done, and ends at the next done. All its rows must be in the buffer.
 
-            Rows are kept one by one, so that only the batch is padded. After a ``clear`` groups begin anew. Of rows
-            that were there before the first such sample, or came and went in one push, nobody knows what preceded them:
-            then a group's episodes count from its next done on.
+            Rows are stored one by one, so only the batch is padded. After ``clear``, groups begin anew. The rows before
+            a row are unknown if it came before the first such sample, or came and left within one push. Its group's
+            episodes then count from the next done on.
         Arguments:
             - max_length (:obj:`Optional[int]`): Leave longer episodes out.
         Raises:
-            - NotEnoughData: There are fewer such episodes.
+            - NotEnoughData: There are fewer than ``size`` such episodes.
             - SchemaMismatch: There is no such column, or the elements are Python objects.
-            - TypeError: A number makes no sense, or the sampler has ``max_times_sampled``, and ``replace`` is given.
+            - TypeError: A number is out of range, or ``replace`` is given and the sampler has ``max_times_sampled``.
         """
         size, _ = check_sample_arguments(size, None, None, None, None)
         if max_length is not None:
@@ -148,11 +148,11 @@ class SequenceSampling:
     def sample_time_major(self, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Batch:
         """
         Overview:
-            As ``sample_batch``, of elements that are sequences themselves: lists of T steps, or dicts of such lists.
-            Chosen by the buffer's sampler, and gathered step by step: ``data`` has leaves ``(T, B, ...)``, and those
-            that a sequence has as a whole ``(B, ...)``; ``rows`` and ``weights`` are ``(B,)``.
+            Sample elements that are sequences themselves: lists of T steps, or dicts of such lists. The buffer's
+            sampler chooses them, as in ``sample_batch``, and they are gathered step by step. ``data`` has leaves ``(T,
+            B, ...)``, or ``(B, ...)`` for leaves that a sequence has as a whole. ``rows`` and ``weights`` are ``(B,)``.
         Raises:
-            - SchemaMismatch: The elements are something else.
+            - SchemaMismatch: The elements are not such sequences.
         """
         size, _ = check_sample_arguments(size, None, None, None, sample_range)
         choose = Sampled(self._sampler, size, replace, sample_range)
@@ -161,7 +161,7 @@ class SequenceSampling:
         return Batch(*read)._replace(weights=choose.weights)
 
     def _read_sampled(self, kind: str, choose: Sampled, read: Callable[[Choose], T]) -> T:
-        """What ``read`` makes of a sampler's choice, now or ahead; it counts, and waits for the limiter, now."""
+        """Read a sampler's choice, now or ahead. Either way it is counted now and waits for the limiter now."""
         ahead, delete = self._prefetch, self._elements.delete
         if ahead is None:
             return choose.deliver(read, delete, self.limiter)
@@ -174,8 +174,8 @@ class SequenceSampling:
         self, size: int, use: Optional[Callable[[Array], None]] = None
     ) -> ContextManager[Callable[[Array], None]]:
         """
-        Around a sample of rows that no sampler draws one by one, whose limits hold all the same; yields what is to be
-        told of the rows: ``use``, by default what has each of them leave when it is used up.
+        Open a sample of rows that the sampler does not draw one by one, but whose limits hold. The caller passes the
+        rows to the function that this yields: ``use``, or by default one that deletes each row that is used up.
         """
         limits = self._sampler
         if not isinstance(limits, Limited):
@@ -195,7 +195,7 @@ class SequenceSampling:
                 yield use
 
     def _sampling(self, num_items: int) -> ContextManager[None]:
-        # Sequences count as one sample each, as elements that are sequences do.
+        # A sequence counts as one sample, like an element that is a sequence.
         return _AT_ONCE if self.limiter is None else self.limiter.sampling(num_items)
 
     def _inserting(self, num_rows: int) -> ContextManager[None]:

@@ -1,4 +1,4 @@
-"""DI-engine's buffer over a table: everything that DequeBuffer does, and batches that are collated already."""
+"""A replay buffer with DequeBuffer's interface that stores elements in memory-mapped columns."""
 
 from __future__ import annotations
 
@@ -44,28 +44,28 @@ __all__ = ['Batch', 'StoreBuffer']
 class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
     """
     Overview:
-        A replay buffer in memory-mapped columns, to be used wherever DI-engine takes a DequeBuffer. ``index`` of an
-        item is its row number as a string: it only grows, and is never used again.
+        A replay buffer in memory-mapped columns. Use it in place of DI-engine's DequeBuffer. The ``index`` of an item
+        is its row number as a string. Row numbers grow and are never used again.
 
-        Elements in columns are copied when pushed and when read, so that what was sampled may be changed at will;
-        ``update`` changes the buffer. Python objects (and, without a path, episodes of varying length) are kept by
-        reference.
+        Elements in columns are copied at each push and each read, so changing a sampled element never changes the
+        buffer. ``update`` changes the buffer. Python objects are kept by reference. So are episodes of varying length
+        if the buffer has no path.
     Arguments:
-        - size (:obj:`int`): The number of elements; the oldest leave when there are more.
-        - sliced (:obj:`bool`): Whether ``unroll_len`` starts at its multiples only, as in DequeBuffer.
-        - path (:obj:`Optional[str]`): Directory of a buffer that survives its process, killed or not: made on the same
-          directory again, it goes on. Not for elements that hold Python objects. None for memory, or unlinked files
-          where it does not suffice.
-        - sampler (:obj:`Optional[Sampler]`): Chooses rows; uniformly by default.
-        - seed (:obj:`Optional[int]`): Of the default sampler and of groups; None follows numpy's global seed.
-        - fsync (:obj:`bool`): Whether what is in ``path`` survives power cuts, too; costs some fsyncs per push.
+        - size (:obj:`int`): The number of elements. A push to a full buffer drops the oldest.
+        - sliced (:obj:`bool`): Let ``unroll_len`` start only at its multiples, as in DequeBuffer.
+        - path (:obj:`Optional[str]`): Directory for the buffer's files. A later process that opens the same directory
+          continues with its elements, even after a kill. Elements must not hold Python objects. None keeps the rows
+          in memory, or in unlinked files if memory is too small.
+        - sampler (:obj:`Optional[Sampler]`): Chooses rows. The default is uniform.
+        - seed (:obj:`Optional[int]`): Seed of the default sampler and of groups. None uses numpy's global generator.
+        - fsync (:obj:`bool`): Make the files in ``path`` survive power cuts. This costs some fsyncs per push.
         - limiter (:obj:`Optional[RateLimiter]`): Makes samples and inserts of this process wait for each other.
-        - prefetch (:obj:`int`): Batches that are gathered ahead in a thread, of those that come as one batch
-          (``sample_batch``, ``sample_time_major``, ``sample_sequences``); see Prefetch. Pays for large rows.
+        - prefetch (:obj:`int`): How many batches a thread gathers ahead. This applies to ``sample_batch``,
+          ``sample_time_major`` and ``sample_sequences``, and pays for large rows. See Prefetch.
     Raises:
-        - ConfigError: ``size`` is no positive integer, or not that of the buffer in ``path``.
+        - ConfigError: ``size`` is not a positive integer, or differs from the buffer in ``path``.
         - TableLocked: The buffer in ``path`` is open, here or in another process.
-        - FormatMismatch, CorruptPayload: ``path`` was written by another version, or is damaged.
+        - FormatMismatch, CorruptPayload: Another version wrote ``path``, or its files are damaged.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             if limiter is not None:
                 self.limit_with(limiter)
         except BaseException:
-            # Else a table with a path stays locked for as long as the exception is held.
+            # Otherwise a table with a path would stay locked for as long as the exception is referenced.
             self._elements.close()
             raise
 
@@ -101,12 +101,12 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
 
     @property
     def sampler(self) -> Sampler:
-        """What chooses rows."""
+        """The sampler that chooses the rows."""
         return self._sampler
 
     @property
     def schema(self) -> Optional[Schema]:
-        """The leaves of an element; None before the first one, and where elements are Python objects."""
+        """The leaves of an element. None before the first element, and if elements are Python objects."""
         return self._elements.schema
 
     @apply_middleware('push')
@@ -115,7 +115,8 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         Overview:
             Add one element.
         Raises:
-            - SchemaMismatch: It differs from those before it; names path, expected and actual. Nothing changed.
+            - SchemaMismatch: The element differs from those before it. The message names the path, the expected and the
+              actual leaf. Nothing changed.
             - NotEnoughSpace: The disk is full. Nothing changed.
         """
         with self._inserting(1):
@@ -133,20 +134,21 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
     ) -> Array:
         """
         Overview:
-            Add many elements at once: one copy per leaf. Middleware, where there is any, sees them one by one.
+            Add many elements at once, with one copy per leaf. If the buffer has middleware, it sees them one by one.
         Arguments:
             - columns (:obj:`Mapping`): Leaf path (``'obs/image'``) -> array ``(n, *leaf)``.
-            - schema (:obj:`Optional[Schema]`): Of these columns, where it may differ from the buffer's by what is None;
-              without one, the first columns make elements that are trees of tensors.
-            - priority (:obj:`Optional[Any]`): ``(n,)``, for a sampler that has such; by default the largest seen.
-            - commit (:obj:`Optional[Mapping]`): What ``committed`` is as soon as these elements are there, and not
-              before, even if the process is killed: such as a stream's cursor. With middleware it comes after them.
-            - meta (:obj:`Optional[dict]`): Of each of these elements.
-            - narrowed (:obj:`Collection[str]`): Names of columns of float32 that come as uint8: k for the value k/255.
+            - schema (:obj:`Optional[Schema]`): The schema of these columns. It may differ from the buffer's only in the
+              leaves that are None. Without a schema, the first columns define elements that are trees of tensors.
+            - priority (:obj:`Optional[Any]`): ``(n,)``, for a sampler with priorities. The default is the largest seen.
+            - commit (:obj:`Optional[Mapping]`): The new ``committed``, for example a stream's cursor. It changes
+              together with the elements, even if the process is killed. With middleware it changes after them.
+            - meta (:obj:`Optional[dict]`): The meta of each of these elements.
+            - narrowed (:obj:`Collection[str]`): Names of float32 columns that arrive as uint8. A byte k stands for
+              k/255.
         Returns:
             - rows (:obj:`np.ndarray`): Row numbers ``(n,)``, int64.
         Raises:
-            - SchemaMismatch: The columns are not those of the schema. Nothing changed.
+            - SchemaMismatch: The columns differ from the schema. Nothing changed.
             - PriorityError: See ``update_priorities``. Nothing changed.
         """
         if self._middleware:
@@ -175,8 +177,8 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
     ) -> Array:
         """
         Overview:
-            As one ``push`` per element, but faster where there is no middleware; ``priority`` and ``commit`` as in
-            ``extend``.
+            Add elements as one ``push`` each would, but faster if the buffer has no middleware. ``priority`` and
+            ``commit`` work as in ``extend``.
         Returns:
             - rows (:obj:`np.ndarray`): Row numbers ``(n,)``, int64.
         """
@@ -200,12 +202,12 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
     def sample_batch(self, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Batch:
         """
         Overview:
-            Sample one collated batch: a gather per leaf, and nothing per element. Middleware, where there is any, sees
-            the sample as a list first, which costs its time.
+            Sample one collated batch, with one gather per leaf and no work per element. If the buffer has middleware,
+            the sample passes through it as a list first, which is slower.
         Raises:
-            - NotEnoughData: There are fewer elements than asked for.
-            - SchemaMismatch: The elements are Python objects, of which there is no collated batch.
-            - TypeError: ``size`` is no positive integer, or ``sample_range`` no slice.
+            - NotEnoughData: The buffer has fewer than ``size`` elements.
+            - SchemaMismatch: The elements are Python objects, which have no collated batch.
+            - TypeError: ``size`` is not a positive integer, or ``sample_range`` is not a slice.
         """
         if type(size) is not int or size < 1 or sample_range is not None:
             size, _ = check_sample_arguments(size, None, None, None, sample_range)
@@ -220,9 +222,10 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
     def gather_batch(self, rows: Array) -> Batch:
         """
         Overview:
-            One collated batch of these row numbers, in their order. It samples nothing, so no middleware sees it.
+            Return one collated batch of these rows, in their order. Middleware does not see it, because it samples
+            nothing.
         Raises:
-            - RowGone: One of them is not there.
+            - RowGone: One of the rows is not in the buffer.
             - SchemaMismatch: The elements are Python objects.
         """
         rows, data, elements = self._elements.read_batch(by_rows(rows))
@@ -232,7 +235,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
     def update(self, index: str, data: Optional[Any] = None, meta: Optional[Dict[Any, Any]] = None) -> bool:
         """
         Overview:
-            Replace the data, the meta or both of one element. Returns whether it was there.
+            Replace the data, the meta or both of one element. Return False if the element is gone.
         Raises:
             - SchemaMismatch: The data differ from the other elements. Nothing changed.
         """
@@ -241,8 +244,8 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
     def delete(self, indices: Union[str, Iterable[str]]) -> None:
         """
         Overview:
-            Delete by index, one or many; those that are gone already are passed over. O(1) each. Middleware sees them
-            one by one, and only those that are there.
+            Delete one element or many by index, O(1) each. Elements that are gone are skipped. Middleware sees the
+            others one by one.
         """
         if isinstance(indices, str):
             indices = [indices]
@@ -265,9 +268,9 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
     def clear(self) -> None:
         """
         Overview:
-            Delete everything. The next element may be of another kind.
+            Delete all elements. The next element may have another schema.
         Raises:
-            - NotEnoughSpace: The disk of its path is full. Nothing changed.
+            - NotEnoughSpace: The disk that holds ``path`` is full. Nothing changed.
         """
         self._elements.clear()
         if self.limiter is not None:
@@ -275,24 +278,26 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
 
     @property
     def size(self) -> int:
-        """The number of elements that it can hold; see ``resize``."""
+        """The number of elements that the buffer can hold. Change it with ``resize``."""
         return self.table.capacity
 
     @size.setter
     def size(self, size: int) -> None:
-        # DI-engine's constructor sets it; a table has its capacity, which views share.
+        # DI-engine's constructor sets ``size`` before the table exists. The table's capacity is the value that views
+        # share.
         if hasattr(self, '_elements'):
             self.resize(size)
 
     def resize(self, size: int) -> None:
         """
         Overview:
-            Hold more or fewer elements from now on: where there are more than ``size``, the oldest leave. O(size).
+            Change the number of elements that the buffer can hold. If there are more than ``size``, the oldest leave.
+            O(size).
         Raises:
-            - TypeError: ``size`` is no positive integer, or less than the buffer's limiter wants.
+            - TypeError: ``size`` is not a positive integer, or too small for the buffer's limiter.
             - NotEnoughSpace: The disk is full. Nothing changed.
         """
-        # No ConfigError, which is a ValueError: DI-engine's fetcher takes those for a shortage.
+        # Not a ConfigError, which is a ValueError: DI-engine's fetcher takes a ValueError for a lack of data.
         size = integer('size', size, 1, TypeError)
         problem = None if self.limiter is None else self.limiter.problem_of_capacity(size)
         if problem is not None:
@@ -301,26 +306,26 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
 
     @property
     def committed(self) -> Optional[Dict[str, Any]]:
-        """What was committed last, by ``extend(..., commit=...)`` or ``commit``, in this process or one before it."""
+        """The last note that ``extend(..., commit=...)`` or ``commit`` set, in this process or an earlier one."""
         return self.table.committed
 
     def commit(self, note: Mapping[str, Any]) -> None:
-        """Set ``committed`` to a dict that JSON can hold, without new elements."""
+        """Set ``committed`` to a dict that JSON can hold, without adding elements."""
         self.table.commit(note)
 
     def keep_in(self, path: str, fsync: bool = False) -> None:
         """
         Overview:
-            Be the buffer in ``path`` from now on, as if made with it: for a process that learns late that it is the one
-            to have it. The sampler becomes another of the same settings.
+            Move this empty buffer to ``path``, as if it had been created there. A process uses this if it learns only
+            after the construction that it owns the path. A copy with the same settings replaces the sampler.
         Raises:
-            - ConfigError: It has elements or a path already.
+            - ConfigError: The buffer has elements or a path already.
         """
         if self.count() or self.table.table_dir is not None:
             raise ConfigError(f'a buffer that has elements, or a path, cannot be kept in {path!r} from now on')
         before, former = dict(vars(self)), self._elements
         try:
-            # The others of this run may go on in the middle of episodes.
+            # Other processes of this run may be in the middle of episodes, so the next rows need not begin one.
             self._elements = Elements(int(self.size), path, fsync, begin_episodes=False)
             if self._prefetch is not None:
                 self._prefetch.close()
@@ -339,9 +344,9 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
     def limit_with(self, limiter: RateLimiter) -> None:
         """
         Overview:
-            Let this limiter make samples and inserts wait from now on, as if the buffer were made with it.
+            Let this limiter make samples and inserts wait from now on, as the constructor's ``limiter`` does.
         Raises:
-            - ConfigError: The buffer is too small for it, or it is none.
+            - ConfigError: ``limiter`` is not a RateLimiter, or the buffer is too small for it.
         """
         if not isinstance(limiter, RateLimiter):
             raise ConfigError(f'limiter ({limiter!r}) must be a RateLimiter')
@@ -352,8 +357,8 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
     def use(self, func: Callable) -> StoreBuffer:
         """
         Overview:
-            Middleware between the calls and the buffer, the first one outermost. Of DI-engine's, those that keep
-            tables of their own are served by the buffer's samplers, which know of every row that leaves.
+            Add middleware between callers and the buffer. The first one added is the outermost. DI-engine's middleware
+            that keep their own tables are replaced by adapters, which follow every row that leaves.
         """
         ding_adapters.use(self._middleware, func, self)
         return self
@@ -364,11 +369,11 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
                 middleware.loaded()
 
     def check(self) -> List[str]:
-        """What is wrong with the buffer's memory and files, one sentence each; nothing, unless they were damaged."""
+        """Return one sentence per defect in the buffer's memory and files. The list is empty if nothing is damaged."""
         return [*self.table.check(), *self._elements.findings()]
 
     def close(self) -> None:
-        """Release memory and files. What is in ``path`` stays there, for another process; the buffer is empty."""
+        """Release memory and files. The buffer is then empty. Files in ``path`` stay for another process."""
         if self._prefetch is not None:
             self._prefetch.close()
         self._elements.close()
@@ -379,40 +384,40 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
     def save_data(self, file_name: str) -> None:
         """
         Overview:
-            Write all elements, metas and the limiter's counts to one file, which appears whole or not at all.
+            Write all elements, metas and the limiter's counts to one file. The file appears complete or not at all.
         """
         save_files.save(file_name, self._elements, None if self.limiter is None else self.limiter.state)
 
     def load_data(self, file_name: str) -> None:
         """
         Overview:
-            Replace the contents by those of a file of ``save_data``, or of DequeBuffer's (``.hkl``). The buffer keeps
-            its size: of a longer file the newest are loaded. Needs room for both until it is done.
+            Replace the contents by those of a file that ``save_data`` or DequeBuffer (``.hkl``) wrote. The buffer keeps
+            its size: of a longer file it loads the newest elements. Until it is done it needs room for both contents.
         Raises:
-            - CorruptPayload: The file is truncated, damaged, or something else. FormatMismatch: Of a later version, or
-              it holds objects of a class that cannot be imported.
-            - NotEnoughSpace, SchemaMismatch: The elements do not fit. Whatever is raised, the buffer is unchanged.
+            - CorruptPayload: The file is truncated or damaged, or has another format.
+            - FormatMismatch: A later version wrote the file, or it holds objects of a class that cannot be imported.
+            - NotEnoughSpace, SchemaMismatch: The elements do not fit. After any error the buffer is unchanged.
         """
         counts = save_files.load(file_name, self._elements)
         self._tell_served()
         if self.limiter is not None:
-            # Row numbers are the file's from here on; the counts, too, if it has any.
+            # Row numbers now continue those of the file. The counts do the same if the file has counts.
             self.limiter.load_state(counts or self.limiter.state())
 
     @property
     def storage(self) -> StorageView:
-        """The elements in the order of age, as DequeBuffer's deque: ``len``, ``[i]``, iteration."""
+        """The elements by age, with the methods of DequeBuffer's deque: ``len``, ``[i]``, iteration."""
         return StorageView(self.table, self.get, self._read_live)
 
     @property
     def indices(self) -> IndexView:
-        """Index string -> place in the order of age, as DequeBuffer's: ``get``, ``has``, ``len``."""
+        """The place of each index string by age, as in DequeBuffer: ``get``, ``has``, ``len``."""
         return IndexView(self.table)
 
     @property
     def meta_index(self) -> Dict[Any, List[Any]]:
-        """For every key that was grouped by, the values of all elements by age. Made anew at every look."""
-        # The index's lock, too: who asks by age may pack its log, as readers do.
+        """The values of all elements by age, for each meta key that was grouped by. Each access computes them anew."""
+        # The index's lock is needed because ``slots_by_age`` may compact the index's log.
         with self.table.write_lock, self.table.index.lock:
             slots = self.table.index.slots_by_age()
             made = {}
@@ -435,13 +440,13 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
     def view(self, sampler: Optional[Sampler] = None, name: Optional[str] = None) -> StoreBuffer:
         """
         Overview:
-            The same elements under middleware of its own, and a sampler of its own if one is given: several may look
-            at one table, each with its own priorities.
+            Return a view: the same elements with their own middleware, and their own sampler if one is given. Several
+            views may sample one table, each with its own priorities.
         Arguments:
-            - name (:obj:`Optional[str]`): Under which the view's priorities, uses and place in a queue outlive the
-              process, as the buffer's own do; for a buffer with a path. Without one they are gone with it.
+            - name (:obj:`Optional[str]`): The name under which the view's priorities, use counts and queue place are
+              persisted, in a buffer with a path. Without a name they end with the process.
         Raises:
-            - ConfigError: There is a view of this name, or it is no word, or comes without a sampler.
+            - ConfigError: The name is taken or not a word, or there is no sampler.
         """
         if name is not None:
             self._elements.take_name(checked_view_name(name), sampler)
@@ -455,7 +460,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         return view
 
     def __copy__(self) -> StoreBuffer:
-        """A view: the same elements under middleware of its own."""
+        """Return a view: the same elements with their own middleware."""
         view = type(self).__new__(type(self))
         view.__dict__.update(self.__dict__)
         view._middleware = []
@@ -463,7 +468,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         return view
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> StoreBuffer:
-        """A buffer of its own, private, with the same elements under the same indices."""
+        """Return an independent buffer in memory, with the same elements under the same indices."""
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         for name, value in self.__dict__.items():
@@ -486,5 +491,5 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
 
 
 def _num_rows(columns: Columns) -> int:
-    """0 for columns that are none, which are refused where they are looked at."""
+    """Return the number of rows, or 0 without columns. The table refuses those later."""
     return len(next(iter(columns.values()), ()))

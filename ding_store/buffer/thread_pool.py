@@ -1,4 +1,4 @@
-"""A pool of threads of this process, made when it is first wanted."""
+"""A pool of threads that starts at its first use and also works after a fork."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any, Callable, Optional
 class Threads:
     """
     Overview:
-        As ThreadPoolExecutor, also in a forked child, which has none of its parent's threads.
+        A ThreadPoolExecutor that also works in a forked child, which has none of its parent's threads.
     Arguments:
-        - count (:obj:`int`): At most so many.
-        - name (:obj:`str`): Of each, before its number.
+        - count (:obj:`int`): The maximum number of threads.
+        - name (:obj:`str`): The prefix of the threads' names.
     """
 
     def __init__(self, count: int, name: str) -> None:
@@ -27,7 +27,7 @@ class Threads:
     def submit(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """
         Raises:
-            - RuntimeError: There can be no more threads, or the interpreter ends.
+            - RuntimeError: No thread can be started, or the interpreter is shutting down.
         """
         with self._lock:
             if self.pool is None:
@@ -35,7 +35,7 @@ class Threads:
             return self.pool.submit(call, *arguments)
 
     def forget(self) -> None:
-        """In a child: its lock may be one that nobody will give back."""
+        """Reset the pool in a forked child, where a thread that no longer exists may hold the lock."""
         self.pool, self._lock = None, threading.Lock()
 
 

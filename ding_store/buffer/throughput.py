@@ -1,4 +1,4 @@
-"""The ratio of pushes to samples of late: DI-engine's ThruputController, without its thread."""
+"""The recent ratio of pushes to samples, like DI-engine's ThruputController but without its thread."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ding_store.errors import ConfigError
 class Throughput:
     """
     Overview:
-        Rows pushed and rows sampled, forgotten exponentially: of what was ``window_seconds`` ago a hundredth counts.
+        Counts of pushed and sampled rows that decay exponentially. After ``window_seconds`` a row counts a hundredth.
     Arguments:
         - config (:obj:`Mapping`): ``replay_buffer.thruput_controller``.
-        - clock (:obj:`Callable`): Seconds.
+        - clock (:obj:`Callable`): Returns seconds.
     Raises:
-        - ConfigError: An unknown key, or a limit that makes no sense.
+        - ConfigError: A key is unknown, or a limit is out of range.
     """
 
     KEYS = ('push_sample_rate_limit', 'window_seconds', 'sample_min_limit_ratio')
@@ -30,7 +30,7 @@ class Throughput:
         limits = config.get('push_sample_rate_limit', {})
         self._min, self._max = float(limits.get('min', 0)), float(limits.get('max', math.inf))
         self._window_s = float(config.get('window_seconds', 30))
-        #: How many times the batch size has to be there before anything is sampled.
+        #: So many times the batch size must be in the buffer before the first sample.
         self.min_ratio = float(config.get('sample_min_limit_ratio', 1))
         if not 0 <= self._min <= self._max:
             raise ConfigError(f'push_sample_rate_limit ({dict(limits)}) must have 0 <= min <= max')
@@ -42,12 +42,12 @@ class Throughput:
         self._pushed = self._sampled = 0.0
 
     def can_push(self, num_rows: int) -> bool:
-        """Whether there were enough samples for so many more rows; before the first sample always."""
+        """Return whether enough was sampled to push so many more rows. Always true before the first sample."""
         self._forget()
         return self._sampled < 1e-5 or (self._pushed + num_rows) / self._sampled <= self._max
 
     def can_sample(self, num_rows: int) -> bool:
-        """Whether enough rows were pushed for so many more samples."""
+        """Return whether enough rows were pushed to sample so many more."""
         self._forget()
         return self._min == 0 or self._pushed / (self._sampled + num_rows) >= self._min
 

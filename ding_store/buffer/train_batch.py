@@ -1,4 +1,4 @@
-"""What the config pipeline's buffer hands out: one collated batch that can be used as the list it stands for."""
+"""The config pipeline's batches: one collated tree that can also be used as the list of its elements."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Seq
 import treetensor.torch as ttorch
 from ding.utils.data import default_collate
 
-#: Keys that the buffer adds to elements, not to the batch: which rows they are.
+#: Keys that the buffer adds to elements but not to the batch. They identify the rows.
 IDS = ('replay_unique_id', 'replay_buffer_idx')
-#: All that it adds to elements; those of other buffers may have none of these keys.
+#: All keys that the buffer adds to elements. Elements of other buffers may lack them.
 OWN_KEYS = (*IDS, 'IS', 'priority_IS')
 
 
 class Deferred:
-    """A value of an element that is made when it is first read."""
+    """A value of an element that is computed at its first read."""
 
     def made(self) -> Any:
         raise NotImplementedError
@@ -27,16 +27,16 @@ class Deferred:
 class Element(Dict[str, Any]):
     """
     Overview:
-        One element of a TrainBatch. Its tensors are views of the batch, so that changing them in place changes the
-        batch; a key that is set, added or taken makes the batch one of elements.
+        One element of a TrainBatch. Its tensors are views of the batch, so changing them in place changes the batch. If
+        a key is set, added or removed, the batch is collated from its elements from then on.
     """
 
     __slots__ = ('_batch',)
 
     def __init__(self, batch: TrainBatch, items: Any) -> None:
         super().__init__(items)
-        # The batch holds its elements. Were it held by them, too, only the garbage collector could free it, and its
-        # arrays would not be warm when the next batch is made.
+        # The batch holds its elements. If they held the batch as well, only the garbage collector could free it, and
+        # its arrays would not be warm when the next batch is made.
         self._batch = weakref.ref(batch)
 
     def _changed(self, key: str = '') -> None:
@@ -64,7 +64,7 @@ class Element(Dict[str, Any]):
         return self.plain().values()
 
     def plain(self) -> Dict[str, Any]:
-        """A dict of its values, all made."""
+        """Return a dict of its values, with all deferred values computed."""
         return {key: self[key] for key in self}
 
     def __setitem__(self, key: str, value: Any) -> None:
@@ -100,18 +100,18 @@ class Element(Dict[str, Any]):
 class TrainBatch(ttorch.Tensor):
     """
     Overview:
-        A collated batch (leaves ``(B, ...)``) with the manners of the list of B dicts that entries, reward models and
-        learners expect: ``len``, ``[i]``, iteration, ``+``. ``default_collate`` takes it as it is if that equals what
-        it makes of the list. Otherwise, and if elements were changed, it collates the elements.
+        A collated batch with leaves ``(B, ...)`` that also behaves like the list of B dicts: ``len``, ``[i]``,
+        iteration, ``+``. Entries, reward models and learners expect that list. ``default_collate`` returns the batch
+        itself if it equals the collated list. Otherwise, or if elements were changed, it collates the elements.
     """
 
-    # What a subtree has, which is made as another object of this class: it is a tree and nothing more.
+    # None in a subtree: treetensor makes subtrees as objects of this class, and they behave as plain trees.
     _size: Optional[int] = None
     _made: Optional[List[Element]] = None
     _by_element = False
     _cat_1dim = True
     _make: Callable[[], List[Dict[str, Any]]]
-    #: What the elements may change of their own, because nobody reads it from the batch.
+    #: Keys that may change in elements without a new collation, because no code reads them from the batch.
     _own_keys: FrozenSet[str] = frozenset()
 
     @classmethod
@@ -126,17 +126,17 @@ class TrainBatch(ttorch.Tensor):
         Arguments:
             - tree (:obj:`ttorch.Tensor`): The collated batch.
             - size (:obj:`int`): B.
-            - make_elements (:obj:`Callable`): Makes the B elements as dicts, when somebody wants to see them.
-            - cat_1dim (:obj:`bool`): Whether leaves of shape ``(1,)`` became ``(B,)`` in the batch.
+            - make_elements (:obj:`Callable`): Returns the B elements as dicts. Called when they are first read.
+            - cat_1dim (:obj:`bool`): True if leaves of shape ``(1,)`` became ``(B,)`` in the batch.
         """
-        # From storage: made from a tree, what is no tensor (a list of states) would be turned into one.
+        # From the tree's storage: the constructor would convert values that are not tensors, such as lists of states.
         batch = cls(tree._detach())
-        # Plain attributes: those of a tree would become leaves of it.
+        # In ``__dict__``: set as attributes of a tree, they would become its leaves.
         batch.__dict__.update(_size=size, _make=make_elements, _cat_1dim=cat_1dim)
         return batch
 
     def use_elements(self, key: str = '') -> None:
-        """Elements were changed (in this key alone, if one is given): from now on they are the batch."""
+        """Collate the elements from now on, because they changed. ``key`` names the only key that changed."""
         if key not in self._own_keys:
             self.__dict__['_by_element'] = True
 
@@ -149,9 +149,9 @@ class TrainBatch(ttorch.Tensor):
     def json(self) -> Any:
         """
         Overview:
-            The collated dict, which is what policies train on. ``default_collate`` calls this method without its
-            ``cat_1dim``, which depends on the policy. So the method reads it from the frame of its caller: the result
-            is what that call makes of the list of elements.
+            Return the collated dict that policies train on. ``default_collate`` calls this method without its own
+            ``cat_1dim``, which depends on the policy. So the method reads ``cat_1dim`` from its caller's frame. The
+            result equals ``default_collate`` of the list of elements.
         """
         if self._size is None:
             return super().json()
@@ -165,7 +165,7 @@ class TrainBatch(ttorch.Tensor):
         return super().json()
 
     def _is_collated_for(self, caller: Optional[FrameType], cat_1dim: bool) -> bool:
-        """Whether this batch is what ``default_collate`` makes of the elements, for a caller with this argument."""
+        """Return whether this batch equals ``default_collate`` of the elements, for a caller with this argument."""
         return bool(cat_1dim) == self._cat_1dim
 
     def __len__(self) -> int:
@@ -198,7 +198,7 @@ class TrainBatch(ttorch.Tensor):
 
 
 def _made(value: Any) -> Any:
-    """A value with all that is deferred in it made; itself where nothing is."""
+    """Return a value with all deferred parts computed, or the value itself if it has none."""
     if isinstance(value, Deferred):
         return value.made()
     if type(value) is dict:
@@ -208,7 +208,7 @@ def _made(value: Any) -> Any:
 
 
 def _mixed(elements: List[Any]) -> List[Any]:
-    """Elements of several buffers: without the keys of the buffers that some of the elements lack."""
+    """Return elements of several buffers without the buffer keys that only some of them have."""
     lacking = [key for key in OWN_KEYS if len({key in element for element in elements}) > 1]
     if not lacking:
         return elements

@@ -28,9 +28,9 @@ from ding_store.replay_config import INFINITY, WrapperSettings
 
 logger = logging.getLogger(__name__)
 
-#: The oldest elements are looked at so many at a time, for those that are too old.
+#: So many of the oldest elements are checked for staleness at a time.
 _CHUNK = 1024
-#: What may say which environment an element is from; without it all elements follow each other.
+#: The column that names an element's environment. Without it all elements count as one environment.
 ENV = 'env_data_id'
 
 
@@ -38,22 +38,25 @@ ENV = 'env_data_id'
 class StoreBufferWrapper:
     """
     Overview:
-        StoreBuffer for the config pipeline, in the place of 'deque', 'naive', 'advanced', 'episode' and 'sequence': it
-        takes their keys (see WrapperSettings) and their calls. It samples one collated batch that can also be used as
-        the list of its elements, and updates priorities at every iteration. With ``priority=False`` elements get no
-        keys of the buffer's, as from 'naive'; else those of 'advanced': 'IS', 'replay_unique_id', 'replay_buffer_idx'.
-        What there is of Python's objects when a policy first has trained on its samples is left out of garbage
-        collections (``gc.freeze``), until another of these buffers, or a learner, is made.
+        StoreBuffer for the config pipeline. It replaces the types 'deque', 'naive', 'advanced', 'episode' and
+        'sequence', and accepts their keys and calls. WrapperSettings lists the keys. A sample is one collated batch
+        that can also be used as the list of its elements. Priorities can be updated at every iteration.
+
+        With ``priority=False`` elements get no keys of the buffer, as in 'naive'. Otherwise they get those of
+        'advanced': 'IS', 'replay_unique_id', 'replay_buffer_idx'.
+
+        After a policy's first training the existing Python objects are excluded from garbage collection with
+        ``gc.freeze``. Creating another such buffer or a learner includes them again.
     Raises:
-        - ConfigError: A key is unknown, or has a value that makes no sense, or asks for what this type does not do.
+        - ConfigError: A key is unknown, has an invalid value, or needs a feature that this type lacks.
     """
 
     config = dict(
         type='store',
         replay_buffer_size=10000,
-        # None: prioritized from the first ``update`` on, which only policies with priority call.
+        # None: sampling is prioritized after the first ``update``, which only policies with priority call.
         priority=None,
-        # None keeps the rows in memory, or in unlinked files where that does not suffice.
+        # None keeps the rows in memory, or in unlinked files if memory is too small.
         path=None,
     )
 
@@ -75,7 +78,7 @@ class StoreBufferWrapper:
         self.settings = WrapperSettings.from_config(cfg)
         self._throughput = Throughput(self.settings.thruput_controller)
         self._logged_iter, self._push_count = -1, 0
-        #: When it was sampled first, until a policy has trained on that.
+        #: The iteration of the first sample, until a policy has trained on it.
         self._first_iter: Optional[int] = None
         self._has_trained = False
         take_back_into_collections()
@@ -90,10 +93,10 @@ class StoreBufferWrapper:
         )
 
     def start(self) -> None:
-        """Nothing runs in the background."""
+        """Do nothing: the buffer has no background work to start."""
 
     def close(self) -> None:
-        # Not ``clear``: what is in a path stays there for the next run.
+        # This must not ``clear``: rows in a path stay there for the next run.
         self.buffer.close()
         if self._tb_logger is not None:
             self._tb_logger.flush()
@@ -101,10 +104,10 @@ class StoreBufferWrapper:
     def push(self, data: Union[List[Any], Any], cur_collector_envstep: int = -1) -> None:
         """
         Overview:
-            Add one element or a list of them. An element's key 'priority' is its own to begin with, unless priorities
-            are off. Elements that are lists are episodes of any lengths.
+            Add one element or a list of them. An element's key 'priority' is its first priority, unless priorities are
+            off. Elements that are lists are episodes of any lengths.
         Raises:
-            - SchemaMismatch: An element differs from those before it; none was added.
+            - SchemaMismatch: An element differs from those before it. None was added.
         """
         elements = data if isinstance(data, list) else [data]
         if not elements:
@@ -130,13 +133,15 @@ class StoreBufferWrapper:
     ) -> Optional[Union[TrainBatch, List[Any]]]:
         """
         Overview:
-            Sample one batch, or a plain list where elements are Python objects. With three numbers, ``(batch, sequence,
-            train_iter)``, it is the call of a 'sequence' buffer, see ``sample_sequences``.
+            Sample one batch, or a plain list if elements are Python objects. With three positional numbers ``(batch,
+            sequence, train_iter)``, as for a 'sequence' buffer, call ``sample_sequences``.
         Arguments:
-            - train_iter (:obj:`int`): What ``max_staleness`` counts from; 'advanced' calls it ``cur_learner_iter``.
-            - sample_range (:obj:`Optional[slice]`): Only these elements, counted by age.
+            - train_iter (:obj:`int`): The iteration from which ``max_staleness`` counts back. 'advanced' names it
+              ``cur_learner_iter``.
+            - sample_range (:obj:`Optional[slice]`): Sample only these elements, counted by age.
         Returns:
-            - data: With ``IS`` and ``priority_IS`` (B,) where there may be priorities. None when there is too little.
+            - data: The batch, or None if there are too few elements. With priorities it has ``IS`` and ``priority_IS``
+              ``(B,)``.
         """
         train_iter = train_iter if cur_learner_iter is None else cur_learner_iter
         if isinstance(sample_range, int):
@@ -162,14 +167,14 @@ class StoreBufferWrapper:
     ) -> Optional[List[List[Any]]]:
         """
         Overview:
-            As DI-engine's 'sequence' buffer (Dreamer): consecutive elements, every possible start equally likely, and
-            drawn independently of each other. None goes over the end of an episode ('done'), or from one environment
-            into another if the elements say theirs ('env_data_id'; else collect with one environment).
+            Sample consecutive elements, like DI-engine's 'sequence' buffer (Dreamer). Every start is equally likely,
+            and starts are drawn independently. No sequence crosses an episode's end ('done'). None crosses environments
+            if the elements have 'env_data_id'. Without that column, collect with one environment.
         Returns:
-            - data (:obj:`List[List]`): ``batch`` lists of ``sequence`` elements, views of one gathered batch. None when
+            - data (:obj:`List[List]`): ``batch`` lists of ``sequence`` elements, views of one gathered batch. None if
               there are fewer than ``batch * sequence`` elements, or no such sequence.
         Raises:
-            - TypeError: There is a ``max_use``, which counts elements one by one.
+            - TypeError: The buffer has a ``max_use``, which counts single elements.
         """
         if batch == 0:
             return []
@@ -189,9 +194,9 @@ class StoreBufferWrapper:
     def update(self, info: Mapping[str, Any]) -> None:
         """
         Overview:
-            New priorities, by ``replay_unique_id`` of the elements sampled; those that are gone are passed over.
+            Set new priorities, by ``replay_unique_id`` of the sampled elements. Elements that are gone are skipped.
         Raises:
-            - PriorityError: A priority is negative, infinite or NaN; none was updated.
+            - PriorityError: A priority is negative, infinite or NaN. None was updated.
         """
         if 'priority' not in info or not self._has_priorities():
             return
@@ -217,12 +222,12 @@ class StoreBufferWrapper:
 
     @property
     def episode_len(self) -> List[int]:
-        """Of a buffer of episodes: how long each one is, the oldest first."""
+        """The length of each episode in a buffer of episodes, the oldest first."""
         return [len(item.data) for item in self.buffer]
 
     @property
     def beta(self) -> float:
-        """How much of the bias of priorities is corrected now."""
+        """The exponent of the importance weights now."""
         return self.settings.IS_weight_power_factor if self._priorities is None else self._priorities.beta
 
     def save_data(self, file_name: str) -> None:
@@ -232,7 +237,7 @@ class StoreBufferWrapper:
         self.buffer.load_data(file_name)
 
     def state_dict(self) -> Dict[str, Any]:
-        """The elements, oldest first, as a list: for checkpoints of small buffers; ``save_data`` streams."""
+        """Return the elements as a list, oldest first, for checkpoints of small buffers. ``save_data`` streams."""
         state: Dict[str, Any] = {'data': [item.data for item in self.buffer], 'push_count': self._push_count}
         state['breaks'] = self.buffer._elements.places_of_breaks()
         if self._priorities is not None:
@@ -242,9 +247,9 @@ class StoreBufferWrapper:
     def load_state_dict(self, state_dict: Mapping[str, Any], deepcopy: bool = False) -> None:
         """
         Overview:
-            Have the elements of a ``state_dict`` instead, or of a list of them in DI-engine's.
+            Replace the elements by those of a ``state_dict``, or of DI-engine's list of elements.
         Raises:
-            - SchemaMismatch: They do not fit together, or not into a path; nothing changed.
+            - SchemaMismatch: The elements differ from each other, or a path cannot hold them. Nothing changed.
         """
         elements = [element for element in state_dict['data'] if element is not None]
         if elements:
@@ -257,7 +262,7 @@ class StoreBufferWrapper:
         self._push_count = state_dict.get('push_count', self._push_count)
         if 'priorities' not in state_dict or not self._has_priorities():
             return
-        # A smaller buffer has kept only the last of the elements: their priorities begin anew.
+        # A smaller buffer kept only the last elements, so their priorities begin anew.
         if self._priorities is not None and len(state_dict['data']) == self.count():
             self._priorities.load_state(state_dict['priorities'])
 
@@ -277,7 +282,7 @@ class StoreBufferWrapper:
         return limited(sampler, max_times_sampled=1) if isinstance(sampler, Fifo) else sampler
 
     def _has_priorities(self) -> bool:
-        """Whether rows are sampled by priority; if the config leaves that open, from now on."""
+        """Return whether rows are sampled by priority. If the config leaves this open, switch priorities on now."""
         if self._priorities is None and self.settings.may_be_prioritized:
             self._priorities = Prioritized(**self.settings.priority_settings())
             sampler = self._with_limits(self._priorities)
@@ -287,7 +292,7 @@ class StoreBufferWrapper:
         return self._priorities is not None
 
     def _without_priority(self, elements: Sequence[Any]) -> Tuple[Sequence[Any], Optional[List[float]]]:
-        """The elements without their key 'priority', and its values, where any has it."""
+        """Return the elements without their key 'priority', and its values if any element has it."""
         if not any(isinstance(each, dict) and 'priority' in each for each in elements) or not self._has_priorities():
             return elements, None
         assert self._priorities is not None
@@ -318,12 +323,12 @@ class StoreBufferWrapper:
         rows = np.array([int(item.index) for item in items], np.int64)
         data = [item.data for item in items]
         if data and isinstance(data[0], dict):
-            # Copies of the outermost dict: the keys below are of this sample, not of the element.
+            # Copy the outermost dict: the keys below belong to this sample and not to the element.
             data = self._with_ids([dict(each) for each in data], rows, weights)
         return data, rows
 
     def _note_training(self, train_iter: int) -> None:
-        """A sample that is asked for in a later iteration than the first one follows training."""
+        """Record the iteration of a sample. A sample of a later iteration than the first shows that training began."""
         if self._has_trained:
             return
         first = self._first_iter = train_iter if self._first_iter is None else self._first_iter
@@ -332,7 +337,7 @@ class StoreBufferWrapper:
             leave_out_of_collections()
 
     def _weights(self, size: int) -> Optional[Array]:
-        # A policy with priority looks for weights from the first batch on, before the first update.
+        # A policy with priority reads weights from the first batch on, before the first update.
         settings = self.settings
         return np.ones(size, np.float32) if settings.may_be_prioritized and settings.priority_IS_weight else None
 
@@ -361,8 +366,8 @@ class StoreBufferWrapper:
 
     def _drop_stale(self, train_iter: int) -> None:
         """
-        Elements that were collected too many iterations ago leave, as in DI-engine's 'advanced' buffer: they become
-        less stale from the oldest to the newest, so that it stops at the first that is fresh enough.
+        Delete elements that were collected too many iterations ago, like DI-engine's 'advanced' buffer. Staleness falls
+        from the oldest to the newest, so it stops at the first element that is fresh enough.
         """
         if self.settings.max_staleness == INFINITY:
             return
@@ -374,13 +379,13 @@ class StoreBufferWrapper:
                 return
 
     def _oldest(self) -> Tuple[Array, Array]:
-        """Row numbers of the oldest elements, and when they were collected: never stale where they do not say."""
+        """Return rows of the oldest elements and their collect iterations, infinite for elements without one."""
         index, column = self.buffer.table.index, self.buffer.table.columns.get('collect_iter')
         with index.lock:
             slots = index.oldest(_CHUNK)
             rows = index.row_of_slot[slots]
             if column is not None:
-                # A sequence has one number per step: it is as old as its oldest.
+                # A sequence has one number per step. Its oldest step counts.
                 return rows, column[slots].reshape(len(slots), -1).min(axis=1)
         items = [self.buffer.get_by_index(str(row)).data for row in rows.tolist()] if self.buffer.schema is None else []
         found = [each.get('collect_iter') if isinstance(each, dict) else None for each in items]
@@ -395,7 +400,7 @@ class StoreBufferWrapper:
         values = {'buffer_data_count': float(self.count())}
         if isinstance(self.buffer.sampler, Limited):
             uses = self.buffer.sampler.uses_of(rows)
-            # Those that are gone were used as often as they may.
+            # Rows that are gone reached their limit of uses.
             values['use_count_avg'] = float(np.where(uses, uses, self.buffer.sampler.max_times_sampled or 0).mean())
         if self._priorities is not None:
             priorities = self._priorities.priorities_of(rows)
@@ -406,7 +411,7 @@ class StoreBufferWrapper:
 
 
 def _is_dict_of_lists(schema: Schema) -> bool:
-    """Whether elements are sequences of one length: dicts whose observations are lists of steps."""
+    """Return whether elements are sequences of one length: dicts whose observations are lists of steps."""
 
     def is_unrolled(node: Any) -> bool:
         if isinstance(node, nodes.Mapping):
