@@ -5,7 +5,7 @@ from __future__ import annotations
 #: Value in ``row_of_slot`` of a slot that is free, or whose row is being written at this moment.
 EMPTY = -1
 
-#: Children per node of a sum tree: a block of them is a cache line, and 400k rows are seven levels.
+#: Children per node of a sum tree. A block of 8 fills a cache line, and 400k rows need seven levels.
 TREE_FAN_OUT = 8
 TREE_SHIFT = 3
 

@@ -1,1 +1,1 @@
-"""Which rows, and when: samplers, limits of use and age, the rate limiter, sampling ahead."""
+"""Samplers, limits of use and age, the rate limiter and prefetching: which rows to sample, and when."""

@@ -1,4 +1,4 @@
-"""A queue: rows in the order in which they were pushed, each once, or so many times."""
+"""A queue sampler: each row once, or a set number of times, in the order of the pushes."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ from ding_store.buffer.sampling.samplers import not_enough
 from ding_store.buffer.table.rows import RowIndex, RowListener
 from ding_store.errors import ConfigError
 
-#: Row numbers that are looked up together: deleted rows leave holes, which are passed over once.
+#: The number of row numbers that one look-up covers. It skips the gaps of deleted rows.
 _CHUNK = 1024
-#: No row has come since all others left.
+#: Value of ``unseen`` if no row has come since all others left.
 _NONE = -1
 
 
 class DrawsAhead(Protocol):
-    """Has rows that are drawn and not delivered: a Prefetch."""
+    """An object that draws batches before they are delivered: a Prefetch."""
 
     def give_back(self) -> None:
-        """They will not be delivered; ``returned`` is told so."""
+        """Drop all batches that were drawn and not delivered, and call the sampler's ``returned``."""
 
 
 class Fifo(RowListener):
     """
     Overview:
-        The oldest rows that were not sampled yet, as on-policy learners want them (IMPALA, PPO). O(size) amortised. The
-        rows stay in the table; ``limited(Fifo(), max_times_sampled=1)`` takes them out. Rows that leave before their
-        turn, because the table is full, are passed over and counted.
+        Samples the oldest rows that were not sampled yet, for on-policy learners such as IMPALA and PPO. O(size)
+        amortised. Sampled rows stay in the table. ``limited(Fifo(), max_times_sampled=1)`` removes them. Rows that
+        leave before their turn, because the table is full, are skipped and counted.
     Arguments:
         - times (:obj:`int`): How often each row is sampled before the queue moves on.
     """
 
     def __init__(self, times: int = 1) -> None:
         self.times = integer('times', times, 1)
-        #: Samples through this sampler take turns, so that no two of them get the same rows.
+        #: Serializes samples through this sampler, so that no two of them get the same rows.
         self.lock = hold_over_forks(threading.RLock())
         self._index: Optional[RowIndex] = None
         self._place = _Place()
-        # Where it will be when each of those is delivered that are drawn ahead.
+        # The queue's place after each of the batches that are drawn ahead.
         self._ahead: Deque[_Place] = deque()
-        # Held, so that what a view that is gone drew ahead can go back.
+        # A strong reference, so that batches that a view drew ahead can go back after the view is gone.
         self._drawer: Optional[DrawsAhead] = None
         self._record: Optional[CommitRecord] = None
-        #: Rows that left before they were sampled.
+        #: The number of rows that left before they were sampled.
         self.num_missed = 0
 
     def attach(self, index: RowIndex) -> None:
@@ -64,7 +64,7 @@ class Fifo(RowListener):
         self._index = index
 
     def keep(self, kept: PersistedState) -> None:
-        """Go on from the place that is on record, and put it there from now on."""
+        """Restore the recorded place, and record the place from now on."""
         self._record = kept.record('queue')
         found = self._record.value
         if found is not None:
@@ -75,13 +75,13 @@ class Fifo(RowListener):
                 raise self._record.damaged(e) from e
         assert self._index is not None
         with self._index.lock:
-            # What a power cut took from the record it did not take from the rows.
+            # A power cut may have lost the record and kept the rows.
             self.published(self._index.live_slots)
 
     def choose(self, index: RowIndex, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Array:
         """
         Raises:
-            - NotEnoughData: So many were not pushed since the last sample.
+            - NotEnoughData: Fewer than ``size`` rows were pushed since the last sample.
             - TypeError: ``replace`` or ``sample_range`` is given.
         """
         if replace or sample_range is not None:
@@ -103,7 +103,7 @@ class Fifo(RowListener):
         return chosen
 
     def num_left(self) -> int:
-        """How many rows it could give now, those included that are drawn ahead."""
+        """Return how many rows can be sampled now. Rows that are drawn ahead count."""
         assert self._index is not None
         with self._index.lock:
             return self._index.num_from(self._place.next)
@@ -112,41 +112,41 @@ class Fifo(RowListener):
         return None
 
     def delivered(self, rows: Array) -> Optional[Array]:
-        """These rows were handed out; none has to leave for it."""
+        """Move the place past these sampled rows. Return None: no row has to leave."""
         if self._place.unseen == _NONE:
-            return None  # They left meanwhile, with all others.
+            return None  # They left in the meantime, with all others.
         place, last = self._place, int(rows[-1])
         self.num_missed += max(0, last + 1 - place.unseen) - int(np.count_nonzero(rows >= place.unseen))
         self._place = place.after(last, self.times)
         if self._ahead:
             self._ahead.popleft()
-        # Before they are handed out: a queue that is killed gives no row twice.
+        # Record the place before the rows are returned, so that a killed process never samples a row twice.
         self._put_on_record()
         return None
 
     def sampled_by(self, ahead: Optional[DrawsAhead]) -> None:
         """
         Overview:
-            Somebody is about to sample: what another one drew ahead goes back, so that rows come in order, and once.
+            Prepare a sample. Batches that another Prefetch drew ahead go back, so that rows come in order and once.
         Arguments:
-            - ahead: Who draws ahead for this somebody; None: nobody.
+            - ahead: The Prefetch that draws ahead for this sample, or None.
         """
         if self._drawer is not None and self._drawer is not ahead:
             self._drawer.give_back()
         self._drawer = ahead
 
     def drawn(self, rows: Array) -> None:
-        """These rows are drawn ahead: the next choice begins behind them."""
+        """Record that these rows are drawn ahead. The next choice begins after them."""
         self._ahead.append(self._last_place().after(int(rows[-1]), self.times))
 
     def returned(self, num_batches: int) -> None:
-        """What was drawn ahead will not be delivered: the next choice begins where the last delivery ended."""
+        """Cancel all batches drawn ahead. The next choice begins where the last delivery ended."""
         self._ahead.clear()
 
     def published(self, slots: Array) -> None:
         if self._place.unseen == _NONE:
             assert self._index is not None
-            # No slots are news, too: of other columns, which are empty.
+            # An empty ``slots`` also starts the queue: it is published for new columns that have no rows yet.
             first = int(self._index.row_of_slot[slots].min(initial=self._index.next_row))
             self._place = _Place(first, first)
             self._put_on_record()
@@ -156,7 +156,7 @@ class Fifo(RowListener):
         self.published(slots[self._index.row_of_slot[slots] != EMPTY])
 
     def cleared(self) -> None:
-        """What comes now may have any numbers: a file's. What waited for its turn has left."""
+        """Count the waiting rows as missed. The next rows may have any numbers, such as those of a loaded file."""
         assert self._index is not None
         if self._place.unseen != _NONE:
             self.num_missed += max(0, self._index.next_row - self._place.unseen)
@@ -184,16 +184,16 @@ class Fifo(RowListener):
 
 class _Place(NamedTuple):
     """
-    Where a queue is. Every sample begins at the same row, ``next``, until that one was sampled often enough: so a row
-    was sampled as often as there are ``ends``, the last rows of samples, at or behind it.
+    The position of a queue. Every sample begins at the same row, ``next``, until that row was sampled often enough.
+    ``ends`` holds the last row of each sample. A row was sampled as often as there are ends at or after it.
     """
 
     next: int = 0
-    unseen: int = 0  # This row and those behind it were never sampled; _NONE: the first one that comes, and those.
+    unseen: int = 0  # The first row that was never sampled. _NONE: the first row that comes.
     ends: Tuple[int, ...] = ()
 
     def after(self, last: int, times: int) -> _Place:
-        """Where it is after a sample up to this row."""
+        """Return the position after a sample up to this row."""
         ends = sorted((*self.ends, last))
         done = ends[-times] if len(ends) >= times else self.next - 1
         return _Place(done + 1, max(self.unseen, last + 1), tuple(end for end in ends if end > done))

@@ -1,4 +1,4 @@
-"""Changes of rows that a sampler has not looked at yet, so that a push costs it next to nothing."""
+"""A batch of row changes that a sampler has not applied yet, so that a push costs it almost nothing."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from ding_store.buffer.array_types import Array
 class PendingSlots:
     """
     Overview:
-        Slots whose rows came or went, up to a limit; then they are applied all at once.
+        Collects slots whose rows came or left. At a limit it applies them all at once.
     Arguments:
-        - apply (:obj:`Callable`): Takes slots ``(n,)``, some of them repeated; the same again if it is interrupted.
-        - limit (:obj:`int`): How many are kept.
+        - apply (:obj:`Callable`): Receives slots ``(n,)``, possibly repeated. After an interrupt it receives the same
+          slots again.
+        - limit (:obj:`int`): The maximum number of slots to collect.
     """
 
     def __init__(self, apply: Callable[[Array], None], limit: int = 4096) -> None:
@@ -35,7 +36,7 @@ class PendingSlots:
         self._count = end
 
     def take_back(self, slots: Array) -> None:
-        """Undo the last ``add`` of these slots, unless it was applied meanwhile: then they changed again."""
+        """Undo the last ``add`` of these slots. If it was applied already, add them again as a new change."""
         start = max(0, self._count - len(slots))
         if np.array_equal(self._slots[start : self._count], slots):
             self._count = start
@@ -43,7 +44,7 @@ class PendingSlots:
             self.add(slots)
 
     def flush(self) -> None:
-        """Apply what there is."""
+        """Apply all collected slots."""
         if self._count:
             self._apply(self._slots[: self._count].copy())
             self._count = 0

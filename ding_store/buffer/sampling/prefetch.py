@@ -1,4 +1,4 @@
-"""Sampling ahead: the next batches are gathered in a thread, while the last one is trained on."""
+"""Prefetching: a thread gathers the next batches while the learner trains on the last one."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ding_store.errors import NotEnoughData, RowGone, StoreTimeout
 T = TypeVar('T')
 Choose = Callable[[RowIndex], Array]
 
-#: A gather takes milliseconds; one that takes so long never ends.
+#: A gather takes milliseconds. One that takes longer than this is presumed hung.
 _TIMEOUT_S = 60.0
 
 
 class Drawn(NamedTuple):
-    """A batch that is on its way."""
+    """A batch that was drawn ahead and is being gathered."""
 
     choose: Any
     rows: Array
@@ -38,18 +38,18 @@ class Drawn(NamedTuple):
 class Prefetch(RowListener):
     """
     Overview:
-        Keeps ``depth`` batches drawn and gathered ahead. Rows are *chosen* where the batch before is delivered, in the
-        thread of who samples, and only gathered elsewhere: so which rows come, and in which order, never depends on
-        when a thread ran, and a seeded run stays reproducible. Priorities are those of ``depth`` batches ago.
+        Keeps ``depth`` batches drawn and gathered ahead. The sampling thread *chooses* their rows when it delivers the
+        batch before. Only the gather runs in another thread. So the rows and their order never depend on thread timing,
+        and a seeded run stays reproducible. Priorities are those of ``depth`` batches ago.
 
-        A batch counts (uses, rate limiter, queue) when it is delivered. One of whose rows any has left by then, or may
-        not come so often any more, is given back, with those behind it, and others are drawn in its place; what was
-        changed is gathered again.
+        A batch counts for uses, rate limiter and queue when it is delivered. If one of its rows has left by then, or
+        has reached its limit of uses, the batch and all after it are given back and drawn anew. If rows were updated,
+        the batch is gathered again.
     Arguments:
-        - depth (:obj:`int`): Batches ahead; each takes the memory of a batch.
-        - table (:obj:`Table`): What they are gathered from.
-        - sampler (:obj:`Sampler`): The buffer's, which may be that of others, too: where samples through it take turns,
-          so do draws ahead.
+        - depth (:obj:`int`): The number of batches ahead. Each uses the memory of one batch.
+        - table (:obj:`Table`): The table to gather from.
+        - sampler (:obj:`Sampler`): The buffer's sampler, which views may share. If it has a lock for samples, draws
+          ahead hold it as well.
     """
 
     def __init__(self, depth: int, table: Table, sampler: Sampler) -> None:
@@ -58,7 +58,7 @@ class Prefetch(RowListener):
         self._key: Hashable = None
         self._sampler: Any = None
         self._pending: Deque[Drawn] = deque()
-        #: Whether the sampler may have been told of a batch that is not pending.
+        #: True while the sampler may count a batch that is not pending.
         self._is_changing = False
         self._pool: Optional[ThreadPoolExecutor] = None
         self._process = os.getpid()
@@ -68,12 +68,12 @@ class Prefetch(RowListener):
     def next(self, key: Hashable, choose: Any, read: Callable[[Choose], T]) -> T:
         """
         Overview:
-            The oldest of the batches that were drawn ahead for the same ``key``, or one drawn now.
+            Return the oldest batch that was drawn ahead for ``key``. If there is none, draw a batch now.
         Arguments:
-            - choose: Chooses the rows of a batch; if it has ``adopt``, it learns what was chosen ahead.
-            - read (:obj:`Callable`): Makes the batch of a choice.
+            - choose: Chooses the rows of a batch. Its ``adopt``, if any, receives the choice made ahead.
+            - read (:obj:`Callable`): Reads the batch of a choice.
         Raises:
-            - NotEnoughData: There is nothing ahead, and too little in the table.
+            - NotEnoughData: No batch is ahead, and the table has too few rows.
         """
         with self._lock:
             if key != self._key or self._process != os.getpid():
@@ -99,10 +99,10 @@ class Prefetch(RowListener):
     def draw(self, key: Hashable, make: Callable[[], Any], read: Callable[[Choose], Any], sampler: Any = None) -> None:
         """
         Overview:
-            Choose the rows of the next batches, and let them be gathered.
+            Choose the rows of the next batches and start to gather them.
         Arguments:
-            - make (:obj:`Callable`): Makes a choice as that of ``next``.
-            - sampler: Told what was drawn for it, and what is given back.
+            - make (:obj:`Callable`): Makes a choice like that of ``next``.
+            - sampler: Its ``drawn`` and ``returned`` are called for batches drawn and given back.
         """
         with self._lock:
             if key != self._key:
@@ -129,10 +129,10 @@ class Prefetch(RowListener):
                     raise
 
     def give_back(self) -> None:
-        """What was drawn and not delivered counts for nothing."""
+        """Cancel all batches that were drawn and not delivered. They do not count."""
         with self._lock:
             if self._process == os.getpid():
-                # In a forked process a thread that it lacks may have had a lock of theirs.
+                # A forked process lacks the gathering thread, which may have held a lock of these futures.
                 for drawn in self._pending:
                     drawn.gathered.cancel()
             if (self._pending or self._is_changing) and hasattr(self._sampler, 'returned'):
@@ -142,7 +142,7 @@ class Prefetch(RowListener):
             self._is_changing = False
 
     def close(self) -> None:
-        """Give everything back and end the thread; it starts again if somebody samples."""
+        """Cancel all batches and stop the thread. The next draw starts it again."""
         with self._lock:
             self.give_back()
             pool, self._pool = self._pool, None
@@ -150,25 +150,25 @@ class Prefetch(RowListener):
             pool.shutdown()
 
     def published(self, slots: Array) -> None:
-        """As all of these, called with the table's index locked."""
+        """Do nothing. This and the next callbacks run with the table's index locked."""
 
     def removed(self, slots: Array) -> None:
-        """Looked at when a batch is delivered."""
+        """Do nothing: the delivery of a batch checks its rows."""
 
     def resized(self, capacity: int, source: Array, target: Array) -> None:
-        """Rows keep their numbers, and batches that were being gathered count as changed."""
+        """Do nothing: rows keep their numbers, and the delivery treats batches being gathered as changed."""
 
     def cleared(self) -> None:
-        """What comes now may have the numbers of rows that were there: a file's."""
+        """Count the clear: new rows, such as those of a file, may reuse the numbers of old ones."""
         self._num_clears += 1
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> None:
-        """Of a table: another table needs another one."""
+        """Return None: a Prefetch belongs to one table."""
 
     def _batch_of(self, drawn: Drawn, read: Callable[[Choose], T]) -> T:
         """
         Raises:
-            - RowGone: One of its rows has left since it was drawn, or may not come so often any more.
+            - RowGone: One of its rows has left since the draw, or has reached its limit of uses.
         """
         if drawn.num_clears != self._num_clears or not self._table.contains(drawn.rows).all():
             raise RowGone('a row of a batch drawn ahead has left')
@@ -185,7 +185,7 @@ class Prefetch(RowListener):
 
     def _submit(self, read: Callable[[Choose], Any], choose: Choose) -> Future[Any]:
         if self._pool is None or self._process != os.getpid():
-            # Threads do not survive a fork.
+            # Threads do not exist in a forked process.
             self._process = os.getpid()
             self._pool = ThreadPoolExecutor(1, 'ding_store prefetch')
         return self._pool.submit(read, choose)

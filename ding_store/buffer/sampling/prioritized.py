@@ -1,4 +1,4 @@
-"""Prioritized experience replay (Schaul et al. 2015, arXiv 1511.05952): proportional and rank-based."""
+"""Proportional prioritized experience replay (Schaul et al. 2015, arXiv 1511.05952)."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ from ding_store.buffer.table.row_choices import as_rows
 from ding_store.buffer.table.rows import RowIndex, RowListener
 from ding_store.errors import ConfigError, NotEnoughData, PriorityError
 
-#: Sums of masses stay finite below this.
+#: Sums of masses below this stay finite.
 _MAX_TOTAL = 1e300
 
 
 class Prioritized(RowListener):
     """
     Overview:
-        Rows in proportion to ``(priority + epsilon) ** alpha`` (equation 1 and section 3.3), one from each of B equal
-        shares of the mass, so that a row may come more than once whatever ``replace`` says. O(B log(capacity)).
+        Samples rows in proportion to ``(priority + epsilon) ** alpha`` (equation 1 and section 3.3). It draws one row
+        from each of B equal shares of the mass, so a row may come more than once for any ``replace``.
+        O(B log(capacity)).
 
-        New rows get the largest priority seen, at first 1, unless whoever pushes them knows theirs (Ape-X, Horgan et
-        al. 2018). An update of a row that is gone is passed over and counted.
+        New rows get the largest priority seen, at first 1, unless the push gives one (Ape-X, Horgan et al. 2018).
+        Updates of rows that are gone are skipped and counted.
     Arguments:
-        - alpha (:obj:`float`): How much priorities count; 0 is uniform.
-        - beta (:obj:`float`): How much of the bias is corrected by importance weights, to begin with.
-        - beta_end (:obj:`float`): The same after ``beta_anneal_steps`` batches; in between it grows linearly.
+        - alpha (:obj:`float`): The influence of priorities. 0 is uniform.
+        - beta (:obj:`float`): The initial exponent of the importance weights, which correct the bias.
+        - beta_end (:obj:`float`): The exponent after ``beta_anneal_steps`` batches. It changes linearly until then.
         - epsilon (:obj:`float`): Added to every priority, so that none is zero. With 0, rows of priority 0 never come.
         - seed (:obj:`Optional[int]`): None draws from numpy's global generator, as Uniform does.
     Raises:
-        - ConfigError: One of them is out of range.
+        - ConfigError: An argument is out of range.
     """
 
-    #: Whether a row has its priority from the moment on when it is pushed.
+    #: True if a row has its priority from its push on.
     has_new_rows = True
 
     def __init__(
@@ -64,28 +65,28 @@ class Prioritized(RowListener):
         self._index: Optional[RowIndex] = None
         self._tree = SumTree(1)
         self._pending = PendingSlots(self._refresh)
-        #: Batches that were weighed; set it to let beta follow another count, such as training iterations.
+        #: The number of weighed batches. Assign it to let beta follow another count, such as training iterations.
         self.step = 0
-        #: The largest priority seen: what new rows get.
+        #: The largest priority seen. New rows get it.
         self.max_priority = 1.0
-        #: Updates of rows that were gone.
+        #: The number of updates for rows that were gone.
         self.num_stale_updates = 0
 
     @property
     def beta(self) -> float:
-        """Linear from ``beta`` to ``beta_end`` (section 3.4)."""
+        """The exponent of the importance weights, linear from ``beta`` to ``beta_end`` (section 3.4)."""
         progress = min(1.0, self.step / self._anneal_steps) if self._anneal_steps else 1.0
         return self._beta_start + (self._beta_end - self._beta_start) * progress
 
     @property
     def is_compiled(self) -> bool:
-        """Whether numba runs the tree."""
+        """True if numba runs the tree."""
         return self._tree.is_compiled
 
     def attach(self, index: RowIndex) -> None:
         """
         Overview:
-            Sample this table from now on. Rows that are there count as new.
+            Sample this table from now on. Rows that it already holds count as new.
         Raises:
             - ConfigError: The sampler has a table already.
         """
@@ -100,13 +101,13 @@ class Prioritized(RowListener):
                 index.listen(self)
                 self._pending.add(index.live_slots)
             except BaseException:
-                self._index = None  # Attached next time.
+                self._index = None  # The next call attaches it.
                 raise
 
     def choose(self, index: RowIndex, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Array:
         """
         Raises:
-            - NotEnoughData: There are fewer rows than that (with ``replace``: none), or none with a priority.
+            - NotEnoughData: There are fewer than ``size`` rows, or no rows with ``replace``, or none with a priority.
         """
         self.attach(index)
         self._pending.flush()
@@ -118,8 +119,8 @@ class Prioritized(RowListener):
     def weigh(self, slots: Array) -> Array:
         """
         Overview:
-            Importance weights ``(N P(i)) ** -beta`` over the largest of any row (section 3.4); ``N`` and the sum of
-            all masses cancel, which leaves ``(mass / smallest mass) ** -beta``. Advances beta.
+            Return importance weights ``(N P(i)) ** -beta``, divided by the largest of any row (section 3.4). ``N`` and
+            the sum of all masses cancel, which leaves ``(mass / smallest mass) ** -beta``. Each call advances beta.
         Returns:
             - weights (:obj:`np.ndarray`): ``(B,)``, float32, in (0, 1].
         """
@@ -134,15 +135,15 @@ class Prioritized(RowListener):
     def choose_sets(self, slots: Array, set_of_slot: Array, size: int, replace: bool) -> Tuple[Array, Array]:
         """
         Overview:
-            Sets of rows, each in proportion to the sum of its rows' masses. O(len(slots)).
+            Choose sets of rows, each in proportion to the sum of its rows' masses. O(len(slots)).
         Arguments:
-            - slots (:obj:`np.ndarray`): Rows ``(n,)``, with the index locked.
-            - set_of_slot (:obj:`np.ndarray`): Which set each of them is in ``(n,)``: every number from 0 on.
+            - slots (:obj:`np.ndarray`): Rows ``(n,)``. The caller holds the index's lock.
+            - set_of_slot (:obj:`np.ndarray`): The set of each of them ``(n,)``. Sets are numbered from 0 without gaps.
         Returns:
             - chosen (:obj:`np.ndarray`): Sets ``(size,)``.
-            - weights (:obj:`np.ndarray`): As of ``weigh``, of sets instead of rows.
+            - weights (:obj:`np.ndarray`): Importance weights of the sets, computed as in ``weigh``.
         Raises:
-            - NotEnoughData: There are fewer sets than that (with ``replace``: none), or none with a priority.
+            - NotEnoughData: There are fewer than ``size`` sets, or no sets with ``replace``, or none with a priority.
         """
         self._pending.flush()
         masses = np.bincount(set_of_slot, self._tree.masses[slots])
@@ -154,35 +155,36 @@ class Prioritized(RowListener):
     def update(self, rows: Array, priority: Any) -> None:
         """
         Overview:
-            New priorities, of a row that is repeated the last one. Rows that are gone are passed over and counted.
+            Set new priorities. If a row is repeated, its last one counts. Rows that are gone are skipped and counted.
         Arguments:
             - rows (:obj:`np.ndarray`): Row numbers ``(B,)``.
             - priority: ``(B,)``, numbers >= 0.
         Raises:
-            - PriorityError: One is NaN, negative, infinite or no number, or there is not one per row; nothing changed.
+            - PriorityError: A priority is NaN, negative, infinite or not a number, or their number differs from the
+              rows'. Nothing changed.
         """
         self.num_stale_updates += self._put(as_rows(rows), priority)
 
     def insert(self, rows: Array, priority: Any) -> None:
-        """As ``update``, for rows just pushed: those that were too many for the table are not counted."""
+        """Set the priorities of rows just pushed. Unlike ``update``, do not count rows that left at once."""
         self._put(as_rows(rows), priority)
 
     def check(self, priority: Any, num_rows: int) -> Array:
         """
         Overview:
-            The priorities as float64 ``(num_rows,)``.
+            Return the priorities as float64 ``(num_rows,)``.
         Raises:
             - PriorityError: See ``update``.
         """
         values = _as_floats(priority, num_rows)
-        # NaN compares as False, and is what the minimum of anything with a NaN is.
+        # Any comparison with NaN is False, and the minimum of numbers with a NaN is NaN.
         if num_rows and not (np.minimum.reduce(values) >= 0 and np.maximum.reduce(values) <= self._limit()):
             bad = values[~((values >= 0) & (values <= self._limit()))][0]
             raise PriorityError(f'priorities must be numbers >= 0 and at most {self._limit():g}, got {bad}')
         return values
 
     def priorities_of(self, rows: Array) -> Array:
-        """Priorities of rows ``(B,)``, as far as they can be told from the masses; NaN for rows that are gone."""
+        """Return the priorities of rows ``(B,)``, computed from the masses. NaN for rows that are gone."""
         index = self._attached()
         with index.lock:
             self._pending.flush()
@@ -190,7 +192,7 @@ class Prioritized(RowListener):
             return np.where(found, self._priorities_at(slots), np.nan)
 
     def state(self) -> Dict[str, Array]:
-        """Everything that draws depend on, as arrays; those of one value per row are in the order of age."""
+        """Return all state that draws depend on, as arrays. Arrays with one value per row are ordered by age."""
         index = self._attached()
         with index.lock:
             self._pending.flush()
@@ -209,9 +211,9 @@ class Prioritized(RowListener):
     def load_state(self, state: Mapping[str, Array]) -> None:
         """
         Overview:
-            Go on from a ``state`` of a table with the same rows.
+            Restore a ``state`` of a table with the same rows.
         Raises:
-            - PriorityError: It has other keys or rows, or was made with another alpha; nothing changed.
+            - PriorityError: It has other keys or rows, or was made with another alpha. Nothing changed.
         """
         index = self._attached()
         with index.lock:
@@ -224,37 +226,37 @@ class Prioritized(RowListener):
                 self._random.set_state(('MT19937', state['random_keys'], int(state['random_position']), 0, 0.0))
 
     def returned(self, num_batches: int) -> None:
-        """So many batches that were drawn ahead will not be delivered: they do not count for beta."""
+        """Undo the beta steps of batches that were drawn ahead and will not be delivered."""
         self.step -= num_batches
 
     def published(self, slots: Array) -> None:
-        """The table has new rows; called with its index locked, as are the following."""
+        """Handle new rows in the table. This and the next callbacks run with the table's index locked."""
         self._pending.add(slots)
 
     def removed(self, slots: Array) -> None:
-        """Rows left."""
+        """Handle rows that left the table."""
         self._pending.add(slots)
 
     def restored(self, slots: Array) -> None:
-        """The rows that left last are back."""
+        """Handle the return of the rows that left last."""
         self._pending.take_back(slots)
 
     def cleared(self) -> None:
-        """All rows left, and what follows may be of another kind."""
+        """Start anew: all rows left, and the next ones may be of another kind."""
         self._pending.clear()
         self.max_priority = 1.0
         self._tree.clear()
 
     def settled(self, slots: Array) -> None:
-        """An exception came when rows left, or came."""
+        """Handle slots whose rows were leaving or coming when an exception came."""
         self._pending.add(slots)
 
     def resizing(self) -> None:
-        """Slots will have other numbers: what is pending must be applied while they have these."""
+        """Apply pending slots while their numbers are still valid."""
         self._pending.flush()
 
     def resized(self, capacity: int, source: Array, target: Array) -> None:
-        """There are more slots, or fewer; rows moved from some slots to others."""
+        """Move the masses to the new number of slots. Rows moved from ``source`` to ``target`` slots."""
         if self._tree.capacity != capacity:
             masses, tree = (
                 moved(self._tree.masses[: self._tree.capacity], capacity, source, target, 0.0),
@@ -264,7 +266,7 @@ class Prioritized(RowListener):
             self._tree = tree
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Prioritized:
-        """The same settings and progress, without a table."""
+        """Return a sampler with the same settings and progress, without a table."""
         twin = type(self)(**self._settings())
         memo[id(self)] = twin
         twin.step = self.step
@@ -288,7 +290,7 @@ class Prioritized(RowListener):
         return self._index
 
     def _limit(self) -> float:
-        """Priorities up to this have masses with a finite sum, as many as there may be."""
+        """Return the largest priority for which the sum of all masses stays finite."""
         return _MAX_TOTAL / self._tree.capacity
 
     def _start(self, capacity: int) -> None:
@@ -305,13 +307,13 @@ class Prioritized(RowListener):
         return targets
 
     def _choose_within(self, slots: Array, size: int, replace: bool) -> Array:
-        """The same among a few slots; O(len(slots))."""
+        """Choose among these slots only. O(len(slots))."""
         masses = self._tree.masses[slots]
         check_count(size, len(slots), replace, masses.sum())
         return slots[self._pick(masses, size)].astype(np.intp)
 
     def _pick(self, masses: Array, size: int) -> Array:
-        """Places of some of these, in proportion to them."""
+        """Draw places in this array, in proportion to its masses."""
         running = np.cumsum(masses)
         total = float(running[-1])
         targets = np.minimum(self._targets(size, total), np.nextafter(total, 0.0))
@@ -319,7 +321,7 @@ class Prioritized(RowListener):
         return picked
 
     def _put(self, rows: Array, priority: Any) -> int:
-        """Returns how many of the rows are gone."""
+        """Set priorities. Return how many of the rows are gone."""
         index, kernels = self._attached(), self._tree.kernels
         values = _as_floats(priority, len(rows))
         with index.lock:
@@ -334,7 +336,7 @@ class Prioritized(RowListener):
             return self._put_some(index, rows, self.check(values, len(rows)))
 
     def _put_some(self, index: RowIndex, rows: Array, values: Array) -> int:
-        """The same for rows that were deleted or relocated, or without numba."""
+        """Set priorities if some rows are deleted or relocated, or without numba. Return how many rows are gone."""
         slots, found = index.find(rows)
         num_found = int(np.count_nonzero(found))
         if num_found < len(rows):
@@ -345,7 +347,7 @@ class Prioritized(RowListener):
         return len(rows) - num_found
 
     def _refresh(self, slots: Array) -> None:
-        """Slots whose rows are new, or gone."""
+        """Set the masses of slots whose rows are new or gone."""
         is_live = self._attached().row_of_slot[slots] != EMPTY
         self._tree.set(slots, np.where(is_live, self._mass_of(np.array([self.max_priority])), 0.0))
 
@@ -384,7 +386,7 @@ class Prioritized(RowListener):
 
 
 def moved(values: Array, capacity: int, source: Array, target: Array, nothing: float) -> Array:
-    """Values by slot for another capacity, those of ``source`` slots in ``target`` slots."""
+    """Return values by slot for another capacity. Values of ``source`` slots move to ``target`` slots."""
     kept = min(capacity, len(values))
     result = np.full(capacity, nothing)
     result[:kept] = values[:kept]
@@ -395,9 +397,9 @@ def moved(values: Array, capacity: int, source: Array, target: Array, nothing: f
 
 def _as_floats(priority: Any, num_rows: int) -> Array:
     try:
-        # A copy: the compiled functions take no array that is read-only or has gaps.
+        # A copy: the compiled functions accept no array that is read-only or has gaps.
         values = np.array(_on_cpu(priority), np.float64, order='C', ndmin=1)
-    except (TypeError, ValueError, RuntimeError) as e:  # The last of tensors that are not of one shape or device.
+    except (TypeError, ValueError, RuntimeError) as e:  # RuntimeError: tensors of different shapes or devices.
         raise PriorityError(f'priority must be numbers of shape ({num_rows},), got {priority!r}') from e
     if values.shape != (num_rows,):
         raise PriorityError(f'priority must have shape ({num_rows},), one per row, got {np.shape(priority)}')
@@ -405,7 +407,7 @@ def _as_floats(priority: Any, num_rows: int) -> Array:
 
 
 def _on_cpu(numbers: Any) -> Any:
-    """Tensors, and lists of such, of whatever device, as one array: one copy from there. Anything else as it is."""
+    """Copy a tensor, or a list of tensors, from any device to one array. Return anything else unchanged."""
     if isinstance(numbers, (list, tuple)) and numbers and all(isinstance(each, torch.Tensor) for each in numbers):
         numbers = torch.stack([each.detach() for each in numbers])
     return numbers.detach().to('cpu', torch.float64).numpy() if isinstance(numbers, torch.Tensor) else numbers
@@ -421,8 +423,8 @@ def check_count(size: int, count: int, replace: bool, total: float, what: str = 
 def mixed_priority(td_errors: Any, eta: float = 0.9) -> Array:
     """
     Overview:
-        Priorities of sequences: ``eta * max + (1 - eta) * mean`` of the absolute n-step TD errors over time (R2D2,
-        Kapturowski et al. 2019, section 2.3).
+        Return priorities of sequences: ``eta * max + (1 - eta) * mean`` of the absolute n-step TD errors over time
+        (R2D2, Kapturowski et al. 2019, section 2.3).
     Arguments:
         - td_errors: ``(T, B)``.
     Returns:

@@ -1,4 +1,4 @@
-"""Prioritized by rank rather than by size: outliers count no more than their place."""
+"""Rank-based prioritized experience replay, which is robust against outliers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ding_store.buffer.sampling.samplers import is_within
 from ding_store.buffer.table.rows import RowIndex
 from ding_store.errors import ConfigError, PriorityError
 
-#: Priorities from 2**-32 to 2**32 are told apart to 1.6 %; the smaller and larger share the first and last bucket.
+#: Priorities from 2**-32 to 2**32 are resolved to 1.6 %. Smaller and larger ones share the first and last bucket.
 _MIN_EXPONENT, _MAX_EXPONENT, _MANTISSA_BITS = -32, 32, 6
 _NUM_BUCKETS = (_MAX_EXPONENT - _MIN_EXPONENT) << _MANTISSA_BITS
 _EXPONENT_BIAS = 1023
@@ -23,15 +23,15 @@ _EXPONENT_BIAS = 1023
 class RankPrioritized(Prioritized):
     """
     Overview:
-        ``P(i)`` in proportion to ``1 / rank(i) ** alpha``, where the largest priority has rank 1 (Schaul et al. 2015,
-        section 3.3). All else is as in Prioritized.
+        Samples rows in proportion to ``1 / rank(i) ** alpha``. The largest priority has rank 1 (Schaul et al. 2015,
+        section 3.3). All else works as in Prioritized.
 
-        The paper keeps a heap and sorts it now and then. Here a row's rank is found when its priority is set, in a
-        histogram of the priorities that the others have now, behind those that are about equal: O(1) per row, and
-        O(log(capacity)) for its mass. The ranks of rows that are not set drift meanwhile; all are sorted anew, exactly,
-        after ``sort_every`` changes, which takes O(N log(N)): about 90 ms for 400k rows.
+        The paper sorts a heap now and then. Here a row gets its rank when its priority is set, from a histogram of the
+        current priorities. It ranks after all that are about equal. That costs O(1) per row, and O(log(capacity)) for
+        its mass. The ranks of rows that are not set drift. After ``sort_every`` changes all rows are sorted
+        exactly, which takes O(N log(N)): about 90 ms for 400k rows.
     Arguments:
-        - sort_every (:obj:`Optional[int]`): None for a quarter of the capacity, at least 1000.
+        - sort_every (:obj:`Optional[int]`): None means a quarter of the capacity, at least 1000.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class RankPrioritized(Prioritized):
 
     def _start(self, capacity: int) -> None:
         super()._start(capacity)
-        #: NaN where there is no row.
+        #: NaN in a slot without a row.
         self._priorities = np.full(capacity, np.nan)
         self._counts = np.zeros(_NUM_BUCKETS, np.int64)
         self._num_changes = 0
@@ -108,14 +108,14 @@ class RankPrioritized(Prioritized):
             raise
 
     def _count_all(self) -> None:
-        """Make the histogram, and all ranks, of the priorities that there are."""
+        """Compute the histogram and all ranks anew from the current priorities."""
         self._counts[:] = 0
         self._count(self._priorities, 1)
         self._sort()
 
     def _set_counted(self, slots: Array, priorities: Array) -> None:
         if len(slots) > 1:
-            # Each slot is counted once; of one that is repeated the last priority counts.
+            # Each slot is counted once. If it is repeated, its last priority counts.
             slots, firsts = np.unique(slots[::-1], return_index=True)
             priorities = priorities[::-1][firsts]
         self._count(self._priorities[slots], -1)
@@ -127,7 +127,7 @@ class RankPrioritized(Prioritized):
             self._sort()
 
     def _ranks(self, priorities: Array) -> Array:
-        """Ranks of rows that are not counted yet: behind all counted ones of their bucket, and among themselves."""
+        """Return the ranks of rows not counted yet: after all counted rows of their bucket, and among themselves."""
         num_at_least = self._counts[::-1].cumsum()[::-1]
         order = np.argsort(-priorities, kind='stable')
         ranks = np.empty(len(priorities))
@@ -163,7 +163,7 @@ class RankPrioritized(Prioritized):
 
 
 def _buckets(priorities: Array) -> Array:
-    """Grow with the priority: the exponent and the leading bits of the mantissa of a float64 >= 0."""
+    """Return buckets that grow with the priority: exponent and leading mantissa bits of a float64 >= 0."""
     shift = 52 - _MANTISSA_BITS
     smallest = (_EXPONENT_BIAS + _MIN_EXPONENT) << _MANTISSA_BITS
     leading = (np.ascontiguousarray(priorities, np.float64) + 0.0).view(np.int64) >> shift

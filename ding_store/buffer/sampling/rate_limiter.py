@@ -1,4 +1,4 @@
-"""When sampling or inserting must wait, so that both keep to a ratio: Reverb's rate limiter, for threads."""
+"""A limiter that makes samples and inserts of threads wait to keep a ratio, like Reverb's rate limiter."""
 
 from __future__ import annotations
 
@@ -15,29 +15,31 @@ from ding_store.buffer.sampling.fifo import Fifo
 from ding_store.buffer.sampling.samplers import Sampler, is_within
 from ding_store.errors import ConfigError, NotEnoughData, StoreTimeout
 
-#: Of ratios such as 0.1: rounded the one way and the other, both sides could wait at the same point.
+#: Tolerance for ratios such as 0.1. Without it, rounding could make both sides wait at the same point.
 _ROUNDING = 1e-9
 
 
 class RateLimiter:
     """
     Overview:
-        Keeps ``num_inserts * samples_per_insert - num_samples`` within ``error_buffer`` of what it is when sampling
-        begins, ``min_size_to_sample * samples_per_insert``: inserts wait above it, samples below it (Cassirer et al.
-        2021, Reverb, section 3.3). Inserts never wait before there are the minimal size and the rows of a batch, so
-        that a minimal size below ``max_sample`` begins above the tolerance; inserts then wait until samples caught up.
-        After a sample that finds too little for it (of a view's queue, of sequences or groups) one insert does not
-        wait: more samples like it could not let it in.
+        Keeps ``num_inserts * samples_per_insert - num_samples`` within ``error_buffer`` of its value when sampling
+        begins, ``min_size_to_sample * samples_per_insert``. Inserts wait above that range, samples below it (Cassirer
+        et al. 2021, Reverb, section 3.3).
 
-        Nobody polls: who waits is woken by whoever changes what it waits for.
+        Inserts never wait before the table has ``min_size_to_sample`` rows and the rows of a batch. If
+        ``min_size_to_sample`` is below ``max_sample``, sampling therefore begins above the range, and inserts wait
+        until samples have caught up. A sample may find too few rows in a view's queue, sequences or groups. Then the
+        next insert does not wait, because more such samples could not let it in.
+
+        There is no polling. Each change wakes the threads that wait for it.
     Arguments:
-        - min_size_to_sample (:obj:`int`): No sample before there are so many rows.
-        - samples_per_insert (:obj:`Optional[float]`): Rows sampled per row inserted; None: no ratio, only
-          the minimal size counts.
+        - min_size_to_sample (:obj:`int`): The number of rows before the first sample.
+        - samples_per_insert (:obj:`Optional[float]`): Rows sampled per row inserted. None: no ratio, only the minimal
+          size counts.
         - error_buffer (:obj:`float`): The tolerance, in sampled rows.
-        - max_insert (:obj:`int`): The most rows that are inserted at once.
-        - max_sample (:obj:`int`): The most rows that are sampled at once: the batch size.
-        - timeout_s (:obj:`float`): How long a wait may take where nothing else is said.
+        - max_insert (:obj:`int`): The largest number of rows inserted at once.
+        - max_sample (:obj:`int`): The largest number of rows sampled at once: the batch size.
+        - timeout_s (:obj:`float`): The default limit of a wait, in seconds.
     Raises:
         - ConfigError: A number is out of range, or both sides could wait for each other for ever.
     """
@@ -71,18 +73,18 @@ class RateLimiter:
         self._record: Optional[CommitRecord] = None
         self._next_row: Callable[[], int] = lambda: 0
         self._first_row = 0
-        #: How many inserts there were when the last sample found too little; None: it found enough.
+        #: The value of ``num_inserts`` when the last sample found too few rows. None: it found enough.
         self._short_at: Optional[int] = None
 
     def attach(self, size: Callable[[], int], capacity: int, sampler: Optional[Sampler] = None) -> None:
         """
         Overview:
-            Count the rows of a table: rows that were deleted do not count for the minimal size.
+            Count the rows of a table. Deleted rows do not count for the minimal size.
         Arguments:
-            - sampler (:obj:`Optional[Sampler]`): What chooses rows; it may give each of them so many times only.
+            - sampler (:obj:`Optional[Sampler]`): The sampler, which may limit how often it returns a row.
         Raises:
-            - ConfigError: The table can never hold as many as that, or as a batch has; or the sampler cannot keep up
-              the ratio.
+            - ConfigError: The table is too small for ``min_size_to_sample`` or ``max_sample``, or the sampler cannot
+              keep the ratio.
         """
         problem = self.problem_of_capacity(capacity)
         if problem is not None:
@@ -97,7 +99,7 @@ class RateLimiter:
                 self._reset()
 
     def problem_of_capacity(self, capacity: int) -> Optional[str]:
-        """Why samples would wait for ever on a table of this size; None: they would not."""
+        """Return the reason if samples would wait for ever on a table of this size, else None."""
         for name in ('min_size_to_sample', 'max_sample'):
             if getattr(self, name) > capacity:
                 return (
@@ -109,7 +111,7 @@ class RateLimiter:
     def check_sampler(self, sampler: Sampler) -> None:
         """
         Raises:
-            - ConfigError: It gives a row less often than ``samples_per_insert`` asks for.
+            - ConfigError: The sampler returns a row fewer than ``samples_per_insert`` times.
         """
         times = max_times(sampler)
         if self.samples_per_insert is not None and times is not None and self.samples_per_insert > times:
@@ -121,11 +123,10 @@ class RateLimiter:
     def keep(self, record: CommitRecord, next_row: Callable[[], int]) -> None:
         """
         Overview:
-            Go on from the counts that are on record, and put them there from now on. Inserts are not: they are row
-            numbers, so that rows and their count are one commit. (Numbers that a failed push used up count, too, for
-            the next process.)
+            Restore the recorded counts, and record them from now on. Inserts are recorded as row numbers, because rows
+            and their count are then one commit. Row numbers that a failed push used up count in the next process.
         Arguments:
-            - next_row (:obj:`Callable`): The row number that the next row will have.
+            - next_row (:obj:`Callable`): Returns the number of the next row.
         """
         with self._changed:
             self._record, self._next_row = record, next_row
@@ -139,7 +140,7 @@ class RateLimiter:
             self._count_on()
 
     def begin_anew(self) -> None:
-        """Set the counts to where sampling begins, with the rows that the table has now."""
+        """Reset the counts to the start of sampling, with the rows that the table has now."""
         with self._changed:
             self._reset()
             self._begin_counting()
@@ -150,13 +151,13 @@ class RateLimiter:
         Overview:
             Wait until so many rows may be inserted, and count them.
         Raises:
-            - StoreTimeout: They may not be in time; nothing was counted.
-            - TypeError: They are more than ``max_insert``, and might never be.
+            - StoreTimeout: The wait took too long. Nothing was counted.
+            - TypeError: ``num_rows`` exceeds ``max_insert``, so the wait might never end.
         """
         self._count_insert(num_rows, timeout_s, [0])
 
     def _count_insert(self, num_rows: int, timeout_s: Optional[float], counted: List[int]) -> None:
-        """``counted`` is what is to be taken back, whatever comes."""
+        """Set ``counted[0]`` to the number that the caller must take back after an error."""
         _check_within('max_insert', num_rows, self.max_insert)
         with self._changed:
             self._wait(lambda: self._can_insert(num_rows), f'insert {num_rows} rows', timeout_s)
@@ -169,8 +170,8 @@ class RateLimiter:
         Overview:
             Wait until so many rows may be sampled, and count them.
         Raises:
-            - StoreTimeout: They may not be in time; nothing was counted.
-            - TypeError: They are more than ``max_sample``, and might never be.
+            - StoreTimeout: The wait took too long. Nothing was counted.
+            - TypeError: ``num_rows`` exceeds ``max_sample``, so the wait might never end.
         """
         self._count_sample(num_rows, timeout_s, [0])
 
@@ -185,7 +186,7 @@ class RateLimiter:
 
     @contextmanager
     def inserting(self, num_rows: int) -> Iterator[None]:
-        """Insert in it: what fails is not counted, and who waits for rows is woken when they are there."""
+        """Surround an insert. If it fails, it is not counted. If it succeeds, waiting threads are woken."""
         counted = [0]
         try:
             self._count_insert(num_rows, None, counted)
@@ -197,7 +198,7 @@ class RateLimiter:
 
     @contextmanager
     def sampling(self, num_rows: int) -> Iterator[None]:
-        """Sample in it: what fails is not counted, and where it is for want of rows, one insert does not wait."""
+        """Surround a sample. If it fails, it is not counted. If it finds too few rows, the next insert does not wait."""
         counted = [0]
         try:
             self._count_sample(num_rows, None, counted)
@@ -207,23 +208,23 @@ class RateLimiter:
             raise
         with self._changed:
             self._short_at = None
-        self.wake()  # Limits may have taken rows out.
+        self.wake()  # Limits may have deleted rows.
 
     def wake(self) -> None:
-        """The table has more rows, or fewer: who waits looks again."""
+        """Wake all waiting threads, after the number of rows has changed."""
         with self._changed:
             self._changed.notify_all()
 
     def state(self) -> Dict[str, int]:
-        """The counts, for whoever goes on with the same rows."""
+        """Return the counts, to continue with the same rows later."""
         with self._changed:
             return {'num_inserts': self.num_inserts, 'num_samples': self.num_samples}
 
     def load_state(self, state: Mapping[str, int]) -> None:
         """
         Overview:
-            Go on from a ``state``. Counts that do not fit the table's rows or these settings begin anew: rows that
-            came uncounted, or another ratio, would have samples or inserts wait for ever.
+            Restore a ``state``. Counts that do not fit the table's rows or these settings begin anew. Otherwise rows
+            that came uncounted, or another ratio, could make samples or inserts wait for ever.
         """
         counts = {name: state.get(name) for name in ('num_inserts', 'num_samples')}
         num_inserts, num_samples = (integer(name, value, 0, TypeError) for name, value in counts.items())
@@ -234,7 +235,7 @@ class RateLimiter:
             self._changed.notify_all()
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> RateLimiter:
-        """The same settings and counts, without a table."""
+        """Return a limiter with the same settings and counts, without a table."""
         twin = type(self)(
             self.min_size_to_sample,
             self.samples_per_insert,
@@ -250,12 +251,13 @@ class RateLimiter:
     def _check_deadlock(self) -> None:
         if self.samples_per_insert is None:
             return
-        # Inserts of the most rows wait while the difference is above the one, samples while it is below the other: in
-        # between both do. (Reverb asks more, of steps of one.) Where the ratio is whole, so is the difference.
+        # The largest insert waits while the difference exceeds ``above``, the largest sample while it is less than
+        # ``below``. Between the two both would wait. Reverb's condition, for steps of one, is stricter. With a whole
+        # ratio the difference is whole.
         above = self.error_buffer - self.max_insert * self.samples_per_insert
         below = self.max_sample - self.error_buffer
         is_whole = float(self.samples_per_insert).is_integer() and math.isfinite(above)
-        # Before there are the minimal size and the rows of a batch, no insert waits.
+        # Before the table has the minimal size and the rows of a batch, no insert waits.
         if math.floor(above) + 1 < below if is_whole else above + _ROUNDING < below:
             least = (self.max_insert * self.samples_per_insert + self.max_sample) / 2
             raise ConfigError(
@@ -276,7 +278,7 @@ class RateLimiter:
             return True
         if self._short_at == self.num_inserts:
             return True
-        # Rows left, by limits, deletes, or without being sampled: no batch can come before others are there.
+        # Rows left through limits, deletes, or without being sampled: no batch is possible before more rows come.
         return self._size() < self.min_size_to_sample or self._available() < self.max_sample
 
     def _can_sample(self, num_rows: int) -> bool:
@@ -294,7 +296,7 @@ class RateLimiter:
             self._changed.wait(left)
 
     def _count_on(self) -> None:
-        """Go on with these counts, or anew where no sequence of inserts and samples leads to them."""
+        """Continue with these counts, or reset them if no sequence of inserts and samples leads to them."""
         if not self._is_possible():
             self._reset()
         self._begin_counting()
@@ -304,20 +306,20 @@ class RateLimiter:
             return True  # Nothing waits for a count.
         size = self._size()
         if self.num_inserts < size:
-            return False  # Rows came uncounted: with a file, or before there was a limiter.
+            return False  # Rows came uncounted: from a file, or before there was a limiter.
         if size < self.min_size_to_sample:
             return True
         most = (max(0, self.max_sample - self.min_size_to_sample) + self.max_insert - 1) * self.samples_per_insert
         return -self.error_buffer - _ROUNDING <= self._difference() <= max(self.error_buffer, most) + _ROUNDING
 
     def _reset(self) -> None:
-        """The difference is 0, or what it is before there are enough rows to sample."""
+        """Set the difference to 0, or to its value before there are enough rows to sample."""
         self.num_inserts, self._short_at = self._size(), None
         num_beyond = max(0, self.num_inserts - self.min_size_to_sample)
         self.num_samples = round(num_beyond * (self.samples_per_insert or 0))
 
     def _begin_counting(self) -> None:
-        """Inserts are counted from this row number on."""
+        """Count inserts from this row number on."""
         self._first_row = self._next_row() - self.num_inserts
         self._put_on_record()
 
@@ -342,7 +344,7 @@ class RateLimiter:
 
 
 def max_times(sampler: Any) -> Optional[int]:
-    """How often a sampler, or one that it limits, gives a row at most; None: any number of times."""
+    """Return how often a sampler, or one inside it, may return a row. None: without limit."""
     times = [getattr(sampler, name, None) for name in ('max_times_sampled', 'times')]
     inner = getattr(sampler, 'sampler', None)
     times.append(None if inner is None else max_times(inner))
@@ -350,7 +352,7 @@ def max_times(sampler: Any) -> Optional[int]:
 
 
 def _check_within(name: str, num_rows: int, limit: int) -> None:
-    # Not a ConfigError, which is a ValueError: DI-engine's fetcher takes those for a shortage.
+    # Not a ConfigError, which is a ValueError: DI-engine's fetcher takes a ValueError for a lack of data.
     if num_rows > limit:
         raise TypeError(
             f'{num_rows} rows at once are more than {name} ({limit}): make the limiter with {name}={num_rows}'

@@ -1,4 +1,4 @@
-"""A set of slots that is drawn from uniformly and changed in bulk."""
+"""A set of slots with uniform draws and bulk changes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from ding_store.buffer.interrupts import finish
 
 
 class SlotSetListener(Protocol):
-    """Somebody who keeps something of the members."""
+    """An object that follows the changes of a SlotSet."""
 
     def starts_changed(self, slots: Array) -> None:
-        """These became members, or are none any longer. Called again if an exception interrupts it."""
+        """Handle slots that became members or stopped being members. Repeated if an exception interrupts it."""
 
 
 class SlotSet:
     """
     Overview:
-        The members are dense in an array, so that a draw is one look-up and a discard one swap: O(len(slots)) each.
+        A set of slots. Members are dense in an array, so a draw is one look-up and a discard one swap.
+        O(len(slots)) each.
     Arguments:
-        - capacity (:obj:`int`): Slots are below it. 8 bytes each.
+        - capacity (:obj:`int`): All slots are below it. Each uses 8 bytes.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -33,7 +34,7 @@ class SlotSet:
         self._listeners: weakref.WeakSet[SlotSetListener] = weakref.WeakSet()
 
     def listen(self, listener: SlotSetListener) -> None:
-        """Tell somebody of all changes from now on, for as long as somebody else holds it."""
+        """Call this listener after each change, while another reference keeps it alive."""
         self._listeners.add(listener)
 
     def __len__(self) -> int:
@@ -41,15 +42,15 @@ class SlotSet:
 
     @property
     def members(self) -> Array:
-        """The slots in it, in no order: a view, good until the next change."""
+        """The slots in the set, unordered: a view that is valid until the next change."""
         return self._members[: self._count]
 
     def add(self, slots: Array) -> None:
-        """Add distinct slots that are not in it."""
+        """Add distinct slots that are not in the set."""
         end = self._count + len(slots)
         places = np.arange(self._count, end, dtype=np.int32)
         try:
-            # No call from here on: see ``interrupts``.
+            # Assignments only, without a Python call in between: see ``interrupts``.
             self._members[self._count : end] = slots
             self._place[slots] = places
             self._count = end
@@ -59,12 +60,12 @@ class SlotSet:
             raise
 
     def contains(self, slots: Array) -> Array:
-        """Which slots are in it, bool."""
+        """Return which slots are in the set, bool."""
         are_in: Array = self._place[slots] >= 0
         return are_in
 
     def discard(self, slots: Array) -> None:
-        """Take distinct slots out, those of them that are in it."""
+        """Remove distinct slots. Slots that are not in the set are ignored."""
         places = self._place[slots]
         is_in = places >= 0
         if not is_in.any():
@@ -72,7 +73,7 @@ class SlotSet:
         slots, places = slots[is_in], places[is_in]
         remaining = self._count - len(slots)
         try:
-            # No call from here on: see ``interrupts``.
+            # Assignments only, without a Python call in between: see ``interrupts``.
             self._place[slots] = -1
             tail = self._members[remaining : self._count]
             moved = tail[self._place[tail] >= 0]

@@ -1,4 +1,4 @@
-"""Masses of slots, with their sum, and draws in proportion to them."""
+"""A sum tree: one mass per slot, their sum, and draws in proportion to the masses."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ding_store.buffer.kernels.load import load_kernels
 class SumTree:
     """
     Overview:
-        A tree of fan-out 8 over one float64 per slot: ``set`` and ``find`` are O(B log(capacity)). Nothing is ever
-        added to a sum: a change makes every node above it anew from its children, in their order, so that the tree is
-        a function of its leaves alone and cannot drift, however often they change.
+        A tree of fan-out 8 over one float64 per slot. ``set`` and ``find`` are O(B log(capacity)). A change never adds
+        to a sum: it computes every node above from its children, in order. So the tree depends only on its leaves and
+        cannot drift.
 
-        Compiled by numba, or in numpy with the same results to the last bit: sums run from left to right in both.
+        The tree is compiled by numba, or runs in numpy with bit-identical results: both sum from left to right.
 
-        * ``masses``: the leaves, filled up to a multiple of the fan-out with zeros.
-        * ``_sums``, ``_minima``: of each node above them, the lowest level first, the root last; the minimum is of the
-          masses above zero.
-        * ``_prefixes``: for each of these nodes, the sum of its block of siblings up to and with it, so that a search
-          is a few comparisons per level.
-        * ``_starts``: where each level begins in these three.
+        * ``masses``: the leaves, padded with zeros to a multiple of the fan-out.
+        * ``_sums``, ``_minima``: the values of each node above the leaves, the lowest level first, the root last. The
+          minimum covers the masses above zero.
+        * ``_prefixes``: for each of these nodes, the sum of its block of siblings up to and including it. A search then
+          needs a few comparisons per level.
+        * ``_starts``: the start of each level in these three.
     Arguments:
-        - capacity (:obj:`int`): The number of slots. About 12 bytes each.
+        - capacity (:obj:`int`): The number of slots. Each uses about 12 bytes.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -35,14 +35,14 @@ class SumTree:
         self.masses = filled(size * TREE_FAN_OUT, 0.0, np.float64)
         while num_nodes > 1:
             num_nodes = _num_blocks(num_nodes)
-            # A level fills whole blocks, which the one above it counts.
+            # Each level is padded to whole blocks, because the level above has a node per block.
             starts.append(starts[-1] + num_nodes * TREE_FAN_OUT)
         self._starts = np.array(starts, np.int64)
         num_inner = starts[-1] + 1
         self._sums, self._prefixes, self._minima = (
             filled(num_inner, value, np.float64) for value in (0.0, 0.0, np.inf)
         )
-        #: None where numba does not run.
+        #: None if numba is not available.
         self.kernels = load_kernels()
 
     @property
@@ -56,14 +56,14 @@ class SumTree:
 
     @property
     def smallest(self) -> float:
-        """The smallest mass above zero; infinite where there is none."""
+        """The smallest mass above zero. Infinite if there is none."""
         return float(self._minima[-1])
 
     def set(self, slots: Array, masses: Array) -> None:
         """
         Arguments:
-            - slots (:obj:`np.ndarray`): ``(B,)``, int64, below the capacity; of one that is repeated the last counts.
-            - masses (:obj:`np.ndarray`): ``(B,)``, float64, finite and >= 0, and so is the sum of all.
+            - slots (:obj:`np.ndarray`): ``(B,)``, int64, below the capacity. If one is repeated, its last mass counts.
+            - masses (:obj:`np.ndarray`): ``(B,)``, float64, finite and >= 0. The sum of all must be finite.
         """
         if self.kernels is None:
             try:
@@ -78,11 +78,11 @@ class SumTree:
     def find(self, targets: Array) -> Array:
         """
         Overview:
-            The slots at these places of the running sum of masses, none of which has a mass of zero. ``total`` must be
-            above zero.
+            Return the slots at these places of the running sum of masses. ``total`` must be above zero. A slot with
+            mass zero is never returned.
         Arguments:
-            - targets (:obj:`np.ndarray`): ``(B,)``, float64, in [0, total); those beyond count as just below. They are
-              used up: other numbers are in the array afterwards.
+            - targets (:obj:`np.ndarray`): ``(B,)``, float64, in [0, total). Larger ones count as just below. The array
+              is overwritten.
         Returns:
             - slots (:obj:`np.ndarray`): ``(B,)``, int64.
         """
@@ -93,12 +93,12 @@ class SumTree:
         return slots
 
     def rebuild(self, masses: Array) -> None:
-        """Set all masses at once, shape ``(capacity,)``; O(capacity)."""
+        """Set all masses at once, shape ``(capacity,)``. O(capacity)."""
         self.masses[: self.capacity] = masses
         finish(self._sum_up)
 
     def _sum_up(self) -> None:
-        """Make all that is above the masses."""
+        """Compute all nodes from the masses."""
         blocks = self.masses.reshape(-1, TREE_FAN_OUT)
         minima = np.where(blocks > 0, blocks, np.inf)
         for level in range(len(self._starts)):
@@ -112,11 +112,11 @@ class SumTree:
                 blocks, minima = self._level(self._sums, level), self._level(self._minima, level)
 
     def clear(self) -> None:
-        """All masses become zero."""
+        """Set all masses to zero."""
         self.rebuild(np.zeros(self.capacity))
 
     def _level(self, nodes: Array, level: int) -> Array:
-        """Nodes of a level below the root, a block of siblings per row: a view."""
+        """Return a view of a level below the root, with a block of siblings per row."""
         return nodes[self._starts[level] : self._starts[level + 1]].reshape(-1, TREE_FAN_OUT)
 
     def _set_in_numpy(self, slots: Array, masses: Array) -> None:
@@ -148,9 +148,9 @@ class SumTree:
             if is_past[:, -1].any():
                 np.minimum(targets, np.nextafter(running[:, -1], 0), out=targets)
                 is_past = running <= targets[:, None]
-            # True, ..., True, False, ...: the first False.
+            # Each row is True, ..., True, False, ...: ``argmin`` finds the first False.
             children = is_past.argmin(1)
-            # What lies before a first child is of another row; multiplied by False it does not count.
+            # For a first child, ``take`` reads a value of another row. The product with False drops it.
             targets -= running.take(befores + children, mode='clip') * (children > 0)
             slots = slots * TREE_FAN_OUT + children
         return slots
@@ -161,7 +161,7 @@ def _num_blocks(num_children: int) -> int:
 
 
 def _without_repeats(nodes: Array) -> Array:
-    """Leave out what equals its predecessor."""
+    """Leave out each node that equals its predecessor."""
     different = np.empty(len(nodes), np.bool_)
     different[:1] = True
     np.not_equal(nodes[1:], nodes[:-1], out=different[1:])

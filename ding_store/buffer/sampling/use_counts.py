@@ -1,4 +1,4 @@
-"""How often rows came, and how often each may."""
+"""Counts of how often rows were sampled, with a limit per row."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ding_store.buffer.persistence.slot_values import SlotValues
 from ding_store.buffer.sampling.samplers import not_enough
 from ding_store.buffer.table.rows import RowIndex, RowListener
 
-#: So often is drawn again for a row that came more often in one batch than it may.
+#: The number of redraws for rows that exceed their limit within one batch.
 _ROUNDS = 4
 
 
 class UseCounts(RowListener):
     """
     Overview:
-        A count per slot, that of the row which lives there. The caller has the index locked.
+        A use count per slot, for the row in that slot. The caller holds the index's lock.
     Arguments:
-        - most (:obj:`int`): How often a row may come; in one batch, too.
+        - most (:obj:`int`): How often a row may come, including repeats in one batch.
     """
 
     def __init__(self, index: RowIndex, most: int) -> None:
@@ -32,9 +32,9 @@ class UseCounts(RowListener):
     def keep(self, values: SlotValues) -> Array:
         """
         Overview:
-            Go on from the uses that are on record, and put them there from now on.
+            Restore the recorded uses, and record them from now on.
         Returns:
-            - used_up (:obj:`np.ndarray`): Row numbers ``(n,)``.
+            - used_up (:obj:`np.ndarray`): The rows at the limit ``(n,)``.
         """
         self._kept = values
         slots = self._index.slots_by_age().astype(np.intp)
@@ -44,32 +44,32 @@ class UseCounts(RowListener):
         return rows[self.are_used_up(slots)]
 
     def are_used_up(self, slots: Array) -> Array:
-        """Which rows may not come any more, bool."""
+        """Return which rows may not come any more, bool."""
         used_up: Array = self._counts[slots] >= self.most
         return used_up
 
     def count(self, rows: Array) -> Array:
-        """Rows ``(B,)`` are handed out; returns those that are used up by it, each once."""
+        """Count a use of each of these rows ``(B,)``. Return the rows that are then used up, each once."""
         slots, found = self._index.find(rows)
         slots, rows = slots[found], rows[found]
         np.add.at(self._counts, slots, 1)
         if self._kept is not None:
-            # Before they are handed out: a row comes no more often than it may, whenever the process is killed.
+            # Recorded before the rows are returned: after a kill, no row comes more often than its limit.
             self._kept.set(slots, rows, self._counts[slots])
         used_up: Array = np.unique(rows[self.are_used_up(slots)])
         return used_up
 
     def of(self, rows: Array) -> Array:
-        """How often rows ``(B,)`` came; 0 for those that are gone."""
+        """Return how often rows ``(B,)`` came. 0 for rows that are gone."""
         slots, found = self._index.find(rows)
         return np.where(found, self._counts[slots], 0)
 
     def may_come(self, rows: Array) -> bool:
-        """Whether rows, which are there, may come as often as they are named."""
+        """Return whether these live rows may come once more for each time they are listed."""
         return not len(self.excess(self._index.find(rows)[0]))
 
     def excess(self, slots: Array) -> Array:
-        """Places of those that come more often than they may."""
+        """Return the places of slots that would exceed the limit."""
         order = np.argsort(slots, kind='stable')
         ordered = slots[order]
         begins = np.flatnonzero(np.diff(ordered, prepend=-1) != 0)
@@ -86,13 +86,14 @@ class UseCounts(RowListener):
     ) -> Array:
         """
         Overview:
-            Slots that were drawn, and others in the place of those that come too often.
+            Return drawn slots, with others in place of those that would exceed the limit.
         Arguments:
-            - draw (:obj:`Callable`): Draws so many others, which may be the same again.
-            - candidates (:obj:`Callable`): All that may be drawn, for when that does not help; O(capacity).
-            - discard (:obj:`Optional[Callable]`): Has distinct slots, which are used up, never be drawn again.
+            - draw (:obj:`Callable`): Draws so many other slots, possibly the same ones.
+            - candidates (:obj:`Callable`): Returns all slots that may be drawn. Used if redraws do not help.
+              O(capacity).
+            - discard (:obj:`Optional[Callable]`): Removes distinct slots that are used up from later draws.
         Raises:
-            - NotEnoughData: They have not so many uses left.
+            - NotEnoughData: The candidates have fewer uses left.
         """
         for _ in range(_ROUNDS):
             excess = self.excess(slots)
@@ -113,13 +114,13 @@ class UseCounts(RowListener):
         spare: Array = np.repeat(candidates, left)
         if len(spare) < num_wanted:
             raise not_enough(size, len(kept) + len(spare), 'uses')
-        # Each of them once, before any comes twice.
+        # Take each slot once before any comes twice.
         ordinal = np.arange(len(spare)) - np.repeat(np.cumsum(left) - left, left)
         chosen: Array = spare[np.argsort(ordinal, kind='stable')[:num_wanted]]
         return chosen
 
     def take_over(self, rows: Array, counts: Array) -> None:
-        """Count on from these counts of rows."""
+        """Continue from these counts of rows."""
         slots, found = self._index.find(rows)
         self._counts[slots[found]] = counts[found]
 
@@ -127,7 +128,7 @@ class UseCounts(RowListener):
         self._counts[slots] = 0
 
     def removed(self, slots: Array) -> None:
-        """Their uses stay, in case they are restored."""
+        """Do nothing: the counts stay, because the rows may be restored."""
 
     def settled(self, slots: Array) -> None:
         self._counts[slots] = 0

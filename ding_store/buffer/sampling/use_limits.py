@@ -1,4 +1,4 @@
-"""Rows that leave after so many uses, or when they are too old, whatever sampler chooses them."""
+"""Limits for any sampler: rows leave the table after so many uses, or when they are too old."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def limited(
 ) -> Limited:
     """
     Overview:
-        A sampler under limits: rows at a limit leave the table, so that every view of it stops at the same time.
+        Return a sampler with limits. Rows that reach a limit leave the table, so they end in all its views at once.
     Arguments:
-        - sampler (:obj:`Sampler`): What chooses rows: ``Prioritized()``, ``Fifo()`` ...
-        - max_times_sampled (:obj:`Optional[int]`): How often a row may come; in one batch, too. Of sequences that share
-          rows: how often one may that starts at this row, which then stays in the table.
-        - max_age (:obj:`Optional[int]`): Rows leave whose version is older than the newest by more than this; a row
-          that is a sequence is as old as its oldest step.
-        - version (:obj:`str`): The column, or key of the metas, that says which version of the policy made a row. The
-          newest is the largest that was seen, or what ``set_version`` was told.
+        - sampler (:obj:`Sampler`): Chooses the rows: ``Prioritized()``, ``Fifo()`` ...
+        - max_times_sampled (:obj:`Optional[int]`): How often a row may come, including repeats in one batch. For
+          sequences that share rows, it limits the sequences that start at a row. That row then stays in the table.
+        - max_age (:obj:`Optional[int]`): Rows leave if their version is more than this below the newest. A row that is
+          a sequence is as old as its oldest step.
+        - version (:obj:`str`): The column or meta key with the policy version of a row. The newest version is the
+          largest one seen or passed to ``set_version``.
     Raises:
         - ConfigError: There is no limit, or one is out of range.
     """
@@ -44,7 +44,7 @@ def limited(
 
 
 class Limited(RowListener):
-    """See ``limited``."""
+    """A sampler with limits of uses and age. See ``limited``."""
 
     def __init__(
         self, sampler: Sampler, max_times_sampled: Optional[int], max_age: Optional[int], version: str
@@ -60,18 +60,18 @@ class Limited(RowListener):
         check_is_sampler(sampler)
         self.sampler = sampler
         self.max_times_sampled, self.max_age, self.version = max_times_sampled, max_age, version
-        #: Samples through this sampler take turns: what one of them uses up the next must not get.
+        #: Serializes samples: a sample must not return rows that another one is using up.
         self.lock = hold_over_forks(threading.RLock())
         self._index: Optional[RowIndex] = None
         self._elements: Optional[Elements] = None
-        #: None without a limit of uses, or a table.
+        #: None without a limit of uses, or before ``attach``.
         self._uses: Optional[UseCounts] = None
         self._start_uses: Optional[UseCounts] = None
         self._kept: Optional[PersistedState] = None
         self._newest: Optional[int] = None
         self._rows_of: Dict[int, List[Array]] = {}
         self._next_row = 0
-        # Rows that are used up, and leave before the next sample if an exception kept them from leaving at once.
+        # Rows that are used up. If an exception kept them from leaving, they leave before the next sample.
         self._leaving = NO_ROWS
         self._is_counting = False
 
@@ -87,11 +87,11 @@ class Limited(RowListener):
         self._index = index
 
     def bind(self, elements: Elements) -> None:
-        """Where the versions of rows are, and what deletes them."""
+        """Set the elements, which hold the rows' versions and delete rows."""
         self._elements = elements
 
     def keep(self, kept: PersistedState) -> None:
-        """Go on from the uses that are on record, and put them there from now on; rows at the limit leave."""
+        """Restore the recorded uses, and record them from now on. Rows at the limit leave."""
         assert self._index is not None
         assert self._elements is not None
         keep_inner = getattr(self.sampler, 'keep', None)
@@ -106,8 +106,8 @@ class Limited(RowListener):
 
     def start_uses(self) -> Optional[UseCounts]:
         """
-        Of sequences that share rows, each counted by the row that it starts at, which stays; None without a limit of
-        uses. Made, and read from the record, when it is first asked for.
+        Return the use counts of sequences that share rows, counted at each sequence's first row, which stays. None
+        without a limit of uses. They are created, and read from the record, at the first call.
         """
         if self._start_uses is None and self.max_times_sampled is not None:
             assert self._index is not None
@@ -133,8 +133,8 @@ class Limited(RowListener):
 
     def prepare(self) -> None:
         """
-        Rows that are too old leave, and those that should have left; amortised O(1) per row. Called before a sample,
-        without any lock.
+        Delete rows that are too old, and rows that an exception kept from leaving. Amortised O(1) per row. Call it
+        before a sample, without any lock.
         """
         with self.lock:
             self._let_leave()
@@ -165,16 +165,16 @@ class Limited(RowListener):
         self._leaving = NO_ROWS
 
     def set_version(self, version: int) -> None:
-        """The policy is at this version now; versions do not go back."""
+        """Set the policy's current version. Versions never decrease."""
         self._newest = version if self._newest is None else max(version, self._newest)
 
     def delivered(self, rows: Array) -> Optional[Array]:
-        """These rows were handed out; returns those that must leave."""
+        """Count these sampled rows. Return those that must leave."""
         self._tell_inner(rows)
         return self.count(rows)
 
     def count(self, rows: Array) -> Optional[Array]:
-        """As ``delivered``, of rows that another than the sampler chose."""
+        """Count rows that the sampler did not choose itself. Return those that must leave."""
         if self._uses is None:
             return None
         assert self._index is not None
@@ -185,7 +185,7 @@ class Limited(RowListener):
             return used_up
 
     def use(self, rows: Array) -> None:
-        """Rows that another than the sampler chose were handed out: those that must leave do."""
+        """Count rows that the sampler did not choose itself, and delete those that must leave."""
         used_up = self.count(rows)
         if used_up is not None and len(used_up):
             assert self._elements is not None
@@ -197,19 +197,19 @@ class Limited(RowListener):
             tell(rows)
 
     def sampled_by(self, ahead: Any) -> None:
-        """Somebody is about to sample, for whom this one draws ahead."""
+        """Pass on which Prefetch, if any, draws ahead for the next sample."""
         tell = getattr(self.sampler, 'sampled_by', None)
         if tell is not None:
             tell(ahead)
 
     def drawn(self, rows: Array) -> None:
-        """These rows are drawn ahead; they count as used when they are delivered."""
+        """Pass on rows that are drawn ahead. Their use counts when they are delivered."""
         tell = getattr(self.sampler, 'drawn', None)
         if tell is not None:
             tell(rows)
 
     def may_come(self, rows: Array) -> bool:
-        """Whether rows that were drawn ahead, and are there, may come: others used them since."""
+        """Return whether live rows that were drawn ahead may still come, after the uses since the draw."""
         if self._uses is None:
             return True
         assert self._index is not None
@@ -217,13 +217,13 @@ class Limited(RowListener):
             return self._uses.may_come(rows)
 
     def returned(self, num_batches: int) -> None:
-        """So many batches that were drawn ahead will not be delivered."""
+        """Pass on that so many batches drawn ahead will not be delivered."""
         tell = getattr(self.sampler, 'returned', None)
         if tell is not None:
             tell(num_batches)
 
     def take_over(self, other: Limited) -> None:
-        """Count on from what was used through another sampler of this table, or of the one that this is a copy of."""
+        """Continue from the counts of another sampler, of this table or of the table that this one copies."""
         assert self._index is not None
         assert other._index is not None
         self._newest = other._newest
@@ -237,13 +237,13 @@ class Limited(RowListener):
                     own.take_over(rows, known)
 
     def uses_of(self, rows: Array) -> Array:
-        """How often rows were sampled; 0 for those that are gone."""
+        """Return how often rows were sampled. 0 for rows that are gone."""
         assert self._index is not None
         with self._index.lock:
             return np.zeros(len(rows), np.int64) if self._uses is None else self._uses.of(rows)
 
     def uses_of_starts(self, rows: Array) -> Array:
-        """How often sequences that share rows were sampled that start at these."""
+        """Return how often sequences that share rows were sampled from these first rows."""
         uses = self.start_uses()
         assert self._index is not None
         with self._index.lock:
@@ -253,7 +253,7 @@ class Limited(RowListener):
         self._rows_of, self._next_row = {}, 0
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Limited:
-        """The same limits, without a table: see ``take_over``."""
+        """Return the same limits without a table. ``take_over`` copies the counts."""
         twin = type(self)(copy.deepcopy(self.sampler, memo), self.max_times_sampled, self.max_age, self.version)
         memo[id(self)] = twin
         twin._newest = self._newest
@@ -273,11 +273,11 @@ class Limited(RowListener):
             versions = of_steps.min(axis=1)
             for version in np.unique(versions).tolist():
                 self._rows_of.setdefault(version, []).append(rows[versions == version])
-        # Last: if an exception comes, they are taken in once more, which is no harm.
+        # Last: after an exception the rows are read once more, which does no harm.
         self._next_row = next_row
 
     def _versions(self, elements: Elements, slots: Array) -> Array:
-        """Of each row, or of each of its steps where rows are sequences: ``(n, steps)``."""
+        """Return the version of each row, or of each step if rows are sequences: ``(n, steps)``."""
         column = elements.table.columns.get(self.version)
         if column is not None and (column[:1].size == 1 or column.dtype.kind in 'iu'):
             return column[slots].reshape(len(slots), -1).astype(np.int64)
@@ -291,13 +291,13 @@ class Limited(RowListener):
 
 
 class LimitedPriorities(Limited):
-    """Limits over a sampler with priorities, which stay that sampler's."""
+    """Limits over a sampler with priorities. The priorities stay in that sampler."""
 
     sampler: PrioritySampler
 
     @property
     def num_stale_updates(self) -> int:
-        """How many updates were for rows that are gone."""
+        """The number of updates for rows that are gone."""
         return self.sampler.num_stale_updates
 
     def update(self, rows: Array, priority: Any) -> None:
