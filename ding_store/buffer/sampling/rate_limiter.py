@@ -198,7 +198,7 @@ class RateLimiter:
 
     @contextmanager
     def sampling(self, num_rows: int) -> Iterator[None]:
-        """Surround a sample. If it fails, it is not counted. If it finds too few rows, the next insert does not wait."""
+        """Surround a sample. If it fails, it is not counted. If it lacks rows, the next insert does not wait."""
         counted = [0]
         try:
             self._count_sample(num_rows, None, counted)

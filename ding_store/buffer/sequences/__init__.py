@@ -1,1 +1,1 @@
-"""Runs of rows: groups, where sequences may start, and time-major batches."""
+"""Sequences of rows: groups, the possible starts of sequences, and time-major batches."""

@@ -1,4 +1,4 @@
-"""Row numbers at which a process or a file ended: no sequence or episode goes on over one of them."""
+"""Row numbers at which a process or a file ended. No sequence or episode continues over one of them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ding_store.errors import NotEnoughSpace
 
 logger = logging.getLogger(__name__)
 
-#: A row number, and whether every episode behind it begins there: what collected the rows before it has ended.
+#: A row number, and True if every later episode begins there because the source of the earlier rows has ended.
 Break = Tuple[int, bool]
 
 
 def as_breaks(value: Any) -> List[Break]:
     """
     Overview:
-        Breaks as JSON has them.
+        Convert breaks from JSON.
     Raises:
-        - TypeError, ValueError: These are none.
+        - TypeError, ValueError: The value does not hold breaks.
     """
     if not isinstance(value, list):
         raise TypeError(f'{value!r:.80} is no list of breaks')
@@ -38,10 +38,10 @@ def as_breaks(value: Any) -> List[Break]:
 class Breaks:
     """
     Overview:
-        The breaks of one table, in ascending order. Those of a table with a path are on record in it, per generation
-        of its rows: see ``TableDirectory``. The caller has the table's lock.
+        The breaks of one table, in ascending order. A table with a path records them, for each generation of its rows.
+        See ``TableDirectory``. The caller holds the table's lock.
     Arguments:
-        - home (:obj:`Optional[TableDirectory]`): The table's directory.
+        - table_dir (:obj:`Optional[TableDirectory]`): The table's directory.
     """
 
     def __init__(self, table_dir: Optional[TableDirectory]) -> None:
@@ -58,12 +58,12 @@ class Breaks:
         return len(self._rows)
 
     def segments(self, rows: Array) -> Array:
-        """How many breaks are at or before each row."""
+        """Return the number of breaks at or before each row."""
         counts: Array = np.searchsorted(self._rows, rows, side='right')
         return counts
 
     def begin_episodes(self, segments: Array) -> Array:
-        """Whether every episode begins with its segment, as ``segments`` counts them."""
+        """Return whether every episode begins with its segment, for segment numbers of ``segments``."""
         begin: Array = np.concatenate([[True], self._begin])[segments]
         return begin
 
@@ -73,9 +73,9 @@ class Breaks:
     def add(self, breaks: Sequence[Break], oldest: int) -> None:
         """
         Overview:
-            Have these, too; those at which no row is left before them go.
+            Add breaks. Remove breaks that have no live row before them.
         Arguments:
-            - oldest (:obj:`int`): The first row that lives.
+            - oldest (:obj:`int`): The oldest live row.
         """
         self._set([each for each in [*self.list(), *breaks] if each[0] > oldest])
         if self._table_dir is not None:
@@ -87,7 +87,7 @@ class Breaks:
     def prepare(self, breaks: Sequence[Break]) -> None:
         """
         Overview:
-            Put on record what counts when all rows are replaced, beside what counts until then.
+            Record the breaks that will hold once all rows are replaced, next to the current ones.
         Raises:
             - NotEnoughSpace: The disk is full.
         """
@@ -97,12 +97,12 @@ class Breaks:
             self._put({str(generation): self.list(), str(generation + 1): list(breaks)})
 
     def take_back(self) -> None:
-        """The rows were not replaced: nothing of ``prepare`` is left."""
+        """Undo ``prepare``, because the rows were not replaced."""
         if self._table_dir is not None and self._is_new:
             self._table_dir.remove_record('breaks')
 
     def replace(self, breaks: Sequence[Break]) -> None:
-        """All rows were replaced, and these are their breaks."""
+        """Set the breaks of the new rows, after all rows were replaced."""
         self._set(breaks)
 
     def _put(self, value: Any) -> None:
@@ -114,7 +114,7 @@ class Breaks:
                 record.sync()
 
     def _set(self, breaks: Sequence[Any]) -> None:
-        # Of several at one row the last says how episodes go on behind it.
+        # If a row has several breaks, the last one tells if episodes begin there.
         known = {int(row): bool(begins) for row, begins in breaks}
         self._rows = np.array(sorted(known), np.int64)
         self._begin = np.array([known[row] for row in sorted(known)], bool)

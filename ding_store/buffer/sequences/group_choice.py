@@ -1,4 +1,4 @@
-"""Rows of groups, as DI-engine's ``groupby`` asks for them, found without a look at all rows."""
+"""Samples of groups for DI-engine's ``groupby`` that do not read all rows."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from ding_store.buffer.sequences.sequence_index import SequenceIndex
 from ding_store.buffer.table.row_choices import Draw, GroupChoice
 from ding_store.buffer.table.rows import RowIndex
 
-#: Steps of a uniform draw in [0, 1).
+#: The number of steps of a uniform draw in [0, 1).
 _FINE = 1 << 52
 
 
 class IndexedGroupChoice:
     """
     Overview:
-        As GroupChoice, in O(groups + rows chosen): every group is equally likely, and within one every start. While
-        rows are missing between others (deleted ones, until all older ones have left) GroupChoice does it, because
-        consecutive then means: of those that are left.
+        A GroupChoice in O(groups + rows chosen). Every group is equally likely, and within a group every start. If a
+        deleted row leaves a gap, GroupChoice chooses until all older rows have left, because only it skips gaps.
     Arguments:
-        - index (:obj:`SequenceIndex`): Of these groups, without dones.
-        - otherwise (:obj:`GroupChoice`): Of the same groups, with the same arguments.
+        - index (:obj:`SequenceIndex`): The index of these groups, without dones.
+        - otherwise (:obj:`GroupChoice`): A choice of the same groups with the same arguments.
     """
 
     def __init__(
@@ -39,7 +38,7 @@ class IndexedGroupChoice:
     ) -> None:
         self._index, self._otherwise, self._draw = index, otherwise, draw
         self._size, self._replace, self._unroll_len, self._sliced = size, replace, unroll_len, sliced
-        #: Rows per group of the last choice.
+        #: The number of rows of each group in the last choice.
         self.lengths: List[int] = []
 
     def __call__(self, index: RowIndex) -> Array:
@@ -51,7 +50,7 @@ class IndexedGroupChoice:
         return slots
 
     def _chosen(self) -> Optional[Array]:
-        """None where a writer is just taking some of the rows out."""
+        """Choose slots. Return None if a writer is deleting some of these rows."""
         groups, lines = self._index.groups, self._index.lines
         eligible = np.flatnonzero(groups.num_rows >= (self._unroll_len or 1))
         if len(eligible) < (1 if self._replace else self._size):

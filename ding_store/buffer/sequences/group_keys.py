@@ -1,4 +1,4 @@
-"""What says which rows are a group: an integer column, a key of the metas, or several of these together."""
+"""The keys that assign rows to groups: an integer column, a meta key, or several of these."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ding_store.buffer.sequences.groups import Groups
 from ding_store.buffer.table.table import Table
 from ding_store.errors import SchemaMismatch
 
-#: A column or meta key, or several of them: rows of a group are equal in all.
+#: A column or meta key, or several of them. Rows of a group are equal in all.
 GroupBy = Union[str, Sequence[str]]
 
 
 class GroupKeys:
     """
     Overview:
-        The group of any row, and whether rows that are there changed theirs.
+        Reads the group of any row, and notices if live rows change theirs.
     Arguments:
-        - names (:obj:`Sequence[str]`): Columns of integers; else keys of the metas. None at all: all are one group.
+        - names (:obj:`Sequence[str]`): Columns of integers, or otherwise meta keys. No name: all rows are one group.
         - done (:obj:`Optional[str]`): The column that is true in an episode's last row.
-        - metas_only (:obj:`bool`): Whether even a name that is a column's means the metas.
+        - metas_only (:obj:`bool`): Look up every name in the metas, even if a column has that name.
     """
 
     def __init__(
@@ -32,15 +32,15 @@ class GroupKeys:
         self._table, self._metas, self._names, self._done = table, metas, names, done
         self._metas_only = metas_only
         self._sources: List[Union[str, Groups]] = []
-        #: The ``state`` that is known.
+        #: The last ``state`` that the index was built for.
         self.seen: Tuple[object, ...] = ()
-        #: The columns, as the table has them, of which the sources are, and those that ``check`` found to be right:
-        #: nothing else needs to be looked at again where the sources are columns alone.
+        #: The columns of the table that ``resolve`` and ``check`` have seen. If all groups come from columns, neither
+        #: does anything while the table has the same ones.
         self._resolved: Optional[Mapping[str, Array]] = None
         self._checked: Optional[Mapping[str, Array]] = None
 
     def resolve(self) -> None:
-        """Find out where the groups are. Called before the others, without the table's index locked."""
+        """Find the columns and metas of the groups. Call it before the others, without the table's index locked."""
         columns = self._table.columns
         if columns is not self._resolved:
             self._sources = [self._source(name) for name in self._names]
@@ -49,18 +49,18 @@ class GroupKeys:
             self._resolved = None if any(isinstance(source, Groups) for source in self._sources) else columns
 
     def drop_columns(self) -> None:
-        """Let go of the columns that were last seen."""
+        """Release the columns that were last seen."""
         self._resolved = self._checked = None
 
     def state(self) -> Tuple[object, ...]:
-        """Another one where rows may be in other groups than before, or end episodes that they did not."""
+        """Return a state that differs if live rows may have changed their groups or dones."""
         return tuple(
             (id(source), source.num_moves) if isinstance(source, Groups) else self._table.num_changes[source]
             for source in (*self._sources, *((self._done,) if self._done else ()))
         )
 
     def read(self, slots: Array) -> Tuple[Array, Array]:
-        """The group's value of each slot, ``(n,)`` or ``(n, k)``, int64, and which of them have one."""
+        """Return each slot's group value, ``(n,)`` or ``(n, k)``, int64, and which slots have a group."""
         if not self._sources:
             return np.zeros(len(slots), np.int64), np.ones(len(slots), bool)
         values = [self._read(source, slots) for source in self._sources]
@@ -71,9 +71,9 @@ class GroupKeys:
         return values[0] if len(values) == 1 else np.stack(values, axis=1), has_group
 
     def read_done(self, slots: Array) -> Array:
-        """Which of these rows end an episode."""
+        """Return which of these rows end an episode."""
         column = self._table.columns.get(self._done or '')
-        # Without columns there are no rows to speak of.
+        # A table without columns has no rows.
         return np.zeros(len(slots), bool) if column is None else column[slots].reshape(len(slots)) != 0
 
     def check(self) -> None:
@@ -101,7 +101,7 @@ class GroupKeys:
                     f'groupby ({name!r}) must be a column with one integer per row, it has {column.dtype} of shape '
                     f'{column.shape[1:]}'
                 )
-        # What was looked at, which may be others by now.
+        # The table may have other columns by now, which must be checked again.
         self._checked = columns if columns is self._resolved else None
 
     def _source(self, name: str) -> Union[str, Groups]:
@@ -118,5 +118,5 @@ class GroupKeys:
             return source.codes[slots]
         column = self._table.columns.get(source)
         if column is None or column.dtype.kind not in 'biu' or column[:1].size != 1:
-            return np.zeros(len(slots), np.int64)  # Refused by ``check``.
+            return np.zeros(len(slots), np.int64)  # ``check`` refuses this column.
         return column[slots].reshape(len(slots)).astype(np.int64)

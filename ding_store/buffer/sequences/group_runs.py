@@ -1,4 +1,4 @@
-"""The runs of rows that a draw of groups may give: whole groups, or so many rows of one that follow each other."""
+"""The runs of rows that a draw of groups can return: whole groups, or consecutive rows of one group."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ding_store.buffer.sequences.groups import Groups
 class GroupRuns:
     """
     Overview:
-        Each row stands for a run: its group, or that of ``unroll_len`` rows which begins with it, or, ``sliced``, the
-        slice that it is in, as GroupChoice cuts them. O(rows).
+        Maps each row to a run. The run is the row's whole group, or the ``unroll_len`` rows that begin with the row.
+        With ``sliced`` it is the slice that holds the row, as GroupChoice cuts slices. O(rows).
     Members:
-        - slots (:obj:`np.ndarray`): Of the rows that stand for a run, ``(n,)``.
-        - run_of_slot (:obj:`np.ndarray`): Which one, ``(n,)``: every number from 0 on.
+        - slots (:obj:`np.ndarray`): The slots of rows that have a run, ``(n,)``.
+        - run_of_slot (:obj:`np.ndarray`): The run of each of them, ``(n,)``. Runs are numbered from 0 without gaps.
     """
 
     def __init__(self, groups: Groups, slots: Array, unroll_len: Optional[int], sliced: bool) -> None:
         """
         Arguments:
-            - slots (:obj:`np.ndarray`): Of all rows, by age.
+            - slots (:obj:`np.ndarray`): The slots of all rows, by age.
         """
         slots = slots[groups.codes[slots] != Groups.NONE]
         codes = groups.codes[slots]
         order = np.argsort(codes, kind='stable')
-        #: By group, and there by age.
+        #: The slots by group, and within a group by age.
         self._ordered = slots[order]
         begins = np.flatnonzero(np.diff(codes[order], prepend=-1))
         counts = np.diff(begins, append=len(slots))
@@ -45,7 +45,7 @@ class GroupRuns:
         self._lengths = length[is_whole][at]
 
     def slots_of(self, run: int) -> Array:
-        """The rows of a run, by age."""
+        """Return the slots of a run, by age."""
         first = self._firsts[run]
         rows: Array = self._ordered[first : first + self._lengths[run]]
         return rows

@@ -1,4 +1,4 @@
-"""What is known of each group of rows: where its line ends, and how long the run is that it is in."""
+"""The state of each group of rows: the end of its line, and the length of its current run."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from ding_store.buffer.array_types import Array
 from ding_store.buffer.kernels.constants import PAGE
 from ding_store.buffer.sequences.linked_pages import NOWHERE
 
-#: Groups without rows are kept until there are more of them than this, and than of the others: episodes come and go,
-#: but the steps of an environment go on after all earlier ones have left.
+#: Groups without rows are kept up to this number, or up to the number of other groups. Episodes come and go, but an
+#: environment's steps may continue after all its earlier ones have left.
 _MAX_IDLE = 4096
 
 
 class Rows(NamedTuple):
-    """What becomes known of new rows, an array each."""
+    """Facts about new rows, one array each."""
 
     places: Array
-    positions: Array  # in their runs, from 1
-    is_known: Array  # whether the run began where an episode did
+    positions: Array  # The place in the run, from 1.
+    is_known: Array  # True if the run began where an episode did.
     is_done: Array
     missed: Array
     segments: Array
@@ -34,12 +34,12 @@ class GroupStates:
     Overview:
         Arrays by group number:
 
-        * ``tails``: the last place of its line.
-        * ``runs``: how many rows its run has so far, those included that left. 0 after a done.
-        * ``is_known``: whether that run began where an episode did.
-        * ``missed``: how often rows had been missed, of whatever group, when its last row came.
-        * ``segments``: how many breaks there were before its last row, see ``Breaks``.
-        * ``num_rows``: how many of its rows hold a slot.
+        * ``tails``: the last place of the group's line.
+        * ``runs``: the number of rows in its current run, including rows that left. 0 after a done.
+        * ``is_known``: True if that run began where an episode did.
+        * ``missed``: the count of gaps in the rows of all groups when its last row came.
+        * ``segments``: the number of breaks before its last row. See ``Breaks``.
+        * ``num_rows``: the number of its rows that hold a slot.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class GroupStates:
         return len(self._id_of)
 
     def ids(self, values: Array) -> Array:
-        """Group numbers ``(n,)`` of values ``(n,)`` or ``(n, k)``."""
+        """Return group numbers ``(n,)`` of values ``(n,)`` or ``(n, k)``."""
         distinct, inverse = np.unique(values, axis=0 if values.ndim > 1 else None, return_inverse=True)
         if len(self._free) < len(distinct):
             self._make_room(len(distinct))
@@ -64,7 +64,7 @@ class GroupStates:
         return each
 
     def advance(self, ids: Array, counts: Array, lasts: Rows) -> None:
-        """Distinct groups have so many more rows, the last of which are these."""
+        """Add ``counts`` rows to these distinct groups. ``lasts`` are the last new rows of each."""
         self.tails[ids] = lasts.places
         self.num_rows[ids] += counts
         self.runs[ids] = np.where(lasts.is_done, 0, lasts.positions)
@@ -72,11 +72,11 @@ class GroupStates:
         self.missed[ids], self.segments[ids] = lasts.missed, lasts.segments
 
     def count_down(self, ids: Array) -> None:
-        """Groups have a row less, for each time that they are named."""
+        """Subtract one row of a group for each time that it is listed."""
         np.subtract.at(self.num_rows, ids, 1)
 
     def lose_tails(self, ids: Array, pages: Array) -> None:
-        """Pages went back that were these groups'."""
+        """Reset the tails on these pages, which these groups released."""
         is_tail = self.tails[ids] // PAGE == pages
         self.tails[ids[is_tail]] = NOWHERE
 
@@ -86,14 +86,15 @@ class GroupStates:
             found = self._id_of[key] = self._free.pop()
             self.tails[found] = NOWHERE
             self.runs[found] = self.num_rows[found] = self.missed[found] = self.segments[found] = 0
-            # If rows were missed before it came, ``missed`` says so: it differs from theirs.
+            # If rows were missed before the group's first row, that row's ``missed`` differs from this 0 and breaks the
+            # run.
             self.is_known[found] = True
         return found
 
     def _make_room(self, num_new: int) -> None:
         idle = [(key, i) for key, i in self._id_of.items() if self.num_rows[i] == 0]
         if len(idle) > max(_MAX_IDLE, len(self._id_of) // 2):
-            # Those that began first; one of them that comes back after all counts as new.
+            # Drop the oldest ones. If one of them comes back later, it counts as new.
             for key, i in idle[: len(idle) // 2]:
                 del self._id_of[key]
                 self._free.append(i)

@@ -1,4 +1,4 @@
-"""Which rows belong together."""
+"""The group of each row, by the value of a key."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ding_store.buffer.array_types import Array
 class Groups:
     """
     Overview:
-        The group of every slot: ``codes[slot]`` is a number for the value of the key, or NONE. ``num_moves`` counts the
-        rows that changed their group after they were pushed.
+        The group of every slot. ``codes[slot]`` is a number for the value of the key, or NONE. ``num_moves`` counts
+        changes of groups after the push.
     """
 
     NONE = -1
@@ -26,11 +26,11 @@ class Groups:
 
     @property
     def is_used(self) -> bool:
-        """Whether any row ever had the key."""
+        """True if any row ever had the key."""
         return self._num_codes > 0
 
     def code(self, value: Hashable) -> int:
-        # Episodes come and go: numbers of values that left are never used again, but must not be kept for ever.
+        # Episodes come and go. Codes of values that left are never used again, so they must not pile up.
         if len(self._code_of) > 2 * len(self.codes) + 1024:
             self._forget_unused()
         code = self._code_of.get(value)
@@ -40,19 +40,19 @@ class Groups:
         return code
 
     def move(self, slot: int, code: int, is_live: bool) -> None:
-        """A slot's row belongs to a group, from now on (``is_live``) or since it is there."""
+        """Set the group of a slot's row. ``is_live`` is False for a new row."""
         if is_live and self.codes[slot] != code:
             self.num_moves += 1
         self.codes[slot] = code
 
     def leave(self, slots: Array, is_live: Array) -> None:
-        """The rows of these slots belong to no group."""
+        """Remove the rows of these slots from all groups."""
         if (self.codes[slots[is_live]] != self.NONE).any():
             self.num_moves += 1
         self.codes[slots] = self.NONE
 
     def clear(self) -> None:
-        """No row is left."""
+        """Remove all rows."""
         self.codes.fill(self.NONE)
         self._code_of = {}
 

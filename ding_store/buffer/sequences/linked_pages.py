@@ -1,4 +1,4 @@
-"""Rows of many groups, each in its own order: pages of slots, linked, so that a step along a group costs O(1)."""
+"""Linked pages of slots that hold each group's rows in order, so that a step along a group costs O(1)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ NOWHERE = -1
 class LinkedPages:
     """
     Overview:
-        Every group has a line of slots that grows at its tail. A place is an entry of some page; ``at[slot]`` says
-        where a slot is. Vectorised over groups and slots; the caller has the table's index locked.
+        Each group has a line of slots that grows at its tail. A place is an entry of a page. ``at[slot]`` is the place
+        of a slot. Methods are vectorised over groups and slots. The caller holds the lock of the table's index.
 
-        * ``held`` holds the entries; the last page is never used and holds NOWHERE, so that a place on page -1,
-          which is what lies beyond the ends of a line, needs no special case.
-        * ``after``, ``_before`` link the pages, with NOWHERE as their last item for the same reason.
+        * ``held`` holds the entries. Its last page is never used and holds NOWHERE. A place beyond a line's ends is on
+          page -1, which is that page, so it needs no special case.
+        * ``after`` and ``_before`` link the pages. Their last item is NOWHERE for the same reason.
     Arguments:
-        - capacity (:obj:`int`): Slots are below it.
+        - capacity (:obj:`int`): All slots are below it.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -38,7 +38,7 @@ class LinkedPages:
         self._num_held = np.zeros(0, np.int32)
         self._owner = np.zeros(0, np.int64)
         self._free = np.empty(0, np.int32)
-        #: Group -> its pages, first to last.
+        #: The pages of each group, first to last.
         self._pages_of: Dict[int, List[int]] = {}
 
     def append(self, owners: Array, tails: Array, counts: Array, slots: Array) -> Array:
@@ -47,11 +47,11 @@ class LinkedPages:
             Append slots to lines.
         Arguments:
             - owners (:obj:`np.ndarray`): Distinct groups ``(k,)``.
-            - tails (:obj:`np.ndarray`): The last place of each one's line ``(k,)``, NOWHERE for a new one.
-            - counts (:obj:`np.ndarray`): How many slots each one gets ``(k,)``, at least 1.
-            - slots (:obj:`np.ndarray`): The slots ``(n,)``, one group's after the other's. They are nowhere now.
+            - tails (:obj:`np.ndarray`): The last place of each group's line ``(k,)``, NOWHERE for a new line.
+            - counts (:obj:`np.ndarray`): The number of new slots of each group ``(k,)``, at least 1.
+            - slots (:obj:`np.ndarray`): The slots ``(n,)``, ordered by group. None of them has a place yet.
         Returns:
-            - places (:obj:`np.ndarray`): Where they are now ``(n,)``.
+            - places (:obj:`np.ndarray`): Their new places ``(n,)``.
         """
         room = np.where(tails >= 0, _MASK - (tails & _MASK), 0)
         num_pages = (np.maximum(counts - room, 0) + _MASK) >> PAGE_SHIFT
@@ -73,10 +73,10 @@ class LinkedPages:
     def drop(self, slots: Array) -> Array:
         """
         Overview:
-            Distinct slots leave their places; pages without any go back. What is left of a line stays as it is, with
-            NOWHERE between.
+            Remove distinct slots from their places, and release empty pages. The rest of a line stays in place, with
+            NOWHERE in the gaps.
         Returns:
-            - pages (:obj:`np.ndarray`): The pages that went back.
+            - pages (:obj:`np.ndarray`): The released pages.
         """
         places: Array = self.at[slots]
         places = places[places >= 0]
@@ -89,7 +89,7 @@ class LinkedPages:
         pages = np.unique(pages)
         empty: Array = pages[self._num_held[pages] == 0]
         for owner, page in zip(self._owner[empty].tolist(), empty.tolist()):
-            # Nearly always the first: rows leave in the order in which they came.
+            # It is nearly always the first page, because rows leave in the order in which they came.
             self._pages_of[owner].remove(page)
             if not self._pages_of[owner]:
                 del self._pages_of[owner]
@@ -98,7 +98,7 @@ class LinkedPages:
         return empty
 
     def owners(self, places: Array) -> Array:
-        """The groups whose places these are."""
+        """Return the groups that own these places."""
         owners: Array = self._owner[places >> PAGE_SHIFT]
         return owners
 
@@ -107,11 +107,11 @@ class LinkedPages:
         return owners
 
     def slots(self, places: Array) -> Array:
-        """What is at places: slots, or NOWHERE."""
+        """Return the slots at these places, or NOWHERE."""
         return np.where(places >= 0, self.held[places], NOWHERE)
 
     def back(self, owners: Array, tails: Array, steps: Array) -> Array:
-        """As ``walk(tails, -steps)`` for far steps: O(1) each, along lines without holes."""
+        """Walk back as ``walk(tails, -steps)`` does, in O(1) for any distance. Lines must have no gaps."""
         ordinal = (tails & _MASK) - steps
         hops = ordinal >> PAGE_SHIFT
         pages = [
@@ -122,7 +122,7 @@ class LinkedPages:
         return np.where(page >= 0, (page << PAGE_SHIFT) + (ordinal & _MASK), NOWHERE)
 
     def walk(self, places: Array, steps: Array) -> Array:
-        """Places so many steps further, or back where negative; NOWHERE beyond the ends of the line."""
+        """Return the places so many steps on, or back if negative. NOWHERE beyond the ends of a line."""
         offset = (places & _MASK) + steps
         page, hops = places >> PAGE_SHIFT, offset >> PAGE_SHIFT
         for hop in range(int(hops.max(initial=0))):
@@ -132,14 +132,14 @@ class LinkedPages:
         return np.where((page >= 0) & (places >= 0), (page.astype(np.int64) << PAGE_SHIFT) + (offset & _MASK), NOWHERE)
 
     def windows(self, places: Array, length: int) -> Array:
-        """The slots of ``length`` consecutive places from each of these on ``(length, B)``; NOWHERE where is none."""
+        """Return the slots of ``length`` places from each of these on ``(length, B)``. NOWHERE if a place is empty."""
         first, page = places & _MASK, places >> PAGE_SHIFT
         num_pages = ((int(first.max(initial=0)) + length - 1) >> PAGE_SHIFT) + 1
         pages = np.empty((len(places), num_pages), np.int64)
         for number in range(num_pages):
             pages[:, number] = page
             page = self.after[page]
-        # Whole pages first, which are contiguous, and then from those: half the time of single entries.
+        # Gather whole contiguous pages first, and take entries from those: half the time of gathering single entries.
         held = self.held.reshape(-1, PAGE)[pages].reshape(-1)
         start = np.arange(len(places)) * (num_pages << PAGE_SHIFT) + first
         slots: Array = held.take(start + np.arange(length)[:, None])
@@ -171,7 +171,7 @@ class LinkedPages:
             self._pages_of.setdefault(owner, []).extend(pages[first : first + count].tolist())
         self._before[pages[1:]] = pages[:-1]
         self.after[pages[:-1]] = pages[1:]
-        # Where one group's pages end and another's begin: the old tail's page instead.
+        # At the border between two groups' pages, link the group's old tail page instead.
         tail_pages = np.where(tails >= 0, tails >> PAGE_SHIFT, NOWHERE)[grown]
         self.after[pages[np.append(firsts[1:] - 1, len(pages) - 1)]] = NOWHERE
         self._before[pages[firsts]] = tail_pages

@@ -1,4 +1,4 @@
-"""A time-major batch that passes for the list of sequences that DI-engine's recurrent policies are given."""
+"""A time-major batch that can be used as the list of sequences that DI-engine's recurrent policies expect."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ding_store.columns import Schema, nodes
 class SequenceBatch(TrainBatch):
     """
     Overview:
-        Leaves ``(T, B, ...)``, and the manners of a list of B dicts whose values are lists of T steps, which is what
-        collectors of the config pipeline make. ``timestep_collate`` (R2D2, R2D3, NGU, QMIX, WQMIX, CollaQ, QTRAN, COMA,
-        MADQN) and IMPALA's collate take it as it is: no leaf is copied. Any other caller of ``default_collate`` gets
-        lists of T tensors ``(B, ...)``.
+        A batch with leaves ``(T, B, ...)`` that also behaves like a list of B dicts whose values are lists of T steps.
+        Collectors of the config pipeline make such lists. ``timestep_collate`` (R2D2, R2D3, NGU, QMIX, WQMIX, CollaQ,
+        QTRAN, COMA, MADQN) and IMPALA's collate use the batch without copying a leaf. Any other caller of
+        ``default_collate`` gets lists of T tensors ``(B, ...)``.
     """
 
     _own_keys = frozenset({STATE})
@@ -32,19 +32,19 @@ class SequenceBatch(TrainBatch):
 
 
 def _stacks_steps(caller: FrameType) -> bool:
-    """Whether this caller of ``default_collate`` stacks the lists of steps that it gets, and leaves tensors alone."""
+    """Return whether this caller of ``default_collate`` stacks lists of steps and leaves tensors unchanged."""
     if caller.f_code is timestep_collate.__code__:
         return True
-    # By name: importing the policies of DI-engine takes seconds.
+    # Compared by name, because importing the policies of DI-engine takes seconds.
     return (caller.f_code.co_name, caller.f_globals.get('__name__')) == ('_data_preprocess_learn', 'ding.policy.impala')
 
 
 class StepRows(List[List[Any]]):
-    """T lists of B values: a leaf that is None in some rows."""
+    """T lists of B values, for a leaf that is None in some rows."""
 
 
 class Steps(Deferred, SequenceABC):
-    """One sequence's part of a leaf ``(T, B, ...)``: the list of its steps, made when somebody looks."""
+    """One sequence's part of a leaf ``(T, B, ...)``: the list of its steps, computed at the first read."""
 
     __slots__ = ('_leaf', '_length', '_place')
 
@@ -67,7 +67,7 @@ class Steps(Deferred, SequenceABC):
 
 
 def in_steps(tree: ttorch.Tensor, length: int, size: int) -> ttorch.Tensor:
-    """A tree of all steps, ``(length * size, ...)``, the first step of all sequences first, as ``(T, B, ...)``."""
+    """Reshape a tree of steps ``(length * size, ...)``, in the order of time, to ``(length, size, ...)``."""
     return ttorch.Tensor(_split(tree._detach(), length, size))
 
 
@@ -82,13 +82,14 @@ def sequence_batch(
 ) -> SequenceBatch:
     """
     Overview:
-        One batch of ``size`` sequences.
+        Return one batch of ``size`` sequences.
     Arguments:
-        - tree (:obj:`ttorch.Tensor`): Leaves ``(length, size, ...)``; its storage becomes the batch's.
-        - states (:obj:`States`): Before each of these steps, the first of all sequences first; made if somebody asks.
-        - step (:obj:`Schema`): Of one step.
+        - tree (:obj:`ttorch.Tensor`): Leaves ``(length, size, ...)``. The batch uses its storage.
+        - states (:obj:`States`): The states before the steps, the first steps of all sequences first. Computed when
+          they are read.
+        - step (:obj:`Schema`): The schema of one step.
         - extra (:obj:`Mapping`): Leaves ``(size, ...)`` that sequences have as a whole.
-        - rest (:obj:`Optional[Schema]`): Of those.
+        - rest (:obj:`Optional[Schema]`): The schema of those.
     """
     storage = tree._detach()
     batch_of_steps = dict(_items(storage))
@@ -109,7 +110,7 @@ def sequence_batch(
 
 
 def _steps(value: Any, length: int, size: int, node: Optional[nodes.Node]) -> List[Any]:
-    """What each sequence has of a batch: dicts of lists, as lists of dicts are turned into by the collectors."""
+    """Return each sequence's part of a batch: dicts of lists of steps, as collectors build them."""
     if not isinstance(value, (dict, TreeStorage)):
         value = _as_pushed(value, node)
         return [Steps(value, length, place) for place in range(size)]
@@ -122,7 +123,7 @@ def _steps(value: Any, length: int, size: int, node: Optional[nodes.Node]) -> Li
 
 
 def _as_pushed(value: Any, node: Optional[nodes.Node]) -> Any:
-    """A leaf of a batch with the last axis that its elements have: batches have shape ``(1,)`` as a number."""
+    """Return a leaf with the last axis of the pushed elements. In a batch, shape ``(1,)`` became a number."""
     is_one = isinstance(node, nodes.Leaf) and node.shape == (1,)
     return value.unsqueeze(-1) if is_one and isinstance(value, torch.Tensor) else value
 
@@ -144,7 +145,7 @@ def _at(value: Any, step: int, place: int) -> Any:
 
 
 def _split(value: Any, length: int, size: int) -> Any:
-    """Leaves ``(length * size, ...)`` as ``(length, size, ...)``: views."""
+    """Reshape leaves ``(length * size, ...)`` to ``(length, size, ...)``, as views."""
     if isinstance(value, torch.Tensor):
         return value.view(length, size, *value.shape[1:])
     if isinstance(value, TreeStorage):
@@ -152,7 +153,7 @@ def _split(value: Any, length: int, size: int) -> Any:
     if isinstance(value, dict):
         return {key: _split(each, length, size) for key, each in _items(value)}
     if isinstance(value, list) and len(value) == length * size and any(each is None for each in value):
-        # What is None in some rows is a list of rows.
+        # A leaf that is None in some rows is a list of rows.
         return StepRows(value[start : start + size] for start in range(0, length * size, size))
     if isinstance(value, (list, tuple)):
         return _like(value, [_split(each, length, size) for each in value])

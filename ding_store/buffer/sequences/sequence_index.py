@@ -1,4 +1,4 @@
-"""Which rows follow each other in their group, and where a sequence may start; kept up to date row by row."""
+"""An index of the order of rows within groups and of possible starts of sequences, updated with each row."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ding_store.buffer.sequences.group_states import GroupStates, Rows
 from ding_store.buffer.sequences.linked_pages import NOWHERE, LinkedPages
 from ding_store.buffer.table.rows import RowIndex, RowListener
 
-#: Slots -> the group's value for each, int64, and which of them have one.
+#: Slots -> each slot's group value, int64, and which slots have a group.
 ReadGroups = Callable[[Array], Tuple[Array, Array]]
 #: Slots -> which of them end an episode.
 ReadDone = Callable[[Array], Array]
 
-#: So many kinds of starts (length, stride) are kept up to date; the one longest unused makes room for another.
+#: The number of kinds of starts (length, stride) that are kept. A new kind replaces the one longest unused.
 _MAX_KINDS = 4
 _Starts = Dict[Tuple[int, int], SlotSet]
 
@@ -30,18 +30,19 @@ _Starts = Dict[Tuple[int, int], SlotSet]
 class SequenceIndex(RowListener):
     """
     Overview:
-        The lines of all groups, and sets of the slots where a sequence of some length may start, or an episode ends.
-        New rows are taken in when somebody asks, many at once. Rows that leave are noticed when their slots are used
-        again, or when somebody is about to get them: then they go from the sets, each once, so that the price of a
-        draw does not depend on the number of rows.
+        The lines of all groups, and sets of slots at which a sequence may start or an episode ends.
 
-        A *run* is what may be cut into sequences: rows of one group, up to a done. After rows that nobody saw (more
-        were pushed at once than the table holds), and at a break, every group begins a new run.
+        New rows wait and are added many at once, at the latest at the next sample. Rows that left are noticed when
+        their slots are reused, or when a draw meets them. Then each leaves the sets once, so that the cost of a draw
+        does not depend on the number of rows.
+
+        A *run* can be cut into sequences: it holds the rows of one group up to a done. Every group begins a new run at
+        a break, and after rows that were never seen because one push exceeded the table's capacity.
     Arguments:
-        - index (:obj:`RowIndex`): The table's; locked by whoever calls.
-        - read_groups (:obj:`ReadGroups`): Of rows that were just published.
-        - read_done (:obj:`Optional[ReadDone]`): None: runs end only where rows are missing, and at breaks.
-        - breaks (:obj:`Breaks`): The table's.
+        - index (:obj:`RowIndex`): The table's index. The caller holds its lock.
+        - read_groups (:obj:`ReadGroups`): Reads the groups of new rows.
+        - read_done (:obj:`Optional[ReadDone]`): None: runs end only at breaks and missing rows.
+        - breaks (:obj:`Breaks`): The table's breaks.
     """
 
     def __init__(self, index: RowIndex, read_groups: ReadGroups, read_done: Optional[ReadDone], breaks: Breaks) -> None:
@@ -49,40 +50,40 @@ class SequenceIndex(RowListener):
         self.lines = LinkedPages(index.capacity)
         self.groups = GroupStates()
         self._starts: _Starts = {}
-        #: Of those who take some out that others may have, for as long as they are there.
+        #: The sets of starts for each UseCounts, which discards used-up starts from them. They end with the UseCounts.
         self._starts_of: weakref.WeakKeyDictionary[UseCounts, _Starts] = weakref.WeakKeyDictionary()
         self._ends: Dict[Optional[int], SlotSet] = {}
         self._first_row, self._next_row, self._num_missed = 0, index.next_row, 0
         self._pending = PendingSlots(self._take_in)
-        #: How often it began anew, so that what was drawn before may no longer be right.
+        #: The number of rebuilds, after which batches drawn ahead may be wrong.
         self.num_forgotten = 0
         self._start()
         index.listen(self)
 
     @property
     def rows(self) -> RowIndex:
-        """The table's."""
+        """The table's row index."""
         return self._index
 
-    # What the table tells.
+    # Callbacks of the table.
 
     def published(self, slots: Array) -> None:
         if self._is_stale or not len(slots):
             return
         first, last = int(self._index.row_of_slot[slots[0]]), int(self._index.row_of_slot[slots[-1]])
         if last - first != len(slots) - 1:
-            self.forget()  # Rows of a file, of which some had left.
+            self.forget()  # The rows come from a file, and some had left.
             return
         if first != self._next_row:
             self._pending.flush()
             self._num_missed += 1
         self._next_row = first + len(slots)
         self._pending.add(slots)
-        # After: the rows before them, when there are too many to wait, are no longer.
+        # Set after ``add``: if too many slots wait, it applies them and clears their flags.
         self._is_pending[slots] = True
 
     def removed(self, slots: Array) -> None:
-        # Their groups and dones are still in the columns, and soon will not be.
+        # Their groups and dones are still in the columns, but will soon be overwritten.
         if not self._is_stale and self._is_pending[slots].any():
             self._pending.flush()
 
@@ -90,7 +91,7 @@ class SequenceIndex(RowListener):
         self._start()
 
     def restored(self, slots: Array) -> None:
-        # The rows are where they were, but a draw in between may have given them up.
+        # The rows are in their old slots, but a draw in between may have discarded them.
         self.forget()
 
     def cleared(self) -> None:
@@ -98,39 +99,40 @@ class SequenceIndex(RowListener):
         self._first_row, self._is_stale = self._next_row, False
 
     def resizing(self) -> None:
-        """Slots will be others: see ``resized``."""
+        """Do nothing: ``resized`` starts anew with the new slots."""
 
     def resized(self, capacity: int, source: Array, target: Array) -> None:
         self._start()
 
-    # What samplers ask.
+    # Calls of samplers.
 
     def refresh(self) -> None:
-        """Take in what happened since the last time: amortised O(1) per row."""
+        """Apply all changes since the last call. Amortised O(1) per row."""
         if self._is_stale:
             self._rebuild()
         else:
             self._pending.flush()
 
     def forget(self) -> None:
-        """Rows that are there changed their groups or dones: look at all of them again."""
+        """Read all rows again at the next sample, because live rows changed their groups or dones."""
         self._pending.clear()
         self._is_stale = True
         self.num_forgotten += 1
 
     def replaced(self) -> None:
-        """The rows are a file's: where they begin, an episode begins only if no row was before them."""
+        """Start anew with a file's rows. Their first row begins an episode only if its number is 0."""
         self._first_row = 0
         self.forget()
 
     def starts(self, length: int, stride: int = 1, uses: Optional[UseCounts] = None) -> SlotSet:
         """
         Overview:
-            Slots at which ``length`` rows of one run begin. Some of these rows may have left: see ``windows``.
+            Return the slots at which ``length`` rows of one run begin. Some of these rows may have left. See
+            ``windows``.
         Arguments:
-            - stride (:obj:`int`): Only at multiples of it, counted from where the run began.
-            - uses (:obj:`Optional[UseCounts]`): Only sequences that are not used up. Some may be by
-              now. The set is given out as it is, without a copy.
+            - stride (:obj:`int`): Start only at multiples of it, counted from the start of the run.
+            - uses (:obj:`Optional[UseCounts]`): Leave out sequences that are used up, except any used up since. The set
+              is returned without a copy.
         """
         kind = (length, stride)
 
@@ -143,7 +145,7 @@ class SequenceIndex(RowListener):
         return self._kept(self._starts if uses is None else self._starts_of.setdefault(uses, {}), kind, fill)
 
     def ends(self, max_length: Optional[int] = None) -> SlotSet:
-        """Slots of the last rows of whole episodes. Some of their rows may have left: see ``episodes``."""
+        """Return the slots of the last rows of whole episodes. Some of their rows may have left. See ``episodes``."""
 
         def fill(members: SlotSet) -> None:
             slots = self._held_slots()
@@ -158,7 +160,7 @@ class SequenceIndex(RowListener):
                 sets.pop(next(iter(sets)))
             found = SlotSet(self._index.capacity)
             fill(found)
-        # Put in again, as the one last used.
+        # Insert it again: the dict's order is the order of use.
         sets[kind] = found
         return found
 
@@ -166,7 +168,7 @@ class SequenceIndex(RowListener):
         return np.flatnonzero(self.lines.at != NOWHERE)
 
     def windows(self, starts: Array, length: int) -> Tuple[Array, Optional[Array]]:
-        """Slots ``(length, B)`` from each start on, and which windows have all of their rows ``(B,)``; None: all."""
+        """Return slots ``(length, B)`` from each start on, and which windows are complete ``(B,)``. None: all."""
         lines, kernels = self.lines, self._index.kernels
         if kernels is not None and lines.at.dtype == np.int32:
             slots, are_there = np.empty((length, len(starts)), np.int64), np.empty(len(starts), np.bool_)
@@ -176,19 +178,19 @@ class SequenceIndex(RowListener):
             )
             return slots, None if are_all_there else are_there
         slots = lines.windows(lines.at[starts], length)
-        # One look instead of ``_are_live``: both are below zero for what is not there.
+        # One check instead of ``_are_live``: missing rows and missing slots are both below zero.
         rows = self._index.row_of_slot.take(slots, mode='clip')
         are_there = np.minimum(rows.min(axis=0), slots.min(axis=0)) >= 0
         return slots, None if are_there.all() else are_there
 
     def episodes(self, ends: Array) -> Tuple[Array, Array, Optional[Array]]:
-        """Slots ``(T, B)`` of the episodes that end there, their lengths ``(B,)``, and which are whole; None: all."""
+        """Return slots ``(T, B)`` of episodes with these ends, lengths ``(B,)``, and which are whole. None: all."""
         lengths = self._positions[ends].astype(np.int64)
         slots, are_there = self.windows_from(self.lines.walk(self.lines.at[ends], 1 - lengths), lengths)
         return slots, lengths, None if are_there.all() else are_there
 
     def windows_from(self, places: Array, lengths: Array) -> Tuple[Array, Array]:
-        """Slots ``(T, B)`` from each place on, of which ``lengths`` count, and whether those are all there ``(B,)``."""
+        """Return slots ``(T, B)`` from each place on, and whether the first ``lengths`` are all live ``(B,)``."""
         slots = self.lines.windows(places, int(lengths.max(initial=0)))
         is_beyond = np.arange(len(slots))[:, None] >= lengths
         return slots, (self._are_live(slots) | is_beyond).all(axis=0)
@@ -199,7 +201,7 @@ class SequenceIndex(RowListener):
         return are_live
 
     def _start(self) -> None:
-        """Know nothing."""
+        """Clear all state."""
         self._is_stale = True
         self._pending.clear()
         capacity = self._index.capacity
@@ -207,13 +209,13 @@ class SequenceIndex(RowListener):
         for starts in self._all_starts():
             starts.update({kind: SlotSet(capacity) for kind in starts})
         self._ends.update({kind: SlotSet(capacity) for kind in self._ends})
-        #: Of each row, its place in its run, from 1, and whether it is the last one of a whole episode.
+        #: Each row's place in its run, from 1, and whether it is the last row of a whole episode.
         self._positions, self._is_end = np.zeros(capacity, np.int32), np.zeros(capacity, bool)
         self._is_pending = np.zeros(capacity, bool)
         self._next_row, self._num_missed = self._index.next_row, 0
 
     def _rebuild(self) -> None:
-        """With the rows there are. Where others are missing, nobody knows whose they were and what they ended."""
+        """Build all state from the live rows. Runs break at missing rows, whose groups and dones are unknown."""
         self._start()
         slots = self._index.slots_by_age().astype(np.intp)
         missed = np.cumsum(np.diff(self._index.row_of_slot[slots], prepend=self._first_row - 1) != 1)
@@ -226,8 +228,8 @@ class SequenceIndex(RowListener):
         self._is_stale = False
 
     def _take_in(self, slots: Array) -> None:
-        """Rows that are new since the last time, in the order of age; all there were, as none left unnoticed."""
-        self._is_stale = True  # If an exception comes, all rows are looked at next time.
+        """Add rows that are new since the last call, ordered by age. No row left without a call of ``removed``."""
+        self._is_stale = True  # After an exception, all rows are read again.
         self._is_pending[slots] = False
         self._add(slots, np.full(len(slots), self._num_missed))
         self._is_stale = False
@@ -243,7 +245,7 @@ class SequenceIndex(RowListener):
             self._append(slots, self.groups.ids(values), is_done, missed, segments)
 
     def _vacate(self, slots: Array) -> None:
-        """The rows that were in these slots are history."""
+        """Remove the former rows of these slots."""
         places: Array = self.lines.at[slots]
         self.groups.count_down(self.lines.owners(places[places >= 0]))
         for members in self._sets():
@@ -277,7 +279,7 @@ class SequenceIndex(RowListener):
     def _places_in_runs(
         self, ids: Array, is_first: Array, is_done: Array, missed: Array, segments: Array
     ) -> Tuple[Array, Array]:
-        """Of every row, its place in its run, from 1, and whether the run began with its episode."""
+        """Return each row's place in its run, from 1, and whether the run began with its episode."""
         groups = self.groups
         is_broken = missed != np.where(is_first, groups.missed[ids], np.roll(missed, 1))
         is_cut = segments != np.where(is_first, groups.segments[ids], np.roll(segments, 1))
@@ -285,10 +287,10 @@ class SequenceIndex(RowListener):
         begins = is_first | is_broken | is_cut | np.roll(is_done, 1)
         ordinal = np.arange(len(ids))
         begin = np.maximum.accumulate(np.where(begins, ordinal, 0))
-        # A group's first rows here go on with the run that it is in.
+        # The first rows of a group here continue its current run.
         goes_on = (is_first & ~is_broken & ~is_cut)[begin]
         run = np.where(goes_on, groups.runs[ids], 0)
-        # Behind a break an unfinished episode may go on.
+        # An unfinished episode may continue after a break.
         is_episode = ~is_broken & (~is_cut | had_ended | self._breaks.begin_episodes(segments))
         is_known = np.where(goes_on, groups.is_known[ids], is_episode[begin])
         return ordinal - begin + 1 + run, is_known

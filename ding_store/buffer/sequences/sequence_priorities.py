@@ -1,4 +1,4 @@
-"""Priorities of sequences: each belongs to the row that its sequence starts at (R2D2)."""
+"""Priorities of sequences. Each belongs to the row at which its sequence starts (R2D2)."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ding_store.errors import PriorityError
 class SequencePrioritized(Prioritized):
     """
     Overview:
-        For ``sample_sequences``, whose sequences then come in proportion to ``(priority + epsilon) ** alpha`` of the
-        rows that they start at, burn-in included (Kapturowski et al. 2019, R2D2, section 2.3). Rows at which no
-        sequence may start never come, whatever their priority: one that is pushed with a priority counts when the steps
-        behind it are there. New starts get the largest priority seen. O(B log(capacity)).
+        A sampler for ``sample_sequences``. Sequences come in proportion to ``(priority + epsilon) ** alpha`` of their
+        first row, burn-in included (Kapturowski et al. 2019, R2D2, section 2.3). A row at which no sequence can start
+        never comes, whatever its priority. A priority given at a push counts once the later steps are there. New starts
+        get the largest priority seen. O(B log(capacity)).
 
-        Priorities of the sequences of a batch go back by their starts::
+        After training, update the priorities of a batch's sequences by their first rows::
 
             buffer.update_priorities(batch.rows[0], mixed_priority(td_errors))
 
-        It is for sequences of one kind; others need a view with a sampler of its own. Arguments are those of
-        Prioritized.
+        One sampler draws sequences of one kind. For other kinds create a view with another sampler. The arguments are
+        those of Prioritized.
     """
 
     has_new_rows = False
@@ -37,7 +37,7 @@ class SequencePrioritized(Prioritized):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._starts: Optional[SlotSet] = None
         self._kind: Tuple[int, ...] = ()
-        #: Priorities by slot, and the rows that they are of.
+        #: Priorities by slot, and the rows that they belong to.
         self._priorities: Array = np.full(1, np.nan)
         self._rows: Array = np.full(1, EMPTY, np.int64)
         super().__init__(*arguments, **options)
@@ -52,11 +52,11 @@ class SequencePrioritized(Prioritized):
     def draw(self, kind: SequenceKind, size: int, replace: bool) -> Tuple[Array, Array]:
         """
         Overview:
-            Starts ``(size,)`` and the slots of their sequences ``(length, size)``; those that turn out not to be valid
-            are given up.
+            Draw starts ``(size,)`` and the slots of their sequences ``(length, size)``. Starts that turn out invalid
+            leave the set.
         Raises:
-            - NotEnoughData: There are fewer starts than that (with ``replace``: none), or none with a priority.
-            - TypeError: It has drawn sequences of another kind.
+            - NotEnoughData: There are fewer than ``size`` starts, or none with ``replace``, or none with a priority.
+            - TypeError: The sampler has drawn sequences of another kind.
         """
         starts, uses, what = self._follow(kind), kind.uses, f'sequences of {kind.length} steps'
 
@@ -81,7 +81,7 @@ class SequencePrioritized(Prioritized):
         raise AssertionError('all starts were looked at')
 
     def starts_changed(self, slots: Array) -> None:
-        """Slots became starts, or are none any longer."""
+        """Handle slots that became starts or stopped being starts."""
         self._pending.add(slots)
 
     def cleared(self) -> None:
@@ -126,7 +126,7 @@ class SequencePrioritized(Prioritized):
         self._kind = kind
         starts = sequences.starts()
         if starts is not self._starts:
-            # The first ones, or made anew.
+            # The first set of starts, or a new one.
             try:
                 self._tree.clear()
                 self._pending.clear()
@@ -134,7 +134,7 @@ class SequencePrioritized(Prioritized):
                 starts.listen(self)
                 self._pending.add(starts.members)
             except BaseException:
-                self._starts = None  # Followed next time.
+                self._starts = None  # The next draw follows it again.
                 raise
         return starts
 
@@ -161,7 +161,7 @@ class SequencePrioritized(Prioritized):
         return is_start
 
     def _is_known(self, slots: Array) -> Array:
-        """Which rows have a priority."""
+        """Return which rows have a priority."""
         rows = self._attached().row_of_slot[slots]
         is_known: Array = (self._rows[slots] == rows) & (rows != EMPTY)
         return is_known
@@ -184,7 +184,7 @@ class SequencePrioritized(Prioritized):
 class PrioritizedSequenceChoice:
     """
     Overview:
-        As SequenceChoice, of starts that a SequencePrioritized draws. ``weights`` are those of the last choice.
+        A SequenceChoice whose starts a SequencePrioritized draws. ``weights`` are those of the last choice.
     """
 
     def __init__(self, kind: SequenceKind, sampler: SequencePrioritized, size: int, replace: bool = False) -> None:
@@ -198,9 +198,9 @@ class PrioritizedSequenceChoice:
         return slots
 
     def may_come(self, rows: Array) -> bool:
-        """As of SequenceChoice."""
+        """Return whether sequences that were chosen ahead may still come."""
         return self._kind.may_come(rows.reshape(-1, self._size))
 
     def adopt(self, other: PrioritizedSequenceChoice) -> None:
-        """What this one chose is what another one chose before."""
+        """Use the weights of a choice that was made ahead."""
         self.weights = other.weights

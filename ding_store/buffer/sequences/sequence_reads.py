@@ -1,4 +1,4 @@
-"""Reads of sequences and episodes: choices of rows, gathered once, put in the form that policies take."""
+"""Reads of sequences and episodes: each gathers chosen rows once and returns the form that policies expect."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ding_store.errors import SchemaMismatch
 class Episodes(NamedTuple):
     """
     Overview:
-        Whole episodes. ``data``: leaves ``(T, B, ...)``, T the longest one's steps, zeros behind the end of the others;
-        it passes for a list of B sequences as those of ``sample_sequences`` do. ``lengths``: ``(B,)``, int64.
-        ``mask``: ``(T, B)``, float32, 1 where there is a step. ``rows``: the rows of all steps, one episode after the
-        other. ``elements()``: for each episode the list of its steps, views of one gathered batch.
+        Whole episodes as one batch. ``data``: leaves ``(T, B, ...)``, where T is the longest length. Shorter episodes
+        are padded with zeros. As in ``sample_sequences``, it can be used as a list of B sequences. ``lengths``:
+        ``(B,)``, int64. ``mask``: ``(T, B)``, float32, 1 at steps and 0 at padding. ``rows``: the rows of all steps,
+        episode by episode. ``elements()``: the list of steps of each episode, views of one gathered batch.
     """
 
     data: SequenceBatch
@@ -35,7 +35,7 @@ class Episodes(NamedTuple):
 def read_sequences(
     elements: Elements, choose: Choose, length: int
 ) -> Tuple[SequenceBatch, Array, Callable[[], List[List[Any]]]]:
-    """Slots chosen step by step, ``(length * B,)``, as a time-major batch, rows ``(length, B)`` and elements."""
+    """Read slots chosen step by step ``(length * B,)`` as a time-major batch, rows ``(length, B)``, and elements."""
     rows, schema, columns, tree = elements.read_steps(choose, length)
     size = len(rows) // length
     if tree is None:
@@ -50,7 +50,7 @@ def read_sequences(
 
 
 def read_unrolled(elements: Elements, choose: Choose) -> Tuple[SequenceBatch, Array, Callable[[], List[Any]]]:
-    """Rows that are sequences themselves, as a time-major batch."""
+    """Read rows that are sequences themselves, as a time-major batch."""
     reader = elements.sequences.step_reader(_schema_of(elements))
     table = elements.table
     rows, (steps, rest) = table.read(choose, lambda slots: reader.take(slots, *table.sources))
@@ -63,13 +63,13 @@ def read_unrolled(elements: Elements, choose: Choose) -> Tuple[SequenceBatch, Ar
 
 
 def read_episodes(elements: Elements, choose: Choose, lengths_of: Callable[[], Array]) -> Episodes:
-    """Rows chosen one episode after the other; ``lengths_of()`` says afterwards how long each one is."""
+    """Read rows chosen episode by episode. ``lengths_of()`` returns the episodes' lengths after the choice."""
     rows, schema, columns = elements.read_columns(choose)
     lengths = lengths_of()
     size, longest = len(lengths), int(lengths.max())
     step = np.arange(longest)[:, None]
     is_there = step < lengths
-    # Row i of episode b is the i-th behind the first of that episode; what is not there becomes zeros.
+    # Row i of episode b is the i-th after the first row of that episode. Missing steps stay zero.
     places = (step + np.cumsum(lengths) - lengths)[is_there]
     padded = {name: _padded(column, places, is_there) for name, column in columns.items()}
     tree = in_steps(_collate(schema, padded), longest, size)
@@ -89,7 +89,7 @@ def _padded(column: Array, places: Array, is_there: Array) -> Array:
 
 
 def _collate(schema: Schema, columns: Mapping[str, Array]) -> ttorch.Tensor:
-    # As timestep_collate has it: (1,) is a number, whatever the action is.
+    # Like timestep_collate: leaves of shape (1,) become numbers, for any action.
     return schema.decode_batch(columns, True)
 
 

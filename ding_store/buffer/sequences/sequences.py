@@ -1,4 +1,4 @@
-"""Sequences and episodes of a table: what a sample of them is made of."""
+"""Sequences and episodes of a table: their indexes, kinds and uniform choices."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from ding_store.buffer.table.rows import RowIndex
 from ding_store.buffer.table.table import Table
 from ding_store.columns import Schema
 
-#: Slots -> whatever is to be known of them, and which of them will do; None: all.
+#: Slots -> a result for them, and which of them are valid. None means all.
 Look = Callable[[Array], Tuple[Any, Optional[Array]]]
-#: (slots, how many, with replacement) -> so many of them.
+#: (slots, count, with replacement) -> so many of them.
 Pick = Callable[[Array, int, bool], Array]
 
-#: After so many draws that met rows that had left, all are looked at.
+#: After so many draws that met invalid members, all members are checked.
 ROUNDS = 4
-#: Members of a set that are looked at together then.
+#: The number of members that are checked at a time.
 _CHUNK = 4096
 
 
 class Sequences:
     """
     Overview:
-        The sequence indexes of one table, made when they are first asked for: one for each way to group rows.
+        The sequence indexes of one table, one for each way to group rows. Each is created at its first use.
     """
 
     def __init__(self, table: Table, metas: MetaStore) -> None:
@@ -45,9 +45,9 @@ class Sequences:
     def index(self, groupby: Optional[GroupBy], done: Optional[str], metas_only: bool = False) -> SequenceIndex:
         """
         Overview:
-            The index of rows by these groups, which end at ``done``; the first call looks at all rows.
+            Return the index of rows by these groups, which end at ``done``. The first call reads all rows.
         Raises:
-            - SchemaMismatch: There is no such column or meta; not for an empty table.
+            - SchemaMismatch: There is no such column or meta, and the table is not empty.
         """
         names = (groupby,) if isinstance(groupby, str) else tuple(groupby or ())
         if not names and groupby is not None:
@@ -68,20 +68,20 @@ class Sequences:
         return index
 
     def replaced(self) -> None:
-        """The table has other rows, or other breaks: look at all of them again."""
+        """Read all rows again, because the table has other rows or other breaks."""
         with self._table.index.lock:
             for index, _ in self._indexes.values():
                 index.replaced()
 
     def step_reader(self, schema: Schema) -> StepReader:
-        """How rows of this schema that are sequences are read step by step."""
+        """Return the reader of rows of this schema that are sequences."""
         reader = self._reader
         if reader is None or reader.schema is not schema:
             reader = self._reader = StepReader(schema)
         return reader
 
     def drop_columns(self) -> None:
-        """Let go of the columns that were last read."""
+        """Release the columns that were last read."""
         self._reader = None
         for _, keys in self._indexes.values():
             keys.drop_columns()
@@ -98,22 +98,22 @@ class Sequences:
 class SequenceKind:
     """
     Overview:
-        Sequences of ``length`` rows.
+        Sequences of ``length`` rows with one stride.
     Arguments:
-        - stride (:obj:`int`): They start at multiples of it, counted from where their episode began.
-        - uses (:obj:`Optional[UseCounts]`): How often each may come, counted by the row that it starts at.
+        - stride (:obj:`int`): Start only at multiples of it, counted from the start of the run.
+        - uses (:obj:`Optional[UseCounts]`): Limits how often a sequence may come. Counts belong to its first row.
     """
 
     def __init__(self, index: SequenceIndex, length: int, stride: int = 1, uses: Optional[UseCounts] = None) -> None:
         self.index, self.length, self.stride, self.uses = index, length, stride, uses
 
     def starts(self) -> SlotSet:
-        """Slots at which they start; some may do so no longer: see ``look``. Called with the table's index locked."""
+        """Return the slots of possible starts. Some may be invalid by now: see ``look``. The index must be locked."""
         self.index.refresh()
         return self.index.starts(self.length, self.stride, self.uses)
 
     def look(self, starts: Array) -> Tuple[Array, Optional[Array]]:
-        """Slots ``(length, B)``, and which of them are sequences that may come ``(B,)``; None: all."""
+        """Return slots ``(length, B)``, and which starts have complete sequences that may come ``(B,)``. None: all."""
         windows, are_there = self.index.windows(starts, self.length)
         if self.uses is not None:
             are_left = ~self.uses.are_used_up(starts)
@@ -122,14 +122,14 @@ class SequenceKind:
         return windows, are_there
 
     def delivered(self, rows: Array) -> None:
-        """Sequences of these rows ``(length, B)`` were handed out."""
+        """Count the use of sequences with these rows ``(length, B)``."""
         if self.uses is not None:
             with self.index.rows.lock:
                 slots, found = self.index.rows.find(self.uses.count(rows[0]))
                 self.starts().discard(slots[found])
 
     def may_come(self, rows: Array) -> bool:
-        """Whether sequences of these rows ``(length, B)``, which are there and were chosen before, may come still."""
+        """Return whether sequences of these live rows ``(length, B)``, which were chosen ahead, may still come."""
         if self.uses is None:
             return True
         with self.index.rows.lock:
@@ -139,7 +139,7 @@ class SequenceKind:
 class SequenceChoice:
     """
     Overview:
-        Slots of ``size`` sequences of a kind, step by step: ``(length * size,)``. Every start is equally likely;
+        Chooses the slots of ``size`` sequences, step by step: ``(length * size,)``. Every start is equally likely.
         O(length * size).
     """
 
@@ -148,7 +148,7 @@ class SequenceChoice:
 
     def __call__(self, index: RowIndex) -> Array:
         starts, pick = self._kind.starts(), pick_with(self._uniform, index)
-        # Without replacement nothing comes twice in a batch, and what is used up is no valid start.
+        # Without replacement no start comes twice in a batch, and ``look`` refuses those that are used up.
         uses = self._kind.uses if self._replace else None
         what = f'sequences of {self._kind.length} steps'
         windows = draw_valid(starts, self._kind.look, self._size, self._replace, pick, what, uses)
@@ -156,14 +156,15 @@ class SequenceChoice:
         return slots
 
     def may_come(self, rows: Array) -> bool:
-        """Whether what was chosen ahead may come still."""
+        """Return whether sequences that were chosen ahead may still come."""
         return self._kind.may_come(rows.reshape(-1, self._size))
 
 
 class EpisodeChoice:
     """
     Overview:
-        Slots of ``size`` whole episodes, one after the other; every episode is equally likely. O(rows chosen).
+        Chooses the slots of ``size`` whole episodes, one after the other. Every episode is equally likely. O(rows
+        chosen).
     """
 
     def __init__(
@@ -176,7 +177,7 @@ class EpisodeChoice:
     ) -> None:
         self._index, self._uniform, self._size, self._replace = index, uniform, size, replace
         self._max_length = max_length
-        #: Of the last choice, ``(size,)``.
+        #: The lengths of the last choice, ``(size,)``.
         self.lengths = np.empty(0, np.int64)
 
     def __call__(self, index: RowIndex) -> Array:
@@ -193,7 +194,7 @@ class EpisodeChoice:
 
 
 def pick_with(uniform: Uniform, index: RowIndex) -> Pick:
-    """What draws from the slots of this index."""
+    """Return a function that draws from slots of this index."""
     return lambda members, size, replace: uniform.pick(members, size, replace, index.kernels)
 
 
@@ -202,12 +203,12 @@ def draw_valid(
 ) -> Any:
     """
     Overview:
-        Uniform draws among those members of a set that are valid, and within ``uses``; invalid ones go from it as they
-        are met.
+        Draw uniformly from the valid members of a set, within ``uses``. Invalid members that a draw meets leave the
+        set.
     Returns:
-        - looked: What ``look`` gave for the chosen ones, ``(size,)``.
+        - looked: The result of ``look`` for the chosen members, ``(size,)``.
     Raises:
-        - NotEnoughData: There are fewer valid members than that, or with ``replace`` none.
+        - NotEnoughData: There are fewer than ``size`` valid members, or none with ``replace``.
     """
 
     def within_uses(chosen: Array) -> Array:
@@ -229,7 +230,7 @@ def draw_valid(
         _check_enough(members, size, replace, what)
         more = pick(members.members, size - len(chosen), replace)
         if not replace:
-            # Drawn before: drawn again, as if nothing were put back.
+            # Drop repeats and draw again, which equals drawing without putting back.
             more = more[~np.isin(more, chosen)]
         chosen = within_uses(np.concatenate([chosen, more]))
     purge(members, look)
@@ -238,7 +239,7 @@ def draw_valid(
 
 
 def purge(members: SlotSet, look: Look) -> None:
-    """Look at all members, and discard those that are not valid."""
+    """Check all members, and discard the invalid ones."""
     everyone = members.members.copy()
     for start in range(0, len(everyone), _CHUNK):
         part = everyone[start : start + _CHUNK]

@@ -1,6 +1,8 @@
 """
-The recurrent states of a batch: a dict of tensors per agent, step and sequence. DI-engine's policies look at those of
-the first step or two, and to make all of them would take longer than to gather the batch.
+Recurrent states of a batch, computed at the first read.
+
+The states are dicts of tensors per agent, step and sequence. DI-engine's policies read those of the first one or two
+steps. Computing all of them would take longer than gathering the batch.
 """
 
 from __future__ import annotations
@@ -11,17 +13,17 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 from ding_store.buffer.array_types import Array
 from ding_store.columns import Schema, nodes
 
-#: The recurrent state before each step, which policies want as T lists of B states.
+#: The recurrent state before each step. Policies expect T lists of B states.
 STATE = 'prev_state'
 
 
 class States:
     """
     Overview:
-        The states before ``T * B`` steps, the first step of all sequences first.
+        The states before ``T * B`` steps, the first steps of all sequences first.
     Arguments:
-        - schema (:obj:`Schema`): Of a step.
-        - columns (:obj:`Mapping`): Of the steps, ``(T * B, ...)``.
+        - schema (:obj:`Schema`): The schema of a step.
+        - columns (:obj:`Mapping`): The columns of the steps, ``(T * B, ...)``.
     """
 
     def __init__(self, schema: Schema, columns: Mapping[str, Array]) -> None:
@@ -32,8 +34,8 @@ class States:
     def by_step(self, length: int, size: int) -> List[List[Any]]:
         """
         Returns:
-            - states (:obj:`List[List[Any]]`): For each of ``length`` steps the states of all ``size`` sequences. Where
-              they are dicts or lists, those of a step are made when somebody looks at one of them.
+            - states (:obj:`List[List[Any]]`): For each of ``length`` steps the states of all ``size`` sequences. States
+              that are dicts or lists are computed, for a whole step, when one of them is first read.
         """
         if self._schema is None:
             return [[None] * size] * length
@@ -52,7 +54,7 @@ class States:
 
 @lru_cache(maxsize=16)
 def _of_states(schema: Schema) -> Tuple[Optional[Schema], Optional[Callable[[_Step, int], Any]]]:
-    """The schema of the states alone, None where all of them are None; and what may stand for one, if anything may."""
+    """Return the schema of the states, None if all are None, and the class for states computed later, if any."""
     root = schema.root
     assert isinstance(root, nodes.Mapping)
     part = nodes.Mapping('dict', tuple((key, child) for key, child in root.items if key == STATE))
@@ -66,13 +68,13 @@ def _of_states(schema: Schema) -> Tuple[Optional[Schema], Optional[Callable[[_St
 
 
 def _holds_leaves(state: Any) -> bool:
-    """Whether these are lists of tensors, whose items torch.stack reads past all methods."""
+    """Return whether these are lists of tensors. torch.stack reads their items without calling a method."""
     items = [state.item] if isinstance(state, nodes.Unrolled) else state.items
     return any(isinstance(item, nodes.Leaf) for item in items)
 
 
 class _Step:
-    """The states of one step, which come together."""
+    """The states of one step, which are computed together."""
 
     __slots__ = ('_states', '_first', '_size', '_made')
 
@@ -94,8 +96,8 @@ def _fill(value: Any) -> None:
 
 def _looking(kind: type) -> Callable[[type], type]:
     """
-    Every method of ``kind`` looks, and so do operators with another of these: C code reads what it is given past the
-    methods, but operators ask the more special type first.
+    Wrap every method of ``kind`` so that it first computes the object and its arguments. This also covers operators:
+    C code reads the items of its arguments directly, but an operator calls the method of the subclass first.
     """
 
     def decorate(made: type) -> type:
@@ -107,7 +109,7 @@ def _looking(kind: type) -> Callable[[type], type]:
     return decorate
 
 
-#: What neither reads items nor changes them.
+#: Methods that neither read nor change items.
 _BLIND = ('__new__', '__init__', '__getattribute__', '__hash__', '__class_getitem__', '__sizeof__')
 
 

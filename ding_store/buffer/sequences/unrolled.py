@@ -1,4 +1,4 @@
-"""Rows that are whole sequences (lists of T steps, or dicts of such lists) read step by step."""
+"""Step-by-step reads of rows that are whole sequences: lists of T steps, or dicts of such lists."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Columns = MappingType[str, Array]
 
 
 def is_sequence(schema: Optional[Schema]) -> bool:
-    """Whether elements are sequences of one length, which ``StepReader`` reads; None: objects that are no columns."""
+    """Return whether elements are sequences of one length, as ``StepReader`` needs. False for Python objects."""
     lengths: List[int] = []
     return schema is not None and _parts(schema.root, lengths)[0] is not None and len(set(lengths)) == 1
 
@@ -28,11 +28,11 @@ def is_sequence(schema: Optional[Schema]) -> bool:
 class StepReader:
     """
     Overview:
-        Reads such rows time-major: one gather per column, of steps, into ``(T * B, *shape)``.
+        Reads such rows time-major: one gather of steps per column, into ``(T * B, *shape)``.
     Arguments:
-        - schema (:obj:`Schema`): Of the rows.
+        - schema (:obj:`Schema`): The schema of the rows.
     Raises:
-        - SchemaMismatch: They are no sequences of one length.
+        - SchemaMismatch: The rows are not sequences of one length.
     """
 
     def __init__(self, schema: Schema) -> None:
@@ -53,8 +53,8 @@ class StepReader:
         self, slots: Array, columns: Columns, cold: Optional[MappingType[str, ColdColumn]] = None
     ) -> Tuple[Columns, Columns]:
         """
-        Copy the steps ``(T * B, *shape)``, the first of all rows first, and what else there is ``(B, *shape)``, out of
-        columns some of which are cold.
+        Copy the steps ``(T * B, *shape)`` and the other leaves ``(B, *shape)`` out of columns. The first steps of all
+        rows come first. Columns in ``cold`` are read from disk.
         """
         places = (slots * self.length + np.arange(self.length)[:, None]).reshape(-1)
         if not cold:
@@ -74,7 +74,7 @@ class StepReader:
         return steps, rest
 
     def _by_step(self, columns: Columns) -> Columns:
-        """Columns with a row per step: views, the same ones for the same columns."""
+        """Return views of the columns with a row per step. The same columns give the same views."""
         of, by_step = self._seen
         if of is not columns:
             kept = {name: columns[_kept_as(name)] for name in self.steps.columns()}
@@ -84,12 +84,12 @@ class StepReader:
 
 
 def _kept_as(name: str) -> str:
-    """A presence column has a mark for each time axis above it."""
+    """Return a step column's name in the table. A presence column has one mark per time axis above it."""
     return name + '?' if name.endswith('?') else name
 
 
 def _put_steps(out: Array) -> Put:
-    """Into ``(T, B, *shape)``, whatever of a row. What widens frames lets the threads run that read the next rows."""
+    """Return a function that writes a row into ``(T, B, *shape)``. Its kernel runs without the GIL."""
     kernels = load_kernels()
     if kernels is None or out.dtype != np.float32:
         return lambda place, row: put_row(row, out[:, place])
@@ -103,7 +103,7 @@ def _put_steps(out: Array) -> Put:
 
 
 def _parts(node: Node, lengths: List[int]) -> Tuple[Optional[Node], Optional[Node]]:
-    """What a step is made of, and what a sequence has as a whole."""
+    """Return the node of a step, and the node of what a sequence has as a whole."""
     if isinstance(node, Unrolled):
         lengths.append(node.length)
         return node.item, None
