@@ -50,8 +50,8 @@ def use(chain: List[Callable], middleware: Callable, buffer_: Any) -> None:
         chain.append(_served(middleware, name, buffer_))
     else:
         raise ConfigError(
-            f'{name} is used inside of PriorityExperienceReplay, which draws before it: '
-            f'use({name}(...)) before use(PriorityExperienceReplay(...))'
+            f'{name} cannot be used inside PriorityExperienceReplay, which draws rows before it. '
+            f'Call use({name}(...)) before use(PriorityExperienceReplay(...)).'
         )
 
 
@@ -258,7 +258,7 @@ class AgeLimitAdapter:
         if 'train_iter_sample_data' not in kwargs:
             # As a keyword, it may come with any other arguments. Otherwise it must be the first one.
             if not args:
-                raise TypeError('staleness_check needs train_iter_sample_data=<iteration> at every sample')
+                raise TypeError('staleness_check has no iteration. Pass train_iter_sample_data=<iteration> to sample.')
             kwargs['train_iter_sample_data'], args = args[0], args[1:]
         return self._sample(chain, kwargs.pop('train_iter_sample_data'), args, kwargs)
 
@@ -268,7 +268,7 @@ class AgeLimitAdapter:
         if len(rows) < len(before):  # Some lack the key or left meanwhile. Only this case needs the search below.
             without = np.setdiff1d(before, rows)
             for row in without[self._buffer.table.contains(without)].tolist():
-                raise KeyError(f'row {row} has no meta {_COLLECTED!r}, which staleness_check needs of every row')
+                raise KeyError(f'row {row} has no meta {_COLLECTED!r}. Push every row with it to use staleness_check.')
         self._buffer.delete([str(row) for row, at in zip(rows.tolist(), collected) if now - at > self._max_staleness])
         result: Samples = chain(*args, **options)
         for item in _items_of(result):

@@ -167,7 +167,7 @@ class ListSampling:
             raise error
         if not self._is_short:
             # Log once per shortage: a learner that waits for data calls this at every iteration.
-            logger.warning('sample is ignored: %s', error)
+            logger.warning('Sample returned no elements: %s', error)
         self._is_short = True
         return []
 

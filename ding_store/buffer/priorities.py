@@ -73,8 +73,8 @@ class Priorities:
     def _with_priorities(self) -> Union[PrioritySampler, PersistedPriorities]:
         if self._priorities is None:
             raise PriorityError(
-                f'the sampler {type(self._sampler).__name__} has no priorities; make the buffer with '
-                'StoreBuffer(size, sampler=Prioritized())'
+                f'the sampler {type(self._sampler).__name__} has no priorities. Create the buffer with '
+                'StoreBuffer(size, sampler=Prioritized()).'
             )
         return self._priorities
 

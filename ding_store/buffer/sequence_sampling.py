@@ -136,9 +136,8 @@ class SequenceSampling:
         choose = EpisodeChoice(index, self._uniform, size, replace, max_length)
         if replace and isinstance(self._sampler, Limited) and self._sampler.max_times_sampled is not None:
             raise TypeError(
-                f'max_times_sampled ({self._sampler.max_times_sampled}) counts the rows of episodes, which replace '
-                'would have come more often: sample without it, or a view whose sampler has no such limit, '
-                'view(Uniform())'
+                f'replace would exceed max_times_sampled ({self._sampler.max_times_sampled}), which limits each row of '
+                'an episode. Sample without replace, or sample view(Uniform()), which has no limit.'
             )
         with self._sampling_together(size) as use:
             episodes = read_episodes(self._elements, choose, lambda: choose.lengths)

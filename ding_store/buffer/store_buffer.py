@@ -154,7 +154,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         if self._middleware:
             known = schema or self._elements.schema
             if known is None:
-                raise TypeError('columns need a schema to go through middleware before the first element is pushed')
+                raise TypeError('columns need a schema to pass through middleware. Pass schema=, or push an element.')
             elements = known.decode(widened_columns(columns, narrowed))
             metas = None if meta is None else [dict(meta) for _ in elements]
             return self.extend_elements(elements, metas, priority=priority, commit=commit)
@@ -322,7 +322,9 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             - ConfigError: The buffer has elements or a path already.
         """
         if self.count() or self.table.table_dir is not None:
-            raise ConfigError(f'a buffer that has elements, or a path, cannot be kept in {path!r} from now on')
+            raise ConfigError(
+                f'the buffer cannot move to {path!r}: it has elements or a path. Use an empty buffer without a path.'
+            )
         before, former = dict(vars(self)), self._elements
         try:
             # Other processes of this run may be in the middle of episodes, so the next rows need not begin one.

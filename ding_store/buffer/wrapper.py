@@ -113,7 +113,7 @@ class StoreBufferWrapper:
         if not elements:
             return
         if not self._throughput.can_push(len(elements)):
-            logger.info('push of %d elements refused: see thruput_controller.push_sample_rate_limit', len(elements))
+            logger.info('Refused a push of %d elements by thruput_controller.push_sample_rate_limit', len(elements))
             return
         kept, priority = self._without_priority(elements)
         rows = self.buffer.extend_elements(kept, priority=priority)

@@ -170,7 +170,7 @@ def test_they_outlive_the_process(tmp_path: Path) -> None:
 def test_misuse() -> None:
     buffer = filled(90)
     for sample in (lambda: buffer.sample_batch(2), lambda: buffer.sample(2)):
-        with pytest.raises(TypeError, match='use sample_sequences'):
+        with pytest.raises(TypeError, match='Call sample_sequences'):
             sample()
     buffer.sample_sequences(2, LENGTH, 'env')
     with pytest.raises(TypeError, match='sequences of 5 steps, every 1'):

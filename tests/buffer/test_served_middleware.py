@@ -80,7 +80,7 @@ def test_all_orders_against_a_model(names: tuple) -> None:
 @pytest.mark.parametrize('name', ['stale', 'range'])
 def test_what_cannot_be_inside_of_priorities_that_are_not_served(name: str) -> None:
     buffer = made(lambda buffer: per(buffer, 1.5))
-    with pytest.raises(ConfigError, match='is used inside of PriorityExperienceReplay.*before'):
+    with pytest.raises(ConfigError, match='cannot be used inside PriorityExperienceReplay.*before'):
         buffer.use(MIDDLEWARE[name](buffer))
     assert len(buffer.sample(8)) == 8
 

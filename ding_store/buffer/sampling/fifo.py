@@ -59,7 +59,7 @@ class Fifo(RowListener):
         if self._index is index:
             return
         if self._index is not None:
-            raise ConfigError('a Fifo is at one place in one table: make another one for another table')
+            raise ConfigError('a Fifo belongs to one table. Create another Fifo for another table.')
         index.listen(self)
         self._index = index
 
@@ -85,7 +85,9 @@ class Fifo(RowListener):
             - TypeError: ``replace`` or ``sample_range`` is given.
         """
         if replace or sample_range is not None:
-            raise TypeError(f'a Fifo samples every row once: no replace ({replace}), no sample_range ({sample_range})')
+            raise TypeError(
+                f'a Fifo samples rows once. Leave out replace ({replace}) and sample_range ({sample_range}).'
+            )
         if self._place.unseen == _NONE:
             raise not_enough(size, 0)
         found, count, row = [], 0, self._last_place().next

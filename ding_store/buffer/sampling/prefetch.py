@@ -174,13 +174,13 @@ class Prefetch(RowListener):
             raise RowGone('a row of a batch drawn ahead has left')
         for each in (self._sampler, drawn.choose):
             if hasattr(each, 'may_come') and not each.may_come(drawn.rows):
-                raise RowGone('a row of a batch drawn ahead has come too often since')
+                raise RowGone('a row of a batch drawn ahead has reached its limit of uses')
         if drawn.num_updates != self._table.num_updates:
             return read(by_rows(drawn.rows))
         try:
             batch: T = drawn.gathered.result(_TIMEOUT_S)
         except FutureTimeout as e:
-            raise StoreTimeout(f'a batch that was sampled ahead was not gathered within {_TIMEOUT_S:g} s') from e
+            raise StoreTimeout(f'a batch that was drawn ahead was not gathered within {_TIMEOUT_S:g} s') from e
         return batch
 
     def _submit(self, read: Callable[[Choose], Any], choose: Choose) -> Future[Any]:

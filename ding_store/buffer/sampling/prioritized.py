@@ -93,7 +93,7 @@ class Prioritized(RowListener):
         if index is self._index:
             return
         if self._index is not None:
-            raise ConfigError('a sampler holds the priorities of one table: make another one for another table')
+            raise ConfigError('a sampler holds the priorities of one table. Create another sampler for another table.')
         with index.lock:
             try:
                 self._index = index
@@ -286,7 +286,7 @@ class Prioritized(RowListener):
 
     def _attached(self) -> RowIndex:
         if self._index is None:
-            raise PriorityError('the sampler has no table yet: give it to a StoreBuffer first')
+            raise PriorityError('the sampler has no table yet. Pass it to a StoreBuffer first.')
         return self._index
 
     def _limit(self) -> float:
@@ -374,7 +374,7 @@ class Prioritized(RowListener):
             raise PriorityError(f'the saved priorities lack {sorted(missing)}')
         if state['mass'].shape != (num_rows,):
             raise PriorityError(
-                f'the saved priorities are of shape {state["mass"].shape}, the table has {num_rows} rows'
+                f'the saved priorities have shape {state["mass"].shape}, but the table has {num_rows} rows'
             )
         if float(state['alpha']) != self._alpha:
             raise PriorityError(f'the saved priorities were made with alpha={state["alpha"]}, not {self._alpha}')

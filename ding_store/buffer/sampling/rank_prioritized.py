@@ -152,7 +152,7 @@ class RankPrioritized(Prioritized):
     def _check_state(self, state: Mapping[str, Array], num_rows: int) -> None:
         super()._check_state(state, num_rows)
         if 'priority' not in state or 'num_changes' not in state:
-            raise PriorityError('the saved priorities are not of a RankPrioritized')
+            raise PriorityError('the saved priorities belong to another sampler than RankPrioritized')
 
     def _load_rows(self, index: RowIndex, state: Mapping[str, Array]) -> None:
         self._start(index.capacity)

@@ -104,7 +104,7 @@ class RateLimiter:
             if getattr(self, name) > capacity:
                 return (
                     f'{name} ({getattr(self, name)}) must be at most the size of the buffer ({capacity}): samples '
-                    f'would wait for ever. Make it smaller, or the buffer larger'
+                    f'would wait for ever. Make it smaller, or the buffer larger.'
                 )
         return None
 
@@ -116,8 +116,8 @@ class RateLimiter:
         times = max_times(sampler)
         if self.samples_per_insert is not None and times is not None and self.samples_per_insert > times:
             raise ConfigError(
-                f'samples_per_insert ({self.samples_per_insert:g}) must be at most {times}: the sampler gives each row '
-                f'{times} times at most, so inserts would wait for samples, and samples for rows, for ever'
+                f'samples_per_insert ({self.samples_per_insert:g}) must be at most {times}: the sampler returns each '
+                f'row at most {times} times, so both sides would wait for ever. Lower it, or raise the limit of uses.'
             )
 
     def keep(self, record: CommitRecord, next_row: Callable[[], int]) -> None:
@@ -292,7 +292,10 @@ class RateLimiter:
         while not is_allowed():
             left = deadline - time.monotonic()
             if left <= 0:
-                raise StoreTimeout(f'the rate limiter did not let {what} within {timeout_s:g} s: {self}')
+                raise StoreTimeout(
+                    f'the rate limiter did not let a call {what} within {timeout_s:g} s: {self}. '
+                    'Check that samples and inserts go on, or raise timeout_s.'
+                )
             self._changed.wait(left)
 
     def _count_on(self) -> None:
@@ -355,5 +358,5 @@ def _check_within(name: str, num_rows: int, limit: int) -> None:
     # Not a ConfigError, which is a ValueError: DI-engine's fetcher takes a ValueError for a lack of data.
     if num_rows > limit:
         raise TypeError(
-            f'{num_rows} rows at once are more than {name} ({limit}): make the limiter with {name}={num_rows}'
+            f'{num_rows} rows at once are more than {name} ({limit}). Create the limiter with {name}={num_rows}.'
         )

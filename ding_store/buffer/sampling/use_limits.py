@@ -56,7 +56,7 @@ class Limited(RowListener):
         if max_times_sampled is None and max_age is None:
             raise ConfigError('limited() needs max_times_sampled, max_age or both')
         if isinstance(sampler, Limited):
-            raise ConfigError('limited() takes a sampler without limits: give it all limits at once')
+            raise ConfigError('limited() accepts only a sampler without limits. Pass all limits in one call.')
         check_is_sampler(sampler)
         self.sampler = sampler
         self.max_times_sampled, self.max_age, self.version = max_times_sampled, max_age, version
@@ -80,7 +80,7 @@ class Limited(RowListener):
         if self._index is index:
             return
         if self._index is not None:
-            raise ConfigError('limits hold the uses of one table: make others for another table')
+            raise ConfigError('limits count the uses of one table. Create other limits for another table.')
         if self.max_times_sampled is not None:
             self._uses = UseCounts(index, self.max_times_sampled)
         index.listen(self)
@@ -284,8 +284,8 @@ class Limited(RowListener):
         metas = [elements.metas.peek(slot).get(self.version) for slot in slots.tolist()]
         if None in metas:
             raise SchemaMismatch(
-                f'version ({self.version!r}) is neither a column of integers nor in every meta; columns '
-                f'are {sorted(elements.table.columns)}'
+                f'version ({self.version!r}) is neither a column of integers nor in every meta. Choose one of the '
+                f'columns {sorted(elements.table.columns)}, or push every row with this meta.'
             )
         return np.array(metas, np.int64)[:, None]
 

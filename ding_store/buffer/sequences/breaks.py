@@ -26,11 +26,11 @@ def as_breaks(value: Any) -> List[Break]:
         - TypeError, ValueError: The value does not hold breaks.
     """
     if not isinstance(value, list):
-        raise TypeError(f'{value!r:.80} is no list of breaks')
+        raise TypeError(f'{value!r:.80} is not a list of breaks')
     breaks: List[Break] = []
     for row, begins in value:
         if type(row) is not int or not 0 <= row < 1 << 63 or type(begins) is not bool:
-            raise ValueError(f'{[row, begins]!r:.80} is no break')
+            raise ValueError(f'{[row, begins]!r:.80} is not a break')
         breaks.append((row, begins))
     return breaks
 
@@ -82,7 +82,7 @@ class Breaks:
             try:
                 self._put({str(self._table_dir.generation): self.list()})
             except NotEnoughSpace as e:
-                logger.warning("the next process may sample sequences across this one's first row: %s", e)
+                logger.warning("A later process may sample sequences that cross this one's first row: %s", e)
 
     def prepare(self, breaks: Sequence[Break]) -> None:
         """

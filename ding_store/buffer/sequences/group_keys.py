@@ -86,8 +86,8 @@ class GroupKeys:
             return
         if self._done is not None and (self._done not in columns or columns[self._done][:1].size != 1):
             raise SchemaMismatch(
-                f'done ({self._done!r}) must be a column with one number per row, one of {sorted(columns)}; '
-                'None is for rows without ends'
+                f'done ({self._done!r}) must be a column with one number per row, one of {sorted(columns)}. '
+                'Pass done=None for rows without ends.'
             )
         for name, source in zip(self._names, self._sources):
             if isinstance(source, Groups):
@@ -98,7 +98,7 @@ class GroupKeys:
             elif name in columns and (columns[name][:1].size != 1 or columns[name].dtype.kind not in 'biu'):
                 column = columns[name]
                 raise SchemaMismatch(
-                    f'groupby ({name!r}) must be a column with one integer per row, it has {column.dtype} of shape '
+                    f'groupby ({name!r}) must be a column with one integer per row, but has {column.dtype} of shape '
                     f'{column.shape[1:]}'
                 )
         # The table may have other columns by now, which must be checked again.

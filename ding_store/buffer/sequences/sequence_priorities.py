@@ -47,7 +47,7 @@ class SequencePrioritized(Prioritized):
         Raises:
             - TypeError: Always.
         """
-        raise TypeError('SequencePrioritized draws sequences: use sample_sequences, or a view with another sampler')
+        raise TypeError('SequencePrioritized draws sequences only. Call sample_sequences, or sample another view.')
 
     def draw(self, kind: SequenceKind, size: int, replace: bool) -> Tuple[Array, Array]:
         """
@@ -78,7 +78,7 @@ class SequencePrioritized(Prioritized):
                 starts.discard(np.unique(slots[~is_valid]))
             else:
                 purge(starts, kind.look)
-        raise AssertionError('all starts were looked at')
+        raise AssertionError('all starts were checked')
 
     def starts_changed(self, slots: Array) -> None:
         """Handle slots that became starts or stopped being starts."""
@@ -120,8 +120,8 @@ class SequencePrioritized(Prioritized):
         kind = (id(sequences.index), length, stride)
         if self._kind not in ((), kind):
             raise TypeError(
-                f'SequencePrioritized has drawn sequences of {self._kind[1]} steps, every {self._kind[2]}, and groups '
-                f'of their own; for others ({length} steps, every {stride}) make a view with another one'
+                f'this SequencePrioritized draws sequences of {self._kind[1]} steps, every {self._kind[2]}, in one '
+                f'grouping. Create a view with another one for {length} steps, every {stride}.'
             )
         self._kind = kind
         starts = sequences.starts()
@@ -172,7 +172,7 @@ class SequencePrioritized(Prioritized):
     def _check_state(self, state: Mapping[str, Array], num_rows: int) -> None:
         super()._check_state(state, num_rows)
         if 'priority' not in state:
-            raise PriorityError('the saved priorities are not of a SequencePrioritized')
+            raise PriorityError('the saved priorities belong to another sampler than SequencePrioritized')
 
     def _load_rows(self, index: RowIndex, state: Mapping[str, Array]) -> None:
         self._start(index.capacity)

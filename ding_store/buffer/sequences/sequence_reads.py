@@ -96,5 +96,5 @@ def _collate(schema: Schema, columns: Mapping[str, Array]) -> ttorch.Tensor:
 def _schema_of(elements: Elements) -> Schema:
     schema = elements.schema
     if schema is None:
-        raise SchemaMismatch('elements that are kept as Python objects make no time-major batch; use sample()')
+        raise SchemaMismatch('Python objects cannot become a time-major batch. Use sample().')
     return schema

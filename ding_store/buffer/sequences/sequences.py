@@ -51,7 +51,7 @@ class Sequences:
         """
         names = (groupby,) if isinstance(groupby, str) else tuple(groupby or ())
         if not names and groupby is not None:
-            raise TypeError('groupby must name a column or meta key, or several; None is for rows of one group')
+            raise TypeError('groupby must name a column or meta key, or several. Pass None for rows of one group.')
         known = self._indexes.get((names, done, metas_only))
         if known is None:
             with self._table.write_lock:

@@ -40,8 +40,8 @@ class StepReader:
         steps, rest = _parts(schema.root, lengths)
         if steps is None or len(set(lengths)) != 1:
             raise SchemaMismatch(
-                'time-major batches are made of elements that are lists of T steps, or dicts of such lists; the '
-                f'element is a {schema.root}, its lists have lengths {sorted(set(lengths))}'
+                'time-major batches need elements that are lists of T steps, or dicts of such lists. The '
+                f'element is a {schema.root}, and its lists have lengths {sorted(set(lengths))}.'
             )
         self.schema, self.length = schema, lengths[0]
         self.steps, self.rest = Schema(steps), Schema(rest) if rest is not None else None
