@@ -16,7 +16,7 @@ def integer(name: str, value: Any, least: int, error: Type[Exception] = ConfigEr
     Overview:
         Convert an integer of Python or numpy, or a tensor without axes, to Python's int.
     Raises:
-        - ConfigError: It is not an integer, or is less than ``least``. Where a buffer samples, ``error`` is TypeError:
+        - ConfigError: It is not an integer, or is less than ``least``. Calls that sample pass ``error=TypeError``:
           DI-engine's fetcher takes a ConfigError, which is a ValueError, for a lack of data.
     """
     is_bool = isinstance(value, (bool, np.bool_)) or getattr(value, 'dtype', None) is torch.bool

@@ -20,7 +20,7 @@ from ding_store.errors import ConfigError, NotEnoughData
 
 #: DI-engine's middleware adds this to updated priorities.
 _EPSILON = 1e-5
-#: So many counts of rows that are gone may stay before they are removed.
+#: The number of stale counts, of rows that are gone, that may stay before they are removed.
 _FEW = 64
 #: staleness_check requires this key in every meta.
 _COLLECTED = 'train_iter_data_collected'
@@ -256,7 +256,7 @@ class AgeLimitAdapter:
         if action != 'sample':
             return self._middleware(action, chain, *args, **kwargs)
         if 'train_iter_sample_data' not in kwargs:
-            # As a keyword, it may come with any other arguments. Otherwise it must be the first one.
+            # The keyword may come with any other arguments. A positional iteration must be the first argument.
             if not args:
                 raise TypeError('staleness_check has no iteration. Pass train_iter_sample_data=<iteration> to sample.')
             kwargs['train_iter_sample_data'], args = args[0], args[1:]

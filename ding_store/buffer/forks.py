@@ -1,9 +1,9 @@
 """
 Safe forks of a process whose threads use buffers.
 
-A forked process has one thread, the one that forked. A lock that another thread held would stay locked there for ever,
-and the data that the thread was changing would stay half changed. So a fork first acquires all locks of buffers, which
-waits until no thread changes a buffer. It releases them when it is done.
+A forked process has one thread, the one that forked. If another thread held a lock, the lock would stay locked there
+for ever. The data that the thread was changing would stay half changed. Therefore a fork first acquires all locks of
+buffers, which waits until no thread changes a buffer. It releases them when it is done.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any, Dict, List, Protocol, Set, TypeVar
 
 Lock = TypeVar('Lock')
 
-#: A fork waits so long for the locks. The child replaces those still held by new ones and refuses the data they guard.
+#: The time that a fork waits for the locks. The child replaces those still held by new ones and refuses the data they
+#: guard.
 _WAIT_S = 10.0
 
 

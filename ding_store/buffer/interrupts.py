@@ -2,7 +2,7 @@
 Changes that stay complete if an exception, such as that of Ctrl-C, interrupts them.
 
 CPython checks for signals after calls, in loops, and at the start of functions (from Python 3.10 on). It never does
-so between two assignments without a call. So each change has one of these forms:
+so between two assignments without a call. Therefore each change has one of these forms:
 
 * assignments after the last call
 * repeatable steps, passed to ``finish``

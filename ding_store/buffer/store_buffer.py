@@ -48,8 +48,8 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         is its row number as a string. Row numbers grow and are never used again.
 
         Elements in columns are copied at each push and each read, so changing a sampled element never changes the
-        buffer. ``update`` changes the buffer. Python objects are kept by reference. So are episodes of varying length
-        if the buffer has no path.
+        buffer. ``update`` changes the buffer. Python objects are kept by reference. Without a path, episodes of varying
+        length are kept by reference as well.
     Arguments:
         - size (:obj:`int`): The number of elements. A push to a full buffer drops the oldest.
         - sliced (:obj:`bool`): Let ``unroll_len`` start only at its multiples, as in DequeBuffer.
@@ -60,7 +60,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         - seed (:obj:`Optional[int]`): Seed of the default sampler and of groups. None uses numpy's global generator.
         - fsync (:obj:`bool`): Make the files in ``path`` survive power cuts. This costs some fsyncs per push.
         - limiter (:obj:`Optional[RateLimiter]`): Makes samples and inserts of this process wait for each other.
-        - prefetch (:obj:`int`): How many batches a thread gathers ahead. This applies to ``sample_batch``,
+        - prefetch (:obj:`int`): The number of batches that a thread gathers ahead. This applies to ``sample_batch``,
           ``sample_time_major`` and ``sample_sequences``, and pays for large rows. See Prefetch.
     Raises:
         - ConfigError: ``size`` is not a positive integer, or differs from the buffer in ``path``.

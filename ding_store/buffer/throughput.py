@@ -30,7 +30,7 @@ class Throughput:
         limits = config.get('push_sample_rate_limit', {})
         self._min, self._max = float(limits.get('min', 0)), float(limits.get('max', math.inf))
         self._window_s = float(config.get('window_seconds', 30))
-        #: So many times the batch size must be in the buffer before the first sample.
+        #: The number of rows that must be in the buffer before a sample, in batch sizes.
         self.min_ratio = float(config.get('sample_min_limit_ratio', 1))
         if not 0 <= self._min <= self._max:
             raise ConfigError(f'push_sample_rate_limit ({dict(limits)}) must have 0 <= min <= max')

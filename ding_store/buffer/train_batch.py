@@ -35,8 +35,8 @@ class Element(Dict[str, Any]):
 
     def __init__(self, batch: TrainBatch, items: Any) -> None:
         super().__init__(items)
-        # The batch holds its elements. If they held the batch as well, only the garbage collector could free it, and
-        # its arrays would not be warm when the next batch is made.
+        # The batch holds its elements. If they held the batch as well, only the garbage collector could free it. Its
+        # arrays would then not be warm for the next batch.
         self._batch = weakref.ref(batch)
 
     def _changed(self, key: str = '') -> None:
@@ -150,8 +150,8 @@ class TrainBatch(ttorch.Tensor):
         """
         Overview:
             Return the collated dict that policies train on. ``default_collate`` calls this method without its own
-            ``cat_1dim``, which depends on the policy. So the method reads ``cat_1dim`` from its caller's frame. The
-            result equals ``default_collate`` of the list of elements.
+            ``cat_1dim``, which depends on the policy. Therefore the method reads ``cat_1dim`` from its caller's frame.
+            The result equals ``default_collate`` of the list of elements.
         """
         if self._size is None:
             return super().json()

@@ -28,7 +28,7 @@ from ding_store.replay_config import INFINITY, WrapperSettings
 
 logger = logging.getLogger(__name__)
 
-#: So many of the oldest elements are checked for staleness at a time.
+#: The number of oldest elements that are checked for staleness at a time.
 _CHUNK = 1024
 #: The column that names an element's environment. Without it all elements count as one environment.
 ENV = 'env_data_id'

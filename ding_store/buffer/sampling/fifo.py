@@ -38,7 +38,7 @@ class Fifo(RowListener):
         amortised. Sampled rows stay in the table. ``limited(Fifo(), max_times_sampled=1)`` removes them. Rows that
         leave before their turn, because the table is full, are skipped and counted.
     Arguments:
-        - times (:obj:`int`): How often each row is sampled before the queue moves on.
+        - times (:obj:`int`): The number of times that each row is sampled before the queue moves on.
     """
 
     def __init__(self, times: int = 1) -> None:

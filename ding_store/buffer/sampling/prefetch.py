@@ -39,12 +39,12 @@ class Prefetch(RowListener):
     """
     Overview:
         Keeps ``depth`` batches drawn and gathered ahead. The sampling thread *chooses* their rows when it delivers the
-        batch before. Only the gather runs in another thread. So the rows and their order never depend on thread timing,
-        and a seeded run stays reproducible. Priorities are those of ``depth`` batches ago.
+        batch before. Only the gather runs in another thread. Therefore the rows and their order never depend on thread
+        timing, and a seeded run stays reproducible. Priorities are those of ``depth`` batches ago.
 
         A batch counts for uses, rate limiter and queue when it is delivered. If one of its rows has left by then, or
-        has reached its limit of uses, the batch and all after it are given back and drawn anew. If rows were updated,
-        the batch is gathered again.
+        has reached its limit of uses, the batch cannot be delivered. It and all batches after it are given back and
+        drawn anew. If rows were updated, the batch is gathered again.
     Arguments:
         - depth (:obj:`int`): The number of batches ahead. Each uses the memory of one batch.
         - table (:obj:`Table`): The table to gather from.

@@ -24,8 +24,8 @@ class Prioritized(RowListener):
     """
     Overview:
         Samples rows in proportion to ``(priority + epsilon) ** alpha`` (equation 1 and section 3.3). It draws one row
-        from each of B equal shares of the mass, so a row may come more than once for any ``replace``.
-        O(B log(capacity)).
+        from each of B equal shares of the mass. A row may therefore come more than once for any ``replace``. O(B
+        log(capacity)).
 
         New rows get the largest priority seen, at first 1, unless the push gives one (Ape-X, Horgan et al. 2018).
         Updates of rows that are gone are skipped and counted.
@@ -423,8 +423,8 @@ def check_count(size: int, count: int, replace: bool, total: float, what: str = 
 def mixed_priority(td_errors: Any, eta: float = 0.9) -> Array:
     """
     Overview:
-        Return priorities of sequences: ``eta * max + (1 - eta) * mean`` of the absolute n-step TD errors over time
-        (R2D2, Kapturowski et al. 2019, section 2.3).
+        Return priorities of sequences: ``eta * max + (1 - eta) * mean`` of the absolute n-step TD errors over time. See
+        R2D2, Kapturowski et al. 2019, section 2.3.
     Arguments:
         - td_errors: ``(T, B)``.
     Returns:

@@ -23,8 +23,8 @@ _EXPONENT_BIAS = 1023
 class RankPrioritized(Prioritized):
     """
     Overview:
-        Samples rows in proportion to ``1 / rank(i) ** alpha``. The largest priority has rank 1 (Schaul et al. 2015,
-        section 3.3). All else works as in Prioritized.
+        Samples rows in proportion to ``1 / rank(i) ** alpha``. The largest priority has rank 1. See Schaul et al. 2015,
+        section 3.3. All else works as in Prioritized.
 
         The paper sorts a heap now and then. Here a row gets its rank when its priority is set, from a histogram of the
         current priorities. It ranks after all that are about equal. That costs O(1) per row, and O(log(capacity)) for

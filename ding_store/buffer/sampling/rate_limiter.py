@@ -23,8 +23,8 @@ class RateLimiter:
     """
     Overview:
         Keeps ``num_inserts * samples_per_insert - num_samples`` within ``error_buffer`` of its value when sampling
-        begins, ``min_size_to_sample * samples_per_insert``. Inserts wait above that range, samples below it (Cassirer
-        et al. 2021, Reverb, section 3.3).
+        begins, ``min_size_to_sample * samples_per_insert``. Inserts wait above that range, samples below it. See
+        Reverb, Cassirer et al. 2021, section 3.3.
 
         Inserts never wait before the table has ``min_size_to_sample`` rows and the rows of a batch. If
         ``min_size_to_sample`` is below ``max_sample``, sampling therefore begins above the range, and inserts wait

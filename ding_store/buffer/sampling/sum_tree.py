@@ -14,8 +14,8 @@ class SumTree:
     """
     Overview:
         A tree of fan-out 8 over one float64 per slot. ``set`` and ``find`` are O(B log(capacity)). A change never adds
-        to a sum: it computes every node above from its children, in order. So the tree depends only on its leaves and
-        cannot drift.
+        to a sum: it computes every node above from its children, in order. Therefore the tree depends only on its
+        leaves and cannot drift.
 
         The tree is compiled by numba, or runs in numpy with bit-identical results: both sum from left to right.
 

@@ -20,7 +20,7 @@ class UseCounts(RowListener):
     Overview:
         A use count per slot, for the row in that slot. The caller holds the index's lock.
     Arguments:
-        - most (:obj:`int`): How often a row may come, including repeats in one batch.
+        - most (:obj:`int`): The limit of uses per row, including repeats in one batch.
     """
 
     def __init__(self, index: RowIndex, most: int) -> None:

@@ -30,7 +30,7 @@ def limited(
         Return a sampler with limits. Rows that reach a limit leave the table, so they end in all its views at once.
     Arguments:
         - sampler (:obj:`Sampler`): Chooses the rows: ``Prioritized()``, ``Fifo()`` ...
-        - max_times_sampled (:obj:`Optional[int]`): How often a row may come, including repeats in one batch. For
+        - max_times_sampled (:obj:`Optional[int]`): The limit of uses per row, including repeats in one batch. For
           sequences that share rows, it limits the sequences that start at a row. That row then stays in the table.
         - max_age (:obj:`Optional[int]`): Rows leave if their version is more than this below the newest. A row that is
           a sequence is as old as its oldest step.

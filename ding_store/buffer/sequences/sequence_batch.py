@@ -19,10 +19,10 @@ from ding_store.columns import Schema, nodes
 class SequenceBatch(TrainBatch):
     """
     Overview:
-        A batch with leaves ``(T, B, ...)`` that also behaves like a list of B dicts whose values are lists of T steps.
-        Collectors of the config pipeline make such lists. ``timestep_collate`` (R2D2, R2D3, NGU, QMIX, WQMIX, CollaQ,
-        QTRAN, COMA, MADQN) and IMPALA's collate use the batch without copying a leaf. Any other caller of
-        ``default_collate`` gets lists of T tensors ``(B, ...)``.
+        A batch with leaves ``(T, B, ...)`` that also behaves like a list of B dicts. The values of the dicts are lists
+        of T steps, as collectors of the config pipeline make them. ``timestep_collate`` and IMPALA's collate use the
+        batch without copying a leaf. The former serves R2D2, R2D3, NGU, QMIX, WQMIX, CollaQ, QTRAN, COMA and MADQN. Any
+        other caller of ``default_collate`` gets lists of T tensors ``(B, ...)``.
     """
 
     _own_keys = frozenset({STATE})

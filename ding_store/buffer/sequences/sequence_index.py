@@ -37,7 +37,7 @@ class SequenceIndex(RowListener):
         does not depend on the number of rows.
 
         A *run* can be cut into sequences: it holds the rows of one group up to a done. Every group begins a new run at
-        a break, and after rows that were never seen because one push exceeded the table's capacity.
+        a break. It also does so after rows that were never seen, because one push exceeded the table's capacity.
     Arguments:
         - index (:obj:`RowIndex`): The table's index. The caller holds its lock.
         - read_groups (:obj:`ReadGroups`): Reads the groups of new rows.

@@ -20,9 +20,9 @@ class SequencePrioritized(Prioritized):
     """
     Overview:
         A sampler for ``sample_sequences``. Sequences come in proportion to ``(priority + epsilon) ** alpha`` of their
-        first row, burn-in included (Kapturowski et al. 2019, R2D2, section 2.3). A row at which no sequence can start
-        never comes, whatever its priority. A priority given at a push counts once the later steps are there. New starts
-        get the largest priority seen. O(B log(capacity)).
+        first row, burn-in included. See R2D2, Kapturowski et al. 2019, section 2.3. A row at which no sequence can
+        start never comes, whatever its priority. A priority given at a push counts once the later steps are there. New
+        starts get the largest priority seen. O(B log(capacity)).
 
         After training, update the priorities of a batch's sequences by their first rows::
 

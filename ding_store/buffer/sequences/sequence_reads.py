@@ -20,7 +20,7 @@ class Episodes(NamedTuple):
     """
     Overview:
         Whole episodes as one batch. ``data``: leaves ``(T, B, ...)``, where T is the longest length. Shorter episodes
-        are padded with zeros. As in ``sample_sequences``, it can be used as a list of B sequences. ``lengths``:
+        are padded with zeros. It can be used as a list of B sequences, as in ``sample_sequences``. ``lengths``:
         ``(B,)``, int64. ``mask``: ``(T, B)``, float32, 1 at steps and 0 at padding. ``rows``: the rows of all steps,
         episode by episode. ``elements()``: the list of steps of each episode, views of one gathered batch.
     """
