@@ -1,1 +1,1 @@
-"""Rows in memory-mapped columns: which row is where, reads, and changes of shape."""
+"""The table: rows in memory-mapped columns, the index of rows, reads, and changes of capacity and columns."""

@@ -1,8 +1,9 @@
 """
-Rows of tables that are larger than memory, read from the disk past the page cache.
+Direct reads of rows of tables that are larger than memory, past the page cache.
 
-Through the mapping each page costs the kernel more work than the disk, some 0.7 of a core at 1 to 2 GB/s, and drives
-out another page that will be missed: memory keeps the rows that came last instead, and these are copied from it.
+A page fault through the mapping costs the kernel more work than the disk: about 0.7 of a core at 1 to 2 GB/s. It also
+evicts another page that is needed later. With direct reads the page cache keeps the newest rows instead, and these are
+copied from it.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ import numpy as np
 from ding_store.buffer.array_types import Array, anonymous
 from ding_store.buffer.thread_pool import Threads
 
-#: Puts a row where it belongs: (its place among the slots asked for, the row).
+#: Copies a row to its destination. Receives its position among the requested slots, and the row.
 Put = Callable[[int, Array], None]
 
-#: Rows that are read at once, and what their copies may take: a single reader waits for each one's latency. Four keep a
-#: disk busy, while others put what they read where it belongs.
+#: Number of rows read concurrently, and upper limit of their copies in bytes. A single thread would wait for the
+#: latency of each row. Four threads keep a disk busy, while the others copy what they read.
 _NUM_THREADS = 6
 _BOUNCE_BYTES = 256 << 20
-#: What direct reads begin at and are a multiple of, on all file systems that have them.
+#: The alignment of direct reads. It is right for all file systems that support them.
 _PAGE = mmap.PAGESIZE
 
 _C = ctypes.CDLL(None, use_errno=True)
@@ -40,7 +41,9 @@ _threads = Threads(_NUM_THREADS, 'ding-store-disk')
 
 
 class ColdRow(NamedTuple):
-    """A row of a column, where it goes, its slot, and which of the pages that it touches memory has."""
+    """
+    A requested row: its column, destination, position and slot, and for each page that it touches whether it is cached.
+    """
 
     column: ColdColumn
     put: Put
@@ -50,7 +53,7 @@ class ColdRow(NamedTuple):
 
 
 class ColdRead(NamedTuple):
-    """Rows of a column that are wanted, and what takes them."""
+    """A request for rows of a column, and the function that receives each row."""
 
     column: ColdColumn
     slots: Array
@@ -60,10 +63,11 @@ class ColdRead(NamedTuple):
 class ColdColumn:
     """
     Overview:
-        The rows of a column file, each from memory if that has it, else from the disk, without memory keeping it.
+        A column file whose rows are read from the page cache if they are in it. Otherwise they are read from the disk,
+        and the cache does not keep them.
     Arguments:
-        - column (:obj:`np.ndarray`): The file as it is mapped, ``(capacity, *shape)``.
-        - descriptor (:obj:`int`): Of the file.
+        - column (:obj:`np.ndarray`): The mapped file, ``(capacity, *shape)``.
+        - descriptor (:obj:`int`): The descriptor of the file.
     Raises:
         - OSError: The file system has no direct reads.
     """
@@ -72,19 +76,19 @@ class ColdColumn:
         self.column = column
         self._bytes = column.reshape(-1).view(np.uint8)
         self.row_bytes = column[:1].nbytes
-        # By its number: a private file has no name.
+        # Open it by its descriptor: a private file has no name.
         self._file = os.open(f'/proc/self/fd/{descriptor}', os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-        # Not closed with the table: another thread may be reading.
+        # Do not close it with the table: another thread may be reading.
         weakref.finalize(self, os.close, self._file)
-        #: How many reads found rows missing, more or less: threads do not wait for each other to count.
+        #: Approximate number of reads that found rows missing from memory. Threads count without a lock.
         self.num_misses = 0
 
     def each(self, slots: Array, put: Put) -> None:
-        """As ``read_cold`` of this column alone."""
+        """Call ``put`` for each row, see ``read_cold``."""
         read_cold([ColdRead(self, slots, put)])
 
     def divided(self, slots: Array, put: Put) -> Tuple[List[ColdRow], List[ColdRow]]:
-        """Rows that are all in memory, and those that are not."""
+        """Split the rows into those that are all in memory, and the others."""
         held: List[ColdRow] = []
         missing: List[ColdRow] = []
         for place, slot in enumerate(np.minimum(slots, len(self.column) - 1).tolist()):
@@ -94,7 +98,7 @@ class ColdColumn:
         return held, missing
 
     def _held(self, slot: int) -> Array:
-        """Which of the pages that a row touches are in memory."""
+        """Return for each page that a row touches whether it is in memory."""
         first, end = self._pages(slot)
         states = np.empty(end - first, np.uint8)
         size = min(end * _PAGE, self._bytes.nbytes) - first * _PAGE
@@ -107,14 +111,14 @@ class ColdColumn:
         return begin // _PAGE, -(-(begin + self.row_bytes) // _PAGE)
 
     def read(self, row: ColdRow) -> Array:
-        """From the disk; valid until this thread's next one."""
+        """Read a row from the disk. The result is valid until the next call in this thread."""
         first, end = self._pages(row.slot)
         bounce = _bounce((end - first) * _PAGE)
         missing = np.flatnonzero(~row.held)
         self._read_pages(bounce, first, int(missing[0]), int(missing[-1]) + 1)
         begin = row.slot * self.row_bytes - first * _PAGE
         stop = begin + self.row_bytes
-        # What memory holds may be newer than the disk.
+        # Pages in memory may be newer than the disk.
         runs = np.flatnonzero(np.diff(row.held, prepend=False, append=False)).reshape(-1, 2) * _PAGE
         for run_begin, run_stop in np.clip(runs, begin, stop).tolist():
             bounce[run_begin:run_stop] = self._bytes[first * _PAGE + run_begin : first * _PAGE + run_stop]
@@ -122,7 +126,7 @@ class ColdColumn:
         return read
 
     def _read_pages(self, bounce: Array, first: int, start: int, stop: int) -> None:
-        """Pages of a row, counted from its first, up to the file's end."""
+        """Read pages ``start`` to ``stop`` of a row, counted from its page ``first``, up to the end of the file."""
         place, end = start * _PAGE, min(stop * _PAGE, self._bytes.nbytes - first * _PAGE)
         while place < end:
             num_read = os.preadv(self._file, [bounce[place : stop * _PAGE].data], first * _PAGE + place)
@@ -134,9 +138,9 @@ class ColdColumn:
 def read_cold(reads: Sequence[ColdRead]) -> None:
     """
     Overview:
-        Call each ``put`` for all slots of its column, in any order and from several threads; a row is valid in the call
-        only. The disk reads rows of all columns meanwhile: it would wait for the last of one before the first of the
-        next otherwise, and for what is made of those that memory has.
+        Call each ``put`` for all slots of its column, in any order and from several threads. A row is valid only during
+        the call. The disk reads rows of all columns concurrently. It does not wait for one column to finish, or for the
+        rows that are copied from memory.
     Raises:
         - OSError: The disk could not read.
     """
@@ -153,14 +157,14 @@ def read_cold(reads: Sequence[ColdRead]) -> None:
         for row in held:
             row.put(row.place, row.column.column[row.slot])
     finally:
-        # For all of them, also when one fails: what ``put`` writes to is somebody else's soon.
+        # Wait for all threads, even if one fails: the destination of ``put`` may be reused after the return.
         wait(parts)
     for part in parts:
         part.result()
 
 
 def _read_all(rows: Deque[ColdRow]) -> None:
-    """Those that no other thread takes."""
+    """Read rows from the shared queue until it is empty."""
     while True:
         try:
             row = rows.popleft()
@@ -170,7 +174,7 @@ def _read_all(rows: Deque[ColdRow]) -> None:
 
 
 def _bounce(size: int) -> Array:
-    """Memory of this thread, at a page's begin, at least so large."""
+    """Return page-aligned memory of this thread, of at least ``size`` bytes."""
     found: Optional[Array] = getattr(_scratch, 'bounce', None)
     if found is None or len(found) < size:
         found = _scratch.bounce = np.frombuffer(anonymous(size), np.uint8)

@@ -1,4 +1,4 @@
-"""Where the columns' bytes are: anonymous memory, or sparse files whose space is reserved before it is written."""
+"""Memory of the columns: anonymous memory, or sparse files whose space is reserved before it is written."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from ding_store.buffer.table.cold import ColdColumn
 from ding_store.buffer.table.page_touching import Toucher
 from ding_store.errors import NotEnoughSpace
 
-#: What one element has in a column: its dtype and shape.
+#: One element of a column: its dtype and shape.
 ColumnSpec = Tuple[np.dtype[Any], Tuple[int, ...]]
 
-#: Space is reserved in steps of about this much. 64 MiB took 33 ms on tmpfs, and as much less to touch then (60 + 33
-#: against 101-135 ms sparse); 0.3-8 ms on ext4.
+#: Step in which space is reserved. Reserving 64 MiB took 33 ms on tmpfs and 0.3-8 ms on ext4. On tmpfs the first touch
+#: became shorter by as much: 60 + 33 ms, against 101-135 ms without a reservation.
 EXTENT_BYTES = 16 << 20
-#: Two pushes ahead, where they are larger, but no more than this.
+#: Upper limit of a step of two pushes, which is used if two pushes are larger than ``EXTENT_BYTES``.
 _MAX_AHEAD_BYTES = 64 << 20
-#: Rows of a file that are read whole, ahead of being copied. Of smaller ones a page or two is all that is read anyway.
+#: Rows of at least this size are prefetched from a file before a copy. A smaller row needs only a page or two anyway.
 _LARGE_ROW_BYTES = 64 << 10
-#: Reads with such advice after one that found pages missing, before another looks whether they are missing still.
+#: Number of prefetched reads after a read found pages missing. The next read checks again without prefetching.
 _ADVISED_READS = 64
 
 _NOT_WATCHED = nullcontext()
 
 
 class ColumnFile(NamedTuple):
-    """Where a column is; ``name`` is empty for a file that nobody else will see."""
+    """The file of a column. ``name`` is empty if the file is unlinked."""
 
     fd: int
     row_bytes: int
@@ -54,11 +54,12 @@ def spec_bytes(spec: ColumnSpec) -> int:
 class ColumnMemory:
     """
     Overview:
-        The columns of one table, each ``[capacity, *shape]``, mapped once and sparse. ``path=None`` is private: memory
-        when all columns fit in a share of it (cgroup limits count), else unlinked files in the roomiest directory.
+        The columns of one table, each ``[capacity, *shape]``, mapped once and sparse. With ``table_dir=None`` they are
+        private. Private columns are in anonymous memory if all fit in a share of it, and cgroup limits count. Otherwise
+        they are in unlinked files, in the directory with the most free space.
     Arguments:
-        - capacity (:obj:`int`): Rows.
-        - home (:obj:`Optional[TableDirectory]`): Directory of the files; None for private ones.
+        - capacity (:obj:`int`): The number of rows.
+        - table_dir (:obj:`Optional[TableDirectory]`): Directory of the files, or None for private columns.
     """
 
     def __init__(self, capacity: int, table_dir: Optional[TableDirectory] = None) -> None:
@@ -69,19 +70,19 @@ class ColumnMemory:
         self._directory: Optional[str] = None if table_dir is None else table_dir.path
         self._files: Dict[str, ColumnFile] = {}
         self._num_reserved = 0
-        #: Rows that the last push asked for.
+        #: Number of slots that the last ``reserve`` requested.
         self._num_asked = 0
-        # Of a directory's files only what is written: what is synced is written to the disk.
+        # No touching ahead in a table directory: every touched page would be written to the disk by the next sync.
         self._toucher = Toucher() if table_dir is None else None
         self._num_advised = 0
-        #: What there was before any of the columns was in it.
+        #: Memory available before the first column used any.
         self._memory = free_space.available_memory()
 
     @property
     def sources(self) -> Tuple[Dict[str, Array], Mapping[str, ColdColumn]]:
         """
-        ``columns``; and large ones by name, to be read so and not from there, as memory has not all that is wanted now
-        and never will.
+        ``columns``, and large columns by name that must be read through direct reads at present. This is so if recent
+        reads found pages missing and the table is larger than memory.
         """
         columns = self._columns
         if self._num_advised <= 0:
@@ -91,24 +92,24 @@ class ColumnMemory:
 
     @property
     def columns(self) -> Dict[str, Array]:
-        """By slot. Another dict whenever one of them is another."""
+        """The columns, indexed by slot. A new dict whenever a column is replaced."""
         return self._columns
 
     @columns.setter
     def columns(self, columns: Dict[str, Array]) -> None:
         self._columns = columns
-        # Of these columns and no others: they may be replaced while somebody opens their files.
+        # Tied to these columns: they may be replaced while another thread opens their files.
         self._cold: Tuple[Mapping[str, Array], Mapping[str, ColdColumn]] = columns, {}
         self.row_bytes = sum(column.itemsize * prod(column.shape[1:]) for column in columns.values())
 
     def add(self, specs: Mapping[str, ColumnSpec], num_used: int = 0) -> None:
         """
         Overview:
-            Map more columns; their rows are zero. Nothing is added when one of them cannot be.
+            Map more columns, with rows of zeros. If one of them fails, none is added.
         Arguments:
-            - num_used (:obj:`int`): So many slots at least can be written.
+            - num_used (:obj:`int`): The number of slots that must be writable.
         Raises:
-            - NotEnoughSpace: For these, and for the rows reserved so far.
+            - NotEnoughSpace: There is no space for the reserved rows of these columns.
         """
         if self._directory is None and not self.columns:
             self._directory = free_space.private_directory(self.capacity * sum(map(spec_bytes, specs.values())))
@@ -117,7 +118,7 @@ class ColumnMemory:
         try:
             for name, spec in specs.items():
                 added[name] = self._map(name, spec, files)
-            # Of columns that were opened nothing is known to be reserved.
+            # Reserve from slot 0: the new files have no reserved space yet.
             self._reserve(files, 0, max(self._num_reserved, num_used))
         except BaseException:
             self._discard(files)
@@ -125,18 +126,18 @@ class ColumnMemory:
 
         def add() -> None:
             self._files.update(files)
-            # A new dict: readers may be going over the old one.
+            # Build a new dict, because readers may be iterating over the old one.
             self.columns = {**self.columns, **added}
 
         finish(add)
 
     @property
     def has_files(self) -> bool:
-        """Whether a forked process shares what is in the columns."""
+        """True if forked processes share the contents of the columns."""
         return bool(self._files)
 
     def take_back(self, names: Iterable[str]) -> None:
-        """Have columns no longer that were added last, nor their files."""
+        """Undo ``add``: remove these columns and their files."""
         files = {name: self._files.pop(name) for name in names if name in self._files}
         self.columns = {name: array for name, array in self.columns.items() if name not in names}
         self._discard(files)
@@ -144,10 +145,10 @@ class ColumnMemory:
     def open(self, columns: List[StoredColumn], num_used: int) -> None:
         """
         Overview:
-            Map the columns that a directory has.
+            Map the columns of an existing directory.
         Arguments:
-            - num_used (:obj:`int`): Slots that hold something: their space is made sure of again, as a copy of a file
-              may have holes.
+            - num_used (:obj:`int`): Number of slots that may hold rows. Their space is reserved again, because a copied
+              file may have holes.
         Raises:
             - NotEnoughSpace: A file has holes, and the disk is full.
         """
@@ -164,7 +165,7 @@ class ColumnMemory:
         self.columns = opened
 
     def stored(self) -> List[StoredColumn]:
-        """The columns as a directory's header has them."""
+        """Return the columns in the form of a directory's header."""
         return [
             StoredColumn(
                 name, array.dtype.str, list(array.shape[1:]), self._files[name].name if name in self._files else ''
@@ -173,7 +174,7 @@ class ColumnMemory:
         ]
 
     def replace(self, name: str, spec: ColumnSpec, convert: Callable[[Array, Array], None], num_used: int) -> None:
-        """See ``replacing``."""
+        """Replace a column, see ``replacing``."""
         finish(self.replacing(name, spec, convert, num_used))
 
     def replacing(
@@ -181,13 +182,13 @@ class ColumnMemory:
     ) -> Callable[[], None]:
         """
         Overview:
-            Keep a column in another way: a new file, complete before what is returned puts it in the old one's place,
-            which may be called again.
+            Convert a column into a new file. The new file is complete when this returns. The returned function replaces
+            the old column by the new one. It may be called again.
         Arguments:
-            - convert (:obj:`Callable`): (some rows as they were, where to put them as they will be).
-            - num_used (:obj:`int`): The slots from this one on hold nothing.
+            - convert (:obj:`Callable`): Called with some rows of the old column, and with their places in the new one.
+            - num_used (:obj:`int`): Slots from this one on hold nothing.
         Raises:
-            - NotEnoughSpace: Nothing changed.
+            - NotEnoughSpace: The disk is full. Nothing changed.
         """
         files: Dict[str, ColumnFile] = {}
         try:
@@ -212,14 +213,14 @@ class ColumnMemory:
         return replace
 
     def drop(self, names: Iterable[str]) -> None:
-        """Have these columns no longer. Who holds them may read on."""
+        """Remove these columns. Readers that hold their arrays can continue to read them."""
         names = set(names)
         self.columns = {name: array for name, array in self.columns.items() if name not in names}
         for name in names & set(self._files):
             os.close(self._files.pop(name).fd)
 
     def move(self, source: Array, target: Array) -> None:
-        """Copy slots to other slots."""
+        """Copy ``source`` slots to ``target`` slots."""
         step = max(1, EXTENT_BYTES // max(1, self.row_bytes))
         for column in self.columns.values():
             for start in range(0, len(source), step):
@@ -228,9 +229,9 @@ class ColumnMemory:
     def resizing(self, capacity: int) -> Callable[[int], None]:
         """
         Overview:
-            Map more or fewer slots. When what is returned is called, which cannot fail and may be called again, there
-            are so many; of these, the first so many as it is told keep what is in them. Files keep their length when
-            there are fewer: somebody may be reading, whom a shorter file would kill.
+            Map more or fewer slots. The returned function makes them the columns, and keeps the contents of the first
+            ``num_used`` slots. It cannot fail and may be called again. Files are not truncated: a reader of a truncated
+            page would be killed by SIGBUS.
         """
         for file in self._files.values():
             if os.fstat(file.fd).st_size < capacity * file.row_bytes:
@@ -253,23 +254,24 @@ class ColumnMemory:
         return resize
 
     def sync(self) -> None:
-        """Have all bytes of files on the disk."""
+        """Write all bytes of the files to the disk."""
         for file in self._files.values():
             os.fdatasync(file.fd)
 
     def reading(self, slots: Array) -> ContextManager[None]:
         """
         Overview:
-            For copies of these slots. Where rows are large and reads find some that memory does not hold, ``sources``
-            names the columns of a table that is larger than memory; of another the disk is let read them all at once,
-            as a copy alone waits for one stretch of a row after the other.
+            Return a context for a copy of these slots. If rows are large and reads find pages missing, it prepares
+            later reads. If the table is larger than memory, ``sources`` then names its columns for direct reads.
+            Otherwise the kernel prefetches all rows at once, because a plain copy waits for one stretch of a row after
+            the other.
         """
         is_large = self.row_bytes >= _LARGE_ROW_BYTES and self._directory is not None
         return self._watched(slots) if is_large else _NOT_WATCHED
 
     @contextmanager
     def _watched(self, slots: Array) -> Iterator[None]:
-        # Another thread may be adding columns, or closing files: this is advice, and may come too late.
+        # Another thread may add columns or close files meanwhile. The prefetch is only advice and may come too late.
         files = {name: file for name, file in list(self._files.items()) if file.row_bytes >= _LARGE_ROW_BYTES}
         if not files:
             yield
@@ -293,24 +295,26 @@ class ColumnMemory:
                     os.posix_fadvise(file.fd, slot * file.row_bytes, file.row_bytes, os.POSIX_FADV_WILLNEED)
 
     def _is_larger_than_memory(self) -> bool:
-        """As far as it has rows: files are sparse."""
+        """
+        Return whether the space that the files use exceeds the memory. Files are sparse: unused rows do not count.
+        """
         with suppress(OSError):
             return sum(os.fstat(file.fd).st_blocks for file in list(self._files.values())) * 512 > self._memory
         return False
 
     def _open_cold(self, files: Mapping[str, ColumnFile]) -> None:
         columns = self.columns
-        # A file system without direct reads, or a file that is closed by now.
+        # Fails if the file system has no direct reads, or if the file is closed by now.
         with suppress(KeyError, OSError):
             self._cold = columns, {name: ColdColumn(columns[name], file.fd) for name, file in files.items()}
 
     def reserve(self, num_rows: int) -> None:
         """
         Overview:
-            Make sure that the first ``num_rows`` slots can be written, and some beyond them, which are touched
-            meanwhile if the table is private.
+            Make the first ``num_rows`` slots writable, and some slots beyond them. A thread touches the latter in
+            advance if the table is private.
         Raises:
-            - NotEnoughSpace: The disk is full; nothing was written.
+            - NotEnoughSpace: The disk is full. Nothing was written.
         """
         pushed, self._num_asked = num_rows - self._num_asked, num_rows
         reserved = self._num_reserved
@@ -324,7 +328,7 @@ class ColumnMemory:
         try:
             self._reserve(self._files, reserved, ahead)
         except NotEnoughSpace:
-            # What one column has beyond them is another's room.
+            # Free what each column has reserved in advance, to make room for the others.
             ahead = max(num_rows, reserved)
             for file in self._files.values():
                 _free_from(file.fd, ahead * file.row_bytes)
@@ -334,12 +338,12 @@ class ColumnMemory:
             self._toucher.touch(self.columns.values(), max(num_rows, reserved), ahead)
 
     def close(self) -> None:
-        """Close the files. Columns stay readable for as long as somebody holds them."""
+        """Close the files. Readers that hold the arrays can continue to read them."""
         self._stop_touching()
         self.drop([*self.columns, *self._files])
 
     def discard(self) -> None:
-        """Be no columns, and no files: of those that nothing names yet."""
+        """Delete columns and files that no header names yet."""
         self._stop_touching()
         files, self._files, self.columns = self._files, {}, {}
         self._discard(files)
@@ -388,7 +392,7 @@ class ColumnMemory:
         try:
             fd = private_files.opener(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         finally:
-            # Also when a signal comes behind the call that made it.
+            # Unlink it even if a signal arrives right after the call that created the file.
             with suppress(FileNotFoundError):
                 os.unlink(name)
         return ColumnFile(fd, row_bytes, '')
@@ -396,7 +400,7 @@ class ColumnMemory:
     def _reserve(self, files: Mapping[str, ColumnFile], start: int, stop: int) -> None:
         for file in files.values():
             try:
-                # Without it a full disk kills the process with SIGBUS in the middle of a copy.
+                # Without a reservation a full disk kills the process by SIGBUS in the middle of a copy.
                 if stop > start:
                     os.posix_fallocate(file.fd, start * file.row_bytes, (stop - start) * file.row_bytes)
             except OSError as e:
@@ -413,15 +417,15 @@ def _num_misses(cold: Mapping[str, ColdColumn]) -> int:
 
 
 def _num_disk_faults() -> int:
-    """How often this thread waited for a page that memory did not hold."""
+    """Return how often this thread waited for a page that was not in memory."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
 
 
 def _free_from(fd: int, num_bytes: int) -> None:
-    """Free the space of what is behind these bytes of a file."""
+    """Free the space of a file beyond ``num_bytes``, rounded up to a page. The length stays."""
     size = os.fstat(fd).st_size
     start = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
     if start < size and hasattr(mmap, 'MADV_REMOVE'):
-        # On a file system without holes the space stays taken.
+        # Without support for holes in the file system, the space stays in use.
         with suppress(OSError), mmap.mmap(fd, size) as region:
             region.madvise(mmap.MADV_REMOVE, start)

@@ -1,6 +1,6 @@
 """
-Frames whose float32 values are exactly k/255, k in 0 to 255, as the bytes k: a quarter of the memory, and the same bits
-when they are read. Atari's frames are such.
+Columns of float32 values that are exactly k/255, stored as the bytes k in 0 to 255. They take a quarter of the memory
+and are read back with the same bits. Atari frames have such values.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ding_store.buffer.table.column_memory import ColumnSpec, spec_bytes
 from ding_store.compiled import copy_past_caches
 from ding_store.errors import SchemaMismatch
 
-#: Smaller leaves are not worth a look at every push.
+#: Smaller leaves are not checked: the gain does not pay for a check at every push.
 MIN_BYTES = 4096
-#: So many numbers are looked at at once without numba: they stay in the cache.
+#: Number of values that the version without numba converts at once. They stay in the cache.
 _STEP = 1 << 17
-#: What is narrowed at once and is no more than this is put where the last was.
+#: Up to this size the result is written to memory that this thread reuses.
 _MAX_WARM_BYTES = 16 << 20
 
 _FIRST = np.zeros(1, np.int64)
@@ -31,7 +31,7 @@ _scratch = threading.local()
 
 
 def narrow(values: Array) -> Optional[Array]:
-    """The bytes k of float32 values that are all exactly k/255, bit by bit; None if one is not."""
+    """Return the bytes k if all float32 values are exactly k/255, bit by bit. Otherwise return None."""
     narrowed = np.empty(values.shape, np.uint8)
     return narrowed if narrow_into([values], narrowed[None]) else None
 
@@ -39,10 +39,10 @@ def narrow(values: Array) -> Optional[Array]:
 def narrowed_columns(columns: Mapping[str, Any], names: Iterable[str]) -> Dict[str, Optional[Array]]:
     """
     Overview:
-        The bytes of these columns, each an array or the list of its parts, in one piece of memory: this thread's until
-        it calls again.
+        Convert columns to bytes. Each column is an array or the list of its parts. The results share memory that is
+        valid until this thread calls again.
     Returns:
-        - narrowed (:obj:`Dict[str, Optional[np.ndarray]]`): Name -> bytes ``(size,)``; None where one value of a column
+        - narrowed (:obj:`Dict[str, Optional[np.ndarray]]`): Name -> bytes ``(size,)``, or None if a value of the column
           is not exactly k/255.
     """
     parts = {name: columns[name] if isinstance(columns[name], list) else [columns[name]] for name in names}
@@ -58,9 +58,10 @@ def narrowed_columns(columns: Mapping[str, Any], names: Iterable[str]) -> Dict[s
 def narrow_into(parts: Sequence[Array], narrowed: Array) -> bool:
     """
     Overview:
-        As ``narrow``, of arrays that are of one size, into the rows of another array, which has no gaps.
+        Convert arrays of one size to bytes, like ``narrow``. Write them to the rows of a contiguous array.
     Returns:
-        - is_exact (:obj:`bool`): Whether all of them are exactly k/255; else the rows mean nothing.
+        - is_exact (:obj:`bool`): Whether all values are exactly k/255. If not, the contents of ``narrowed`` are
+          undefined.
     """
     kernels = load_kernels()
     convert = _narrow_in_numpy
@@ -79,8 +80,8 @@ def _narrow_in_numpy(flat: Array, narrowed: Array) -> bool:
     for start in range(0, len(flat), _STEP):
         part, target = flat[start : start + _STEP], narrowed[start : start + _STEP]
         floats, levels = torch.from_numpy(scaled[: len(part)]), torch.from_numpy(target)
-        # numpy reads the values: torch does not like that what others own is read-only. What is no number of 0 to 255
-        # becomes any byte, which the comparison finds out; of bits, since 0.0 equals -0.0, and no NaN itself.
+        # Use numpy here: torch warns about read-only arrays. A value outside 0 to 255 becomes an arbitrary byte, which
+        # the comparison below detects. It compares bits, since 0.0 equals -0.0, and NaN does not equal itself.
         with np.errstate(all='ignore'):
             np.multiply(part, np.float32(255), out=scaled[: len(part)])
         levels.copy_(floats.round_())
@@ -95,21 +96,21 @@ def _warm_bytes(size: int) -> Array:
 
 
 def widen(narrowed: Array, out: Array) -> None:
-    """The values that ``narrow`` was given."""
+    """Write the float32 values k/255 of these bytes to ``out``."""
     torch.from_numpy(out).copy_(torch.from_numpy(narrowed)).div_(255.0)
 
 
 def widened(narrowed: Array) -> Array:
-    """As ``widen``, of bytes that may be read-only, into a fresh array."""
+    """Return the float32 values of bytes in a fresh array. The bytes may be read-only."""
     return gather(narrowed, np.arange(len(narrowed)), None)
 
 
 def widened_columns(columns: Mapping[str, Array], names: Collection[str]) -> Mapping[str, Array]:
     """
     Overview:
-        These columns, those of these names widened.
+        Return the columns with those in ``names`` widened to float32.
     Raises:
-        - SchemaMismatch: One of them is not there, or no bytes.
+        - SchemaMismatch: A column in ``names`` is missing, or is not bytes.
     """
     for name in names:
         if name not in columns or columns[name].dtype != np.uint8:
@@ -124,8 +125,8 @@ def not_narrowed(name: str, columns: Mapping[str, Array]) -> SchemaMismatch:
 
 def gather(column: Array, slots: Array, out: Optional[Array]) -> Array:
     """
-    Rows of a narrow column, widened. ValueError if ``out`` has another shape: it may be for columns that another thread
-    has replaced meanwhile.
+    Return rows of a narrow column, widened. Raises ValueError if ``out`` has another shape: another thread may have
+    replaced the columns meanwhile.
     """
     shape = (len(slots), *column.shape[1:])
     if out is None:
@@ -146,24 +147,24 @@ def gather(column: Array, slots: Array, out: Optional[Array]) -> Array:
 
 def take_into(column: Array, slots: Array, out: Array, cold: Optional[ColdColumn] = None) -> None:
     """
-    Rows of a column, narrow or not, into an array of the dtype that they have outside of the table; by way of ``cold``
-    if that is the column's.
+    Copy rows of a column to an array of the dtype that they have outside the table. The column may be narrow. If
+    ``cold`` is given, the rows are read through it.
     """
     if cold is not None:
         cold.each(slots, lambda place, row: put_row(row, out[place]))
     elif column.dtype == out.dtype:
-        # Without mode='clip' numpy fills a buffer of its own first: 2-5 times slower.
+        # Without mode='clip' numpy fills an internal buffer first, which is 2-5 times slower.
         column.take(slots, 0, out, 'clip')
     else:
         gather(column, slots, out)
 
 
 def put_row(row: Array, out: Array) -> None:
-    """A row, narrow or not, into an array of the same shape."""
+    """Copy a row, which may be narrow, to an array of the same shape."""
     if row.dtype == out.dtype:
         copy_past_caches(out, row)
     elif out.ndim > 1 and not out.flags.carray and out[0].flags.carray:
-        # Of sequences, each step is in another place.
+        # In a batch of sequences, each step of the row is in another place.
         for part, target in zip(row, out):
             gather(part[None], _FIRST, target[None])
     else:
@@ -173,21 +174,24 @@ def put_row(row: Array, out: Array) -> None:
 def candidates(
     specs: Mapping[str, ColumnSpec], columns: Mapping[str, Array], narrowed: Collection[str] = ()
 ) -> List[str]:
-    """Names of columns that may be kept so, going by these rows of them; ``narrowed`` are those that are bytes now."""
+    """
+    Return the names of columns that may be stored as bytes, judged by these rows. ``narrowed`` names columns that are
+    bytes already.
+    """
     large = [name for name, spec in specs.items() if spec[0] == np.float32 and spec_bytes(spec) >= MIN_BYTES]
     found = [name for name in large if name in narrowed or (name in columns and len(columns[name]))]
-    # What has another dtype than the schema says is refused later, by who checks it.
+    # Another dtype than that of the schema is refused later, by the check of the columns.
     return [n for n in found if n in narrowed or (columns[n].dtype == np.float32 and narrow(columns[n]) is not None)]
 
 
 def stored_specs(specs: Mapping[str, ColumnSpec], names: Iterable[str]) -> Dict[str, ColumnSpec]:
-    """As columns are kept when these are narrow."""
+    """Return the specs with which columns are stored if those in ``names`` are narrow."""
     chosen = set(names)
     return {name: (np.dtype(np.uint8) if name in chosen else spec[0], spec[1]) for name, spec in specs.items()}
 
 
 def _reused(name: str, size: int, dtype: type) -> Array:
-    """Memory of this thread, at least so large: fresh memory costs more than the work on it."""
+    """Return memory of this thread with room for ``size`` values. Fresh memory would cost more than the work on it."""
     found: Optional[Array] = getattr(_scratch, name, None)
     if found is None or len(found) < size:
         found = np.empty(size, dtype)

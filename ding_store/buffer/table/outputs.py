@@ -1,4 +1,4 @@
-"""Warm arrays for batches: a fresh one costs up to five times the gather itself, in page faults."""
+"""Reused arrays for batches. The page faults of fresh arrays cost up to five times the gather itself."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from ding_store.columns.collate import PlainBatch
 from ding_store.compiled import FAR_BYTES
 
 Arrays = Dict[str, Array]
-#: Batches of one size that are kept warm at once; a pipeline that holds more gets fresh arrays.
+#: Number of batches of one size that are kept for reuse. A pipeline that holds more gets fresh arrays.
 MAX_WARM = 8
-#: Batch sizes that are kept warm at once.
+#: Number of batch sizes that are kept for reuse.
 MAX_SIZES = 4
 
 
 class Gather:
-    """Where columns are, for a compiled pass over some of them."""
+    """Addresses and row sizes of columns, for a compiled copy."""
 
     def __init__(self, columns: Mapping[str, Array], arrays: Arrays) -> None:
-        #: Also keeps them in memory.
+        #: This reference also keeps the columns in memory.
         self.columns = columns
         taken = [columns[name] for name in arrays]
         self.capacity = len(taken[0]) if taken else 0
-        #: Which of them are kept as bytes.
+        #: Positions of the columns that are stored as bytes and read as float32.
         self.narrowed = [
             place
             for place, (column, array) in enumerate(zip(taken, arrays.values()))
             if column.dtype == np.uint8 and array.dtype == np.float32
         ]
-        #: Whether rows lie in memory as they are, or as those bytes.
+        #: True if all rows can be copied as they are, or widened from bytes.
         self.fits = bool(self.capacity) and all(
             (column.dtype == array.dtype or place in self.narrowed)
             and column.shape[1:] == array.shape[1:]
@@ -51,22 +51,22 @@ class Gather:
         self.addresses = np.array([column.ctypes.data for column in taken], np.int64)
         self.sizes = np.array([column[:1].nbytes for column in taken], np.int64)
         names = list(arrays)
-        #: What becomes floats, by name; and the other ones, as they are.
+        #: Names of the columns to widen. The positions of all other columns follow.
         self.widened = [names[place] for place in self.narrowed]
         self._plain = np.delete(np.arange(len(names)), self.narrowed)
-        #: Addresses and sizes of columns that are copied as they are.
+        #: Addresses and row sizes of the columns that are copied as they are.
         self.plain = self.addresses[self._plain], self.sizes[self._plain]
 
     def plain_targets(self, targets: Array) -> Array:
-        """Those of the columns that are copied as they are, where others are not."""
+        """Return the targets of the columns that are copied as they are."""
         return targets[self._plain]
 
 
 class RowWriter:
     """
     Overview:
-        Copies elements to columns, leaf by leaf in one compiled pass; what is kept as bytes becomes such before, in
-        memory of the writer's own. One thread at a time.
+        Copies elements to columns, leaf by leaf in one compiled pass. Leaves that the table stores as bytes are first
+        converted, in memory of the writer. For one thread at a time.
     """
 
     def __init__(self, gather: Gather, batch: PlainBatch, kernels: Kernels) -> None:
@@ -76,7 +76,10 @@ class RowWriter:
         self._narrowed = [(place, array, array.ctypes.data) for place, array in zip(gather.narrowed, made)]
 
     def writing(self, element: Any) -> Optional[Callable[[int], None]]:
-        """What writes an element to a slot, and cannot fail; None for one that is not just bytes, or does not fit."""
+        """
+        Return a function that writes the element to a slot and cannot fail. Return None if the element is not just
+        bytes, or does not fit.
+        """
         found = self._batch.addresses(element)
         if found is None:
             return None
@@ -88,7 +91,7 @@ class RowWriter:
 
         def write(slot: int) -> None:
             self._put(places, self.gather.sizes, self.gather.addresses, slot)
-            held.clear()  # Until here: the bytes are theirs.
+            held.clear()  # Until here ``held`` keeps the memory of the element's leaves.
 
         return write
 
@@ -96,8 +99,8 @@ class RowWriter:
 class Output:
     """
     Overview:
-        Arrays of one batch, and what can be known of them beforehand: ``addresses``, where each begins, and views, of
-        which batches are made. Whoever uses it holds a copy of ``arrays``.
+        The arrays of one batch, with values that can be computed in advance: ``addresses`` of the arrays, and the views
+        of which batches are made. A user holds a copy of ``arrays``.
     """
 
     __slots__ = ('arrays', 'addresses', '_batch', '_views', '_steps', '_held', '_num_references')
@@ -108,26 +111,31 @@ class Output:
         self._steps: Dict[int, List[Array]] = {}
         self.addresses = np.array([array.ctypes.data for array in arrays.values()], np.int64)
         self._held = list({id(array): array for array in (*arrays.values(), *self._views)}.values())
-        # What the interpreter counts while nobody else holds any; measured, as it differs between its versions.
+        # The reference counts without any user. Measured, because they differ between versions of the interpreter.
         self._num_references = self._count()
 
     def is_free(self) -> bool:
-        """Whether nobody else holds anything of it. Who has it may be adding views: what these change is read first."""
+        """
+        Return the arrays as one tree, as ``length`` steps if it is given. Return None if that takes more than views.
+        """
         return self._num_references == sum(map(getrefcount, self._held))
 
     def batch(self, length: Optional[int] = None) -> Optional[ttorch.Tensor]:
-        """What is in the arrays, perhaps of so many steps, as one tree; None if that takes more than views."""
+        """
+        Return the arrays as one tree, cut to ``length`` steps if it is given. Return None if that takes more than
+        views.
+        """
         if self._batch is None:
             return None
         return self._batch.tree(self._views if length is None else self._views_of_steps(self._batch, length))
 
     def _views_of_steps(self, batch: PlainBatch, length: int) -> List[Array]:
-        """Made once. Who calls has the arrays, so that nobody takes them for free meanwhile."""
+        """Return cached views of ``length`` steps. The caller holds the arrays, so ``is_free`` is false meanwhile."""
         views = self._steps.get(length)
         if views is None:
             before = self._count()
             views = self._steps[length] = batch.steps(self.arrays, length)
-            self._held = [*self._held, *views]  # before the number: see ``is_free``
+            self._held = [*self._held, *views]  # before the number, see ``is_free``
             self._num_references += self._count() - before
         return views
 
@@ -138,12 +146,12 @@ class Output:
 class WarmOutputs:
     """
     Overview:
-        Hands out arrays for batches, and hands them out again once nobody holds them: when the reference count of every
-        array is where it was. Tensors, views and what autograd saved all hold the array that owns the bytes, so that a
-        batch stays valid for as long as anything of it is referenced.
+        Hands out arrays for batches, and reuses them when they are free. They are free when the reference count of
+        every array is back at its initial value. Tensors, views and tensors saved by autograd all refer to the array
+        that owns the bytes. A batch therefore stays valid while anything refers to a part of it.
     Arguments:
         - columns (:obj:`Mapping`): Name -> (dtype, shape of one element).
-        - batch (:obj:`Optional[PlainBatch]`): Makes batches of the arrays.
+        - batch (:obj:`Optional[PlainBatch]`): Builds batches from the arrays.
     """
 
     def __init__(self, columns: Mapping[str, ColumnSpec], batch: Optional[PlainBatch] = None) -> None:
@@ -156,12 +164,15 @@ class WarmOutputs:
         self._kernels = load_kernels()
 
     def take(self, num_rows: int) -> Arrays:
-        """Arrays ``(num_rows, *shape)`` by name, with anything in them; theirs who asked until they let go of them."""
+        """
+        Return arrays ``(num_rows, *shape)`` by name, with undefined contents. They are reused when the caller drops
+        them.
+        """
         return self.lend(num_rows)[0]
 
     def lend(self, num_rows: int) -> Tuple[Arrays, Output]:
-        """As ``take``, with what else is known of the arrays."""
-        # Two threads must not both find the same arrays free: the copy below is what makes them taken.
+        """Return the arrays of ``take`` and the ``Output`` to which they belong."""
+        # Two threads must not both find the same arrays free: the copy below marks them as used.
         with self._lock:
             warm = self._warm.get(num_rows)
             if warm is None:
@@ -183,8 +194,8 @@ class WarmOutputs:
         self, columns: Mapping[str, Array], slots: Array, cold: Optional[Mapping[str, ColdColumn]] = None
     ) -> Tuple[Arrays, Output]:
         """
-        Slots of these columns, some of which are cold, in arrays as of ``lend``. The same columns are in the same
-        object.
+        Gather slots of these columns into arrays from ``lend``. ``cold`` names columns to read from the disk. Calls
+        with the same ``columns`` object reuse the addresses.
         """
         arrays, output = self.lend(len(slots))
         if self._kernels is not None and not cold:
@@ -206,7 +217,9 @@ class WarmOutputs:
         return arrays, output
 
     def row_writer(self, columns: Mapping[str, Array]) -> Optional[RowWriter]:
-        """What copies elements to these columns; None where that takes more than their bytes."""
+        """
+        Return a writer that copies elements to these columns. Return None if that takes more than a copy of bytes.
+        """
         if self._kernels is None or self._batch is None or not self._row_bytes:
             return None
         writer = self._writer
@@ -223,12 +236,12 @@ class WarmOutputs:
 def aligned(shape: Tuple[int, ...], dtype: Any) -> Array:
     """
     Overview:
-        As ``np.empty``, at the begin of a cache line, where torch's own memory begins: malloc's lies 16 bytes behind
-        one, so that vectors are read from two lines each, and training on them takes longer. Views of it hold it, as
-        they would an array that owns its memory.
+        Return an empty array that begins at a cache line, like torch's own memory. Memory from malloc begins 16 bytes
+        later, so that each vector spans two lines and training takes longer. Views of the array keep it alive, as
+        usual.
     """
     try:
         kind = torch.from_numpy(np.empty(0, dtype)).dtype
-    except (TypeError, ValueError):  # none of torch's, or of another byte order
+    except (TypeError, ValueError):  # torch has no such dtype, or the byte order is another
         return np.empty(shape, dtype)
     return torch.empty(shape, dtype=kind).numpy()

@@ -1,6 +1,6 @@
 """
-Pages of a private table that will be written soon, touched by a thread: the kernel's part of a first touch, and on a
-virtual machine the host's, takes longer than the copy into them, up to thirty times as long.
+A thread that touches pages of a private table shortly before they are written. The first touch of a page takes up to
+thirty times as long as the copy into it. The time goes to the kernel, and to the host of a virtual machine.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Iterable, Optional
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.thread_pool import Threads
 
-#: Linux 5.14. It writes nothing, and where there is no room it is an error and no signal.
+#: Needs Linux 5.14. It changes no bytes. If there is no space, it returns an error and sends no signal.
 _MADV_POPULATE_WRITE = 23
-#: Between two looks at whether it should end. The first touch of so much took 0.5 to 16 ms.
+#: Bytes touched between two checks of the stop flag. The first touch of that many bytes took 0.5 to 16 ms.
 _STEP_BYTES = 4 << 20
-#: How long ``stop`` waits.
+#: Longest wait in ``stop``, in seconds.
 _STOP_S = 1.0
 
 _C = ctypes.CDLL(None, use_errno=True)
@@ -29,34 +29,34 @@ _threads = Threads(1, 'ding-store-pages')
 
 
 class Toucher:
-    """The pages of one table."""
+    """Touches the pages of one table in a background thread."""
 
     def __init__(self) -> None:
         self._future: Optional[Future[None]] = None
         self._process = os.getpid()
         self._is_stopped = False
-        #: False when this kernel cannot.
+        #: False if the kernel does not support it.
         self.is_able = True
 
     def touch(self, columns: Iterable[Array], start: int, stop: int) -> None:
-        """Begin to touch these slots, unless others are still being touched."""
+        """Start to touch these slots, unless the thread is still touching others."""
         self._forget_parents()
         if start >= stop or not self.is_able or (self._future is not None and not self._future.done()):
             return
         self._is_stopped = False
-        # Without a thread whoever writes touches them, as ever.
+        # If no thread can be started, the writer itself touches the pages.
         with suppress(RuntimeError):
             self._future = _threads.submit(self._touch, list(columns), start, stop)
 
     def stop(self) -> None:
-        """Touch nothing from now on: of pages that are given back, or counted."""
+        """Stop touching pages, before their space is freed or counted. Waits at most a second."""
         self._is_stopped = True
         self._forget_parents()
         if self._future is not None:
             wait([self._future], _STOP_S)
 
     def _forget_parents(self) -> None:
-        """A forked process has none of its parent's threads."""
+        """Drop the thread's future in a forked process, which has none of its parent's threads."""
         if self._process != os.getpid():
             self._process, self._future = os.getpid(), None
 
@@ -64,7 +64,7 @@ class Toucher:
         for column in columns:
             rows = column[start:stop]
             begin = rows.ctypes.data
-            # Only pages that are wholly of these slots: the others are being written.
+            # Only pages that belong to these slots alone: the pages at the edges are being written.
             place = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
             end = (begin + rows.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
             while place < end and not self._is_stopped:

@@ -1,4 +1,4 @@
-"""The part of a table that is read: without waiting for writers, and never a torn row."""
+"""Reads of a table: they do not wait for writers and never return a torn row."""
 
 from __future__ import annotations
 
@@ -15,53 +15,53 @@ from ding_store.buffer.table.table_base import TableBase
 T = TypeVar('T')
 Choose = Callable[[RowIndex], Array]
 
-#: A read that raced with a writer is redone so often before it makes the writers wait.
+#: Number of attempts of a read that races with writers. The next attempt blocks the writers.
 _OPTIMISTIC_READS = 3
-#: So little is copied with the index locked, some 20 us, which costs writers less than it does to look twice.
+#: Up to this size, about 20 us, a copy happens under the index lock. This costs writers less than a second look.
 _QUICK_BYTES = 1 << 18
 
 
 class TableReads(TableBase):
-    """See ``Table``."""
+    """The operations of a ``Table`` that read rows."""
 
     def gather(self, rows: Array, out: Optional[Mapping[str, Array]] = None) -> Dict[str, Array]:
         """
         Overview:
-            Read rows by row number, in the order asked; one gather per column, O(len(rows)).
+            Read rows by row number, in the given order. One gather per column, O(len(rows)).
         Arguments:
             - rows (:obj:`np.ndarray`): Row numbers ``(B,)``.
-            - out (:obj:`Optional[Mapping]`): Arrays ``(B, *shape)`` to fill; fresh ones by default.
+            - out (:obj:`Optional[Mapping]`): Arrays ``(B, *shape)`` to fill. Fresh ones by default.
         Raises:
-            - RowGone: A row left the table, or never existed; names the first.
+            - RowGone: A row left the table or never existed. The message names the first one.
         """
         return self.read(by_rows(rows), lambda slots: self.take(slots, out))[1]
 
     def read(self, choose: Choose, copy: Callable[[Array], T], is_all: bool = True) -> Tuple[Array, T]:
         """
         Overview:
-            Copy rows that no writer touched meanwhile.
+            Copy rows such that no writer changed them during the copy.
         Arguments:
-            - choose (:obj:`Callable`): RowIndex -> slots of live rows; called with the index locked, and again after
-              a race.
-            - copy (:obj:`Callable`): Slots -> what was copied from them, without any lock, but for very little.
-            - is_all (:obj:`bool`): Whether it copies no more than the columns have.
+            - choose (:obj:`Callable`): RowIndex -> slots of live rows. Called with the index locked, and again after a
+              race.
+            - copy (:obj:`Callable`): Slots -> the copied values. Called without a lock, unless the copy is small.
+            - is_all (:obj:`bool`): Whether ``copy`` reads at most the columns.
         Returns:
             - rows (:obj:`np.ndarray`): Row numbers of the slots.
             - copied: What the last ``copy`` returned.
         Raises:
-            - StoreClosed: See ``check_unchanged``.
+            - StoreClosed: The rows changed since a fork, see ``check_unchanged``.
         """
         if self._owner is not None:
             return self._read_unchanged(choose, copy, is_all)
         return self._read(choose, copy, is_all)
 
     def _read_unchanged(self, choose: Choose, copy: Callable[[Array], T], is_all: bool) -> Tuple[Array, T]:
-        """In a forked process whose parent may change what is read."""
+        """Read in a forked process whose parent may change the rows."""
         self.check_unchanged()
         try:
             found = self._read(choose, copy, is_all)
         except Exception:
-            self.check_unchanged()  # Else rows that changed meanwhile led to it.
+            self.check_unchanged()  # The error may be due to rows that changed meanwhile.
             raise
         self.check_unchanged()
         return found
@@ -72,7 +72,7 @@ class TableReads(TableBase):
                 slots, numbers = choose(self.index), self.index.row_of_slot
                 rows, num_updates = numbers.take(slots, mode='clip'), self._num_updates
                 if is_all and len(slots) * self._regions.row_bytes <= _QUICK_BYTES:
-                    # Whoever changes a row that lives, or takes it away, has this lock.
+                    # A thread that changes or removes a live row holds this lock.
                     return rows, copy(slots)
             try:
                 with self._regions.reading(slots):
@@ -80,10 +80,10 @@ class TableReads(TableBase):
             except (KeyError, TypeError, ValueError):
                 if num_updates == self._num_updates:
                     raise
-                continue  # Columns became others in the middle of it.
-            # The row number guards against a new row in the slot, the count against new data in the row, and against
-            # other columns or slots. Both are changed before the first byte is, and whoever reads them here has the
-            # interpreter's lock.
+                continue  # The columns were replaced during the copy.
+            # The row numbers reveal new rows in the slots. The count of updates reveals new data in the rows, other
+            # columns or other slots. Both change before the first byte does, and the interpreter's lock orders the
+            # reads here after those changes.
             if _are_at(self.index, numbers, slots, rows) and num_updates == self._num_updates:
                 return rows, copied
         with self.write_lock:
@@ -92,7 +92,7 @@ class TableReads(TableBase):
             return self.index.row_of_slot[slots], copy(slots)
 
     def take(self, slots: Array, out: Optional[Mapping[str, Array]] = None) -> Dict[str, Array]:
-        """Copy slots of all columns, whatever they hold: only right as the ``copy`` of a ``read``."""
+        """Copy slots of all columns, whatever they hold. Valid only as the ``copy`` of a ``read``."""
         columns, cold = self.sources
         if out is None and cold:
             out = {name: np.empty((len(slots), *shape), dtype) for name, (dtype, shape) in self.specs.items()}

@@ -1,4 +1,4 @@
-"""Rows chosen by other things than a sampler: by index, by age, by group. All are called with the index locked."""
+"""Choices of rows without a sampler: by index, by age, by group. They are called with the index locked."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from ding_store.buffer.sequences.groups import Groups
 from ding_store.buffer.table.rows import NO_ROWS, RowIndex
 from ding_store.errors import RowGone
 
-#: (number of items, how many, with replacement) -> which of them.
+#: Receives the number of items, how many to draw, and whether with replacement. Returns positions.
 Draw = Callable[[int, int, bool], Array]
 
 T = TypeVar('T')
 
 
 class Limiter(Protocol):
-    """Lets samples begin: a RateLimiter."""
+    """Admits samples, like ``RateLimiter``."""
 
     def sampling(self, num_rows: int) -> ContextManager[None]:
-        """What is entered before so many rows are sampled; what fails in it is not counted."""
+        """Return a context to sample ``num_rows`` in. If an exception leaves the context, the sample is not counted."""
 
 
 def to_row(index: Any) -> int:
-    """The row number that an index string stands for; -1, which no row has, for a string of another origin."""
+    """Return the row number of an index string, or -1 for a string of another origin. No row has number -1."""
     try:
         return int(index)
     except (TypeError, ValueError):
@@ -38,9 +38,9 @@ def to_row(index: Any) -> int:
 def by_indices(indices: Sequence[str], sample_range: Optional[slice] = None) -> Callable[[RowIndex], Array]:
     """
     Overview:
-        Slots of these rows, in this order, repeated as often as they are.
+        Choose the slots of these rows, in this order, with repetitions.
     Raises (when called):
-        - RowGone: A row is not there, or not in ``sample_range``.
+        - RowGone: A row is not in the table, or not in ``sample_range``.
     """
     rows = np.array([to_row(index) for index in indices], np.int64)
 
@@ -58,9 +58,9 @@ def by_indices(indices: Sequence[str], sample_range: Optional[slice] = None) -> 
 def by_rows(rows: Array) -> Callable[[RowIndex], Array]:
     """
     Overview:
-        Slots of these row numbers, in this order.
+        Choose the slots of these row numbers, in this order.
     Raises (when called):
-        - RowGone: A row is not there.
+        - RowGone: A row is not in the table.
     """
     wanted = as_rows(rows)
 
@@ -75,7 +75,7 @@ def by_rows(rows: Array) -> Callable[[RowIndex], Array]:
 
 
 def as_rows(rows: Array) -> Array:
-    """Row numbers as int64 of shape ``(B,)``; anything else is a TypeError."""
+    """Convert row numbers to int64 of shape ``(B,)``. Raises TypeError for anything else."""
     rows = np.asarray(rows)
     if rows.ndim != 1 or (rows.dtype.kind not in 'iu' and rows.size):
         raise TypeError(f'rows must be integers of shape (B,), got {rows.dtype} of shape {rows.shape}')
@@ -83,7 +83,7 @@ def as_rows(rows: Array) -> Array:
 
 
 def by_live_rows(rows: Array) -> Callable[[RowIndex], Array]:
-    """Slots of those of these rows that are still there, in their order."""
+    """Choose the slots of those rows that are still in the table, in the given order."""
 
     def choose(index: RowIndex) -> Array:
         slots, found = index.find(rows)
@@ -95,9 +95,9 @@ def by_live_rows(rows: Array) -> Callable[[RowIndex], Array]:
 def by_age(position: int) -> Callable[[RowIndex], Array]:
     """
     Overview:
-        The slot of the row at a place in the order of age: 0 is the oldest, -1 the newest.
+        Choose the slot of the row at a position in the order of age: 0 is the oldest, -1 the newest.
     Raises (when called):
-        - IndexError: There are not so many rows.
+        - IndexError: There are too few rows.
     """
 
     def choose(index: RowIndex) -> Array:
@@ -111,14 +111,14 @@ def by_age(position: int) -> Callable[[RowIndex], Array]:
 
 
 class Sampled:
-    """Rows that a sampler chooses; ``weights`` are those of the last choice."""
+    """A choice of rows by a sampler. ``weights`` are those of the last choice."""
 
     __slots__ = ('weights', 'delivered', '_sampler', '_size', '_replace', '_range', '_rows')
 
     def __init__(self, sampler: Sampler, size: int, replace: bool, sample_range: Optional[slice]) -> None:
         self._sampler, self._size, self._replace, self._range = sampler, size, replace, sample_range
         self.weights: Optional[Array] = None
-        #: What a sampler is told by that minds what happens to the rows that it chose; see ``deliver``.
+        #: Hook of samplers that track which of their rows were read, see ``deliver``.
         self.delivered: Optional[Callable[[Array], Optional[Array]]] = getattr(sampler, 'delivered', None)
         self._rows = NO_ROWS
 
@@ -131,16 +131,16 @@ class Sampled:
 
     @property
     def key(self) -> Tuple[Any, ...]:
-        """Equal for choices that are made alike."""
+        """A key that is equal for equal kinds of choices."""
         limits = self._range and (self._range.start, self._range.stop, self._range.step)
         return id(self._sampler), self._size, self._replace, limits
 
     def again(self) -> Sampled:
-        """Another choice of the same kind."""
+        """Return another choice of the same kind."""
         return Sampled(self._sampler, self._size, self._replace, self._range)
 
     def adopt(self, other: Sampled) -> None:
-        """What this one chose is what another one chose before."""
+        """Take over the result of another choice."""
         self.weights, self._rows = other.weights, other._rows
 
     def deliver(
@@ -152,8 +152,9 @@ class Sampled:
     ) -> T:
         """
         Overview:
-            What ``read`` makes of these rows. A sampler that minds what happened to them (a queue, limits) is told when
-            they were read, and others wait for it meanwhile; a limiter lets it begin. ``ahead`` is who draws ahead.
+            Read the chosen rows with ``read``. If the sampler tracks which rows were read, such as a queue or one with
+            limits, report the rows to it. Its lock is held meanwhile. A limiter must admit the sample first. ``ahead``
+            is the object that draws in advance.
         """
         delivered = self.delivered
         if delivered is None and limiter is None:
@@ -174,16 +175,16 @@ class Sampled:
 class GroupChoice:
     """
     Overview:
-        Rows of groups: whole, or ``unroll_len`` consecutive rows of each. Every group is equally likely, and within one
-        every start; O(rows) per choice.
+        A choice of rows of groups: whole groups, or ``unroll_len`` consecutive rows of each. Every group is equally
+        likely, and within a group every start. O(rows) per choice.
     Arguments:
-        - groups (:obj:`Groups`): Which row is in which group.
+        - groups (:obj:`Groups`): Maps rows to groups.
         - draw (:obj:`Draw`): Draws groups and starts.
         - size (:obj:`int`): The number of groups.
-        - unroll_len (:obj:`Optional[int]`): Groups of fewer rows are left out; None takes groups whole.
-        - sliced (:obj:`bool`): Starts are multiples of ``unroll_len``; the last slice ends with the group.
+        - unroll_len (:obj:`Optional[int]`): Groups with fewer rows are left out. None chooses whole groups.
+        - sliced (:obj:`bool`): If true, starts are multiples of ``unroll_len``, and the last slice ends with the group.
     Raises (when called):
-        - NotEnoughData: There are fewer groups than that.
+        - NotEnoughData: There are fewer groups than ``size``.
     """
 
     def __init__(
@@ -198,7 +199,7 @@ class GroupChoice:
     ) -> None:
         self._groups, self._draw, self._size, self._replace = groups, draw, size, replace
         self._unroll_len, self._sliced, self._range = unroll_len, sliced, sample_range
-        #: Rows per group of the last choice.
+        #: Number of rows per group in the last choice.
         self.lengths: List[int] = []
 
     def __call__(self, index: RowIndex) -> Array:
@@ -206,7 +207,7 @@ class GroupChoice:
         slots = slots[self._groups.codes[slots] != Groups.NONE]
         codes = self._groups.codes[slots]
         chosen = self._choose_groups(codes)
-        # Only the rows of chosen groups are looked at one group at a time.
+        # Loop only over the rows of the chosen groups.
         slots = slots[np.isin(codes, chosen)]
         codes = self._groups.codes[slots]
         parts = [self._part_of(slots[codes == code]) for code in chosen.tolist()]
@@ -249,11 +250,12 @@ def check_sample_arguments(
 ) -> Tuple[int, Optional[List[str]]]:
     """
     Overview:
-        Refuse what makes no sense, and say how many to sample and which.
+        Check the arguments of a sample. Return the number of rows, and the indices if they were given.
     Raises:
-        - TypeError: Not ValueError or AssertionError, which DI-engine's fetcher takes for a shortage.
+        - TypeError: The arguments are invalid. DI-engine's fetcher takes ValueError and AssertionError for a lack of
+          data.
     """
-    # False, too: middleware written for DequeBuffer passes its ``replace`` on in this place.
+    # False counts as None: middleware written for DequeBuffer passes its ``replace`` in this position.
     chosen = None if indices is None or (isinstance(indices, bool) and not indices) else list(indices)
     if size is not None:
         size = integer('size', size, 0, TypeError)

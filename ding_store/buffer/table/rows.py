@@ -1,4 +1,4 @@
-"""Which row is where: row numbers, slots, and the order of age. Vectorised; about 34 bytes per row of capacity."""
+"""The index of rows: row numbers, their slots, and their order of age. It takes about 34 bytes per row of capacity."""
 
 from __future__ import annotations
 
@@ -19,66 +19,71 @@ NO_ROWS = np.empty(0, np.int64)
 
 class RowListener:
     """
-    Keeps something per slot. Called with the index locked, after the change. Where an exception interrupts it,
-    ``restored``, ``cleared`` and ``resized`` are called again, and ``settled`` in the place of the others.
+    Base of objects that keep a value per slot. The index calls them after each change, with its lock held. After an
+    exception in a call, it calls ``restored``, ``cleared`` or ``resized`` again, and ``settled`` instead of the others.
     """
 
     def published(self, slots: Array) -> None:
-        """These slots have new rows."""
+        """New rows were published in these slots."""
 
     def removed(self, slots: Array) -> None:
         """The rows of these slots left."""
 
     def restored(self, slots: Array) -> None:
-        """The rows that left last, from these slots, are back."""
+        """The rows that left these slots last are back."""
 
     def cleared(self) -> None:
         """All rows left."""
 
     def settled(self, slots: Array) -> None:
-        """An exception came when rows left these slots, or came to them: ``removed`` or ``published`` may have run."""
+        """
+        An exception interrupted the removal or the publication of rows in these slots. ``removed`` or ``published`` may
+        have run.
+        """
 
     def resizing(self) -> None:
-        """Slots are about to be others: what is put off has to be done now."""
+        """Slots are about to be renumbered: finish all deferred work now."""
 
     def resized(self, capacity: int, source: Array, target: Array) -> None:
-        """There are so many slots now; rows from ``source`` slots live in ``target`` slots. The same rows live."""
+        """
+        There are ``capacity`` slots now. Rows moved from ``source`` slots to ``target`` slots. No row was removed.
+        """
 
 
 class RowIndex:
     """
     Overview:
-        Row numbers only grow and are never reused; a row lives while its slot still carries its number. All methods
-        want ``lock`` to be held by the caller; only ``row_of_slot`` may be read without it.
+        Maps row numbers to slots. Row numbers only grow and are never reused. A row is live while its slot still
+        carries its number. The caller must hold ``lock`` for all methods. Only ``row_of_slot`` may be read without it.
 
         * ``_slots`` is a permutation of all slots: the first ``count`` are live, the rest free. A uniform draw is one
-          look-up, and a delete one swap; ``_place`` is its inverse.
-        * ``_log`` holds (row, slot) in the order of row numbers. Deleted rows stay in it until they are passed over or
+          look-up, and a delete is one swap. ``_place`` is the inverse permutation.
+        * ``_log`` holds (row, slot) in the order of row numbers. Deleted rows stay in it until they are skipped or
           packed away, which costs O(1) amortised.
     Arguments:
         - capacity (:obj:`int`): The number of slots.
-        - row_of_slot (:obj:`Optional[np.ndarray]`): Where to keep row numbers, with those that live already: EMPTY or
-          distinct numbers below ``next_row``. Every change of a row is one store of 8 bytes to it.
+        - row_of_slot (:obj:`Optional[np.ndarray]`): The array that holds the row numbers, with those of existing rows:
+          EMPTY, or distinct numbers below ``next_row``. Every change of a row is one 8-byte store to it.
     """
 
     def __init__(self, capacity: int, row_of_slot: Optional[Array] = None, next_row: int = 0) -> None:
         self.lock = hold_over_forks(threading.RLock())
-        #: None where numba does not run.
+        #: None if numba is not available.
         self.kernels = load_kernels()
         self.next_row = next_row
         self._listeners: List[weakref.ref[RowListener]] = []
         self._build(filled(capacity, EMPTY, np.int64) if row_of_slot is None else row_of_slot)
 
     def _build(self, row_of_slot: Array) -> None:
-        """Everything that follows from which row is in which slot."""
+        """Derive all other state from the row numbers of the slots."""
         self.row_of_slot = row_of_slot
         self.capacity = capacity = len(row_of_slot)
         slot_type = np.int32 if capacity <= np.iinfo(np.int32).max else np.int64
-        # They are compiled for slots of 4 bytes.
+        # The kernels are compiled for slots of 4 bytes.
         self._loops = self.kernels if slot_type is np.int32 else None
         live = np.flatnonzero(row_of_slot != EMPTY)
         by_age = live[np.argsort(row_of_slot[live])]
-        # Free slots in ascending order: those that were written before come first, and need no more space.
+        # Free slots are in ascending order: slots that were written before come first and need no new space.
         self._slots = np.concatenate([by_age, np.flatnonzero(row_of_slot == EMPTY)]).astype(slot_type)
         self._place = np.empty(capacity, slot_type)
         self._place[self._slots] = np.arange(capacity, dtype=slot_type)
@@ -90,24 +95,24 @@ class RowIndex:
         self._log_rows[: self.count], self._log_slots[: self.count] = row_of_slot[by_age], by_age
 
     def listen(self, listener: RowListener) -> None:
-        """Tell somebody of all changes from now on, for as long as somebody else holds it."""
+        """Call a listener for all changes from now on. The index holds only a weak reference to it."""
         if not any(listener is each for each in self._listening()):
             self._listeners.append(weakref.ref(listener, self._listeners.remove))
 
     @property
     def live_slots(self) -> Array:
-        """Slots of all live rows in no order: a view, good for as long as the lock is held."""
+        """Slots of all live rows in no order. A view that is valid while the lock is held."""
         live: Array = self._slots[: self.count]
         return live
 
     def allocate(self, num_rows: int) -> Tuple[Array, Array]:
         """
         Overview:
-            Choose slots for ``num_rows`` (at most the capacity) new rows; the oldest rows leave where there is no room.
-            The slots belong to the caller until ``publish`` or ``restore``.
+            Reserve slots for ``num_rows`` new rows, at most the capacity. The oldest rows are evicted if there is no
+            room. The slots belong to the caller until ``publish`` or ``restore``.
         Returns:
             - slots (:obj:`np.ndarray`): The slots.
-            - evicted (:obj:`np.ndarray`): Row numbers of those who left; theirs were the first slots.
+            - evicted (:obj:`np.ndarray`): Row numbers of the evicted rows. They were in the first of these slots.
         """
         shortage = self.count + num_rows - self.capacity
         retired, evicted = self._retire(shortage) if shortage > 0 else (NO_ROWS, NO_ROWS)
@@ -116,7 +121,7 @@ class RowIndex:
         return self._slots[self.count : self.count + num_rows].astype(np.intp), evicted
 
     def restore(self, slots: Array, evicted: Array) -> None:
-        """Take ``allocate`` back, before anything was written: those who left live again. O(capacity)."""
+        """Undo ``allocate`` before anything was written: the evicted rows are live again. O(capacity)."""
         self._pack_log()
         back = slots[: len(evicted)]
 
@@ -134,7 +139,7 @@ class RowIndex:
         Overview:
             Make the rows live that were written to the slots of the last ``allocate``. O(len(slots)).
         Arguments:
-            - skipped (:obj:`int`): How many row numbers before them are used up by rows that never live.
+            - skipped (:obj:`int`): How many row numbers to use up first, for rows that never become live.
         """
         num_rows, first = len(slots), self.next_row + skipped
         if self._tail + num_rows > len(self._log_rows):
@@ -159,7 +164,7 @@ class RowIndex:
             raise
 
     def remove(self, slots: Array) -> None:
-        """Free distinct slots of live rows: the last live slots move into the gaps. O(len(slots))."""
+        """Free distinct slots of live rows. The last live slots fill the gaps in ``_slots``. O(len(slots))."""
         try:
             if len(slots) == 1:
                 self._remove_one(int(slots[0]))
@@ -171,7 +176,7 @@ class RowIndex:
             raise
 
     def clear(self) -> None:
-        """Free every slot. Row numbers go on growing."""
+        """Free every slot. Row numbers continue to grow."""
 
         def clear() -> None:
             self.row_of_slot[:] = EMPTY
@@ -184,7 +189,7 @@ class RowIndex:
         finish(clear)
 
     def forget(self) -> None:
-        """As ``clear``, but what ``row_of_slot`` was stays as it is."""
+        """Free every slot like ``clear``, but leave the present ``row_of_slot`` array unchanged."""
 
         def forget() -> None:
             self._build(filled(self.capacity, EMPTY, np.int64))
@@ -194,14 +199,14 @@ class RowIndex:
         finish(forget)
 
     def oldest(self, num_rows: int) -> Array:
-        """Slots of the oldest live rows, as many as there are up to ``num_rows``; a copy."""
+        """Return the slots of the ``num_rows`` oldest live rows, or of all if there are fewer, as a copy."""
         return self.slots_by_age()[:num_rows].astype(np.intp)
 
     def relocations(self, capacity: int) -> Tuple[Array, Array]:
         """
         Overview:
-            Before a shrink to ``capacity``, which is at least ``count``: the live slots beyond it, and free slots below
-            it, one for each.
+            Plan a shrink to ``capacity`` slots, which must be at least ``count``. Return the live slots beyond it, and
+            an equal number of free slots below it.
         """
         for listener in self._listening():
             listener.resizing()
@@ -210,16 +215,19 @@ class RowIndex:
         return source, target
 
     def relocate(self, source: Array, target: Array) -> None:
-        """Rows were copied from slots to free ones, which say so from now on. ``resize`` or ``stay`` must follow."""
-        # The old places say so, too, until they are no more: a crash leaves two equal copies, and never none.
+        """Record that rows were copied from ``source`` to free ``target`` slots. ``resize`` or ``stay`` must follow."""
+        # The old slots keep their row numbers until they are cut off: a crash leaves two equal copies of a row, and
+        # never none.
         self.row_of_slot[target] = self.row_of_slot[source]
 
     def stay(self, target: Array) -> None:
-        """Rows that were about to live in these slots live where they did."""
+        """Undo ``relocate``: the target slots are free again, and the rows stay in their old slots."""
         self.row_of_slot[target] = EMPTY
 
     def resize(self, row_of_slot: Array, source: Array, target: Array) -> None:
-        """Go on with more or fewer slots, of the same rows; those from ``source`` are in ``target``."""
+        """
+        Switch to another number of slots with the same rows. The rows of ``source`` slots are in ``target`` slots.
+        """
 
         def resize() -> None:
             self._build(row_of_slot)
@@ -229,7 +237,7 @@ class RowIndex:
         finish(resize)
 
     def findings(self) -> List[str]:
-        """What is wrong with it; nothing unless memory or this file is."""
+        """Return all inconsistencies. There are none unless memory was damaged or this code is wrong."""
         live = self.live_slots
         rows = self.row_of_slot[live]
         by_age = self.row_of_slot[self.slots_by_age()]
@@ -247,9 +255,10 @@ class RowIndex:
     def load(self, rows: Array, row_of_slot: Optional[Array] = None) -> None:
         """
         Overview:
-            After ``forget``, these rows live in the first slots; they are below ``next_row`` and in the order of age.
+            Make rows live in the first slots, after ``forget``. They are below ``next_row`` and in order of age.
         Arguments:
-            - row_of_slot (:obj:`Optional[np.ndarray]`): Where row numbers are kept from now on, with theirs in it.
+            - row_of_slot (:obj:`Optional[np.ndarray]`): The array that holds row numbers from now on. It contains those
+              of the rows already.
         """
         if row_of_slot is None:
             self.row_of_slot[: len(rows)] = rows
@@ -266,10 +275,10 @@ class RowIndex:
     def find(self, rows: Array) -> Tuple[Array, Array]:
         """
         Overview:
-            Slots of rows. O(1) per row while no row was deleted out of order, else O(log(capacity)).
+            Find the slots of rows. O(1) per row while no row was deleted out of order, else O(log(capacity)).
         Returns:
-            - slots (:obj:`np.ndarray`): Any valid slot for a row that is gone.
-            - found (:obj:`np.ndarray`): Whether the row is live, bool.
+            - slots (:obj:`np.ndarray`): The slot of each row, or any valid slot if the row is gone.
+            - found (:obj:`np.ndarray`): Whether each row is live, bool.
         """
         slots = rows % self.capacity
         found = self.row_of_slot[slots] == rows
@@ -278,13 +287,16 @@ class RowIndex:
         return slots, found & (rows >= 0)
 
     def slots_by_age(self) -> Array:
-        """Slots of all live rows, oldest first: a view, good for as long as the lock is held. O(1) without deletes."""
+        """
+        Return the slots of all live rows, oldest first, as a view that is valid while the lock is held. O(1) without
+        deletes.
+        """
         if self._tail - self._head != self.count:
             self._pack_log()
         return self._log_slots[self._head : self._tail]
 
     def num_from(self, row: int) -> int:
-        """How many live rows have this number or a larger one. O(log(count)) without deletes."""
+        """Return how many live rows have this number or a larger one. O(log(count)) without deletes."""
         rows = self._log_rows[self._head : self._head + len(self.slots_by_age())]
         return len(rows) - int(np.searchsorted(rows, row))
 
@@ -306,7 +318,7 @@ class RowIndex:
         found[missing] = self.row_of_slot[candidates] == wanted
 
     def _settle(self, slots: Array) -> None:
-        """An exception broke off a change of these slots: what follows from the row numbers is made anew."""
+        """Rebuild all state from the row numbers, after an exception interrupted a change of these slots."""
 
         def settle() -> None:
             self._build(self.row_of_slot)
@@ -316,7 +328,7 @@ class RowIndex:
         finish(settle)
 
     def _flush_removed(self, slots: Array) -> None:
-        """As ``_settle``, of rows that had left, or were about to."""
+        """Call ``_settle`` for those of these slots that are free now, after an exception interrupted their removal."""
         self._settle(slots[self.row_of_slot[slots] == EMPTY])
 
     def _tell_removed(self, slots: Array) -> None:
@@ -324,7 +336,7 @@ class RowIndex:
             listener.removed(slots)
 
     def _retire(self, num_rows: int) -> Tuple[Array, Array]:
-        """The oldest rows leave: their slots, which are the next free ones in this order, and their numbers."""
+        """Evict the oldest rows. Return their slots, which are the next free ones in this order, and their numbers."""
         head, end = self._head, self._head + num_rows
         oldest = NO_ROWS
         try:
@@ -357,13 +369,14 @@ class RowIndex:
         gaps = places[np.less(places, remaining)]
         self._slots[gaps] = moved
         self._place[moved] = gaps
-        # In the order given: the oldest row's slot is the next to be used, so that slots stay in the order of age.
+        # Keep the given order: the slot of the oldest row is used next, so that slots stay in the order of age.
         self._slots[remaining : self.count] = slots
         self._place[slots] = np.arange(remaining, self.count, dtype=self._place.dtype)
         self.count = remaining
 
     def _remove_one(self, slot: int) -> None:
-        # As ``remove``, without the fixed price of a dozen operations on arrays: this is every push to a full table.
+        # Same result as ``_remove_many`` without the fixed cost of a dozen array operations. Every push to a full table
+        # runs this.
         last = self.count - 1
         place, moved = self._place[slot], self._slots[last]
         self.row_of_slot[slot] = EMPTY
@@ -372,7 +385,7 @@ class RowIndex:
         self.count = last
 
     def _oldest_one(self) -> Array:
-        # As ``_oldest``, without the fixed price of operations on arrays.
+        # Same result as ``_oldest`` without the fixed cost of array operations.
         head = self._head
         slot = self._log_slots[head]
         if self.row_of_slot[slot] != self._log_rows[head]:
@@ -381,7 +394,7 @@ class RowIndex:
         return np.array([slot], np.intp)
 
     def _oldest(self, num_rows: int) -> Array:
-        """Slots of the oldest live rows; the log's head moves past them and past deleted rows before them."""
+        """Return the slots of the oldest live rows. Move the log's head past them and past deleted rows before them."""
         end = self._head + num_rows
         oldest = self._log_slots[self._head : end].astype(np.intp)
         if end <= self._tail and (self.row_of_slot[oldest] == self._log_rows[self._head : end]).all():
@@ -391,7 +404,7 @@ class RowIndex:
         while num_rows > 0:
             if self._head == self._tail:
                 raise RuntimeError('the log of rows has ended before the rows have: it was changed without the lock')
-            # At least a few at a time: after many deletes most of the entries here are dead.
+            # Look at several entries at a time: after many deletes most of the entries are of deleted rows.
             end = min(self._head + max(num_rows, 32), self._tail)
             slots = self._log_slots[self._head : end]
             alive = np.flatnonzero(self.row_of_slot[slots] == self._log_rows[self._head : end])[:num_rows]
@@ -404,7 +417,7 @@ class RowIndex:
         rows, slots = self._log_rows[self._head : self._tail], self._log_slots[self._head : self._tail]
         alive = self.row_of_slot[slots] == rows
         num_alive = int(np.count_nonzero(alive))
-        # Indexing by a mask copies, so that the regions may overlap.
+        # Indexing by a mask copies, so the regions may overlap.
         self._log_rows[:num_alive] = rows[alive]
         self._log_slots[:num_alive] = slots[alive]
         self._head, self._tail = 0, num_alive

@@ -1,4 +1,4 @@
-"""The part of a table that changes what there is room for: other columns, wider ones, more or fewer slots."""
+"""Changes of a table's shape: new columns, wider columns, other columns, or another number of slots."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ding_store.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-#: (slots whose rows have to move, where they will live) -> what is called when they do.
+#: Receives the slots whose rows must move and their new slots. Returns the function to call when they have moved.
 Moving = Callable[[Array, Array], Callable[[], None]]
 
 
@@ -29,19 +29,20 @@ def _copy(values: Array, out: Array) -> None:
 
 
 class TableShape(TableBase):
-    """See ``Table``."""
+    """The operations of a ``Table`` that change its columns or its capacity."""
 
     def as_stored(self, columns: Mapping[str, Any], narrowed: Collection[str] = ()) -> Columns:
         """
         Overview:
-            These columns as they are kept. What was kept as bytes and cannot be any longer is widened first, and stays
-            so. The caller has the lock of the writers, and is done with them before this thread calls again.
+            Return these columns in the form in which the table stores them. If a column is stored as bytes and a new
+            value does not fit, the column is widened first and stays wide. The caller holds the write lock. It must
+            finish with the result before this thread calls again.
         Arguments:
-            - columns (:obj:`Mapping`): Name -> array ``(n, *shape)``; of ``narrow`` ones also the list of
+            - columns (:obj:`Mapping`): Name -> array ``(n, *shape)``. A narrow column may also be the list from
               ``Schema.encode_parts``.
-            - narrowed (:obj:`Collection[str]`): Names of those that are bytes already.
+            - narrowed (:obj:`Collection[str]`): Names of columns that are bytes already.
         Raises:
-            - NotEnoughSpace: There is no room for what is widened; nothing changed.
+            - NotEnoughSpace: There is no space for a widened column. Nothing changed.
         """
         if not self._narrow and not narrowed:
             return columns
@@ -56,7 +57,7 @@ class TableShape(TableBase):
         return stored
 
     def clear(self) -> None:
-        """Take all rows out, or none if it is killed. Row numbers are not used again."""
+        """Delete all rows. A kill meanwhile deletes all or none. Row numbers are not used again."""
         with self.write_lock, self.index.lock:
             self.check_open()
             finish(self._clear)
@@ -78,14 +79,14 @@ class TableShape(TableBase):
     ) -> None:
         """
         Overview:
-            Widen the schema. Rows that are there get ``fill[name]``, or zeros.
+            Add columns to the schema. Existing rows get ``fill[name]``, or zeros.
         Arguments:
-            - added (:obj:`Callable`): Called when the columns are there; again if an exception interrupts it.
-            - wider (:obj:`Optional[Mapping]`): Columns that the table has -> dtypes that hold all their values, which
-              they have from now on. Readers find these and what ``added`` changes at once, or wait.
+            - added (:obj:`Callable`): Called when the columns exist. Called again if an exception interrupts it.
+            - wider (:obj:`Optional[Mapping]`): Existing columns -> dtypes that can hold all their values. They are
+              converted to these dtypes. Readers see the wider columns and the effects of ``added`` together.
         Raises:
             - ConfigError: The table has a column of this name.
-            - NotEnoughSpace: There is no room for it; nothing changed.
+            - NotEnoughSpace: There is no space for a column. Nothing changed.
         """
         specs, wider_specs = checked_specs(columns), checked_specs(wider or {})
         with self.write_lock:
@@ -104,7 +105,7 @@ class TableShape(TableBase):
                 replaces = [self._regions.replacing(name, spec, _copy, self._num_used) for name, spec in narrow.items()]
                 with self.index.lock if wider_specs else nullcontext():
                     if replaces:
-                        # Readers that have an old column do it again.
+                        # Readers that copy from an old column repeat the read.
                         self._num_updates += 1
                     for replace in replaces:
                         replace()
@@ -128,8 +129,8 @@ class TableShape(TableBase):
     ) -> None:
         """
         Overview:
-            Take all rows out, and have these columns from now on instead, some of them kept as bytes for as long as
-            that is exact. Row numbers go on growing. ``replaced`` is as of ``replace``.
+            Delete all rows and replace the columns. Some of the new columns are stored as bytes while that is exact.
+            Row numbers continue to grow. ``replaced`` has the same meaning as in ``replace``.
         """
         names = frozenset(narrow_columns)
         with self.write_lock:
@@ -138,7 +139,7 @@ class TableShape(TableBase):
             self.replace(regions, info, names, replaced=replaced)
 
     def new_regions(self) -> ColumnMemory:
-        """Columns beside these, for ``replace``. The caller has the lock of the writers until then."""
+        """Return an empty set of columns for ``replace``. The caller holds the write lock until then."""
         self.check_open()
         return ColumnMemory(self.capacity, self.table_dir)
 
@@ -155,17 +156,19 @@ class TableShape(TableBase):
     ) -> None:
         """
         Overview:
-            Take all rows out, and have these columns from now on instead, with the rows that are in their first slots.
-            What can fail does before anything changes. A kill leaves the table as it was, or as it will be.
+            Delete all rows, and replace the columns by others that hold new rows in their first slots. All that can
+            fail happens before the first change. A kill leaves the old table or the new one.
         Arguments:
-            - rows (:obj:`np.ndarray`): Their row numbers, oldest first; they may have been those of others.
-            - next_row (:obj:`int`): The row number that the next row has at least.
-            - metas (:obj:`Iterable[bytes]`): Records of their metas.
-            - cleared (:obj:`Callable`): Called when the old rows are gone, before any of the new ones is there.
-            - replaced (:obj:`Callable`): Called when they are, before anybody can read them. Both are called again if
-              an exception interrupts them.
+            - rows (:obj:`np.ndarray`): Row numbers of the new rows, oldest first. Earlier rows may have had the same
+              numbers.
+            - next_row (:obj:`int`): The lowest number for the next row.
+            - metas (:obj:`Iterable[bytes]`): Encoded metas of the new rows.
+            - cleared (:obj:`Callable`): Called when the old rows are gone and before any new row exists. Called again
+              if an exception interrupts it.
+            - replaced (:obj:`Callable`): Called when the new rows exist and before any thread can read them. Called
+              again if an exception interrupts it.
         Raises:
-            - NotEnoughSpace: The disk is full; nothing changed, and ``regions`` are discarded.
+            - NotEnoughSpace: The disk is full. Nothing changed, and ``regions`` are discarded.
         """
         narrow_columns = frozenset(narrow_columns)
         try:
@@ -179,7 +182,7 @@ class TableShape(TableBase):
         def replace() -> None:
             self._change()
             commit()
-            # Readers that are copying do it again.
+            # Readers that are copying repeat the read.
             self._num_updates += 1
             self.index.forget()
             cleared()
@@ -198,13 +201,13 @@ class TableShape(TableBase):
     ) -> None:
         """
         Overview:
-            Have these columns instead, and the same rows. A kill leaves the table as it was, or as it will be.
+            Replace the columns and keep the rows. A kill leaves the old table or the new one.
         Arguments:
-            - slots (:obj:`np.ndarray`): Of all rows that live.
-            - values (:obj:`Mapping`): What the columns have in these slots.
-            - converted (:obj:`Callable`): Called when the columns are others, with the table locked.
+            - slots (:obj:`np.ndarray`): The slots of all live rows.
+            - values (:obj:`Mapping`): The values of the new columns in these slots.
+            - converted (:obj:`Callable`): Called when the columns are replaced, with the table locked.
         Raises:
-            - NotEnoughSpace: The disk is full; nothing changed.
+            - NotEnoughSpace: The disk is full. Nothing changed.
         """
         with self.write_lock:
             regions = self.new_regions()
@@ -233,28 +236,28 @@ class TableShape(TableBase):
     def resize(self, capacity: int, moving: Optional[Moving] = None) -> Tuple[Array, Array]:
         """
         Overview:
-            Have another capacity from now on: where there are more rows than that, the oldest leave. O(capacity), and
-            a copy of the table where it is in memory. Files keep their length, but not the space of what is no longer
-            used. A disk that fails when there was room costs the oldest, which had to leave, and nothing else.
+            Change the capacity. If there are more rows than that, the oldest are evicted. O(capacity), plus a copy of
+            the table if it is in memory. Files keep their length, but the space of unused slots is freed. If the disk
+            fails after the reservation, the oldest rows are still evicted, and nothing else is lost.
         Arguments:
-            - moving (:obj:`Optional[Callable]`): Takes ``source`` and ``target``, and returns what is called when the
-              rows have moved; again if an exception interrupts it.
+            - moving (:obj:`Optional[Callable]`): Receives ``source`` and ``target``. Returns a function that is called
+              when the rows have moved. That function is called again if an exception interrupts it.
         Returns:
             - source (:obj:`np.ndarray`): Slots whose rows had to move.
-            - target (:obj:`np.ndarray`): Where they live now.
+            - target (:obj:`np.ndarray`): Their new slots.
         Raises:
-            - ConfigError: ``capacity`` is no positive integer.
-            - NotEnoughSpace: The disk is full; nothing changed.
+            - ConfigError: ``capacity`` is not a positive integer.
+            - NotEnoughSpace: The disk is full. Nothing changed.
         """
         capacity = integer('capacity', capacity, 1)
         with self.write_lock, self.index.lock:
             self.check_open()
             resize_regions, resize_numbers = self._regions.resizing(capacity), self._resizing_numbers(capacity)
-            # Readers that are copying do it again; others wait for the lock of the index.
+            # Readers that are copying repeat the read. Other readers wait for the index lock.
             self._num_updates += 1
             self._change()
             self.index.remove(self.index.oldest(max(0, self.index.count - capacity)))
-            # Before the first byte of those who move to their slots.
+            # Sync before the first byte of the rows that move to the slots of the evicted ones.
             self._sync_numbers()
             source, target = self.index.relocations(capacity)
             self._regions.move(source, target)
@@ -276,7 +279,7 @@ class TableShape(TableBase):
                 if move is not None:
                     move()
                 if self.table_dir is None:
-                    # Whoever is copying slots and looks at the old numbers has to see that they are others now.
+                    # A reader that is copying compares with the old array: it must see that its slots have changed.
                     former[:] = EMPTY
 
             try:
@@ -297,7 +300,10 @@ class TableShape(TableBase):
         metas: Iterable[bytes] = (),
         are_others: bool = True,
     ) -> Callable[[], None]:
-        """What makes other columns count, with other rows or the same; they are on the disk before their header is."""
+        """
+        Return the function that makes other columns valid, with the same rows or others. With ``fsync`` their bytes are
+        on the disk before the header that names them.
+        """
         if self.table_dir is None:
             return lambda: None
         self._sync_regions(regions)
@@ -317,7 +323,8 @@ class TableShape(TableBase):
 
         def widen_column() -> None:
             with self.index.lock:
-                # Readers that have the old column, and would take it for a wide one, do it again; others wait.
+                # Readers that hold the old column would take its bytes for floats: they repeat the read. Other readers
+                # wait for the lock.
                 self._num_updates += 1
                 replace()
                 self._narrow -= {name}

@@ -1,4 +1,4 @@
-"""Rows in memory-mapped columns. Knows names, dtypes and shapes of columns, and nothing of trees or of sampling."""
+"""The table of the replay: it adds, overwrites and deletes rows in memory-mapped columns, in any element layout."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from ding_store.buffer.table.table_base import Columns
 from ding_store.compiled import MIN_BYTES, copy_past_caches
 from ding_store.errors import SchemaMismatch
 
-#: More copies than these take longer than one that looks at each slot.
+#: With more runs of consecutive slots than this, one indexed copy is faster than a copy per run.
 _MAX_RUNS = 4
 
-#: Slots and row numbers of rows that are about to be live.
+#: Receives the slots and the row numbers of rows just before they become live.
 Keep = Callable[[Array, Array], None]
 
 
 class Table(TableReads, TableShape):
     """
     Overview:
-        A struct of arrays ``[capacity, *shape]`` that holds the newest rows. Any number of threads may read and write:
-        writers take turns, readers never wait for them (a row's number is looked at before and after it is copied, and
-        a copy that raced is redone).
+        A struct of arrays ``[capacity, *shape]`` that holds the newest rows. Any number of threads may read and write.
+        Writers take turns. Readers do not wait for writers. They compare the row numbers before and after a copy, and
+        repeat the copy if a writer changed its rows.
     Arguments:
         - columns (:obj:`Mapping`): Name -> (dtype, shape of one element). May be empty, for rows kept elsewhere.
-        - capacity (:obj:`int`): The number of rows; the oldest leave when there are more.
-        - path (:obj:`Optional[str]`): Directory of a table that survives its process, see ``durable``; a table that is
-          there already is gone on with. None for a private one.
-        - fsync (:obj:`bool`): Whether it survives power cuts as well, at the price of some fsyncs per push.
+        - capacity (:obj:`int`): The maximum number of rows. The oldest rows are evicted when there are more.
+        - path (:obj:`Optional[str]`): Directory of a table that survives its process, see ``TableDirectory``. An
+          existing table is opened again. None for a private table.
+        - fsync (:obj:`bool`): Whether the table also survives power cuts. This costs a few fsyncs per push.
     Raises:
-        - ConfigError: ``capacity`` is no positive integer, or not that of the table in ``path``; or a dtype is not of
-          fixed size.
-        - SchemaMismatch: The table in ``path`` has other columns than those given, if any are.
-        - TableLocked, FormatMismatch, CorruptPayload: As ``durable.TableDirectory``. Nothing was changed.
+        - ConfigError: ``capacity`` is not a positive integer or differs from that of the table in ``path``, or a dtype
+          has no fixed size.
+        - SchemaMismatch: ``columns`` are given, and the table in ``path`` has others.
+        - TableLocked, FormatMismatch, CorruptPayload: As in ``TableDirectory``. Nothing was changed.
     """
 
     def extend(
@@ -53,17 +53,18 @@ class Table(TableReads, TableShape):
     ) -> Array:
         """
         Overview:
-            Add rows: a copy per column. Of more rows than the capacity only the last are kept.
+            Add rows with one copy per column. Of more rows than the capacity only the last are stored.
         Arguments:
             - columns (:obj:`Mapping`): Name -> array ``(n, *shape)`` for exactly the columns of the table.
-            - note (:obj:`Optional[Mapping]`): What ``committed`` is from the moment on when these rows are live.
-            - keep (:obj:`Optional[Keep]`): Called before that, to put on record what is to be known of them then.
-            - narrowed (:obj:`Collection[str]`): Names of columns of float32 that come as bytes, see ``narrowing``.
+            - note (:obj:`Optional[Mapping]`): The value of ``committed`` from the moment when these rows become live.
+            - keep (:obj:`Optional[Keep]`): Called before that moment, to record what must be on disk when the rows are
+              live.
+            - narrowed (:obj:`Collection[str]`): Names of float32 columns that are passed as bytes, see ``narrowing``.
         Returns:
             - rows (:obj:`np.ndarray`): Row numbers ``(n,)``, int64.
         Raises:
-            - SchemaMismatch: A column is missing, unknown, or of another dtype, shape or length; nothing was added.
-            - NotEnoughSpace: The disk is full; nothing was added.
+            - SchemaMismatch: A column is missing, unknown, or of another dtype, shape or length. Nothing was added.
+            - NotEnoughSpace: The disk is full. Nothing was added.
         """
         num_rows = self._check(columns, narrowed=narrowed)
         skipped = max(0, num_rows - self.capacity)
@@ -79,20 +80,20 @@ class Table(TableReads, TableShape):
     def writing(self, num_rows: int, skipped: int = 0, note: Optional[Mapping[str, Any]] = None) -> Writing:
         """
         Overview:
-            Write new rows in place: a context of their slots, which the caller fills, and their row numbers. The caller
-            has ``write_lock``. They become visible on leaving. A SchemaMismatch says that nothing was written: the
-            table is as it was. After any other exception the rows never become visible, but those that made room for
-            them are gone.
+            Return a context in which the caller writes new rows in place. It yields their slots and row numbers. The
+            caller holds ``write_lock``. The rows become visible when the context exits. After a SchemaMismatch, which
+            means that nothing was written, the table is unchanged. After any other exception the rows never become
+            visible, but the rows evicted for them stay evicted.
         """
         return Writing(self, num_rows, skipped, note)
 
     def add_one(self, write: Callable[[int], None]) -> Tuple[Array, int]:
         """
         Overview:
-            As ``writing`` of one row without a note, for a ``write`` that fills its slot and cannot fail.
+            Add one row without a note, like ``writing``. ``write`` fills the given slot and must not fail.
         Returns:
-            - slots (:obj:`np.ndarray`): Its slot, ``(1,)``.
-            - row (:obj:`int`): Its row number.
+            - slots (:obj:`np.ndarray`): The slot of the row, ``(1,)``.
+            - row (:obj:`int`): The row number.
         """
         with self.write_lock:
             slots, _ = self._allocate(1, 0)
@@ -102,21 +103,21 @@ class Table(TableReads, TableShape):
         return slots, row
 
     def store(self, slots: Array, columns: Columns) -> None:
-        """Fill slots of ``writing`` with what ``as_stored`` gave."""
+        """Fill slots of ``writing`` with columns that ``as_stored`` returned."""
         self._store(slots, columns, 0)
 
     def update(self, rows: Array, columns: Columns) -> Array:
         """
         Overview:
-            Overwrite rows, in all columns or in some. Rows that are gone are passed over.
+            Overwrite rows in all columns or in some. Rows that are no longer in the table are skipped.
         Arguments:
             - columns (:obj:`Mapping`): Name -> array ``(len(rows), *shape)``.
         Returns:
-            - found (:obj:`np.ndarray`): Which rows were there, bool.
+            - found (:obj:`np.ndarray`): Whether each row was in the table, bool.
         """
         wanted = as_rows(rows)
         self._check(columns, len(wanted), partial=True)
-        # The lock of the index is held, too, so that no reader begins in the middle of it.
+        # The index lock is held as well, so that no reader starts in the middle of the update.
         with self.write_lock, self.index.lock:
             self._num_updates += 1
             for changed in self._watchers:
@@ -129,7 +130,7 @@ class Table(TableReads, TableShape):
 
     @contextmanager
     def watching(self) -> Iterator[List[Array]]:
-        """A list to which the row numbers of every ``update`` are added, before the first byte is changed."""
+        """Yield a list that collects the row numbers of every ``update`` before its first byte changes."""
         changed: List[Array] = []
         try:
             with self.write_lock:
@@ -142,9 +143,9 @@ class Table(TableReads, TableShape):
     def delete(self, rows: Array) -> Array:
         """
         Overview:
-            Take rows out; O(len(rows)). Rows that are gone already are passed over.
+            Delete rows in O(len(rows)). Rows that are no longer in the table are skipped.
         Returns:
-            - slots (:obj:`np.ndarray`): The slots that became free.
+            - slots (:obj:`np.ndarray`): The freed slots.
         """
         with self.write_lock, self.index.lock:
             self.check_open()
@@ -168,14 +169,14 @@ class Table(TableReads, TableShape):
                 self._change()
             slots, evicted = self.index.allocate(num_rows)
         if len(evicted):
-            # Before the first byte of those who replace them.
+            # Sync before the first byte of the rows that replace the evicted ones.
             self._sync_numbers()
         return slots, evicted
 
     def _publish(
         self, slots: Array, skipped: int, note: Optional[Mapping[str, Any]] = None, encoded: Optional[bytes] = None
     ) -> None:
-        """What was written to these slots is there from now on: see ``durable`` for the order."""
+        """Make written slots visible as rows. ``TableDirectory`` explains the order of the steps."""
         self._sync_columns()
         first = self.index.next_row + skipped
         try:
@@ -191,12 +192,12 @@ class Table(TableReads, TableShape):
 
     def _commit_rows(self, note: Optional[Mapping[str, Any]], encoded: Optional[bytes]) -> None:
         self._sync_numbers()
-        # Samplers were told of the rows when they were published, and may have put what they begin with on record.
+        # Samplers received the rows when they were published, and may have stored initial values for them.
         self._sync_kept()
         self._commit(note, encoded)
 
     def _overwrite(self, rows: Array, slots: Array, columns: Columns) -> None:
-        """Write to rows in place. What an exception, or a kill, interrupts is done again."""
+        """Write to rows in place. If an exception or a kill interrupts the write, it is repeated."""
 
         def write() -> None:
             self._change()
@@ -237,7 +238,7 @@ class Table(TableReads, TableShape):
 
 
 class Writing:
-    """See ``Table.writing``. A class, as a generator takes a microsecond more."""
+    """Context manager of ``Table.writing``. A class, because a generator takes a microsecond longer."""
 
     __slots__ = ('_encoded', '_evicted', '_note', '_num_rows', '_skipped', '_slots', '_table')
 
@@ -262,20 +263,20 @@ class Writing:
 
 
 def is_run(slots: Array) -> bool:
-    """Whether slots are consecutive and in order."""
+    """Return whether slots are consecutive and in order."""
     if not len(slots):
         return False
     first, last = slots.item(0), slots.item(-1)
     if last - first != len(slots) - 1:
         return False
-    # Bytes compare in half the time that operations on arrays of 64 take.
+    # Comparing bytes takes half the time of array operations for 64 slots.
     return bool(slots.tobytes() == np.arange(first, last + 1, dtype=slots.dtype).tobytes())
 
 
 def _runs(slots: Array) -> List[Tuple[slice, slice]]:
     """
-    Rows whose slots are consecutive and in order, and these slots: mostly all of them, which is a copy for all and not
-    one per row.
+    Split slots into runs that are consecutive and in order. Return a slice of the rows and a slice of the slots for
+    each run. Usually all slots are one run, so that one copy serves all rows.
     """
     if not len(slots):
         return []

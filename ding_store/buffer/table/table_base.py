@@ -1,4 +1,4 @@
-"""What every part of a table needs: its columns, its index, its files, and what there is to know of them."""
+"""The state that all parts of a table share: columns, index, files, locks, and checks for forked processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Columns = Mapping[str, Array]
 
 
 class TableBase:
-    """See ``Table``."""
+    """State and basic queries of a ``Table``."""
 
     def __init__(
         self, columns: Mapping[str, ColumnSpec], capacity: int, path: Optional[str] = None, fsync: bool = False
@@ -35,20 +35,21 @@ class TableBase:
         specs = checked_specs(columns)
         self.write_lock = hold_over_forks(threading.RLock())
         self._num_updates = 0
-        #: Name -> how many updates changed the values of this column; of those columns that somebody put here.
+        #: Name -> number of updates that changed this column's values, for columns that a caller registered here.
         self.num_changes: Dict[str, int] = {}
         self._num_used = 0  # Slots from this one on were never written.
-        #: Numbers below it may be on record, with a meta, for rows that never came.
+        #: Row numbers below this one may have metas on disk, for rows that never became live.
         self._promised_row = 0
         self._narrow: FrozenSet[str] = frozenset()
         self._specs: Optional[Tuple[Dict[str, Array], FrozenSet[str], Dict[str, ColumnSpec]]] = None
         self._watchers: List[List[Array]] = []
         self._note: Optional[Dict[str, Any]] = None
-        #: How often rows changed that were there, shared with forked processes; None before the first fork.
+        #: Number of changes to existing rows, shared with forked processes. None before the first fork.
         self._num_changes: Optional[Array] = None
         self._num_changes_at_fork = 0
         self._process = os.getpid()
-        #: The process that has the table's files, if this one was forked from it; what it does is not known here.
+        #: The process that owns the table's files, if this process was forked from it. Its changes are not visible
+        #: here.
         self._owner: Optional[int] = None
         self._is_torn = self._is_child_of_owner = False
         capacity = integer('capacity', capacity, 1)
@@ -83,22 +84,22 @@ class TableBase:
 
     @property
     def capacity(self) -> int:
-        """The number of rows that it can hold."""
+        """The maximum number of rows."""
         return self.index.capacity
 
     @property
     def info(self) -> Any:
-        """What its owner said about the columns, as JSON; of a private table None."""
+        """JSON that the creator stored about the columns. None for a private table."""
         return None if self.table_dir is None else self.table_dir.header.info
 
     @property
     def committed(self) -> Optional[Dict[str, Any]]:
-        """The last note that was committed."""
+        """The note that was committed last."""
         return self._note
 
     @property
     def specs(self) -> Dict[str, ColumnSpec]:
-        """Name -> (dtype, shape of one element); not to be changed."""
+        """Name -> (dtype, shape of one element). Do not modify it."""
         columns, narrow = self.columns, self._narrow
         if self._specs is None or self._specs[0] is not columns or self._specs[1] is not narrow:
             specs = {name: (self._dtype_of(name, column), column.shape[1:]) for name, column in columns.items()}
@@ -107,12 +108,15 @@ class TableBase:
 
     @property
     def narrow(self) -> FrozenSet[str]:
-        """Names of columns of float32 that are kept as bytes: see ``narrowing``."""
+        """Names of float32 columns that are stored as bytes, see ``narrowing``."""
         return self._narrow
 
     @property
     def num_updates(self) -> int:
-        """Grows before data of rows that are there change, or move: what was read of them before may be outdated."""
+        """
+        A counter that grows before existing rows change or move. If it grew since a read, the values read may be
+        outdated.
+        """
         return self._num_updates
 
     def __len__(self) -> int:
@@ -120,12 +124,15 @@ class TableBase:
 
     @property
     def columns(self) -> Dict[str, Array]:
-        """The columns themselves as they are kept, by slot; for readers within ``read``."""
+        """The columns as stored, indexed by slot. For readers within ``read``."""
         return self._regions.columns
 
     @property
     def sources(self) -> Tuple[Dict[str, Array], Mapping[str, ColdColumn]]:
-        """``columns``, and those that are read from the disk now: see ``ColumnMemory``; for readers within ``read``."""
+        """
+        ``columns``, and the columns to be read from the disk at present, see ``ColumnMemory.sources``. For readers
+        within ``read``.
+        """
         return self._regions.sources
 
     @property
@@ -135,15 +142,15 @@ class TableBase:
 
     @property
     def next_row(self) -> int:
-        """The row number that the next row will have."""
+        """The number of the next row."""
         return max(self.index.next_row, self._promised_row)
 
     def commit(self, note: Mapping[str, Any]) -> None:
         """
         Overview:
-            Set ``committed`` without new rows.
+            Set ``committed`` without adding rows.
         Raises:
-            - SchemaMismatch: JSON cannot hold it.
+            - SchemaMismatch: The note cannot be encoded as JSON.
         """
         encoded = encode_note(note)
         with self.write_lock:
@@ -151,14 +158,14 @@ class TableBase:
             self._commit(note, encoded)
 
     def contains(self, rows: Array) -> Array:
-        """Which rows are in the table, bool."""
+        """Return whether each row is in the table, bool."""
         with self.index.lock:
             found = self.index.find(as_rows(rows))[1]
         self.check_unchanged()
         return found
 
     def rows_by_age(self) -> Array:
-        """Row numbers of all live rows, oldest first."""
+        """Return the row numbers of all live rows, oldest first."""
         with self.index.lock:
             rows = self.index.row_of_slot[self.index.slots_by_age()]
         self.check_unchanged()
@@ -167,9 +174,9 @@ class TableBase:
     def check_unchanged(self) -> None:
         """
         Overview:
-            In a forked process whose parent has the table's files: make sure that its rows are those of the fork.
+            Check in a forked process that the rows are still those of the fork, if the parent owns the table's files.
         Raises:
-            - StoreClosed: The parent changed some of them, or has ended, so that others may.
+            - StoreClosed: The parent changed rows. Or it has exited, so that another process may change them.
         """
         if self._owner is None:
             return
@@ -182,8 +189,10 @@ class TableBase:
 
     def check_open(self) -> None:
         """
+        Overview:
+            Check that this process may change the table.
         Raises:
-            - StoreClosed: The table was closed, or is that of the process that forked this one.
+            - StoreClosed: The table was closed, or belongs to the process from which this one was forked.
         """
         if self._owner is not None:
             self._refuse_torn()
@@ -202,7 +211,7 @@ class TableBase:
             )
 
     def _owner_lives(self) -> bool:
-        """Whether no other process can have opened the files."""
+        """Return whether it is certain that no other process opened the files."""
         assert self._owner is not None
         if self.table_dir is None or os.getppid() == self._owner:
             return True
@@ -230,25 +239,25 @@ class TableBase:
 
     @property
     def _is_in_files(self) -> bool:
-        """Whether what is in the columns is shared with forked processes."""
+        """True if forked processes share the contents of the columns."""
         return self.table_dir is not None or self._regions.has_files
 
     def _change(self) -> None:
-        """Rows that are there are about to change, or to leave: what was forked must not take others for them."""
+        """Announce to forked processes that existing rows will change or leave. Their reads of these rows then fail."""
         if self._num_changes is not None:
             self._num_changes[0] += 1
 
     def check(self) -> List[str]:
         """
         Overview:
-            What is wrong with it: for tests and post-mortems; nothing, unless memory or files were damaged.
+            Look for inconsistencies. For tests and post-mortems: there are none unless memory or files were damaged.
         Returns:
-            - findings (:obj:`List[str]`): One sentence each.
+            - findings (:obj:`List[str]`): One sentence per inconsistency.
         """
         with self.write_lock, self.index.lock:
             found = self.index.findings()
             if self.index.count and int(self.index.live_slots.max()) >= self._num_used:
-                found.append(f'a row lives in a slot beyond {self._num_used}, the last that was written')
+                found.append(f'a row is in a slot beyond {self._num_used}, the last that was written')
             if any(len(column) != self.capacity for column in self.columns.values()):
                 found.append(f'a column has not {self.capacity} slots')
             if self.table_dir is not None:
@@ -256,16 +265,16 @@ class TableBase:
         return found
 
     def close(self) -> None:
-        """Release the files; the table is empty after it, but what is in ``path`` stays there."""
+        """Release the files. The table is empty afterwards, but the files in ``path`` keep its rows."""
         with self.write_lock, self.index.lock:
             if self.table_dir is None:
                 self.index.clear()
             else:
                 self._sync_columns()
-                self._change()  # Other processes may open it.
+                self._change()  # Other processes may open the files now.
                 self.table_dir.close()
                 self._num_updates += 1
-                # Not in place: that would be a delete of all rows, on the disk, too.
+                # Do not clear the row numbers in place: that would delete all rows on the disk as well.
                 self.index.forget()
             self._regions.close()
 
@@ -287,7 +296,7 @@ class TableBase:
         table_dir.redo.clear()
 
     def _describe(self, info: Any) -> None:
-        """From now on the header names these columns, which are on the disk before it is."""
+        """Write a header that names the current columns. With ``fsync`` their bytes reach the disk first."""
         if self.table_dir is not None:
             self._sync_regions(self._regions)
             self.table_dir.describe(self._stored_columns(), info)
@@ -296,8 +305,8 @@ class TableBase:
         return stored_columns(self._regions, self._narrow)
 
     def _dtype_of(self, name: str, column: Array) -> np.dtype[Any]:
-        """What a column's values are to everybody else."""
-        # By what it is, and not by what it is called now: a reader may have the column of a moment ago.
+        """Return the dtype of a column's values outside the table."""
+        # The array decides as well as the name: a reader may hold a column that was replaced a moment ago.
         return np.dtype(np.float32) if name in self._narrow and column.dtype == np.uint8 else column.dtype
 
     def _sync_numbers(self) -> None:
@@ -324,7 +333,7 @@ class TableBase:
         partial: bool = False,
         narrowed: Collection[str] = (),
     ) -> int:
-        """Compare arrays with the schema before anything is written; returns their length."""
+        """Compare arrays with the schema before anything is written. Return their length."""
         specs = self.specs
         if columns.keys() != specs.keys():
             unknown, missing = set(columns) - set(specs), set(specs) - set(columns)
@@ -351,7 +360,7 @@ class TableBase:
 
 
 def stored_columns(regions: ColumnMemory, narrow: FrozenSet[str]) -> List[StoredColumn]:
-    """As a directory's header has them."""
+    """Return the columns in the form of a directory's header."""
     columns = regions.stored()
     for column in columns:
         column.encoding = ENCODING if column.name in narrow else None
