@@ -1,1 +1,1 @@
-"""What a table with a path writes, in which order, so that any kill is recoverable."""
+"""Files of a table with a path: what is written and in which order, so that a restart recovers from any kill."""

@@ -1,4 +1,4 @@
-"""The commit record of a table: which row numbers are live, and what its owner wants to be live together with them."""
+"""The commit record of a table: which row numbers are live, and the caller's note that becomes valid with them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tup
 from ding_store.buffer.interrupts import finish
 from ding_store.errors import CorruptPayload, SchemaMismatch
 
-#: sequence, next row, bytes and checksum of the note; then the checksum of these.
+#: sequence, next row, size and checksum of the note. The checksum of these follows.
 _RECORD = struct.Struct('<QqQI')
 _CHECKSUM = struct.Struct('<I')
 
-#: One record per page, so that a torn page costs one of them; its copy is in the same page.
+#: Each record has its own page, so that a torn page damages only one record. The copy of a record is in the same page.
 _PAGE, _COPY = 4096, 2048
 NOTE_BYTES = 256 << 10
-#: A note that is no larger is in the second half of its record's page, too, so that no power cut parts them.
+#: A note up to this size is also stored in its record's page. No power cut can then separate them.
 _BESIDE, _BESIDE_BYTES = 2112, _PAGE - 2112
 FILE_BYTES = 2 * (_PAGE + NOTE_BYTES)
 
 
 class Committed(NamedTuple):
-    """Rows below ``next_row`` count; ``note`` is what the owner committed last, as JSON."""
+    """A commit: rows below ``next_row`` are live, and ``note`` is the last note as JSON."""
 
     sequence: int
     next_row: int
@@ -34,16 +34,17 @@ class Committed(NamedTuple):
 class CommitFile:
     """
     Overview:
-        Two records with checksums, written in turn: the valid one of the larger sequence counts. A note is in the
-        half that is not in use until the record that names it is whole. When a record is safe (on the disk, if it has
-        to be) a copy of it is written behind it. So damage is told from a write that was cut off: a record without
-        its copy is the last that was written, and may be torn; of one with a copy everything must be whole.
+        A file with two records with checksums, written in turn. The valid record with the larger sequence counts. A new
+        note is written to the unused half before the record that names it. When a record is safe, a copy is written
+        behind it. With ``fsync`` it is safe when it is on the disk. The copies separate damage from an interrupted
+        write: a record without a copy is the last one and may be torn. A record with a copy must be whole, with its
+        note.
     Arguments:
         - region (:obj:`mmap.mmap`): ``FILE_BYTES`` of a file.
-        - path (:obj:`str`): For errors.
+        - path (:obj:`str`): The path, for error messages.
         - fsync (:obj:`bool`): Whether a record is safe only after ``flush``.
     Raises:
-        - CorruptPayload: The file was damaged, in more than one of the two copies of a record.
+        - CorruptPayload: The file was damaged, in both copies of a record.
     """
 
     def __init__(self, region: mmap.mmap, path: str, fsync: bool = False) -> None:
@@ -56,7 +57,7 @@ class CommitFile:
         _write(region, Committed(0, 0, b''))
 
     def repair(self) -> None:
-        """Write the newest record again: one of its two copies may be damaged, or missing."""
+        """Rewrite the newest record with its copy. One of the two may be damaged or missing."""
         packed = _write(self._region, self._last)
         if self._fsync:
             self._region.flush()
@@ -68,7 +69,7 @@ class CommitFile:
 
     @property
     def note(self) -> Optional[Dict[str, Any]]:
-        """None until there was one."""
+        """The note that was committed last, or None."""
         if not self._last.note:
             return None
         try:
@@ -80,7 +81,7 @@ class CommitFile:
         return note
 
     def commit(self, next_row: int, note: Optional[bytes] = None) -> None:
-        """Rows below ``next_row`` are live from here on, with this note or the last one."""
+        """Make all rows below ``next_row`` live. The note is replaced if one is given."""
         last = self._last
         made = Committed(last.sequence + 1, next_row, last.note if note is None else note)
 
@@ -97,7 +98,7 @@ class CommitFile:
         self._confirm(_packed(self._last))
 
     def findings(self) -> List[str]:
-        """Where the file is not what was written."""
+        """Return the differences between the file and what was written."""
         try:
             same = self._newest() == self._last
         except CorruptPayload as e:
@@ -124,11 +125,11 @@ class CommitFile:
 
 
 class _Half:
-    """One of the two places of records, as it is found."""
+    """One of the two halves of the file, as read."""
 
     def __init__(self, region: mmap.mmap, start: int) -> None:
         of_copies = [_record_at(region, start), _record_at(region, start + _COPY)]
-        # A copy of an earlier record says nothing of the record that was written since, and may be torn.
+        # A copy of an earlier record proves nothing about the record that was written later, which may be torn.
         self.is_safe = of_copies[1] is not None and of_copies[0] in (None, of_copies[1])
         record = of_copies[0] or of_copies[1]
         self.sequence = -1 if record is None else record[0]
@@ -146,15 +147,16 @@ class _Half:
 class CommitRecord:
     """
     Overview:
-        One dict that is replaced as a whole, such as a queue's place; kept as a note of commits without rows.
+        A dict on disk that is replaced as a whole, such as a queue's place. It is stored as the note of commits without
+        rows.
     Arguments:
-        - region (:obj:`mmap.mmap`): ``FILE_BYTES`` of a file; one that is new is begun.
-        - path (:obj:`str`): For errors.
-        - is_ours (:obj:`Callable`): Whether the directory is still this process's: otherwise nothing is written.
-        - generation (:obj:`Callable`): That of the rows: what was put for another one counts for nothing.
-        - fsync (:obj:`bool`): As of ``CommitFile``.
+        - region (:obj:`mmap.mmap`): ``FILE_BYTES`` of a file. A new file is initialised.
+        - path (:obj:`str`): The path, for error messages.
+        - is_ours (:obj:`Callable`): Returns whether this process still owns the directory. If not, nothing is written.
+        - generation (:obj:`Callable`): Returns the generation of the rows. A value of another generation is ignored.
+        - fsync (:obj:`bool`): As in ``CommitFile``.
     Raises:
-        - CorruptPayload: As ``CommitFile``.
+        - CorruptPayload: As in ``CommitFile``.
     """
 
     def __init__(
@@ -165,7 +167,7 @@ class CommitRecord:
         generation: Callable[[], int] = lambda: 0,
         fsync: bool = False,
     ) -> None:
-        # The first record may have been cut off by a kill. It has no copy then, and nothing is in the other half.
+        # A kill may have interrupted the first record. It then has no copy, and the other half is empty.
         others = (_COPY, _STARTS[1], _STARTS[1] + _COPY)
         is_new = not any(region[start : start + _COPY].strip(b'\0') for start in others)
         if is_new and _record_at(region, 0) is None:
@@ -177,7 +179,7 @@ class CommitRecord:
 
     @property
     def value(self) -> Optional[Dict[str, Any]]:
-        """None until there was one."""
+        """The value that was put last in this generation, or None."""
         note = self._commits.note
         return None if note is None or note.pop('generation', 0) != self._generation() else note
 
@@ -186,15 +188,15 @@ class CommitRecord:
             note = encode_note({**value, 'generation': self._generation()})
             self._commits.commit(0, note)
             if self._fsync and len(note) > _BESIDE_BYTES:
-                # Another put would leave both records without a note that is sure to be on the disk.
+                # Without the flush, another put would leave both records without a note that is certainly on the disk.
                 self._commits.flush()
 
     def damaged(self, error: Exception) -> CorruptPayload:
-        """What to raise where ``value`` is not what its owner puts."""
+        """Return the error to raise if ``value`` is not in the form in which the owner puts it."""
         return CorruptPayload(f'{self._path!r} does not hold what is put there: {error!r}; restore it from a copy')
 
     def findings(self) -> List[str]:
-        """Where the file is not what was written."""
+        """Return the differences between the file and what was written."""
         return self._commits.findings()
 
     def sync(self) -> None:
@@ -204,7 +206,7 @@ class CommitRecord:
 def encode_note(note: Mapping[str, Any]) -> bytes:
     """
     Raises:
-        - SchemaMismatch: It is no JSON, or too large.
+        - SchemaMismatch: The note cannot be encoded as JSON, or is too large.
     """
     try:
         encoded = json.dumps(note).encode()
@@ -236,7 +238,7 @@ def _start(committed: Committed) -> int:
 
 
 def _record_at(region: mmap.mmap, start: int) -> Optional[Tuple[int, int, int, int]]:
-    """Sequence, next row, bytes and checksum of the note; None where no whole record is."""
+    """Return sequence, next row, size and checksum of the note. Return None if there is no whole record."""
     packed = region[start : start + _RECORD.size]
     (checksum,) = _CHECKSUM.unpack_from(region, start + _RECORD.size)
     sequence, next_row, note_bytes, note_checksum = _RECORD.unpack(packed)
@@ -254,7 +256,7 @@ def _packed(committed: Committed) -> bytes:
 def _write(region: mmap.mmap, committed: Committed) -> bytes:
     start, note, packed = _start(committed), committed.note, _packed(committed)
     if note:
-        # Whether it is whole is in the record: until that is written, the other half counts.
+        # The record holds the note's checksum. Until the record is written, the other half counts.
         region[start + _PAGE : start + _PAGE + len(note)] = note
         if len(note) <= _BESIDE_BYTES:
             region[start + _BESIDE : start + _BESIDE + len(note)] = note

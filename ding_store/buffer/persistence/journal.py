@@ -1,4 +1,4 @@
-"""A file of records that is only appended to, whose last record may be torn; and rewritten when most of it is dead."""
+"""An append-only file of records. The last record may be torn. The file is rewritten when most records are outdated."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from ding_store.power_cuts import sync_directory
 
 #: Length and checksum of a record.
 _HEAD = struct.Struct('<II')
-#: At the beginning of the file: magic, the end of the records, a checksum of that. One write, which no kill tears.
+#: The beginning of the file: magic, end of the records, and a checksum of both. One write stores it, and no kill tears
+#: it.
 _MAGIC, _START = b'DSJRNL\0\1', struct.Struct('<8sQQ')
 _BEGIN = struct.Struct('<8sQ')
-#: No journal is shorter, but one that was cleared.
+#: The minimum size of a journal that was not cleared.
 MIN_BYTES = _START.size
-#: Room is taken in steps of this much: a full disk is found out before anything is changed.
+#: Step in which space is reserved. A full disk is thus detected before anything is changed.
 _STEP_BYTES = 1 << 20
-#: So much is read at once.
+#: Number of bytes read at once.
 _BLOCK_BYTES = 1 << 18
 
 
 class Journal:
     """
     Overview:
-        Records of bytes. Up to the end that stands at the beginning of the file all of them must be whole: else the
-        file was damaged. Behind it are zeros, or what a crash left of more records.
+        A file of byte records. The beginning of the file stores an end. All records up to this end must be whole,
+        otherwise the file was damaged. Behind it are zeros, or remains of later records after a crash.
     Arguments:
-        - path (:obj:`str`): The file; made if there is none.
-        - fsync (:obj:`bool`): Whether ``rewrite``, ``clear`` and ``sync`` wait for the disk. The end is then where
-          the records on the disk end: what was added since may be lost by a power cut.
+        - path (:obj:`str`): The file. It is created if there is none.
+        - fsync (:obj:`bool`): Whether ``rewrite``, ``clear`` and ``sync`` wait for the disk. The stored end is then the
+          end of the records on the disk. A power cut may lose records that were added since.
     Raises:
         - NotEnoughSpace: The file has holes, and the disk is full.
     """
@@ -56,7 +57,7 @@ class Journal:
     def read(self) -> Iterator[bytes]:
         """
         Overview:
-            All whole records; ``append`` goes on behind them.
+            Yield all whole records. ``append`` continues after them.
         Raises:
             - CorruptPayload: The file was damaged.
         """
@@ -66,7 +67,7 @@ class Journal:
             yield record
 
     def findings(self) -> List[str]:
-        """What is wrong with the file."""
+        """Return all problems of the file."""
         try:
             end = max((end for _, end in self._records()), default=_START.size)
         except CorruptPayload as e:
@@ -74,11 +75,11 @@ class Journal:
         return [] if end == self._end else [f'{self._path!r} has records up to {end}, not up to {self._end}']
 
     def _records(self) -> Iterator[Tuple[bytes, int]]:
-        """Each, and where it ends."""
+        """Yield each record and the position of its end."""
         end, promised = _START.size, self._promised()
         place, block = end, b''
         while True:
-            # What is read at once: mostly many records.
+            # One block holds many records in most cases.
             if end + _HEAD.size > place + len(block):
                 place, block = end, os.pread(self._descriptor, _BLOCK_BYTES, end)
             head = block[end - place : end - place + _HEAD.size]
@@ -98,7 +99,7 @@ class Journal:
             yield record, end
 
     def _promised(self) -> int:
-        """Up to where records must be whole."""
+        """Return the position up to which records must be whole."""
         start = os.pread(self._descriptor, _START.size, 0)
         if not any(start):
             return _START.size  # A power cut came before anything was on the disk.
@@ -108,26 +109,26 @@ class Journal:
         return int(end)
 
     def _promise(self) -> None:
-        """All records up to here are whole."""
+        """Store the present end: all records up to it must be whole from now on."""
         start = _BEGIN.pack(_MAGIC, self._end)
         write_at(self._descriptor, start + zlib.crc32(start).to_bytes(8, 'little'), 0)
 
     @property
     def end(self) -> int:
-        """Where the records end; while they are read, where the last one did."""
+        """The end of the records. During ``read``, the end of the last record read."""
         return self._end
 
     @property
     def wants_compaction(self) -> bool:
-        """Whether more than half of it may be dead, and it is worth the while."""
+        """True if more than half of the file may be outdated and a rewrite pays."""
         return self._end > 2 * self._end_compact + _STEP_BYTES
 
     def reserve(self, records: Iterable[bytes]) -> None:
         """
         Overview:
-            Make room for records.
+            Reserve space for records.
         Raises:
-            - NotEnoughSpace: The disk is full; nothing was written.
+            - NotEnoughSpace: The disk is full. Nothing was written.
         """
         end = self._end + sum(_HEAD.size + len(record) for record in records)
         if end > self._room:
@@ -136,7 +137,7 @@ class Journal:
             self._room = room
 
     def append(self, records: Iterable[bytes]) -> None:
-        """Add records; whole ones, whenever the process is killed."""
+        """Append records. A kill leaves only whole ones."""
         block, start = _block(records), self._end
 
         def append() -> None:
@@ -151,16 +152,16 @@ class Journal:
         self._end = start + len(block)
 
     def rewrite(self, records: Iterable[bytes]) -> None:
-        """Have these records instead, at once."""
+        """Replace all records at once."""
         self.take(self.prepare(records))
 
     def try_rewrite(self, records: Iterable[bytes], more: Iterable[bytes] = ()) -> bool:
         """
         Overview:
-            As ``rewrite``, with room for more records.
+            Replace all records, like ``rewrite``, and reserve space for more records.
         Returns:
-            - is_done (:obj:`bool`): False when the disk is full: nothing changed, and it is not wanted again until much
-              has been added.
+            - is_done (:obj:`bool`): False if the disk is full. Nothing changed then, and ``wants_compaction`` is false
+              until much was added.
         """
         try:
             other = self.prepare(records, more=more)
@@ -171,15 +172,15 @@ class Journal:
         return True
 
     def cut(self, starts: List[int]) -> None:
-        """Drop the last records, which begin here, in their own place: a full disk has no other."""
+        """Remove the last records, which begin at ``starts``, in place. A rewrite would need space on a full disk."""
         self.sync()
         for start in reversed(starts):
-            # All of it, else records of their length, added later, would lead to what is left of them; and the last one
-            # first, so that whoever is killed meanwhile finds the others again.
+            # Erase each record completely: a new record of the same length would otherwise lead to the remains of the
+            # next one. Erase the last record first, so that a killed process finds the others again.
             end, self._end = self._end, start
             self._promise()
             if self._fsync:
-                # Else a power cut might keep the promise of what is erased.
+                # Without the sync, a power cut might keep an end that covers erased records.
                 os.fsync(self._descriptor)
             write_at(self._descriptor, bytes(end - start), start)
         self.sync()
@@ -187,10 +188,10 @@ class Journal:
     def prepare(self, records: Iterable[bytes], path: Optional[str] = None, more: Iterable[bytes] = ()) -> Journal:
         """
         Overview:
-            A journal of these records beside this one, for ``take``, or at a path of its own, for ``move_to``; with
-            room for more records.
+            Write another journal with these records, and reserve space for more. It is for ``take``. With ``path`` it
+            is for ``move_to``.
         Raises:
-            - NotEnoughSpace: The disk is full; nothing changed.
+            - NotEnoughSpace: The disk is full. Nothing changed.
         """
         temporary = path or self._path + '.new'
         with suppress(FileNotFoundError):
@@ -210,7 +211,7 @@ class Journal:
         return other
 
     def take(self, other: Journal) -> None:
-        """Have the records of one that was prepared instead, at once."""
+        """Replace the file by that of a prepared journal, at once."""
         path = other._path
 
         def take() -> None:
@@ -224,23 +225,23 @@ class Journal:
         finish(take)
 
     def move_to(self, other: Journal) -> None:
-        """Be the journal that was prepared elsewhere."""
+        """Switch to the file of a journal that was prepared under another path."""
         former, self._path, self._room = self._descriptor, other._path, other._room
         self._end = self._end_compact = other._end
         self._descriptor = other._descriptor
-        if former != self._descriptor:  # Else it is called again.
+        if former != self._descriptor:  # The descriptors are equal if this is called again.
             os.close(former)
 
     def discard(self) -> None:
-        """Be no more, and no file."""
+        """Close the journal and delete its file."""
         self.close()
         os.unlink(self._path)
 
     def clear(self) -> None:
-        """Have no records. What held them is zero then, so that none of them is read after shorter ones."""
+        """Remove all records. Their bytes become zeros, so that none of them is read after a shorter one."""
         os.ftruncate(self._descriptor, 0)
         self._end, self._end_compact, self._room = _START.size, _START.size, 0
-        # Else a power cut might bring them back, when what they say of rows no longer holds.
+        # Otherwise a power cut might restore records that are no longer valid for the rows.
         if self._fsync:
             os.fsync(self._descriptor)
 
@@ -254,7 +255,7 @@ class Journal:
 
 
 def convert(path: str, fsync: bool) -> None:
-    """Write a journal of an earlier version, which had no beginning, as one of this version, if that is not done."""
+    """Convert a journal of an earlier version, which had no beginning, unless it is converted already."""
     descriptor = _open(path)
     try:
         start = os.pread(descriptor, len(_MAGIC), 0)
@@ -299,9 +300,9 @@ def reserve(descriptor: int, path: str, start: int, num_bytes: int) -> None:
 def reserve_all(descriptor: int, path: str) -> int:
     """
     Overview:
-        Have the space of all bytes of a file, which may be a copy with holes; returns how many there are.
+        Reserve the space of all bytes of a file, which may be a copy with holes. Return its size.
     Raises:
-        - NotEnoughSpace: The disk is full; the file is closed.
+        - NotEnoughSpace: The disk is full. The file is closed.
     """
     num_bytes = os.fstat(descriptor).st_size
     try:
@@ -314,7 +315,7 @@ def reserve_all(descriptor: int, path: str) -> int:
 
 
 def explained(error: OSError, path: str, num_bytes: int) -> OSError:
-    """NotEnoughSpace for a full disk, else the error as it is."""
+    """Return NotEnoughSpace for a full disk, otherwise the error itself."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return error
     directory = os.path.dirname(os.path.abspath(path))
@@ -323,7 +324,7 @@ def explained(error: OSError, path: str, num_bytes: int) -> OSError:
 
 
 def write_at(descriptor: int, data: bytes, start: int) -> None:
-    """All of it: one write may take less."""
+    """Write all bytes of ``data``. A single write may write fewer."""
     view = memoryview(data)
     while len(view):
         written = os.pwrite(descriptor, view, start)

@@ -1,4 +1,4 @@
-"""Priorities that outlive their process, for a table with a path."""
+"""Priorities that survive the process, for a table with a path."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from ding_store.buffer.table.table import Keep
 class PersistedPriorities(RowListener):
     """
     Overview:
-        A sampler's priorities, each put on record when it is set, also those that new rows begin with. Those of a
-        former process are the sampler's from the beginning; rows that have none count as new, with the largest priority
-        there is.
+        Stores a sampler's priorities on disk whenever they are set, including those of new rows. At the start it loads
+        the priorities of the previous process into the sampler. Rows without a stored priority count as new, with the
+        largest priority.
     Arguments:
         - sampler (:obj:`PrioritySampler`): Attached to the table.
-        - index (:obj:`RowIndex`): The table's.
-        - values (:obj:`SlotValues`): Where they are put on record.
+        - index (:obj:`RowIndex`): The index of the table.
+        - values (:obj:`SlotValues`): The file of priorities.
     """
 
     def __init__(self, sampler: PrioritySampler, index: RowIndex, values: SlotValues) -> None:
         self._sampler, self._index, self._values = sampler, index, values
-        #: Limits have none of what is counted.
+        #: The sampler inside a wrapper with limits: the wrapper has no priorities or counts itself.
         self._inner: Any = getattr(sampler, 'sampler', sampler)
         slots, rows = self._live()
         priorities, known = values.get(slots, rows)
-        # That of new rows is the largest ever seen, which may have left since.
+        # New rows get the largest priority ever seen, whose row may have left since.
         largest = max(float(priorities[known].max(initial=0.0)), values.largest)
         if known.any():
             sampler.insert(rows, np.where(known, priorities, largest))
@@ -42,7 +42,7 @@ class PersistedPriorities(RowListener):
             self._inner.max_priority = max(self._inner.max_priority, largest)
         if hasattr(self._inner, 'step'):
             self._inner.step = values.step
-        #: Rows whose priorities came with them.
+        #: New rows that were pushed with priorities.
         self._given = NO_ROWS
         self._begin(slots[~known], rows[~known])
         index.listen(self)
@@ -58,7 +58,10 @@ class PersistedPriorities(RowListener):
         self._record(rows, values)
 
     def keeping(self, priority: Array) -> Keep:
-        """What puts priorities ``(n,)`` of new rows, or of the last of them, on record before they are live."""
+        """
+        Return the ``keep`` function of a push with priorities ``(n,)``. It stores them, or the last of them, before
+        their rows are live.
+        """
 
         def keep(slots: Array, rows: Array) -> None:
             self._values.set(slots, rows, priority[len(priority) - len(rows) :])
@@ -89,21 +92,21 @@ class PersistedPriorities(RowListener):
         self._begin(slots[rows != EMPTY], rows[rows != EMPTY])
 
     def cleared(self) -> None:
-        """The sampler, which was told before, begins anew: so does the next process."""
+        """Store the largest priority, after the sampler was reset: the next process starts with it."""
         self._values.largest = getattr(self._inner, 'max_priority', 0.0)
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> PrioritySampler:
-        """The sampler's copy: a copy of a buffer is private."""
+        """Return a copy of the sampler alone: a copy of a buffer is private."""
         return copy.deepcopy(self._sampler, memo)
 
     def _live(self) -> Tuple[Array, Array]:
-        """Slots and row numbers of all rows, oldest first."""
+        """Return slots and row numbers of all rows, oldest first."""
         with self._index.lock:
             slots = self._index.slots_by_age().astype(np.intp)
             return slots, self._index.row_of_slot[slots]
 
     def _begin(self, slots: Array, rows: Array) -> None:
-        """New rows, whose numbers a push may have had that was killed before it was committed."""
+        """Store or drop the values of new rows. A killed push may have left values under the same row numbers."""
         if getattr(self._inner, 'has_new_rows', False):
             self._values.set(slots, rows, self._inner.max_priority)
         else:

@@ -1,4 +1,4 @@
-"""Rows that are about to be overwritten in place, as one record: so that a crash in the middle can be repeated."""
+"""A record of rows that are about to be overwritten in place, so that the write can be repeated after a crash."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ding_store.errors import CorruptPayload
 
 
 def encode(rows: Array, columns: Mapping[str, Array]) -> bytes:
-    """Row numbers ``(n,)`` and what they will be in these columns, ``(n, *shape)``."""
+    """Encode row numbers ``(n,)`` and the new values of these columns, ``(n, *shape)``."""
     head = [len(rows), [[name, array.dtype.str, list(array.shape)] for name, array in columns.items()]]
     text = json.dumps(head).encode()
     parts = [len(text).to_bytes(4, 'little'), text, rows.astype('<i8').tobytes()]
@@ -23,11 +23,11 @@ def encode(rows: Array, columns: Mapping[str, Array]) -> bytes:
 def decode(record: bytes, held: Mapping[str, Array]) -> Tuple[Array, Dict[str, Array]]:
     """
     Overview:
-        What ``encode`` was given.
+        Return the arguments of ``encode``.
     Arguments:
         - held (:obj:`Mapping`): The columns of the table, by name.
     Raises:
-        - CorruptPayload: It was not written by ``encode``, or is of other columns.
+        - CorruptPayload: The record was not written by ``encode``, or has other columns than the table.
     """
     try:
         end = 4 + int.from_bytes(record[:4], 'little')

@@ -1,4 +1,4 @@
-"""Checksums of row numbers, by slot: so that a number that was damaged is not taken for another row, or for none."""
+"""Checksums of row numbers by slot. They detect a damaged row number, which would look like another row or none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ding_store.buffer.array_types import Array
 from ding_store.buffer.kernels.constants import EMPTY
 from ding_store.errors import CorruptPayload
 
-#: Odd, so that every bit of a row number changes its mark.
+#: Odd factors: every bit of a row number changes its mark.
 _OF_ROW, _OF_SLOT = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 _ALL, _ONE = (1 << 64) - 1, {'i': np.int64(1), 'u': np.uint64(1)}
 _BITS = np.uint64(1) << np.arange(64, dtype=np.uint64)
@@ -20,8 +20,8 @@ _BITS = np.uint64(1) << np.arange(64, dtype=np.uint64)
 class RowChecksums:
     """
     Overview:
-        A mark is stored before the row number that it is of. So the mark of a row that lives is always right, whenever
-        its process is killed; that of a free slot counts for nothing.
+        A mark per slot: the checksum of its row number. It is stored before the row number. Therefore the mark of a
+        live row is right after a kill at any time. The mark of a free slot is ignored.
     Arguments:
         - region (:obj:`mmap.mmap`): At least 8 bytes per slot.
     """
@@ -36,9 +36,9 @@ class RowChecksums:
         self._is_synced = False
 
     def put_run(self, slots: Array, first_row: int) -> None:
-        """As ``put``, of consecutive rows."""
+        """Store the marks of consecutive rows."""
         if len(slots) == 1:
-            # Without the fixed price of operations on arrays: this is every push of one element.
+            # Avoids the fixed cost of array operations. Every push of one element runs this.
             slot = int(slots[0])
             self._marks[slot] = ((first_row + 1) * int(_OF_ROW) ^ (slot + 1) * int(_OF_SLOT)) & _ALL
             self._is_synced = False
@@ -51,7 +51,7 @@ class RowChecksums:
             self._is_synced = True
 
     def findings(self, numbers: Array) -> List[str]:
-        """Whose marks are not theirs."""
+        """Return which slots have wrong marks."""
         live = np.flatnonzero(numbers != EMPTY)
         wrong = live[self._marks[live] != _marks(live, numbers[live])]
         return [f'the row numbers of slots {wrong[:9].tolist()} are damaged'] if len(wrong) else []
@@ -59,10 +59,10 @@ class RowChecksums:
     def repaired(self, numbers: Array, first_row: int, next_row: int, path: str) -> Array:
         """
         Overview:
-            The row numbers as they were stored, with EMPTY for rows that do not count: those from ``next_row`` on were
-            never committed, those below ``first_row`` were cleared. Nothing is changed.
+            Return the row numbers as they were stored, and EMPTY for rows that do not count. Rows from ``next_row`` on
+            were never committed. Rows below ``first_row`` were cleared. Nothing is changed.
         Raises:
-            - CorruptPayload: One was damaged, and which row it was of cannot be told.
+            - CorruptPayload: A row number was damaged and has no unique original.
         """
         repaired = numbers.copy()
         used = np.flatnonzero(numbers != EMPTY)
@@ -72,7 +72,7 @@ class RowChecksums:
         return repaired
 
     def _original(self, slot: int, number: int, first_row: int, next_row: int, path: str) -> int:
-        """What this row number was before one of its bits, or one of its mark's, was flipped."""
+        """Return the row number as it was before one bit was flipped, in itself or in its mark."""
         stored, mark = np.array([number]).astype(np.uint64), self._marks[slot]
         candidates = stored ^ _BITS
         found = candidates[_marks(np.full(64, slot), candidates) == mark].astype(np.int64).tolist()
@@ -82,7 +82,7 @@ class RowChecksums:
             found.append(number)
         found = [row for row in found if row >= 0]
         if not found and number >= next_row:
-            return EMPTY  # A power cut before the commit may keep the number, and not the mark.
+            return EMPTY  # A power cut before the commit may keep the row number and lose the mark.
         if len(found) != 1:
             raise CorruptPayload(
                 f'{path!r} was damaged: slot {slot} holds the number {number}, which is not what was stored; restore '
@@ -92,5 +92,5 @@ class RowChecksums:
 
 
 def _marks(slots: Array, rows: Array) -> Array:
-    """Of arrays of integers of 64 bits, with a sign or without."""
+    """Compute marks. Both arrays have integers of 64 bits, signed or unsigned."""
     return (rows + _ONE[rows.dtype.kind]).view(np.uint64) * _OF_ROW ^ (slots + _ONE['i']).view(np.uint64) * _OF_SLOT

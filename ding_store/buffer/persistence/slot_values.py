@@ -1,4 +1,4 @@
-"""One number per row that survives the process, such as a priority; beside the table, whose rows do not wait for it."""
+"""A file with one number per row that survives the process, such as a priority. No row of the table waits for it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ding_store import private_files
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.persistence.journal import reserve
 
-#: A page in front, for numbers of the whole.
+#: The first page, for values of the whole file.
 _START = 4096
-#: Its words: the owner's count and largest value, whether values are being stored, and a checksum of the first two.
+#: Its words: the owner's count and largest value, whether a store is in progress, and a checksum of the first two.
 _STEP, _LARGEST, _STORING, _CHECK = range(4)
-#: All bits, so that one that was flipped does not say it.
+#: All bits are set, so that a single flipped bit does not look like it.
 _YES = np.uint64((1 << 64) - 1)
-#: A word is a row number plus one, of 48 bits, and above it a checksum of that and the value.
+#: The layout of a word: 48 bits for the row number plus one. Above them is a checksum of that and the value.
 _ROW = np.uint64((1 << 48) - 1)
 _VALUE, _BITS = struct.Struct('<d'), struct.Struct('<Q')
 
@@ -28,17 +28,17 @@ _VALUE, _BITS = struct.Struct('<d'), struct.Struct('<Q')
 class SlotValues:
     """
     Overview:
-        Values by slot, each with the row that it is of: what is left of a row that had the slot before counts for
-        nothing, so that new rows need not be written here.
+        Values by slot, each stored with its row number. A value left by an earlier row of the slot is ignored, so that
+        new rows need no write here.
     Arguments:
-        - path (:obj:`str`): The file; made if there is none.
+        - path (:obj:`str`): The file. It is created if there is none.
         - capacity (:obj:`int`): The number of slots.
-        - is_ours (:obj:`Callable`): Whether the directory is still this process's: otherwise nothing is written.
-        - report (:obj:`Callable`): Told what is damaged. Its value counts as unknown then.
-        - is_old (:obj:`bool`): It may be of an earlier version, which had no checksums.
+        - is_ours (:obj:`Callable`): Returns whether this process still owns the directory. If not, nothing is written.
+        - report (:obj:`Callable`): Called with a sentence about damage. The damaged value then counts as unknown.
+        - is_old (:obj:`bool`): Whether the file may be of an earlier version, which had no checksums.
     """
 
-    # A new file is all zeros, and so are row numbers at the beginning: stored is the number plus one.
+    # A new file is all zeros. Row numbers are stored plus one, so that zero means no row.
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class SlotValues:
         if not is_ours():
             return
         if is_old or self._head[_STORING] == _YES:
-            # A kill in the middle of a store left a value that is the old or the new one, with the other's checksum.
+            # A kill during a store may leave the old or the new value with the checksum of the other.
             self.convert()
         elif self._head[_CHECK] != self._checksum() or not (np.isfinite(self.largest) and self.largest >= 0):
             report(f'{path!r} was damaged in its first page: the largest priority and the step are unknown')
@@ -61,13 +61,13 @@ class SlotValues:
         self._head[_CHECK], self._head[_STORING] = self._checksum(), 0
 
     def convert(self) -> None:
-        """Give all values the right checksums; may be done again."""
+        """Compute the checksums of all values. It may be repeated."""
         rows = self._follows & _ROW
         self._follows[:] = _words(rows, self._values)
 
     @property
     def step(self) -> int:
-        """A count of their owner's."""
+        """A count that belongs to the owner of the values."""
         return int(self._head.view(np.int64)[_STEP])
 
     @step.setter
@@ -79,7 +79,7 @@ class SlotValues:
 
     @property
     def largest(self) -> float:
-        """The largest value that their owner has seen; 0 before it said so."""
+        """The largest value that the owner has seen, or 0 before the owner stored it."""
         return float(self._head.view(np.float64)[_LARGEST])
 
     @largest.setter
@@ -90,7 +90,7 @@ class SlotValues:
                 self._head[_CHECK] = self._checksum()
 
     def drop(self, slots: Array) -> None:
-        """What is in these slots has no value."""
+        """Remove the values of these slots."""
         if self._is_ours():
             self._follows[slots] = 0
 
@@ -104,13 +104,14 @@ class SlotValues:
         stored[:] = values
         words = _words((rows + 1).view(np.uint64), stored)
         before, self._head[_STORING] = self._head[_STORING], _YES
-        # The value first: a row with the value of another would be wrong, one without a value is just unknown.
+        # Store the value first: a row with the value of another row would be wrong, a row without a value is just
+        # unknown.
         self._values[slots] = stored
         self._follows[slots] = words
         self._head[_STORING] = before
 
     def _set_one(self, slot: int, row: int, value: float) -> None:
-        # As ``set``, without the fixed price of operations on arrays: this is every push of one element.
+        # Same result as ``set`` without the fixed cost of array operations. Every push of one element runs this.
         (bits,) = _BITS.unpack(_VALUE.pack(value))
         mixed = row ^ bits
         mixed ^= mixed >> 32
@@ -121,7 +122,7 @@ class SlotValues:
         self._head[_STORING] = before
 
     def get(self, slots: Array, rows: Array) -> Tuple[Array, Array]:
-        """Values of rows that live in these slots, and which of them have one that a sampler can use."""
+        """Return the values of live rows in these slots, and whether each has a value that a sampler can use."""
         values, words = self._values[slots], self._follows[slots]
         is_whole, is_theirs = words == _words(words & _ROW, values), (words & _ROW) == rows + 1
         if not is_whole.all():
@@ -130,7 +131,7 @@ class SlotValues:
         return values, is_theirs & is_whole & np.isfinite(values) & (values >= 0)
 
     def findings(self) -> List[str]:
-        """Where the file is not what was written."""
+        """Return the differences between the file and what was written."""
         if self._head[_STORING] == _YES:
             return []
         is_whole = self._follows == _words(self._follows & _ROW, self._values)
@@ -143,18 +144,23 @@ class SlotValues:
 
     @contextmanager
     def _storing(self) -> Iterator[None]:
-        """Around stores of a value and its checksum. One that is interrupted leaves the word, as a kill does."""
+        """
+        Mark a store of a value and its checksum as in progress. After an interruption the mark stays, as after a kill.
+        """
         before = self._head[_STORING]
         self._head[_STORING] = _YES
         yield
         self._head[_STORING] = before
 
     def _checksum(self) -> Any:
-        # Of a new file it is 0. A bit that is flipped in any of the words is flipped in one of the sides.
+        # It is 0 for a new file. A flipped bit in any of the words changes one side of the comparison.
         return self._head[_STEP] ^ self._head[_LARGEST]
 
     def successor(self, path: str) -> SlotValues:
-        """A new file in which no row has a value: numbers that were others' come back, with the rows of a file."""
+        """
+        Return a new file in which no row has a value. For a replacement of all rows, after which row numbers may
+        repeat.
+        """
         made = SlotValues(path, len(self._follows), self._is_ours, self._report)
         made._follows[:] = 0
         made.step, made.largest = self.step, self.largest
@@ -166,15 +172,15 @@ class SlotValues:
     def grow(self, capacity: int) -> None:
         """
         Overview:
-            Have at least so many slots.
+            Extend the file to at least ``capacity`` slots.
         Raises:
-            - NotEnoughSpace: The disk is full; nothing changed.
+            - NotEnoughSpace: The disk is full. Nothing changed.
         """
         if capacity > len(self._follows):
             self._map(capacity)
 
     def move(self, source: Array, target: Array) -> None:
-        """Rows move from slots to other slots."""
+        """Copy the values of rows from ``source`` slots to ``target`` slots."""
         self.set(target, (self._follows[source] & _ROW).astype(np.int64) - 1, self._values[source])
 
     def sync(self) -> None:
@@ -184,7 +190,7 @@ class SlotValues:
         num_bytes = _START + 16 * capacity
         descriptor = private_files.opener(self._path, os.O_RDWR | os.O_CREAT)
         try:
-            # All of it: a copy of the file may have holes, and on a full disk writing to one is a SIGBUS.
+            # Reserve all of it: a copy of the file may have holes, and on a full disk a write to a hole raises SIGBUS.
             reserve(descriptor, self._path, 0, num_bytes)
             self._region = mmap.mmap(descriptor, num_bytes)
         finally:
@@ -195,7 +201,10 @@ class SlotValues:
 
 
 def _words(rows: Array, values: Array) -> Array:
-    """Row numbers plus one with checksums; a bit that is flipped in row, value or checksum is found for certain."""
+    """
+    Return row numbers plus one, combined with checksums. The checksum detects any single flipped bit in row, value or
+    checksum.
+    """
     halves = (rows ^ np.ascontiguousarray(values).view(np.uint64)).view(np.uint16).reshape(-1, 4)
     checks = np.bitwise_xor.reduce(halves, axis=1, initial=0xFFFF)
     words: Array = rows | checks.astype(np.uint64) << np.uint64(48)

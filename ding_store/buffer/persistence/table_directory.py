@@ -1,54 +1,55 @@
 """
-A table's directory, and how it survives its process.
+A table's directory: its files, and the order of writes that lets the table survive its process.
 
-    lock         claimed (flock) by the process that has the table open
+    lock         locked (flock) by the process that has the table open
     header       JSON and its checksum: version, capacity, columns and their files, schema; replaced as a whole
     rows         per slot the row number, or a negative one: mapped, the very array that the index works on
-    marks        per slot a checksum of the row number, see ``marks``; mapped
+    marks        per slot a checksum of the row number, see ``row_checksums``; mapped
     NNN.column   one column, by slot; mapped
-    commit       the next row number, and the owner's note: two records in turn, see ``commits``
+    commit       the next row number, and the note of the caller: two records in turn, see ``commits``
     metas        journal of (row numbers, meta), of which the last one of a row counts
-    packed       elements of varying size; columns say where: see ``packed``
+    packed       elements of varying size; columns hold their extents: see ``packed``
     redo         the rows that are being overwritten in place, if any
     NAME.values  a number per row, each with the row number; mapped, see ``slot_values``: priorities, uses
-    NAME.record  a dict that is replaced as a whole, as the note of a commit is: a queue's place, a limiter's counts
+    NAME.record  a dict that is replaced as a whole, like the note of a commit: a queue's place, a limiter's counts
 
-Whatever goes by row number belongs to a generation, which the header names: when all rows are replaced at once by
-others of any numbers, ``rows``, ``marks``, ``metas`` and ``NAME.values`` of the next one, 1, are ``rows.1`` and so on.
+All data by row number belong to a generation, which the header names. When all rows are replaced at once, row numbers
+may repeat. The files ``rows``, ``marks``, ``metas`` and ``NAME.values`` of generation 1 are then named ``rows.1`` and
+so on.
 
-Damage is told from what a kill leaves: a mark is stored before its row number, journals and commit records say up to
-where they are whole, and values have checksums of their own. What exactly one answer is possible for is repaired; where
-rows or metas would be lost the table is refused; a priority or count that is unknown is reported by ``findings``. Bytes
-of columns have no checksum; packed elements have one each.
+A kill and damage leave different traces. A mark is stored before its row number. Journals and commit records contain
+the point up to which they are whole. Values have their own checksums. Damage is repaired if only one original is
+possible. If rows or metas would be lost, the table is refused. Unknown priorities and counts are reported by
+``findings``. Bytes of columns have no checksum. Each packed element has one.
 
-What a slot goes through; the arrow is what is stored, in this order by one thread:
+The states of a slot. The arrow names what is stored, in this order by one thread:
 
-    FREE      --- payload ---> FREE      nothing says yet that there is anything
-    FREE      --- meta ------> FREE      a meta of a row that is not live counts for nothing
-    FREE      --- mark ------> FREE      the mark of a slot that is free counts for nothing
+    FREE      --- payload ---> FREE      nothing refers to the payload yet
+    FREE      --- meta ------> FREE      a meta of a row that is not live is ignored
+    FREE      --- mark ------> FREE      the mark of a free slot is ignored
     FREE      --- row number > WRITTEN   its number is not below the next row: a crash makes it FREE again
-    WRITTEN   --- commit ----> LIVE      one record makes all rows of a push live, and the owner's note with them
+    WRITTEN   --- commit ----> LIVE      one record makes all rows of a push live, together with the note
     LIVE      --- -1 --------> FREE      deleted; or evicted, which is stored before the first byte of its successor
 
     LIVE --- redo record ---> LIVE, to be overwritten --- payload ---> --- no redo record ---> LIVE
              a crash from here on                         repeats this
 
-What samplers keep is beside it, and no row waits for it. Priorities that come with new rows are stored before these are
-LIVE; later ones, uses and a queue's place before the call returns that changes them; those of a row that moves to
-another slot before its number. So a kill may count a batch that nobody got, but a row never comes more often than it
-may, and a queue never gives one twice. How many rows the limiter let in follows from the commit itself: it keeps only
-what its count began at.
+The state of samplers is separate, and no row waits for it. Priorities that come with new rows are stored before the
+rows are LIVE. Later priorities, use counts and a queue's place are stored before the call that changes them returns.
+Values of a row that moves to another slot are stored before its number. A kill may therefore count a batch that no
+thread received. But no row is sampled more often than its limit, and a queue returns no row twice. The number of rows
+that the rate limiter admitted follows from the commit. The limiter stores only the start of its count.
 
-No rows at all (``clear``): the header names the first row that counts, then numbers of others are erased.
-All rows at once (``load_data``), other columns, or another capacity: new files are complete before the header names
-them, old ones go after it stopped to. So a kill finds at most files that no header names (removed), files longer than
-the header's capacity (cut), a row in two slots that were copied from one to the other (the second is freed), and rows
-beyond the next row or before the first that counts (freed).
-Rows that had to leave for a push that was killed are gone: the oldest, and as many as were pushed.
+Delete all rows (``clear``): the header first names the first valid row, then the row numbers are erased. Replace all
+rows (``load_data``), the columns, or the capacity: new files are complete before the header names them. Old files are
+removed after the header stopped naming them. A kill therefore leaves only what a restart repairs. Files that no header
+names are removed. Files longer than the capacity are cut. If a row is in two slots, because it was copied, the second
+slot is freed. Rows from the next row on, or before the first valid row, are freed. If a push is killed, the rows that
+it evicted are lost: the oldest, and at most as many as were pushed.
 
-A kill loses nothing that was stored, as the pages are the kernel's. A power cut may, and in any order; with
-``fsync=True`` every step above is on the disk before the next one begins; what samplers keep is there with the next
-push. ``tests/disk.py`` is a model of a disk that loses its power.
+A kill loses nothing that was stored, because the pages belong to the kernel. A power cut may lose any of them, in any
+order. With ``fsync=True`` every step above is on the disk before the next one begins. The state of samplers is on the
+disk with the next push. ``tests/disk.py`` models a disk that loses its power.
 """
 
 from __future__ import annotations
@@ -93,16 +94,16 @@ _OF_GENERATION = re.compile(r'(?:rows|marks|metas|[\w-]+\.values)(?:\.(\d+))?')
 class TableDirectory:
     """
     Overview:
-        A table's directory, opened for this process alone; made if there is none.
+        A table's directory, opened exclusively by this process. It is created if there is none.
     Arguments:
         - path (:obj:`str`): The directory.
-        - capacity (:obj:`int`): Of the table.
-        - fsync (:obj:`bool`): Whether to survive power cuts, too.
+        - capacity (:obj:`int`): The capacity of the table.
+        - fsync (:obj:`bool`): Whether the table also survives power cuts.
     Raises:
-        - TableLocked: It is open already, here or in another process.
-        - FormatMismatch: Another version of this package made it.
-        - ConfigError: Its capacity is another.
-        - CorruptPayload: A file of it is truncated or not ours. Nothing was changed.
+        - TableLocked: It is open already, in this process or another.
+        - FormatMismatch: A later version of this package wrote it.
+        - ConfigError: It has another capacity.
+        - CorruptPayload: A file is truncated, or another program wrote it. Nothing was changed.
     """
 
     def __init__(self, path: str, capacity: int, fsync: bool = False) -> None:
@@ -110,7 +111,7 @@ class TableDirectory:
         self.fsync = fsync
         self._values: Dict[str, SlotValues] = {}
         self._records: Dict[str, CommitRecord] = {}
-        #: What was found to be damaged when it was opened.
+        #: Damage found since the directory was opened.
         self._damage: List[str] = []
         _refuse_foreign(self.path)
         self._claim = _claim(self.path)
@@ -143,12 +144,12 @@ class TableDirectory:
 
     @property
     def generation(self) -> int:
-        """How often all rows were replaced at once."""
+        """Number of times that all rows were replaced at once."""
         return self.header.generation
 
     @property
     def num_skipped(self) -> int:
-        """How many row numbers no row was inserted with, but passed over when all were replaced."""
+        """Number of row numbers that no inserted row had, because a replacement of all rows skipped them."""
         return self.header.num_skipped
 
     @property
@@ -159,33 +160,36 @@ class TableDirectory:
         return os.path.join(self.path, name)
 
     def new_column_file(self, taken: List[str]) -> str:
-        """A name that no file has."""
+        """Return a name that no file has."""
         number = 0
         while f'{number:03d}.column' in taken or os.path.exists(self.file(f'{number:03d}.column')):
             number += 1
         return f'{number:03d}.column'
 
     def is_open(self) -> bool:
-        """False in a forked child, and once the table was closed: whose writes would ruin it."""
+        """Return False in a forked child and after ``close``, where writes would damage the table."""
         return self._claim.descriptor >= 0
 
     def check_open(self) -> None:
         """
         Raises:
-            - StoreClosed: See ``is_open``.
+            - StoreClosed: The directory is not open, see ``is_open``.
         """
         if not self.is_open():
             raise StoreClosed(f'the table in {self.path!r} is closed, or this is a forked process, which may only read')
 
     def mark(self, slots: Array, first_row: int) -> None:
-        """These slots are about to have rows from this number on; with fsync=True their marks are on the disk then."""
+        """
+        Store the marks of rows that are about to be in these slots, numbered from ``first_row``. With ``fsync`` they
+        are then on the disk.
+        """
         self._marks.put_run(slots, first_row)
         if self.fsync:
-            # An old mark on the disk beside a new number would be taken for a number that was damaged.
+            # After a power cut an old mark with a new row number would look like a damaged row number.
             self._marks.sync()
 
     def report(self, finding: str) -> None:
-        """A file was damaged, and what was in it is unknown now: ``findings`` says so for as long as this is open."""
+        """Log damage that makes some values unknown. ``findings`` returns it while the directory is open."""
         self._damage.append(finding)
         logger.warning('%s; the table goes on without it', finding)
 
@@ -195,7 +199,7 @@ class TableDirectory:
             self._commits.flush()
 
     def values(self, name: str) -> SlotValues:
-        """Numbers by row, of this name."""
+        """Return the file of values by row with this name."""
         if name not in self._values:
             path = self._current(f'{name}.values')
             self._values[name] = SlotValues(path, self.header.capacity, self.is_open, self.report)
@@ -203,7 +207,7 @@ class TableDirectory:
         return self._values[name]
 
     def record(self, name: str, of_rows: bool = True) -> CommitRecord:
-        """The dict of this name; it counts for nothing when the rows it is of were replaced (``of_rows``)."""
+        """Return the record with this name. With ``of_rows`` its value becomes invalid when all rows are replaced."""
         if name not in self._records:
             path = self.file(f'{name}.record')
             generation = (lambda: self.generation) if of_rows else (lambda: 0)
@@ -212,13 +216,13 @@ class TableDirectory:
         return self._records[name]
 
     def remove_record(self, name: str) -> None:
-        """Have no record of this name, if there is one."""
+        """Remove the record with this name, if there is one."""
         self._records.pop(name, None)
         with suppress(FileNotFoundError):
             os.unlink(self.file(f'{name}.record'))
 
     def sync_kept(self) -> None:
-        """What samplers keep is on the disk."""
+        """Write the state of samplers to the disk."""
         for values in self._values.values():
             values.sync()
         for record in self._records.values():
@@ -229,15 +233,15 @@ class TableDirectory:
             self._numbers_region.flush()
 
     def describe(self, columns: List[StoredColumn], info: Any) -> None:
-        """From now on these are the columns, and this their owner's information; then remove what no header names."""
+        """Store these columns and the information of the table's owner. Then remove all files that no header names."""
         self.prepare(columns, info)()
 
     def prepare(self, columns: List[StoredColumn], info: Any) -> Callable[[], None]:
         """
         Overview:
-            As ``describe``, when what is returned is called, which needs no more space.
+            Prepare ``describe``. The returned function completes it and needs no more space.
         Raises:
-            - NotEnoughSpace: The disk is full; nothing changed.
+            - NotEnoughSpace: The disk is full. Nothing changed.
         """
         header = replace(self.header, columns=columns, info=info)
         commit = prepare_header(self.file('header'), header, self.fsync)
@@ -254,13 +258,14 @@ class TableDirectory:
     ) -> Callable[[], None]:
         """
         Overview:
-            As ``prepare``, and have these rows instead of all others: a kill leaves the ones or the others.
+            Prepare new columns, like ``prepare``, and new rows that replace all others. A kill leaves the old rows or
+            the new ones.
         Arguments:
-            - rows (:obj:`np.ndarray`): Row numbers in the first slots; they may have been those of others.
-            - next_row (:obj:`int`): The row number that the next row has at least.
-            - metas (:obj:`Iterable[bytes]`): Their records.
+            - rows (:obj:`np.ndarray`): Row numbers in the first slots. Earlier rows may have had the same numbers.
+            - next_row (:obj:`int`): The lowest number for the next row.
+            - metas (:obj:`Iterable[bytes]`): The encoded metas of the rows.
         Raises:
-            - NotEnoughSpace: The disk is full; nothing changed.
+            - NotEnoughSpace: The disk is full. Nothing changed.
         """
         next_row = max(next_row, self.next_row)
         num_skipped = self.header.num_skipped + next_row - self.next_row
@@ -301,12 +306,12 @@ class TableDirectory:
     def resizing(self, capacity: int) -> Callable[[], Array]:
         """
         Overview:
-            Make room for this capacity. Column files are large enough already.
+            Reserve space for another capacity. The column files must be large enough already.
         Returns:
-            - resize (:obj:`Callable`): Has it from now on, which needs no more space, and returns row numbers by slot.
-              Of fewer slots, the rows of the last ones must be in others by then.
+            - resize (:obj:`Callable`): Switches to the capacity and returns the row numbers by slot. It needs no more
+              space. Before a shrink, all rows beyond the capacity must have moved.
         Raises:
-            - NotEnoughSpace: The disk is full; nothing changed.
+            - NotEnoughSpace: The disk is full. Nothing changed.
         """
         old = self.header.capacity
         for name in self._value_files():
@@ -330,7 +335,7 @@ class TableDirectory:
         return resize
 
     def move_values(self, source: Array, target: Array) -> None:
-        """What is known of rows is in other slots, too, to which they are about to move."""
+        """Copy marks and values of rows to the slots to which the rows are about to move."""
         self._marks.put(target, self.numbers[source])
         if self.fsync:
             self._marks.sync()
@@ -338,7 +343,7 @@ class TableDirectory:
             self.values(name).move(source, target)
 
     def findings(self, next_row: int, numbers: Array, columns: List[StoredColumn]) -> List[str]:
-        """Where the files are not what the table in memory says."""
+        """Return the differences between the files and the table in memory."""
         committed = max(self._commits.next_row, self.header.next_row)
         try:
             is_same = read_header(self.file('header')) == replace(self.header, version=VERSION)
@@ -347,7 +352,7 @@ class TableDirectory:
         checks = {
             'the header is not that of the table': is_same,
             'the columns of the header are not those of the table': self.header.columns == columns,
-            # A push that failed has used row numbers up that nobody committed.
+            # A push that failed has used row numbers that were never committed.
             'the commit record is behind or ahead': numbers.max(initial=EMPTY) < committed <= next_row,
             'row numbers are kept elsewhere': numbers is self.numbers or not self.is_open(),
             'an update was not finished': self.redo.end == MIN_BYTES,
@@ -365,16 +370,16 @@ class TableDirectory:
     def clear(self) -> None:
         """
         Overview:
-            Have none of the rows that there were: their numbers, which are still there, count for nothing from now on.
+            Delete all present rows. Their numbers stay in the file, but are ignored from now on.
         Raises:
-            - NotEnoughSpace: The disk is full; nothing changed.
+            - NotEnoughSpace: The disk is full. Nothing changed.
         """
-        # What was committed, and not what the index is at: after a push that failed it is beyond that, and the next
-        # process gives out these numbers again.
+        # Use the committed number, not that of the index. After a failed push the index is ahead, and the next process
+        # will assign these numbers again.
         self._replace(replace(self.header, first_row=self.next_row))
 
     def close(self) -> None:
-        """Let another process have it."""
+        """Release the directory for other processes."""
         if self.is_open():
             self.metas.close()
             self.redo.close()
@@ -388,7 +393,7 @@ class TableDirectory:
         self.header = header
 
     def _begin(self, capacity: int) -> TableHeader:
-        """Make all files, and the header, without which there is no table, last."""
+        """Create all files. The header is last, because it makes the directory a table."""
         self.header = TableHeader(capacity)
         self._remove_orphans()
         for name in os.listdir(self.path):
@@ -409,7 +414,7 @@ class TableDirectory:
         return self.header
 
     def _check(self, capacity: int) -> None:
-        """Everything that can be said without changing anything."""
+        """Check all that can be checked without changing a file."""
         if self.header.capacity != capacity:
             raise ConfigError(
                 f'{self.path!r} holds a table of capacity {self.header.capacity}, not {capacity}: open it with that '
@@ -426,7 +431,10 @@ class TableDirectory:
             check_size(self.file(name), num_bytes)
 
     def _recover(self) -> None:
-        """What a kill left undone; may itself be killed at any point. What is damaged is refused before that."""
+        """
+        Complete what a kill interrupted. It may be killed at any point and repeated. Damage is refused before the first
+        change.
+        """
         repaired = self._marks.repaired(self.numbers, self.header.first_row, self.next_row, self._current('rows'))
         self._commits.repair()
         self._remove_orphans()
@@ -434,12 +442,12 @@ class TableDirectory:
         changed = np.flatnonzero(numbers != repaired)
         numbers[changed] = repaired[changed]
         self._marks.put(live, numbers[live])
-        # Of a row that was copied from one slot to another the first stays, which is the copy.
+        # A row in two slots was copied from one to the other. The first slot is the copy, and stays.
         first = np.unique(numbers[live], return_index=True)[1]
         numbers[np.delete(live, first)] = EMPTY
 
     def _convert(self) -> None:
-        """Make files of an earlier version those of this one; may be killed at any point, and done again."""
+        """Convert the files of an earlier version to this one. It may be killed at any point and repeated."""
         capacity, numbers = self.header.capacity, self.numbers
         self._marks = _new_marks(self._current('marks'), capacity)
         live = np.flatnonzero(numbers >= 0)
@@ -454,12 +462,12 @@ class TableDirectory:
         self._replace(replace(self.header, version=VERSION))
 
     def _current(self, name: str, generation: Optional[int] = None) -> str:
-        """The path of a file that goes by row number, of which each generation has its own."""
+        """Return the path of a file with data by row number. Each generation has its own file."""
         generation = self.generation if generation is None else generation
         return self.file(f'{name}.{generation}' if generation else name)
 
     def _sync_all(self) -> None:
-        """A process before this one may have left what it never synced, names included."""
+        """Sync all files and names. An earlier process may have written without a sync."""
         with os.scandir(self.path) as entries:
             for entry in entries:
                 if entry.is_file(follow_symlinks=False):
@@ -491,7 +499,7 @@ class TableDirectory:
 def check_size(path: str, num_bytes: int) -> None:
     """
     Raises:
-        - CorruptPayload: The file is missing, or shorter.
+        - CorruptPayload: The file is missing, or too short.
     """
     there = os.path.getsize(path) if os.path.exists(path) else -1
     if there < num_bytes:
@@ -505,13 +513,13 @@ def _refuse_foreign(directory: str) -> None:
     if theirs and 'lock' not in names:
         raise ConfigError(f'{directory!r} is not the directory of a table, but has files {theirs}; name another one')
     for name in names:
-        # Each is checked again when it is opened: here, so that nothing is changed before.
+        # Each file is checked again when it is opened. This check comes before any change.
         if name in theirs or name.endswith(('.values', '.record')):
             private_files.check_file(os.path.join(directory, name))
 
 
 def _refuse_columns(directory: str) -> None:
-    """Files of columns come after the first header: without one this is no new table."""
+    """Refuse column files without a header. A new table writes its header first, so the header was lost."""
     columns = sorted(name for name in os.listdir(directory) if COLUMN_FILE.fullmatch(name))
     if columns:
         raise CorruptPayload(
@@ -530,7 +538,7 @@ def _claim(directory: str) -> OwnerLock:
 
 
 def _new_numbers(path: str, capacity: int) -> mmap.mmap:
-    """Row numbers of slots that are all free."""
+    """Create the file of row numbers, with all slots free."""
     region = _map(path, 8 * capacity)
     np.frombuffer(region, np.int64)[:] = EMPTY
     return region
@@ -541,7 +549,9 @@ def _new_marks(path: str, capacity: int) -> RowChecksums:
 
 
 def _map(path: str, num_bytes: int) -> mmap.mmap:
-    """A file that has at least so many bytes, with all their space: on a full disk, writing to a hole is a SIGBUS."""
+    """
+    Map a file with at least ``num_bytes``, and reserve its space. On a full disk a write to a hole would raise SIGBUS.
+    """
     descriptor = private_files.opener(path, os.O_RDWR | os.O_CREAT)
     try:
         reserve(descriptor, path, 0, num_bytes)

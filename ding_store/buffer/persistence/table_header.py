@@ -1,4 +1,4 @@
-"""The header of a table's directory: which files count, and what is in them. Replaced as a whole."""
+"""The header of a table's directory. It names the valid files and their contents, and is replaced as a whole."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from ding_store.buffer.persistence.journal import explained
 from ding_store.errors import CorruptPayload, FormatMismatch, StoreError
 from ding_store.power_cuts import sync_directory
 
-#: Version 1 had no generations, version 2 no first row, version 3 no checksums but the header's own and the commits'.
+#: Version 1 had no generations. Version 2 had no first row. Version 3 had no checksums, except for the header and
+#: commits.
 VERSION = 4
 _READABLE = (1, 2, 3, 4)
-#: Names of the files of columns.
+#: Names of column files.
 COLUMN_FILE = re.compile(r'[0-9]{3,20}\.column')
-#: How a column may be kept other than as it is: see ``narrowing``.
+#: The only other encoding of a column, see ``narrowing``.
 ENCODING = 'k/255'
-#: As many as numpy 1 has.
+#: The maximum of numpy 1.
 _MAX_DIMENSIONS = 32
 
 
 @dataclass
 class StoredColumn:
-    """A column as the header has it; ``encoding`` is how it is kept, None: as it is."""
+    """A column in the header. ``encoding`` is None if the values are stored unchanged."""
 
     name: str
     dtype: str
@@ -44,14 +45,15 @@ class StoredColumn:
 class TableHeader:
     """
     Overview:
-        What a directory holds.
+        The contents of a directory.
     Arguments:
-        - info (:obj:`Any`): For the owner of the table: its schema.
-        - generation (:obj:`int`): How often all rows were replaced at once: see ``TableDirectory.replacing``.
-        - next_row (:obj:`int`): The row number that the next row has at least.
-        - num_skipped (:obj:`int`): How many row numbers were passed over when rows were replaced.
-        - first_row (:obj:`int`): Rows below it were taken out, all at once.
-        - version (:obj:`int`): Of the files that it was read with; what is written is of ``VERSION``.
+        - info (:obj:`Any`): Information of the table's owner: its schema.
+        - generation (:obj:`int`): Number of times that all rows were replaced at once, see
+          ``TableDirectory.replacing``.
+        - next_row (:obj:`int`): The lowest number for the next row.
+        - num_skipped (:obj:`int`): Number of row numbers that were skipped when rows were replaced.
+        - first_row (:obj:`int`): Rows below this one were deleted, all at once.
+        - version (:obj:`int`): Version of the files that were read. Writes always use ``VERSION``.
     """
 
     capacity: int
@@ -67,10 +69,10 @@ class TableHeader:
 def read_header(path: str) -> Optional[TableHeader]:
     """
     Overview:
-        None where there is no such file, and so no table. What it says is checked: a header may have been written by
-        another program, with the right checksum.
+        Read a header. Return None if there is no file, and so no table. All fields are checked, because another program
+        may have written a header with a valid checksum.
     Raises:
-        - FormatMismatch, CorruptPayload: It is of another version, or no header.
+        - FormatMismatch, CorruptPayload: The header has another version, or is invalid.
     """
     try:
         with open(path, 'rb', opener=private_files.opener) as file:
@@ -133,13 +135,13 @@ def _number(value: Any, what: str) -> int:
 def write_header(path: str, header: TableHeader, fsync: bool = False) -> None:
     """
     Raises:
-        - NotEnoughSpace: The disk is full; the old one is still there.
+        - NotEnoughSpace: The disk is full. The old header is unchanged.
     """
     prepare_header(path, header, fsync)()
 
 
 def prepare_header(path: str, header: TableHeader, fsync: bool = False) -> Callable[[], None]:
-    """As ``write_header``, up to what is returned: that puts it in the old one's place."""
+    """Write a header to a temporary file. The returned function replaces the old header by it."""
     columns = [vars(column) for column in header.columns]
     text = json.dumps({**vars(header), 'columns': columns, 'version': VERSION}).encode()
     temporary = path + '.new'
@@ -163,7 +165,7 @@ def prepare_header(path: str, header: TableHeader, fsync: bool = False) -> Calla
             os.replace(temporary, path)
         except FileNotFoundError:
             if not was_begun:
-                raise  # Else an exception came when it was done, and it is called again.
+                raise  # On a repeated call the file may have been replaced before an exception came.
         if fsync:
             sync_directory(os.path.dirname(path))
 
