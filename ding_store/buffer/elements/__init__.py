@@ -1,1 +1,1 @@
-"""Elements over a table: in columns, as objects or packed; and what is said about them."""
+"""The elements of a table: in columns, as Python objects or packed, and the metas of the rows."""

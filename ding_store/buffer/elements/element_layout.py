@@ -1,4 +1,4 @@
-"""What elements are kept in: columns of which schema, or beside columns; and how that changes."""
+"""The layout of elements, columns of a schema or another, and its changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ding_store.errors import CorruptPayload, SchemaMismatch
 
 
 class ElementLayout(NonColumnar):
-    """See ``Elements``."""
+    """The part of ``Elements`` that chooses and changes the layout."""
 
     metas: MetaStore
     sequences: Sequences
@@ -34,7 +34,7 @@ class ElementLayout(NonColumnar):
     _outputs: WarmOutputs
 
     def _restore(self) -> None:
-        """What is known of the elements that were found."""
+        """Restore metas and layout of the elements that the table directory holds."""
         self.metas.restore()
         table_dir, info = self.table.table_dir, self.table.info
         if table_dir is None:
@@ -47,7 +47,7 @@ class ElementLayout(NonColumnar):
         packed.remove_leftover(table_dir)
 
     def _stored_schema(self, table_dir: TableDirectory) -> Schema:
-        """What the header says of the columns, if these are of that schema."""
+        """Return the schema in the header. Raises CorruptPayload if the columns are not of that schema."""
         try:
             schema = Schema.from_json(table_dir.header.info)
             columns = schema.columns()
@@ -59,15 +59,15 @@ class ElementLayout(NonColumnar):
 
     @property
     def schema(self) -> Optional[Schema]:
-        """The leaves of an element; None before the first one, and where elements are objects."""
+        """The leaves of an element. None before the first element, and if elements are objects."""
         return None if self.objects is not None else self._schema
 
     def start(self, schema: Schema, narrow: Iterable[str] = ()) -> None:
         """
         Overview:
-            Be empty, and for elements of this schema.
+            Delete all elements, and prepare columns for elements of this schema.
         Arguments:
-            - narrow (:obj:`Iterable`): Columns that can be kept so: see ``candidates``.
+            - narrow (:obj:`Iterable`): Columns that can be stored as bytes, see ``candidates``.
         """
 
         def started() -> None:
@@ -82,7 +82,7 @@ class ElementLayout(NonColumnar):
             finish(started)
 
     def start_objects(self) -> None:
-        """Empty, and for elements that no columns can hold."""
+        """Delete all elements, and prepare for elements that columns cannot hold."""
 
         def started() -> None:
             self._schema, self.objects = None, self._new_objects()
@@ -106,13 +106,13 @@ class ElementLayout(NonColumnar):
     ) -> None:
         """
         Overview:
-            Have these elements instead, in the columns of ``Table.replace`` or as objects, or packets of them, and
-            metas, one for each row or none at all.
+            Replace all elements and metas. The new elements are in ``regions``, or are objects or packets. There is one
+            meta for each row, or none at all.
         Arguments:
-            - breaks (:obj:`Sequence[Break]`): Where no sequence of theirs goes on.
+            - breaks (:obj:`Sequence[Break]`): The rows at which the sequences of the new elements end.
         Raises:
-            - SchemaMismatch: A meta holds what cannot be on record. NotEnoughSpace: The disk is full. Whatever
-              ``objects`` raise. Nothing changed.
+            - SchemaMismatch: A meta holds a value that cannot be stored. Nothing changed.
+            - NotEnoughSpace: The disk is full. Nothing changed. The same holds for exceptions from ``objects``.
         """
         is_packed = objects is not None and self.table.table_dir is not None
         kept: Optional[List[Any]] = None
@@ -157,7 +157,7 @@ class ElementLayout(NonColumnar):
     def check_fit(self, elements: Sequence[Any]) -> None:
         """
         Overview:
-            Whether an empty buffer would have these elements.
+            Check that an empty buffer would accept these elements.
         Raises:
             - SchemaMismatch: It would not.
         """
@@ -184,7 +184,9 @@ class ElementLayout(NonColumnar):
             self.start(schema, candidates(schema.columns(), schema.encode(elements[:1])))
 
     def _make_fit(self, elements: Sequence[Any]) -> None:
-        """After a mismatch: widen the schema, or let go of it, or say what does not fit."""
+        """
+        Change the layout after a mismatch: widen the schema, or move to objects. Raise if the elements cannot fit.
+        """
         if len(self.table) == 0:
             self._decide(elements)
             return
@@ -198,7 +200,7 @@ class ElementLayout(NonColumnar):
             tell(difference)
 
     def _adapt(self, schema: Schema) -> None:
-        """Make the columns hold elements of this schema, too."""
+        """Extend the columns so that they also hold elements of this schema."""
         assert self.schema is not None
         merged = self.schema.merge(schema)
         known, specs = self.table.specs, merged.columns()
@@ -210,7 +212,7 @@ class ElementLayout(NonColumnar):
 
         def adapted() -> None:
             self._outputs = self._new_outputs(merged)
-            # Only now: readers look at the schema after they have copied, and an older one reads older rows well.
+            # Set the schema last: readers use it after their copy, and an old schema decodes old rows well.
             self._schema = merged
 
         if added or wider or (self.table.table_dir is not None and self.table.info != info):
@@ -230,7 +232,7 @@ class ElementLayout(NonColumnar):
         elements, objects = self._decode(self.table.take(slots)), self._new_objects()
         if isinstance(objects, ObjectColumn):
             objects.put(slots, elements)
-            # Readers that are between copying and decoding have the columns of then, and their schema.
+            # Readers between a copy and its decoding still hold the old columns and their schema.
             self.objects = objects
             return
 
@@ -242,7 +244,7 @@ class ElementLayout(NonColumnar):
             self.table.convert(packed.SPECS, packed.INFO, slots, objects.store(elements), converted)
 
     def _new_outputs(self, schema: Optional[Schema]) -> WarmOutputs:
-        """Of columns that are others now."""
+        """Return outputs for the present columns, after a change of the columns."""
         self.sequences.drop_columns()
         return WarmOutputs(self.table.specs, None if schema is None else schema.plain_batch)
 

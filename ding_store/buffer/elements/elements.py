@@ -1,4 +1,4 @@
-"""Elements and their metas in a table: in columns where they fit, else as Python objects, or packed in a path."""
+"""Elements and metas in a table: in columns if they fit, else as Python objects, or packed if the table has a path."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Choose = Callable[[RowIndex], Array]
 
 
 class Read(NamedTuple):
-    """What was read of some rows, in their order."""
+    """Row numbers, elements and metas that were read, in the same order."""
 
     rows: Array
     elements: List[Any]
@@ -39,15 +39,15 @@ class Read(NamedTuple):
 class Elements(ElementLayout):
     """
     Overview:
-        What a buffer and its views share. The first element decides: its leaves become the columns, or, where it is
-        nothing that columns can hold, all elements are kept as objects. Lists whose length turns out to vary (episodes)
-        move from columns to objects when that is seen.
+        The elements that a buffer and its views share. The first element decides on the layout. Its leaves become the
+        columns. If columns cannot hold it, all elements are stored as objects. Lists that turn out to vary in length,
+        such as episodes, move from columns to objects.
     Arguments:
-        - capacity (:obj:`int`): The number of elements; the oldest leave when there are more.
-        - path (:obj:`Optional[str]`): Directory of a table that survives its process, where lists of varying length are
-          packed, and Python objects refused; None for a private table.
-        - fsync (:obj:`bool`): As of ``Table``.
-        - begin_episodes (:obj:`bool`): Whether what collected the rows that are in ``path`` has ended with its process.
+        - capacity (:obj:`int`): The maximum number of elements. The oldest are evicted when there are more.
+        - path (:obj:`Optional[str]`): Directory of a table that survives its process, or None for a private table. With
+          a path, lists of varying length are packed, and Python objects are refused.
+        - fsync (:obj:`bool`): As in ``Table``.
+        - begin_episodes (:obj:`bool`): Whether the collection of the rows found in ``path`` ended with its process.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class Elements(ElementLayout):
     def take_name(self, name: str, sampler: Any) -> None:
         """
         Overview:
-            Let a view's sampler have this name for as long as it lives.
+            Reserve a name for a view's sampler, as long as the sampler exists.
         Raises:
-            - ConfigError: Another one has it, or there is none.
+            - ConfigError: Another sampler has the name, or there is no sampler.
         """
         if sampler is None:
             raise ConfigError(f'view(name={name!r}) needs a sampler, which is what the name is for')
@@ -91,16 +91,16 @@ class Elements(ElementLayout):
     ) -> Array:
         """
         Overview:
-            Add elements, with or without metas; ``note`` is committed with them, ``keep`` called just before.
+            Add elements, with or without metas. ``note`` is committed with them. ``keep`` is called just before.
         Returns:
-            - rows (:obj:`np.ndarray`): Their row numbers.
+            - rows (:obj:`np.ndarray`): The row numbers of the elements.
         Raises:
-            - SchemaMismatch: One does not fit the others; none was added.
+            - SchemaMismatch: An element does not fit the others. None was added.
         """
         return self._add(elements, metas, note, keep)[0]
 
     def push(self, element: Any, meta: Optional[Mapping[Any, Any]] = None) -> Tuple[int, Meta]:
-        """As ``append`` of one; returns its row number, and its meta, which may be written to."""
+        """Add one element. Return its row number and its meta, which the caller may modify."""
         with self.table.write_lock:
             self.table.check_open()
             write = self._writing(element) if meta is None else None
@@ -120,7 +120,7 @@ class Elements(ElementLayout):
         meta: Optional[Mapping[Any, Any]] = None,
         narrowed: Collection[str] = (),
     ) -> Array:
-        """Add rows that are columns already, of the given schema or of this table's: see ``StoreBuffer.extend``."""
+        """Add rows that are columns already, of the given schema or the table's, see ``StoreBuffer.extend``."""
         with self.table.write_lock:
             self.table.check_open()
             schema = schema or self.schema or schema_of(widened_columns(columns, narrowed))
@@ -141,7 +141,7 @@ class Elements(ElementLayout):
             return self.table.extend(columns, note, keep, narrowed)
 
     def _without_meta(self, write: Callable[[int], None]) -> Callable[[int], None]:
-        """As ``_without_metas``, of one row."""
+        """Return a function that writes a row and drops the meta of its slot, see ``_without_metas``."""
 
         def write_and_drop(slot: int) -> None:
             write(slot)
@@ -150,7 +150,10 @@ class Elements(ElementLayout):
         return write_and_drop
 
     def _without_metas(self, keep: Optional[Keep]) -> Keep:
-        """Before rows are live, metas of those that had their slots are gone: readers would take them for their own."""
+        """
+        Return a ``keep`` function that drops the metas of the slots before the new rows are live. Readers would
+        otherwise take them for metas of the new rows.
+        """
 
         def drop(slots: Array, rows: Array) -> None:
             self.metas.drop(slots)
@@ -160,7 +163,7 @@ class Elements(ElementLayout):
         return drop
 
     def _with_meta(self, meta: Mapping[Any, Any], num_rows: int, keep: Optional[Keep]) -> Keep:
-        """Before rows are live, all of them have this meta."""
+        """Return a ``keep`` function that gives all rows this meta before they are live."""
         skipped = max(0, num_rows - self.table.capacity)
         first = self.table.next_row + skipped
         records = self.metas.encode_shared(np.arange(first, first + num_rows - skipped), meta)
@@ -176,8 +179,8 @@ class Elements(ElementLayout):
     def read(self, choose: Choose, warm: bool = True) -> Read:
         """
         Overview:
-            Elements and metas of the rows whose slots are chosen. Elements out of columns are views of one gathered
-            batch; ``warm`` puts it into memory that was used before and is free now.
+            Read elements and metas of the rows whose slots are chosen. Elements from columns are views of one gathered
+            batch. ``warm`` puts the batch into memory that was used before and is free now.
         """
         rows, (decode, metas) = self.table.read(
             choose,
@@ -189,7 +192,7 @@ class Elements(ElementLayout):
     def read_columns(self, choose: Choose) -> Tuple[Array, Schema, Columns]:
         """
         Overview:
-            Row numbers and gathered columns of the chosen rows, with the schema to decode them.
+            Read the columns of the chosen rows. Return row numbers, schema and columns.
         Raises:
             - SchemaMismatch: The elements are objects.
         """
@@ -197,12 +200,15 @@ class Elements(ElementLayout):
         return rows, self._columnar(), columns
 
     def read_steps(self, choose: Choose, length: int) -> Tuple[Array, Schema, Columns, Optional[ttorch.Tensor]]:
-        """As ``read_columns``, of ``length`` steps of sequences; and the batch of these, if that is views alone."""
+        """
+        Read columns of ``length`` steps of sequences, like ``read_columns``. Also return their batch if it consists of
+        views alone.
+        """
         rows, (columns, output) = self.table.read(choose, self._gather)
         return rows, self._columnar(), columns, output.batch(length)
 
     def read_batch(self, choose: Choose) -> Tuple[Array, ttorch.Tensor, Callable[[], List[Any]]]:
-        """As ``read_columns``, with the columns decoded: row numbers, one batch, and what makes its elements."""
+        """Read one decoded batch. Return row numbers, the batch, and a function that makes its elements."""
         rows, (columns, output) = self.table.read(choose, self._gather)
         schema = self._columnar()
         batch = output.batch()
@@ -213,9 +219,9 @@ class Elements(ElementLayout):
     def end_sequences(self, rows: Iterable[int], begin_episodes: bool = True) -> None:
         """
         Overview:
-            No sequence goes on from before these rows to them.
+            End all sequences before these rows: none continues from an earlier row to one of them.
         Arguments:
-            - begin_episodes (:obj:`bool`): Whether every episode begins with them.
+            - begin_episodes (:obj:`bool`): Whether every episode begins anew with these rows.
         """
         with self.table.write_lock:
             if len(self.table):
@@ -224,7 +230,10 @@ class Elements(ElementLayout):
                 self.sequences.replaced()
 
     def places_of_breaks(self) -> List[int]:
-        """Of the rows by age, those that do not follow the one before them, though it is of their group."""
+        """
+        Return the positions, in order of age, of rows that do not follow the row before them although it has their
+        group.
+        """
         with self.table.write_lock:
             rows = self.table.rows_by_age()
             do_follow = (np.diff(rows) == 1) & (np.diff(self.sequences.breaks.segments(rows)) == 0)
@@ -232,7 +241,7 @@ class Elements(ElementLayout):
             return places
 
     def update(self, row: int, element: Optional[Any], meta: Optional[Mapping[Any, Any]]) -> bool:
-        """Replace an element, its meta or both; returns whether the row was there."""
+        """Replace an element, its meta or both. Return whether the row was in the table."""
         rows = np.array([row], np.int64)
         with self.table.write_lock:
             self.table.check_open()
@@ -240,7 +249,7 @@ class Elements(ElementLayout):
                 slots, found = self.table.index.find(rows)
             if not found[0]:
                 return False
-            self.metas.encode(rows, None if meta is None else [meta])  # What cannot be on record is refused first.
+            self.metas.encode(rows, None if meta is None else [meta])  # Check first that the meta can be stored.
 
             def update() -> None:
                 if element is not None:
@@ -259,7 +268,7 @@ class Elements(ElementLayout):
                 self.objects.drop(slots)
 
     def clear(self) -> None:
-        """Forget all elements. The next one decides again; row numbers go on growing."""
+        """Delete all elements. The next element decides on the layout again. Row numbers continue to grow."""
         with self.table.write_lock:
             finish(self._clear)
 
@@ -271,7 +280,7 @@ class Elements(ElementLayout):
             self.objects = None
 
     def close(self) -> None:
-        """Be empty, and leave the files to who opens them next."""
+        """Close the table and be empty. The files keep the elements for the next process."""
         with self.table.write_lock:
             self.metas.close()
             self.table.close()
@@ -303,7 +312,7 @@ class Elements(ElementLayout):
         note: Optional[Mapping[str, Any]] = None,
         keep: Optional[Keep] = None,
     ) -> Tuple[Array, Array]:
-        """Row numbers of all elements, and slots of those that are kept."""
+        """Add elements. Return the row numbers of all of them, and the slots of those that are stored."""
         num_rows, capacity = len(elements), self.table.capacity
         skipped = max(0, num_rows - capacity)
         first = self.table.next_row + skipped
@@ -330,7 +339,7 @@ class Elements(ElementLayout):
         return np.arange(rows[-1] + 1 - num_rows, rows[-1] + 1) if skipped else rows, slots
 
     def _writing(self, element: Any) -> Optional[Callable[[int], None]]:
-        """What writes this element to a slot; None where the general way has to."""
+        """Return a function that writes this element to a slot, or None if the general code must write it."""
         if self._schema is None or self.objects is not None or self.table.table_dir is not None:
             return None
         writer = self._outputs.row_writer(self.table.columns)
@@ -344,12 +353,12 @@ class Elements(ElementLayout):
         self.schema.encode_into(self.table.columns, int(slots[0]) if is_run(slots) else slots, elements)
 
     def findings(self) -> List[str]:
-        """What is wrong with elements that are in no columns."""
+        """Return the problems of elements that are not in columns."""
         with self.table.write_lock, self.table.index.lock:
             return [] if self.objects is None else self.objects.findings()
 
     def resize(self, capacity: int) -> None:
-        """See ``Table.resize``."""
+        """Change the capacity, see ``Table.resize``."""
 
         def moving(source: Array, target: Array) -> Callable[[], None]:
             moves = [each.moving(source, target, capacity) for each in (self.metas, self.objects) if each is not None]
@@ -381,13 +390,14 @@ class Elements(ElementLayout):
         return self._outputs.gather(columns, slots, cold)
 
     def _take(self, slots: Array, warm: bool) -> Callable[[], List[Any]]:
-        """What makes elements of what was copied, when it is known to be whole."""
+        """Copy the slots. Return a function that makes elements of the copy once it is known to be whole."""
         objects = self.objects
         if objects is not None:
             taken: Any = objects.take(slots)
             return lambda: objects.decode(taken)
         columns = self._gather(slots)[0] if warm else self.table.take(slots)
-        # Not before: an older schema reads newer columns wrongly, a newer one older columns well.
+        # Read the schema after the copy: an old schema would decode new columns wrongly, but a new one decodes old
+        # columns well.
         schema = self._schema
         return lambda: schema.decode(columns) if schema is not None and columns else []
 

@@ -1,4 +1,4 @@
-"""Which bytes of a file are free, where what is in it is of all sizes."""
+"""Free space of a file that holds items of varying sizes."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Dict, Iterable, Iterator, List, Tuple
 class Extents:
     """
     Overview:
-        Free stretches between those in use, and behind the last of them all the rest. Next fit: what comes first mostly
-        leaves first, so that what is free goes round the file in one piece, and is found at once.
+        The free extents between items in use, and all space behind the last item. Allocation is next fit: items mostly
+        leave in the order of their arrival. The free space then moves around the file in one piece, and is found at
+        once.
     Arguments:
-        - used (:obj:`Iterable`): (start, number of bytes) of what is in use, in any order.
+        - used (:obj:`Iterable`): (start, number of bytes) of the items in use, in any order.
     """
 
     def __init__(self, used: Iterable[Tuple[int, int]] = ()) -> None:
         self._starts: List[int] = []
         self._end_of: Dict[int, int] = {}
         self._next = 0
-        #: Nothing is in use from here on.
+        #: Nothing is in use from this position on.
         self.end = 0
         for start, num_bytes in sorted(used):
             if start > self.end:
@@ -27,7 +28,7 @@ class Extents:
             self.end = max(self.end, start + num_bytes)
 
     def allocate(self, num_bytes: int) -> int:
-        """Where so many bytes were free; they are in use now."""
+        """Allocate ``num_bytes`` bytes and return their start."""
         for start in self._from_next():
             if self._end_of[start] - start >= num_bytes:
                 self._shorten(start, start + num_bytes)
@@ -38,7 +39,7 @@ class Extents:
         return start
 
     def free(self, start: int, num_bytes: int) -> None:
-        """What was allocated is free again, in one piece with its free neighbours."""
+        """Free an allocation, and merge it with its free neighbours."""
         end = start + num_bytes
         place = bisect_left(self._starts, start)
         if place < len(self._starts) and self._starts[place] == end:

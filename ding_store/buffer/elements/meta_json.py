@@ -1,4 +1,4 @@
-"""Metas as bytes: JSON, with tags for what JSON does not tell apart. No pickle: nothing in a table's files is run."""
+"""Metas as JSON with tags for types that JSON lacks. There is no pickle, so that no code in a table's files is run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _PLAIN = (type(None), bool, int, float, str)
 def encode(rows: Array, meta: Mapping[Any, Any]) -> bytes:
     """
     Overview:
-        One record: these rows have this meta.
+        Encode a record: these rows have this meta.
     Raises:
-        - SchemaMismatch: There is something in it that files cannot hold.
+        - SchemaMismatch: The meta holds a value that cannot be stored.
     """
     return len(rows).to_bytes(4, 'little') + rows.astype('<i8').tobytes() + json.dumps(_pack(dict(meta))).encode()
 
@@ -28,9 +28,9 @@ def encode(rows: Array, meta: Mapping[Any, Any]) -> bytes:
 def decode(record: bytes) -> Tuple[Array, Any]:
     """
     Overview:
-        Rows and meta of a record.
+        Return rows and meta of a record.
     Raises:
-        - CorruptPayload: It was not written by ``encode``.
+        - CorruptPayload: The record was not written by ``encode``.
     """
     end = 4 + 8 * int.from_bytes(record[:4], 'little')
     try:

@@ -1,4 +1,4 @@
-"""Meta information of rows: nothing for a row without any, a shared tuple for the likes of ``{'env': 3}``."""
+"""Metas of rows. A row without a meta takes no memory. Small metas such as ``{'env': 3}`` are shared between rows."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from ding_store.buffer.persistence.journal import Journal
 from ding_store.buffer.sequences.groups import Groups
 from ding_store.buffer.table.rows import RowIndex
 
-#: Values that are worth sharing: few different ones. Floats (priorities) nearly never are equal.
+#: Types of values that are worth sharing, because they have few different values. Floats such as priorities rarely do.
 _SHARED_TYPES = (int, str, bool, type(None))
-#: So many different shared metas, then equal ones are no longer found in the old.
+#: With this many different shared metas the table of shared metas starts anew.
 _MAX_SHARED = 1 << 16
 
 Shared = Tuple[Tuple[str, type, Any], ...]
@@ -40,8 +40,8 @@ Shared = Tuple[Tuple[str, type, Any], ...]
 class RowMeta(Dict[Any, Any]):
     """
     Overview:
-        The meta of a row that has none of its own yet. Whoever changes it makes it the row's own: so middleware may
-        write into the metas of what it sampled, and rows that nobody writes to cost nothing.
+        The meta of a row that has no meta yet, or a shared one. The first change to it makes it the meta of this row
+        alone. Middleware may therefore write to the metas of sampled rows, and rows without writes take no memory.
     """
 
     __slots__ = ('_table_dir', '_slot', '_row')
@@ -95,7 +95,7 @@ class RowMeta(Dict[Any, Any]):
         return deepcopy(dict(self), memo)
 
     def _change(self, change: Callable[[], object]) -> None:
-        """Make a change that may be repeated, and make it the row's, both or neither."""
+        """Apply a change that may be repeated, and store the result as the row's meta: both or neither."""
 
         def changed() -> None:
             change()
@@ -104,7 +104,7 @@ class RowMeta(Dict[Any, Any]):
         finish(changed)
 
 
-# DI-engine's quick copy knows exact types only; a copy belongs to nobody.
+# DI-engine's ``fastcopy`` handles only exact types. The copy is a plain dict without a row.
 fastcopy.dispatch[RowMeta] = dict
 
 Meta = Dict[Any, Any]
@@ -114,13 +114,13 @@ Held = Union[None, Shared, Meta]
 class MetaStore:
     """
     Overview:
-        Metas by slot, and for every key that was grouped by, the group of every slot as a number. The caller has the
-        table's locks.
+        Metas by slot. For every key that was used for grouping, also the group of every slot as a number. The caller
+        holds the table's locks.
     Arguments:
-        - index (:obj:`RowIndex`): The table's.
-        - lock: The table's, for writers.
-        - journal (:obj:`Optional[Journal]`): Where metas are put on record, for the next process. What is changed
-          inside of a list, dict or array that a meta holds is not noticed.
+        - index (:obj:`RowIndex`): The index of the table.
+        - lock: The write lock of the table.
+        - journal (:obj:`Optional[Journal]`): Stores metas for the next process. Changes inside a list, dict or array of
+          a meta are not noticed.
     """
 
     def __init__(self, index: RowIndex, lock: ContextManager[Any], journal: Optional[Journal] = None) -> None:
@@ -128,28 +128,30 @@ class MetaStore:
         tell_of_forks(self)
         self._index = index
         self._journal = journal
-        self._held: List[Held] = []  # Shorter than the table while the slots beyond have none.
+        self._held: List[Held] = []  # Shorter than the table if no slot beyond has a meta.
         self._shared: Dict[Shared, Shared] = {}
         self._groups: Dict[Hashable, Groups] = {}
 
     def before_fork(self) -> None:
-        """Nothing to do."""
+        """Do nothing before a fork."""
 
     def after_fork(self, missed: Set[int]) -> None:
-        """The record is the parent's."""
+        """Drop the journal in the forked process: it belongs to the parent."""
         self._journal = None
 
     @property
     def is_used(self) -> bool:
-        """Whether any slot may have a meta or a group."""
+        """True if any slot may have a meta or a group."""
         return bool(self._held or self._groups)
 
     def restore(self) -> None:
-        """Read what is on record of rows that live; the rest of it is dropped from the record, if there is room to."""
+        """
+        Load the metas of live rows from the journal. Remove the other records from it, if there is space for a rewrite.
+        """
         if self._journal is None:
             return
         journal, start, end = self._journal, 0, 0
-        unborn: List[int] = []  # Where records begin of rows that a kill kept from coming.
+        unborn: List[int] = []  # Starts of the records of rows that never became live, because of a kill.
         for record in journal.read():
             rows, meta = meta_json.decode(record)
             with self._index.lock:
@@ -161,7 +163,7 @@ class MetaStore:
                 end = start
             for slot, row in zip(slots[found].tolist(), rows[found].tolist()):
                 self.put(slot, row, meta, record=False)
-        # Metas of rows that left harm nobody; those of rows that never came would be others' later.
+        # Metas of rows that left do no harm. Metas of rows that never became live would later belong to other rows.
         if unborn and unborn[0] < end:
             journal.rewrite(self._records())
         elif not journal.try_rewrite(self._records()) and unborn:
@@ -170,9 +172,10 @@ class MetaStore:
     def encode(self, rows: Array, metas: Optional[Sequence[Optional[Mapping[Any, Any]]]]) -> List[bytes]:
         """
         Overview:
-            Records of the metas of new rows; room for them is made.
+            Encode the metas of new rows as records, and reserve space for them.
         Raises:
-            - SchemaMismatch: A meta holds what cannot be on record. NotEnoughSpace: The disk is full.
+            - SchemaMismatch: A meta holds a value that cannot be stored.
+            - NotEnoughSpace: The disk is full.
         """
         if self._journal is None or metas is None:
             return []
@@ -186,16 +189,16 @@ class MetaStore:
         return [meta_json.encode(rows[i:k], metas[i] or {}) for i, k in zip(starts, ends) if metas[i]]
 
     def record(self, records: List[bytes]) -> None:
-        """Put on record what ``encode`` made."""
+        """Append the records of ``encode`` to the journal."""
         if self._journal is None or not records:
             return
         if self._journal.wants_compaction:
-            # Without it the records have their room already: it must not fail where rows are being written.
+            # Without a rewrite the records have reserved space already. No error may come while rows are being written.
             self._journal.try_rewrite(self._records(), records)
         self._journal.append(records)
 
     def put(self, slot: int, row: int, meta: Optional[Mapping[Any, Any]], record: bool = True) -> None:
-        """Give a slot's row a meta, or none. A dict that cannot be shared is kept itself."""
+        """Set or remove the meta of a slot's row. A dict that cannot be shared is stored itself, without a copy."""
         if record:
             records = self._encoded_one(slot, row, meta)
 
@@ -209,7 +212,7 @@ class MetaStore:
             return
         held = self._to_held(meta)
         if self._journal is not None and isinstance(held, dict):
-            # So that what is written into it later is noticed.
+            # Wrap it, so that later changes to it are noticed.
             held = RowMeta(self, slot, row, held)
         if slot >= len(self._held):
             if held is None:
@@ -220,7 +223,7 @@ class MetaStore:
         self._regroup(slot, meta)
 
     def encode_shared(self, rows: Array, meta: Mapping[Any, Any]) -> List[bytes]:
-        """As ``encode``, of one meta that all rows have."""
+        """Encode one meta for all rows, like ``encode``."""
         if self._journal is None or not meta:
             return []
         records = [meta_json.encode(rows, meta)]
@@ -228,7 +231,7 @@ class MetaStore:
         return records
 
     def put_shared(self, slots: Array, rows: Array, meta: Mapping[Any, Any]) -> None:
-        """As ``put`` for many rows with one meta, which is on record already."""
+        """Give many rows one meta, like ``put``. Its record is in the journal already."""
         held = self._to_held(meta)
         if isinstance(held, dict) or self._groups or not len(slots):
             for slot, row in zip(slots.tolist(), rows.tolist()):
@@ -243,7 +246,7 @@ class MetaStore:
                 self._held[slot] = held
 
     def drop(self, slots: Array) -> None:
-        """Slots have new rows without metas, or none."""
+        """Remove the metas of slots that are free or have new rows without metas."""
         if self._held:
             for slot in slots[slots < len(self._held)].tolist():
                 self._held[slot] = None
@@ -251,7 +254,7 @@ class MetaStore:
             groups.leave(slots, self._row_of_slot[slots] >= 0)
 
     def get(self, slot: int, row: int) -> Meta:
-        """The meta of a slot's row, as a dict that may be written to."""
+        """Return the meta of a slot's row, as a dict that the caller may modify."""
         held = self._held[slot] if slot < len(self._held) else None
         if isinstance(held, dict):
             return held
@@ -260,16 +263,16 @@ class MetaStore:
         return RowMeta(self, slot, row, [(key, value) for key, _, value in held])
 
     def peek(self, slot: int) -> Mapping[Any, Any]:
-        """As ``get``, to be read only."""
+        """Return the meta of a slot's row for reading only."""
         return self.get(slot, -1)
 
     def values_of(self, key: Any) -> Tuple[Array, List[Any]]:
         """
         Overview:
-            What is under a key of the metas that have it; takes the locks itself, and reads no element.
+            Return the values under a key in all metas that have it. Takes the locks itself and reads no element.
         Returns:
-            - rows (:obj:`np.ndarray`): Row numbers ``(n,)``, the oldest first.
-            - values (:obj:`List[Any]`): One for each.
+            - rows (:obj:`np.ndarray`): Row numbers ``(n,)``, oldest first.
+            - values (:obj:`List[Any]`): One value per row.
         """
         with self._lock, self._index.lock:
             slots = self._index.slots_by_age()
@@ -283,7 +286,7 @@ class MetaStore:
         return np.array([row for row, _ in found], np.int64), [value for _, value in found]
 
     def adopt(self, slot: int, row: int, meta: RowMeta) -> None:
-        """A meta was written to: it is the row's own from now on, if the row is still there."""
+        """Store a modified meta as the row's own, if the row is still in the table."""
         with self._lock:
             slot = self._slot_of(slot, row)
             if slot < 0:
@@ -300,7 +303,7 @@ class MetaStore:
             finish(adopt)
 
     def groups(self, key: Hashable) -> Groups:
-        """Who belongs together by a key; the first call for a key looks at all metas, later ones cost nothing."""
+        """Return the groups of rows by a key. The first call for a key reads all metas, later calls are free."""
         groups = self._groups.get(key)
         if groups is None:
             groups = Groups(self._index.capacity)
@@ -309,7 +312,7 @@ class MetaStore:
         return groups
 
     def known_groups(self, key: Hashable) -> Optional[Groups]:
-        """As ``groups``, if somebody grouped by this key before; needs no lock."""
+        """Return the groups of a key if there was a call of ``groups`` for it. Needs no lock."""
         return self._groups.get(key)
 
     def group_keys(self) -> List[Hashable]:
@@ -319,11 +322,11 @@ class MetaStore:
         self._groups = {}
 
     def records_of(self, rows: Array, metas: Sequence[Optional[Mapping[Any, Any]]]) -> List[bytes]:
-        """Records of rows that are to replace all others; raises what ``encode`` does."""
+        """Encode the metas of rows that replace all others. Raises the same errors as ``encode``."""
         return [] if self._journal is None else self._encoded(rows, metas)
 
     def clear(self, record: bool = True) -> None:
-        """Forget all metas, also those on record."""
+        """Remove all metas, and with ``record`` also those in the journal."""
         self._held, self._shared = [], {}
         for groups in self._groups.values():
             groups.clear()
@@ -331,16 +334,19 @@ class MetaStore:
             self._journal.rewrite([])
 
     def close(self) -> None:
-        """Forget all metas, and leave their record as it is."""
+        """Remove all metas from memory, and leave the journal unchanged."""
         self._held, self._shared, self._groups, self._journal = [], {}, {}, None
 
     def moving(self, source: Array, target: Array, capacity: int) -> Callable[[], None]:
-        """Rows move from slots to other slots: what is to be called when the table has so many; again, if need be."""
+        """
+        Prepare a move of rows to other slots. Call the returned function when the table has ``capacity`` slots. It may
+        be called again.
+        """
         moved = self._held[:]
         for old, new in zip(source.tolist(), target.tolist()):
             held = moved[old] if old < len(moved) else None
             if held is not None or new < len(moved):
-                # Without one, too: the row that was there may have had one.
+                # Move a missing meta as well: an earlier row of the target slot may have had one.
                 moved.extend([None] * (new + 1 - len(moved)))
                 moved[new] = held
         del moved[capacity:]
@@ -358,7 +364,7 @@ class MetaStore:
         return self._index.row_of_slot
 
     def _slot_of(self, slot: int, row: int) -> int:
-        """Where a row is that was in this slot; -1 when it is gone."""
+        """Return the present slot of a row that was in this slot, or -1 if the row is gone."""
         if row < 0 or (slot < self._index.capacity and self._row_of_slot[slot] == row):
             return slot if row >= 0 else -1
         with self._index.lock:
@@ -366,13 +372,13 @@ class MetaStore:
         return int(slots[0]) if found[0] else -1
 
     def _encoded_one(self, slot: int, row: int, meta: Optional[Mapping[Any, Any]]) -> List[bytes]:
-        """As ``encode``, of a row that lives, and may have had a meta."""
+        """Encode the new meta of a live row that may have had another, like ``encode``."""
         if self._journal is None:
             return []
         return self.encode(np.array([row], np.int64), [meta]) or self._encode_none(slot, row)
 
     def _encode_none(self, slot: int, row: int) -> List[bytes]:
-        """That a row has no meta, if it had one."""
+        """Encode that a row has no meta, if it had one."""
         if slot >= len(self._held) or self._held[slot] is None:
             return []
         assert self._journal is not None
@@ -381,7 +387,7 @@ class MetaStore:
         return records
 
     def _records(self) -> Iterator[bytes]:
-        """All metas of live rows: one record for all rows that share one."""
+        """Encode all metas of live rows, with one record for all rows that share a meta."""
         slots_of: Dict[int, List[int]] = {}
         for slot in range(len(self._held)):
             if self._held[slot] is not None and self._row_of_slot[slot] >= 0:
@@ -391,7 +397,7 @@ class MetaStore:
 
     def _to_held(self, meta: Optional[Mapping[Any, Any]]) -> Held:
         if not meta:
-            # An empty dict of the caller's is not worth keeping: what is written to a row's meta later is.
+            # Do not store an empty dict of the caller. Later writes to the row's meta are stored.
             return None
         if type(meta) is not dict or not all(isinstance(value, _SHARED_TYPES) for value in meta.values()):
             return meta if isinstance(meta, dict) else dict(meta)
@@ -412,5 +418,5 @@ class MetaStore:
 
     def _assign(self, groups: Groups, key: Hashable, slot: int, meta: Mapping[Any, Any]) -> None:
         code = groups.code(meta[key]) if key in meta else Groups.NONE
-        # A row that is being written is not there yet; one that is there moves to another group.
+        # A row that is being written is not live yet. A live row moves to another group.
         groups.move(slot, code, self._row_of_slot[slot] >= 0)

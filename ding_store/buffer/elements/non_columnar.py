@@ -1,4 +1,4 @@
-"""Elements that no columns hold: Python objects of this process, or packed where there is a path."""
+"""Storage of elements that columns cannot hold: Python objects in this process, or packed if the table has a path."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ding_store.columns import NotColumnar
 
 
 class NonColumnar:
-    """See ``Elements``."""
+    """The part of ``Elements`` that stores elements outside of columns."""
 
     table: Table
-    #: None where all elements are in columns.
+    #: None if all elements are in columns.
     objects: Union[None, ObjectColumn, PackedColumn]
 
     def _pack(self, elements: Iterable[Any], num_rows: int, regions: ColumnMemory) -> None:
-        """Columns of the places of elements, beside those that are there."""
+        """Pack elements, and write their places to new columns in ``regions``."""
         column = self.objects if isinstance(self.objects, PackedColumn) else PackedColumn(self.table)
         regions.add(packed.SPECS)
         regions.reserve(num_rows)
@@ -40,7 +40,7 @@ class NonColumnar:
             raise
 
     def _give_back(self) -> None:
-        """What was packed for rows that do not become live is let go of."""
+        """Free the space of elements that were packed for rows that did not become live."""
         if isinstance(self.objects, PackedColumn):
             self.objects.give_back()
         elif self.table.table_dir is not None:

@@ -1,4 +1,4 @@
-"""Elements that columns cannot hold: Python objects of this process, by slot."""
+"""Elements that columns cannot hold, as Python objects of this process, by slot."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ding_store.free_space import format_bytes
 
 logger = logging.getLogger(__name__)
 
-#: Elements with more array bytes than this deserve columns: their owner is told once.
+#: Elements with more bytes in arrays than this should be in columns. A warning is logged once.
 LARGE_BYTES = 64 << 10
 
 
 class ObjectColumn:
     """
     Overview:
-        One object per slot, kept by reference: who changes it in place changes it for all who read it later, as in
-        DI-engine's own buffers. Costs 8 bytes per slot in use, and what the objects themselves take.
+        One object per slot, stored by reference. A change to an object in place is visible to all later readers, as in
+        DI-engine's buffers. Takes 8 bytes per used slot, in addition to the objects.
     """
 
     def __init__(self) -> None:
@@ -41,28 +41,31 @@ class ObjectColumn:
         return [objects[slot] for slot in slots.tolist()]
 
     def decode(self, objects: List[Any]) -> List[Any]:
-        """What was taken is what was put."""
+        """Return the objects unchanged."""
         return objects
 
     def findings(self) -> List[str]:
         return []
 
     def update(self, rows: Array, slots: Array, element: Any) -> None:
-        """Another element for one row."""
+        """Replace the element of one row."""
         self.put(slots, [element])
 
     def drop(self, slots: Array) -> None:
-        """Let go of the objects in slots that became free."""
+        """Drop the objects in slots that became free."""
         for slot in slots.tolist():
             self._objects[slot] = None
 
     def remove(self) -> None:
-        """Nothing is left."""
+        """Drop all objects."""
         self._objects = []
 
     def moving(self, source: Array, target: Array, capacity: int) -> Callable[[], None]:
-        """Objects move from slots to other slots: what is to be called when there are so many; again, if need be."""
-        # A new list: readers may be going over the old one.
+        """
+        Prepare a move of objects to other slots. Call the returned function when there are ``capacity`` slots. It may
+        be called again.
+        """
+        # Build a new list, because readers may be iterating over the old one.
         objects = self._objects[:]
         for old, new in zip(source.tolist(), target.tolist()):
             objects.extend([None] * (new + 1 - len(objects)))
@@ -87,7 +90,9 @@ class ObjectColumn:
 
 
 def array_bytes(element: Any, depth: int = 4) -> int:
-    """Bytes of the arrays and tensors in an element; a sum over containers, ``depth`` levels down."""
+    """
+    Return the number of bytes of arrays and tensors in an element, summed over containers up to ``depth`` levels deep.
+    """
     if hasattr(element, 'element_size'):
         sizes = element.element_size()
         if isinstance(sizes, int):

@@ -1,4 +1,4 @@
-"""Elements of varying size, such as whole episodes, in the directory of a table that survives its process."""
+"""Elements of varying size, such as whole episodes, in a file of a table directory."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from ding_store.errors import CorruptPayload, FormatMismatch, NotEnoughSpace, Sc
 from ding_store.power_cuts import sync_directory
 from ding_store.storage.encoding.checksum import checksum
 
-#: Columns that no element has: signs in its names are escaped.
+#: Names of columns that no element can have: signs in an element's names are escaped.
 PLACE, BYTES, CHECKSUM = '~place', '~bytes', '~checksum'
 SPECS = {name: (np.dtype(np.int64), ()) for name in (PLACE, BYTES, CHECKSUM)}
-#: What a table of packed elements has instead of a schema. Version 1 had no checksums.
+#: The header's information of a table of packed elements, instead of a schema. Version 1 had no checksums.
 INFO = {'packed': 2}
 
 _FILE = 'packed'
 _ALIGNMENT = 64
-#: The file grows by this much, or a quarter.
+#: The file grows by this much, or by a quarter.
 _STEP_BYTES = 1 << 20
 
 
 class Place(NamedTuple):
-    """Where the packet of a row is, and its checksum."""
+    """The position and size of a row's packet, and its checksum."""
 
     row: int
     place: int
@@ -46,7 +46,7 @@ class Place(NamedTuple):
 
 
 class Packet(NamedTuple):
-    """What was read of a row's element, and the checksum that it was written with."""
+    """The bytes of a row's packet as read, and the checksum with which it was written."""
 
     row: int
     data: Array
@@ -54,11 +54,11 @@ class Packet(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is what was written."""
+        """True if the bytes are those that were written."""
         return _checksum(self.data) == self.checksum
 
     def damage(self, where: str) -> CorruptPayload:
-        """What to raise if it is not whole."""
+        """Return the error to raise if the packet is not whole."""
         return CorruptPayload(
             f'the element of row {self.row} in {where!r} is damaged: the checksum of its packet is wrong'
         )
@@ -66,9 +66,9 @@ class Packet(NamedTuple):
     def element(self) -> Any:
         """
         Overview:
-            What was packed, if it is whole; its arrays are views of the packet.
+            Decode the element of a whole packet. Its arrays are views of the packet.
         Raises:
-            - CorruptPayload: It was not written by this package.
+            - CorruptPayload: The packet was not written by this package.
         """
         try:
             return _unpack(self.data)
@@ -79,15 +79,15 @@ class Packet(NamedTuple):
 class PackedColumn(RowListener):
     """
     Overview:
-        Each element as a *packet*, its own schema and columns, anywhere in one file; where, and its checksum, is in
-        columns of the table. So the order that makes a table durable is that of its packets, too: they are written to
-        free bytes, rows that name them become live, and bytes are free when no row that lives names them. What is free
-        is known to the process alone, and found out when the table is opened. A row whose place cannot be right is a
-        damaged one; it holds no bytes, and those of others stay theirs when it leaves.
+        Stores each element as a *packet* in one file: its schema and columns. Columns of the table hold the packet's
+        position, size and checksum. The order of writes that protects the table also protects the packets. They are
+        written to free bytes before rows that name them become live. Bytes are free when no live row names them. The
+        free space is kept in memory, and found again when the table is opened. A row with an impossible position is
+        damaged. It holds no bytes, and frees none when it leaves.
     Arguments:
-        - table (:obj:`Table`): A table with a path, of packed elements or about to be.
+        - table (:obj:`Table`): A table with a path, which has packed elements or will have.
     Raises:
-        - CorruptPayload: The file was truncated, so that packets of several rows are not in it. It is left as it is.
+        - CorruptPayload: The file was truncated, so that packets of several rows are missing. The file is unchanged.
     """
 
     def __init__(self, table: Table) -> None:
@@ -96,7 +96,7 @@ class PackedColumn(RowListener):
         self._path = table.table_dir.file(_FILE)
         self._check_file()
         self._descriptor = private_files.opener(self._path, os.O_RDWR | os.O_CREAT)
-        # Not closed before the last reader is done.
+        # Do not close it before the last reader has finished.
         weakref.finalize(self, os.close, self._descriptor)
         self._layouts: Dict[Any, PacketLayout] = {}
         self._num_reserved = os.fstat(self._descriptor).st_size
@@ -110,11 +110,12 @@ class PackedColumn(RowListener):
     def store(self, elements: Iterable[Any]) -> Dict[str, Array]:
         """
         Overview:
-            Write elements, or packets of them, to free bytes; the caller has the table's lock for writers.
+            Write elements, or packets of them, to free bytes. The caller holds the table's write lock.
         Returns:
-            - columns (:obj:`Dict`): Where they are, for the table's rows of them.
+            - columns (:obj:`Dict`): The columns that hold the places of the elements.
         Raises:
-            - SchemaMismatch: One holds what is no array or number. NotEnoughSpace: The disk is full. Nothing changed.
+            - SchemaMismatch: An element holds a value that is not an array or a number. Nothing changed.
+            - NotEnoughSpace: The disk is full. Nothing changed.
         """
         self._table_dir.check_open()
         try:
@@ -126,21 +127,24 @@ class PackedColumn(RowListener):
         return dict(zip(SPECS, np.array(stored, np.int64).reshape(-1, len(SPECS)).T))
 
     def give_back(self) -> None:
-        """What was stored did not become rows: its bytes are free, behind the last row's on the disk, too."""
+        """Free the bytes of elements that did not become rows. Truncate the file behind the last live row's packet."""
         self._find_free()
         if self._table_dir.is_open():
             self._cut()
 
     def take(self, slots: Array) -> List[Packet]:
-        """Packets of these slots, whatever they hold: to be decoded when it is known that no writer was there."""
+        """
+        Read the packets of these slots, whatever they hold. Decode them only when no writer changed the slots
+        meanwhile.
+        """
         return [self.read(place) for place in self.places(slots)]
 
     def decode(self, packets: Sequence[Packet]) -> List[Any]:
         """
         Overview:
-            Elements of packets, which are views of them.
+            Decode the elements of packets. The elements are views of the packets.
         Raises:
-            - CorruptPayload: One is damaged.
+            - CorruptPayload: A packet is damaged.
         """
         for packet in packets:
             if not packet.is_whole:
@@ -148,10 +152,12 @@ class PackedColumn(RowListener):
         return [packet.element() for packet in packets]
 
     def places(self, slots: Array) -> List[Place]:
-        """Where the packets of these slots are; right while the index is locked, or found to be later."""
+        """
+        Return the places of the packets of these slots. They are valid if the index is locked or checked afterwards.
+        """
         columns, numbers = self._table.columns, self._table.index.row_of_slot
         if PLACE not in columns:
-            return []  # They are becoming others: who reads now reads again.
+            return []  # The columns are being replaced: a reader repeats its read.
         of_slots = [array.take(slots, mode='clip').tolist() for array in (numbers, *map(columns.__getitem__, SPECS))]
         return [Place(*each) for each in zip(*of_slots)]
 
@@ -161,9 +167,9 @@ class PackedColumn(RowListener):
     def check_left(self, place: Place) -> None:
         """
         Overview:
-            Make sure that the row of a packet that was not whole has left this place meanwhile.
+            Check that a row whose packet was not whole has left this place meanwhile.
         Raises:
-            - CorruptPayload: It is there, and its packet is damaged.
+            - CorruptPayload: The row is still there, so its packet is damaged.
         """
         index = self._table.index
         with index.lock:
@@ -173,12 +179,12 @@ class PackedColumn(RowListener):
 
     @property
     def num_bytes(self) -> int:
-        """Of all packets."""
+        """The total size of all packets."""
         with self._table.index.lock:
             return sum(place.size for place in self.places(self._table.index.live_slots))
 
     def update(self, rows: Array, slots: Array, element: Any) -> None:
-        """Another element for one row."""
+        """Replace the element of one row."""
         try:
             self._table.update(rows, self.store([element]))
             self.removed(slots)
@@ -188,19 +194,19 @@ class PackedColumn(RowListener):
             raise
 
     def drop(self, slots: Array) -> None:
-        """Nothing more to do: see ``removed``."""
+        """Do nothing: ``removed`` frees the bytes."""
 
     def moving(self, source: Array, target: Array, capacity: int) -> Callable[[], None]:
-        """Nothing to do: the table moves its columns."""
+        """Return a function that does nothing: the table moves its columns."""
         return lambda: None
 
     def remove(self) -> None:
-        """Be no file, when no row is left. May be called again."""
+        """Delete the file, when no row is left. May be called again."""
         with suppress(FileNotFoundError):
             os.unlink(self._path)
 
     def findings(self) -> List[str]:
-        """What is wrong with the file."""
+        """Return all problems of the file."""
         index, columns = self._table.index, self._table.columns
         slots = index.slots_by_age().astype(np.intp)
         places, sizes = columns[PLACE][slots], columns[BYTES][slots]
@@ -237,17 +243,16 @@ class PackedColumn(RowListener):
         self._find_free()
 
     def _check_file(self) -> None:
-        """Of one row alone that is beyond the file the place is wrong; of several the file is."""
+        """Check the size of the file. If only one row is beyond it, that row's place is damaged, not the file."""
         columns, index = self._table.columns, self._table.index
         if PLACE in columns and index.count:
             ends = np.sort(columns[PLACE][index.live_slots] + columns[BYTES][index.live_slots])
             check_size(self._path, max(0, int(ends[:-1].max(initial=0))))
 
     def _find_free(self) -> None:
-        """What no row that lives names."""
+        """Find the bytes that no live row names."""
         with self._table.index.lock:
-            #: Place and size by slot, which is what is free again when its row leaves: what the columns say then may
-            #: have been damaged meanwhile.
+            #: Position and size by slot. These bytes are free when the row leaves. The columns may be damaged by then.
             self._held = np.zeros((2, self._table.capacity), np.int64)
             if PLACE in self._table.columns:
                 self.published(self._sound(self._table.index.live_slots.astype(np.intp)))
@@ -255,7 +260,7 @@ class PackedColumn(RowListener):
         self._extents = Extents(zip(*used.tolist()))
 
     def _sound(self, slots: Array) -> Array:
-        """Those whose packets are in the file, and overlap with no other but damaged ones."""
+        """Return the slots whose packets are in the file, and overlap with no others except damaged ones."""
         places, sizes = (self._table.columns[name][slots] for name in (PLACE, BYTES))
         is_within = (places >= 0) & (sizes > 0) & (sizes <= self._num_reserved)
         is_within &= places <= self._num_reserved - sizes
@@ -266,7 +271,7 @@ class PackedColumn(RowListener):
         overlaps[:-1] |= ends[:-1] > starts[1:]
         is_sound = ~overlaps
         is_sound[overlaps] = [self.read(place).is_whole for place in self.places(slots[overlaps])]
-        # Of several at one place, which are equal then, one holds it.
+        # Packets at the same position are equal here. Only one row holds the bytes.
         slots = slots[is_sound]
         return slots[np.unique(starts[is_sound], return_index=True)[1]]
 
@@ -283,7 +288,7 @@ class PackedColumn(RowListener):
         self._num_reserved = ahead
 
     def _cut(self) -> None:
-        # Who reads behind it does so for a row that left meanwhile, and reads again.
+        # A reader behind the end reads a row that left meanwhile, and repeats its read.
         self._num_reserved = self._extents.end
         os.ftruncate(self._descriptor, self._num_reserved)
 
@@ -296,7 +301,7 @@ class PackedColumn(RowListener):
         write_at(self._descriptor, packet.data, place)
 
     def _store(self, element: Any) -> Tuple[int, int, int]:
-        """Place, size and checksum."""
+        """Write a packet. Return its position, size and checksum."""
         packet = element if isinstance(element, Packet) else self._pack(element)
         data = packet.data
         place = self._extents.allocate(len(data))
@@ -306,11 +311,11 @@ class PackedColumn(RowListener):
 
     def _read(self, place: int, size: int) -> Array:
         if not 0 <= place <= place + size <= self._num_reserved:
-            return np.empty(0, np.uint8)  # Damaged, which its checksum says.
+            return np.empty(0, np.uint8)  # The place is damaged, and the checksum of the empty packet reveals it.
         packet = np.empty(size, np.uint8)
         done = 0
         while done < size:
-            # One read gives less than 2 GiB, and nothing where a writer was meanwhile.
+            # One read returns less than 2 GiB, and nothing if a writer truncated the file meanwhile.
             num_bytes = os.preadv(self._descriptor, [packet[done:].data], place + done)
             if num_bytes == 0:
                 break
@@ -322,7 +327,7 @@ class PackedColumn(RowListener):
         return Packet(-1, data, _checksum(data))
 
     def _packed(self, element: Any) -> Array:
-        # Most are built as the last one of their length.
+        # Most elements have the layout of the last element of the same length.
         key = len(element) if isinstance(element, list) else None
         layout = self._layouts.get(key)
         if layout is not None:
@@ -340,9 +345,9 @@ class PackedColumn(RowListener):
 def is_packed(table_dir: TableDirectory) -> bool:
     """
     Overview:
-        Whether elements there are packed.
+        Return whether the elements in a directory are packed.
     Raises:
-        - FormatMismatch: They are, by another version.
+        - FormatMismatch: They were packed by another version.
     """
     info = table_dir.header.info
     if isinstance(info, dict) and info.keys() == INFO.keys() and info != INFO:
@@ -359,14 +364,17 @@ def is_packed(table_dir: TableDirectory) -> bool:
 
 
 def remove_leftover(table_dir: TableDirectory) -> None:
-    """The file, where no row is packed: of what became no rows after all, or of a process killed in ``remove``."""
+    """
+    Remove the file of packets if no row is packed. It may be left from a failed store, or from a process killed in
+    ``remove``.
+    """
     if table_dir.is_open():
         with suppress(FileNotFoundError):
             os.unlink(table_dir.file(_FILE))
 
 
 def unpacked(elements: Iterable[Any]) -> List[Any]:
-    """Elements of packets that are whole, and others as they are."""
+    """Return the elements of whole packets, and other elements unchanged."""
     return [element.element() if isinstance(element, Packet) else element for element in elements]
 
 
@@ -380,8 +388,8 @@ def refusal(path: str, reason: SchemaMismatch) -> SchemaMismatch:
 class PacketLayout:
     """
     Overview:
-        How elements of one schema are packets: length of the schema (4 bytes, little endian), the schema (JSON), and
-        its columns, each of one row and at a multiple of 64 bytes.
+        The layout of the packets of one schema: the length of the schema (4 bytes, little endian), the schema as JSON,
+        and its columns. Each column has one row and begins at a multiple of 64 bytes.
     """
 
     def __init__(self, schema: Schema, text: Optional[bytes] = None) -> None:
@@ -398,7 +406,7 @@ class PacketLayout:
     def pack(self, element: Any) -> Array:
         """
         Raises:
-            - SchemaMismatch: It is of another schema.
+            - SchemaMismatch: The element has another schema.
         """
         packet = np.zeros(self._num_bytes, np.uint8)
         packet[: len(self._head)] = self._head

@@ -1,4 +1,4 @@
-"""Columns that came without elements: their schema, and what they lack of a wider one."""
+"""Columns that came without elements: how to infer their schema, and how to complete them for a wider schema."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ding_store.buffer.table.column_memory import ColumnSpec
 from ding_store.columns import Schema
 from ding_store.errors import SchemaMismatch
 
-#: A column of this suffix says, row by row, whether the leaf or subtree of that name is there.
+#: Suffix of a column that states per row whether the leaf or subtree of that name is present.
 PRESENCE = '?'
 
 
 def schema_of(columns: Mapping[str, Array]) -> Schema:
     """
     Overview:
-        The schema of elements that are trees of tensors: names are paths, ``'obs/image'``.
+        Infer the schema of elements that are trees of tensors. Column names are paths such as ``'obs/image'``.
     Raises:
-        - SchemaMismatch: There are no columns, no rows, or a dtype that is no tensor's.
+        - SchemaMismatch: There are no columns or no rows, or torch has no such dtype.
     """
     if not columns or not all(np.ndim(column) and len(column) for column in columns.values()):
         raise SchemaMismatch(f'columns need at least one name, and one row each, to begin with: {sorted(columns)}')
@@ -41,9 +41,12 @@ def schema_of(columns: Mapping[str, Array]) -> Schema:
 
 
 def complete(columns: Mapping[str, Array], specs: Mapping[str, ColumnSpec]) -> Mapping[str, Array]:
-    """Columns of an older, narrower schema as the wider one has them: what they lack is absent, the rest present."""
+    """
+    Complete columns of an older, narrower schema for the wider one. Leaves that they lack are marked as absent, the
+    others as present.
+    """
     if len(columns) == len(specs):
-        return columns  # If they have other names, the table will say so.
+        return columns  # The table refuses columns with other names.
     missing = {name: spec for name, spec in specs.items() if name not in columns}
     if not missing or not any(name.endswith(PRESENCE) for name in specs):
         return columns
@@ -59,7 +62,7 @@ def complete(columns: Mapping[str, Array], specs: Mapping[str, ColumnSpec]) -> M
 def as_wide(columns: Mapping[str, Array], specs: Mapping[str, ColumnSpec], schema: Schema) -> Mapping[str, Array]:
     """
     Overview:
-        Columns of a schema whose numbers are of narrower kinds, as the table has them.
+        Convert columns to the wider dtypes of the table.
     Raises:
         - SchemaMismatch: A number would change.
     """
@@ -75,7 +78,7 @@ def as_wide(columns: Mapping[str, Array], specs: Mapping[str, ColumnSpec], schem
 
 
 def fill_values(added: Mapping[str, ColumnSpec], known: Mapping[str, Any]) -> Dict[str, int]:
-    """Presence columns that are new are 1 for older rows where the leaves below them were there already."""
+    """Return the values of new presence columns for older rows: 1 if a leaf below them existed already."""
     presence = [name for name in added if name.endswith(PRESENCE)]
     return {name: 1 for name in presence if any(_is_under(other, name[:-1]) for other in known)}
 

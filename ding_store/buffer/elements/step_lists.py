@@ -1,4 +1,4 @@
-"""Elements that are lists of steps, such as episodes, which need not all be built alike."""
+"""Checks of elements that are lists of steps, such as episodes, whose structure may differ."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ logger = logging.getLogger(__name__)
 def check_may_differ(schema: Optional[Schema], elements: Sequence[Any], reason: SchemaMismatch) -> Optional[Exception]:
     """
     Overview:
-        Whether elements that have no schema together, for this reason, may be kept one by one: as the first that does
-        not fit those before it says, so that it does not matter which of them are pushed together.
+        Check whether elements without a common schema may be stored one by one. The first element that does not fit the
+        earlier ones decides. The result is therefore independent of which elements are pushed together.
     Arguments:
-        - schema (:obj:`Optional[Schema]`): Of the elements that are there; None: there are none.
+        - schema (:obj:`Optional[Schema]`): The schema of the existing elements, or None if there are none.
+        - reason: The error that the common schema raised.
     Returns:
-        - difference: Of the steps of two lists, if not their number alone differs.
+        - difference: The difference between the steps of two lists. None if only their number differs.
     Raises:
-        - SchemaMismatch: They may not: lists and what is no list, or dicts as steps and others; else the reason.
+        - SchemaMismatch: They may not: lists are mixed with other elements, or dicts as steps with other steps.
+          Otherwise ``reason``.
     """
     if not any(type(element) is list for element in elements):
         if schema is None and isinstance(reason, NotColumnar):
@@ -35,14 +37,14 @@ def check_may_differ(schema: Optional[Schema], elements: Sequence[Any], reason: 
         except SchemaMismatch as e:
             mismatch = e
         if schema is None:
-            return None  # An object, and all that come after it.
+            return None  # An object. All later elements are then objects as well.
         _check_is_list_beside(schema, element, mismatch)
         return None if isinstance(mismatch, NotColumnar) else _difference(schema, other)
     raise reason
 
 
 def tell(difference: Optional[Exception]) -> None:
-    """That elements are in columns no more, where that may not be meant: called once, when it is so."""
+    """Warn that elements leave the columns, if that may be unintended. Called once, when they do."""
     if difference is not None:
         logger.warning(
             'lists whose steps differ in more than their number (%s) are no longer in columns: '
