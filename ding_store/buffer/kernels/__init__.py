@@ -1,1 +1,1 @@
-"""The loops that numba compiles, where there is one."""
+"""Loops that numba compiles if it is installed."""

@@ -1,4 +1,4 @@
-"""Loops that copy rows between addresses. Imported, and compiled, only where numba is: see ``kernels``."""
+"""Loops that copy rows between addresses. Imported and compiled only if numba is installed, see ``load``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ding_store.compiled.cache_lines import (
 _INTS = 'int64[::1]'
 GATHER = f'void({_INTS}, {_INTS}, {_INTS}, {_INTS}, int64, boolean)'
 PUT = f'void({_INTS}, {_INTS}, {_INTS}, int64)'
-#: What is narrowed may be read-only: another process's memory.
+#: The input may be read-only, such as memory of another process.
 NARROW = types.boolean(types.Array(types.float32, 1, 'C', readonly=True), types.uint8[::1])
 _LEVELS = types.Array(types.uint8, 2, 'C', readonly=True)
 WIDEN = types.void(_LEVELS, types.int64[::1], types.float32[:, ::1])
@@ -32,7 +32,7 @@ WIDEN_STEPS = types.boolean(_LEVELS, types.float32[:, :])
 
 
 def _word_copier(num_bits: int) -> Any:
-    """Copies one word, aligned or not."""
+    """Return an intrinsic that copies one word, aligned or not."""
 
     @intrinsic
     def copy_word(context: Any, target: Any, source: Any) -> Any:
@@ -50,28 +50,28 @@ def _word_copier(num_bits: int) -> Any:
 _copy_1, _copy_4, _copy_8, _copy_16, _copy_32 = (_word_copier(8 * size) for size in (1, 4, 8, 16, 32))
 
 
-#: Of rows this large the first lines are asked for, to be read and to be written, while those before them are copied: a
-#: quarter less time at 512 bytes (512 rows), a fifth at 1.4 KB, a tenth at 7 KB; nothing at 128 bytes, where the
-#: processor looks far enough ahead by itself.
+#: Rows of at least this size are prefetched for reading and writing while earlier rows are copied. This takes a quarter
+#: less time at 512 bytes (512 rows), a fifth at 1.4 KB, and a tenth at 7 KB. It gains nothing at 128 bytes, where the
+#: processor itself looks far enough ahead.
 _PREFETCHED_BYTES = 192
-#: Lines of each, and how many bytes ahead, in rows of which there are at least, and at most, so many.
+#: Number of cache lines prefetched per row, and distance ahead in bytes, with its minimum and maximum in rows.
 _NUM_LINES, _BYTES_AHEAD, _MIN_AHEAD, _MAX_AHEAD = 12, 4096, 4, 8
 
 
-#: Of so many small rows the next column's are asked for before this one's are copied: a tenth less time in all for a
-#: sample of 64 rows of 97 bytes. Of 512 rows it takes as much longer.
+#: Up to this many small rows, the next column is prefetched before the present one is copied. This takes a tenth less
+#: time for a sample of 64 rows of 97 bytes. For 512 rows it takes a tenth more.
 _FEW_ROWS = 128
 
-#: Parts of rows that are copied past the caches, where that is to be; smaller ones gain nothing.
+#: Minimum size of a copy past the caches. Smaller copies gain nothing.
 _STREAMED_BYTES = 1024
 
 
 def gather(sources: Array, sizes: Array, targets: Array, slots: Array, capacity: int, is_far: bool) -> None:
     """
     Overview:
-        Rows ``slots`` of all columns: of the column at address ``sources[k]``, of ``sizes[k]`` bytes per row, to
-        consecutive rows at ``targets[k]``. Slots that are out of range count as the nearest, as in ``mode='clip'``.
-        ``is_far``: the targets are more than the caches hold.
+        Copy rows ``slots`` of all columns to consecutive rows. Column ``k`` is at address ``sources[k]`` and has
+        ``sizes[k]`` bytes per row. Its rows are copied to ``targets[k]``. Slots out of range are clipped, as in
+        ``mode='clip'``. ``is_far`` means that the targets are larger than the caches.
     """
     num_rows = slots.shape[0]
     wanted, slots = slots, np.empty(num_rows, np.int64)
@@ -83,7 +83,7 @@ def gather(sources: Array, sizes: Array, targets: Array, slots: Array, capacity:
         if num_rows <= _FEW_ROWS and k + 1 < num_columns and sizes[k + 1] < _PREFETCHED_BYTES:
             for i in range(num_rows):
                 prefetch_early(sources[k + 1] + slots[i] * sizes[k + 1])
-        # Sizes that are known here are an instruction or two; others are a call.
+        # A copy of constant size compiles to one or two instructions. Other sizes need a call.
         if size == 4:
             for i in range(num_rows):
                 _copy_4(target + i * 4, source + slots[i] * 4)
@@ -118,8 +118,8 @@ def gather(sources: Array, sizes: Array, targets: Array, slots: Array, capacity:
 
 def put(sources: Array, sizes: Array, targets: Array, slot: int) -> None:
     """
-    Copy a row: of each column ``sizes[k]`` bytes at ``sources[k]`` to a slot of the column at ``targets[k]``. No cache
-    has the slot of a table, nor needs it soon.
+    Copy one row: ``sizes[k]`` bytes from ``sources[k]`` to a slot of the column at ``targets[k]``. Large parts bypass
+    the caches, because a table's slot is not in a cache and not needed there soon.
     """
     for k in range(sources.shape[0]):
         target, source, size = targets[k] + slot * sizes[k], sources[k], sizes[k]
@@ -131,7 +131,7 @@ def put(sources: Array, sizes: Array, targets: Array, slot: int) -> None:
 
 
 def _float_bits(context: Any, value: Any) -> Any:
-    """The bits of a float32 as an int32."""
+    """Return the bits of a float32 as an int32."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], ir.IntType(32))
@@ -141,19 +141,21 @@ def _float_bits(context: Any, value: Any) -> Any:
 
 _bits_of: Any = intrinsic(_float_bits)
 
-#: From here to twice as much floats are integers, whose last byte is that of the float's bits: adding it rounds.
+#: Adding this to a float rounds it to an integer, which is then in the last byte of the float's bits. The sum is
+#: between 2**23 and 2**24, where all floats are integers.
 _ROUNDING = np.float32(2**23)
-#: Numbers that are looked at before the next are asked for, and how far ahead these are. What no cache has is waited
-#: for line by line otherwise: 63 us for 113 KB, 12 with it.
+#: Number of values per step, and prefetch distance in values. Without prefetching, each cache line is awaited: 63 us
+#: for 113 KB, against 12 us.
 _STEP, _AHEAD = 128, 512
 
 
 def narrow(values: Array, levels: Array) -> bool:
     """
     Overview:
-        The bytes k of float32 values k/255.
+        Convert float32 values k/255 to the bytes k.
     Returns:
-        - is_exact (:obj:`bool`): Whether every value is that of its byte, bit by bit; else ``levels`` mean nothing.
+        - is_exact (:obj:`bool`): Whether every value is exactly that of its byte, bit by bit. If not, ``levels`` are
+          undefined.
     """
     count, address, wrong = values.shape[0], values.ctypes.data, np.int32(0)
     for start in range(0, 4 * min(count, _AHEAD), LINE):
@@ -164,8 +166,8 @@ def narrow(values: Array, levels: Array) -> bool:
             prefetch(address + ahead)
         part, narrowed = values[start:end], levels[start:end]
         for i in range(end - start):
-            # What is no number of 0 to 255 becomes any byte, and has other bits than that. Without branches, so that it
-            # is a few instructions for many values at once.
+            # A value outside 0 to 255 becomes an arbitrary byte, whose value has other bits. The loop has no branches,
+            # so that it compiles to vector instructions.
             level = _bits_of(part[i] * np.float32(255) + _ROUNDING) & np.int32(255)
             narrowed[i] = level
             wrong |= _bits_of(part[i]) ^ _bits_of(np.float32(level) / np.float32(255))
@@ -174,19 +176,21 @@ def narrow(values: Array, levels: Array) -> bool:
 
 
 def widen(levels: Array, slots: Array, values: Array) -> None:
-    """Rows ``slots`` of bytes k as the float32 values k/255 in consecutive rows; slots as those of ``gather``."""
+    """
+    Convert rows ``slots`` of bytes k to float32 values k/255 in consecutive rows. Slots are clipped as in ``gather``.
+    """
     for i in range(slots.shape[0]):
         row, out = levels[min(max(slots[i], 0), levels.shape[0] - 1)], values[i]
         for k in range(row.shape[0]):
             out[k] = np.float32(row[k]) / np.float32(255)
 
 
-#: Values in a cache line.
+#: Number of values in a cache line.
 _PER_LINE = LINE // 4
 
 
 def _stream_line(context: Any, target: Any, source: Any) -> Any:
-    """Widen as many bytes as make a line, past the caches."""
+    """Widen as many bytes as fill a line of floats, and store it past the caches."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         integers, floats = ir.VectorType(ir.IntType(8), _PER_LINE), ir.VectorType(ir.FloatType(), _PER_LINE)
@@ -203,7 +207,7 @@ _widen_line: Any = intrinsic(_stream_line)
 
 @register_jitable
 def _widen_past_caches(row: Array, out: Array) -> None:
-    """One row; ``finish`` afterwards."""
+    """Widen one row past the caches. Call ``finish`` afterwards."""
     size, source, target = row.shape[0], row.ctypes.data, out.ctypes.data
     first = min(size, (-target % LINE) // 4)
     end = first + (size - first) // _PER_LINE * _PER_LINE
@@ -216,7 +220,7 @@ def _widen_past_caches(row: Array, out: Array) -> None:
 
 
 def widen_many(levels: Array, slots: Array, values: Array) -> None:
-    """As ``widen``, of more than caches hold: half the time."""
+    """Widen rows like ``widen``, past the caches. This takes half the time if the result is larger than the caches."""
     for i in range(slots.shape[0]):
         _widen_past_caches(levels[min(max(slots[i], 0), levels.shape[0] - 1)], values[i])
     finish()
@@ -225,9 +229,9 @@ def widen_many(levels: Array, slots: Array, values: Array) -> None:
 def widen_steps(levels: Array, values: Array) -> bool:
     """
     Overview:
-        All rows, past the caches, to rows that need not be consecutive.
+        Widen all rows past the caches, to rows that may be apart from each other.
     Returns:
-        - is_done (:obj:`bool`): Whether they are of the same shape, and have no gaps in them; else nothing happened.
+        - is_done (:obj:`bool`): False, and nothing changed, if the shapes differ or a target row has gaps.
     """
     if levels.shape != values.shape or (values.shape[1] > 1 and values.strides[1] != 4):
         return False

@@ -1,4 +1,4 @@
-"""Loops over row numbers and slots. Plain Python here: see ``kernels``."""
+"""Loops over row numbers and slots, for draws and updates. They run as plain Python or compiled, see ``load``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SPREAD = f'void({_FLOATS}, float64)'
 
 
 def spread(uniforms: Array, total: float) -> None:
-    """Numbers in [0, 1) become one place in each of so many equal shares of ``total``."""
+    """Turn n numbers in [0, 1) into n positions, one in each of n equal shares of ``total``."""
     num_shares = uniforms.shape[0]
     share = total / num_shares
     for i in range(num_shares):
@@ -23,18 +23,19 @@ def spread(uniforms: Array, total: float) -> None:
 def locate(row_of_slot: Array, rows: Array, values: Array, limit: float, slots: Array) -> float:
     """
     Overview:
-        The common case of an update in one pass: all rows are where their number says, and no value is out of range.
+        Find the slots of rows in the common case of an update. All rows are in the slots given by their numbers, and no
+        value is out of range.
     Returns:
-        - largest (:obj:`float`): The largest value, and ``slots`` are filled; -1 where this is not the common case.
+        - largest (:obj:`float`): The largest value, with ``slots`` filled. Or -1 if this is not the common case.
     """
     largest, capacity = 0.0, row_of_slot.shape[0]
     inverse = 1.0 / capacity
     for i in range(rows.shape[0]):
         row, value = rows[i], values[i]
-        # row % capacity, without a division: what the product is rounded by is at most one capacity.
+        # row % capacity without a division. The rounding error of the product is at most one capacity.
         slot = row - np.int64(row * inverse) * capacity
         slot += capacity * (slot < 0) - capacity * (slot >= capacity)
-        # Otherwise it is no row's number. No comparison with NaN holds.
+        # An invalid number leaves this range. Comparisons with NaN are false.
         if row < 0 or not 0 <= slot < capacity or row_of_slot[slot] != row or not 0.0 <= value <= limit:
             return -1.0
         slots[i] = slot
@@ -46,15 +47,15 @@ def locate(row_of_slot: Array, rows: Array, values: Array, limit: float, slots: 
 def pick(uniforms: Array, members: Array, replace: bool, slots: Array) -> bool:
     """
     Overview:
-        Members drawn by numbers in [0, 1), into ``slots``.
+        Draw members by numbers in [0, 1), and write them to ``slots``.
     Returns:
-        - is_done (:obj:`bool`): False if one was drawn twice and ``replace`` is not.
+        - is_done (:obj:`bool`): False if a member was drawn twice without ``replace``.
     """
     num_drawn, num_members = uniforms.shape[0], members.shape[0]
     mask = 1
     while mask < 4 * num_drawn:
         mask *= 2
-    # Places that were drawn, by their last bits; those of different places may be equal.
+    # A hash table of the drawn positions, by their low bits. Collisions use the next free entry.
     seen = np.full(mask, -1, np.int64)
     mask -= 1
     for i in range(num_drawn):

@@ -1,4 +1,4 @@
-"""The loops that numba compiles where there is one; nothing imports it before they are asked for."""
+"""Loads the loops that numba compiles. Numba is imported only when they are requested."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Callable, NamedTuple, Optional
 from ding_store.buffer.kernels import draw_kernels
 from ding_store.compiled.compiler import Compiler, is_wanted, with_compiler
 
-#: What takes longer to copy than this lets other threads run; who lets go of the interpreter may wait for it after.
+#: Copies of more bytes than this release the interpreter lock, so that other threads run. A thread that releases the
+#: lock may have to wait for it afterwards.
 BRIEF_BYTES = 1 << 20
 
 
@@ -39,7 +40,7 @@ class Kernels(NamedTuple):
 
 
 def load_kernels() -> Optional[Kernels]:
-    """The compiled kernels; None where there is no numba, or ``DING_STORE_NO_NUMBA`` is set."""
+    """Return the compiled kernels. Return None if numba is not installed or ``DING_STORE_NO_NUMBA`` is set."""
     return _compiled() if is_wanted() else None
 
 
@@ -68,7 +69,7 @@ def _compile(compiled: Compiler) -> Kernels:
         are_at=compiled(row_kernels.ARE_AT, row_kernels.are_at),
         narrow=compiled(copy_kernels.NARROW, copy_kernels.narrow),
         widen=compiled(copy_kernels.WIDEN, copy_kernels.widen),
-        # Up to milliseconds, in which other threads may run.
+        # These take up to milliseconds, in which other threads may run.
         gather_freely=compiled(copy_kernels.GATHER, copy_kernels.gather, nogil=True),
         put_freely=compiled(copy_kernels.PUT, copy_kernels.put, nogil=True),
         narrow_freely=compiled(copy_kernels.NARROW, copy_kernels.narrow, nogil=True),

@@ -1,4 +1,4 @@
-"""Loops over the row index and the lines of groups. Imported, and compiled, only where numba is: see ``kernels``."""
+"""Loops over the row index and the lines of groups. Imported and compiled only if numba is installed, see ``load``."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ PUBLISH = f'void({_INTS}, {_INTS}, {_SLOTS}, int64, {_INTS}, int64)'
 WALK = f'boolean({_SLOTS}, {_SLOTS}, {_SLOTS}, {_INTS}, {_INTS}, int64[:, ::1], boolean[::1])'
 ARE_AT = f'boolean({_INTS}, {_INTS}, {_INTS})'
 
-#: Looks at places all over memory that are asked for before the first of them is made.
+#: Number of memory accesses that are prefetched ahead.
 _AHEAD = 16
 
 
 @register_jitable
 def free(row_of_slot: Array, slots: Array, place: Array, removed: Array, count: int) -> None:
-    """The last live slots move into the gaps, in their order, and those removed behind them: see ``RowIndex``."""
+    """Free slots. The last live slots fill the gaps, in order, and the freed slots follow them, see ``RowIndex``."""
     num_removed = removed.shape[0]
     for i in range(num_removed):
         row_of_slot[removed[i]] = EMPTY
@@ -53,9 +53,10 @@ def retire(
 ) -> bool:
     """
     Overview:
-        The oldest rows leave, as many as fit into ``retired`` (their slots) and ``rows`` (their numbers).
+        Evict the oldest rows, as many as ``retired`` has places. Write their slots to ``retired`` and their numbers to
+        ``rows``.
     Returns:
-        - is_done (:obj:`bool`): False, and nothing changed, if one of them was deleted before.
+        - is_done (:obj:`bool`): False, and the index is unchanged, if one of them was deleted before.
     """
     for i in range(retired.shape[0]):
         retired[i], rows[i] = log_slots[head + i], log_rows[head + i]
@@ -66,7 +67,7 @@ def retire(
 
 
 def publish(row_of_slot: Array, log_rows: Array, log_slots: Array, tail: int, slots: Array, first_row: int) -> None:
-    """Consecutive rows from ``first_row`` on live in these slots, and end the log."""
+    """Make consecutive rows from ``first_row`` on live in these slots, and append them to the log."""
     for i in range(slots.shape[0]):
         log_rows[tail + i], log_slots[tail + i] = first_row + i, slots[i]
         row_of_slot[slots[i]] = first_row + i
@@ -83,9 +84,10 @@ def walk(
 ) -> bool:
     """
     Overview:
-        From each start on ``windows.shape[0]`` slots of its line, and whether all of these rows are there.
+        Follow the line of each start for ``windows.shape[0]`` slots. Set ``are_there`` to whether all rows of a window
+        are live.
     Returns:
-        - are_all_there (:obj:`bool`): Of all windows.
+        - are_all_there (:obj:`bool`): Whether this is so for all windows.
     """
     length, num_starts = windows.shape
     for i in range(num_starts):
@@ -104,11 +106,11 @@ def walk(
         place = at[starts[i]]
         page, offset = place >> PAGE_SHIFT, place & (PAGE - 1)
         for step in range(length):
-            # What lies beyond a line's end is on the last page, which holds nothing.
+            # Steps beyond the end of a line read the last page, which is empty.
             slot = held[(page << PAGE_SHIFT) + offset] if page >= 0 else -1
             windows[step, i] = slot
             if slot >= 0:
-                # Looked at below, when many of them are on their way.
+                # Prefetch it for the loop below.
                 prefetch(row_of_slot.ctypes.data + slot * row_of_slot.itemsize)
             offset += 1
             if offset == PAGE:
@@ -124,7 +126,7 @@ def walk(
 
 
 def are_at(row_of_slot: Array, slots: Array, rows: Array) -> bool:
-    """Whether these rows are in these slots, each in its own."""
+    """Return whether each of these rows is in its slot."""
     num_slots, first = slots.shape[0], row_of_slot.ctypes.data
     for i in range(num_slots):
         if i + _AHEAD < num_slots:

@@ -1,4 +1,4 @@
-"""The loops of SumTree. Imported, and compiled, only where numba is: see ``kernels``."""
+"""The loops of ``SumTree``. Imported and compiled only if numba is installed, see ``load``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _FLOATS, _INTS = 'float64[::1]', 'int64[::1]'
 SET = f'void({_FLOATS}, {_FLOATS}, {_FLOATS}, {_FLOATS}, {_INTS}, {_INTS}, {_FLOATS})'
 FIND = f'void({_FLOATS}, {_FLOATS}, {_INTS}, {_FLOATS}, {_INTS})'
 
-#: All that is used as an index has no sign: of other numbers numba asks at each access whether they count from the end,
-#: which takes more time than the work itself, and keeps loops from being instructions for many values at once.
+#: All indices are unsigned. For signed indices numba checks at each access whether they count from the end. These
+#: checks take longer than the work itself, and prevent vector instructions.
 _u: Any = np.uint64
 _SHIFT, _FAN_OUT, _ONE = _u(TREE_SHIFT), _u(TREE_FAN_OUT), _u(1)
 
@@ -28,9 +28,9 @@ def set_many(
 ) -> None:
     """
     Overview:
-        Set leaves, then make all nodes above them anew, level by level; arguments as in SumTree. Two nodes at a time,
-        as a sum from left to right is a chain of additions that wait for each other. Slots mostly come in order, so
-        that each node of the upper levels is made but once.
+        Set leaves, then recompute all nodes above them level by level, with the arguments of ``SumTree``. The loop
+        handles two nodes at a time, because the additions of one sum wait for each other. Slots are mostly in order, so
+        that each node of the upper levels is computed only once.
     """
     if slots.shape[0] == 0:
         return
@@ -69,9 +69,10 @@ def set_many(
 def _parents(nodes: Array, count: Any) -> Any:
     """
     Overview:
-        Make nodes their parents, of those that follow each other but one, and the last twice: the other half of a pair.
+        Replace nodes by their parents. Of consecutive equal parents one is kept. The last is written twice, as the
+        second half of a pair.
     Returns:
-        - count (:obj:`int`): How many they are now.
+        - count (:obj:`int`): The number of parents.
     """
     num, last = _u(0), ~_u(0)
     for i in range(count):
@@ -84,10 +85,10 @@ def _parents(nodes: Array, count: Any) -> Any:
 
 
 def _count(context: Any, address: Any, target: Any) -> Any:
-    """How many of a block's numbers are <= target."""
+    """Return how many numbers of a block are at most ``target``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        # All at once, and no branch that depends on the target: half of them would be predicted wrongly.
+        # One comparison of the whole block, without branches: half of the branches would be mispredicted.
         block = ir.VectorType(ir.DoubleType(), TREE_FAN_OUT)
         numbers = builder.load(builder.inttoptr(arguments[0], block.as_pointer()), align=8)
         one = builder.insert_element(ir.Constant(block, ir.Undefined), arguments[1], ir.IntType(32)(0))
@@ -103,7 +104,7 @@ _num_up_to: Any = intrinsic(_count)
 
 
 def find_many(masses: Array, prefixes: Array, starts: Array, targets: Array, slots: Array) -> None:
-    """The slot of each target; level by level, so that the memory of many draws is on its way at once."""
+    """Find the slot of each target. All targets go through a level together, so that their memory accesses overlap."""
     num_targets, block_bytes = _u(targets.shape[0]), TREE_FAN_OUT * 8
     prefix_address, mass_address = np.int64(prefixes.ctypes.data), np.int64(masses.ctypes.data)
     for i in range(num_targets):
@@ -116,13 +117,13 @@ def find_many(masses: Array, prefixes: Array, starts: Array, targets: Array, slo
             child = _num_up_to(prefix_address + np.int64(first) * 8, target)
             if child == _FAN_OUT:
                 target = np.nextafter(prefixes[first + _FAN_OUT - _ONE], 0.0)
-                # At most the last one: of a block without mass, too, which is never asked.
+                # Limit it to the last child, which matters for a block without mass. Such a block is never drawn.
                 child = min(_num_up_to(prefix_address + np.int64(first) * 8, target), _FAN_OUT - _ONE)
             if child > 0:
                 target -= prefixes[first + child - _ONE]
             targets[i] = target
             slots[i] = slot = np.int64(node + child)
-            # What is looked at next, once all others have been here.
+            # Prefetch the block of the next level, which is read after all other targets were here.
             prefetch(below + slot * block_bytes)
     for i in range(num_targets):
         first, target = _u(slots[i]) << _SHIFT, targets[i]

@@ -1,1 +1,1 @@
-"""save_data and load_data: our files, of this format and the first, and DequeBuffer's."""
+"""Files of ``save_data`` and ``load_data``: the present format, the first format, and DequeBuffer's files."""

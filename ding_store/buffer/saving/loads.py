@@ -1,4 +1,4 @@
-"""What replaces a buffer's contents: complete beside them before anything changes."""
+"""Replacement of a buffer's contents by loaded ones, which are complete in memory or files before anything changes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ding_store.columns import Schema
 class Loaded(NamedTuple):
     """
     Overview:
-        Elements by age.
+        Loaded elements, ordered by age.
     Arguments:
-        - schema (:obj:`Optional[Schema]`): None where they are Python objects, or there are none.
-        - parts (:obj:`Iterator`): Columns of some rows after the other; narrow ones as bytes, or widened.
-        - narrow (:obj:`Optional[List[str]]`): Columns that can be kept as bytes; None: the first part says it.
-        - objects (:obj:`Optional[Iterable]`): Elements that are in no columns, or packets of them, which are whole.
-        - metas (:obj:`List`): One for each row, or none at all.
-        - counts (:obj:`Optional[Dict]`): Of the limiter that the saved buffer had.
-        - breaks (:obj:`Sequence[Break]`): Where no sequence goes on.
+        - schema (:obj:`Optional[Schema]`): None if the elements are Python objects, or if there are none.
+        - parts (:obj:`Iterator`): Columns of consecutive rows, in chunks. Narrow columns are bytes or float32.
+        - narrow (:obj:`Optional[List[str]]`): Columns that can be stored as bytes. If None, the first part decides.
+        - objects (:obj:`Optional[Iterable]`): Elements that are not in columns, or their packets, which are whole.
+        - metas (:obj:`List`): One per row, or none at all.
+        - counts (:obj:`Optional[Dict]`): Counts of the saved buffer's limiter.
+        - breaks (:obj:`Sequence[Break]`): The rows at which sequences end.
     """
 
     schema: Optional[Schema]
@@ -42,10 +42,11 @@ class Loaded(NamedTuple):
 def replace(elements: Elements, loaded: Loaded) -> None:
     """
     Overview:
-        Have these elements instead. Needs room for both until it is done.
+        Replace the elements of a buffer. Needs space for the old and the new elements meanwhile.
     Raises:
-        - NotEnoughSpace: There is none. SchemaMismatch: A path cannot hold them. Whatever ``parts`` raises. Nothing
-          changed.
+        - NotEnoughSpace: There is too little space. Nothing changed.
+        - SchemaMismatch: A table with a path cannot hold the elements. Nothing changed. The same holds for exceptions
+          from ``parts``.
     """
     with elements.table.write_lock:
         regions = elements.table.new_regions()
@@ -59,7 +60,7 @@ def replace(elements: Elements, loaded: Loaded) -> None:
 
 
 def _fill(regions: ColumnMemory, loaded: Loaded) -> Set[str]:
-    """Write all parts; returns the columns that are kept as bytes."""
+    """Write all parts to the columns. Return the names of columns that are stored as bytes."""
     if loaded.schema is None:
         return set()
     specs, parts = loaded.schema.columns(), loaded.parts

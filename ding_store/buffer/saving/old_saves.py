@@ -1,4 +1,4 @@
-"""Saves of the first format: all row numbers, then one column after the other, then what is pickled."""
+"""Reader of the first format of saves: all row numbers, one column after the other, and the pickled extras."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VERSION = 1
 
 @dataclass
 class Header:
-    """What precedes the payload."""
+    """The header of a save of the first format."""
 
     num_rows: int
     next_row: int
@@ -40,7 +40,7 @@ class Header:
 
 
 class OldSave:
-    """A file of the first format, behind its magic; see ``saves.Save``."""
+    """A save of the first format, read after its magic. It has the interface of ``saves.Save``."""
 
     def __init__(self, file: IO[bytes], fields: Dict[str, Any], file_name: str) -> None:
         self._file, self._name = file, file_name
@@ -57,14 +57,14 @@ class OldSave:
             )
         self.rows = np.frombuffer(file.read(8 * self._header.num_rows), np.int64)
         self.next_row, self.schema, self.specs = self._header.next_row, self._header.schema, self._header.specs
-        #: None is known to be kept as bytes; the first rows say which can be.
+        #: Not stored in this format. The first rows decide which columns can be bytes.
         self.narrow: Optional[List[str]] = None
         self.has_checksums = False
 
     def verify(self) -> None:
         """
         Raises:
-            - CorruptPayload: Its row numbers cannot be right; there are no checksums.
+            - CorruptPayload: The row numbers are invalid. There are no checksums to check.
         """
         if (np.diff(self.rows) <= 0).any() or (len(self.rows) and not 0 <= self.rows[-1] < self.next_row):
             raise CorruptPayload('its row numbers do not grow')
@@ -74,7 +74,7 @@ class OldSave:
         return load_extras(self._file, self._name)
 
     def read(self, skipped: int, chunk_bytes: int) -> Iterator[Dict[str, Array]]:
-        """Columns of the rows behind the first ``skipped``, some at a time."""
+        """Yield the columns of the rows after the first ``skipped``, in chunks."""
         specs = self._header.specs
         widths = {name: dtype.itemsize * prod(shape) for name, (dtype, shape) in specs.items()}
         offsets, place = {}, self._start

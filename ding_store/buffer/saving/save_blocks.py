@@ -1,4 +1,4 @@
-"""Rows as they are written to a save: blocks of columns, or of packets, one packet at a time."""
+"""The blocks of a save: rows as columns, or as packets, one packet at a time."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ BLOCK_BYTES = 16 << 20
 class Blocks(Protocol):
     """
     Overview:
-        What was written so far, by block.
+        Writes rows in blocks, and lists the blocks written so far.
     Arguments:
-        - lengths (:obj:`List[int]`): Rows.
-        - sizes (:obj:`List[int]`): Bytes.
-        - checksums (:obj:`List[int]`): Of each, or of its head.
+        - lengths (:obj:`List[int]`): Number of rows per block.
+        - sizes (:obj:`List[int]`): Number of bytes per block.
+        - checksums (:obj:`List[int]`): Checksum per block, or of its head.
     """
 
     lengths: List[int]
@@ -33,14 +33,14 @@ class Blocks(Protocol):
     checksums: List[int]
 
     def num_bytes(self, rows: Array) -> int:
-        """What so many rows take, about."""
+        """Return the approximate number of bytes of these rows."""
 
     def write(self, rows: Array) -> Array:
-        """Returns the rows that are whole in the file: not those that left, or were changed, meanwhile."""
+        """Write rows. Return those that are whole in the file. Rows that left or changed meanwhile are not."""
 
 
 class ColumnBlocks:
-    """Row numbers of some rows (int64), then their columns one after the other."""
+    """Blocks of row numbers (int64), followed by the columns of these rows."""
 
     def __init__(self, file: IO[bytes], table: Table) -> None:
         self._file, self._table = file, table
@@ -68,19 +68,19 @@ class ColumnBlocks:
         self.lengths.append(len(rows))
         self.sizes.append(sum(map(len, parts)))
         self.checksums.append(checksum([part.data for part in parts], self.sizes[-1]))
-        # Not those whose slots were taken over meanwhile.
+        # Without the rows whose slots were reused meanwhile.
         whole: Array = rows[numbers[slots] == rows]
         return whole
 
     def _copies(self, columns: List[Array], slots: Array) -> List[Array]:
-        """Bytes of these slots, which no writer changes between their checksum and the file."""
+        """Copy the bytes of these slots, so that no writer changes them between their checksum and the write."""
         sizes = [len(slots) * column.itemsize * prod(column.shape[1:]) for column in columns]
         if len(self._scratch) < sum(sizes):
             self._scratch = np.empty(sum(sizes), np.uint8)
         ends = np.cumsum(sizes).tolist()
         copies = [self._scratch[end - size : end] for end, size in zip(ends, sizes)]
         for column, copy in zip(columns, copies):
-            # Whether a writer was there meanwhile is found out later.
+            # A race with a writer is detected later.
             out = copy.view(column.dtype).reshape((len(slots), *column.shape[1:])) if len(copy) else None
             if out is not None and is_run(slots):
                 out[:] = column[slots[0] : slots[-1] + 1]
@@ -92,7 +92,7 @@ class ColumnBlocks:
 class PacketBlocks:
     """
     Overview:
-        A head, of row numbers, sizes and checksums of packets (int64 each); then the packets, one after the other.
+        Blocks of a head and packets. The head has row numbers, sizes and checksums of the packets (int64 each).
     """
 
     def __init__(self, file: IO[bytes], elements: Elements, packets: PackedColumn) -> None:
@@ -110,7 +110,7 @@ class PacketBlocks:
     def write(self, rows: Array) -> Array:
         """
         Raises:
-            - CorruptPayload: A packet is damaged where it is now, too.
+            - CorruptPayload: A packet is damaged, and still is after a second look.
         """
         with self._index.lock:
             slots, found = self._index.find(rows)
@@ -129,12 +129,13 @@ class PacketBlocks:
             else:
                 self._check_left(place)
             self._file.write(packet.data.data)
-            # A packet that left while this ran may be shorter by now: the next one begins where the head says.
+            # A packet that left meanwhile may be shorter now. Fill up its size, because the head gives the next
+            # position.
             self._file.write(bytes(place.size - len(packet.data)))
         return np.array(whole, np.int64)
 
     def _check_left(self, place: Place) -> None:
-        """A packet that is not whole was overwritten, or is in another file by now; else it is damaged."""
+        """Check a packet that is not whole. It is damaged unless it was overwritten, or is in another file now."""
         with self._elements.table.write_lock:
             if self._elements.objects is self._packets:
                 self._packets.check_left(place)

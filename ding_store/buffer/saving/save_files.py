@@ -1,4 +1,4 @@
-"""Saving a buffer to one file, which appears whole or not at all, and loading it; also DequeBuffer's files."""
+"""Saves a buffer to one file, which appears whole or not at all, and loads such files and those of DequeBuffer."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ _HDF5_MAGIC = b'\x89HDF'
 def save(file_name: str, elements: Elements, counts: Optional[Callable[[], Dict[str, int]]] = None) -> None:
     """
     Overview:
-        Write everything to a file next to it first, then put it in its place. Holds up writers only at the end, for
-        what they changed meanwhile.
+        Save a buffer to a temporary file in the same directory, then rename it. Writers wait only at the end, while the
+        rows that they changed meanwhile are saved.
     Arguments:
-        - counts (:obj:`Optional[Callable]`): The counts of the buffer's limiter, at the moment that is saved.
+        - counts (:obj:`Optional[Callable]`): Returns the counts of the buffer's limiter at the moment of the save.
     Raises:
-        - NotEnoughSpace: The disk is full; an older file of the name is still there.
+        - NotEnoughSpace: The disk is full. An older file of this name is unchanged.
     """
     directory = os.path.dirname(os.path.abspath(file_name))
     private_files.make_directories(directory)
-    # A name of ours: what a signal interrupts may have made the file, and not said its name.
+    # Choose the name here: a signal may interrupt the creation of a file before its name is returned.
     temporary = os.path.join(directory, f'.{os.path.basename(file_name)}{uuid.uuid4().hex[:8]}')
     try:
         with open(temporary, 'xb', opener=private_files.opener) as file:
@@ -64,7 +64,7 @@ def save(file_name: str, elements: Elements, counts: Optional[Callable[[], Dict[
 
 
 def remove(path: str) -> None:
-    """Remove a file, if it is there."""
+    """Remove a file if it exists."""
     with suppress(FileNotFoundError):
         os.unlink(path)
 
@@ -78,15 +78,17 @@ def _num_bytes(elements: Elements) -> int:
 def load(file_name: str, elements: Elements) -> Optional[Dict[str, int]]:
     """
     Overview:
-        Replace what is in the buffer. Files hold pickles (DequeBuffer's, too): load only what you trust.
+        Replace the contents of the buffer by those of a file. Files contain pickles, also those of DequeBuffer. Load
+        only files that you trust.
     Returns:
-        - counts (:obj:`Optional[Dict]`): Of the limiter that the saved buffer had.
+        - counts (:obj:`Optional[Dict]`): Counts of the saved buffer's limiter.
     Raises:
-        - CorruptPayload: Truncated, damaged, or no such file. FormatMismatch: Of a later version, or it holds objects
-          of a class that cannot be imported. SchemaMismatch: Its elements are not all of one kind, or a path cannot
-          hold them. NotEnoughSpace: There is no room for both what is there and what is loaded. Nothing changed.
+        - CorruptPayload: The file is truncated or damaged, or is not a save. Nothing changed.
+        - FormatMismatch: The file has a later version, or objects of a class that cannot be imported. Nothing changed.
+        - SchemaMismatch: The elements do not fit together, or a table with a path cannot hold them. Nothing changed.
+        - NotEnoughSpace: There is no space for the old and the new contents. Nothing changed.
     """
-    # The lock all the time: of a longer file what fits is loaded, into as many slots as there are now.
+    # Hold the lock all the time: the newest rows of a longer file are loaded, up to the present capacity.
     with open(file_name, 'rb') as file, elements.table.write_lock:
         start = file.read(len(MAGIC))
         if start.startswith(_HDF5_MAGIC):
@@ -95,14 +97,14 @@ def load(file_name: str, elements: Elements) -> Optional[Dict[str, int]]:
             loaded = _saved(file, file_name, elements.table.capacity)
         else:
             raise CorruptPayload(f'{file_name!r} is no saved buffer: it begins with {start!r}')
-        # Whatever collected these rows ended when they were saved.
+        # The collection of these rows ended with the save.
         end = max(loaded.next_row, elements.table.next_row), True
         loads.replace(elements, loaded._replace(breaks=[*loaded.breaks, end]))
         return loaded.counts
 
 
 def duplicate(elements: Elements, memo: Dict[int, Any]) -> Elements:
-    """A private copy, with the same row numbers."""
+    """Return a private copy with the same row numbers."""
     with elements.table.write_lock:
         twin = Elements(elements.table.capacity)
         kept = contents(elements)
@@ -112,7 +114,7 @@ def duplicate(elements: Elements, memo: Dict[int, Any]) -> Elements:
 
 
 def _of(elements: Elements, kept: Contents) -> Loaded:
-    """What is in a buffer; the caller has the table's lock."""
+    """Return the contents of a buffer. The caller holds the table's lock."""
     parts, metas = _gathered(elements.table, kept.rows), _by_place(kept.metas, len(kept.rows))
     narrow = list(elements.table.narrow)
     objects: Optional[Iterable[Any]] = kept.objects
@@ -154,8 +156,8 @@ def _saved(file: IO[bytes], file_name: str, capacity: int) -> Loaded:
         raise
     except Exception as e:
         if isinstance(e, MemoryError) and saved is not None and saved.has_checksums:
-            raise  # Elsewhere a damaged length asks for more than there can be.
-        # Whatever json, pickle and numpy make of what is no save.
+            raise  # Without checksums a damaged length may request more memory than exists.
+        # json, pickle and numpy raise various errors for damaged or foreign files.
         raise CorruptPayload(f'{file_name!r} cannot be read: it is damaged, or of another program ({e!r})') from e
     skipped = max(0, len(saved.rows) - capacity)
     parts = saved.read(skipped, BLOCK_BYTES) if schema is not None else iter(())
@@ -179,12 +181,12 @@ def _opened(file: IO[bytes], file_name: str) -> Union[OldSave, Save]:
 
 
 def _stock(file_name: str, elements: Elements) -> Loaded:
-    """DequeBuffer's, made into columns beside the buffer: its elements may be of any kind."""
+    """Load a file of DequeBuffer. Its elements may be of any kind, so they are first added to a separate buffer."""
     import hickle
 
     try:
         found = hickle.load(file_name)
-        # DequeBuffer saves (storage, indices, meta_index); the config pipeline's buffers a list of elements.
+        # DequeBuffer saves (storage, indices, meta_index). The buffers of the config pipeline save a list of elements.
         items = list(found[0]) if isinstance(found, tuple) else [item for item in found if item is not None]
     except MemoryError:
         raise

@@ -1,15 +1,16 @@
 """
-A buffer's contents in one file:
+The present format of a saved buffer, its writer and its reader.
 
     magic, length of the header (8 bytes, little endian), header (JSON: version, schema, columns)
     blocks: row numbers and contents of some rows, see ``save_blocks``
-    the row numbers of all rows that count, oldest first; each is in one block or more, of which the last counts
+    the row numbers of all valid rows, oldest first; each is in one or more blocks, of which the last is valid
     pickled extras (metas, and elements that are Python objects)
-    index (JSON: rows and bytes of each block, the sizes of the rest, checksums of all, breaks of sequences, the counts
-        of the buffer's limiter if it has one), its length and checksum, magic
+    index (JSON: rows and bytes of each block, the sizes of the other parts, checksums of all, breaks of sequences, the
+        counts of the buffer's limiter if it has one), its length and checksum, magic
 
-It is written while others write to the buffer. First all rows, then those that came or changed meanwhile, until there
-are few; these with the writers waiting. So it holds what was there at one moment, the last.
+Other threads may write to the buffer during a save. The writer first saves all rows. It then saves the rows that came
+or changed meanwhile, until few are left. It saves these while other writers wait. The file therefore holds the contents
+of one moment, the last.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from ding_store.buffer.table.column_memory import ColumnSpec
 from ding_store.errors import CorruptPayload, FormatMismatch
 from ding_store.storage.encoding.checksum import checksum
 
-#: Version 2 had no checksums but that of the index, version 3 packed elements among the pickled.
+#: Version 2 had only the checksum of the index. Version 3 stored packed elements among the pickled extras.
 VERSION = 4
 READABLE = (2, 3, 4)
 _END = b'ding_store end\n\n'
 
-#: Writers may wait for this much to be written, or when there is no end to what they change.
+#: Save the last rows under the write lock when they take at most this many bytes, or after this many rounds.
 _FEW_BYTES = 32 << 20
 _ROUNDS = 4
 
@@ -46,7 +47,10 @@ Metas = List[Tuple[int, Dict[Any, Any]]]
 
 
 class Contents(NamedTuple):
-    """What is in no blocks: row numbers by age, objects, (place, meta) of metas that are not empty, and breaks."""
+    """
+    The contents outside of blocks: row numbers by age, objects, (position, meta) of metas that are not empty, and
+    breaks.
+    """
 
     rows: Array
     objects: Optional[List[Any]]
@@ -56,7 +60,7 @@ class Contents(NamedTuple):
 
 
 def contents(elements: Elements) -> Contents:
-    """The caller has the table's lock."""
+    """Collect the contents outside of blocks. The caller holds the table's lock."""
     table = elements.table
     with table.index.lock:
         slots = table.index.slots_by_age().astype(np.intp)
@@ -73,7 +77,7 @@ def contents(elements: Elements) -> Contents:
 class SaveWriter:
     """
     Overview:
-        Writes one save. ``write`` returns with the file at its end, not yet on the disk.
+        Writes one save. ``write`` returns with the file positioned at its end. The file is not synced yet.
     """
 
     def __init__(
@@ -97,7 +101,7 @@ class SaveWriter:
                 self._write_rows(rows)
             with self._table.write_lock:
                 if any(now is not then for now, then in zip(self._form(), form)):
-                    # Other columns, or no columns any more: from the beginning, once.
+                    # The layout changed, or columns became objects: start again, once.
                     changed.clear()
                     self._begin(start)
                 self._write_rows(self._unsaved(changed))
@@ -106,7 +110,7 @@ class SaveWriter:
         self._write_rest(kept, counts)
 
     def _form(self) -> Tuple[Any, ...]:
-        """What is another object as soon as rows are kept in another way, or all of them are others."""
+        """Return objects that are replaced whenever the layout of the rows changes, or all rows are replaced."""
         return self._table.narrow, self._elements.schema, self._elements.objects
 
     def _begin(self, start: int) -> None:
@@ -133,8 +137,8 @@ class SaveWriter:
         )
 
     def _unsaved(self, changed: List[Array]) -> Array:
-        """Rows that live and are not in the file, or were changed after."""
-        # Others append to it at this moment; who does holds the lock of the index until the change is made.
+        """Return the live rows that are not in the file, or changed after they were written."""
+        # Writers append to ``changed`` meanwhile. They hold the index lock from then until the change is complete.
         taken = changed[:]
         del changed[: len(taken)]
         stale = np.concatenate([*taken, np.empty(0, np.int64)])
@@ -143,7 +147,7 @@ class SaveWriter:
         return np.setdiff1d(self._table.rows_by_age(), self._saved)
 
     def _write_rows(self, rows: Array) -> None:
-        if not isinstance(self._elements.objects, ObjectColumn):  # Which are among the extras.
+        if not isinstance(self._elements.objects, ObjectColumn):  # Objects are saved in the extras.
             self._saved = np.union1d(self._saved, self._blocks.write(rows))
 
     def _write_rest(self, kept: Contents, counts: Optional[Dict[str, int]]) -> None:
@@ -174,7 +178,7 @@ class SaveWriter:
 
 
 class _Extras(pickle.Unpickler):
-    """Tells a class that is missing here from a damaged file."""
+    """An unpickler that reports a class that cannot be imported differently from a damaged file."""
 
     def __init__(self, file: IO[bytes], file_name: str) -> None:
         super().__init__(file)
@@ -190,15 +194,15 @@ class _Extras(pickle.Unpickler):
 def load_extras(file: IO[bytes], file_name: str) -> Any:
     """
     Overview:
-        What was pickled here: our own file, trusted like DequeBuffer's hickle.
+        Load pickled extras. The file is trusted, like the hickle files of DequeBuffer.
     Raises:
-        - FormatMismatch: A class of it cannot be imported.
+        - FormatMismatch: A class in the extras cannot be imported.
     """
     return _Extras(file, file_name).load()
 
 
 class _Summed:
-    """A file that is written, with the crc32 of it."""
+    """A file for writing that computes the crc32 of its bytes."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self.checksum = file, 0
@@ -211,17 +215,17 @@ class _Summed:
 class Save:
     """
     Overview:
-        A file of ``SaveWriter``, behind its header. Nothing of it is believed before ``verify``.
+        Reads a file of ``SaveWriter``, after its header. The contents are not trusted before ``verify``.
     Arguments:
-        - header (:obj:`bytes`): As it was read.
+        - header (:obj:`bytes`): The header as read.
     Raises:
-        - CorruptPayload: It is truncated, or damaged.
+        - CorruptPayload: The file is truncated or damaged.
     """
 
     def __init__(self, file: IO[bytes], header: bytes, file_name: str) -> None:
         self._file, self._start, self._name = file, file.tell(), file_name
         index = self._read_index()
-        #: None of an earlier version, which had none.
+        #: None for files of an earlier version, which had none.
         self._checksums: Optional[Dict[str, Any]] = index.get('checksums')
         self._demand('header', zlib.crc32(header))
         fields = json.loads(header)
@@ -229,13 +233,13 @@ class Save:
         self.specs: Dict[str, ColumnSpec] = {
             name: (np.dtype(dtype), tuple(shape)) for name, dtype, shape in fields['columns']
         }
-        #: Columns that are kept as bytes, see ``narrowing``.
+        #: Columns that are stored as bytes, see ``narrowing``.
         self.narrow: Optional[List[str]] = fields['narrow']
         self._widths = {name: dtype.itemsize * prod(shape) for name, (dtype, shape) in self.specs.items()}
         self.next_row = index['next_row']
         if type(self.next_row) is not int or not 0 <= self.next_row < 1 << 63:
             raise CorruptPayload(f'{file_name!r} is damaged: its next row is {self.next_row!r:.80}')
-        #: Of the limiter that the saved buffer had; None: it had none.
+        #: Counts of the saved buffer's limiter, or None if it had none.
         self.counts: Optional[Dict[str, int]] = index.get('limiter')
         self.breaks: List[Break] = as_breaks(index.get('breaks', []))
         self._num_extra_bytes = index['num_extra_bytes']
@@ -254,15 +258,15 @@ class Save:
 
     @property
     def has_checksums(self) -> bool:
-        """Whether ``verify`` finds any damage."""
+        """True if ``verify`` detects all damage."""
         return self._checksums is not None
 
     def verify(self) -> None:
         """
         Overview:
-            Read all of it once, and compare the checksums.
+            Read the whole file once, and compare its checksums.
         Raises:
-            - CorruptPayload: One is wrong.
+            - CorruptPayload: A checksum is wrong.
         """
         if self._checksums is not None:
             self._file.seek(self._extras)
@@ -279,10 +283,12 @@ class Save:
         return load_extras(self._file, self._name)
 
     def read(self, skipped: int, chunk_bytes: int) -> Iterator[Dict[str, Array]]:
-        """Columns of the rows behind the first ``skipped``, some at a time, as they are kept."""
+        """
+        Yield the columns of the rows after the first ``skipped``, in chunks, in the form in which they are stored.
+        """
         step = max(1, chunk_bytes // max(1, sum(self._widths.values())))
         places = self._places()[skipped:]
-        # Runs of rows that are one after the other in one block.
+        # Split the rows into runs that are consecutive in one block.
         blocks = np.searchsorted(np.cumsum(self._lengths), places, side='right')
         breaks = np.flatnonzero((np.diff(places) != 1) | (np.diff(blocks) != 0)) + 1
         starts, ends = [0, *breaks.tolist()], [*breaks.tolist(), len(places)]
@@ -308,7 +314,7 @@ class Save:
             raise CorruptPayload(f'{self._name!r} is damaged: the checksum of its block {number} is wrong')
 
     def _places(self) -> Array:
-        """Where each row that counts is, among the rows of all blocks: the last of its places."""
+        """Return the position of each valid row among the rows of all blocks. The last position of a row is valid."""
         parts = []
         for offset, length in zip(self._offsets, self._lengths):
             self._file.seek(offset)
@@ -358,16 +364,16 @@ class Save:
 
 
 class PackedSave(Save):
-    """As ``Save``, of packets instead of columns: see ``PacketBlocks``."""
+    """A save with packets instead of columns, see ``PacketBlocks``."""
 
     is_packed = True
 
     def packets(self, skipped: int = 0) -> Iterator[Packet]:
         """
         Overview:
-            Of the rows behind the first ``skipped``, one after the other.
+            Yield the packets of the rows after the first ``skipped``.
         Raises:
-            - CorruptPayload: One is damaged.
+            - CorruptPayload: A packet is damaged.
         """
         heads = [self._head(number) for number in range(len(self._lengths))]
         starts = [
@@ -393,7 +399,7 @@ class PackedSave(Save):
             pass
 
     def _head(self, number: int) -> Array:
-        """Row numbers, sizes and checksums, ``(3, n)``."""
+        """Return row numbers, sizes and checksums of a block's packets, ``(3, n)``."""
         length, num_bytes = int(self._lengths[number]), int(self._offsets[number + 1] - self._offsets[number])
         self._file.seek(self._offsets[number])
         head = np.frombuffer(self._file.read(24 * length), np.int64).reshape(3, length)
