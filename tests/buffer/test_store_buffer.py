@@ -234,10 +234,10 @@ def test_elements_that_differ_are_refused_and_nothing_is_lost() -> None:
         ({'x': torch.zeros(3)}, ['a'], 'cannot hold a str'),
         (torch.zeros(3), [torch.zeros(3)] * 2, 'the element: expected float32'),
         ([{'x': torch.zeros(3)}] * 4, {'x': torch.zeros(3)}, 'the element: expected list'),
-        ([{'x': torch.zeros(3)}] * 4, [torch.zeros(3)] * 4, 'list of what is no dict among lists of dicts: '),
-        ([{'x': torch.zeros(3)}] * 4, [torch.zeros(3)] * 2, 'list of what is no dict among lists of dicts'),
-        ([{'x': torch.zeros(3)}] * 4, ['a'], 'list of what is no dict|cannot hold a str'),
-        ([torch.zeros(3)] * 4, [{'x': torch.zeros(3)}] * 2, 'list of dicts among lists of what is no dict'),
+        ([{'x': torch.zeros(3)}] * 4, [torch.zeros(3)] * 4, 'list of other values than dicts among lists of dicts: '),
+        ([{'x': torch.zeros(3)}] * 4, [torch.zeros(3)] * 2, 'list of other values than dicts among lists of dicts'),
+        ([{'x': torch.zeros(3)}] * 4, ['a'], 'list of other values than dicts|cannot hold a str'),
+        ([torch.zeros(3)] * 4, [{'x': torch.zeros(3)}] * 2, 'list of dicts among lists of other values than dicts'),
     ],
 )
 def test_lists_among_what_they_are_not_alike_to_are_refused(
@@ -357,7 +357,7 @@ def test_large_objects_are_mentioned_once(caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             buffer.push({'frames': np.zeros(100_000), 'note': 'text'})
-    assert len([r for r in caplog.records if 'kept as Python objects' in r.message]) == 1
+    assert len([r for r in caplog.records if 'stored as Python objects' in r.message]) == 1
     with pytest.raises(SchemaMismatch, match='Python objects'):
         buffer.sample_batch(1)
 

@@ -1,4 +1,4 @@
-"""The layout of elements, columns of a schema or another, and its changes."""
+"""The layout of elements and its changes: columns of a schema, or storage outside of columns."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ElementLayout(NonColumnar):
             schema = Schema.from_json(table_dir.header.info)
             columns = schema.columns()
         except SchemaMismatch as e:
-            raise CorruptPayload(f'the header in {table_dir.path!r} holds no schema of elements: {e}') from e
+            raise CorruptPayload(f'the header in {table_dir.path!r} holds no valid schema of elements: {e}') from e
         if columns != self.table.specs:
             raise CorruptPayload(f'the header in {table_dir.path!r} names other columns than those of its schema')
         return schema
@@ -224,7 +224,7 @@ class ElementLayout(NonColumnar):
         with self.table.index.lock:
             values = self.table.columns[name][self.table.index.live_slots]
         if values.dtype.kind in 'iu' and not np.array_equal(values.astype(dtype).astype(values.dtype), values):
-            raise SchemaMismatch(f'leaf {name!r}: it has integers before this one that are no {dtype} exactly')
+            raise SchemaMismatch(f'leaf {name!r}: it has earlier integers that {dtype} cannot represent exactly')
 
     def _move_to_objects(self) -> None:
         with self.table.index.lock:
@@ -251,7 +251,7 @@ class ElementLayout(NonColumnar):
     def _columnar(self) -> Schema:
         schema = self._schema
         if schema is None or self.objects is not None:
-            raise SchemaMismatch('elements that are kept as Python objects make no collated batch; use sample()')
+            raise SchemaMismatch('elements stored as Python objects cannot be collated into a batch. Use sample().')
         return schema
 
     def _decode(self, columns: Columns) -> List[Any]:

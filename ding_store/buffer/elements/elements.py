@@ -78,9 +78,9 @@ class Elements(ElementLayout):
             - ConfigError: Another sampler has the name, or there is no sampler.
         """
         if sampler is None:
-            raise ConfigError(f'view(name={name!r}) needs a sampler, which is what the name is for')
+            raise ConfigError(f'view(name={name!r}) needs a sampler, whose files get the name. Pass a sampler.')
         if self._view_names.setdefault(name, sampler) is not sampler:
-            raise ConfigError(f'there is a view of the name {name!r} already: choose another')
+            raise ConfigError(f'there is a view of the name {name!r} already. Choose another name.')
 
     def append(
         self,

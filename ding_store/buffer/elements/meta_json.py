@@ -56,8 +56,8 @@ def _pack(value: Any) -> Any:
     if type(value) is torch.Tensor and value.dtype is not torch.bfloat16:
         return {'tensor': _pack_array(value.detach().cpu().numpy())}
     raise SchemaMismatch(
-        f'a meta holds {value!r:.80} of type {type(value).__name__}: with a path, metas hold numbers, strings, None, '
-        'arrays, tensors, and dicts, lists and tuples of them'
+        f'a meta holds {value!r:.80} of type {type(value).__name__}: with a path, metas may hold only numbers, '
+        'strings, None, arrays, tensors, and dicts, lists and tuples of them'
     )
 
 

@@ -29,7 +29,7 @@ from ding_store.buffer.persistence.journal import Journal
 from ding_store.buffer.sequences.groups import Groups
 from ding_store.buffer.table.rows import RowIndex
 
-#: Types of values that are worth sharing, because they have few different values. Floats such as priorities rarely do.
+#: Types of values that are worth sharing, because equal values are frequent. Floats such as priorities rarely repeat.
 _SHARED_TYPES = (int, str, bool, type(None))
 #: With this many different shared metas the table of shared metas starts anew.
 _MAX_SHARED = 1 << 16

@@ -82,8 +82,8 @@ class ObjectColumn:
         if num_bytes > LARGE_BYTES:
             self._warned = True
             logger.warning(
-                'elements of type %s are kept as Python objects in this process, with %s of arrays each: '
-                'elements that all have the same leaves, dtypes and shapes go to columns, which are smaller and faster',
+                'elements of type %s are stored as Python objects in this process, with %s of arrays each. '
+                'Push elements with the same leaves, dtypes and shapes: columns are smaller and faster.',
                 type(element).__name__,
                 format_bytes(num_bytes),
             )

@@ -352,8 +352,8 @@ def is_packed(table_dir: TableDirectory) -> bool:
     info = table_dir.header.info
     if isinstance(info, dict) and info.keys() == INFO.keys() and info != INFO:
         raise FormatMismatch(
-            f'{table_dir.path!r} holds packed elements of version {info["packed"]}, this version of ding_store reads '
-            f'{INFO["packed"]}'
+            f'{table_dir.path!r} holds packed elements of version {info["packed"]}, but this ding_store reads only '
+            f'version {INFO["packed"]}. Use the version of ding_store that wrote them.'
         )
     if info != INFO:
         return False
@@ -380,8 +380,8 @@ def unpacked(elements: Iterable[Any]) -> List[Any]:
 
 def refusal(path: str, reason: SchemaMismatch) -> SchemaMismatch:
     return SchemaMismatch(
-        f'elements that hold Python objects cannot be kept for the next process in {path!r}: use path=None, or '
-        f'elements of arrays, tensors and numbers, which may be lists of varying length: {reason}'
+        f'elements with Python objects cannot be stored in {path!r}: {reason}. Use path=None, or elements of arrays, '
+        'tensors and numbers, which may be lists of varying length.'
     )
 
 
@@ -405,6 +405,8 @@ class PacketLayout:
 
     def pack(self, element: Any) -> Array:
         """
+        Overview:
+            Encode an element as a packet.
         Raises:
             - SchemaMismatch: The element has another schema.
         """

@@ -26,7 +26,7 @@ def schema_of(columns: Mapping[str, Array]) -> Schema:
         - SchemaMismatch: There are no columns or no rows, or torch has no such dtype.
     """
     if not columns or not all(np.ndim(column) and len(column) for column in columns.values()):
-        raise SchemaMismatch(f'columns need at least one name, and one row each, to begin with: {sorted(columns)}')
+        raise SchemaMismatch(f'the first columns need at least one name and one row each, got {sorted(columns)}')
     tree: Dict[str, Any] = {}
     for path, column in columns.items():
         *parents, name = path.split('/')
@@ -36,7 +36,7 @@ def schema_of(columns: Mapping[str, Array]) -> Schema:
         try:
             place[name] = torch.as_tensor(column[0].copy())
         except TypeError as e:
-            raise SchemaMismatch(f'column {path!r} has dtype {column.dtype}, which no tensor has') from e
+            raise SchemaMismatch(f'column {path!r} has dtype {column.dtype}, which torch does not support') from e
     return Schema.infer([ttorch.Tensor(create_storage(tree))])
 
 
@@ -73,7 +73,7 @@ def as_wide(columns: Mapping[str, Array], specs: Mapping[str, ColumnSpec], schem
             continue
         made[name] = columns[name].astype(wanted)
         if dtype.kind in 'iu' and not np.array_equal(made[name].astype(dtype), columns[name]):
-            raise SchemaMismatch(f'column {name!r}: it has integers that are no {wanted} exactly')
+            raise SchemaMismatch(f'column {name!r}: it has integers that {wanted} cannot represent exactly')
     return {**columns, **made} if made else columns
 
 

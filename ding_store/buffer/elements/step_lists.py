@@ -48,7 +48,7 @@ def tell(difference: Optional[Exception]) -> None:
     if difference is not None:
         logger.warning(
             'lists whose steps differ in more than their number (%s) are no longer in columns: '
-            'all elements are kept one by one from here on, and sampled as lists',
+            'all elements are stored one by one from now on, and sampled as lists',
             difference,
         )
 
@@ -59,12 +59,12 @@ def _check_is_list_beside(schema: Schema, element: Any, reason: SchemaMismatch) 
     theirs, others = schema.kinds_of_items, Schema.kinds_in(element)
     if theirs and others and theirs.isdisjoint(others):
         raise SchemaMismatch(
-            f'a list of {_kind(others)} among lists of {_kind(theirs)}: push it to a buffer of its own ({reason})'
+            f'a list of {_kind(others)} among lists of {_kind(theirs)}: push it to another buffer ({reason})'
         ) from reason
 
 
 def _kind(kinds: Any) -> str:
-    return 'dicts' if True in kinds else 'what is no dict'
+    return 'dicts' if True in kinds else 'other values than dicts'
 
 
 def _difference(schema: Schema, other: Schema) -> Optional[Exception]:

@@ -1,4 +1,4 @@
-"""Loops over row numbers and slots, for draws and updates. They run as plain Python or compiled, see ``load``."""
+"""Loops over row numbers and slots, for draws and updates. Compiled by ``load``, without numba here."""
 
 from __future__ import annotations
 

@@ -75,9 +75,9 @@ class CommitFile:
         try:
             note = _decode_note(self._last.note)
         except (ValueError, RecursionError, zlib.error) as e:
-            raise CorruptPayload(f'{self._path!r} holds a note that is no JSON: {e}') from e
+            raise CorruptPayload(f'{self._path!r} holds a note that is not JSON: {e}') from e
         if not isinstance(note, dict):
-            raise CorruptPayload(f'{self._path!r} holds a note that is no dict: {note!r:.80}')
+            raise CorruptPayload(f'{self._path!r} holds a note that is not a dict: {note!r:.80}')
         return note
 
     def commit(self, next_row: int, note: Optional[bytes] = None) -> None:
@@ -111,11 +111,11 @@ class CommitFile:
         halves = [_Half(self._region, start) for start in _STARTS]
         found = [half for half in halves if half.is_whole or half.is_safe]
         if not found:
-            raise CorruptPayload(f'{self._path!r} has no whole commit record; restore the directory from a copy')
+            raise CorruptPayload(f'{self._path!r} has no whole commit record. Restore the directory from a copy.')
         newest = max(found, key=lambda half: half.sequence)
         if not newest.is_whole:
             raise CorruptPayload(
-                f'the note of the newest commit record in {self._path!r} is damaged; restore the directory from a copy'
+                f'the note of the newest commit record in {self._path!r} is damaged. Restore the directory from a copy.'
             )
         return newest.committed
 
@@ -193,7 +193,7 @@ class CommitRecord:
 
     def damaged(self, error: Exception) -> CorruptPayload:
         """Return the error to raise if ``value`` is not in the form in which the owner puts it."""
-        return CorruptPayload(f'{self._path!r} does not hold what is put there: {error!r}; restore it from a copy')
+        return CorruptPayload(f'{self._path!r} holds a record of another form: {error!r}. Restore it from a copy.')
 
     def findings(self) -> List[str]:
         """Return the differences between the file and what was written."""
@@ -205,6 +205,8 @@ class CommitRecord:
 
 def encode_note(note: Mapping[str, Any]) -> bytes:
     """
+    Overview:
+        Encode a note as JSON, compressed if it is large.
     Raises:
         - SchemaMismatch: The note cannot be encoded as JSON, or is too large.
     """

@@ -92,7 +92,7 @@ class Journal:
                 if end < promised:
                     raise CorruptPayload(
                         f'{self._path!r} was damaged: its record at byte {end} is not whole, and more follow up to '
-                        f'byte {promised}; restore the directory from a copy'
+                        f'byte {promised}. Restore the directory from a copy.'
                     )
                 return
             end += _HEAD.size + length
@@ -105,7 +105,7 @@ class Journal:
             return _START.size  # A power cut came before anything was on the disk.
         magic, end, checksum = _START.unpack(start.ljust(_START.size, b'\0'))
         if magic != _MAGIC or checksum != zlib.crc32(start[:16]):
-            raise CorruptPayload(f'{self._path!r} was damaged at its beginning; restore the directory from a copy')
+            raise CorruptPayload(f'{self._path!r} was damaged at its beginning. Restore the directory from a copy.')
         return int(end)
 
     def _promise(self) -> None:
@@ -288,6 +288,8 @@ def _block(records: Iterable[bytes]) -> bytes:
 
 def reserve(descriptor: int, path: str, start: int, num_bytes: int) -> None:
     """
+    Overview:
+        Reserve the space of ``num_bytes`` bytes of a file from ``start`` on.
     Raises:
         - NotEnoughSpace: The disk is full.
     """

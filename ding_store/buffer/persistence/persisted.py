@@ -36,6 +36,8 @@ class PersistedState:
 
 def checked_view_name(name: Any) -> str:
     """
+    Overview:
+        Return the name of a view after a check.
     Raises:
         - ConfigError: The name cannot be part of a file name.
     """

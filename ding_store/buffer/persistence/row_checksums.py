@@ -11,7 +11,7 @@ from ding_store.buffer.array_types import Array
 from ding_store.buffer.kernels.constants import EMPTY
 from ding_store.errors import CorruptPayload
 
-#: Odd factors: every bit of a row number changes its mark.
+#: Odd factors: every bit of a row number changes its checksum.
 _OF_ROW, _OF_SLOT = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 _ALL, _ONE = (1 << 64) - 1, {'i': np.int64(1), 'u': np.uint64(1)}
 _BITS = np.uint64(1) << np.arange(64, dtype=np.uint64)
@@ -20,8 +20,8 @@ _BITS = np.uint64(1) << np.arange(64, dtype=np.uint64)
 class RowChecksums:
     """
     Overview:
-        A mark per slot: the checksum of its row number. It is stored before the row number. Therefore the mark of a
-        live row is right after a kill at any time. The mark of a free slot is ignored.
+        A checksum per slot, of its row number. It is stored before the row number. Therefore the checksum of a live row
+        is right after a kill at any time. The checksum of a free slot is ignored.
     Arguments:
         - region (:obj:`mmap.mmap`): At least 8 bytes per slot.
     """
@@ -36,7 +36,7 @@ class RowChecksums:
         self._is_synced = False
 
     def put_run(self, slots: Array, first_row: int) -> None:
-        """Store the marks of consecutive rows."""
+        """Store the checksums of consecutive rows."""
         if len(slots) == 1:
             # Avoids the fixed cost of array operations. Every push of one element runs this.
             slot = int(slots[0])
@@ -51,7 +51,7 @@ class RowChecksums:
             self._is_synced = True
 
     def findings(self, numbers: Array) -> List[str]:
-        """Return which slots have wrong marks."""
+        """Return which slots have wrong checksums."""
         live = np.flatnonzero(numbers != EMPTY)
         wrong = live[self._marks[live] != _marks(live, numbers[live])]
         return [f'the row numbers of slots {wrong[:9].tolist()} are damaged'] if len(wrong) else []
@@ -72,7 +72,7 @@ class RowChecksums:
         return repaired
 
     def _original(self, slot: int, number: int, first_row: int, next_row: int, path: str) -> int:
-        """Return the row number as it was before one bit was flipped, in itself or in its mark."""
+        """Return the row number as it was before one bit was flipped, in itself or in its checksum."""
         stored, mark = np.array([number]).astype(np.uint64), self._marks[slot]
         candidates = stored ^ _BITS
         found = candidates[_marks(np.full(64, slot), candidates) == mark].astype(np.int64).tolist()
@@ -82,15 +82,15 @@ class RowChecksums:
             found.append(number)
         found = [row for row in found if row >= 0]
         if not found and number >= next_row:
-            return EMPTY  # A power cut before the commit may keep the row number and lose the mark.
+            return EMPTY  # A power cut before the commit may keep the row number and lose the checksum.
         if len(found) != 1:
             raise CorruptPayload(
-                f'{path!r} was damaged: slot {slot} holds the number {number}, which is not what was stored; restore '
-                'the directory from a copy, or remove it to begin anew'
+                f'{path!r} was damaged: slot {slot} holds the number {number}, which is not what was stored. Restore '
+                'the directory from a copy, or remove it to start again.'
             )
         return int(found[0])
 
 
 def _marks(slots: Array, rows: Array) -> Array:
-    """Compute marks. Both arrays have integers of 64 bits, signed or unsigned."""
+    """Compute checksums. Both arrays have integers of 64 bits, signed or unsigned."""
     return (rows + _ONE[rows.dtype.kind]).view(np.uint64) * _OF_ROW ^ (slots + _ONE['i']).view(np.uint64) * _OF_SLOT

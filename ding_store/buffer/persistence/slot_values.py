@@ -127,7 +127,7 @@ class SlotValues:
         is_whole, is_theirs = words == _words(words & _ROW, values), (words & _ROW) == rows + 1
         if not is_whole.all():
             damaged = rows[~is_whole][:9].tolist()
-            self._report(f'{self._path!r} was damaged: what it held of rows {damaged} is unknown')
+            self._report(f'{self._path!r} was damaged: its values of rows {damaged} are unknown')
         return values, is_theirs & is_whole & np.isfinite(values) & (values >= 0)
 
     def findings(self) -> List[str]:
@@ -145,7 +145,7 @@ class SlotValues:
     @contextmanager
     def _storing(self) -> Iterator[None]:
         """
-        Mark a store of a value and its checksum as in progress. After an interruption the mark stays, as after a kill.
+        Flag a store of a value and its checksum as in progress. After an interruption the flag stays, as after a kill.
         """
         before = self._head[_STORING]
         self._head[_STORING] = _YES

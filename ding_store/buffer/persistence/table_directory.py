@@ -17,16 +17,16 @@ All data by row number belong to a generation, which the header names. When all 
 may repeat. The files ``rows``, ``marks``, ``metas`` and ``NAME.values`` of generation 1 are then named ``rows.1`` and
 so on.
 
-A kill and damage leave different traces. A mark is stored before its row number. Journals and commit records contain
-the point up to which they are whole. Values have their own checksums. Damage is repaired if only one original is
-possible. If rows or metas would be lost, the table is refused. Unknown priorities and counts are reported by
+A kill and damage leave different traces. A row checksum is stored before its row number. Journals and commit records
+contain the point up to which they are whole. Values have their own checksums. Damage is repaired if only one original
+is possible. If rows or metas would be lost, the table is refused. Unknown priorities and counts are reported by
 ``findings``. Bytes of columns have no checksum. Each packed element has one.
 
 The states of a slot. The arrow names what is stored, in this order by one thread:
 
     FREE      --- payload ---> FREE      nothing refers to the payload yet
     FREE      --- meta ------> FREE      a meta of a row that is not live is ignored
-    FREE      --- mark ------> FREE      the mark of a free slot is ignored
+    FREE      --- checksum --> FREE      the checksum of a free slot is ignored
     FREE      --- row number > WRITTEN   its number is not below the next row: a crash makes it FREE again
     WRITTEN   --- commit ----> LIVE      one record makes all rows of a push live, together with the note
     LIVE      --- -1 --------> FREE      deleted; or evicted, which is stored before the first byte of its successor
@@ -42,10 +42,12 @@ that the rate limiter admitted follows from the commit. The limiter stores only 
 
 Delete all rows (``clear``): the header first names the first valid row, then the row numbers are erased. Replace all
 rows (``load_data``), the columns, or the capacity: new files are complete before the header names them. Old files are
-removed after the header stopped naming them. A kill therefore leaves only what a restart repairs. Files that no header
-names are removed. Files longer than the capacity are cut. If a row is in two slots, because it was copied, the second
-slot is freed. Rows from the next row on, or before the first valid row, are freed. If a push is killed, the rows that
-it evicted are lost: the oldest, and at most as many as were pushed.
+removed after the header stopped naming them.
+
+A kill therefore leaves only what a restart repairs. Files that no header names are removed. Files longer than the
+capacity are cut. If a row is in two slots, because it was copied, the second slot is freed. Rows from the next row on,
+or before the first valid row, are freed. If a push is killed, the rows that it evicted are lost: the oldest, and at
+most as many as were pushed.
 
 A kill loses nothing that was stored, because the pages belong to the kernel. A power cut may lose any of them, in any
 order. With ``fsync=True`` every step above is on the disk before the next one begins. The state of samplers is on the
@@ -172,26 +174,31 @@ class TableDirectory:
 
     def check_open(self) -> None:
         """
+        Overview:
+            Check that the directory is open in this process.
         Raises:
             - StoreClosed: The directory is not open, see ``is_open``.
         """
         if not self.is_open():
-            raise StoreClosed(f'the table in {self.path!r} is closed, or this is a forked process, which may only read')
+            raise StoreClosed(
+                f'the table in {self.path!r} is closed, or this is a forked process, which may only read. Change it '
+                'in the process that opened it, or open it again.'
+            )
 
     def mark(self, slots: Array, first_row: int) -> None:
         """
-        Store the marks of rows that are about to be in these slots, numbered from ``first_row``. With ``fsync`` they
-        are then on the disk.
+        Store the checksums of rows that are about to be in these slots, numbered from ``first_row``. With ``fsync``
+        they are then on the disk.
         """
         self._marks.put_run(slots, first_row)
         if self.fsync:
-            # After a power cut an old mark with a new row number would look like a damaged row number.
+            # After a power cut an old checksum with a new row number would look like a damaged row number.
             self._marks.sync()
 
     def report(self, finding: str) -> None:
         """Log damage that makes some values unknown. ``findings`` returns it while the directory is open."""
         self._damage.append(finding)
-        logger.warning('%s; the table goes on without it', finding)
+        logger.warning('%s. The table continues without it.', finding)
 
     def commit(self, next_row: int, note: Optional[bytes] = None) -> None:
         self._commits.commit(next_row, note)
@@ -335,7 +342,7 @@ class TableDirectory:
         return resize
 
     def move_values(self, source: Array, target: Array) -> None:
-        """Copy marks and values of rows to the slots to which the rows are about to move."""
+        """Copy checksums and values of rows to the slots to which the rows are about to move."""
         self._marks.put(target, self.numbers[source])
         if self.fsync:
             self._marks.sync()
@@ -417,8 +424,8 @@ class TableDirectory:
         """Check all that can be checked without changing a file."""
         if self.header.capacity != capacity:
             raise ConfigError(
-                f'{self.path!r} holds a table of capacity {self.header.capacity}, not {capacity}: open it with that '
-                'size, and resize() it then, or name another directory'
+                f'{self.path!r} holds a table of capacity {self.header.capacity}, not {capacity}. Open it with that '
+                'size and call resize(), or name another directory.'
             )
         needed = {os.path.basename(self._current('rows')): 8 * capacity, 'commit': FILE_BYTES}
         if self.header.version == VERSION:
@@ -498,20 +505,24 @@ class TableDirectory:
 
 def check_size(path: str, num_bytes: int) -> None:
     """
+    Overview:
+        Check that a file has at least ``num_bytes`` bytes.
     Raises:
         - CorruptPayload: The file is missing, or too short.
     """
     there = os.path.getsize(path) if os.path.exists(path) else -1
     if there < num_bytes:
         found = 'is missing' if there < 0 else f'has {there} bytes'
-        raise CorruptPayload(f'{path!r} {found} where {num_bytes} are needed: it was truncated')
+        raise CorruptPayload(
+            f'{path!r} was truncated: it {found}, and {num_bytes} bytes are needed. Restore the directory from a copy.'
+        )
 
 
 def _refuse_foreign(directory: str) -> None:
     names = os.listdir(directory)
     theirs = sorted(name for name in names if name in (*_OURS, 'header') or COLUMN_FILE.fullmatch(name))
     if theirs and 'lock' not in names:
-        raise ConfigError(f'{directory!r} is not the directory of a table, but has files {theirs}; name another one')
+        raise ConfigError(f'{directory!r} is not the directory of a table, but has files {theirs}. Name another one.')
     for name in names:
         # Each file is checked again when it is opened. This check comes before any change.
         if name in theirs or name.endswith(('.values', '.record')):
@@ -524,7 +535,7 @@ def _refuse_columns(directory: str) -> None:
     if columns:
         raise CorruptPayload(
             f'{os.path.join(directory, "header")!r} is missing, but there are columns {columns}: the table cannot be '
-            'read without it. Bring it back, or remove the directory to begin anew'
+            'read without it. Restore it, or remove the directory to start again.'
         )
 
 
@@ -533,7 +544,7 @@ def _claim(directory: str) -> OwnerLock:
     private_files.touch(path)
     held = claim(path)
     if held is None:
-        raise TableLocked(f'the table in {directory!r} is open already, in this process or another; close() it there')
+        raise TableLocked(f'the table in {directory!r} is open already, in this process or another. Close it there.')
     return held
 
 

@@ -88,8 +88,10 @@ def read_header(path: str) -> Optional[TableHeader]:
     except (ValueError, KeyError, TypeError, RecursionError) as e:
         if isinstance(e, StoreError):
             raise
-        raise CorruptPayload(f'{path!r} is no header of a table, or was damaged: {e}') from e
-    raise FormatMismatch(f'{path!r} is of version {version}, this version of ding_store reads up to {VERSION}')
+        raise CorruptPayload(f'{path!r} is not the header of a table, or was damaged: {e}') from e
+    raise FormatMismatch(
+        f'{path!r} has version {version}, but this ding_store reads versions up to {VERSION}. Upgrade ding_store.'
+    )
 
 
 def _header(fields: Dict[str, Any]) -> TableHeader:
@@ -100,7 +102,9 @@ def _header(fields: Dict[str, Any]) -> TableHeader:
             raise ValueError(f'two columns have the same {what}')
     unknown = {column.encoding for column in columns} - {None, ENCODING}
     if unknown:
-        raise FormatMismatch(f'columns of encodings {unknown} were written by a later version of ding_store')
+        raise FormatMismatch(
+            f'columns of encodings {unknown} were written by a later version of ding_store. Upgrade ding_store.'
+        )
     header = TableHeader(**{**fields, 'columns': columns})
     for what in ('generation', 'next_row', 'num_skipped', 'first_row'):
         _number(getattr(header, what), what)
@@ -113,16 +117,16 @@ def _column(fields: Any) -> StoredColumn:
     column = StoredColumn(**fields)
     texts = column.name, column.dtype, column.file, column.encoding or ''
     if not all(isinstance(text, str) for text in texts) or not isinstance(column.shape, list):
-        raise ValueError(f'{fields!r:.200} is no column')
+        raise ValueError(f'{fields!r:.200} is not a column')
     dtype = np.dtype(column.dtype)
     num_bytes = dtype.itemsize * prod([_number(size, 'shape') for size in column.shape])
     if dtype.hasobject or dtype.itemsize == 0 or dtype.str != column.dtype or len(column.shape) > _MAX_DIMENSIONS:
-        raise ValueError(f'{fields!r:.200} is no column')
+        raise ValueError(f'{fields!r:.200} is not a column')
     if column.encoding == ENCODING and dtype != np.uint8:
-        raise ValueError(f'{fields!r:.200} cannot be of encoding {ENCODING}')
+        raise ValueError(f'{fields!r:.200} cannot have encoding {ENCODING}')
     # The name is opened in this directory: it must not lead out of it.
     if not (COLUMN_FILE.fullmatch(column.file) if num_bytes else column.file == ''):
-        raise ValueError(f'{column.file!r} is no name of a file of a column')
+        raise ValueError(f'{column.file!r} is not the name of a column file')
     return column
 
 
@@ -134,6 +138,8 @@ def _number(value: Any, what: str) -> int:
 
 def write_header(path: str, header: TableHeader, fsync: bool = False) -> None:
     """
+    Overview:
+        Replace the header of a directory.
     Raises:
         - NotEnoughSpace: The disk is full. The old header is unchanged.
     """

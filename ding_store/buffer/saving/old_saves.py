@@ -52,8 +52,8 @@ class OldSave:
         there = os.fstat(file.fileno()).st_size - file.tell()
         if there != self._header.num_bytes:
             raise CorruptPayload(
-                f'{file_name!r} is truncated: {free_space.format_bytes(self._header.num_bytes)} should follow its '
-                f'header, {free_space.format_bytes(there)} do ({self._header.num_bytes} and {there} bytes)'
+                f'{file_name!r} is truncated: {free_space.format_bytes(self._header.num_bytes)} must follow its '
+                f'header, but {free_space.format_bytes(there)} do ({self._header.num_bytes} and {there} bytes)'
             )
         self.rows = np.frombuffer(file.read(8 * self._header.num_rows), np.int64)
         self.next_row, self.schema, self.specs = self._header.next_row, self._header.schema, self._header.specs
@@ -63,8 +63,10 @@ class OldSave:
 
     def verify(self) -> None:
         """
+        Overview:
+            Check the row numbers, because this format has no checksums.
         Raises:
-            - CorruptPayload: The row numbers are invalid. There are no checksums to check.
+            - CorruptPayload: The row numbers are invalid.
         """
         if (np.diff(self.rows) <= 0).any() or (len(self.rows) and not 0 <= self.rows[-1] < self.next_row):
             raise CorruptPayload('its row numbers do not grow')

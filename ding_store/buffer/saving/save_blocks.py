@@ -109,6 +109,8 @@ class PacketBlocks:
 
     def write(self, rows: Array) -> Array:
         """
+        Overview:
+            Write one block with the packets of these rows. Return the rows that are whole.
         Raises:
             - CorruptPayload: A packet is damaged, and still is after a second look.
         """

@@ -96,7 +96,7 @@ def load(file_name: str, elements: Elements) -> Optional[Dict[str, int]]:
         elif start == MAGIC:
             loaded = _saved(file, file_name, elements.table.capacity)
         else:
-            raise CorruptPayload(f'{file_name!r} is no saved buffer: it begins with {start!r}')
+            raise CorruptPayload(f'{file_name!r} is not a saved buffer: it begins with {start!r}')
         # The collection of these rows ended with the save.
         end = max(loaded.next_row, elements.table.next_row), True
         loads.replace(elements, loaded._replace(breaks=[*loaded.breaks, end]))
@@ -158,7 +158,7 @@ def _saved(file: IO[bytes], file_name: str, capacity: int) -> Loaded:
         if isinstance(e, MemoryError) and saved is not None and saved.has_checksums:
             raise  # Without checksums a damaged length may request more memory than exists.
         # json, pickle and numpy raise various errors for damaged or foreign files.
-        raise CorruptPayload(f'{file_name!r} cannot be read: it is damaged, or of another program ({e!r})') from e
+        raise CorruptPayload(f'{file_name!r} cannot be read: it is damaged, or from another program ({e!r})') from e
     skipped = max(0, len(saved.rows) - capacity)
     parts = saved.read(skipped, BLOCK_BYTES) if schema is not None else iter(())
     narrow = None if saved.narrow is None else list(saved.narrow)
@@ -176,7 +176,10 @@ def _opened(file: IO[bytes], file_name: str) -> Union[OldSave, Save]:
     if version == old_saves.VERSION:
         return OldSave(file, fields, file_name)
     if version not in saves.READABLE:
-        raise FormatMismatch(f'{file_name!r} is of format {version}, this version reads up to {saves.VERSION}')
+        raise FormatMismatch(
+            f'{file_name!r} has format {version}, but this ding_store reads formats up to {saves.VERSION}. Upgrade '
+            'ding_store.'
+        )
     return (PackedSave if fields.get('packed') else Save)(file, header, file_name)
 
 
@@ -191,7 +194,7 @@ def _stock(file_name: str, elements: Elements) -> Loaded:
     except MemoryError:
         raise
     except Exception as e:
-        raise CorruptPayload(f'{file_name!r} is no buffer that hickle can load, or is truncated ({e!r})') from e
+        raise CorruptPayload(f'{file_name!r} is not a buffer that hickle can load, or is truncated ({e!r})') from e
     twin = Elements(elements.table.capacity)
     for item in items:
         if hasattr(item, 'data') and hasattr(item, 'meta'):

@@ -248,7 +248,7 @@ class Save:
         self._offsets = self._start + np.concatenate([[0], np.cumsum(block_bytes)]).astype(np.int64)
         self._extras = int(self._offsets[-1]) + 8 * index['num_rows']
         if self._extras + self._num_extra_bytes != self._index_start:
-            raise CorruptPayload(f'{file_name!r} is damaged: its parts are not as long as its index says')
+            raise CorruptPayload(f'{file_name!r} is damaged: the lengths of its parts differ from its index')
         file.seek(self._offsets[-1])
         rows = file.read(8 * index['num_rows'])
         self._demand('rows', zlib.crc32(rows))
@@ -354,7 +354,7 @@ class Save:
         length = int.from_bytes(data[:8], 'little')
         self._index_start = size - tail - length
         if data[12:] != _END or self._index_start < self._start:
-            raise CorruptPayload(f'{self._name!r} is truncated: it does not end as it should')
+            raise CorruptPayload(f'{self._name!r} is truncated: its end mark is missing')
         self._file.seek(self._index_start)
         encoded = self._file.read(length)
         if zlib.crc32(encoded).to_bytes(4, 'little') != data[8:12]:
@@ -404,5 +404,5 @@ class PackedSave(Save):
         self._file.seek(self._offsets[number])
         head = np.frombuffer(self._file.read(24 * length), np.int64).reshape(3, length)
         if not ((head[1] >= 0) & (head[1] <= num_bytes)).all() or head[1].sum() + 24 * length != num_bytes:
-            raise CorruptPayload(f'{self._name!r} is damaged: the packets of block {number} are not as long as it is')
+            raise CorruptPayload(f'{self._name!r} is damaged: the sizes of the packets in block {number} are wrong')
         return head

@@ -119,8 +119,8 @@ def widened_columns(columns: Mapping[str, Array], names: Collection[str]) -> Map
 
 
 def not_narrowed(name: str, columns: Mapping[str, Array]) -> SchemaMismatch:
-    found = f'it is {columns[name].dtype}' if name in columns else f'there are {sorted(columns)}'
-    return SchemaMismatch(f'{name}: narrowed columns are uint8, which stands for float32; {found}')
+    found = f'it is {columns[name].dtype}' if name in columns else f'the columns are {sorted(columns)}'
+    return SchemaMismatch(f'{name}: narrowed columns must be uint8, but {found}')
 
 
 def gather(column: Array, slots: Array, out: Optional[Array]) -> Array:

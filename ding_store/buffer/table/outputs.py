@@ -116,14 +116,14 @@ class Output:
 
     def is_free(self) -> bool:
         """
-        Return the arrays as one tree, as ``length`` steps if it is given. Return None if that takes more than views.
+        Return whether there are no references to the arrays from outside. A user may be adding views meanwhile, so
+        ``_num_references`` is read before ``_held``.
         """
         return self._num_references == sum(map(getrefcount, self._held))
 
     def batch(self, length: Optional[int] = None) -> Optional[ttorch.Tensor]:
         """
-        Return the arrays as one tree, cut to ``length`` steps if it is given. Return None if that takes more than
-        views.
+        Return the arrays as one tree, as ``length`` steps if it is given. Return None if that takes more than views.
         """
         if self._batch is None:
             return None

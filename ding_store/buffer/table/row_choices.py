@@ -68,7 +68,7 @@ def by_rows(rows: Array) -> Callable[[RowIndex], Array]:
         slots, found = index.find(wanted)
         if not found.all():
             gone = wanted[~found][0]
-            raise RowGone(f'row {gone} is not there: it was evicted or deleted, or never existed')
+            raise RowGone(f'row {gone} is not in the table: it was evicted or deleted, or never existed')
         return slots
 
     return choose

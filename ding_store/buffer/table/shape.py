@@ -93,7 +93,7 @@ class TableShape(TableBase):
             self.check_open()
             doubled = sorted(set(specs) & set(self.columns))
             if doubled:
-                raise ConfigError(f'the table has the columns {doubled} already')
+                raise ConfigError(f'the table already has the columns {doubled}. Choose other names.')
             done: List[bool] = []
 
             def add() -> None:
@@ -314,8 +314,8 @@ class TableShape(TableBase):
 
     def _widen(self, name: str) -> None:
         logger.warning(
-            'column %r was kept in a quarter of its memory, as all its values were k/255; a new row has others: from '
-            'now on it is kept as float32. Nothing is lost.',
+            'column %r is stored as float32 from now on and takes four times its memory, because a new row has values '
+            'other than k/255. Nothing is lost.',
             name,
         )
         spec = np.dtype(np.float32), self.columns[name].shape[1:]

@@ -184,7 +184,7 @@ class TableBase:
         if self._num_changes is None or self._num_changes[0] != self._num_changes_at_fork or not self._owner_lives():
             raise StoreClosed(
                 f'the buffer of process {self._owner} cannot be read in this forked process any more: it is in files, '
-                'and rows were removed or replaced there since the fork. Sample it there, or make a buffer here'
+                'and rows were removed or replaced since the fork. Sample it in that process, or create a buffer here.'
             )
 
     def check_open(self) -> None:
@@ -197,8 +197,8 @@ class TableBase:
         if self._owner is not None:
             self._refuse_torn()
             raise StoreClosed(
-                f'the buffer of process {self._owner} cannot be changed in this forked process: it is in files, which '
-                'can only be read here. Change it there, or make a buffer here'
+                f'the buffer of process {self._owner} cannot be changed in this forked process: its files are '
+                'read-only here. Change it in that process, or create a buffer here.'
             )
         if self.table_dir is not None:
             self.table_dir.check_open()
@@ -207,7 +207,7 @@ class TableBase:
         if self._is_torn:
             raise StoreClosed(
                 f'the buffer of process {self._owner} cannot be used in this forked process: a thread was changing it '
-                'all the time while it was forked. Fork when no thread does, or make a buffer here'
+                'during the fork. Fork while no thread changes it, or create a buffer here.'
             )
 
     def _owner_lives(self) -> bool:
@@ -243,7 +243,7 @@ class TableBase:
         return self.table_dir is not None or self._regions.has_files
 
     def _change(self) -> None:
-        """Announce to forked processes that existing rows will change or leave. Their reads of these rows then fail."""
+        """Announce to forked processes that existing rows will change or leave: their reads fail from now on."""
         if self._num_changes is not None:
             self._num_changes[0] += 1
 
@@ -259,7 +259,7 @@ class TableBase:
             if self.index.count and int(self.index.live_slots.max()) >= self._num_used:
                 found.append(f'a row is in a slot beyond {self._num_used}, the last that was written')
             if any(len(column) != self.capacity for column in self.columns.values()):
-                found.append(f'a column has not {self.capacity} slots')
+                found.append(f'a column does not have {self.capacity} slots')
             if self.table_dir is not None:
                 found += self.table_dir.findings(self.index.next_row, self.index.row_of_slot, self._stored_columns())
         return found
@@ -349,7 +349,7 @@ class TableBase:
             if name in narrowed and dtype == np.float32:
                 dtype = values.dtype
             elif name in narrowed:
-                raise SchemaMismatch(f'{name}: expected {dtype}, which uint8 cannot stand for')
+                raise SchemaMismatch(f'{name}: expected {dtype}, but uint8 can only stand for float32')
             num_rows = len(values) if num_rows is None and values.ndim else num_rows
             if values.dtype != dtype or values.shape != (num_rows, *shape):
                 raise SchemaMismatch(
@@ -372,6 +372,6 @@ def checked_specs(columns: Mapping[str, ColumnSpec]) -> Dict[str, ColumnSpec]:
     for name, (dtype, shape) in columns.items():
         dtype = np.dtype(dtype)
         if dtype.hasobject or dtype.itemsize == 0:
-            raise ConfigError(f'column {name!r} has dtype {dtype}, which is not of a fixed size')
+            raise ConfigError(f'column {name!r} has dtype {dtype}, which has no fixed size. Use another dtype.')
         specs[name] = (dtype, tuple(int(size) for size in shape))
     return specs
