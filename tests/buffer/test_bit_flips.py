@@ -228,7 +228,7 @@ def test_metas_behind_a_damaged_one_are_not_dropped(tmp_path: Path) -> None:
     content = (tmp_path / 'metas').read_bytes()
     for place in range(0, len(content.rstrip(b'\0')), 1 if NUM_FLIPS > 4 else 5):
         (tmp_path / 'metas').write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        with pytest.raises(StoreError, match='metas.*restore'):
+        with pytest.raises(StoreError, match='metas.*Restore'):
             StoreBuffer(8, path=str(tmp_path))
         assert (tmp_path / 'metas').read_bytes()[place] == content[place] ^ 1
     (tmp_path / 'metas').write_bytes(content)

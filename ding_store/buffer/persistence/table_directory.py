@@ -513,9 +513,7 @@ def check_size(path: str, num_bytes: int) -> None:
     there = os.path.getsize(path) if os.path.exists(path) else -1
     if there < num_bytes:
         found = 'is missing' if there < 0 else f'has {there} bytes'
-        raise CorruptPayload(
-            f'{path!r} was truncated: it {found}, and {num_bytes} bytes are needed. Restore the directory from a copy.'
-        )
+        raise CorruptPayload(f'{path!r} {found}, but {num_bytes} bytes are needed. Restore the directory from a copy.')
 
 
 def _refuse_foreign(directory: str) -> None:

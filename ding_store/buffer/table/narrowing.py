@@ -120,7 +120,7 @@ def widened_columns(columns: Mapping[str, Array], names: Collection[str]) -> Map
 
 def not_narrowed(name: str, columns: Mapping[str, Array]) -> SchemaMismatch:
     found = f'it is {columns[name].dtype}' if name in columns else f'the columns are {sorted(columns)}'
-    return SchemaMismatch(f'{name}: narrowed columns must be uint8, but {found}')
+    return SchemaMismatch(f'{name}: narrowed columns must be uint8, which stands for float32, but {found}')
 
 
 def gather(column: Array, slots: Array, out: Optional[Array]) -> Array:
