@@ -168,7 +168,7 @@ class WeightsSender(_Exchanger):
         try:
             with in_passing(self._session.store):
                 self._claim()
-                self.version = self._session.store.put(self._value, header, arrays)
+                self.version = int(self._session.store.put(self._value, header, arrays))
                 self._published_iter, self._is_due = ctx.train_iter, False
                 self._session.set_policy_version(self._name, self.version)
                 if time.monotonic() >= self._say_at:
@@ -273,10 +273,10 @@ class WeightsReceiver(_Exchanger):
             self._seen = value.version
             return False
         load_arrays(self._model, value, self._session.config.weights_in_place)
-        self._seen = self.version = value.version
+        self._seen, self.version = value.version, int(value.version)
         self._num_iterations = 0
         self._sent_iteration, self._sent_at = iteration, value.header.get('sent_at', time.time())
-        self._session.set_policy_version(self._name, value.version, policy_iter=train_iter)
+        self._session.set_policy_version(self._name, self.version, policy_iter=train_iter)
         return True
 
     def _is_of_period(self, iteration: int) -> bool:

@@ -17,8 +17,8 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping,
 
 import numpy as np
 
-from ding_store.errors import ConfigError, CorruptPayload
-from ding_store.storage.base import Buffer, Entry, EntryId, Store
+from ding_store.errors import ConfigError, CorruptPayload, VersionConflict
+from ding_store.storage.base import Buffer, Entry, EntryId, Store, ValueVersion
 from ding_store.storage.exactly_once.outbox import Payload
 from ding_store.storage.exactly_once.writer import Writer
 from ding_store.storage.wire.encoding import Pieces, corrupt_entry, decode_entry, up_to_corrupt
@@ -96,10 +96,16 @@ def unpack(payload: bytes) -> Reference:
 class Version(NamedTuple):
     """A version of a value as the server has it: over the wire, as a reference to a slot of some host, or both."""
 
-    version: int
+    version: ValueVersion
     payload: bytes  # or the list of its parts; b'': not over the wire
     reference: bytes  # b'': in no slot
     is_coming: bool = False  # over the wire: somebody asked before
+
+
+def conflict(name: str, version: int, expected: int) -> VersionConflict:
+    """The error of a put that expected another version than ``version``, which is the newest."""
+    why = ' as it was read: the server went back in time' if version == expected else ''
+    return VersionConflict(f'value {name!r} is at version {version}, not at {expected}{why}')
 
 
 #: How long a writer may take to fill an entry: longer than it tries to reach a server that went away
