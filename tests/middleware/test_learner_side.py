@@ -21,10 +21,11 @@ from learners import HEADER, Learner, step  # noqa: E402
 from ding_store.buffer import StoreBuffer, Uniform, limited  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError, CorruptPayload, SchemaMismatch  # noqa: E402
+from ding_store.middleware import learner_side  # noqa: E402
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter, narrowed_in  # noqa: E402
 from ding_store.middleware.collector_side import CollectorSide  # noqa: E402
 from ding_store.middleware.feed import Feed  # noqa: E402
-from ding_store.middleware.lead import Lead  # noqa: E402
+from ding_store.middleware.lead import PROGRESS, Lead  # noqa: E402
 from ding_store.middleware.learner_side import LearnerSide  # noqa: E402
 from ding_store.middleware.position import Position  # noqa: E402
 from ding_store.middleware.side import STREAM  # noqa: E402
@@ -475,3 +476,30 @@ def test_word_goes_out_of_what_was_lost_too():
         learner._pass_over_skipped()
         learner._pass_over_skipped()
     assert told == [EntryId('a', 9)]
+
+
+@pytest.mark.parametrize('lost', ['all', 'the newest'])
+def test_lost_progress_is_told_again_by_an_idle_learner(store, lost, monkeypatch):
+    """Else learner and collectors wait for each other: nothing that the learner has not seen comes to it."""
+    monkeypatch.setattr(learner_side, 'LOOK_EVERY_S', 0.0)
+    learner = LearnerSide.__new__(LearnerSide)
+    learner._session = SimpleNamespace(store=store.another(), figures=lambda **_: None, finished=True)
+    learner._position, learner._plan, learner._paced = Position(), None, None
+    learner._taken, learner._num_skipped = [], 0
+    learner._reader = Reader(learner._session.store, STREAM, 'learner')
+    learner._feed = Feed(learner._reader)
+    writer, lead = ChunkWriter(store, STREAM), Lead(store, max_lead=0)
+    with task.start(async_mode=False, ctx=OnlineRLContext()):
+        for number in range(6):
+            before = store.snapshot()
+            lead.appended(writer.write([step(number)], HEADER))
+            (entry,) = learner._take(1, 60)
+            learner._advance(task.ctx, entry.id)
+        assert store.get(PROGRESS).header['ingested'] == list(entry.id)
+        store.lose_memory(keep=None if lost == 'all' else before)
+        deadline = monotonic() + 60
+        while lead.caught_up(0.0) is None and monotonic() < deadline:
+            assert not learner._take(1, 0.1)
+    assert lead.caught_up(0.0)
+    assert store.get(PROGRESS).header['ingested'] == list(entry.id)
+    learner._feed.wake()
