@@ -83,9 +83,9 @@ class Figures:
 
     def _measure_loop_of(self, learner: dict) -> None:
         """Of one that was started again: times, and so rates, are those of its own loop, totals those of all lives."""
-        self.began_s, self.began_iter = learner['began_s'], learner['began_iter']
+        self.began_s, self.began_iter = learner['began_s'], learner.get('began_iter', 0)
         # One that did not go on with the counts of those before it has counted from 0: its steps are the last of all.
-        self.began_step = self.env_step - (learner.get('env_step', 0) - learner['began_step'])
+        self.began_step = self.env_step - (learner.get('env_step', 0) - learner.get('began_step', 0))
 
     @property
     def loop_s(self) -> float:

@@ -9,7 +9,7 @@ from ditk import logging
 
 from ding_store.errors import ConfigError
 from ding_store.middleware.collector_side import CollectorSide
-from ding_store.middleware.lead import PROGRESS
+from ding_store.middleware.lead import PROGRESS, progress_of
 from ding_store.middleware.learner_side import LearnerSide
 from ding_store.middleware.session import Session
 from ding_store.middleware.side import Side
@@ -64,8 +64,11 @@ class FollowerSide(Side):
         if value is None:
             return None
         self._version = value.version
+        progress = progress_of(value)
+        if progress is None:
+            return None
         for name in ('train_iter', 'env_step', 'env_episode'):
-            setattr(ctx, name, value.header[name])
+            setattr(ctx, name, progress[name])
         # A learner that was started again is at its last checkpoint: evaluations that are due are counted from there.
         if ctx.train_iter < ctx.last_eval_iter:
             ctx.last_eval_iter = self._last_eval_iter = ctx.train_iter
