@@ -88,7 +88,7 @@ class CollectorSide(Side):
             random.seed(random.getrandbits(31) + self._seed_shift)
             self._seed_numpy()
         # Who is started again, or joins, explores as much as a run does that has come so far.
-        progress = progress_of(self._session.store.get(PROGRESS))
+        progress = progress_of(self._session.store.get(PROGRESS), 'env_step')
         if progress is not None:
             ctx.env_step = self._first_step = self._sent_steps = progress['env_step']
 

@@ -64,10 +64,11 @@ class FollowerSide(Side):
         if value is None:
             return None
         self._version = value.version
-        progress = progress_of(value)
+        counts = ('train_iter', 'env_step', 'env_episode')
+        progress = progress_of(value, *counts)
         if progress is None:
             return None
-        for name in ('train_iter', 'env_step', 'env_episode'):
+        for name in counts:
             setattr(ctx, name, progress[name])
         # A learner that was started again is at its last checkpoint: evaluations that are due are counted from there.
         if ctx.train_iter < ctx.last_eval_iter:

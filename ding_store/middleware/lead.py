@@ -11,10 +11,9 @@ from ding_store.storage.base import EntryId, Header, Store, Value
 PROGRESS = 'progress'
 
 
-def progress_of(value: Optional[Value]) -> Optional[Header]:
-    """What the learner says of its progress, if it was the learner that put this."""
-    counts = dict.fromkeys(('train_iter', 'env_step', 'env_episode'), is_number)
-    return fields_of(value, {'ingested': _is_place, **counts})
+def progress_of(value: Optional[Value], *counts: str) -> Optional[Header]:
+    """What the learner says of its progress, if it was the learner that put this, with these counts."""
+    return fields_of(value, {'ingested': _is_place, **dict.fromkeys(counts, is_number)})
 
 
 def _is_place(field: Any) -> bool:
