@@ -503,3 +503,41 @@ def test_lost_progress_is_told_again_by_an_idle_learner(store, lost, monkeypatch
     assert lead.caught_up(0.0)
     assert store.get(PROGRESS).header['ingested'] == list(entry.id)
     learner._feed.wake()
+
+
+@pytest.mark.parametrize('has_chain', [True, False])
+def test_resumed_learner_reads_what_got_the_numbers_it_committed(store, tmp_path, has_chain):
+    """It was killed before its ack, and the server went back: another collector's chunks have those numbers now."""
+
+    def learner():
+        position = Position()
+        buffer_ = StoreBuffer(1000, seed=0)
+        made = Learner(store.another(), buffer_, position=position)
+        position.keep_in(made._plan.replay, str(tmp_path / 'replay'), 'r')
+        made._reader = position.reader(store.another(), STREAM, 'learner')
+        return made, buffer_
+
+    made, buffer_ = learner()
+    killed, other = store.another(), store.another()
+    write_all([ChunkWriter(killed, STREAM)], range(1))
+    before = store.snapshot()
+    write_all([ChunkWriter(killed, STREAM)], range(1, 4))
+    made._reader.ack = lambda *args: None
+    made.take()
+    if not has_chain:  # as a version before this one committed it
+        note = dict(buffer_.committed)
+        assert note.pop('chain')
+        buffer_.commit(note)
+    buffer_.close()
+    killed._writer._lanes.clear()
+    store._memory.go_back(before)
+    write_all([ChunkWriter(other, STREAM)], range(10, 13))
+    made, buffer_ = learner()
+    assert made._position.is_resumed
+    made._reader.advance(made._position.cursor, PROGRESS, {})
+    made.take()
+    rows = sorted(int(item.data.time) for item in buffer_)
+    assert rows[:4] == [0, 1, 2, 3], 'a note without a chain is read'
+    if has_chain:
+        assert rows[4:] == [10, 11, 12]
+    buffer_.close()
