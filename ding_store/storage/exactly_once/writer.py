@@ -33,6 +33,11 @@ logger = logging.getLogger(__name__)
 _TURN_S = 1.0
 #: So often it looks whether who holds the lock waits for room, once its own time is over.
 _LOOK_EVERY_S = 0.05
+#: So many streams may be written to more than live, and for so long, before those that were deleted are forgotten.
+SPARE_LANES = 64
+FORGET_EVERY_S = 3600.0
+#: Of so many deleted streams it is known at which sequence this writer was: a reader that outlived them knows it, too.
+MAX_ENDED = 10_000
 
 WaitForRoom = Callable[[str, int, float], Optional[Room]]
 
@@ -90,12 +95,15 @@ class Lane:
         options: StreamOptions,
         announce: Callable[[Announcement], Verdict],
         fill: Optional[Callable[[Fill], None]] = None,
+        start: int = 0,
     ) -> None:
         self.lock = _Lock()
+        self.is_dropped = False  # Another lane may be in its place by now.
+        self.is_continued = False  # behind a lane of this stream that was dropped
         self.options = options
         self.may_drop = options.overflow == 'drop_oldest'  # what nobody has acked
         self._compression = Choice()
-        self.outbox = Outbox(stream, announce, options.max_pending_bytes, self.may_drop, fill)
+        self.outbox = Outbox(stream, announce, options.max_pending_bytes, self.may_drop, fill, start)
         self.is_waiting = False  # whether who holds the lock waits for room
         self._dropping = False
         self._num_dropped = 0
@@ -194,19 +202,30 @@ class Writer:
         self._leave = leave
         self._lanes: Dict[str, Lane] = {}
         self._lanes_lock = threading.Lock()
+        self._max_lanes, self._forgot_at = SPARE_LANES, time.monotonic()
+        self._ended: Dict[str, int] = {}  # stream of which the lane was dropped -> our last sequence
+        self._ended_before = 0  # the highest of those that are no longer listed
         self._checked_at = time.monotonic()
         self._is_concluded = False
 
     def append(self, stream: str, payload: Payload, timeout_s: Optional[float]) -> EntryId:
-        lane = self._lane(stream)
-        if payload.size > lane.options.max_pending_bytes:
+        options = self._options.of(stream)
+        if payload.size > options.max_pending_bytes:
             raise StreamFull(
-                f'one entry of {payload.size} bytes is over max_pending_bytes ({lane.options.max_pending_bytes}) '
+                f'one entry of {payload.size} bytes is over max_pending_bytes ({options.max_pending_bytes}) '
                 f'of stream {stream!r}'
             )
-        deadline = time.monotonic() + (lane.options.max_block_s if timeout_s is None else timeout_s)
-        with lane.held(deadline):
-            return self._append(lane, payload, deadline)
+        deadline = time.monotonic() + (options.max_block_s if timeout_s is None else timeout_s)
+        while True:
+            lane = self._lane(stream)
+            with lane.held(deadline):
+                if not lane.is_dropped:
+                    is_new = not lane.outbox.has_written
+                    place = self._append(lane, payload, deadline)
+                    break
+        if is_new and self._is_time_to_forget():
+            self._forget_deleted()
+        return place
 
     def check(self, now: bool = False) -> None:
         """
@@ -222,7 +241,9 @@ class Writer:
 
     def check_stream(self, stream: str, wait_s: float = 0.0) -> None:
         """The same for one stream, now; its lock is waited for up to ``wait_s``."""
-        self._check(self._lane(stream), wait_s, also_empty=True)
+        lane = self._lanes.get(stream)
+        if lane is not None:
+            self._check(lane, wait_s, also_empty=True)
 
     def learn(self, stream: str, wait_s: float) -> None:
         """Hear which entries are acked, waiting up to ``wait_s`` for acks that we have not heard of."""
@@ -243,8 +264,9 @@ class Writer:
         return self._lane(stream).outbox.host
 
     def planes(self, streams: Iterable[str]) -> Dict[str, int]:
-        """stream -> the plane that it was on when we last heard."""
-        return {stream: self._lane(stream).outbox.plane for stream in streams}
+        """stream -> the plane that it was on when we last heard; without those of which nothing is known."""
+        lanes = {stream: self._lanes.get(stream) for stream in streams}
+        return {stream: lane.outbox.plane for stream, lane in lanes.items() if lane is not None}
 
     def publish(self, wait_s: float) -> bool:
         """
@@ -315,15 +337,47 @@ class Writer:
         if lane is None:
             return
         with lane.tried(0.0) as is_held:
-            if is_held:
+            if is_held and not lane.is_dropped:
                 lane.outbox.let_all_go()
-                if lane.outbox.may_leave:
-                    self._leave(stream, lane.outbox.admission)
+                self._drop(lane)
+
+    def _is_time_to_forget(self) -> bool:
+        return len(self._lanes) > self._max_lanes or time.monotonic() - self._forgot_at > FORGET_EVERY_S
+
+    def _forget_deleted(self) -> None:
+        """Drop what is known of streams that others deleted. Behind an append, which its caller must not hear fail."""
+        self._forgot_at = time.monotonic()
+        with suppress(StoreError):
+            for lane in self._all_lanes():
+                self._check(lane, also_empty=True)
+        self._max_lanes = 2 * len(self._lanes) + SPARE_LANES
+
+    def _drop(self, lane: Lane) -> None:
+        """Its stream was deleted, and this thread holds its lock. It stays if there is something to bring."""
+        stream = lane.outbox.stream
+        if lane.outbox.may_leave:
+            self._leave(stream, lane.outbox.admission)
+        with self._lanes_lock:
+            if len(lane.outbox) or self._lanes.get(stream) is not lane:
+                return
+            lane.is_dropped = True
+            del self._lanes[stream]
+            self._ended.pop(stream, None)  # It is the last from now on.
+            self._ended[stream] = lane.outbox.sequence
+            while len(self._ended) > MAX_ENDED:
+                self._ended_before = max(self._ended_before, self._ended.pop(next(iter(self._ended))))
+
+    def has_lane(self, stream: str) -> bool:
+        """Whether there is anything to know of what this writer has in a stream."""
+        return stream in self._lanes
 
     def _lane(self, stream: str) -> Lane:
         with self._lanes_lock:
             if stream not in self._lanes:
-                self._lanes[stream] = Lane(stream, self._options.of(stream), self._announce, self._fill)
+                start = self._ended.get(stream, self._ended_before)
+                lane = Lane(stream, self._options.of(stream), self._announce, self._fill, start)
+                lane.is_continued = stream in self._ended
+                self._lanes[stream] = lane
             return self._lanes[stream]
 
     def _all_lanes(self) -> List[Lane]:
@@ -334,6 +388,8 @@ class Writer:
         with lane.tried(wait_s) as is_held:
             if not is_held:
                 return False
+            if lane.is_dropped:
+                return True
             lane.outbox.check()
             with suppress(Refused):
                 lane.outbox.flush(is_last=True)
@@ -349,10 +405,13 @@ class Writer:
         if not (also_empty or len(lane.outbox)):
             return
         with lane.tried(wait_s) as is_held:
-            if not is_held:
+            if not is_held or lane.is_dropped:
                 return
             try:
                 lane.outbox.check()
+                if lane.outbox.is_over and not len(lane.outbox):
+                    self._drop(lane)
+                    return
                 lane.outbox.flush(is_last=self._is_concluded)
             except Refused:
                 pass  # Entries never accepted may wait for room; the next append waits with them.
@@ -381,6 +440,8 @@ class Writer:
     def _bring(self, lane: Lane, deadline: float) -> None:
         """Announce all that is queued, waiting for room."""
         outbox, options = lane.outbox, lane.options
+        if self._is_concluded and lane.is_continued and not outbox.has_written:
+            raise _Retired(f'this process had appended its last to {outbox.stream!r}, which was deleted before')
         is_full = f'stream {outbox.stream!r} holds max_pending_bytes ({options.max_pending_bytes})'
         while True:
             try:
