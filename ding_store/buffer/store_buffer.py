@@ -394,6 +394,8 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             - NotEnoughSpace, SchemaMismatch: The elements do not fit. Whatever is raised, the buffer is unchanged.
         """
         counts = files.load(file_name, self._elements)
+        with self.table.index.lock:
+            self.table.index.tell_loaded()
         self._tell_served()
         if self.limiter is not None:
             # Row numbers are the file's from here on; the counts, too, if it has any.

@@ -37,6 +37,9 @@ class RowListener:
     def cleared(self) -> None:
         """All rows left."""
 
+    def loaded(self) -> None:
+        """All rows that there are now came from a file of ``save_data``, perhaps another run's."""
+
     def settled(self, slots: Array) -> None:
         """An exception came when rows left these slots, or came to them: ``removed`` or ``published`` may have run."""
 
@@ -194,6 +197,11 @@ class RowIndex:
                 listener.cleared()
 
         finish(forget)
+
+    def tell_loaded(self) -> None:
+        """Behind what replaced all rows by those of a file."""
+        for listener in self._listening():
+            listener.loaded()
 
     def oldest(self, num_rows: int) -> Array:
         """Slots of the oldest live rows, as many as there are up to ``num_rows``; a copy."""
