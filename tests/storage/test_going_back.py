@@ -290,7 +290,6 @@ def test_what_only_a_dead_writer_had_is_counted(server, opened, aged, monkeypatc
     assert reader.num_lost == 4 - num_read
 
 
-@pytest.mark.parametrize('aged', [Reload, Failback, Swap, Restart], ids=lambda way: way.__name__, indirect=True)
 def test_going_back_under_load_loses_nothing(server, opened, aged):
     stores, reader = [opened(check_every_s=0.1) for _ in range(2)], Reader(opened(), STREAM, 'learner')
     counts, is_over = [0, 0], threading.Event()
