@@ -308,11 +308,12 @@ def reuse_numbers(machine, how):
 @pytest.mark.parametrize('fault', ['before', 'after'])
 def test_append_without_a_reply_is_taken_once(fault):
     with MemoryDelivery().open() as store:
+        store.append(STREAM, {}, chunk(0))
         store.fault = fault
         with pytest.raises(AppendUnsettled):
-            store.append(STREAM, {}, chunk(0))
-        store.append(STREAM, {}, chunk(1))
-        assert [number_of(entry) for entry in store.read(STREAM)] == [0, 1]
+            store.append(STREAM, {}, chunk(1))
+        store.append(STREAM, {}, chunk(2))
+        assert [number_of(entry) for entry in store.read(STREAM)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize('how', ['lose_the_newest_changes', 'go_back'])
