@@ -114,6 +114,20 @@ def test_the_limiter_counts_on(tmp_path: Path) -> None:
     buffer.close()
 
 
+def test_limiter_counts_the_last_sample_before_a_restart(tmp_path: Path) -> None:
+    def opened() -> StoreBuffer:
+        limiter = RateLimiter(2, samples_per_insert=2, error_buffer=30, max_insert=9, max_sample=6, timeout_s=0)
+        return StoreBuffer(6, path=str(tmp_path), limiter=limiter)
+
+    buffer = opened()
+    buffer.extend(columns(6))
+    buffer.sample_batch(5)
+    buffer.close()
+    buffer = opened()
+    assert buffer.limiter.state() == {'num_inserts': 6, 'num_samples': 5}
+    buffer.close()
+
+
 def test_views_with_names_keep_their_own(tmp_path: Path) -> None:
     def opened() -> tuple:
         buffer = StoreBuffer(10, path=str(tmp_path), sampler=Prioritized(epsilon=0.0))

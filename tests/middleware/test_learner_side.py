@@ -30,9 +30,9 @@ from ding_store.middleware.learner_side import LearnerSide  # noqa: E402
 from ding_store.middleware.position import Position  # noqa: E402
 from ding_store.middleware.side import STREAM  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
-from ding_store.storage.base import EntryId  # noqa: E402
+from ding_store.storage.base import Entry, EntryId  # noqa: E402
 from ding_store.storage.exactly_once.reader import Reader  # noqa: E402
-from ding_store.storage.testing import eventually  # noqa: E402
+from ding_store.storage.testing import WAIT_S, eventually  # noqa: E402
 
 
 @pytest.fixture
@@ -289,6 +289,41 @@ def test_steps_around_a_loss_are_no_neighbours(direct):
         ids = np.array([int(item.data.env_data_id) for item in buffer_])
         assert len(np.unique(ids[ids & 1 == 0])) == 2, 'one run before the loss, one behind it'
         assert len(np.unique(ids[ids & 1 == 1])) == 1, 'nothing of the other is lost'
+
+
+def test_steps_around_the_loss_of_one_chunk_are_no_neighbours():
+    position, runs = Position(), []
+    for sequence in (1, 2, 4, 5):
+        arrays = {'env_data_id': np.zeros(1, np.int64)}
+        entry = Entry(STREAM, EntryId('epoch', sequence), 'writer', sequence, {**HEADER, 'rows': 1}, arrays)
+        runs.append(int(position.take(entry).arrays['env_data_id'][0]))
+    assert runs[0] == runs[1] != runs[2] == runs[3]
+
+
+def test_position_is_committed_before_collectors_hear_of_it(store, tmp_path):
+    """A chunk without rows: its position is committed by itself."""
+    buffer_, known = StoreBuffer(20), []
+    made = Learner(store, buffer_)
+    made._plan.count = buffer_.count
+    learner = LearnerSide.__new__(LearnerSide)
+    vars(learner).update(_position=Position(), _decoder=made._decoder, _member=made._member, _plan=made._plan)
+    learner._session = SimpleNamespace(
+        store=store,
+        config=StoreConfig(),
+        replay_path=str(tmp_path / 'replay'),
+        checkpoints=SimpleNamespace(run='r'),
+        figures=lambda **_: None,
+        finished=True,
+    )
+    learner._begin(OnlineRLContext(), learner._plan)
+    ChunkWriter(store, STREAM).write([], HEADER)
+    learner._taken = learner._feed.take(1, WAIT_S)
+    learner._merge(OnlineRLContext(), list(learner._taken))
+    learner._reader.advance = lambda *_: known.append(buffer_.committed)
+    learner._send(OnlineRLContext())
+    learner._feed.wake()
+    assert [note and note['chunks'] for note in known] == [1]
+    buffer_.close()
 
 
 def test_what_is_dropped_while_it_is_held_becomes_no_rows(redis_server, tmp_path):

@@ -21,7 +21,7 @@ from ding_store.launch.progress import Figures
 from ding_store.launch.status import read_status
 from ding_store.middleware import ending
 from ding_store.middleware import members as members_module
-from ding_store.middleware.claim import _claim
+from ding_store.middleware.claim import _claim, claim_run
 from ding_store.middleware.ending import CHECKPOINTS, FINISH, RETIRE, clear_ended_run
 from ding_store.middleware.members import (
     ENV_JOINED,
@@ -518,6 +518,20 @@ def test_a_second_living_learner_of_another_launch_is_refused(store, member):
             member('collector', 2)  # may come from anywhere
         process.kill()
     member('learner')  # what is left of the other is a report that says alive
+
+
+def test_second_of_two_launches_that_claim_at_once_is_refused(store, monkeypatch):
+    with subprocess.Popen(['sleep', '60']) as process:
+
+        def late(name, *claim):
+            monkeypatch.undo()
+            store.put('launch/0', _claim(f'{pid_space()} {process.pid}'), {})  # behind our look
+            return store.put(name, *claim)
+
+        monkeypatch.setattr(store, 'put', late)
+        with pytest.raises(ConfigError, match=f'starts there .pid {process.pid}'):
+            claim_run(store, None, 0, 1.0, {})
+        process.kill()
 
 
 def test_workers_of_another_job_of_the_same_nodes_are_refused_before_its_learner_has_come(store, member):
