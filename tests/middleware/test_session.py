@@ -529,9 +529,11 @@ def test_second_of_two_launches_that_claim_at_once_is_refused(store, monkeypatch
             return store.put(name, *claim)
 
         monkeypatch.setattr(store, 'put', late)
-        with pytest.raises(ConfigError, match=f'starts there .pid {process.pid}'):
-            claim_run(store, None, 0, 1.0, {})
-        process.kill()
+        try:
+            with pytest.raises(ConfigError, match=f'starts there .pid {process.pid}'):
+                claim_run(store, None, 0, 1.0, {})
+        finally:
+            process.kill()
 
 
 def test_workers_of_another_job_of_the_same_nodes_are_refused_before_its_learner_has_come(store, member):
