@@ -33,6 +33,7 @@ def test_mutants_are_as_many_as_promised():
 @pytest.mark.parametrize('mutant', MUTANTS, ids=lambda mutant: mutant.name)
 def test_mutant_still_applies_and_its_tests_exist(mutant):
     assert mutant.applies(), f'{mutant.file} has not exactly once: {mutant.old}'
+    assert not mutant.file.startswith(mutants.COMPILED)
     assert mutant.breaks.endswith('.')
     assert mutant.tests
     for test in mutant.tests:
