@@ -240,7 +240,7 @@ def main() -> int:
     parser.add_argument('patterns', nargs='*', metavar='PATTERN', help='play those whose names match one of these')
     parser.add_argument('--list', action='store_true', help='print the mutants, and what each of them breaks')
     parser.add_argument('--jobs', type=int, default=1, metavar='N', help='mutants at a time (default: %(default)s)')
-    parser.add_argument('--deadline', type=float, default=60.0, metavar='S', help='of each (default: %(default)g s)')
+    parser.add_argument('--deadline', type=float, default=120.0, metavar='S', help='of each (default: %(default)g s)')
     parser.add_argument('--json', metavar='FILE', help='write the outcomes there')
     options = parser.parse_args()
     if options.jobs < 1:
