@@ -48,16 +48,30 @@ def choose(names: Optional[str]) -> List[str]:
 
 def _read(ways: Sequence[Way], shared: Round, number: int, num_rounds: int, num_bytes: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # what the command does when it is told to end is not for its readers
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     model = model_of(num_bytes)
     shared.begin.wait(LIMIT_S)  # until the writer listens
-    for way in ways:
-        way.open_reader(model)
-    for _ in range(num_rounds):
-        for way in ways:
-            way.read_round(shared, number)
-    for way in ways:
-        way.close()
+    steps = [(i, lambda way=way: way.open_reader(model)) for i, way in enumerate(ways)]
+    steps += [(i, lambda way=way: way.read_round(shared, number)) for i, way in enumerate(ways)] * num_rounds
+    steps += [(i, way.close) for i, way in enumerate(ways)]
+    current = 0
+    try:
+        for step in steps:
+            current = step[0]
+            step[1]()
+    except threading.BrokenBarrierError:
+        raise
+    except Exception:
+        shared.fail(current)
+        raise
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 @contextlib.contextmanager
@@ -81,11 +95,14 @@ def measure(
     num_rounds: int,
     say: Callable,
     ways_by_name: Mapping[str, Any] = WAYS,
+    told: Callable[[str], None] = lambda name: None,
 ) -> Dict[str, Any]:
     """
     Overview:
         Seconds from the beginning of ``publish`` until the last reader has loaded, and of ``publish`` itself; of all
         ways in turn, round by round, with the same readers. The first two rounds are not counted.
+    Arguments:
+        - told (:obj:`Callable`): Called with the way that is next, for whoever waits for it.
     """
     with scratch(memory_directory()) as directory:
         ways = [ways_by_name[name](directory, num_bytes, num_readers) for name in names]
@@ -94,14 +111,21 @@ def measure(
         arguments = [(of_readers, shared, number, total, num_bytes) for number in range(num_readers)]
         with _readers(_read, arguments) as readers:
             model = model_of(num_bytes)
-            for way in ways:
+            for name, way in zip(names, ways):
+                told(name)
                 way.open_writer(model)
             shared.begin.wait(LIMIT_S)
             times: Dict[str, List[Times]] = {name: [] for name in names}
             for i in range(total):
                 say(f'{num_bytes / 1e6:.0f} MB: round {i + 1} of {total}')
                 for name, way in zip(names, ways):
-                    times[name].append(way.write_round(shared, float(i + 1)))
+                    told(name)
+                    try:
+                        times[name].append(way.write_round(shared, float(i + 1)))
+                    except threading.BrokenBarrierError:
+                        if shared.failed[0] >= 0:
+                            told(names[ways.index(of_readers[shared.failed[0]])])
+                        raise
             for reader in readers:  # to end takes them some of a core
                 reader.join(LIMIT_S)
             alone = {name: _publish_alone(way) for name, way in zip(names, ways) if isinstance(way, Ours)}
@@ -195,13 +219,75 @@ def _of_size(size: int, chosen: Sequence[str], num_readers: int, num_rounds: int
     if 'in_place' in chosen:
         result['copies_of_8_readers_in_place'] = _apart(copies_in_place, size * 1_000_000)
     for names in _runs(chosen):
-        found = _apart(measure, names, size * 1_000_000, num_readers, num_rounds, say)
+        found = _measured(names, size * 1_000_000, num_readers, num_rounds)
         for figures in found.values():
+            if 'error' in figures:
+                continue
             figures['bare_s'] = found['bare']['loaded_s']
             figures['ratio_to_bare'] = figures['loaded_s'] / figures['bare_s']
         result['ways'] = {**found, **result['ways']}
     result['ways'] = {name: result['ways'][name] for name in chosen}
     return result
+
+
+class WayFailed(StoreError):
+    """Inside this module: a way that failed, or was not done in time."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f'{name}: {reason}')
+        self.name, self.reason = name, reason
+
+
+def _measured(names: List[str], *arguments: Any) -> Dict[str, Any]:
+    """As ``measure``; a way that fails has an ``error``, and the others are measured again without it."""
+    failed: Dict[str, Any] = {}
+    while True:
+        try:
+            found = _attempt([name for name in names if name not in failed], *arguments)
+            return {**found, **failed}
+        except WayFailed as error:
+            if error.name == 'bare':
+                raise
+            failed[error.name] = {'error': error.reason}
+            say(f'{error}; the others are measured without it')
+
+
+def _attempt(names: List[str], *arguments: Any) -> Dict[str, Any]:
+    """``measure`` in a process of its own: nng does not let the one that has used it fork again."""
+    ours, theirs = FORK.Pipe()
+    process = FORK.Process(target=_report, args=(theirs, names, *arguments))
+    process.start()
+    theirs.close()  # so that the end of a process that dies is seen here
+    current = names[0]
+    try:
+        while True:
+            if not ours.poll(2 * LIMIT_S):
+                raise WayFailed(current, f'not done within {2 * LIMIT_S:.0f} s')
+            kind, what = ours.recv()
+            if kind == 'failed':
+                raise WayFailed(current, what)
+            if kind == 'done':
+                return dict(what)
+            current = what
+    except EOFError:
+        raise WayFailed(current, 'its process died') from None
+    finally:
+        process.join(1.0)
+        process.terminate()
+        process.join(5.0)
+        process.kill()
+        process.join()
+
+
+def _report(control: Any, names: List[str], *arguments: Any) -> None:
+    try:
+        found = measure(names, *arguments, say, told=lambda name: control.send(('way', name)))
+    except threading.BrokenBarrierError:
+        control.send(('failed', f'a reader failed, or was not done within {LIMIT_S:.0f} s: see above'))
+    except Exception as error:  # noqa: BLE001 - of whatever peer it is
+        control.send(('failed', f'{type(error).__name__}: {error}'))
+    else:
+        control.send(('done', found))
 
 
 def _runs(chosen: Sequence[str]) -> List[List[str]]:
@@ -247,6 +333,9 @@ def render(result: Dict[str, Any]) -> str:
         f'{"publish":>8} {"CPU":>8} {"alone":>8} {"CPU":>8}',
     ]
     for name, found in result['ways'].items():
+        if 'error' in found:
+            lines.append(f'  {WAYS[name].title:<24} failed: {found["error"]}')
+            continue
         numbers = [f'{found[key] * 1e3:>8.1f}' for key in ('loaded_s', 'p90_s', 'max_s')]
         calls = ('publish_s', 'cpu_s', 'publish_without_readers_s', 'cpu_without_readers_s')
         numbers += [f'{found["ratio_to_bare"]:>6.2f}', *(f'{found[key] * 1e3:>8.1f}' for key in calls if key in found)]

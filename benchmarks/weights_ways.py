@@ -54,6 +54,12 @@ class Round:
         self.begin, self.announced = FORK.Barrier(num_readers + 1), FORK.Barrier(num_readers + 1)
         self.done_at = FORK.Array('d', num_readers, lock=False)
         self.sums = FORK.Array('d', num_readers, lock=False)
+        self.failed = FORK.Array('i', [-1], lock=False)  # the way that a reader failed in, of those that share readers
+
+    def fail(self, way: int) -> None:
+        self.failed[0] = way
+        for barrier in (self.begin, self.announced):
+            barrier.abort()
 
 
 class Way:

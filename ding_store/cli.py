@@ -135,7 +135,7 @@ def _groups_text() -> str:
     return '\n'.join([*lines, '', 'Each command has its own help: ding-store COMMAND --help'])
 
 
-def _add_command(commands: argparse._SubParsersAction, name: str, text: str, example: str, **kwargs: str) -> Any:
+def _add_command(commands: argparse._SubParsersAction, name: str, text: str, example: str, **kwargs: Any) -> Any:
     """Add a command with a description and an example."""
     return commands.add_parser(
         name,

@@ -401,6 +401,8 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             - NotEnoughSpace, SchemaMismatch: The elements do not fit. After any error the buffer is unchanged.
         """
         counts = save_files.load(file_name, self._elements)
+        with self.table.index.lock:
+            self.table.index.tell_loaded()
         self._tell_served()
         if self.limiter is not None:
             # Row numbers now continue those of the file. The counts do the same if the file has counts.

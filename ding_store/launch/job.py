@@ -25,7 +25,7 @@ from ding_store.launch.router import FIRST_IDS, ROLES, new_addresses, remove_add
 from ding_store.launch.termination import signals_as_interrupt
 from ding_store.launch.user_script import UserScript, exit_process, preload
 from ding_store.middleware.claim import check_script, claim_run
-from ding_store.middleware.ending import CHECKPOINTS, FINISH, clear_ended_run, retire, silence_s
+from ding_store.middleware.ending import FINISH, checkpoints_of, clear_ended_run, end_of, retire, silence_s
 from ding_store.middleware.last_checkpoint import ARRIVE_S, SAVE_S, is_saving
 from ding_store.middleware.members import ENV_LAUNCHED, Members, launch
 from ding_store.middleware.run_session import RunSession
@@ -192,11 +192,11 @@ class Job:
     def _say_how_to_resume(self, store: Store) -> None:
         try:
             with store.nonblocking():
-                checkpoints = store.get(CHECKPOINTS)
+                checkpoints = checkpoints_of(store)
         except StoreError:
             checkpoints = None
         if checkpoints is not None:
-            self.say(f'its checkpoints are in {checkpoints.header["path"]}; run the same command again to resume')
+            self.say(f'its checkpoints are in {checkpoints["path"]}; run the same command again to resume')
 
     def _end_rest(self) -> None:
         """Whatever became of the launcher, no process of it stays behind, nor the places where they listened."""
@@ -347,8 +347,8 @@ class Job:
         if code > 0:
             self.say(_tail(process.log))
         if process.role == 'collector':
-            end = session.store.get(FINISH)
-            if end is not None and not end.header['failed']:
+            end = end_of(session.store)
+            if end is not None and not end.failed:
                 return None  # the run had what it wanted, however long the others took to leave before it was seen
             if any(p.role == 'collector' and p.code is None for p in self.processes):
                 self.say(f'the run goes on without it; this adds another:\n  {self._join_command()}')
@@ -368,8 +368,8 @@ class Job:
 
     def _was_told_to_leave(self, session: RunSession) -> bool:
         """Whether it was ended by us, of a run that ended in order: an evaluation may take longer than we wait."""
-        end = session.store.get(FINISH)
-        return self.is_hurrying and end is not None and not end.header['failed']
+        end = end_of(session.store)
+        return self.is_hurrying and end is not None and not end.failed
 
     def _may_restart(self, code: int, session: RunSession) -> bool:
         limit = self._max_restarts(session.store)
@@ -385,9 +385,9 @@ class Job:
     @staticmethod
     def _max_restarts(store: Store) -> Optional[int]:
         """None where nothing makes checkpoints."""
-        checkpoints = store.get(CHECKPOINTS)
+        checkpoints = checkpoints_of(store)
         if checkpoints is not None:
-            return int(checkpoints.header['max_restarts'])
+            return int(checkpoints['max_restarts'])
         # A server that lost its memory knows of none, but what the learner had to report it has again.
         learners = Members(store).refresh().of('learner')
         limit: Optional[int] = learners[-1].figures.get('max_restarts') if learners else None
@@ -427,8 +427,8 @@ class Job:
     def _give_up(self, process: Process, how: str, session: RunSession) -> None:
         self.failed = f'{process.title} {how}'
         session.finish(self.failed, failed=True)
-        end = session.store.get(FINISH)  # perhaps the process itself had said that it failed
-        if end is not None and end.header['failed']:
+        end = end_of(session.store)  # perhaps the process itself had said that it failed
+        if end is not None and end.failed:
             self.say(
                 f'the run ends: it cannot go on without its {process.role}. Its data is kept; run it again to resume'
             )

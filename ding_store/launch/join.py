@@ -15,7 +15,7 @@ from ding_store.launch.router import activate, claim_node_id, deactivate, new_ad
 from ding_store.launch.status import check_running
 from ding_store.launch.user_script import UserScript
 from ding_store.middleware.claim import claim_role, starting
-from ding_store.middleware.ending import FINISH, silence_s
+from ding_store.middleware.ending import end_of, silence_s
 from ding_store.middleware.members import ENV_JOINED, ENV_LAUNCHED, STREAM, Members, launch
 from ding_store.middleware.run_session import RunSession
 from ding_store.middleware.waiting import SLICE_S
@@ -35,9 +35,9 @@ def join(config: StoreConfig, role: str, node_id: Optional[int], script: UserScr
     if not wait:
         check_running(config)
     with RunSession(config).store as store:
-        end = store.get(FINISH)
+        end = end_of(store)
         if end is not None:
-            raise ConfigError(f'run {config.run!r} has ended: {end.header["reason"]}')
+            raise ConfigError(f'run {config.run!r} has ended: {end.reason}')
         found = None if wait else living(store, config)
         claim_role(store, role, silence_s(config.heartbeat_s))
         if node_id is None:

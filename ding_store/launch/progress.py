@@ -44,13 +44,11 @@ class Figures:
     def of(cls, members: Members) -> Figures:
         learner = _newest(members.of('learner'))
         evaluator = _newest(members.of('evaluator'))
-        collectors = members.of('collector')
         figures = cls(
             rows_appended=int(members.total('collector', 'rows')),
             env_step=int(members.total('collector', 'env_step')),
         )
-        began = [m.figures['began_s'] for m in collectors if 'began_s' in m.figures]
-        figures.began_s = min(began) if began else None
+        figures.began_s = members.began_s('collector')
         for each in members.of('learner'):
             # One that went on with the replay of those before it counts all of their rows.
             before = 0 if each.figures.get('is_resumed') else figures.rows_ingested
@@ -59,7 +57,7 @@ class Figures:
         figures.entries_corrupt = int(members.total('learner', 'corrupt'))
         # What a killed collector appended after its last report is counted where it was taken. Of those that left the
         # reports are complete: there the two counts stay apart, and their difference is a fault to be seen.
-        figures.collectors_not_left = len(members.of('collector', 'alive'))
+        figures.collectors_not_left = members.num_not_left('collector')
         if figures.collectors_not_left:
             figures.rows_appended = max(figures.rows_appended, figures.rows_ingested)
         if learner is not None:
@@ -83,9 +81,9 @@ class Figures:
 
     def _measure_loop_of(self, learner: dict) -> None:
         """Of one that was started again: times, and so rates, are those of its own loop, totals those of all lives."""
-        self.began_s, self.began_iter = learner['began_s'], learner['began_iter']
+        self.began_s, self.began_iter = learner['began_s'], learner.get('began_iter', 0)
         # One that did not go on with the counts of those before it has counted from 0: its steps are the last of all.
-        self.began_step = self.env_step - (learner.get('env_step', 0) - learner['began_step'])
+        self.began_step = self.env_step - (learner.get('env_step', 0) - learner.get('began_step', 0))
 
     @property
     def loop_s(self) -> float:

@@ -14,7 +14,7 @@ from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError
 from ding_store.launch.printing import printable
 from ding_store.launch.progress import Figures
-from ding_store.middleware.ending import FINISH
+from ding_store.middleware.ending import end_of
 from ding_store.middleware.members import Member, Members
 from ding_store.middleware.run_session import RunSession
 from ding_store.storage.base import Store
@@ -80,14 +80,14 @@ def read_status(store: Store, rate_s: float) -> Dict[str, Any]:
     time.sleep(rate_s)
     after, seconds = Figures.of(members.refresh()), time.monotonic() - began
     info = store.info()
-    finish = store.get(FINISH)
+    end = end_of(store)
     seconds = max(seconds, 1e-9)
     rates = {name: (getattr(after, name) - getattr(before, name)) / seconds for name in ('env_step', 'train_iter')}
     return {
         'run': info.run,
         'store': info.address,
         'server': info.server,
-        'finished': str(finish.header.get('reason')) if finish else None,
+        'finished': end.reason if end else None,
         'figures': asdict(after),
         'rates_per_s': rates,
         'members': [_as_seen(member) for member in members.by_id.values()],

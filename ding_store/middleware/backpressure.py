@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Optional
 
-from ding_store.storage.base import EntryId, Store
+from ding_store.middleware.foreign import fields_of, is_count, is_number
+from ding_store.storage.base import EntryId, Header, Store, Value
 
 #: The learner's news, once per iteration: ``ingested``, the last entry that it took, and its counts.
 PROGRESS = 'progress'
+
+
+def progress_of(value: Optional[Value], *counts: str) -> Optional[Header]:
+    """What the learner says of its progress, if it was the learner that put this, with these counts."""
+    return fields_of(value, {'ingested': _is_place, **dict.fromkeys(counts, is_number)})
+
+
+def _is_place(field: Any) -> bool:
+    return isinstance(field, list) and len(field) == 2 and isinstance(field[0], str) and is_count(field[1])
 
 
 class Backpressure:
@@ -37,7 +47,10 @@ class Backpressure:
         if value is None:
             return None
         self._version = value.version
-        ingested = EntryId(*value.header['ingested'])
+        progress = progress_of(value)
+        if progress is None:
+            return None
+        ingested = EntryId(*progress['ingested'])
         # Word of a learner that was thought dead may come after that of its successor: the later one stays.
         is_late = self._ingested is not None and ingested.epoch == self._ingested.epoch and ingested < self._ingested
         if not is_late:

@@ -12,7 +12,7 @@ from ding_store.buffer.table.narrowing import candidates, narrowed_columns, wide
 from ding_store.columns import NotColumnar, Schema
 from ding_store.errors import ConfigError, SchemaMismatch, VersionConflict
 from ding_store.middleware.pickled_chunks import add_offsets, is_pickled, pickled, unpickled, what_is_wrong
-from ding_store.storage.base import Entry, EntryId, Store
+from ding_store.storage.base import Entry, EntryId, Store, Value
 from ding_store.storage.encoding.framing import corrupt_entry
 
 #: One schema per stream, agreed by the first append and checked on every other.
@@ -115,7 +115,7 @@ class ChunkWriter:
         name = SCHEMA_VALUE.format(stream=self._stream)
         for _ in range(100):
             value = self._store.get(name)
-            agreed = Schema.from_json(value.header['schema']) if value else None
+            agreed = self._agreed(value)
             try:
                 merged = agreed.merge(mine) if agreed else mine
             except SchemaMismatch as error:
@@ -130,6 +130,18 @@ class ChunkWriter:
             self._schema, self._text = merged, json.dumps(merged.to_json())
             return
         raise ConfigError(f'the schema of stream {self._stream!r} keeps changing; are its writers of one pipeline?')
+
+    @staticmethod
+    def _agreed(value: Optional[Value]) -> Optional[Schema]:
+        try:
+            schema: Any = None if value is None else value.header.get('schema')
+            return None if value is None else Schema.from_json(schema)
+        except SchemaMismatch as error:
+            assert value is not None
+            raise SchemaMismatch(
+                f'value {value.name!r} is not what a collector of this version puts there: {error}. Delete it, and '
+                'give what another program puts another name'
+            ) from error
 
 
 class ChunkDecoder:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Sequence
 
 from ding_store.errors import ConfigError, VersionConflict
-from ding_store.middleware.ending import FINISH
+from ding_store.middleware.ending import end_of
+from ding_store.middleware.foreign import fields_of, is_count, is_text
 from ding_store.middleware.members import STREAM as REPORTS
 from ding_store.middleware.members import Member, Members, launch, pid_space
 from ding_store.storage.base import Store
@@ -22,6 +23,8 @@ Identity = Mapping[str, Optional[str]]
 SINGLE_ROLES = ('learner', 'evaluator')
 #: A value per launch: its claim, under its first node.
 _LAUNCH = 'launch/'
+#: What each claim says.
+_CLAIM = {'launch': is_text, 'pid_space': is_text, 'pid': is_count, 'birth': is_text, 'host': is_text}
 
 
 def claim_run(store: Store, role: Optional[str], first_node: int, silent_s: float, script: Identity) -> None:
@@ -45,12 +48,13 @@ def claim_run(store: Store, role: Optional[str], first_node: int, silent_s: floa
         _refuse(store, members.reporting(None, silent_s, lambda m: m.launch != mine and m.role in single))
     while True:
         held = store.get(f'{_LAUNCH}{first_node}')
-        if held is not None and held.header['launch'] == mine:
+        known = fields_of(held, _CLAIM) or {}
+        if known and known['launch'] == mine:
             return
-        if held is not None:
-            _refuse(store, _living(held.header, first_node, members, silent_s))
-            _check_script(store, held.header, script)
-        known = {} if held is None else {key: held.header.get(key) for key in ('script', 'config')}
+        if known:
+            _refuse(store, _living(known, first_node, members, silent_s))
+            _check_script(store, known, script)
+        known = {key: known.get(key) for key in ('script', 'config')} if known else {}
         said = known if script.get('script') in (None, known.get('script')) else {}
         try:
             claim = {**_claim(mine), **said, **{key: value for key, value in script.items() if value}}
@@ -63,9 +67,9 @@ def claim_run(store: Store, role: Optional[str], first_node: int, silent_s: floa
 def starting(store: Store) -> Optional[str]:
     """A launch of this host that lives, if one has claimed nodes of this run: its first member may be still to come."""
     for name in store.info().values:
-        held = store.get(name) if name.startswith(_LAUNCH) else None
-        if held is not None and _is_here(held.header):
-            return _title(held.header)
+        held = fields_of(store.get(name), _CLAIM) if name.startswith(_LAUNCH) else None
+        if held is not None and _is_here(held):
+            return _title(held)
     return None
 
 
@@ -92,9 +96,9 @@ def check_script(store: Store, first_node: int, script: Identity) -> None:
     Raises:
         - ConfigError: It was another one's, whose experience and weights are of no use to this one.
     """
-    end, held = store.get(FINISH), store.get(f'{_LAUNCH}{first_node}')
-    if end is not None and end.header['failed'] and held is not None:
-        _check_script(store, held.header, script)
+    end, held = end_of(store), fields_of(store.get(f'{_LAUNCH}{first_node}'), _CLAIM)
+    if end is not None and end.failed and held is not None:
+        _check_script(store, held, script)
 
 
 def _check_script(store: Store, claim: Mapping[str, Any], script: Identity) -> None:
@@ -130,7 +134,7 @@ def claim_role(store: Store, role: str, silent_s: float) -> None:
         raise ConfigError(f'run {store.run!r} has a {role} already: {alive.title}')
     while True:
         held = store.get(f'joined/{role}')
-        claim = held.header if held is not None else None
+        claim = fields_of(held, _CLAIM)
         if claim and _is_here(claim):
             raise ConfigError(
                 f'run {store.run!r} has a {role} already: one that starts (pid {claim["pid"]} on {claim["host"]})'
@@ -156,10 +160,10 @@ def claim_part(store: Store, part: str, what: str, advice: str) -> None:
     own = _claim(launch(), f'{pid_space()} {os.getpid()}')
     while True:
         held = store.get(f'part/{part}')
-        claim = held.header if held is not None else own
-        if claim['pid'] == own['pid'] and claim['pid_space'] == own['pid_space'] and held is not None:
+        claim = fields_of(held, _CLAIM)
+        if claim and claim['pid'] == own['pid'] and claim['pid_space'] == own['pid_space']:
             return
-        if held is not None and claim['launch'] == own['launch'] and _is_here(claim):
+        if claim and claim['launch'] == own['launch'] and _is_here(claim):
             raise ConfigError(
                 f'two processes {what} of run {store.run!r}: pid {claim["pid"]} and pid {own["pid"]} on '
                 f'{own["host"]}. {advice}'

@@ -13,7 +13,7 @@ from ding.framework import task
 from ditk import logging
 
 from ding_store.errors import AppendUnsettled, ServerFull
-from ding_store.middleware.backpressure import PROGRESS, Backpressure
+from ding_store.middleware.backpressure import PROGRESS, Backpressure, progress_of
 from ding_store.middleware.chunks import ChunkWriter
 from ding_store.middleware.consumer_offset import ENV_ID
 from ding_store.middleware.ending import FINISH
@@ -88,9 +88,9 @@ class CollectorExchanger(Exchanger):
             random.seed(random.getrandbits(31) + self._seed_shift)
             self._seed_numpy()
         # Who is started again, or joins, explores as much as a run does that has come so far.
-        progress = self._session.store.get(PROGRESS)
+        progress = progress_of(self._session.store.get(PROGRESS), 'env_step')
         if progress is not None:
-            ctx.env_step = self._first_step = self._sent_steps = progress.header['env_step']
+            ctx.env_step = self._first_step = self._sent_steps = progress['env_step']
 
     def _receive(self, ctx: OnlineRLContext) -> bool:
         if self._num_chunks == 0:

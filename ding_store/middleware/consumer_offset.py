@@ -120,10 +120,10 @@ class ConsumerOffset:
             return None
         self._drop_departed()
         counts = dict(rows=self.num_rows, chunks=self.num_chunks, env_step=self.env_step, env_episode=self.env_episode)
-        cursor = None if self.cursor is None else list(self.cursor)
+        cursor, chain = (None, '') if self.cursor is None else (list(self.cursor), self.cursor.chain)
         states = dict(marks=dict(self.marks), runs=dict(self.runs), policy_versions=dict(self.policy_versions))
         heads = self._heads if self._reader is None else self._reader.heads(self.marks)
-        return dict(run=self._run, cursor=cursor, epochs=self.num_epochs, heads=heads, **states, **counts)
+        return dict(run=self._run, cursor=cursor, chain=chain, epochs=self.num_epochs, heads=heads, **states, **counts)
 
     def leave_note(self, is_open: bool) -> None:
         """Let the next push commit it, or ``commit``; ``is_open`` is False when the last push has."""
@@ -156,7 +156,8 @@ class ConsumerOffset:
     def _restore(self, note: Dict[str, Any]) -> None:
         self.marks, self.runs = dict(note['marks']), dict(note.get('runs', {}))
         self._heads = note.get('heads', {})
-        self.cursor = None if note['cursor'] is None else EntryId(*note['cursor'])
+        # Notes of versions before this one name no chain: then the place is known by its number alone.
+        self.cursor = None if note['cursor'] is None else EntryId(*note['cursor']).chained(note.get('chain', ''))
         self.policy_versions, self.num_epochs = dict(note.get('policy_versions', {})), note.get('epochs', 1)
         self.num_rows, self.num_chunks = note['rows'], note['chunks']
         self.env_step, self.env_episode = note['env_step'], note['env_episode']

@@ -8,7 +8,7 @@ from ding.framework import task
 from ditk import logging
 
 from ding_store.errors import ConfigError
-from ding_store.middleware.backpressure import PROGRESS
+from ding_store.middleware.backpressure import PROGRESS, progress_of
 from ding_store.middleware.collector_exchanger import CollectorExchanger
 from ding_store.middleware.exchanger import Exchanger
 from ding_store.middleware.learner_exchanger import LearnerExchanger
@@ -64,8 +64,12 @@ class FollowerExchanger(Exchanger):
         if value is None:
             return None
         self._version = value.version
-        for name in ('train_iter', 'env_step', 'env_episode'):
-            setattr(ctx, name, value.header[name])
+        counts = ('train_iter', 'env_step', 'env_episode')
+        progress = progress_of(value, *counts)
+        if progress is None:
+            return None
+        for name in counts:
+            setattr(ctx, name, progress[name])
         # A learner that was started again is at its last checkpoint: evaluations that are due are counted from there.
         if ctx.train_iter < ctx.last_eval_iter:
             ctx.last_eval_iter = self._last_eval_iter = ctx.train_iter

@@ -5,20 +5,51 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from typing import Any, NamedTuple, Optional
 
 from ditk import logging
 
 from ding_store.config import StoreConfig
 from ding_store.errors import CorruptPayload, VersionConflict
+from ding_store.middleware.foreign import fields_of, is_count, is_text
 from ding_store.middleware.members import Members
 from ding_store.middleware.waiting import SLICE_S
-from ding_store.storage.base import Store
+from ding_store.storage.base import Header, Store
 
 FINISH, RETIRE = 'finish', 'retire'
 #: Who clears a run waits some seconds at most for its members to leave; who has not done it by then was killed.
 CLEAR_S = 30.0
 #: A value while the learner makes checkpoints: who died may be started again.
 CHECKPOINTS = 'checkpoints'
+
+
+class End(NamedTuple):
+    """How a run ended."""
+
+    reason: str
+    failed: bool
+    parent: Any = None  # see ``members.parent_process``, of the process that ended it
+
+
+def end_of(store: Store, timeout_s: float = 0.0) -> Optional[End]:
+    """
+    Overview:
+        The end of a run; None while it goes on. One that another program put, without the fields of ours, counts as
+        that of a failed run: so its data is kept.
+    """
+    value = store.get(FINISH, timeout_s=timeout_s)
+    if value is None:
+        return None
+    reason, failed = value.header.get('reason'), value.header.get('failed')
+    if isinstance(reason, str) and isinstance(failed, bool):
+        return End(reason, failed, value.header.get('parent'))
+    said = reason if isinstance(reason, str) and reason else 'no reason'
+    return End(f'another program put the value {FINISH!r} ({said})', True)
+
+
+def checkpoints_of(store: Store) -> Optional[Header]:
+    """What the learner says of its checkpoints, where it makes some."""
+    return fields_of(store.get(CHECKPOINTS), {'path': is_text, 'max_restarts': is_count})
 
 
 def is_failing() -> bool:
@@ -51,8 +82,8 @@ def clear_ended_run(store: Store, config: StoreConfig) -> None:
         Make way for a new run where an earlier one of this name has ended: all of its data if it ended in order, only
         its end if it failed, so that its experience is taken up again.
     """
-    value, claim, gone_at = store.get(FINISH), 0, 0.0
-    while value is not None:
+    end, claim, gone_at = end_of(store), 0, 0.0
+    while end is not None:
         is_gone = claim > 0 and time.monotonic() >= gone_at
         if is_gone:
             logging.warning(f'ding_store: who was clearing run {store.run!r} is gone; doing it again')
@@ -61,31 +92,29 @@ def clear_ended_run(store: Store, config: StoreConfig) -> None:
         except VersionConflict:
             pass  # another process does it: wait for the end to vanish
         else:
-            if value.header['failed']:
-                logging.warning(
-                    f'ding_store: run {store.run!r} had failed ({value.header["reason"]}); going on with it'
-                )
+            if end.failed:
+                logging.warning(f'ding_store: run {store.run!r} had failed ({end.reason}); going on with it')
                 store.delete(FINISH)
                 store.delete(RETIRE)
             else:
                 wait_until_left(store, config.heartbeat_s)
-                _finish_checkpoints(store, value.header['reason'])
+                _finish_checkpoints(store, end.reason)
                 store.clear(last=(FINISH, RETIRE))
             return
         claimed = store.get(RETIRE, newer_than=claim, timeout_s=SLICE_S)
         if claimed is not None:
             claim, gone_at = claimed.version, time.monotonic() + CLEAR_S
-        value = store.get(FINISH)
+        end = end_of(store)
 
 
 def _finish_checkpoints(store: Store, reason: str) -> None:
     """A learner that was killed after the end of its run could not say in its directory that this had come."""
-    value = store.get(CHECKPOINTS)
-    if value is None:
+    said = checkpoints_of(store)
+    if said is None:
         return
     from ding_store.checkpoint import CheckpointDir  # torch, which not everybody here needs
 
-    directory = CheckpointDir(value.header['path'])
+    directory = CheckpointDir(said['path'])
     with contextlib.suppress(CorruptPayload):  # The learner will say so.
-        if directory.run == value.header.get('run'):  # else it is of another run, or not on this host
+        if directory.run == said.get('run'):  # else it is of another run, or not on this host
             directory.finish(reason)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 LEARNER_READER = 'learner'
 #: How long the learner waits, at the run's end, for collectors in the middle of their last chunk.
 LAST_CHUNKS_S = 3.0
+#: How often an idle learner looks whether the server still has its progress.
+LOOK_EVERY_S = 1.0
 
 
 class LearnerExchanger(Exchanger):
@@ -48,6 +50,8 @@ class LearnerExchanger(Exchanger):
     _train_iter = -1
     _away_since: Optional[float] = None
     _untold: Optional[Tuple[EntryId, Dict[str, Any]]] = None  # what was taken last, and the progress since
+    _told: Optional[Dict[str, Any]] = None  # the progress that was put last
+    _looked_at = 0.0
 
     def __init__(self, session: RunSession, skip_n_iter: int) -> None:
         super().__init__(session, skip_n_iter)
@@ -133,6 +137,7 @@ class LearnerExchanger(Exchanger):
                 self._tell()
                 self._session.store.flush()  # Those who make experience may be waiting for word of the last chunk.
                 self._pass_over_skipped()
+                self._tell_again()
             is_away = self._is_away()
         if self._paced is not None:
             return self._paced.take(timeout_s)
@@ -245,7 +250,17 @@ class LearnerExchanger(Exchanger):
         if self._untold is not None:
             ingested, progress = self._untold
             self._reader.advance(ingested, PROGRESS, progress)
-            self._untold = None
+            self._untold, self._told = None, progress
+
+    def _tell_again(self) -> None:
+        """Put a progress again that a server has lost: whoever waits for it may be all that could bring news."""
+        now = time.monotonic()
+        if self._told is None or now < self._looked_at + LOOK_EVERY_S:
+            return
+        self._looked_at = now
+        newest = self._session.store.get(PROGRESS)
+        if newest is None or newest.header.get('ingested') != self._told['ingested']:
+            self._session.store.put(PROGRESS, self._told, {})
 
     def _leave(self, ctx: OnlineRLContext) -> None:
         """What collectors had appended when the run ended still goes into the replay: the books balance."""

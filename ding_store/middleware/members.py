@@ -27,6 +27,8 @@ STREAM_OPTIONS = {STREAM: {'max_pending_bytes': 1 << 20, 'overflow': 'drop_oldes
 
 #: Who has reported nothing while the others did so many times each is no more.
 SILENT_AFTER = 10
+#: So many processes that went are known by name, and at most twice as many; of those before them only the sums.
+MAX_DEPARTED = 1000
 
 #: Set for processes of ``ding-store run --roles`` and ``join``, to their launch. Launchers retire the run, after they
 #: have read the last figures.
@@ -110,6 +112,23 @@ class Member:
         return f'{self.role} (node {self.node_id}, pid {self.pid} on {self.host})'
 
 
+@dataclass
+class _Departed:
+    """Members of a role that are no longer known by name. One that reports after all counts twice."""
+
+    sums: Dict[str, float] = field(default_factory=dict)
+    began_s: List[float] = field(default_factory=list)  # the first one's, if any
+    num_not_left: int = 0
+
+    def add(self, member: Member) -> None:
+        for name, figure in member.figures.items():
+            if name == 'began_s':
+                self.began_s = [min([figure, *self.began_s])]
+            elif name not in _FIGURES:
+                self.sums[name] = self.sums.get(name, 0) + figure
+        self.num_not_left += member.state == 'alive'
+
+
 class Members:
     """
     Overview:
@@ -121,6 +140,7 @@ class Members:
         self._store = store
         self.after: EntryId = OLDEST
         self.by_id: Dict[str, Member] = {}
+        self._departed: Dict[str, _Departed] = {}  # by role
         self._num_reports = 0
         self._reported: Dict[str, int] = {}  # which one of them was a member's last
         self._has_complained = False
@@ -132,6 +152,8 @@ class Members:
             for entry in self._read(max_entries=512):
                 self.after = entry.id
                 self._see(entry)
+        if len(self.by_id) > 2 * MAX_DEPARTED:
+            self._forget_departed()
         return self
 
     def wait(self, timeout_s: float) -> None:
@@ -239,7 +261,28 @@ class Members:
 
     def total(self, role: str, figure: str) -> float:
         """Sum of one figure over all members that ever had this role, the dead included."""
-        return sum(m.figures.get(figure, 0) for m in self.of(role))
+        return self._gone(role).sums.get(figure, 0) + sum(m.figures.get(figure, 0) for m in self.of(role))
+
+    def began_s(self, role: str) -> Optional[float]:
+        """When the first of a role began."""
+        began = [m.figures['began_s'] for m in self.of(role) if 'began_s' in m.figures]
+        return min(began + self._gone(role).began_s, default=None)
+
+    def num_not_left(self, role: str) -> int:
+        """Members of a role that live, or were killed."""
+        return len(self.of(role, 'alive')) + self._gone(role).num_not_left
+
+    def _gone(self, role: str) -> _Departed:
+        return self._departed.get(role, _Departed())
+
+    def _forget_departed(self) -> None:
+        """Keep the sums of those that went long ago. Of roles that a run has once all stay: they are few."""
+        heard = {member.id for member in self._heard()}
+        gone = [m for m in self.by_id.values() if m.id not in heard and m.role not in ('learner', 'evaluator')]
+        gone.sort(key=lambda member: self._reported[member.id])
+        for member in gone[: max(0, len(gone) - MAX_DEPARTED)]:
+            self._departed.setdefault(member.role, _Departed()).add(member)
+            del self.by_id[member.id], self._reported[member.id]
 
 
 def _member_of(header: Mapping[str, Any]) -> Optional[Member]:

@@ -22,7 +22,7 @@ from ding_store.errors import (
     VersionConflict,
 )
 from ding_store.middleware.claim import check_script, claim_run, own_identity
-from ding_store.middleware.ending import FINISH, clear_ended_run, retire, silence_s
+from ding_store.middleware.ending import FINISH, clear_ended_run, end_of, retire, silence_s
 from ding_store.middleware.members import (
     ENV_JOINED,
     ENV_LAUNCHED,
@@ -142,10 +142,10 @@ class RunSession:
 
     def _hear_of_own_end(self) -> bool:
         """A worker that comes after its own run has ended, as one of ``ditask``'s may, has nothing left to do."""
-        end, parent = self.store.get(FINISH), parent_process()
-        if end is None or parent is None or end.header.get('parent') != parent:
+        end, parent = end_of(self.store), parent_process()
+        if end is None or parent is None or end.parent != parent:
             return False
-        self._finish(end.header['reason'], end.header['failed'])
+        self._finish(end.reason, end.failed)
         return True
 
     def watch(self) -> None:
@@ -193,9 +193,9 @@ class RunSession:
         try:
             self.store.put(FINISH, {'reason': reason, 'failed': failed, 'parent': parent_process()}, {}, 0)
         except VersionConflict:
-            end = self.store.get(FINISH)
+            end = end_of(self.store)
             if end is not None:
-                reason, failed = end.header['reason'], end.header['failed']
+                reason, failed = end.reason, end.failed
         self._finish(reason, failed)
 
     def finish_here(self, reason: str) -> None:
@@ -238,10 +238,10 @@ class RunSession:
                         self.store.close_for_writing()
                         return
                 else:
-                    value = self.store.get(FINISH, timeout_s=self.config.heartbeat_s)
-                    if value is not None:
+                    end = end_of(self.store, self.config.heartbeat_s)
+                    if end is not None:
                         has_heard = True
-                        self._finish(value.header['reason'], value.header['failed'])
+                        self._finish(end.reason, end.failed)
                 if self.member is not None and not self._closing.is_set():
                     self.member.report(self.store)
                 self.is_server_full = False

@@ -19,6 +19,8 @@ DTYPES = {'float16': torch.float16, 'bfloat16': torch.bfloat16}
 _COMPILED, _DISTRIBUTED = '_orig_mod.', 'module.'
 #: So many differences between weights and a model are named.
 _MAX_NAMED = 10
+#: What a header says of the arrays, and what is meant where it does not.
+_FIELDS: Dict[str, Any] = {'shared': {}, 'others': {}, 'bfloat16': []}
 _EXTRA = '_extra_state'  # What torch calls a module's entry that is anything, set by a method of the module's.
 
 
@@ -76,6 +78,10 @@ def state_to_arrays(
     return header, arrays
 
 
+def _are_names(shared: Any, arrays: Container[str]) -> bool:
+    return isinstance(shared, dict) and all(isinstance(first, str) and first in arrays for first in shared.values())
+
+
 def _without_wrappers(own: Iterable[str], published: Collection[str]) -> Dict[str, str]:
     """What published names are in the model, if wrappers of it or of the published one are the only difference."""
     mine = {_bare(name): name for name in own}
@@ -119,9 +125,14 @@ def load_arrays(target: Union[torch.nn.Module, MutableMapping[str, Any]], value:
     own = dict(_leaves(target.state_dict() if isinstance(target, torch.nn.Module) else target))
     # Extra state is set by a method of the module: what that takes is its own matter.
     fixed = {name: entry for name, entry in own.items() if not (is_module and _is_extra(name))}
-    shared, others = value.header.get('shared', {}), value.header.get('others', {})
+    shared, others, rounded = (value.header.get(name, empty) for name, empty in _FIELDS.items())
+    if not (isinstance(others, dict) and isinstance(rounded, list) and _are_names(shared, value.arrays)):
+        raise SchemaMismatch(
+            f'the header of weights {value.name!r} version {value.version} is not one of state_to_arrays: put what '
+            'that returns'
+        )
     arrays = {**value.arrays, **{name: value.arrays[first] for name, first in shared.items()}}
-    bfloat16 = {name for name in arrays if shared.get(name, name) in value.header['bfloat16']}
+    bfloat16 = {name for name in arrays if shared.get(name, name) in rounded}
     names = _without_wrappers(own, [*arrays, *others])
     if names:
         arrays, others = ({names[name]: each for name, each in kept.items()} for kept in (arrays, others))

@@ -11,6 +11,7 @@ from ditk import logging
 
 from ding_store.errors import ConfigError, PayloadLost, ServerFull
 from ding_store.middleware.claim import claim_part
+from ding_store.middleware.foreign import is_count, is_number
 from ding_store.middleware.members import Members
 from ding_store.middleware.run_session import RunSession
 from ding_store.middleware.state_arrays import load_arrays, state_to_arrays
@@ -168,7 +169,7 @@ class WeightsSender(_WeightsExchanger):
         try:
             with best_effort(self._session.store):
                 self._claim()
-                self.version = self._session.store.put(self._value, header, arrays)
+                self.version = int(self._session.store.put(self._value, header, arrays))
                 self._published_iter, self._is_due = ctx.train_iter, False
                 self._session.set_policy_version(self._name, self.version)
                 if time.monotonic() >= self._say_at:
@@ -268,15 +269,18 @@ class WeightsReceiver(_WeightsExchanger):
         if value is None:
             return False
         # A script that puts weights itself need not say of which iteration they are: then each version is taken.
-        iteration, train_iter = value.header.get('iteration', 0), value.header.get('train_iter', 0)
+        header: Dict[str, Any] = dict(value.header)
+        counts = (header.get(name) for name in ('iteration', 'train_iter'))
+        iteration, train_iter = (int(count or 0) if is_count(count) else 0 for count in counts)
+        sent_at: Any = header.get('sent_at')
         if not self._is_of_period(iteration):
             self._seen = value.version
             return False
         load_arrays(self._model, value, self._session.config.weights_in_place)
-        self._seen = self.version = value.version
+        self._seen, self.version = value.version, int(value.version)
         self._num_iterations = 0
-        self._sent_iteration, self._sent_at = iteration, value.header.get('sent_at', time.time())
-        self._session.set_policy_version(self._name, value.version, policy_iter=train_iter)
+        self._sent_iteration, self._sent_at = iteration, sent_at if is_number(sent_at) else time.time()
+        self._session.set_policy_version(self._name, self.version, policy_iter=train_iter)
         return True
 
     def _is_of_period(self, iteration: int) -> bool:

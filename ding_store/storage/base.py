@@ -50,6 +50,29 @@ class EntryId(_Place):
         return place
 
 
+class ValueVersion(int):
+    """
+    Overview:
+        Number of a value's version that also knows which put made it. A server that goes back in time gives a number
+        twice: ``get`` and ``put`` tell the two apart by a number that they returned themselves. Equal numbers are
+        equal, whatever put made them, and a plain number is compared as that.
+    Attributes:
+        - put_id (:obj:`str`): Random, of one put; '' where it is not known.
+    """
+
+    put_id: str = ''
+
+    def __new__(cls, number: int, put_id: str = '') -> ValueVersion:
+        version = super().__new__(cls, number)
+        version.put_id = put_id
+        return version
+
+    def is_of_another_put(self, known: int) -> bool:
+        """Whether ``known`` is another number, or the number of another put."""
+        known_id = getattr(known, 'put_id', '')
+        return self != known or (known_id != '' and known_id != self.put_id)
+
+
 #: Before the oldest entry of any epoch.
 OLDEST = EntryId('', 0)
 
@@ -81,7 +104,7 @@ class Value:
     """One version of a named value; ``arrays`` are read-only."""
 
     name: str
-    version: int
+    version: int  # as read from a store a ValueVersion, to be passed on to ``get`` as it is
     header: Header
     arrays: Arrays
 
@@ -256,8 +279,9 @@ class Store(ABC):
             Publish a new version of a value: it becomes visible whole or not at all, and replaces the last one.
         Arguments:
             - expected_version (:obj:`Optional[int]`): Only when the value is at this version now; 0: does not exist.
+              One that ``get`` or ``put`` returned also has to be of the same put.
         Returns:
-            - version (:obj:`int`): 1, 2, 3, ...; grows for as long as this writer or the server lives.
+            - version (:obj:`ValueVersion`): 1, 2, 3, ...; grows for as long as this writer or the server lives.
         Raises:
             - VersionConflict: The value is at another version; nothing was written.
         """
@@ -275,7 +299,8 @@ class Store(ABC):
         """
         Overview:
             The newest version of a value if it is newer than ``newer_than``, else wait for one up to ``timeout_s``.
-            A server that lost its memory counts from 1 again: a version *below* ``newer_than`` is news, too.
+            A server that lost its memory counts from 1 again: a version *below* ``newer_than`` is news, too. So is
+            another put's version of the same number, where ``newer_than`` is the version of a value as it was read.
         """
 
     @abstractmethod

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
-from ding_store.errors import ConfigError, StoreClosed, VersionConflict
-from ding_store.storage.base import OLDEST, START, Arrays, Entry, EntryId, Header, StoreInfo, Value
+from ding_store.errors import ConfigError, StoreClosed
+from ding_store.storage.base import OLDEST, START, Arrays, Entry, EntryId, Header, StoreInfo, Value, ValueVersion
 from ding_store.storage.encoding.framing import Pieces, encode_pieces
 from ding_store.storage.encoding.value_parts import ValuePart
 from ding_store.storage.exactly_once.outbox import AppendReply, AppendRequest, Backfill, FreedCapacity, Payload
@@ -28,6 +28,7 @@ from ding_store.storage.shared_memory.transports import (
     Resolver,
     TransportStore,
     Version,
+    conflict,
     fate,
     fetch_own,
     unwatched,
@@ -157,10 +158,11 @@ class MemoryStore(TransportStore):
         self._enter()
         with self._memory.changed:
             state = self._memory.state
-            stored = state.values[name].version if name in state.values else 0
-            if expected_version is not None and expected_version != stored:
-                raise VersionConflict(f'value {name!r} is at version {stored}, not at {expected_version}')
-            version = self._versions[name] = max(stored, self._versions.get(name, 0)) + 1
+            stored = state.values[name].version if name in state.values else ValueVersion(0)
+            if expected_version is not None and stored.is_of_another_put(expected_version):
+                raise conflict(name, stored, expected_version)
+            version = ValueVersion(max(stored, self._versions.get(name, 0)) + 1, uuid.uuid4().hex)
+            self._versions[name] = version
             state.values[name] = Version(version, payload.sealed() if payload is not None else b'', reference)
             if not payload and name in state.wants:
                 state.wants[name] += 1
@@ -182,7 +184,7 @@ class MemoryStore(TransportStore):
 
         def news() -> Optional[Version]:
             found = self._memory.state.values.get(name)
-            is_news = found and (found.version != newer_than or (or_filled and found.payload))
+            is_news = found and (found.version.is_of_another_put(newer_than) or (or_filled and found.payload))
             return found if is_news else None
 
         self._wait(lambda: news() is not None, timeout_s)
@@ -196,7 +198,7 @@ class MemoryStore(TransportStore):
         self._enter()
         with self._memory.changed:
             found = self._memory.state.values.get(name)
-            if found is None or found.version != version or found.payload:
+            if found is None or found.version.is_of_another_put(version) or found.payload:
                 return False
             self._memory.state.values[name] = found._replace(payload=payload.sealed())
             self._memory.changed.notify_all()
@@ -239,7 +241,7 @@ class MemoryStore(TransportStore):
         with self._memory.changed:
             state = self._memory.state
             streams = {stream: log.info() for stream, log in state.logs.items() if not log.deleted}
-            values = {name: found.version for name, found in state.values.items()}
+            values = {name: int(found.version) for name, found in state.values.items()}
             return StoreInfo(self.address, self.run, 'memory', streams, values, dict(state.counters))
 
     def close(self) -> None:

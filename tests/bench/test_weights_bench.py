@@ -60,3 +60,43 @@ def test_bad_settings_are_refused():
     for sizes, readers in (('5,x', 1), ('0', 1), ('5', 0)):
         with pytest.raises(ConfigError, match='--'):
             main(sizes, 'bare', readers, 1, None)
+
+
+@pytest.mark.parametrize('how', ['writer raises', 'reader raises', 'writer dies', 'writer hangs'])
+def test_way_that_fails_has_a_row_that_says_so(how, monkeypatch):
+    import os
+    import time
+
+    from ding_store.bench import weights, weights_ways
+
+    class Broken(weights_ways.TorchSave):
+        title = 'a broken peer'
+
+        def publish(self):
+            if how == 'writer raises':
+                raise OSError('no such queue')
+            if how == 'writer dies':
+                os._exit(3)
+            if how == 'writer hangs':
+                time.sleep(600)
+            super().publish()
+
+        def load(self):
+            if how == 'reader raises':
+                raise OSError('no such queue')
+            super().load()
+
+    monkeypatch.setitem(weights.WAYS, 'broken', Broken)
+    monkeypatch.setattr(weights, 'LIMIT_S', 2.0)
+    monkeypatch.setattr(weights_ways, 'LIMIT_S', 2.0)
+    result = weights._of_size(1, ['bare', 'broken', 'torch'], 2, 1)
+    reason = {
+        'writer raises': 'OSError: no such queue',
+        'reader raises': 'a reader failed',
+        'writer dies': 'its process died',
+        'writer hangs': 'not done within',
+    }[how]
+    assert list(result['ways']) == ['bare', 'broken', 'torch']
+    assert reason in result['ways']['broken']['error']
+    assert result['ways']['torch']['loaded_s'] > 0
+    assert f'a broken peer            failed: {result["ways"]["broken"]["error"]}' in weights.render(result)

@@ -54,6 +54,21 @@ def test_uses_are_back_and_rows_at_the_limit_are_not(tmp_path: Path) -> None:
     buffer.close()
 
 
+def test_row_in_a_used_slot_has_no_uses_after_a_restart(tmp_path: Path) -> None:
+    def opened() -> StoreBuffer:
+        return StoreBuffer(4, path=str(tmp_path), sampler=limited(Uniform(0), max_times_sampled=3))
+
+    buffer = opened()
+    buffer.extend(columns(4))
+    buffer.sample_batch(4)
+    rows = buffer.extend(columns(3))
+    buffer.close()
+    buffer = opened()
+    assert buffer.sampler.uses_of(np.arange(3, 7)).tolist() == [1, 0, 0, 0]
+    assert rows.tolist() == [4, 5, 6]
+    buffer.close()
+
+
 def test_a_queue_goes_on(tmp_path: Path) -> None:
     buffer = StoreBuffer(20, path=str(tmp_path), sampler=Fifo(times=2))
     buffer.extend(columns(12))
@@ -96,6 +111,20 @@ def test_the_limiter_counts_on(tmp_path: Path) -> None:
     buffer.close()
     buffer = opened()
     assert buffer.limiter.state() == {'num_inserts': 10, 'num_samples': 5}
+    buffer.close()
+
+
+def test_limiter_counts_the_last_sample_before_a_restart(tmp_path: Path) -> None:
+    def opened() -> StoreBuffer:
+        limiter = RateLimiter(2, samples_per_insert=2, error_buffer=30, max_insert=9, max_sample=6, timeout_s=0)
+        return StoreBuffer(6, path=str(tmp_path), limiter=limiter)
+
+    buffer = opened()
+    buffer.extend(columns(6))
+    buffer.sample_batch(5)
+    buffer.close()
+    buffer = opened()
+    assert buffer.limiter.state() == {'num_inserts': 6, 'num_samples': 5}
     buffer.close()
 
 

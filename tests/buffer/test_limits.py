@@ -71,6 +71,48 @@ def test_rows_leave_when_they_are_too_old() -> None:
     assert buffer.count() == 4
 
 
+def versions_of(buffer: StoreBuffer) -> set:
+    with contextlib.suppress(NotEnoughData):
+        buffer.sample(1)
+    return {int(item.data['policy_version']) for item in buffer.storage}
+
+
+@pytest.mark.parametrize('is_sampled', [False, True])
+@pytest.mark.parametrize('is_told', [False, True])
+def test_loaded_rows_of_another_run_are_too_old(tmp_path: Any, caplog: Any, is_sampled: bool, is_told: bool) -> None:
+    """Versions begin anew: else each new row would leave at once, and the old ones stay for ever."""
+    path = str(tmp_path / 'saved')
+    former = StoreBuffer(50)
+    former.extend_elements([element(version) for version in (499, 500)])
+    former.save_data(path)
+    buffer = StoreBuffer(50, sampler=limited(Uniform(0), max_age=20))
+    buffer.load_data(path)
+    if is_sampled:
+        assert versions_of(buffer) == {499, 500}
+    if is_told:
+        buffer.sampler.set_version(1)
+        assert versions_of(buffer) == set()
+    buffer.extend_elements([element(1), element(2)])
+    assert versions_of(buffer) == {1, 2}
+    buffer.extend_elements([element(30)])
+    assert versions_of(buffer) == {30}
+    assert caplog.text.count('they are of another run') == 1
+
+
+def test_loaded_rows_of_the_same_run_go_on_ageing(tmp_path: Any, caplog: Any) -> None:
+    path = str(tmp_path / 'saved')
+    former = StoreBuffer(50)
+    former.extend_elements([element(version) for version in (480, 499, 500)])
+    former.save_data(path)
+    buffer = StoreBuffer(50, sampler=limited(Uniform(0), max_age=20))
+    buffer.load_data(path)
+    buffer.extend_elements([element(498)])
+    assert versions_of(buffer) == {480, 498, 499, 500}
+    buffer.extend_elements([element(501), element(3)])  # The last one is late.
+    assert versions_of(buffer) == {498, 499, 500, 501}
+    assert 'another run' not in caplog.text
+
+
 def with_groups(sampler: Any, **options: Any) -> StoreBuffer:
     """Of versions 1 to 5, 8 rows each: an episode of 4 in each of two environments."""
     buffer = StoreBuffer(50, seed=0, sampler=sampler, **options)

@@ -21,7 +21,8 @@ from learners import HEADER, Learner, step  # noqa: E402
 from ding_store.buffer import StoreBuffer, Uniform, limited  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError, CorruptPayload, SchemaMismatch  # noqa: E402
-from ding_store.middleware.backpressure import Backpressure  # noqa: E402
+from ding_store.middleware import learner_exchanger  # noqa: E402
+from ding_store.middleware.backpressure import PROGRESS, Backpressure  # noqa: E402
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter, narrowed_in  # noqa: E402
 from ding_store.middleware.collector_exchanger import CollectorExchanger  # noqa: E402
 from ding_store.middleware.consumer_offset import ConsumerOffset  # noqa: E402
@@ -29,9 +30,9 @@ from ding_store.middleware.exchanger import STREAM  # noqa: E402
 from ding_store.middleware.learner_exchanger import LearnerExchanger  # noqa: E402
 from ding_store.middleware.read_ahead import ReadAhead  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
-from ding_store.storage.base import EntryId  # noqa: E402
+from ding_store.storage.base import Entry, EntryId  # noqa: E402
 from ding_store.storage.exactly_once.reader import Reader  # noqa: E402
-from ding_store.storage.testing import eventually  # noqa: E402
+from ding_store.storage.testing import WAIT_S, eventually  # noqa: E402
 
 
 @pytest.fixture
@@ -290,6 +291,43 @@ def test_steps_around_a_loss_are_no_neighbours(direct):
         assert len(np.unique(ids[ids & 1 == 1])) == 1, 'nothing of the other is lost'
 
 
+def test_steps_around_the_loss_of_one_chunk_are_no_neighbours():
+    position, runs = ConsumerOffset(), []
+    for sequence in (1, 2, 4, 5):
+        arrays = {'env_data_id': np.zeros(1, np.int64)}
+        entry = Entry(STREAM, EntryId('epoch', sequence), 'writer', sequence, {**HEADER, 'rows': 1}, arrays)
+        runs.append(int(position.take(entry).arrays['env_data_id'][0]))
+    assert runs[0] == runs[1] != runs[2] == runs[3]
+
+
+def test_position_is_committed_before_collectors_hear_of_it(store, tmp_path):
+    """A chunk without rows: its position is committed by itself."""
+    buffer_, known = StoreBuffer(20), []
+    made = Learner(store, buffer_)
+    made._ingest_plan.count = buffer_.count
+    learner = LearnerExchanger.__new__(LearnerExchanger)
+    vars(learner).update(
+        _consumer_offset=ConsumerOffset(), _decoder=made._decoder, _member=made._member, _ingest_plan=made._ingest_plan
+    )
+    learner._session = SimpleNamespace(
+        store=store,
+        config=StoreConfig(),
+        replay_path=str(tmp_path / 'replay'),
+        checkpoints=SimpleNamespace(run='r'),
+        figures=lambda **_: None,
+        finished=True,
+    )
+    learner._begin(OnlineRLContext(), learner._ingest_plan)
+    ChunkWriter(store, STREAM).write([], HEADER)
+    learner._taken = learner._read_ahead.take(1, WAIT_S)
+    learner._merge(OnlineRLContext(), list(learner._taken))
+    learner._reader.advance = lambda *_: known.append(buffer_.committed)
+    learner._send(OnlineRLContext())
+    learner._read_ahead.wake()
+    assert [note and note['chunks'] for note in known] == [1]
+    buffer_.close()
+
+
 def test_what_is_dropped_while_it_is_held_becomes_no_rows(redis_server, tmp_path):
     """The learner trains, and what it had read ahead lies in a ring that its writer fills anew."""
     total, run = 60, f'held-{os.getpid()}'
@@ -480,3 +518,68 @@ def test_word_goes_out_of_what_was_lost_too():
         learner._pass_over_skipped()
         learner._pass_over_skipped()
     assert told == [EntryId('a', 9)]
+
+
+@pytest.mark.parametrize('lost', ['all', 'the newest'])
+def test_lost_progress_is_told_again_by_an_idle_learner(store, lost, monkeypatch):
+    """Else learner and collectors wait for each other: nothing that the learner has not seen comes to it."""
+    monkeypatch.setattr(learner_exchanger, 'LOOK_EVERY_S', 0.0)
+    learner = LearnerExchanger.__new__(LearnerExchanger)
+    learner._session = SimpleNamespace(store=store.another(), figures=lambda **_: None, finished=True)
+    learner._consumer_offset, learner._ingest_plan, learner._paced = ConsumerOffset(), None, None
+    learner._taken, learner._num_skipped = [], 0
+    learner._reader = Reader(learner._session.store, STREAM, 'learner')
+    learner._read_ahead = ReadAhead(learner._reader)
+    writer, backpressure = ChunkWriter(store, STREAM), Backpressure(store, max_lead=0)
+    with task.start(async_mode=False, ctx=OnlineRLContext()):
+        for number in range(6):
+            before = store.snapshot()
+            backpressure.appended(writer.write([step(number)], HEADER))
+            (entry,) = learner._take(1, 60)
+            learner._advance(task.ctx, entry.id)
+        assert store.get(PROGRESS).header['ingested'] == list(entry.id)
+        store.lose_memory(keep=None if lost == 'all' else before)
+        deadline = monotonic() + 60
+        while backpressure.caught_up(0.0) is None and monotonic() < deadline:
+            assert not learner._take(1, 0.1)
+    assert backpressure.caught_up(0.0)
+    assert store.get(PROGRESS).header['ingested'] == list(entry.id)
+    learner._read_ahead.wake()
+
+
+@pytest.mark.parametrize('has_chain', [True, False])
+def test_resumed_learner_reads_what_got_the_numbers_it_committed(store, tmp_path, has_chain):
+    """It was killed before its ack, and the server went back: another collector's chunks have those numbers now."""
+
+    def learner():
+        position = ConsumerOffset()
+        buffer_ = StoreBuffer(1000, seed=0)
+        made = Learner(store.another(), buffer_, position=position)
+        position.keep_in(made._ingest_plan.replay, str(tmp_path / 'replay'), 'r')
+        made._reader = position.reader(store.another(), STREAM, 'learner')
+        return made, buffer_
+
+    made, buffer_ = learner()
+    killed, other = store.another(), store.another()
+    write_all([ChunkWriter(killed, STREAM)], range(1))
+    before = store.snapshot()
+    write_all([ChunkWriter(killed, STREAM)], range(1, 4))
+    made._reader.ack = lambda *args: None
+    made.take()
+    if not has_chain:  # as a version before this one committed it
+        note = dict(buffer_.committed)
+        assert note.pop('chain')
+        buffer_.commit(note)
+    buffer_.close()
+    killed._writer._lanes.clear()
+    store._memory.go_back(before)
+    write_all([ChunkWriter(other, STREAM)], range(10, 13))
+    made, buffer_ = learner()
+    assert made._consumer_offset.is_resumed
+    made._reader.advance(made._consumer_offset.cursor, PROGRESS, {})
+    made.take()
+    rows = sorted(int(item.data.time) for item in buffer_)
+    assert rows[:4] == [0, 1, 2, 3], 'a note without a chain is read'
+    if has_chain:
+        assert rows[4:] == [10, 11, 12]
+    buffer_.close()

@@ -17,12 +17,21 @@ from redis_server import left_by_runs
 from ding_store.checkpoint import CheckpointDir
 from ding_store.config import StoreConfig
 from ding_store.errors import AppendUnsettled, ConfigError, ServerFull, StoreTimeout
+from ding_store.launch.progress import Figures
 from ding_store.launch.status import read_status
 from ding_store.middleware import ending
-from ding_store.middleware.claim import _claim
+from ding_store.middleware import members as members_module
+from ding_store.middleware.claim import _claim, claim_run
 from ding_store.middleware.ending import CHECKPOINTS, FINISH, RETIRE, clear_ended_run
 from ding_store.middleware.exchanger import Exchanger
-from ding_store.middleware.members import ENV_JOINED, STREAM, STREAM_OPTIONS, Member, Members, pid_space
+from ding_store.middleware.members import (
+    ENV_JOINED,
+    STREAM,
+    STREAM_OPTIONS,
+    Member,
+    Members,
+    pid_space,
+)
 from ding_store.middleware.run_session import RunSession
 from ding_store.middleware.waiting import PeerWatch
 from ding_store.middleware.weights import WeightsSender
@@ -511,6 +520,22 @@ def test_a_second_living_learner_of_another_launch_is_refused(store, member):
     member('learner')  # what is left of the other is a report that says alive
 
 
+def test_second_of_two_launches_that_claim_at_once_is_refused(store, monkeypatch):
+    with subprocess.Popen(['sleep', '60']) as process:
+
+        def late(name, *claim):
+            monkeypatch.undo()
+            store.put('launch/0', _claim(f'{pid_space()} {process.pid}'), {})  # behind our look
+            return store.put(name, *claim)
+
+        monkeypatch.setattr(store, 'put', late)
+        try:
+            with pytest.raises(ConfigError, match=f'starts there .pid {process.pid}'):
+                claim_run(store, None, 0, 1.0, {})
+        finally:
+            process.kill()
+
+
 def test_workers_of_another_job_of_the_same_nodes_are_refused_before_its_learner_has_come(store, member):
     with subprocess.Popen(['sleep', '60']) as process:
         store.put('launch/0', _claim(f'{pid_space()} {process.pid}'), {})
@@ -558,3 +583,26 @@ def test_what_one_script_left_is_not_taken_up_by_another(store, monkeypatch, has
 def test_two_learners_of_one_parent_may_be(store, member):
     with reporting(store, Member('other', 'learner', 1, pid=os.getppid())):
         member('learner', 0)
+
+
+def test_members_that_went_are_forgotten_and_their_figures_stay(store, monkeypatch):
+    """Collectors come and go, in order or killed, while the learner and one collector stay."""
+    monkeypatch.setattr(members_module, 'MAX_DEPARTED', 5)
+    followed, whole = Members(store), Members(store)
+    learner, stays = Member('learner', 'learner', 0), Member('stays', 'collector', 1)
+    for number in range(60):
+        passing = Member(f'passes{number}', 'collector', 2 + number)
+        passing.figures = {'rows': 10, 'env_step': 1, 'began_s': float(60 - number), 'policy_versions': {'main': 3}}
+        passing.report(store)
+        if number % 2:
+            passing.report(store, 'left')
+        for member in (learner, stays) * 6:
+            member.figures = {'rows': number}
+            member.report(store)
+        assert len(followed.refresh().by_id) <= 2 * 5 + 6
+    monkeypatch.setattr(members_module, 'MAX_DEPARTED', 1000)
+    assert len(whole.refresh().by_id) == 62
+    assert Figures.of(followed) == Figures.of(whole)
+    assert Figures.of(whole).began_s == 1.0
+    assert {learner.id, stays.id, 'passes59'} <= followed.by_id.keys()
+    assert followed.policy_lag('main', 3) == 0

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from redis_server import RedisServer
 
-from ding_store.errors import StoreTimeout, StoreUnavailable, StreamFull
+from ding_store.errors import AppendUnsettled, StoreTimeout, StoreUnavailable, StreamFull
 from ding_store.storage.exactly_once import losses
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.memory import Memory, MemoryStore
@@ -303,6 +303,17 @@ def reuse_numbers(machine, how):
     machine.append(1)
     machine.read(5)
     machine.flush()
+
+
+@pytest.mark.parametrize('fault', ['before', 'after'])
+def test_append_without_a_reply_is_taken_once(fault):
+    with MemoryDelivery().open() as store:
+        store.append(STREAM, {}, chunk(0))
+        store.fault = fault
+        with pytest.raises(AppendUnsettled):
+            store.append(STREAM, {}, chunk(1))
+        store.append(STREAM, {}, chunk(2))
+        assert [number_of(entry) for entry in store.read(STREAM)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize('how', ['lose_the_newest_changes', 'go_back'])

@@ -1,21 +1,26 @@
 """A server whose data become older than what it told its clients, in one life: nothing of a living writer is lost."""
 
 import contextlib
+import json
 import logging
+import pickle
 import socket
 import threading
 
 import pytest
 from redis_server import RedisServer, left_by_runs
 
+from ding_store.errors import VersionConflict
 from ding_store.storage import Reader
-from ding_store.storage.base import EntryId
+from ding_store.storage.base import EntryId, ValueVersion
+from ding_store.storage.encoding.framing import encode_pieces
 from ding_store.storage.exactly_once import losses
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.shared_memory.host_cache import HostCache
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 
 STREAM = 'experience'
+LARGE = 50_000  # numbers: a value of so many goes into a slot
 
 
 class Reload:
@@ -285,7 +290,6 @@ def test_what_only_a_dead_writer_had_is_counted(server, opened, aged, monkeypatc
     assert reader.num_lost == 4 - num_read
 
 
-@pytest.mark.parametrize('aged', [Reload, Failback, Swap, Restart], ids=lambda way: way.__name__, indirect=True)
 def test_going_back_under_load_loses_nothing(server, opened, aged):
     stores, reader = [opened(check_every_s=0.1) for _ in range(2)], Reader(opened(), STREAM, 'learner')
     counts, is_over = [0, 0], threading.Event()
@@ -386,6 +390,57 @@ def test_values_that_go_back_are_news_and_count_on(opened, aged):
     assert other.get('weights', newer_than=5).header == {'number': 2}
     assert store.put('weights', {'number': 5}, {}) == 6
     assert other.get('weights', newer_than=5).header == {'number': 5}
+
+
+def test_value_under_a_number_given_twice_is_news(opened, aged):
+    former, successor, reader = opened(), opened(), opened()
+    former.put('weights', {'number': 0}, {})
+    aged.keep()
+    assert former.put('weights', {'number': 1}, {}) == 2
+    known = reader.get('weights')
+    assert reader.get('weights', newer_than=known.version) is None
+    aged.go_back()
+    assert successor.put('weights', {'number': 2}, {}) == 2
+    value = reader.get('weights', newer_than=known.version, timeout_s=WAIT_S)
+    assert (value.version, value.header) == (2, {'number': 2})
+    assert reader.get('weights', newer_than=value.version) is None
+    with pytest.raises(VersionConflict, match='went back in time'):
+        former.put('weights', {}, {}, expected_version=known.version)
+
+
+def test_value_of_a_number_given_twice_gets_its_own_bytes(server, tmp_path):
+    """Its writer fills it for readers elsewhere, and the one that had the number before does not."""
+    with (
+        contextlib.closing(Reload(server)) as aged,
+        HostCache(RedisStore(server.url, 'run'), str(tmp_path / 'a')) as former,
+        HostCache(RedisStore(server.url, 'run'), str(tmp_path / 'a')) as successor,
+        HostCache(RedisStore(server.url, 'run'), str(tmp_path / 'a')) as near,
+        HostCache(RedisStore(server.url, 'run'), str(tmp_path / 'b')) as far,
+    ):
+        former.put('weights', {}, chunk(0, LARGE))
+        aged.keep()
+        former.put('weights', {}, chunk(1, LARGE))
+        known = near.get('weights')
+        assert number_of(known) == 1
+        aged.go_back()
+        successor._values._start_filler = lambda: None  # not before the other one has tried
+        assert successor.put('weights', {}, chunk(2, LARGE)) == 2
+        far.store.request_version('weights')
+        former._values._own['weights'].fill()
+        assert successor.store.get_version('weights', 0).payload == b''
+        assert not former.store.fill_version('weights', known.version, encode_pieces({}, chunk(1, LARGE)))
+        successor._values._own['weights'].fill()
+        for reader in (near, far):
+            assert number_of(reader.get('weights', newer_than=known.version, timeout_s=WAIT_S)) == 2
+
+
+def test_value_version_travels_with_its_put_id():
+    version = pickle.loads(pickle.dumps(ValueVersion(3, 'a')))  # noqa: S301 - our own
+    assert (version, version.put_id, json.dumps(version)) == (3, 'a', '3')
+    assert not version.is_of_another_put(3)
+    assert not version.is_of_another_put(ValueVersion(3, 'a'))
+    assert version.is_of_another_put(ValueVersion(3, 'b'))
+    assert version.is_of_another_put(2)
 
 
 def test_an_id_equals_another_of_its_place():

@@ -5,8 +5,10 @@ for so long that the server drops them; what a connection still held of a dead w
 everything, or its newest changes; the reader is killed. Nothing comes twice. Of a writer that lives nothing is lost.
 """
 
+import contextlib
 import json
 import os
+import threading
 import uuid
 
 import pytest
@@ -21,14 +23,18 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ding_store.errors import StoreUnavailable
+from ding_store.errors import StoreClosed, StoreUnavailable
 from ding_store.storage.exactly_once import losses, outbox
 from ding_store.storage.exactly_once import reader as reader_module
+from ding_store.storage.exactly_once import writer as writer_module
 from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.exactly_once.writer import MAX_ENDED, SPARE_LANES
 from ding_store.storage.memory import Memory, MemoryStore
 from ding_store.storage.redis import appends
 from ding_store.storage.redis.store import RedisStore
-from ding_store.storage.testing import chunk, number_of
+from ding_store.storage.shared_memory import transports
+from ding_store.storage.shared_memory.host_cache import HostCache
+from ding_store.storage.testing import WAIT_S, chunk, number_of
 
 STREAM = 'experience'
 SILENT = 2
@@ -435,3 +441,120 @@ class TestWritersOnRedis:
             assert {self.client.ttl(key) for key in self.keys() if not key.endswith(b':ends')} == {-1}
             store.delete(STREAM)
         assert [key for key in self.keys() if not key.endswith(b':ends')] == []
+
+
+class TestStreamsOfOneWriter:
+    """Streams come and go by the thousand: what a process knows of them is bounded by those that live."""
+
+    @pytest.fixture(autouse=True)
+    def _server(self, redis_server, tmp_path):
+        self.url, self.run, self.directory = redis_server.url, f'streams-{uuid.uuid4().hex[:8]}', tmp_path
+        with redis_server.client() as self.client, contextlib.ExitStack() as self.stores:
+            yield
+
+    def open(self, host=None):
+        store = self.stores.enter_context(RedisStore(self.url, self.run, check_every_s=0.05))
+        return store if host is None else self.stores.enter_context(HostCache(store, str(self.directory / host)))
+
+    @pytest.mark.parametrize('is_own', [False, True])
+    def test_streams_that_were_deleted_are_forgotten(self, is_own):
+        store = self.open()
+        deleter, living = store if is_own else self.open(), [f'lives-{number}' for number in range(3)]
+        for name in living:
+            store.append(name, {}, chunk(0))
+        for number in range(4 * SPARE_LANES):
+            store.append(f'goes-{number}', {}, chunk(0))
+            deleter.delete(f'goes-{number}')
+        assert len(store._writer._stream_writers) <= (0 if is_own else 2 * SPARE_LANES) + len(living)
+        assert all(store._writer.has_lane(name) for name in living)
+        store._writer._forget_deleted()
+        left = [key for key in self.client.keys(f'ding:{{{self.run}/goes-*') if not key.endswith(b':ends')]
+        assert left == [], 'whoever forgets a stream leaves it'
+
+    @pytest.mark.parametrize('is_own', [False, True])
+    @pytest.mark.parametrize('max_ended', [MAX_ENDED, 1])
+    def test_reader_that_outlived_a_forgotten_stream_goes_on(self, is_own, max_ended, monkeypatch):
+        """It knows how far the writer was, and takes what is not behind that for something read before."""
+        monkeypatch.setattr(writer_module, 'MAX_ENDED', max_ended)
+        store, learner = self.open(), self.open()
+        reader = Reader(learner, STREAM, 'learner')
+        for number in range(3):
+            store.append(STREAM, {}, chunk(number))
+        assert len(reader.read()) == 3
+        reader.ack()
+        (store if is_own else learner).delete(STREAM)
+        for number in range(3):
+            store.append(f'other-{number}', {}, chunk(0))
+            learner.delete(f'other-{number}')
+        store._writer._forget_deleted()
+        assert not store._writer.has_lane(STREAM)
+        store.append(STREAM, {}, chunk(3))
+        assert [number_of(entry) for entry in reader.read()] == [3]
+        assert (reader.num_lost, reader.num_duplicates) == (0, 0)
+
+    def test_forgotten_stream_takes_nothing_after_the_last_append(self):
+        store, learner = self.open(), self.open()
+        store.append(STREAM, {}, chunk(0))
+        learner.delete(STREAM)
+        store._writer._forget_deleted()
+        store.close_for_writing()
+        with pytest.raises(StoreClosed, match='had appended its last'):
+            store.append(STREAM, {}, chunk(1))
+        assert learner.read(STREAM) == []
+        store.append('another', {}, chunk(1))
+        assert len(learner.read('another')) == 1
+
+    def test_appends_while_their_stream_is_forgotten_all_come(self):
+        """By threads of one writer, as another process deletes the stream again and again."""
+        store, learner = self.open(), self.open()
+        counts, is_over = [0, 0], threading.Event()
+
+        def write(which):
+            while not is_over.is_set():
+                store.append(f'{STREAM}-{which}', {}, chunk(counts[which]))
+                counts[which] += 1
+                store._writer._forget_deleted()
+
+        threads = [threading.Thread(target=write, args=(which % 2,)) for which in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(50):
+                learner.delete(f'{STREAM}-0')
+        finally:
+            is_over.set()
+            for thread in threads:
+                thread.join(WAIT_S)
+        found = [number_of(entry) for entry in learner.read(f'{STREAM}-1', max_entries=100_000)]
+        assert found == list(range(counts[1]))
+
+    def test_files_of_streams_that_were_deleted_are_removed(self):
+        store, learner = self.open('a'), self.open('a')
+        for number in range(SPARE_LANES + 10):
+            learner.register(f'goes-{number}', 'learner')
+            for _ in range(2):  # The first one hears that the reader is here.
+                store.append(f'goes-{number}', {}, chunk(number))
+            entry = learner.read(f'goes-{number}')[-1]
+            learner.ack(f'goes-{number}', 'learner', entry.id)
+            learner.delete(f'goes-{number}')
+        assert list(self.directory.rglob('*.ring'))
+        store.store.own_writer._forget_deleted()
+        store._tidied_at = 0.0
+        store.append('lives', {}, chunk(0))
+        assert store._rings.keys() <= {'lives'}
+        assert list(self.directory.rglob('*.ring')) == [], 'and the one that lives has no reader here'
+
+    def test_writers_that_were_asked_are_forgotten_with_their_streams(self, monkeypatch):
+        monkeypatch.setattr(transports, 'SPARE_ASKED', 5)
+        store, near, far = self.open('a'), self.open('a'), self.open('b')
+        for number in range(20):
+            name = f'goes-{number}'
+            near.register(name, 'near')
+            for _ in range(2):  # The first one hears that the reader is here.
+                store.append(name, {}, chunk(number))
+            found = far.read(name, timeout_s=WAIT_S)
+            if len(found) == 1:
+                found += far.read(name, found[0].id, timeout_s=WAIT_S)
+            assert [number_of(entry) for entry in found] == [number] * 2
+            store.delete(name)
+        assert 0 < len(far._resolver._asked) <= 5 + 1

@@ -77,6 +77,16 @@ def test_an_ack_that_nobody_waited_for_is_sent_again(forgetful_server, proxy):
         assert proxy.num_cuts == len(cuts) > 5
 
 
+def test_put_whose_reply_is_cut_makes_one_version(proxy):
+    with RedisStore(proxy.url(), 'run', **QUICK) as store:
+        store.put('v', {}, {})
+        for version, at in enumerate((1, 3, 7), 2):
+            proxy.cut_after(at, DOWN)
+            assert store.put('v', {'version': version}, {}) == version
+            assert store.get('v').header == {'version': version}
+        assert proxy.num_cuts == 3
+
+
 def test_closing_does_not_wait_for_a_server_that_is_away(forgetful_server, proxy):
     with RedisStore(proxy.url(), 'run', **QUICK) as store, RedisStore(forgetful_server.url, 'run') as other:
         reader = Reader(store, STREAM, 'learner')

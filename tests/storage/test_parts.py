@@ -230,6 +230,23 @@ def test_part_of_another_type_is_corruption_with_a_name(store, client):
         store.get('weights')
 
 
+@pytest.mark.parametrize('num_bytes', [0, 100_000, (1 << 20) + 1])
+def test_part_of_another_length_is_corruption_with_a_name(store, client, num_bytes):
+    reader = Reader(store, STREAM, 'learner', on_corrupt='skip')
+    store.append(STREAM, {}, chunk(0, LARGE))
+    store.append(STREAM, {}, chunk(1, LARGE))
+    store.put('weights', {}, chunk(0, LARGE))
+    first, *_ = sorted(client.keys('*:1:*:part:0'))
+    (of_value,) = client.keys('*weights*:part:1')
+    for key in (first, of_value):
+        client.set(key, b'x' * num_bytes)
+    assert reader.read() == []
+    assert [number_of(entry) for entry in reader.read()] == [1]
+    assert (reader.num_corrupt, reader.num_lost) == (1, 0)
+    with pytest.raises(CorruptPayload, match="'weights'"):
+        store.get('weights')
+
+
 READ_WITH_LITTLE_MEMORY = """
 import resource, sys
 from ding_store.errors import NotEnoughSpace

@@ -224,6 +224,17 @@ def test_an_empty_ring_takes_all_it_can_hold(ring):
     assert ring.reserve(2 * PAGE + 1) is None
 
 
+def test_full_ring_takes_nothing_more(ring):
+    regions = [ring.reserve(PAGE), ring.reserve(PAGE)]
+    for region, value in zip(regions, b'ab'):
+        region.buffer[:] = bytes([value]) * PAGE
+        ring.commit(region)
+    assert ring.reserve(1) is None
+    reader = RingReader(ring.path)
+    assert [bytes(reader.view(each.start, PAGE)) for each in regions] == [b'a' * PAGE, b'b' * PAGE]
+    assert all(reader.is_valid(each.start) for each in regions)
+
+
 def test_space_is_given_back_in_order(ring):
     first, second = ring.reserve(PAGE), ring.reserve(PAGE)
     ring.release(second)

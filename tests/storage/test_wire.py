@@ -183,6 +183,8 @@ def test_every_kind_of_damage_to_a_large_payload_is_noticed(size):
     damaged += [payload[:at] + other[at:] for at in random.integers(1000, len(payload) - 1000, 200)]  # torn
     damaged += [swapped(payload, int(a), int(b)) for a, b in blocks if a != b]
     damaged += [payload[:at] + bytes(8) + payload[at + 8 :] for at in random.integers(1000, size, 100)]
+    words = 8 + 8 * (1024 + random.choice(1024, (100, 2), replace=False))  # of one row of the checksum
+    damaged += [swapped(payload, int(a), int(b), 8) for a, b in words]
     for one in damaged:
         with pytest.raises(CorruptPayload):
             wire.decode(one)

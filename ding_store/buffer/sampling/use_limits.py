@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 from typing import Any, Dict, List, Mapping, Optional
 
@@ -17,6 +18,11 @@ from ding_store.buffer.sampling.samplers import PrioritySampler, Sampler, check_
 from ding_store.buffer.sampling.use_counts import UseCounts
 from ding_store.buffer.table.rows import NO_ROWS, RowIndex, RowListener
 from ding_store.errors import ConfigError, SchemaMismatch
+
+logger = logging.getLogger(__name__)
+
+#: The version of rows that are older than any.
+_OF_ANOTHER_RUN = -(1 << 62)
 
 
 def limited(
@@ -35,7 +41,8 @@ def limited(
         - max_age (:obj:`Optional[int]`): Rows leave if their version is more than this below the newest. A row that is
           a sequence is as old as its oldest step.
         - version (:obj:`str`): The column or meta key with the policy version of a row. The newest version is the
-          largest one seen or passed to ``set_version``.
+          largest one seen or passed to ``set_version``. If ``load_data`` loaded rows of another run, whose versions are
+          so high that new rows would be too old at once, the loaded rows leave with a warning.
     Raises:
         - ConfigError: There is no limit, or one is out of range.
     """
@@ -69,6 +76,7 @@ class Limited(RowListener):
         self._start_uses: Optional[UseCounts] = None
         self._kept: Optional[PersistedState] = None
         self._newest: Optional[int] = None
+        self._loaded_end = 0  # Rows below it were loaded; 0 once versions that came behind them are known.
         self._rows_of: Dict[int, List[Array]] = {}
         self._next_row = 0
         # Rows that are used up. If an exception kept them from leaving, they leave before the next sample.
@@ -165,8 +173,28 @@ class Limited(RowListener):
         self._leaving = NO_ROWS
 
     def set_version(self, version: int) -> None:
-        """Set the policy's current version. Versions never decrease."""
+        """Set the policy's current version. It decreases only if the loaded rows came from another run."""
+        if self._loaded_end and self._newest is not None and self._is_anew(version, self._newest):
+            self._newest, self._loaded_end = None, 0
+            rows = [rows for known in self._rows_of.values() for rows in known]
+            self._rows_of = {_OF_ANOTHER_RUN: rows} if rows else {}
         self._newest = version if self._newest is None else max(version, self._newest)
+
+    def loaded(self) -> None:
+        assert self._index is not None
+        self._newest, self._loaded_end = None, self._index.next_row
+
+    def _is_anew(self, version: int, newest_loaded: int) -> bool:
+        if self.max_age is None or version >= newest_loaded - self.max_age:
+            return False
+        logger.warning(
+            'max_age (%d): rows that were loaded have versions up to %d, and the policy is at version %d: they are of '
+            'another run, count as too old, and leave',
+            self.max_age,
+            newest_loaded,
+            version,
+        )
+        return True
 
     def delivered(self, rows: Array) -> Optional[Array]:
         """Count these sampled rows. Return those that must leave."""
@@ -250,13 +278,13 @@ class Limited(RowListener):
             return np.zeros(len(rows), np.int64) if uses is None else uses.of(rows)
 
     def cleared(self) -> None:
-        self._rows_of, self._next_row = {}, 0
+        self._rows_of, self._next_row, self._loaded_end = {}, 0, 0
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Limited:
         """Return the same limits without a table. ``take_over`` copies the counts."""
         twin = type(self)(copy.deepcopy(self.sampler, memo), self.max_times_sampled, self.max_age, self.version)
         memo[id(self)] = twin
-        twin._newest = self._newest
+        twin._newest, twin._loaded_end = self._newest, self._loaded_end
         return twin
 
     def _take_in(self, index: RowIndex, elements: Elements) -> None:
@@ -269,12 +297,28 @@ class Limited(RowListener):
         slots, found = index.find(rows)
         if found.any():
             rows, of_steps = rows[found], self._versions(elements, slots[found])
-            self.set_version(int(of_steps.max()))
-            versions = of_steps.min(axis=1)
-            for version in np.unique(versions).tolist():
-                self._rows_of.setdefault(version, []).append(rows[versions == version])
+            are_loaded = rows < self._loaded_end
+            if are_loaded.any():
+                self._take_in_loaded(rows[are_loaded], of_steps[are_loaded])
+            if not are_loaded.all():
+                self.set_version(int(of_steps[~are_loaded].max()))
+                self._loaded_end = 0
+                self._note(rows[~are_loaded], of_steps[~are_loaded].min(axis=1))
         # Last: after an exception the rows are read once more, which does no harm.
         self._next_row = next_row
+
+    def _take_in_loaded(self, rows: Array, of_steps: Array) -> None:
+        newest = int(of_steps.max())
+        if self._newest is not None and self._is_anew(self._newest, newest):
+            self._loaded_end = 0
+            self._note(rows, np.full(len(rows), _OF_ANOTHER_RUN))
+        else:
+            self._newest = newest if self._newest is None else max(newest, self._newest)
+            self._note(rows, of_steps.min(axis=1))
+
+    def _note(self, rows: Array, versions: Array) -> None:
+        for version in np.unique(versions).tolist():
+            self._rows_of.setdefault(version, []).append(rows[versions == version])
 
     def _versions(self, elements: Elements, slots: Array) -> Array:
         """Return the version of each row, or of each step if rows are sequences: ``(n, steps)``."""

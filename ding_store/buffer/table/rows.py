@@ -35,6 +35,9 @@ class RowListener:
     def cleared(self) -> None:
         """All rows left."""
 
+    def loaded(self) -> None:
+        """All rows that there are now came from a file of ``save_data``, perhaps another run's."""
+
     def settled(self, slots: Array) -> None:
         """
         An exception interrupted the removal or the publication of rows in these slots. ``removed`` or ``published`` may
@@ -197,6 +200,11 @@ class RowIndex:
                 listener.cleared()
 
         finish(forget)
+
+    def tell_loaded(self) -> None:
+        """Behind what replaced all rows by those of a file."""
+        for listener in self._listening():
+            listener.loaded()
 
     def oldest(self, num_rows: int) -> Array:
         """Return the slots of the ``num_rows`` oldest live rows, or of all if there are fewer, as a copy."""

@@ -159,6 +159,7 @@ class Outbox:
     Arguments:
         - announce (:obj:`Callable`): One round trip to the server; raises StoreUnavailable when the reply was lost.
         - fill (:obj:`Optional[Callable]`): The same; needed where payloads have references.
+        - start (:obj:`int`): The first entry's sequence is the one behind it.
     """
 
     def __init__(
@@ -168,11 +169,12 @@ class Outbox:
         max_pending_bytes: int = 0,
         drop_oldest: bool = False,
         backfill: Optional[Callable[[Backfill], None]] = None,
+        start: int = 0,
     ) -> None:
         self.stream = stream
         self.epoch = ''
         self._told = ''  # what we know of ourselves from the server, in this epoch
-        self._released = 0  # the highest sequence of those that were let go
+        self._released = start  # the highest sequence of those that were let go
         self.num_dropped = 0
         self.transport = 0
         self.host = ''
@@ -215,6 +217,11 @@ class Outbox:
         """
         epoch, ends = self._written
         return self.epoch != epoch != '' and self._ends > ends
+
+    @property
+    def has_written(self) -> bool:
+        """Whether entries were brought into the stream as it was when we heard of it last."""
+        return self._written[0] != ''
 
     @property
     def num_left(self) -> int:

@@ -41,6 +41,11 @@ logger = logging.getLogger(__name__)
 _TURN_S = 1.0
 #: So often it looks whether who holds the lock waits for room, once its own time is over.
 _LOOK_EVERY_S = 0.05
+#: So many streams may be written to more than live, and for so long, before those that were deleted are forgotten.
+SPARE_LANES = 64
+FORGET_EVERY_S = 3600.0
+#: Of so many deleted streams it is known at which sequence this writer was: a reader that outlived them knows it, too.
+MAX_ENDED = 10_000
 
 WaitForCapacity = Callable[[str, int, float], Optional[FreedCapacity]]
 
@@ -98,12 +103,15 @@ class StreamWriter:
         options: StreamOptions,
         announce: Callable[[AppendRequest], AppendReply],
         backfill: Optional[Callable[[Backfill], None]] = None,
+        start: int = 0,
     ) -> None:
         self.lock = _Lock()
+        self.is_dropped = False  # Another lane may be in its place by now.
+        self.is_continued = False  # behind a lane of this stream that was dropped
         self.options = options
         self.may_drop = options.overflow == 'drop_oldest'  # what nobody has acked
         self._compression = Choice()
-        self.outbox = Outbox(stream, announce, options.max_pending_bytes, self.may_drop, backfill)
+        self.outbox = Outbox(stream, announce, options.max_pending_bytes, self.may_drop, backfill, start)
         self.is_waiting = False  # whether who holds the lock waits for room
         self._dropping = False
         self._num_dropped = 0
@@ -202,19 +210,30 @@ class Writer:
         self._leave = leave
         self._stream_writers: Dict[str, StreamWriter] = {}
         self._stream_writers_lock = threading.Lock()
+        self._max_lanes, self._forgot_at = SPARE_LANES, time.monotonic()
+        self._ended: Dict[str, int] = {}  # stream of which the lane was dropped -> our last sequence
+        self._ended_before = 0  # the highest of those that are no longer listed
         self._checked_at = time.monotonic()
         self._is_closed_for_writing = False
 
     def append(self, stream: str, payload: Payload, timeout_s: Optional[float]) -> EntryId:
-        stream_writer = self._stream_writer(stream)
-        if payload.size > stream_writer.options.max_pending_bytes:
+        options = self._options.of(stream)
+        if payload.size > options.max_pending_bytes:
             raise StreamFull(
-                f'one entry of {payload.size} bytes is over max_pending_bytes '
-                f'({stream_writer.options.max_pending_bytes}) of stream {stream!r}'
+                f'one entry of {payload.size} bytes is over max_pending_bytes ({options.max_pending_bytes}) '
+                f'of stream {stream!r}'
             )
-        deadline = time.monotonic() + (stream_writer.options.max_block_s if timeout_s is None else timeout_s)
-        with stream_writer.held(deadline):
-            return self._append(stream_writer, payload, deadline)
+        deadline = time.monotonic() + (options.max_block_s if timeout_s is None else timeout_s)
+        while True:
+            stream_writer = self._stream_writer(stream)
+            with stream_writer.held(deadline):
+                if not stream_writer.is_dropped:
+                    is_new = not stream_writer.outbox.has_written
+                    place = self._append(stream_writer, payload, deadline)
+                    break
+        if is_new and self._is_time_to_forget():
+            self._forget_deleted()
+        return place
 
     def check(self, now: bool = False) -> None:
         """
@@ -230,7 +249,9 @@ class Writer:
 
     def check_stream(self, stream: str, wait_s: float = 0.0) -> None:
         """The same for one stream, now; its lock is waited for up to ``wait_s``."""
-        self._check(self._stream_writer(stream), wait_s, also_empty=True)
+        stream_writer = self._stream_writers.get(stream)
+        if stream_writer is not None:
+            self._check(stream_writer, wait_s, also_empty=True)
 
     def learn(self, stream: str, wait_s: float) -> None:
         """Hear which entries are acked, waiting up to ``wait_s`` for acks that we have not heard of."""
@@ -251,8 +272,13 @@ class Writer:
         return self._stream_writer(stream).outbox.host
 
     def transports(self, streams: Iterable[str]) -> Dict[str, int]:
-        """stream -> the plane that it was on when we last heard."""
-        return {stream: self._stream_writer(stream).outbox.transport for stream in streams}
+        """stream -> the plane that it was on when we last heard; without those of which nothing is known."""
+        stream_writers = {stream: self._stream_writers.get(stream) for stream in streams}
+        return {
+            stream: stream_writer.outbox.transport
+            for stream, stream_writer in stream_writers.items()
+            if stream_writer is not None
+        }
 
     def publish(self, wait_s: float) -> bool:
         """
@@ -327,17 +353,47 @@ class Writer:
         if stream_writer is None:
             return
         with stream_writer.tried(0.0) as is_held:
-            if is_held:
+            if is_held and not stream_writer.is_dropped:
                 stream_writer.outbox.let_all_go()
-                if stream_writer.outbox.may_leave:
-                    self._leave(stream, stream_writer.outbox.admission)
+                self._drop(stream_writer)
+
+    def _is_time_to_forget(self) -> bool:
+        return len(self._stream_writers) > self._max_lanes or time.monotonic() - self._forgot_at > FORGET_EVERY_S
+
+    def _forget_deleted(self) -> None:
+        """Drop what is known of streams that others deleted. Behind an append, which its caller must not hear fail."""
+        self._forgot_at = time.monotonic()
+        with suppress(StoreError):
+            for stream_writer in self._all_stream_writers():
+                self._check(stream_writer, also_empty=True)
+        self._max_lanes = 2 * len(self._stream_writers) + SPARE_LANES
+
+    def _drop(self, stream_writer: StreamWriter) -> None:
+        """Its stream was deleted, and this thread holds its lock. It stays if there is something to bring."""
+        stream = stream_writer.outbox.stream
+        if stream_writer.outbox.may_leave:
+            self._leave(stream, stream_writer.outbox.admission)
+        with self._stream_writers_lock:
+            if len(stream_writer.outbox) or self._stream_writers.get(stream) is not stream_writer:
+                return
+            stream_writer.is_dropped = True
+            del self._stream_writers[stream]
+            self._ended.pop(stream, None)  # It is the last from now on.
+            self._ended[stream] = stream_writer.outbox.sequence
+            while len(self._ended) > MAX_ENDED:
+                self._ended_before = max(self._ended_before, self._ended.pop(next(iter(self._ended))))
+
+    def has_lane(self, stream: str) -> bool:
+        """Whether there is anything to know of what this writer has in a stream."""
+        return stream in self._stream_writers
 
     def _stream_writer(self, stream: str) -> StreamWriter:
         with self._stream_writers_lock:
             if stream not in self._stream_writers:
-                self._stream_writers[stream] = StreamWriter(
-                    stream, self._options.of(stream), self._announce, self._fill
-                )
+                start = self._ended.get(stream, self._ended_before)
+                stream_writer = StreamWriter(stream, self._options.of(stream), self._announce, self._fill, start)
+                stream_writer.is_continued = stream in self._ended
+                self._stream_writers[stream] = stream_writer
             return self._stream_writers[stream]
 
     def _all_stream_writers(self) -> List[StreamWriter]:
@@ -348,6 +404,8 @@ class Writer:
         with stream_writer.tried(wait_s) as is_held:
             if not is_held:
                 return False
+            if stream_writer.is_dropped:
+                return True
             stream_writer.outbox.check()
             with suppress(Refused):
                 stream_writer.outbox.flush(is_last=True)
@@ -363,10 +421,13 @@ class Writer:
         if not (also_empty or len(stream_writer.outbox)):
             return
         with stream_writer.tried(wait_s) as is_held:
-            if not is_held:
+            if not is_held or stream_writer.is_dropped:
                 return
             try:
                 stream_writer.outbox.check()
+                if stream_writer.outbox.is_over and not len(stream_writer.outbox):
+                    self._drop(stream_writer)
+                    return
                 stream_writer.outbox.flush(is_last=self._is_closed_for_writing)
             except Refused:
                 pass  # Entries never accepted may wait for room; the next append waits with them.
@@ -395,6 +456,8 @@ class Writer:
     def _bring(self, stream_writer: StreamWriter, deadline: float) -> None:
         """Announce all that is queued, waiting for room."""
         outbox, options = stream_writer.outbox, stream_writer.options
+        if self._is_closed_for_writing and stream_writer.is_continued and not outbox.has_written:
+            raise _Retired(f'this process had appended its last to {outbox.stream!r}, which was deleted before')
         is_full = f'stream {outbox.stream!r} holds max_pending_bytes ({options.max_pending_bytes})'
         while True:
             try:

@@ -50,6 +50,11 @@ class RedisNotifications:
 
     def _notifications(self, part: str, known: Mapping[str, int], block_ms: int) -> List[Told]:
         """What comes behind the numbers known of some streams, if all of it is ours: else it is told anew."""
+        if not known:
+            self._wait(
+                f'wait for {part}', lambda session: session.ask(('EXISTS', 'ding:'))
+            )  # which notices that it ended
+            return []
         keys, places = (self._key(stream, part) for stream in known), (f'{number}-0' for number in known.values())
         command: Tuple[Argument, ...] = ('XREAD', 'BLOCK', block_ms, 'STREAMS', *keys, *places)
 

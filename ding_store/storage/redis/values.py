@@ -9,12 +9,13 @@ from contextlib import suppress
 from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from ding_store.errors import CorruptPayload, ServerFull, StoreError, StoreUnavailable, VersionConflict
+from ding_store.storage.base import ValueVersion
 from ding_store.storage.encoding.framing import INLINE_BYTES, Pieces
 from ding_store.storage.encoding.value_parts import SentParts, ValuePart, is_good
 from ding_store.storage.redis.parts import MAX_TRIES, VANISHED, read_parts, write_parts
 from ding_store.storage.redis.scripts import Argument, Command
 from ding_store.storage.redis.server_session import Before, ServerSession
-from ding_store.storage.shared_memory.transports import Moved, Version
+from ding_store.storage.shared_memory.transports import Moved, Version, conflict
 
 #: Of a value: ``value``, ``version`` (a hash) and ``wants``, see lua/value.lua.
 VALUE_PARTS = ('value', 'version', 'wants')
@@ -61,15 +62,17 @@ class RedisValues:
 
     def put(
         self, name: str, payload: Optional[Pieces], reference: bytes, expected_version: Optional[int]
-    ) -> Tuple[int, bool]:
+    ) -> Tuple[ValueVersion, bool]:
         """Returns the new version, and whether it is the first one as far as the server knows."""
-        expected = -1 if expected_version is None else expected_version
+        expected = -1 if expected_version is None else int(expected_version)
         if expected_version is not None and expected_version < 0:  # which the server would take for any
             raise VersionConflict(f'value {name!r} cannot be at version {expected_version}')
+        expected_token = getattr(expected_version, 'put_id', '')
         newest = self._versions.get(name, 0)
 
         def publish(place: Argument, keys: Argument, before: Optional[Before]) -> Any:
-            known = self._writer, next(self._num_puts), self._seen.get(name, '') if num_asked < MAX_ASKED else '*'
+            seen = self._seen.get(name, '') if num_asked < MAX_ASKED else '*'
+            known = self._writer, next(self._num_puts), seen if expected_version is None else expected_token
             return self._run('put', name, token, newest, expected, place, keys, reference, *known, before=before)
 
         done, num_asked = ASKED, 0
@@ -78,21 +81,22 @@ class RedisValues:
                 # Between two tries another thread may put this value: the parts of each have names of their own.
                 token = uuid.uuid4().hex
                 reply = self._publish('put', name, payload, token, publish, lambda reply: int(reply[0]))
-                done, version, before, self._seen[name] = _reply(reply)
+                done, version, before, put_id = _reply(reply)
+                self._seen[name] = put_id
                 num_asked += 1
         except StoreUnavailable:
             # A server that had this version may forget it: its number must not come again with other content.
             self.set_start_version(name, max(newest, self._versions.get(name, 0)) + 1)
             raise
         if not done:
-            raise VersionConflict(f'value {name!r} is at version {version}, not at {expected}')
+            raise conflict(name, version, expected)
         self.set_start_version(name, version)
-        return version, before == 0
+        return ValueVersion(version, put_id), before == 0
 
     def set_start_version(self, name: str, version: int) -> None:
         """Never less than before: of two threads that put, the first may hear of its version last."""
         with self._lock:
-            self._versions[name] = max(version, self._versions.get(name, 0))
+            self._versions[name] = max(int(version), self._versions.get(name, 0))
 
     def has_seen(self, name: str) -> bool:
         """Whether we know of this value what who puts it must know; else the put would be sent in vain."""
@@ -118,11 +122,15 @@ class RedisValues:
 
         def command(session: ServerSession) -> Any:
             if newer_than > 0:
-                version = session.client.hget(meta, 'version')
-                if version is None or (int(version) == newer_than and not or_filled):
+                version, token = session.client.hmget(meta, 'version', 'token')
+                if version is None:
+                    return []
+                stored = ValueVersion(int(version), (token or b'').decode())
+                if not (or_filled or stored.is_of_another_put(newer_than)):
                     return []
             found = session.client.xrevrange(value, count=1)
-            return [] if found and found[0][0].decode() == f'{newer_than}-0' else found
+            is_unfilled = bool(found) and found[0][0].endswith(b'-0')
+            return [] if is_unfilled and not _number(found[0]).is_of_another_put(newer_than) else found
 
         return _version(self._call(f'get {name!r}', command))
 
@@ -146,8 +154,10 @@ class RedisValues:
         return bool(self._call(f'get {name!r}', read))
 
     def backfill(self, name: str, version: int, payload: Pieces) -> bool:
+        token = getattr(version, 'put_id', '')
+
         def backfill(place: Argument, keys: Argument, before: Optional[Before]) -> Any:
-            return self._run('fill_value', name, version, place, keys, before=before)
+            return self._run('fill_value', name, int(version), place, keys, token, before=before)
 
         return bool(self._publish('fill', name, payload, uuid.uuid4().hex, backfill, int))
 
@@ -251,8 +261,14 @@ def _known(newer_than: int, or_filled: bool) -> str:
 
 def _version(raw: List[Any]) -> Optional[Version]:
     for redis_id, fields in raw:
-        return Version(int(redis_id.partition(b'-')[0]), fields.get(b'p', b''), fields.get(b'r', b''), b'w' in fields)
+        version = _number((redis_id, fields))
+        return Version(version, fields.get(b'p', b''), fields.get(b'r', b''), b'w' in fields)
     return None
+
+
+def _number(raw: Tuple[bytes, Dict[bytes, bytes]]) -> ValueVersion:
+    redis_id, fields = raw
+    return ValueVersion(int(redis_id.partition(b'-')[0]), fields.get(b't', b'').decode(errors='replace'))
 
 
 def _delete(session: ServerSession, value: str, meta: str, wants: str) -> int:

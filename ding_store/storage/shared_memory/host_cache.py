@@ -265,7 +265,16 @@ class HostCache(Store):
             self._tidied_at = time.monotonic()
             with self.store.nonblocking():  # The call itself waits for a server that is away.
                 self.tidy()
+            self._drop_deleted()
             self._drop_removed()
+
+    def _drop_deleted(self) -> None:
+        """Rings of streams that were deleted elsewhere, which their writer has forgotten."""
+        writer = self.store.own_writer
+        with self._lock:
+            for stream in [stream for stream in self._rings if not writer.has_lane(stream)]:
+                if self._rings[stream].retire():
+                    del self._rings[stream]
 
     # Writing
 
@@ -330,6 +339,8 @@ class HostCache(Store):
             try:
                 writer = self.store.own_writer
                 known = writer.transports(list(self._rings))
+                if not known:  # all were deleted
+                    self._closed.wait(min(1.0, writer.check_every_s))
                 self.store.wait_for_transports(known, writer.check_every_s)
                 for stream in known:
                     writer.check_stream(stream, wait_s=1.0)

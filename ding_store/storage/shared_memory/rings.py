@@ -106,6 +106,7 @@ class Rings:
         self._rings: List[RingWriter] = []
         self._num_refused = 0
         self._dropped: Deque[Tuple[RingWriter, Region]] = deque()
+        self._is_over = False
 
     def pack(self, header: Header, arrays: Arrays) -> Optional[HostPayload]:
         """An entry, written to a ring; None where there is no room, and it has to go over the wire."""
@@ -134,6 +135,21 @@ class Rings:
             self._rings.remove(ring)
             ring.close()
 
+    def retire(self) -> bool:
+        """Remove the files, unless they hold something: what comes after that goes over the wire."""
+        with self._lock:
+            self._settle_dropped()
+            if any(ring.num_held for ring in self._rings):
+                return False
+            self._is_over = True
+            self.close(unlink=True)
+            self._rings = []
+            return True
+
+    def _settle_dropped(self) -> None:
+        while self._dropped:
+            self._release(*self._dropped.popleft())
+
     def close(self, unlink: bool) -> None:
         with self._lock:
             for ring in self._rings:
@@ -152,8 +168,7 @@ class Rings:
 
     def _write(self, parts: List[Buffer], length: int, head: bytes) -> Optional[HostPayload]:
         with self._lock:
-            while self._dropped:
-                self._release(*self._dropped.popleft())
+            self._settle_dropped()
             if not self._rings:
                 return None
             ring = self._rings[-1]
@@ -196,7 +211,7 @@ class Rings:
         return self._next_bytes(length) > self._newest_bytes and self._next_bytes(length) >= aligned(length)
 
     def _grow(self, length: int) -> bool:
-        if not self._can_grow(length) or not self._is_time_to_try():
+        if self._is_over or not self._can_grow(length) or not self._is_time_to_try():
             return False
         try:
             ring = self._cache.create_ring(self._next_bytes(length), self._note)
@@ -210,6 +225,9 @@ class Rings:
             return False
         self._num_refused = 0
         with self._lock:
+            if self._is_over:
+                ring.close()
+                return False
             self._rings.append(ring)
             self._drop_empty()
         return True

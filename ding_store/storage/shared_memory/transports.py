@@ -17,8 +17,8 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping,
 
 import numpy as np
 
-from ding_store.errors import ConfigError, CorruptPayload
-from ding_store.storage.base import Buffer, Entry, EntryId, Store
+from ding_store.errors import ConfigError, CorruptPayload, VersionConflict
+from ding_store.storage.base import Buffer, Entry, EntryId, Store, ValueVersion
 from ding_store.storage.encoding.framing import Pieces, corrupt_entry, decode_entry, up_to_corrupt
 from ding_store.storage.encoding.value_parts import ValuePart
 from ding_store.storage.exactly_once.outbox import Payload
@@ -96,10 +96,16 @@ def unpack(payload: bytes) -> Reference:
 class Version(NamedTuple):
     """A version of a value as the server has it: over the wire, as a reference to a slot of some host, or both."""
 
-    version: int
+    version: ValueVersion
     payload: bytes  # or the list of its parts; b'': not over the wire
     reference: bytes  # b'': in no slot
     is_coming: bool = False  # over the wire: somebody asked before
+
+
+def conflict(name: str, version: int, expected: int) -> VersionConflict:
+    """The error of a put that expected another version than ``version``, which is the newest."""
+    why = ' as it was read: the server went back in time' if version == expected else ''
+    return VersionConflict(f'value {name!r} is at version {version}, not at {expected}{why}')
 
 
 #: How long a writer may take to fill an entry: longer than it tries to reach a server that went away
@@ -107,6 +113,8 @@ class Version(NamedTuple):
 PATIENCE_S = 90.0
 #: So many times that in all, for a writer that fills nothing while the connection is lost again and again.
 MAX_PATIENCES = 5
+#: So many writers may be asked for more than live before those that are gone are forgotten.
+SPARE_ASKED = 64
 
 
 class TransportStore(Store):
@@ -277,6 +285,7 @@ class Resolver:
         self._complain = complain or (lambda stream, record: store.want(stream))
         self._patience_s = store.patience_s if patience_s is None else patience_s
         self._asked: Dict[Tuple[str, str], Asked] = {}  # of a stream and a writer
+        self._max_asked = SPARE_ASKED  # so many are kept before it is looked which of them are needed
 
     def read(self, stream: str, after: EntryId, max_entries: int, timeout_s: float) -> List[Entry]:
         if max_entries < 1:
@@ -333,7 +342,18 @@ class Resolver:
             asked = Asked(record.id.epoch, self._newest_of(stream, record), since, num_sessions, begun)
             self._complain(stream, record)
             self._asked[stream, record.writer] = asked
+            if len(self._asked) > self._max_asked:
+                self._forget_gone()
         return since
+
+    def _forget_gone(self) -> None:
+        """Of streams that are gone, or in another epoch, and of writers that the server has dropped, nothing comes."""
+        infos = {stream: self._store.stream_info(stream) for stream in {stream for stream, _ in self._asked}}
+        for (stream, writer), asked in list(self._asked.items()):
+            info = infos.get(stream)
+            if info is None or asked.epoch != info.epoch or writer not in info.writers:
+                self._asked.pop((stream, writer), None)
+        self._max_asked = 2 * len(self._asked) + SPARE_ASKED
 
     def _newest_of(self, stream: str, record: StoredEntry) -> int:
         """The number of its writer's newest entry: a later one will be of a writer that lives."""

@@ -7,7 +7,7 @@ import time
 from typing import Callable, Dict, Optional, Set, Tuple
 
 from ding_store.errors import CorruptPayload, PayloadLost
-from ding_store.storage.base import Buffer, Value
+from ding_store.storage.base import Buffer, Value, ValueVersion
 from ding_store.storage.encoding.framing import decode_value
 from ding_store.storage.encoding.value_parts import PartList, unpack
 from ding_store.storage.shared_memory.transports import TransportStore, Version
@@ -42,7 +42,7 @@ class ValueResolver:
         self._fetch = fetch or (lambda name, listed: fetch_payload(store, name, listed))
         self._patience_s = patience_s
         self._wanted: Dict[
-            str, Tuple[int, float]
+            str, Tuple[ValueVersion, float]
         ] = {}  # value -> version that we asked for, and until when it may come
         self._too_fast: Set[str] = set()  # values of which versions were replaced while we fetched them
 
@@ -55,19 +55,19 @@ class ValueResolver:
             - PayloadLost: There is a newer version, which nobody has made readable for us in time.
         """
         end = deadline = time.monotonic() + timeout_s
-        known, missed, num_tries = newer_than, (0, False), 0
+        known, missed, num_tries = newer_than, (0, '', False), 0
         while True:
             left = max(0.0, deadline - time.monotonic())
             found = self._store.get_version(name, known, left, or_filled=known != newer_than)
             if found is None and known != newer_than:
                 raise PayloadLost(_lost(name, known))
-            if found is None or found.version == newer_than:
+            if found is None or not found.version.is_of_another_put(newer_than):
                 return None
             value = self._value(name, found)
             if value is not None:
                 self._too_fast.discard(name)
                 return value
-            seen = found.version, bool(found.payload)
+            seen = found.version, found.version.put_id, bool(found.payload)
             is_on_its_way = found.is_coming and not found.payload
             is_over = num_tries >= _MIN_TRIES and time.monotonic() >= end
             if seen != missed and not is_on_its_way and not is_over:
@@ -104,9 +104,9 @@ class ValueResolver:
             self._too_fast.add(name)
             logger.warning('value %r: versions are replaced faster than we can fetch them: put it less often', name)
 
-    def _ask(self, name: str, version: int, is_coming: bool) -> float:
+    def _ask(self, name: str, version: ValueVersion, is_coming: bool) -> float:
         asked, until = self._wanted.get(name, (0, 0.0))
-        if asked != version:
+        if version.is_of_another_put(asked):
             until = time.monotonic() + self._patience_s
             self._wanted[name] = version, until
             if not is_coming:

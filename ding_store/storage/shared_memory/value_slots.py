@@ -101,7 +101,7 @@ class ValueSlots:
             found = self._store.get_version(self._name, 0)
             if found is not None and self._newest is not None and not found.payload:
                 version, slot, lengths = self._newest
-                if version == found.version:
+                if not found.version.is_of_another_put(version):
                     self._store.fill_version(self._name, version, Pieces([slot.payload], lengths))
 
     def close(self, unlink: bool) -> None:

@@ -32,6 +32,16 @@ class LossTests(StoreCase):
         store.append('s', {}, chunk(5))
         assert [number_of(entry) for entry in store.read('s')] == [2, 3, 4, 5]
 
+    def test_resent_entries_of_a_full_stream_need_no_new_room(self) -> None:
+        with self.open(max_pending_bytes=1500) as store, self.another(store) as other:
+            for i in range(2):
+                store.append('s', {}, chunk(i, 80))
+            self.lose_memory(store)
+            other.append('s', {}, chunk(2, 80))  # It takes the room that the two had.
+            with pytest.raises(AppendUnsettled):
+                store.append('s', {}, chunk(3, 80), timeout_s=0)
+            assert [number_of(entry) for entry in other.read('s')] == [2, 0, 1]
+
     def test_a_reader_that_is_away_misses_nothing_that_another_acks(self, store: Store) -> None:
         store.register('s', 'away')
         reader = Reader(store, 's', 'r')

@@ -8,6 +8,7 @@ import pytest
 
 from ding_store.errors import ConfigError, StoreClosed
 from ding_store.storage.base import OLDEST, EntryId, Store
+from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.testing.case import StoreCase
 from ding_store.storage.testing.helpers import WAIT_S, chunk, found_in, number_of
 
@@ -31,6 +32,16 @@ class ReaderTests(StoreCase):
         assert (stream.floor, stream.last, stream.readers) == (2, 4, {'a': 4, 'b': 2})
         assert stream.durable == {'a': True, 'b': True}
         assert stream.pending_bytes == sum(len(row[3]) for row in self.raw_log(store, 's'))
+
+    def test_entries_read_and_not_acked_come_again(self, store: Store) -> None:
+        reader = Reader(store, 's', 'r')
+        for i in range(3):
+            store.append('s', {}, chunk(i))
+        assert len(reader.read()) == len(self.raw_log(store, 's')) == 3
+        again = Reader(store, 's', 'r')
+        assert [number_of(entry) for entry in again.read()] == [0, 1, 2]
+        again.ack()
+        assert self.raw_log(store, 's') == []
 
     def test_acks_that_are_not_waited_for_come_before_what_follows(self, store: Store) -> None:
         store.register('s', 'a')

@@ -171,6 +171,16 @@ class StreamTests(StoreCase):
         assert stream.pending_bytes <= 2000
         assert len([record for record in caplog.records if 'dropping' in record.message]) == 1
 
+    def test_drop_oldest_counts_all_that_one_entry_drops(self) -> None:
+        with self.open(max_pending_bytes=2000, overflow='drop_oldest') as store:
+            for i in range(4):
+                store.append('s', {}, chunk(i))
+            store.append('s', {}, chunk(4, 200))
+            stream = store.info().streams['s']
+            held = [number_of(entry) for entry in store.read('s')]
+        assert held == list(range(5 - len(held), 5))
+        assert stream.num_dropped == stream.floor == 5 - len(held) > 1
+
     def test_an_entry_above_the_limit_is_refused_at_once(self) -> None:
         for overflow in OVERFLOW:
             with self.open(max_pending_bytes=1000, overflow=overflow) as store:

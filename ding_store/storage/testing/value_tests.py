@@ -66,6 +66,27 @@ class ValueTests(StoreCase):
             assert store.put('v', {}, {}) == 4
 
     @pytest.mark.parametrize('size', [1, 50_000])
+    def test_another_put_under_a_known_number_is_news(self, store: Store, size: int) -> None:
+        with self.another(store) as former:
+            assert former.put('v', {}, chunk(1, size)) == 1
+        known = store.get('v')
+        assert known is not None
+        assert store.get('v', newer_than=known.version) is None
+        self.lose_memory(store)
+        with self.another(store) as other:
+            assert other.put('v', {}, chunk(2, size)) == 1
+            value = None
+            for timeout_s in (0.0, WAIT_S):
+                value = store.get('v', newer_than=known.version, timeout_s=timeout_s)
+                assert value is not None
+                assert (value.version, value.arrays['x'][0]) == (1, 2)
+            assert value is not None
+            assert store.get('v', newer_than=value.version) is None
+            with pytest.raises(VersionConflict, match='went back in time'):
+                other.put('v', {}, {}, expected_version=known.version)
+            assert store.put('v', {}, {}, expected_version=value.version) == 2
+
+    @pytest.mark.parametrize('size', [1, 50_000])
     def test_versions_go_on_behind_one_that_the_writer_was_told_of(self, store: Store, size: int) -> None:
         store.set_start_version('v', 7)
         store.set_start_version('v', 5)

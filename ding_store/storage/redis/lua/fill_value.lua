@@ -3,10 +3,14 @@
 -- ARGV[1] version
 -- ARGV[2] payload, or the list of its parts
 -- ARGV[3] keys of the parts, with a space behind each
--- Returns 1 if it is filled, 0 if another version is the newest by now, or somebody filled it before, -1 if parts are
+-- ARGV[4] token of the put that made the version, '' if not known
+-- Returns 1 if it is filled, 0 if another put's version is the newest by now, or somebody filled it before, -1 if parts are
 -- missing
 local newest = redis.call('XREVRANGE', VALUE, '+', '-', 'COUNT', 1)[1]
 if not newest or newest[1] ~= ARGV[1] .. '-0' then
+  return 0
+end
+if ARGV[4] ~= '' and redis.call('HGET', META, 'token') ~= ARGV[4] then
   return 0
 end
 if not keep_parts(ARGV[3]) then

@@ -2,7 +2,7 @@
 -- KEYS    as in value.lua
 -- ARGV[1] token of this put
 -- ARGV[2] newest version that the writer knows: a server that forgot the value counts on from there
--- ARGV[3] version that the value must have now; -1: any
+-- ARGV[3] version that the value must have now, and ARGV[9] its token, '' if not known; -1: any
 -- ARGV[4] payload, or the list of its parts; '': only the reference, to be filled if somebody wants payloads
 -- ARGV[5] keys of the parts, with a space behind each
 -- ARGV[6] reference to a slot, or ''
@@ -21,7 +21,7 @@ if token == ARGV[1] then
   return { 1, version, version - 1, token }
 end
 local expected = tonumber(ARGV[3])
-if expected >= 0 and expected ~= version then
+if expected >= 0 and (expected ~= version or (ARGV[9] ~= '' and ARGV[9] ~= token)) then
   return { 0, version, version, token }
 end
 if expected < 0 and stored[4] == ARGV[7] then
@@ -44,7 +44,7 @@ end
 local new = math.max(version, tonumber(ARGV[2])) + 1
 local fields = {}
 local is_wanted = ARGV[4] == '' and stored[3]
-for field, content in pairs({ p = ARGV[4], r = ARGV[6], w = is_wanted or '' }) do
+for field, content in pairs({ p = ARGV[4], r = ARGV[6], w = is_wanted or '', t = ARGV[1] }) do
   if content ~= '' then
     table.insert(fields, field)
     table.insert(fields, content)

@@ -2,7 +2,8 @@
 --
 -- KEYS[1] value   stream  one entry: id "<version>-0", fields p (payload, or the list of its parts) and r (reference to
 --                         a slot of the writer's host), at least one of them; "<version>-1": p was filled in later;
---                         w: 1 if p is on its way, since the writer knows that it is wanted
+--                         w: 1 if p is on its way, since the writer knows that it is wanted; t: token of the put that
+--                         made it: a server that goes back in time gives a version's number twice
 -- KEYS[2] meta    hash    version; token: of the put that made it; writer and put: whose, and which of his that was
 --                         parts: the keys of the newest payload's parts, with a space behind each; parts_before: of the
 --                         payload before that, which is kept for those who are still fetching it. One part may be of
