@@ -1,37 +1,37 @@
 """Every error of this package.
 
 StoreError
-├── ConfigError            (ValueError)    a setting is wrong; the message names it and the fix
+├── ConfigError            (ValueError)    a setting is wrong: the message names it and the fix
 │   └── ForeignFile        (PermissionError)  a file or directory of another user, or a symbolic link
-├── StoreUnavailable       (ConnectionError)  the server cannot be reached, and was not within the deadline
-│   ├── StoreDenied                        it can, but refuses us: password, user, TLS
-│   └── AppendUnsettled                    an entry may still arrive: its writer keeps it; the cause says why
-├── StoreUnsuitable                        it can, but would lose data: too old, or it evicts keys
-├── StoreClosed                            used after close(), or in a process that may not use it
+├── StoreUnavailable       (ConnectionError)  the server could not be reached before the deadline
+│   ├── StoreDenied                        the server refuses this client: password, user, TLS
+│   └── AppendUnsettled                    an entry may still arrive: its writer keeps it, ``__cause__`` is the reason
+├── StoreUnsuitable                        the server would lose data: it is too old, or evicts keys
+├── StoreClosed                            used after ``close``, or in a process that may not use it
 ├── StoreTimeout           (TimeoutError)  a wait reached its deadline
-├── StreamFull                             retention is at its limit and nobody made room
+├── StreamFull                             a stream is at its limit, and no room was made
 ├── VersionConflict                        a value was not at the version that the writer expected
-├── CorruptPayload                         bytes that are not what was written
-├── PayloadLost                            a value's bytes are on a host whose processes do not give them out
+├── CorruptPayload                         bytes differ from what was written
+├── PayloadLost                            a value's bytes are on another host, and no process there sends them
 ├── FormatMismatch                         files of another version of this package
-├── TableLocked                            a table's directory is open in a process that lives
+├── TableLocked                            a table's directory is open in a running process
 ├── SchemaMismatch         (TypeError)     an element differs from the schema of its stream or table
-├── PriorityError          (TypeError)     priorities that no sampler can use: NaN, negative, infinite, not one per row;
-│                                          or a sampler that has none
-├── NotEnoughSpace         (OSError)       no room on the disk, in /dev/shm or in memory for what was asked
-│   └── ServerFull                         the server is at its maxmemory: the same may be asked again
+├── PriorityError          (TypeError)     unusable priorities: NaN, negative, infinite, or not one per row;
+│                                          or a sampler without priorities
+├── NotEnoughSpace         (OSError)       no room on the disk, in /dev/shm or in memory for a request
+│   └── ServerFull                         the server is at its maxmemory: a later try may succeed
 ├── RowGone                (KeyError)      a row left the table, or never existed
-└── NotEnoughData          (ValueError)    fewer rows than a sample needs; DI-engine reads ValueError as just that
+└── NotEnoughData          (ValueError)    fewer rows than a sample needs: DI-engine expects ValueError for that
 """
 
 from typing import Optional, Tuple
 
 
 class StoreError(Exception):
-    """Base of every error that ding_store raises on purpose."""
+    """Base class of every error that ding_store raises on purpose."""
 
-    #: Of what a server refused: whether a try before that lost its connection, so that what it sent may come late;
-    #: and whether nothing of it was done, which is known where not even a script began.
+    #: For a command that a server refused. ``was_lost``: an earlier try lost its connection, so its bytes may arrive
+    #: late. ``has_no_effect``: the command had no effect, because not even a script began.
     was_lost = has_no_effect = False
 
 
@@ -54,7 +54,7 @@ class StoreDenied(StoreUnavailable):
 class AppendUnsettled(StoreUnavailable):
     @property
     def needs_room(self) -> bool:
-        """Whether the server is there, and the entry only waits for room, or its stream is over."""
+        """True if the server is reachable, and the entry only waits for room or its stream was deleted."""
         return self.__cause__ is None or isinstance(self.__cause__, (ServerFull, StreamFull, StoreTimeout, StoreClosed))
 
 
@@ -79,7 +79,7 @@ class VersionConflict(StoreError):
 
 
 class CorruptPayload(StoreError):
-    # Of an entry in a stream: where it is (a storage.EntryId), and whose it was as far as that can be read.
+    # For an entry of a stream: its id (a storage.EntryId), and its writer and sequence as far as they can be read.
     entry_id: Optional[Tuple[str, int]] = None
     writer: str = ''
     sequence: int = 0
@@ -114,7 +114,7 @@ class ServerFull(NotEnoughSpace):
 
 
 class RowGone(StoreError, KeyError):
-    # KeyError quotes its argument; a message is no key.
+    # KeyError prints its argument in quotes, as a key. This prints it as a message.
     __str__ = Exception.__str__
 
 

@@ -1,6 +1,6 @@
-"""Storage: entries, values and counters between the processes of a run. Arrays and bytes only; no DI-engine, no torch.
+"""Streams, values and counters shared by the processes of a run, without DI-engine and torch.
 
-Importing this package imports numpy and nothing of a backend; ``open_store`` imports the backend that the URL names.
+Importing this package imports numpy, and no backend. ``open_store`` imports the backend that the URL names.
 """
 
 from __future__ import annotations
@@ -58,18 +58,19 @@ _PLANNED = ('redis+sentinel', 'redis+cluster')
 def open_store(url: str = 'embedded://', run: str = 'default', **options: Any) -> Store:
     """
     Overview:
-        Open the store of a run; with a server, the connection is made and the server examined before this returns.
+        Open the store of a run. With a server, this connects and checks the server before it returns.
     Arguments:
-        - url (:obj:`str`): ``embedded://[dir]`` starts a private redis-server for this run where none runs yet
-          (``dir`` is ``.ding_store`` by default), ``redis://[user:password@]host[:port][/db]``, ``rediss://``,
-          ``unix:///path``, or ``memory://``: this process only.
+        - url (:obj:`str`): ``embedded://[dir]`` starts a private redis-server for this run if none is running. ``dir``
+          is ``.ding_store`` by default. ``redis://[user:password@]host[:port][/db]``, ``rediss://`` and
+          ``unix:///path`` connect to a server. ``memory://`` is for this process only.
         - run (:obj:`str`): Name of the training job, the same in all its processes.
-        - options: Those of ``options.StreamOptions``, and ``stream_options``, a mapping of stream names to such ones;
-          for stores on Redis also those of ``options.RedisOptions`` and ``options.HostOptions``.
+        - options: The fields of ``options.StreamOptions``, and ``stream_options``, a mapping from stream names to such
+          options. Stores on Redis also accept the fields of ``options.RedisOptions`` and ``options.HostOptions``.
     Raises:
-        - ConfigError: Unknown scheme or option, or a bad value; names what would be right.
-        - StoreUnavailable: Nobody answers there. StoreDenied: it does, but refuses us.
-        - StoreUnsuitable: The server is too old, or is set to evict data.
+        - ConfigError: Unknown scheme or option, or a bad value. The message names the fix.
+        - StoreUnavailable: No server answers there.
+        - StoreDenied: The server refuses this client.
+        - StoreUnsuitable: The server is too old, or is configured to evict data.
     """
     scheme = _scheme_of(url)
     if scheme not in BACKENDS:

@@ -1,4 +1,7 @@
-"""The seam: what a store is, and nothing about how. Arrays and JSON-able headers only; no trees, no tensors."""
+"""Abstract base class of stores, and the types of their entries and values.
+
+A store moves named numpy arrays and JSON-able headers. It handles no trees and no tensors.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Arrays = Mapping[str, Array]
 Buffer = Union[bytes, bytearray, memoryview]
 
-#: What a full stream does with an append: wait, make room by dropping the oldest entries, or refuse.
+#: Policies for an append to a full stream: wait, or drop the oldest entries to make room.
 OVERFLOW = ('block', 'drop_oldest')
 
-#: Where a new reader starts: at the oldest entry still held, or behind the newest.
+#: Start positions of a new reader: at the oldest entry still held, or behind the newest.
 START = ('oldest', 'now')
 
 
-#: Entries have numbers that fit into so many bits; what a server's clock gives, in milliseconds, does not.
+#: Entry numbers fit into this many bits. Ids that Redis makes from its clock, in milliseconds, do not.
 NUMBER_BITS = 40
 
 
@@ -34,12 +37,12 @@ class _Place(NamedTuple):
 class EntryId(_Place):
     """
     Overview:
-        Place of an entry in its stream. Numbers are dense (1, 2, 3, ...) within one epoch of the stream, whatever the
-        server's clock does. A new epoch begins whenever the server may have lost entries, so at each of its restarts,
-        and when the stream is deleted; it goes on behind the last entry that is left: with 1 after a total loss.
+        Place of an entry in its stream. Numbers are dense (1, 2, 3, ...) within one epoch, whatever the server's clock
+        does. A new epoch begins when the server may have lost entries, as at each restart, and when the stream is
+        deleted. Its numbers continue behind the last entry that is left. After a total loss they begin at 1.
     Attributes:
-        - chain (:obj:`str`): A hash of all entries up to this one: whether a server still has them shows by it. ''
-          where it is not known, as in an id made of another. Ids of one place are equal, whatever is known of them.
+        - chain (:obj:`str`): A hash of all entries up to this one. It shows whether a server still has them. '' if it
+          is unknown, as in an id built from another id. Comparisons ignore it.
     """
 
     chain: str = ''
@@ -81,27 +84,27 @@ OLDEST = EntryId('', 0)
 class Entry:
     """
     Overview:
-        One append, as a reader sees it. ``arrays`` are read-only views, valid until the entry is acked, or dropped by
-        retention. Who does not hold entries up (an ephemeral reader, or none) copies, and then asks ``validate``.
+        One append, as a reader receives it. ``arrays`` are read-only views. They are valid until the entry is acked or
+        dropped by retention. If no durable reader holds the entry, copy the arrays, then call ``validate``.
     """
 
     stream: str
     id: EntryId
     writer: str
-    sequence: int  # 1, 2, 3, ... of its writer: what makes delivery exactly-once
+    sequence: int  # 1, 2, 3, ... per writer: readers skip duplicates by it
     header: Header
     arrays: Arrays
     guard: Optional[Callable[[], bool]] = field(default=None, repr=False, compare=False)
-    is_lost: bool = False  # its payload is gone for good, header and all: there is only the fact that it was
+    is_lost: bool = False  # header and arrays cannot be recovered, and are empty
 
     def validate(self) -> bool:
-        """Whether all that was read of ``arrays`` until now was the entry's; if not, it is to be thrown away."""
+        """Return whether ``arrays`` were intact until now. If not, discard what was read from them."""
         return self.guard is None or self.guard()
 
 
 @dataclass(frozen=True)
 class Value:
-    """One version of a named value; ``arrays`` are read-only."""
+    """One version of a named value. ``arrays`` are read-only."""
 
     name: str
     version: int  # as read from a store a ValueVersion, to be passed on to ``get`` as it is
@@ -113,8 +116,8 @@ class Value:
 class StreamInfo:
     """
     Overview:
-        What a stream holds now. ``last`` is the number of the newest entry of this epoch, ``floor`` that of the newest
-        entry that was trimmed or dropped, so that ``last - floor`` entries are held.
+        State of a stream. ``last`` is the number of the newest entry of this epoch. ``floor`` is the number of the
+        newest entry that was trimmed or dropped. The stream holds ``last - floor`` entries.
     """
 
     epoch: str = ''
@@ -126,12 +129,12 @@ class StreamInfo:
     durable: Dict[str, bool] = field(default_factory=dict)
     writers: Dict[str, int] = field(default_factory=dict)  # writer -> last sequence accepted in this epoch
     numbers: Dict[str, int] = field(default_factory=dict)  # writer -> number of that entry
-    host: str = ''  # that all readers are on: the host plane; '': the wire plane
+    host: str = ''  # all readers are on it: payloads go through its shared memory; '': through Redis
 
 
 @dataclass
 class StoreInfo:
-    """What a store holds now, for people and for ``ding-store status``."""
+    """State of a store, for people and for ``ding-store status``."""
 
     address: str
     run: str
@@ -144,20 +147,22 @@ class StoreInfo:
 class Store(ABC):
     """
     Overview:
-        Where the processes of a run share data: streams of entries, named values, counters.
-        All methods may be called from several threads. Every wait has a deadline; a deadline that passes raises
-        StoreTimeout where the caller asked for an effect, and returns nothing new where it asked for news.
+        The place where the processes of a run share streams of entries, named values and counters.
+        All methods may be called from several threads. Every wait has a deadline. When it passes, a method that writes
+        raises StoreTimeout, and a method that reads returns nothing new.
 
-        Delivery. A writer (one open store in one process) numbers its entries per stream, and keeps each until every
-        durable reader has acked it (or retention dropped it). When the server forgot some or all of them, it announces
-        them again, in order, before anything new. A reader skips sequences it has seen: see ``reader.Reader``.
-        A writer also tells a server that lost its memory which durable readers it had, as it last heard: what one of
-        them acks then is kept for the others. What this does not cover: entries of a writer that is gone when the
-        server forgets them; and, with several durable readers, what one acks after that, before a writer that knew of
-        the others has announced anything.
+        Delivery. A writer is one open store in one process. It numbers its entries per stream. It keeps each entry
+        until every durable reader has acked it, or retention has dropped it. If the server lost entries, the writer
+        sends them again, in order, before anything new. A reader skips the sequence numbers that it has seen: see
+        ``exactly_once.reader.Reader``.
+        If a server lost its memory, a writer also sends it the durable readers of its last reply. From then on the
+        server keeps entries for all of them.
+        Two cases are not covered. Entries of a writer that exited before the server lost them are lost. With several
+        durable readers, one may ack an entry after the loss, before any writer has sent the list of readers: the
+        others then miss that entry.
     Raises (any method):
-        - StoreUnavailable: The server is away, and did not return within the store's ``reconnect_timeout_s``.
-        - StoreClosed: After close().
+        - StoreUnavailable: The server is unreachable, and did not return within ``reconnect_timeout_s``.
+        - StoreClosed: The store was closed.
     """
 
     run: str
@@ -166,100 +171,104 @@ class Store(ABC):
     def append(self, stream: str, header: Header, arrays: Arrays, timeout_s: Optional[float] = None) -> EntryId:
         """
         Overview:
-            Append one entry: durable when it returns, in this writer's order, at most once.
+            Append one entry. It is durable when this returns. One writer's entries are stored in order, at most once.
         Arguments:
             - header (:obj:`Mapping`): JSON-able.
-            - arrays (:obj:`Mapping`): The columns; numpy arrays of a fixed-size dtype, copied before returning. Their
-              lengths may differ: the store does not know rows. A learner checks chunks against their schema.
-            - timeout_s (:obj:`Optional[float]`): How long a full stream with overflow 'block' may be waited for. Behind
-              another thread's append that waits for no room it may take its turn a second later.
+            - arrays (:obj:`Mapping`): numpy arrays of a fixed-size dtype, copied before this returns. Their lengths may
+              differ: a store does not check rows. The learner checks chunks against their schema.
+            - timeout_s (:obj:`Optional[float]`): Seconds to wait for room in a full stream with overflow 'block'. If
+              another thread is appending and does not wait for room, a shorter timeout becomes one second.
         Raises:
-            - AppendUnsettled: The entry may still arrive: the server may have it, or is away. It is kept, and announced
-              by whatever this store does when the server is back, or has room: appending it once more would double it.
-              The error's ``__cause__`` says why. After any other error the entry never arrives:
-            - StoreTimeout: overflow is 'block' and no room was made in time.
+            - AppendUnsettled: The entry may still arrive: the server may have it, or is unreachable. The writer keeps
+              the entry and sends it in a later call, once the server is back or has room. Do not append it again: that
+              would double it. ``__cause__`` is the reason. After any error below, the entry never arrives:
+            - StoreTimeout: overflow is 'block', and no room was made in time.
             - StreamFull: This one entry is larger than the limit.
             - ServerFull: The server is at its maxmemory.
-            - NotEnoughSpace: This one entry is larger than a server takes.
-            - StoreError: The server refused it for a reason that does not pass; the message names the fix.
-            But where another thread closes the store during the append (StoreClosed), the server may have the entry.
+            - NotEnoughSpace: This one entry is larger than a server accepts.
+            - StoreError: The server refused it for a lasting reason. The message names the fix.
+            One exception: if another thread closes the store during the append, StoreClosed is raised, and the server
+            may have the entry.
         """
 
     @abstractmethod
     def read(self, stream: str, after: EntryId = OLDEST, max_entries: int = 64, timeout_s: float = 0.0) -> List[Entry]:
         """
         Overview:
-            The next entries after ``after``, in order; waits up to ``timeout_s`` for the first one. An ``after`` of a
-            past epoch means: from the oldest entry of this one. Most callers want ``reader.Reader`` instead.
+            Return the next entries after ``after``, in order. Wait up to ``timeout_s`` for the first one. If ``after``
+            is of a past epoch, start at the oldest entry of the current one. Most callers need
+            ``exactly_once.reader.Reader`` instead.
         Returns:
-            - entries (:obj:`list`): At most ``max_entries``; empty when none came in time.
+            - entries (:obj:`list`): At most ``max_entries``. Empty if none came in time.
         Raises:
-            - CorruptPayload: The first of these entries is not what was written; ``entry_id`` says which it is, so that
-              the caller can go on behind it.
+            - CorruptPayload: The first of these entries is not what was written. ``entry_id`` is its id, so that the
+              caller can continue behind it.
         """
 
     @abstractmethod
     def register(self, stream: str, reader: str, durable: bool = True, start: str = 'oldest') -> EntryId:
         """
         Overview:
-            Make a reader known, and return the entry after which it continues: where it had acked, or for a new one
-            the oldest entry still held (``start='oldest'``) or the newest (``start='now'``). Retention waits for the
-            acks of durable readers, and for the first of them to come; ephemeral readers hold nothing up.
+            Register a reader, and return the entry after which it continues. A registered reader continues behind its
+            last ack. A new one starts at the oldest entry still held (``start='oldest'``) or behind the newest
+            (``start='now'``). Retention waits for the acks of durable readers. Before the first durable reader
+            registers, nothing is trimmed. Ephemeral readers hold no entries.
         """
 
     @abstractmethod
     def ack(self, stream: str, reader: str, entry_id: EntryId, wait: bool = True) -> None:
         """
         Overview:
-            This reader is done with all entries up to and with ``entry_id``; what all durable readers acked is
-            trimmed. An ack of a past epoch or of a reader not registered changes nothing.
+            Acknowledge all entries up to and including ``entry_id``. Entries that all durable readers have acked are
+            trimmed. An ack of a past epoch or of an unregistered reader changes nothing.
         Arguments:
-            - wait (:obj:`bool`): False: it is sent, and its reply looked at by the next ack, read or close, which also
-              raises the errors. Until then the stream may not show it.
+            - wait (:obj:`bool`): False: send the ack without waiting for its reply. The next ack, read or close checks
+              the reply and raises its errors. Until then the stream may not show the ack.
         """
 
     def advance(self, stream: str, reader: str, entry_id: EntryId, name: str, header: Header) -> None:
         """
         Overview:
-            ``ack`` and then ``put(name, header, {})``, for a reader that tells others after each entry how far it has
-            come. May return before that is done; others see it as soon as it is. ``close`` does it where the server is
-            there, and warns where it is not.
+            Call ``ack``, then ``put(name, header, {})``. For a reader that publishes its position after each entry.
+            It may return before both are done. Other processes see the value as soon as the server has it. ``close``
+            completes what is open if the server is reachable, and otherwise logs a warning.
         Raises:
-            - StoreError: What this one, or the one before it, met with; see ``flush``.
+            - StoreError: An error of this call or of the previous one. See ``flush``.
         """
         self.ack(stream, reader, entry_id)
         self.put(name, header, {})
 
-    def flush(self) -> None:  # noqa: B027 - nothing is left to do where ``advance`` is not overridden
+    def flush(self) -> None:  # noqa: B027 - there is nothing to do unless ``advance`` is overridden
         """
         Overview:
-            Return when all that ``advance`` was told is done, and what a full stream did not take (AppendUnsettled) was
-            announced once more, without a wait for room. To be called before waiting for those who wait for it.
+            Wait until every ``advance`` is done. Send once more the entries that a full stream refused
+            (AppendUnsettled), without waiting for room. Call this before you wait for a process that waits for them.
         Raises:
-            - StoreError: As ``ack`` and ``put``.
+            - StoreError: The errors of ``ack`` and ``put``.
         """
 
-    def close_for_writing(self) -> None:  # noqa: B027 - a store that never announces again has nothing to leave
+    def close_for_writing(self) -> None:  # noqa: B027 - a store that never sends again has nothing to do
         """
         Overview:
-            This process has appended its last. From now on a stream that was deleted is left alone, and an append to it
-            raises StoreClosed: its run may be over, and its name the next one's. What is lost is announced again.
+            Declare that this process appends nothing more. From now on, nothing is sent to a stream that was deleted
+            since, and an append to it raises StoreClosed: its name may belong to the next run by now. Entries that the
+            server lost are still sent again.
         """
 
     @property
     def is_away(self) -> bool:
         """
-        Whether a call made now would wait for a server that was lost. Asks nobody, and brings nothing back: other calls
-        do, in whatever thread.
+        True if a call made now would wait for an unreachable server. Reading it sends nothing and does not reconnect:
+        other calls do, in any thread.
         """
         return False
 
     def nonblocking(self) -> ContextManager[None]:
         """
         Overview:
-            Within it, calls of this thread wait for no server that is away: they raise StoreUnavailable at once, also
-            where it goes away during the call; whether it was done is then not known. Other threads bring the server
-            back, and what calls do in passing (announce again, tidy) is left to theirs. A server that hangs is away
+            Return a context in which this thread's calls do not wait for an unreachable server. They raise
+            StoreUnavailable at once. If the server becomes unreachable during a call, the call may have taken effect.
+            Other threads reconnect, send lost entries again and clean up. A server that hangs counts as unreachable
             after ``socket_timeout_s``.
         """
         return nullcontext()
@@ -268,81 +277,83 @@ class Store(ABC):
     def forget(self, stream: str, reader: str) -> bool:
         """
         Overview:
-            Drop a reader for good: what only it was waited for is trimmed, so all that is held where it was the last
-            durable one. Returns whether it was known.
+            Remove a reader for good, and return whether it was registered. Entries that only this reader still needed
+            are trimmed. If it was the last durable reader, all entries are trimmed.
         """
 
     @abstractmethod
     def put(self, name: str, header: Header, arrays: Arrays, expected_version: Optional[int] = None) -> int:
         """
         Overview:
-            Publish a new version of a value: it becomes visible whole or not at all, and replaces the last one.
+            Publish a new version of a value. It becomes visible whole or not at all, and replaces the previous one.
         Arguments:
-            - expected_version (:obj:`Optional[int]`): Only when the value is at this version now; 0: does not exist.
-              One that ``get`` or ``put`` returned also has to be of the same put.
+            - expected_version (:obj:`Optional[int]`): Publish only if the value is at this version now. 0: only if it
+              does not exist. A version that ``get`` or ``put`` returned must also be of the same put.
         Returns:
-            - version (:obj:`ValueVersion`): 1, 2, 3, ...; grows for as long as this writer or the server lives.
+            - version (:obj:`ValueVersion`): 1, 2, 3, ... It grows as long as this store is open or the server has its memory.
         Raises:
-            - VersionConflict: The value is at another version; nothing was written.
+            - VersionConflict: The value is at another version. Nothing was written.
         """
 
     @abstractmethod
     def set_start_version(self, name: str, version: int) -> None:
         """
         Overview:
-            What this store puts of a value has versions above this one from now on, also where the server has forgotten
-            it: for a writer that was started again. Asks no server.
+            Give this store's next versions of a value numbers above ``version``, even if the server lost the value. For
+            a writer that was restarted. This sends nothing.
         """
 
     @abstractmethod
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0) -> Optional[Value]:
         """
         Overview:
-            The newest version of a value if it is newer than ``newer_than``, else wait for one up to ``timeout_s``.
-            A server that lost its memory counts from 1 again: a version *below* ``newer_than`` is news, too. So is
-            another put's version of the same number, where ``newer_than`` is the version of a value as it was read.
+            Return the newest version of a value if it is newer than ``newer_than``. Otherwise wait for one up to
+            ``timeout_s``, and return None if none came. A server that lost its memory counts from 1 again, so a version
+            *below* ``newer_than`` also counts as newer. The same number counts as newer if another put made it, provided
+            that ``newer_than`` is a version that ``get`` or ``put`` returned.
         """
 
     @abstractmethod
     def add(self, counter: str, amount: int = 0) -> int:
         """
         Overview:
-            Add to a counter, which begins at 0, and return its new value. Only for what is shown: it may be added twice
-            when a reply is lost, and is lost with the server's memory. What must be exact travels in entry headers.
+            Add to a counter, which begins at 0, and return its new value. Use counters only for display. If a reply is
+            lost, an amount may be added twice, and counters are lost with the server's memory. Exact counts travel in
+            entry headers.
         """
 
     @abstractmethod
     def delete(self, name: str) -> bool:
         """
         Overview:
-            Delete the stream, value and counter of this name. Returns whether there was one. A stream also loses its
-            readers: one that goes on has to register again.
+            Delete the stream, value and counter of this name, and return whether there was one. A stream also loses its
+            readers: a reader that continues must register again.
         """
 
     @abstractmethod
     def info(self) -> StoreInfo:
-        """What the store holds now."""
+        """Return what the store holds now."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release connections, threads and files; entries and values stay in the store. May be called twice."""
+        """Release connections, threads and files. Entries and values stay in the store. May be called twice."""
 
     def clear(self, last: Sequence[str] = ()) -> None:
-        """Delete everything of this run; names in ``last`` after all others."""
+        """Delete everything of this run, the names in ``last`` after all others."""
         info = self.info()
         names = dict.fromkeys([*info.streams, *info.values, *info.counters])
         for name in [name for name in names if name not in last] + [name for name in last if name in names]:
             self.delete(name)
 
     def stream_info(self, stream: str) -> Optional[StreamInfo]:
-        """What one stream holds now; None if there is no such stream."""
+        """Return what one stream holds now, or None if there is no such stream."""
         return self.info().streams.get(stream)
 
     def retire(self, last: Sequence[str] = ()) -> None:
         """
         Overview:
-            The run is over for good: clear it. A server that only serves this run then goes with its last user, without
-            its grace. For the last process of a run to call, right before close().
+            Clear the run, which is over for good. A server that only serves this run then exits with its last user,
+            without waiting ``grace_s``. Call this in the last process of a run, right before ``close``.
         """
         self.clear(last)
 

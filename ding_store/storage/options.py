@@ -1,4 +1,4 @@
-"""What a user may set on a store, and which names it accepts: checked once, at the door."""
+"""Options of stores and streams, and the check of names. Values are checked when the options are created."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ _PART = re.compile(r'[A-Za-z0-9_.-]+')
 def check_name(kind: str, name: str, slashes: bool = True) -> str:
     """
     Overview:
-        Return ``name`` if it can be part of a key and of a file name: letters, digits, ``_ . -``, and for all but runs
-        parts separated by ``/``. Braces and colons would change which key, and which cluster slot, is meant.
+        Return ``name`` if it can be part of a key and of a file name: letters, digits, ``_ . -`` and, with ``slashes``,
+        parts separated by ``/``. Braces and colons would change the key and its cluster slot.
+    Raises:
+        - ConfigError: The name is too long, or has other characters.
     """
     if not isinstance(name, str) or not _is_good(name, slashes):
         allowed = 'letters, digits, "_", "-", "."' + (' and parts separated by "/"' if slashes else '')
@@ -45,14 +47,14 @@ def _is_at_least_0(value: object) -> bool:
 class StreamOptions:
     """
     Overview:
-        How much one stream may hold that its durable readers have not acked, and what happens beyond.
+        Limits of one stream's unacknowledged data, and the compression of its payloads.
     Arguments:
-        - max_pending_bytes (:obj:`int`): Encoded bytes held for one stream.
-        - overflow (:obj:`str`): 'block' or 'drop_oldest'.
-        - max_block_s (:obj:`float`): How long an append waits for room when it names no ``timeout_s`` itself.
-        - compression (:obj:`Optional[str]`): 'lz4' or 'zstd': what a payload is compressed with where it goes over the
-          wire, if that makes it shorter. Every process that writes or reads the stream needs the codec's package.
-          'auto': lz4 for as long as it pays, where writer and readers have it; none else. None: never.
+        - max_pending_bytes (:obj:`int`): Encoded bytes that one stream may hold.
+        - overflow (:obj:`str`): What an append to a full stream does: 'block' or 'drop_oldest'.
+        - max_block_s (:obj:`float`): Seconds that an append without ``timeout_s`` waits for room.
+        - compression (:obj:`Optional[str]`): 'lz4' or 'zstd': compress payloads that go through Redis, if that makes
+          them shorter. Every process that writes or reads the stream needs the codec's package. 'auto': use lz4 while
+          it pays and the writer and all readers have it. None: never compress.
     """
 
     max_pending_bytes: int = 256 << 20
@@ -78,10 +80,10 @@ STORE_OPTIONS = (*STREAM_OPTIONS, 'stream_options', 'check_every_s')
 class StoreOptions:
     """
     Overview:
-        The options of every stream of a store: the common ones, and what ``stream_options`` changes for some.
+        Options of all streams of a store: the common ones, and the changes for single streams.
     Arguments:
-        - check_every_s (:obj:`float`): How often a store, while it is used for anything, looks whether the server still
-          knows all that this store wrote. Waits are cut into slices of this length.
+        - check_every_s (:obj:`float`): Seconds between two checks whether the server still has all that this store
+          appended. Calls of the store run the check. Waits are cut into slices of this length.
     """
 
     common: StreamOptions = StreamOptions()
@@ -98,7 +100,7 @@ class StoreOptions:
 
 
 def stream_options(options: Dict[str, Any]) -> StoreOptions:
-    """Take what concerns streams out of ``options``, and leave the rest to the backend."""
+    """Move the options of streams out of ``options``. The rest is left for the backend."""
     common = {name: options.pop(name) for name in STREAM_OPTIONS if name in options}
     special = options.pop('stream_options', None) or {}
     check_every_s = options.pop('check_every_s', StoreOptions.check_every_s)
@@ -109,7 +111,7 @@ def stream_options(options: Dict[str, Any]) -> StoreOptions:
         unknown = sorted(set(changes) - set(STREAM_OPTIONS))
         if unknown:
             raise ConfigError(
-                f'stream_options[{stream!r}] has unknown {unknown}; known are {", ".join(STREAM_OPTIONS)}'
+                f'stream_options[{stream!r}] has unknown options {unknown}. Use any of {", ".join(STREAM_OPTIONS)}.'
             )
         streams[check_name('stream', stream)] = StreamOptions(**{**common, **changes})
     return StoreOptions(StreamOptions(**common), streams, check_every_s)
@@ -119,15 +121,15 @@ def stream_options(options: Dict[str, Any]) -> StoreOptions:
 class RedisOptions:
     """
     Overview:
-        How a store treats its server.
+        Timeouts of a store with its Redis server.
     Arguments:
-        - connect_timeout_s (:obj:`Optional[float]`): How long the first connection is tried before saying what is
-          wrong. None: 10 s, or 30 s for an embedded server, which may have to be started.
-        - reconnect_timeout_s (:obj:`float`): How long a call waits in all for a server that went away or hangs,
-          whatever it waits for in it. It may take ``socket_timeout_s`` to notice that.
-        - socket_timeout_s (:obj:`float`): How long one reply, or 1 MiB of a request, may take on its way: then the
-          connection is made anew. It must be longer than ``check_every_s``, for which commands wait on purpose.
-        - grace_s (:obj:`float`): How long an embedded server outlives the last process that uses it.
+        - connect_timeout_s (:obj:`Optional[float]`): Seconds to try the first connection before an error is raised.
+          None: 10, or 30 for an embedded server, which may have to start.
+        - reconnect_timeout_s (:obj:`float`): Seconds that one call waits in all for a server that is unreachable or
+          hangs. Noticing that may take ``socket_timeout_s``.
+        - socket_timeout_s (:obj:`float`): Seconds that one reply, or 1 MiB of a request, may take. Then the store
+          reconnects. It must be longer than ``check_every_s``, because commands block for that long on purpose.
+        - grace_s (:obj:`float`): Seconds that an embedded server runs on after the last process that uses it.
     """
 
     connect_timeout_s: Optional[float] = None
@@ -145,16 +147,16 @@ class RedisOptions:
 class HostOptions:
     """
     Overview:
-        Whether and where payloads of one host stay in its memory.
+        Use, place and size of the host cache.
     Arguments:
-        - host_plane (:obj:`str`): 'auto': in mmap files while all readers of a stream are on one host, and values of
-          other hosts once for all processes of this one; 'off': never.
-        - host_cache_dir (:obj:`Optional[str]`): Where those files are, the same for all processes of a host; by default
-          /dev/shm if there is room, else the temporary directory with the most free space.
-        - host_cache_bytes (:obj:`Optional[int]`): What they may take together; by default half of what is free there,
-          8 GiB at most.
-        - host_checksum (:obj:`bool`): Whether a writer's entries carry a checksum there, too, which readers verify:
-          a pass over the bytes on either side, against memory that others write to or that fails.
+        - host_plane (:obj:`str`): 'auto': keep entries in memory-mapped files while all readers of a stream are on one
+          host, and download values of other hosts once per host. 'off': send everything through Redis.
+        - host_cache_dir (:obj:`Optional[str]`): Directory of the host cache, the same for all processes of a host.
+          Default: /dev/shm if it has room, else the temporary directory with the most free space.
+        - host_cache_bytes (:obj:`Optional[int]`): Bytes that its files may use together. Default: half of the free
+          space there, at most 8 GiB.
+        - host_checksum (:obj:`bool`): Whether entries carry a checksum there too, which readers verify. It detects
+          faulty memory and foreign writes, and costs the writer and each reader one pass over the bytes.
     """
 
     host_plane: str = 'auto'
@@ -180,18 +182,18 @@ ALL_OPTIONS = (*STORE_OPTIONS, *REDIS_OPTIONS, *HOST_OPTIONS)
 
 
 def host_options(options: Dict[str, Any]) -> HostOptions:
-    """Take what concerns the host plane out of ``options``."""
+    """Move the options of the host cache out of ``options``."""
     return HostOptions(**{name: options.pop(name) for name in HOST_OPTIONS if name in options})
 
 
 def redis_options(options: Dict[str, Any]) -> RedisOptions:
-    """Take what concerns the server out of ``options``."""
+    """Move the options of the Redis server out of ``options``."""
     return RedisOptions(**{name: options.pop(name) for name in REDIS_OPTIONS if name in options})
 
 
 def refuse_rest(scheme: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Complain about what nobody took."""
+    """Raise ConfigError if an option is left that no part of the store accepts."""
     for name in options:
         near = difflib.get_close_matches(name, known, 1)
-        hint = f'; did you mean {near[0]!r}?' if near else ';'
-        raise ConfigError(f'{scheme}:// does not know the option {name!r}{hint} it knows {", ".join(known)}')
+        hint = f'; did you mean {near[0]!r}?' if near else '.'
+        raise ConfigError(f'{scheme}:// has no option {name!r}{hint} Use any of {", ".join(known)}.')

@@ -1,4 +1,4 @@
-"""URLs of stores: what they name, and which part of them may be shown."""
+"""URLs of stores: their checks, their parts, and the form that may be shown in messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ding_store.errors import ConfigError
 from ding_store.storage.options import ALL_OPTIONS, REDIS_OPTIONS
 
 _WITH_USERS = ('redis', 'rediss', 'unix')
-#: What a query may hold, besides what begins with ssl_. All else would change what a store relies on.
+#: Names allowed in a query, besides those that begin with ssl_. Any other would change what a store relies on.
 _QUERY = ('db', 'username', 'password', 'client_name')
 
 
@@ -20,7 +20,7 @@ def scheme_of(url: str) -> str:
 
 
 def address_of(url: str) -> str:
-    """The URL without user, password and query: fit for messages, even where the URL itself is malformed."""
+    """Return the URL without user, password and query, for messages. It also works for malformed URLs."""
     scheme, separator, rest = url.partition('://')
     if not separator:
         return f'{scheme_of(url)}://...'
@@ -30,15 +30,17 @@ def address_of(url: str) -> str:
     if scheme == 'unix' and rest.startswith('/'):
         return f'{scheme}://{before}'
     if '@' in ''.join(behind):
-        return f'{scheme}://...'  # Of a password, or of a query? What is on either side may be a secret.
+        return f'{scheme}://...'  # The "@" may belong to a password or to a query: both sides may hold a secret.
     return f'{scheme}://{before.rpartition("@")[2]}'
 
 
 def check_url(url: str) -> None:
     """
+    Overview:
+        Refuse a URL that is malformed or holds options of this package. They are keyword arguments: redis-py would not
+        know them.
     Raises:
-        - ConfigError: It cannot be taken apart, or holds our options: those are keyword arguments, which redis-py would
-          not know, and other processes not see.
+        - ConfigError: The URL is refused. The message names the fix.
     """
     scheme, separator, rest = url.partition('://')
     if not separator:
@@ -53,8 +55,8 @@ def check_url(url: str) -> None:
     has_user = '@' in rest and scheme_of(url) in _WITH_USERS and not rest.startswith('/')
     if parts is None or (has_user and '@' not in parts.netloc):
         raise ConfigError(
-            f'the URL of {address_of(url)} cannot be taken apart: percent-encode what is special in user and password, '
-            'for example "/" as %2F, "#" as %23, "?" as %3F, "[" as %5B'
+            f'the URL of {address_of(url)} cannot be parsed. In user and password, percent-encode special characters, '
+            'for example "/" as %2F, "#" as %23, "?" as %3F, "[" as %5B.'
         )
     _refuse_options(parts.query, url)
     if scheme_of(url) in _WITH_USERS:
@@ -68,30 +70,30 @@ def _refuse_options(query: str, url: str) -> None:
 
 
 def _check_rest(url: str, parts: SplitResult, query: Mapping[str, List[str]]) -> None:
-    """Of a Redis server's URL: redis-py passes over what it does not understand. No error shows what is in a query."""
+    """Check fragment, query and database number: redis-py ignores what it cannot parse. Errors quote no query."""
     if parts.fragment or url.endswith('#'):
         raise ConfigError(f'the URL of {address_of(url)} has a "#": percent-encode it as %23, or leave it out')
     has_tls = scheme_of(url) == 'rediss'
     if any(not (name in _QUERY or (has_tls and name.startswith('ssl_'))) for name in query):
         raise ConfigError(
-            f'the query of the URL of {address_of(url)} is malformed: it may hold {", ".join(_QUERY)}, and with '
-            f'rediss:// ssl_...; how a store waits is set by keyword arguments: {", ".join(REDIS_OPTIONS)}'
+            f'the query of the URL of {address_of(url)} is malformed. Use only {", ".join(_QUERY)}, and with '
+            f'rediss:// ssl_... names. Pass timeouts as keyword arguments: {", ".join(REDIS_OPTIONS)}.'
         )
     path = '' if scheme_of(url) == 'unix' else parts.path.strip('/')
     numbers = [*([path] if path else []), *query.get('db', [])]
     if len(numbers) > 1 or not all(number.isascii() and number.isdigit() for number in numbers):
         raise ConfigError(
-            f'the URL of {address_of(url)} names no database: behind the host comes one number, as in '
-            'redis://host:6379/0; name the run with run='
+            f'the URL of {address_of(url)} names no database. Write one number behind the host, as in '
+            'redis://host:6379/0, and name the run with run=.'
         )
 
 
 def root_of(url: str) -> Optional[str]:
     """
     Overview:
-        Absolute path of the directory that an ``embedded://`` URL names; None for every other URL.
+        Return the absolute path of the directory that an ``embedded://`` URL names, or None for any other URL.
 
-        What follows ``embedded://`` is a path as the file system has it, not a URL's: ``#``, ``?`` and ``%`` stand for
+        The text behind ``embedded://`` is a file system path, not a URL path: ``#``, ``?`` and ``%`` stand for
         themselves. A first ``~`` is the user's home.
     """
     if scheme_of(url) != 'embedded':
@@ -100,11 +102,11 @@ def root_of(url: str) -> Optional[str]:
 
 
 def directory_of(url: str, run: str) -> Optional[str]:
-    """Absolute path of the directory of a run's embedded server; None for servers that others started."""
+    """Return the absolute path of the directory of a run's embedded server, or None for any other server."""
     root = root_of(url)
     return None if root is None else os.path.join(root, run)
 
 
 def embedded_url(root: str) -> str:
-    """The URL of the embedded stores of the runs in a directory; the inverse of ``root_of``."""
+    """Return the URL of the embedded stores in a directory. The inverse of ``root_of``."""
     return f'embedded://{os.path.abspath(root)}'
