@@ -67,7 +67,7 @@ def test_who_leaves_writes_nothing_into_a_run_that_was_retired(forgetful_server,
         store.close()
         assert set(client.keys()) == keys
         assert learner.read(STREAM) == []
-    assert "closed with 1 entries of 'experience' not announced" in caplog.text
+    assert "closed with 1 entries of 'experience' not sent" in caplog.text
 
 
 def retire_after_check(monkeypatch, store, learner):
@@ -106,7 +106,7 @@ def test_who_leaves_does_not_wait_for_a_server_that_is_away(forgetful_server, ca
         store.append(STREAM, {}, chunk(1))
     store.close()
     assert store._connection._opener is None, 'nor is it brought back for who has left'
-    assert "closed with 1 entries of 'experience' not announced" in caplog.text
+    assert "closed with 1 entries of 'experience' not sent" in caplog.text
 
 
 @pytest.mark.parametrize('says_goodbye', [True, False])
@@ -210,7 +210,7 @@ def test_who_leaves_while_the_server_is_away_says_what_it_may_lose(forgetful_ser
         store.own_writer.check(now=True)
     forgetful_server.kill()
     store.close()
-    assert ("closed with 2 entries of 'experience' that only" in caplog.text) is not is_acked
+    assert ("closed with 2 unacked entries of 'experience'" in caplog.text) is not is_acked
 
 
 def test_who_leaves_waits_for_nothing_that_may_be_dropped_and_says_nothing_of_it(forgetful_server, caplog, monkeypatch):
@@ -377,7 +377,7 @@ def test_what_cannot_be_announced_again_by_who_leaves_is_said(forgetful_server, 
         stream_writer.outbox.check()
     forgetful_server.kill()
     store.close()
-    assert "closed with 4 entries of 'experience' not announced" in caplog.text
+    assert "closed with 4 entries of 'experience' not sent" in caplog.text
 
 
 def test_an_append_after_the_last_brings_nothing_into_the_next_run(forgetful_server):

@@ -1,8 +1,8 @@
-"""The writer's side of exactly-once: one stream of one writer, its numbers, and copies of what is not acked.
+"""One writer's entries of one stream: their sequence numbers, and copies of those that are not acked.
 
-The server remembers per writer the last sequence it accepted, and refuses to accept any out of turn. So whatever was
-lost, a reply, the newest entries or everything, the writer brings the server up to date by sending again, in order,
-what it still holds. ``lua/append.lua`` and ``memory.py`` are the two servers.
+The server keeps, per writer, the last sequence number that it accepted, and refuses any out of turn. It may lose a
+reply, the newest entries or everything. In each case the writer sends what it still holds again, in order.
+``lua/append.lua`` and ``memory_log.py`` are the two servers.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from ding_store.errors import ServerFull, StoreClosed, StoreDenied, StoreError, 
 
 logger = logging.getLogger(__name__)
 
-#: The server's verdicts on an announcement.
-OK = 'OK'  # accepted, or already known: ``number`` is its place
-STALE = 'STALE'  # the stream's epoch is another: this is its state now, announce again
-GAP = 'GAP'  # entries before this one are missing: announce from ``last + 1``
-FULL = 'FULL'  # no room; wait for the room stream to pass ``freed``
-PLANE = 'PLANE'  # a reference came on a plane that is no more: announce again on this one
-CODEC = 'CODEC'  # there are readers, or may be, who cannot decompress it: announce the payload as it was
-FORGOTTEN = 'FORGOTTEN'  # this writer is not known: it was silent while many others came and went
+#: Statuses of the server's reply to an append.
+OK = 'OK'  # accepted now or earlier: ``number`` is its place
+STALE = 'STALE'  # the stream has another epoch: send again with the state of this reply
+GAP = 'GAP'  # entries before this one are missing: send again from ``last + 1``
+FULL = 'FULL'  # no room: wait until the stream's counter of freed entries passes ``freed``
+PLANE = 'PLANE'  # the reference is for a past transport: send again for the one in this reply
+CODEC = 'CODEC'  # a reader, or one that may come, cannot decompress it: send the payload uncompressed
+FORGOTTEN = 'FORGOTTEN'  # the server dropped this writer, which was silent while many others came and went
 
-#: Writers that have not left are known to the server while it holds an entry of theirs; of the others it keeps at least
-#: so many, those with the newest entries, and at most twice as many. It drops a writer that leaves with its last entry.
+#: The server keeps a writer while it holds an entry of it. Of the others that have not left, it keeps those with the
+#: newest entries: at least this many, and at most twice as many. A writer that left is dropped with its last entry.
 MAX_SILENT_WRITERS = 512
 
-#: A bytes-like payload on the wire plane may always come.
+#: The transport of a payload in bytes: the server accepts it at any time.
 WIRE = -1
 
-#: Verdicts without progress, one after another: a server that lives answers one STALE and then OK.
+#: Maximum number of replies in a row without progress. A working server answers STALE once, and then OK.
 MAX_REFUSED = 100
 
 
 class AppendRequest(NamedTuple):
     """
     Overview:
-        What a writer says to the server. ``base`` is the lowest sequence that the writer still holds: it will never
-        send one below. Sequence 0 announces nothing, and asks for the stream's state.
+        A writer's request to append one entry. ``base`` is the lowest sequence that the writer still holds: it never
+        sends one below. With sequence 0, the request appends nothing and returns the stream's state.
     """
 
     stream: str
@@ -49,51 +49,51 @@ class AppendRequest(NamedTuple):
     sequence: int
     base: int
     payload: bytes = b''
-    max_pending_bytes: int = 0  # 0: no limit, for what had been accepted once
+    max_pending_bytes: int = 0  # 0: no limit, for entries that were accepted once
     drop_oldest: bool = False
-    size: int = 0  # of the payload, also where only a reference to it is announced
-    transport: int = WIRE  # on which this reference is good
-    readers: str = ''  # that the server may have forgotten: those of a verdict
-    codec: str = ''  # of the payload, if it is good only while all readers have it
-    told: str = ''  # "<last>:<number>" of the last verdict of this epoch: a server that has less lost it
-    admission: int = 0  # that the server gave this writer; 0: none
-    listed: int = 0  # that of the verdict which told of the readers last
+    size: int = 0  # bytes of the payload, also if only a reference to it is sent
+    transport: int = WIRE  # number of the transport that this reference is for
+    readers: str = ''  # durable readers that the server may have lost, from an earlier reply
+    codec: str = ''  # compression of the payload, if all readers must have it
+    told: str = ''  # "<last>:<number>" of the last reply of this epoch: a server that has less lost entries
+    admission: int = 0  # number that the server gave this writer; 0: none
+    listed: int = 0  # ``listed`` of the last reply with readers
 
 
-#: How often runs of this name ended, as far as the server remembers: all of its data was put aside; the stream was
-#: deleted since then. What grows was no loss.
+#: Two counts of how often runs of this name ended: all data of the server was put aside; the stream was deleted since
+#: then. If a count grew, the missing entries are not lost: they ended with their run.
 Ends = Tuple[int, int]
 
 
 class AppendReply(NamedTuple):
     status: str
     epoch: str  # '': there is no such stream
-    number: int  # of the entry announced; of this writer's last one for STALE, GAP and sequence 0
+    number: int  # of the entry sent; for STALE, GAP and sequence 0 of this writer's last one
     last: int  # this writer's last accepted sequence
-    floor: int  # entries up to here are trimmed: nobody needs their copies
+    floor: int  # entries up to here are trimmed: their copies can go
     freed: int
     num_dropped: int
     transport: int = 0
-    host: str = ''  # that all readers are on: references to its files may be announced; '': the wire plane
-    wanted: int = 0  # entries up to here must be readable over the wire
-    ends: Ends = (0, 0)  # only good where ``epoch`` is another than was announced
-    readers: Optional[str] = ''  # in the server's words: see ``lua/stream.lua``; None: as they were
-    chain: str = ''  # up to the entry announced, if it was accepted now
-    admission: int = 0  # of this writer to the stream
+    host: str = ''  # all readers are on it: references to its files are accepted; '': only payloads
+    wanted: int = 0  # entries up to here must be readable through Redis
+    ends: Ends = (0, 0)  # valid only if ``epoch`` differs from that of the request
+    readers: Optional[str] = ''  # in the format of ``lua/stream.lua``; None: unchanged
+    chain: str = ''  # up to the entry sent, if it was accepted now
+    admission: int = 0  # number of this writer's admission to the stream
     listed: int = 0  # grows when the readers change
 
 
 class FreedCapacity(NamedTuple):
-    """What the server says, without being asked, to those who wait for room."""
+    """The server's notification to writers that wait for room."""
 
-    counter: int  # of what made room
+    counter: int  # grows with everything that makes room
     epoch: str
     floor: int  # entries of this epoch up to here are trimmed
     chain: str = ''  # up to there
 
 
 class Backfill(NamedTuple):
-    """What a writer sends after an entry that it had announced as a reference."""
+    """The payload of an entry that a writer had sent as a reference."""
 
     stream: str
     epoch: str
@@ -105,12 +105,12 @@ class Backfill(NamedTuple):
 class Payload:
     """
     Overview:
-        The bytes of an entry that is not acked: on the wire plane themselves. Subclasses keep them where processes of
-        one host find them.
+        The bytes of an unacked entry, in this process's memory. Subclasses keep them in files that all processes of the
+        host can map.
     """
 
-    is_kept = False  # by an outbox: it says when to release
-    codec = ''  # that all readers must have
+    is_kept = False  # an outbox holds it, and calls ``release``
+    codec = ''  # compression that all readers must have
 
     def __init__(self, data: bytes) -> None:
         self.size = len(data)
@@ -120,32 +120,32 @@ class Payload:
         return self._data
 
     def reference(self, host: str) -> Optional[bytes]:
-        """What leads processes of ``host`` to the bytes; None if nothing does."""
+        """Return the bytes by which processes of ``host`` find the payload, or None if they cannot."""
         return None
 
     def expand(self) -> None:
-        """Be without ``codec`` from now on."""
+        """Decompress the payload, so that it needs no ``codec``."""
 
     def release(self) -> None:
-        """Nobody will ask for the bytes again."""
+        """Release the bytes, which are not needed again."""
 
 
 @dataclass
 class Item:
-    """An entry that is not acked. ``number`` is its place in this epoch, or an upper bound of it; 0: not announced."""
+    """An unacked entry. ``number`` is its place in this epoch, or an upper bound of it. 0: not yet accepted."""
 
     sequence: int
     payload: Payload
     number: int = 0
     chain: str = ''  # up to this entry, if it is known
-    accepted: bool = False  # a server has had it: no limit applies when it comes again
-    uncertain: bool = False  # a reply was lost: a server may have had it
+    accepted: bool = False  # a server accepted it once: no limit applies when it is sent again
+    uncertain: bool = False  # a reply was lost: a server may have accepted it
     is_referenced: bool = False  # a server may hold a reference to it
-    filled_epoch: str = ''  # where it was filled
+    filled_epoch: str = ''  # the epoch in which its payload was sent after a reference
 
 
 class Refused(StoreError):
-    """Inside the package: the server has no room for the first item in the queue."""
+    """Internal error: the server has no room for the first item in the queue."""
 
     def __init__(self, freed: int) -> None:
         super().__init__(freed)
@@ -155,11 +155,13 @@ class Refused(StoreError):
 class Outbox:
     """
     Overview:
-        Not thread-safe: its writer holds a lock around every method.
+        A writer's copies of the unacked entries of one stream, in order. Not thread-safe: the writer holds a lock
+        around every method.
     Arguments:
-        - announce (:obj:`Callable`): One round trip to the server; raises StoreUnavailable when the reply was lost.
-        - fill (:obj:`Optional[Callable]`): The same; needed where payloads have references.
-        - start (:obj:`int`): The first entry's sequence is the one behind it.
+        - announce (:obj:`Callable`): Sends a request in one round trip. It raises StoreUnavailable if the reply was
+          lost.
+        - backfill (:obj:`Optional[Callable]`): Sends a payload in one round trip. Needed if payloads have references.
+        - start (:obj:`int`): The sequence before that of the first entry.
     """
 
     def __init__(
@@ -173,32 +175,32 @@ class Outbox:
     ) -> None:
         self.stream = stream
         self.epoch = ''
-        self._told = ''  # what we know of ourselves from the server, in this epoch
-        self._released = start  # the highest sequence of those that were let go
+        self._told = ''  # "<last>:<number>" of the server's last reply in this epoch
+        self._released = start  # the highest sequence that was released
         self.num_dropped = 0
         self.transport = 0
         self.host = ''
-        self.freed = 0  # the stream's counter of what made room, as we last heard
-        self.admission = 0  # that we have to the stream; 0: none
+        self.freed = 0  # the stream's counter of freed entries, by the last reply
+        self.admission = 0  # number of this writer's admission to the stream; 0: none
         self._announce = announce
         self._fill = backfill
-        self._ends: Ends = (0, 0)  # before the epoch that we last heard of
-        #: The epoch that we bring entries into, and the ends before it.
+        self._ends: Ends = (0, 0)  # when the current epoch began
+        #: The epoch that this writer appends to, and the counts when it began.
         self._written: Tuple[str, Ends] = ('', (0, 0))
-        #: Readers, as we last heard; and those that a server which lost its memory is to know again.
+        #: Readers of the last reply that listed them, and those to send to a server that lost its memory.
         self._readers = self._forgotten = ''
         self._listed = 0  # of ``_readers``
         self._limit = max_pending_bytes
         self._drop_oldest = drop_oldest
         self._sent: Deque[Item] = deque()  # accepted in this epoch, in order
-        self._queue: Deque[Item] = deque()  # behind them, in order: to be announced
+        self._queue: Deque[Item] = deque()  # behind them, in order: not yet accepted in this epoch
 
     def __len__(self) -> int:
         return len(self._sent) + len(self._queue)
 
     @property
     def codecs(self) -> Sequence[str]:
-        """What all readers can decompress, as we last heard; none before the first reader is known."""
+        """The codecs that all readers have, by the server's last reply. Empty before the first reader registers."""
         return self._readers.partition('\n')[0].split()
 
     @property
@@ -212,8 +214,8 @@ class Outbox:
     @property
     def is_over(self) -> bool:
         """
-        Whether the stream that we wrote to was deleted since: the server lost nothing. It says so. One that only lacks
-        what we wrote has lost it, in whatever life: a flush is no end of a run.
+        True if the stream that this writer appended to was deleted since, by the server's counts of ends. Without a
+        higher count, missing entries were lost, as by a FLUSHALL.
         """
         epoch, ends = self._written
         return self.epoch != epoch != '' and self._ends > ends
@@ -225,7 +227,7 @@ class Outbox:
 
     @property
     def num_left(self) -> int:
-        """Entries that wait for the server; where the epoch is over, those of which it never said that it has them."""
+        """Number of queued entries. After the stream was deleted, only those count that were never accepted."""
         return sum(not (item.accepted and self.is_over) for item in self._queue)
 
     @property
@@ -234,13 +236,13 @@ class Outbox:
 
     @property
     def may_leave(self) -> bool:
-        """Whether the server has to know nothing more of this writer once it does not hold any entry of it."""
+        """True if the server can drop this writer with its last entry: all references are backfilled in this epoch."""
         are_there = all(not one.is_referenced or one.filled_epoch == self.epoch for one in [*self._sent, *self._queue])
         return self.admission > 0 and are_there
 
     @property
     def sequence(self) -> int:
-        """The newest item's."""
+        """The sequence of the newest item."""
         newest = [items[-1].sequence for items in (self._sent, self._queue) if items]
         return max([self._released, *newest])
 
@@ -249,13 +251,13 @@ class Outbox:
         try:
             item.payload.is_kept = True
             self._queue.append(item)
-        except BaseException:  # as by a signal, before or behind it
+        except BaseException:  # a signal may come before or after the item is queued
             item.payload.is_kept = bool(self._queue) and self._queue[-1] is item
             raise
         return item
 
     def withdraw(self, item: Item) -> bool:
-        """Take the newest item back, so that its sequence is free again; refused if a server may have seen it."""
+        """Remove the newest item, so that its sequence is free again. Return False if a server may have seen it."""
         if not self._queue or self._queue[-1] is not item or item.accepted or item.uncertain:
             return False
         try:
@@ -267,10 +269,10 @@ class Outbox:
     def flush(self, is_last: bool = False) -> None:
         """
         Overview:
-            Announce all that is queued, in order; who does it as the last thing (``is_last``) leaves it where the epoch
-            that he wrote to ``is_over``: what is there now may be the next run of this name.
+            Send every queued entry, in order. With ``is_last``, send nothing if the stream was deleted since
+            (``is_over``): its name may belong to the next run.
         Raises:
-            - Refused: The server has no room for the next one.
+            - Refused: The server has no room for the next entry.
         """
         num_refused = 0
         while not (is_last and self.is_over):
@@ -287,36 +289,36 @@ class Outbox:
                 raise StoreError(f'the server contradicts itself about {self.stream!r}: {reply}')
             if reply.status == OK:
                 item.accepted, item.number, item.chain = True, reply.number, reply.chain
-                # Twice in the one rather than in neither, where a signal comes in between.
+                # If a signal comes in between, the item is in both queues, not in neither.
                 if not self._sent or self._sent[-1].sequence < item.sequence:
                     self._sent.append(item)
                 if self._queue and self._queue[0] is item:
                     self._queue.popleft()
-            # Also when there is no room: there may be none before what is wanted of us can be read, and acked.
+            # Also after FULL: there may be no room before readers can read, and ack, what this reply requests.
             self._learn(reply)
             if reply.status == FULL:
                 raise Refused(reply.freed)
 
     def check(self) -> None:
-        """Ask for the stream's state; what a server forgot is queued again, what was acked is let go."""
+        """Request the stream's state. Entries that the server lost are queued again, and acked ones are released."""
         self._learn(self._announce(self._announcement(None)))
 
     def let_all_go(self) -> None:
-        """The stream was deleted: what the server had accepted is gone with it."""
+        """Release all entries that the server had accepted, because the stream was deleted."""
         while self._sent:
             self._let_go(self._sent[0].number)
 
     def hear(self, freed: FreedCapacity) -> bool:
-        """Let go what was acked in our epoch, if the last of it is ours; returns whether something was."""
+        """Release what was acked in this epoch, if the last acked entry is this writer's. Return whether any was."""
         newest = next((item for item in self._sent if item.number >= freed.floor), None)
-        # A number alone would not do: a server whose data became older gives it to another entry.
+        # The number alone proves nothing: a server that went back in time gives it to another entry.
         if freed.epoch != self.epoch or newest is None or not freed.chain or newest.chain != freed.chain:
             return False
         self.freed = max(self.freed, freed.counter)
         return self._let_go(freed.floor)
 
     def backfill(self, upto: Optional[int] = None) -> None:
-        """Make what was announced as a reference readable over the wire: entries up to a number, or all."""
+        """Send the payloads of entries that were sent as references, up to a number, or of all."""
         for item in self._sent:
             if upto is not None and item.number > upto:
                 break
@@ -334,7 +336,7 @@ class Outbox:
             if e.has_no_effect:
                 item.uncertain = lost_before
                 raise
-            # An earlier try, whose reply was lost, may have come through; or this one, as far as its script got.
+            # An earlier try whose reply was lost may have succeeded, or this one until its script failed.
             found = self._state_after(e)
             if found is None:
                 raise
@@ -342,12 +344,12 @@ class Outbox:
             if reply.status == OK and reply.last < item.sequence:
                 item.uncertain = lost_before or e.was_lost
                 raise
-        # STALE may answer a second try whose first one was accepted by a server that then lost its memory.
+        # STALE may answer a second try: the first may have been accepted by a server that lost its memory since.
         item.uncertain = lost_before or (reply.status in (STALE, FORGOTTEN) and known_epoch != '')
         return reply
 
     def _state_after(self, error: StoreError) -> Optional[AppendReply]:
-        """The stream's state, asked of a server that refused something; None where it does not answer that."""
+        """Request the stream's state after the server refused an entry. Return None if there is no answer."""
         is_away = isinstance(error, StoreUnavailable) and not isinstance(error, StoreDenied)
         if not is_away and not isinstance(error, StoreClosed):
             with suppress(StoreError):
@@ -383,7 +385,7 @@ class Outbox:
         if is_changed:
             self._forgotten = '' if self.is_over else self._forgotten or self._readers
         elif self.epoch:
-            self._forgotten = ''  # Every verdict within an epoch comes behind what was said with it.
+            self._forgotten = ''  # A reply within the epoch shows that the server has read the list.
         if not self._forgotten and reply.readers is not None:
             self._readers, self._listed = reply.readers, reply.listed
         self._let_go(reply.floor)
@@ -393,11 +395,11 @@ class Outbox:
             try:
                 self.backfill(reply.wanted)
             except ServerFull as e:
-                # The next verdict asks for it again, and what else we have to say may find room, or make some.
+                # The next reply requests it again. Meanwhile other requests may find room, or make some.
                 logger.info('stream %r waits for memory: %s', self.stream, e)
 
     def _begin_anew(self) -> None:
-        """The server drops a writer once all that it accepted of it is acked. It is to admit us once more."""
+        """Reset the state after FORGOTTEN: all accepted entries are acked, and the server must admit the writer again."""
         self.let_all_go()
         self.epoch, self.admission, self._written = '', 0, ('', (0, 0))
         self._told = self._readers = self._forgotten = ''
@@ -407,13 +409,13 @@ class Outbox:
         is_any = False
         while self._sent and self._sent[0].number <= floor:
             self._released = max(self._released, self._sent[0].sequence)
-            self._sent[0].payload.release()  # Before: a signal in between lets it be done twice.
+            self._sent[0].payload.release()  # Before ``popleft``: a signal in between repeats it rather than skips it.
             self._sent.popleft()
             is_any = True
         return is_any
 
     def _drop_accepted(self) -> None:
-        """What the stream had was deleted with it, whether it was read or not: it must not come into the next run's."""
+        """Drop entries that the deleted stream had accepted, read or not: they must not enter the next run's stream."""
         for item in [*self._sent, *self._queue]:
             if item.accepted:
                 self._released = max(self._released, item.sequence)
@@ -421,11 +423,11 @@ class Outbox:
         self._sent, self._queue = deque(), deque(item for item in self._queue if not item.accepted)
 
     def _requeue(self, reply: AppendReply) -> None:
-        """Split anew what is held: up to the server's ``last`` it has them, the rest must be announced again."""
+        """Split the copies anew: the server has those up to its ``last``, and the rest must be sent again."""
         items = [*self._sent, *self._queue]
         sent = deque(item for item in items if item.sequence <= reply.last)
         queue = deque(item for item in items if item.sequence > reply.last)
         self._sent, self._queue = sent, queue
         for item in self._sent:
-            # Sequences and numbers grow together: the last one's number is no less than this one's.
+            # Sequences and numbers grow together, so the number of the last entry is an upper bound of this one's.
             item.accepted, item.number, item.chain = True, reply.number, ''

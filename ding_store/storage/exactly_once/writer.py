@@ -1,4 +1,4 @@
-"""One process's writing side of a store: an outbox per stream, waiting for room, and announcing again what was lost."""
+"""The sending side of a store: an outbox per stream, waiting for room, and sending lost entries again."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from ding_store.storage.options import StoreOptions, StreamOptions
 
 logger = logging.getLogger(__name__)
 
-#: So long a thread that appends waits for its turn at least: others hold the lock for a round trip, or for a fill.
+#: Minimum time that an append waits for the stream's lock. Its holder may be in a round trip or a backfill.
 _TURN_S = 1.0
-#: So often it looks whether who holds the lock waits for room, once its own time is over.
+#: After its own deadline, how often an append checks whether the holder of the lock waits for room.
 _LOOK_EVERY_S = 0.05
 #: So many streams may be written to more than live, and for so long, before those that were deleted are forgotten.
 SPARE_LANES = 64
@@ -51,12 +51,12 @@ WaitForCapacity = Callable[[str, int, float], Optional[FreedCapacity]]
 
 
 def writer_id() -> str:
-    """Unique per open store per process: a forked child must not use its parent's numbers."""
+    """Return an id that is unique per open store and process: a forked child must not reuse its parent's numbers."""
     return f'{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}'
 
 
 class CompressedPayload(Payload):
-    """An entry that is compressed while all readers have the codec."""
+    """A payload that is sent compressed as long as all readers have the codec."""
 
     def __init__(self, data: bytes, codec: str) -> None:
         super().__init__(data)
@@ -69,8 +69,8 @@ class CompressedPayload(Payload):
 
 class _Lock:
     """
-    As a ``threading.Lock``, that knows which thread is in the middle of what it guards (``user``), and is taken again
-    by a thread that a signal kept from letting it go.
+    A lock that records which thread is inside the guarded block (``user``). A thread that a signal kept from releasing
+    it can acquire it again.
     """
 
     def __init__(self) -> None:
@@ -89,13 +89,16 @@ class _Lock:
         return got
 
     def let_go(self) -> None:
-        """If this thread has it. ``user`` was reset before, without a call: behind those signals come."""
+        """
+        Release the lock if this thread holds it. The caller has reset ``user`` by an assignment, not by a call: signal
+        handlers run after calls.
+        """
         if self._lock._is_owned():
             self._lock.release()
 
 
 class StreamWriter:
-    """An outbox, its lock, and what was said about it: one warning per change of state."""
+    """The writer of one stream: its outbox, its lock, and one warning per change of state."""
 
     def __init__(
         self,
@@ -109,10 +112,10 @@ class StreamWriter:
         self.is_dropped = False  # Another lane may be in its place by now.
         self.is_continued = False  # behind a lane of this stream that was dropped
         self.options = options
-        self.may_drop = options.overflow == 'drop_oldest'  # what nobody has acked
+        self.may_drop = options.overflow == 'drop_oldest'  # entries that no reader has acked
         self._compression = Choice()
         self.outbox = Outbox(stream, announce, options.max_pending_bytes, self.may_drop, backfill, start)
-        self.is_waiting = False  # whether who holds the lock waits for room
+        self.is_waiting = False  # the thread that holds the lock waits for room
         self._dropping = False
         self._num_dropped = 0
 
@@ -120,13 +123,15 @@ class StreamWriter:
     def held(self, deadline: float) -> Iterator[None]:
         me = threading.get_ident()
         if self.lock.user == me:
-            raise StoreError(f'append to {self.outbox.stream!r} within an append of the same thread, as by a signal')
+            raise StoreError(
+                f'append to {self.outbox.stream!r} within an append of the same thread: do not append in a signal handler'
+            )
         turn = max(deadline, time.monotonic() + _TURN_S)
         try:
             while not self.lock.acquire(timeout=self._slice_s(deadline)):
                 now = time.monotonic()
                 if now >= deadline and (self.is_waiting or now >= turn):
-                    what = 'waited for room' if self.is_waiting else 'did not get on'
+                    what = 'waited for room' if self.is_waiting else 'was appending'
                     raise StoreTimeout(f'append to {self.outbox.stream!r}: another thread {what} until the deadline')
             yield
         finally:
@@ -136,7 +141,7 @@ class StreamWriter:
 
     @contextmanager
     def tried(self, wait_s: float) -> Iterator[bool]:
-        """Whether it is held now."""
+        """Try to hold the lock within the block. The value is True if this thread acquired it."""
         me = threading.get_ident()
         was_mine = self.lock.user == me
         try:
@@ -154,10 +159,10 @@ class StreamWriter:
         return min(max(left, _LOOK_EVERY_S), threading.TIMEOUT_MAX)
 
     def encoded(self, header: Header, arrays: Arrays) -> Payload:
-        """An entry for the wire plane, as the stream's options want it."""
+        """Return the payload of an entry for Redis, compressed according to the stream's options."""
         if self.options.compression != AUTO:
             return Payload(encode(header, arrays, self.options.compression))
-        # What is no array is refused where it is encoded.
+        # ``encode`` refuses values that are no arrays.
         num_bytes = sum(getattr(array, 'nbytes', 0) for array in arrays.values())
         codec = self._compression.codec(num_bytes, self.outbox.codecs)
         return Payload(encode(header, arrays)) if codec is None else self._compressed(header, arrays, codec)
@@ -165,7 +170,7 @@ class StreamWriter:
     def _compressed(self, header: Header, arrays: Arrays, codec: str) -> Payload:
         pieces = encode_pieces(header, arrays)
         if pieces.num_bytes > self.options.max_pending_bytes:
-            return Payload(pieces.sealed())  # It must fit as it is, too, in case that it has to go so.
+            return Payload(pieces.sealed())  # The server may ask for it uncompressed, and then it must fit.
         data = pieces.sealed(codec)
         self._compression.note(pieces.num_bytes, len(data))
         return CompressedPayload(data, codec) if is_compressed(data) else Payload(data)
@@ -185,13 +190,14 @@ class StreamWriter:
 class Writer:
     """
     Overview:
-        Thread-safe; appends to one stream take turns, so that their order is that of their sequences.
+        The sending side of one open store. Thread-safe. Appends to one stream take turns, so that entries arrive in the
+        order of their sequence numbers.
     Arguments:
-        - announce (:obj:`Callable`): One round trip to the server.
-        - wait_for_capacity (:obj:`Callable`): ``(stream, freed, timeout_s)``: return the server's answer once the
+        - announce (:obj:`Callable`): Sends an append to the server, in one round trip.
+        - wait_for_capacity (:obj:`Callable`): ``(stream, freed, timeout_s)``: returns the server's answer once the
           stream's counter of freed entries may have passed ``freed``, or when the time is over.
-        - backfill (:obj:`Callable`): One round trip to the server.
-        - leave (:obj:`Callable`): ``(stream, admission)``: the same, to say that this writer appends no more.
+        - backfill (:obj:`Callable`): Sends a payload after its entry, in one round trip.
+        - leave (:obj:`Callable`): ``(stream, admission)``: reports that this writer appends no more.
     """
 
     def __init__(
@@ -238,8 +244,8 @@ class Writer:
     def check(self, now: bool = False) -> None:
         """
         Overview:
-            Announce again what the server forgot, on every stream, if the last look was ``check_every_s`` ago (or
-            ``now``). A stream whose lock is taken is being announced by the thread that holds it.
+            Send again what the server lost, on every stream, if the last check was ``check_every_s`` ago, or ``now``.
+            Streams whose lock is taken are skipped: the thread that holds it sends their entries.
         """
         if not now and time.monotonic() - self._checked_at < self.check_every_s:
             return
@@ -248,31 +254,31 @@ class Writer:
             self._check(stream_writer)
 
     def check_stream(self, stream: str, wait_s: float = 0.0) -> None:
-        """The same for one stream, now; its lock is waited for up to ``wait_s``."""
+        """Check one stream now, and send again what the server lost. Wait for the stream's lock up to ``wait_s``."""
         stream_writer = self._stream_writers.get(stream)
         if stream_writer is not None:
             self._check(stream_writer, wait_s, also_empty=True)
 
     def learn(self, stream: str, wait_s: float) -> None:
-        """Hear which entries are acked, waiting up to ``wait_s`` for acks that we have not heard of."""
+        """Release the entries that are acked. Wait up to ``wait_s`` for new acks."""
         stream_writer = self._stream_writer(stream)
         freed = self._wait_for_capacity(stream, stream_writer.outbox.freed, wait_s) if wait_s > 0 else None
         if freed is None or not self._hear(stream_writer, freed):
             self.check_stream(stream)
 
     def encoded(self, stream: str, header: Header, arrays: Arrays) -> Payload:
-        """An entry for the wire plane, as this stream's options want it."""
+        """Return the payload of an entry for Redis, compressed according to the stream's options."""
         return self._stream_writer(stream).encoded(header, arrays)
 
     def options_of(self, stream: str) -> StreamOptions:
         return self._stream_writer(stream).options
 
     def host_of(self, stream: str) -> str:
-        """The host that all readers of a stream were on when we last heard; '': the wire plane."""
+        """Return the host of all readers of a stream, by the server's last reply. '': payloads go through Redis."""
         return self._stream_writer(stream).outbox.host
 
     def transports(self, streams: Iterable[str]) -> Dict[str, int]:
-        """stream -> the plane that it was on when we last heard; without those of which nothing is known."""
+        """Return stream -> number of its transport, by the server's last reply, for streams that had one."""
         stream_writers = {stream: self._stream_writers.get(stream) for stream in streams}
         return {
             stream: stream_writer.outbox.transport
@@ -283,9 +289,9 @@ class Writer:
     def publish(self, wait_s: float) -> bool:
         """
         Overview:
-            Make all that is not acked readable without us.
+            Send the payloads of all unacked entries to the server, so that they stay readable without this process.
         Returns:
-            - done (:obj:`bool`): False when a thread that appends kept us from it for ``wait_s``.
+            - done (:obj:`bool`): False if entries are left, as when another thread held a lock for ``wait_s``.
         """
         stream_writers = [
             stream_writer for stream_writer in self._all_stream_writers() if stream_writer.outbox.has_references
@@ -299,7 +305,7 @@ class Writer:
 
     @property
     def has_unacked(self) -> bool:
-        """Of what may not be dropped."""
+        """True while an entry that must not be dropped is not acked."""
         return any(
             len(stream_writer.outbox) for stream_writer in self._all_stream_writers() if not stream_writer.may_drop
         )
@@ -307,24 +313,24 @@ class Writer:
     def flush(self) -> None:
         """
         Overview:
-            Announce once more what could not be until now: a full stream may have room again. Waits for none.
+            Send once more the entries that are queued: a full stream may have room again. This does not wait for room.
         """
         for stream_writer in self._all_stream_writers():
             if stream_writer.outbox.num_queued:
                 self._check(stream_writer)
 
     def close_for_writing(self) -> None:
-        """From now on nothing is brought into a stream that was deleted: see ``Store.close_for_writing``."""
+        """Send nothing more to a stream that was deleted since: see ``Store.close_for_writing``."""
         self._is_closed_for_writing = True
 
     def close(self, is_away: Callable[[], bool], is_kept: bool = False) -> None:
         """
         Overview:
-            Bring what the server does not have, in streams that are still those that we wrote to: the run may have been
-            retired meanwhile, and its name be free for the next.
+            Send what the server does not have, except to streams that were deleted since: their name may belong to the
+            next run. Then leave all streams.
         Arguments:
-            - is_away (:obj:`Callable`): Whether the server is: to ask it anything might bring it back.
-            - is_kept (:obj:`bool`): Whether it comes back with what it has accepted.
+            - is_away (:obj:`Callable`): Returns whether the server is unreachable. Any command might start it again.
+            - is_kept (:obj:`bool`): Whether a restarted server still has the entries that it accepted.
         """
         self.close_for_writing()
         for stream_writer in self._all_stream_writers():
@@ -333,11 +339,11 @@ class Writer:
                 with suppress(StoreError):
                     self._check(stream_writer)
             if outbox.num_left:
-                logger.warning('closed with %d entries of %r not announced', outbox.num_left, outbox.stream)
+                logger.warning('closed with %d entries of %r not sent', outbox.num_left, outbox.stream)
             elif len(outbox) and not (is_kept or stream_writer.may_drop) and is_away():
                 logger.warning(
-                    'closed with %d entries of %r that only the server has, which is away: they are lost if it comes '
-                    'back without them',
+                    'closed with %d unacked entries of %r while the server is unreachable: they are lost if it '
+                    'restarts without its data',
                     len(outbox),
                     outbox.stream,
                 )
@@ -345,10 +351,10 @@ class Writer:
                 with suppress(StoreError):
                     self._leave(outbox.stream, outbox.admission)
         with self._stream_writers_lock:
-            self._stream_writers = {}  # Payloads may be in mapped files, which are part of cycles.
+            self._stream_writers = {}  # Payloads may refer to mapped files, which are part of reference cycles.
 
     def let_go(self, stream: str) -> None:
-        """This process has deleted the stream: nothing that it held is brought back, and it leaves until it appends."""
+        """Drop the copies of a stream that this process has deleted, and leave the stream until the next append."""
         stream_writer = self._stream_writers.get(stream)
         if stream_writer is None:
             return
@@ -410,7 +416,7 @@ class Writer:
             with suppress(Refused):
                 stream_writer.outbox.flush(is_last=True)
             stream_writer.outbox.backfill()
-            # In an epoch that is over nobody finds a reference.
+            # In a deleted stream no reader finds a reference.
             return stream_writer.outbox.num_queued == 0 or stream_writer.outbox.is_over
 
     def _hear(self, stream_writer: StreamWriter, freed: FreedCapacity) -> bool:
@@ -430,9 +436,9 @@ class Writer:
                     return
                 stream_writer.outbox.flush(is_last=self._is_closed_for_writing)
             except Refused:
-                pass  # Entries never accepted may wait for room; the next append waits with them.
+                pass  # Entries that were never accepted wait for room. The next append waits with them.
             except ServerFull as e:
-                # It is no failure of the call that we look around in: the next append to this stream says it again.
+                # The call that runs this check did not fail. The next append to this stream raises the error.
                 logger.info('stream %r waits for memory: %s', stream_writer.outbox.stream, e)
 
     def _append(self, stream_writer: StreamWriter, payload: Payload, deadline: float) -> EntryId:
@@ -448,13 +454,13 @@ class Writer:
             is_closed = isinstance(e, StoreClosed) and not isinstance(e, _Retired)
             if is_withdrawn or is_closed:
                 raise
-            reason = 'the server may have had this entry, so it is kept and announced later: do not append it again'
+            reason = 'the server may have this entry, so it is kept and sent later: do not append it again'
             raise AppendUnsettled(f'{e or type(e).__name__}; {reason}') from e
         stream_writer.warn_of_drops()
         return EntryId(outbox.epoch, item.number).chained(item.chain)
 
     def _bring(self, stream_writer: StreamWriter, deadline: float) -> None:
-        """Announce all that is queued, waiting for room."""
+        """Send every queued entry, and wait for room."""
         outbox, options = stream_writer.outbox, stream_writer.options
         if self._is_closed_for_writing and stream_writer.is_continued and not outbox.has_written:
             raise _Retired(f'this process had appended its last to {outbox.stream!r}, which was deleted before')
@@ -462,7 +468,7 @@ class Writer:
         while True:
             try:
                 if self._is_closed_for_writing:
-                    outbox.check()  # Which makes no stream of one that is gone.
+                    outbox.check()  # Unlike an append, this does not create a stream that was deleted.
                 outbox.flush(is_last=self._is_closed_for_writing)
                 break
             except Refused as refused:
@@ -474,8 +480,8 @@ class Writer:
                 finally:
                     stream_writer.is_waiting = False
         if outbox.num_queued:
-            raise _Retired(f'this process had appended its last to {outbox.stream!r}, which was retired since')
+            raise _Retired(f'cannot append to {outbox.stream!r}: it was deleted after close_for_writing()')
 
 
 class _Retired(StoreClosed):
-    """Behind the last append of a process: its store is open."""
+    """An append to a deleted stream after ``close_for_writing``. The store itself is open."""
