@@ -1,1 +1,1 @@
-"""A writer's and a reader's side of exactly-once, the same for every backend."""
+"""Exactly-once delivery for every backend: the writer sends lost entries again, and the reader skips duplicates."""

@@ -1,7 +1,8 @@
-"""A hash of all entries of a stream up to one of them: equal where the entries are, whatever became of the server.
+"""The chain: a hash of all entries of a stream up to one of them. Equal chains mean equal entries.
 
-A server whose data became older gives the numbers of the newest entries to others. The *chain* tells them apart: each
-entry carries its own, and who has read the entry before it knows what that must be. ``lua/append.lua`` makes it, too.
+A server that went back in time gives the numbers of its newest entries to other ones. The chain shows the difference:
+each entry carries its own, and a reader computes it from the chain of the entry before. ``lua/append.lua`` does the
+same.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 
 
 def link(chain: str, writer: str, sequence: int) -> str:
-    """The chain up to this entry, which came behind those of ``chain``."""
-    # No secret depends on it.
+    """Return the chain up to this entry, whose previous entry has ``chain``."""
+    # No secret depends on this hash.
     digest = hashlib.sha1(f'{chain} {writer} {sequence}'.encode(), usedforsecurity=False)
     return digest.hexdigest()[:16]

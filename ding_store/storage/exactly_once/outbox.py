@@ -399,7 +399,7 @@ class Outbox:
                 logger.info('stream %r waits for memory: %s', self.stream, e)
 
     def _begin_anew(self) -> None:
-        """Reset the state after FORGOTTEN: all accepted entries are acked, and the server must admit the writer again."""
+        """Reset the state after FORGOTTEN: all accepted entries are acked, and the server must admit it again."""
         self.let_all_go()
         self.epoch, self.admission, self._written = '', 0, ('', (0, 0))
         self._told = self._readers = self._forgotten = ''

@@ -1,4 +1,4 @@
-"""A reader of one stream that sees each entry once, whatever the server forgets and the writers announce again."""
+"""A reader that returns each entry of a stream once, even if writers send entries again after a loss."""
 
 from __future__ import annotations
 
@@ -14,40 +14,42 @@ from ding_store.storage.exactly_once.losses import Losses
 
 logger = logging.getLogger(__name__)
 
-#: What a reader does with an entry whose bytes are not what was written.
+#: Policies for an entry whose bytes are not what was written.
 ON_CORRUPT = ('stop', 'skip')
-#: Of so many writers that the server does not know the marks are kept, those that were read last; and of as many as it
-#: knew when it lost its memory. They may come back, or have left: data that become older may hold their entries again.
+#: How many marks are kept of writers that the server does not have: those that were read last. In addition, as many as
+#: the server had writers when it lost its memory. Such writers may come back. If they left, a server that goes back in
+#: time may have their entries again.
 MAX_CARRIED = 1024
 
 
 class Reader:
     """
     Overview:
-        Keeps per writer the highest sequence it has seen, its *marks*, and skips what is not above them. Who commits
-        the marks together with what was made of the entries, and passes them to the next life's reader, has
-        exactly-once across crashes; without them a new reader goes on behind the last ack, and may see again what was
-        not acked.
-        One thread at a time reads; any thread may ask for marks, counts and lag.
+        A consumer of one stream. It keeps, per writer, the highest sequence number that it has seen: its *marks*. It
+        skips entries that are not above them. For exactly-once delivery across crashes, commit the marks together with
+        the results of the entries, and pass them to the next reader of this name. Without marks, a new reader continues
+        behind the last ack, and may return unacked entries again.
+        One thread at a time reads. Any thread may use the other methods and attributes that only return state.
     Arguments:
-        - durable (:obj:`bool`): Whether retention waits for this reader's acks, also when it is away, until ``forget``.
-        - start (:obj:`str`): Where a reader that is new to the stream starts: 'oldest' or 'now'.
-        - marks (:obj:`Optional[Mapping]`): writer -> highest sequence seen, of a former life of this reader; without
-          writers of which nothing can come any more.
-        - heads (:obj:`Optional[Mapping]`): ``heads()`` of that life, committed with the marks. Without them it knows
-          nothing of what that had heard of, and does not count it where the server lost it meanwhile.
-        - on_corrupt (:obj:`str`): 'stop': ``read`` raises CorruptPayload at such an entry, again and again; 'skip': it
-          is counted, logged and left out.
-        - loss_grace_s (:obj:`float`): After the server lost its memory, how long writers are waited for to announce
-          again, before what they do not is counted as lost.
-        - copied (:obj:`bool`): Whether ``read`` copies what lies in memory that its writer uses again: for who holds
-          entries of a stream that may drop them unread (``overflow='drop_oldest'``). One that was overwritten before
-          it was copied counts as lost.
+        - durable (:obj:`bool`): Whether retention waits for this reader's acks until ``forget``, also between readers
+          of this name.
+        - start (:obj:`str`): Start of a reader that is new to the stream: 'oldest' or 'now'.
+        - marks (:obj:`Optional[Mapping]`): writer -> highest sequence seen, from the previous reader of this name.
+          Writers that cannot send anything any more may be left out.
+        - heads (:obj:`Optional[Mapping]`): ``heads()`` of the previous reader, committed with the marks. Without them,
+          entries that the server lost in between are not counted.
+        - on_corrupt (:obj:`str`): 'stop': ``read`` raises CorruptPayload at such an entry, at each call. 'skip': the
+          entry is counted, logged and left out.
+        - loss_grace_s (:obj:`float`): Seconds that writers have to send entries again after the server lost its memory.
+          After that, missing entries count as lost.
+        - copied (:obj:`bool`): Whether ``read`` copies arrays out of memory that the writer uses again. Needed to keep
+          entries of a stream that may drop them unread (``overflow='drop_oldest'``). An entry that was overwritten
+          before it was copied counts as lost.
     Attributes:
-        - num_lost (:obj:`int`): Entries that were in the stream and never came: dropped by a full stream, or forgotten
-          by the server when their writer was dead, as far as this reader had heard of them: it asks once a second, and
-          its next life knows what was committed of that.
-        - num_duplicates (:obj:`int`): Entries that came again, and were skipped.
+        - num_lost (:obj:`int`): Entries that were in the stream and never came: a full stream dropped them, or the
+          server lost them after their writer had exited. Losses of the server count as far as this reader, or the
+          committed ``heads``, had seen those entries. A reader looks once a second.
+        - num_duplicates (:obj:`int`): Entries that came again and were skipped.
         - num_corrupt (:obj:`int`): Entries skipped because of ``on_corrupt='skip'``.
     """
 
@@ -76,36 +78,36 @@ class Reader:
         self.num_corrupt = 0
         self._losses = Losses(loss_grace_s, heads or {})
         self._lock = threading.Lock()
-        self._marks = dict(marks or {})  # Those that were read last are the last.
-        #: Writers that the server knows, as far as this reader has seen in this epoch.
+        self._marks = dict(marks or {})  # in the order in which the writers were last read
+        #: Writers that the server has, as far as this reader has seen in this epoch.
         self._here: Set[str] = set()
-        #: The most writers that a server knew when it lost its memory.
+        #: The highest number of writers that a server had when it lost its memory.
         self._num_lost_sight: int = (heads or {}).get('num_lost_sight', 0)
-        # What was there before us must not pass for new when its writer announces it again.
+        # Entries from before this reader must not count as new when their writer sends them again.
         self._past = self._writers() if start == 'now' else {}
-        # Without marks nothing tells what a former life of ours has acked, but how far the writers were by then.
+        # Without marks, entries up to here may have been acked by a previous reader of this name.
         self._had_before = {} if marks else self._heads_before()
         self._cursor = store.register(stream, name, durable, start)
         self._outstanding: Optional[EntryId] = None  # the last entry returned, until it is acked
-        self._acked = 0  # In this epoch, what the server remembers of our acks from before it lost its newest changes.
+        self._acked = 0  # this reader's ack that the server still had when this epoch began
         self._has_left = False
-        self._seen: Optional[StreamInfo] = None  # the stream, when we last looked
+        self._seen: Optional[StreamInfo] = None  # the stream at the last look
         self._warned_lost = self._warned_duplicates = self._warned_corrupt = False
 
     @property
     def marks(self) -> Dict[str, int]:
-        """writer -> highest sequence that ``read`` has returned, or skipped as lost or corrupt."""
+        """Map of writer -> highest sequence that ``read`` has returned, or skipped as lost or corrupt."""
         with self._lock:
             return dict(self._marks)
 
     def heads(self, marks: Optional[Mapping[str, int]] = None) -> Dict[str, Any]:
         """
         Overview:
-            How far the writers are, as far as this reader has heard of it, for the next life's reader.
+            Return each writer's last sequence that this reader has seen in the stream, for the next reader of its name.
         Arguments:
-            - marks (:obj:`Optional[Mapping]`): Those that are committed with it, by default all of this reader.
+            - marks (:obj:`Optional[Mapping]`): The marks that are committed with it. Default: all of this reader.
         Returns:
-            - heads (:obj:`Dict[str, Any]`): JSON.
+            - heads (:obj:`Dict[str, Any]`): JSON-able.
         """
         with self._lock:
             heads = self._losses.heads(self._cursor, self._marks, self._marks if marks is None else marks)
@@ -117,16 +119,16 @@ class Reader:
 
     @property
     def cursor(self) -> EntryId:
-        """The last entry that was looked at."""
+        """The id of the last entry that was read, including skipped ones."""
         return self._cursor
 
     def read(self, max_entries: int = 64, timeout_s: float = 0.0) -> List[Entry]:
         """
         Overview:
-            The next entries never seen before, in order; waits up to ``timeout_s`` for the first. An empty list may
-            also mean that there were only duplicates.
+            Return the next entries that were never seen before, in order. Wait up to ``timeout_s`` for the first. The
+            list is also empty if only duplicates came.
         Raises:
-            - CorruptPayload: With ``on_corrupt='stop'``, when it is such an entry's turn.
+            - CorruptPayload: With ``on_corrupt='stop'``, if the next entry is corrupt.
         """
         lost, duplicates = self.num_lost, self.num_duplicates
         try:
@@ -145,21 +147,21 @@ class Reader:
             self._drop_departed()
             self._report(self.num_lost - lost, self.num_duplicates - duplicates)
         if entries and self._outstanding is None:
-            self.ack()  # Only duplicates: nobody would ack these, and they may be what fills the stream.
+            self.ack()  # Only duplicates came. The caller has nothing to ack, and they may fill the stream.
         return new
 
     def ack(self, entry_id: Optional[EntryId] = None, wait: bool = True) -> None:
         """
         Overview:
-            Let the store drop what was read, up to and with ``entry_id``: by default all that ``read`` returned.
+            Acknowledge what was read, up to and including ``entry_id``. Default: all that ``read`` returned.
         Arguments:
-            - wait (:obj:`bool`): False for who acks often: see ``Store.ack``.
+            - wait (:obj:`bool`): False if acks are frequent: see ``Store.ack``.
         """
         with self._done_with(entry_id) as upto:
             self.store.ack(self.stream, self.name, upto, wait)
 
     def advance(self, entry_id: EntryId, name: str, header: Header) -> None:
-        """The same, and tell others by a value; may return before that is done: see ``Store.advance``."""
+        """Acknowledge up to ``entry_id`` and publish a value, without waiting for both: see ``Store.advance``."""
         with self._done_with(entry_id) as upto:
             self.store.advance(self.stream, self.name, upto, name, header)
 
@@ -168,19 +170,19 @@ class Reader:
         outstanding = None
         with self._lock:
             if entry_id is None or entry_id == self._outstanding:
-                # With the last one returned, the duplicates behind it are done, too: those of a new epoch included.
+                # An ack of the last returned entry includes the duplicates behind it, also those of a new epoch.
                 outstanding, self._outstanding, entry_id = self._outstanding, None, self._cursor
             elif entry_id.epoch == self._cursor.epoch and entry_id.number > self._cursor.number:
-                self._cursor = entry_id  # Taken by a former life of ours: what the store drops now is no loss.
+                self._cursor = entry_id  # A previous reader got these entries: they are no losses when trimmed now.
         try:
             yield entry_id
         except StoreError:
             with self._lock:
-                self._outstanding = self._outstanding or outstanding  # It will be said again.
+                self._outstanding = self._outstanding or outstanding  # The next ack repeats this one.
             raise
 
     def lag(self) -> int:
-        """How many entries of the stream were not yet looked at."""
+        """Return the number of entries in the stream that this reader has not read yet."""
         stream = self.store.stream_info(self.stream)
         if stream is None:
             return 0
@@ -188,12 +190,12 @@ class Reader:
         return max(0, stream.last - max(stream.floor, seen))
 
     def forget(self) -> bool:
-        """Nothing waits for this reader any more; reading again makes it known anew only as a new Reader."""
+        """Remove this reader from the stream, so that it holds no entries. To continue, create a new Reader."""
         self._has_left = True
         return self.store.forget(self.stream, self.name)
 
     def close(self) -> None:
-        """A durable reader stays known, with its cursor; an ephemeral one is forgotten. The store stays open."""
+        """Close the reader: a durable one stays registered with its cursor, an ephemeral one is removed."""
         if not self.durable:
             try:
                 self.forget()
@@ -207,7 +209,7 @@ class Reader:
         self.close()
 
     def _writers(self) -> Dict[str, int]:
-        """How far they are: of those that are behind our cursor, where we are known and go on from that."""
+        """Return writer -> last sequence, of writers without an entry behind this reader's cursor, if it has one."""
         stream = self.store.stream_info(self.stream)
         if stream is None:
             return {}
@@ -215,12 +217,12 @@ class Reader:
         return {writer: last for writer, last in stream.writers.items() if stream.numbers.get(writer, 0) <= upto}
 
     def _heads_before(self) -> Dict[str, int]:
-        """How far the writers are, in a stream that knows us."""
+        """Return writer -> last sequence if this reader is registered, else nothing."""
         stream = self.store.stream_info(self.stream)
         return dict(stream.writers) if stream is not None and self.name in stream.readers else {}
 
     def _look_around(self) -> None:
-        """Remember what writers have appended that we have not read: only so can its loss be counted."""
+        """Note the last sequence of each writer, once a second: only losses of noted entries can be counted."""
         if self._losses.is_time_to_look():
             stream = self._seen = self.store.stream_info(self.stream)
             with self._lock:
@@ -230,7 +232,7 @@ class Reader:
                 self._come_back()
 
     def _drop_departed(self) -> None:
-        """Forget the marks of writers that the server does not know, but for ``MAX_CARRIED`` and more of the latest."""
+        """Drop the marks of writers that the server does not have, except for the latest (see ``MAX_CARRIED``)."""
         stream, self._seen = self._seen, None
         if stream is None or stream.epoch != self._cursor.epoch:
             return
@@ -246,8 +248,8 @@ class Reader:
         self._losses.forget(writer)
 
     def _come_back(self) -> None:
-        """Somebody took us for dead. Acks of a reader that is not known make no room, and writers would wait for it."""
-        logger.warning('reader %r of %r was forgotten while it lives: it goes on', self.name, self.stream)
+        """Register again after another process removed this reader: acks of an unregistered reader make no room."""
+        logger.warning('reader %r of %r was removed while it runs: it registers again', self.name, self.stream)
         self.store.register(self.stream, self.name, self.durable)
         if self._outstanding is None:
             self.ack()
@@ -255,7 +257,7 @@ class Reader:
     def _take(self, entries: List[Entry]) -> List[Entry]:
         self._follow(entries[0].id)
         self._warned_corrupt = False
-        for one, following in zip(entries, entries[1:]):  # what was dropped while it was fetched
+        for one, following in zip(entries, entries[1:]):  # entries between them were dropped during the read
             self._losses.drop(max(0, following.id.number - max(one.id.number, self._acked) - 1))
         new = [one for one in entries if self._is_new(one) and not self._is_lost(one)]
         self._here.update(one.writer for one in entries)
@@ -266,8 +268,7 @@ class Reader:
     def pass_over(self, error: CorruptPayload) -> None:
         """
         Overview:
-            For who finds that an entry that was read is nothing to him: count it, or stop there, as ``on_corrupt`` has
-            it.
+            Treat an entry that the caller cannot use as corrupt: count it or raise, depending on ``on_corrupt``.
         Raises:
             - CorruptPayload: The error itself, with ``on_corrupt='stop'``.
         """
@@ -283,14 +284,14 @@ class Reader:
         entry_id = error.entry_id if isinstance(error.entry_id, EntryId) else EntryId(*error.entry_id)
         self._know(entry_id.epoch)
         with self._lock:
-            if error.writer or entry_id.epoch != self._cursor.epoch:  # Else its number may be nothing of ours either.
+            if error.writer or entry_id.epoch != self._cursor.epoch:  # Without a writer, the number may be foreign.
                 self._follow(entry_id)
             self._cursor = entry_id
             self.num_corrupt += 1
             if error.writer and error.sequence == self._marks.get(error.writer, 0) + 1:
                 self._marks[error.writer] = error.sequence
             else:
-                self._losses.excuse()  # Not to be believed; but some sequence will be missed.
+                self._losses.excuse()  # The sequence may be corrupt, but one sequence will be missing.
         self._say_corrupt(error)
 
     def _say_corrupt(self, error: CorruptPayload) -> None:
@@ -299,7 +300,7 @@ class Reader:
         self._warned_corrupt = True
 
     def _follow(self, first: EntryId) -> None:
-        """From the cursor to the first entry read: numbers are dense, those in between were dropped before we came."""
+        """Count the entries between the cursor and the first one read: numbers are dense, so these were dropped."""
         if first.epoch == self._cursor.epoch:
             self._losses.drop(max(0, first.number - max(self._cursor.number, self._acked) - 1))
         else:
@@ -308,10 +309,10 @@ class Reader:
             self._here = set()
 
     def _know(self, epoch: str) -> None:
-        """Entries of this epoch are next. Without the lock, since the server may be waited for."""
+        """Register again if the next entries are of a new epoch. It may wait for the server, so it takes no lock."""
         if epoch != self._cursor.epoch:
-            # The server lost its memory, perhaps of us too. Numbers missing now may have been acked by us: only
-            # sequences tell what is lost.
+            # The server lost its memory, perhaps with this reader's registration. This reader may have acked the
+            # numbers that are missing now, so only sequences show what is lost.
             place = self.store.register(self.stream, self.name, self.durable)
             self._acked = place.number if place.epoch == epoch else 0
 
@@ -321,11 +322,10 @@ class Reader:
         if sequence <= max(seen or 0, self._past.get(writer, 0)):
             self.num_duplicates += 1
             return False
-        # What a writer sent before we knew it may have been acked by a former life of ours: that is no loss.
-        # Nor is what it does not bring any more behind that.
+        # A previous reader of this name may have acked what this writer sent: a gap that begins there is no loss.
         is_owed = seen is None or seen > self._had_before.get(writer, 0)
         self._losses.miss(writer, seen, sequence, is_owed)
-        self._marks.pop(writer, None)  # It is the last from now on.
+        self._marks.pop(writer, None)  # This moves it to the end.
         self._marks[writer] = sequence
         return True
 
@@ -334,22 +334,22 @@ class Reader:
         return entry.is_lost
 
     def _report(self, lost: int, duplicates: int) -> None:
-        """One line when it begins, not one per read."""
+        """Log when losses or duplicates begin, not at every read."""
         if lost > 0 and not self._warned_lost:
             logger.warning(
                 'reader %r of %r: %d entries were lost (%d in all)', self.name, self.stream, lost, self.num_lost
             )
         if duplicates and not self._warned_duplicates:
-            logger.info('reader %r of %r: skipping entries that were announced again', self.name, self.stream)
+            logger.info('reader %r of %r: skipping entries that were sent again', self.name, self.stream)
         self._warned_lost, self._warned_duplicates = lost > 0, bool(duplicates)
 
 
 def _copy_of(entry: Entry) -> Entry:
-    """The entry with arrays of its own, or the fact that it is lost."""
+    """Return the entry with copies of its arrays, or marked as lost if they were overwritten."""
     if entry.guard is None:
         return entry
     arrays = {name: array.copy() for name, array in entry.arrays.items()}
-    # Asked after the copy: what was overwritten meanwhile is other entries' bytes.
+    # The check comes after the copy, which may have read bytes of other entries.
     if entry.validate():
         return replace(entry, arrays=arrays, guard=None)
     return replace(entry, header={}, arrays={}, guard=None, is_lost=True)

@@ -124,7 +124,7 @@ class StreamWriter:
         me = threading.get_ident()
         if self.lock.user == me:
             raise StoreError(
-                f'append to {self.outbox.stream!r} within an append of the same thread: do not append in a signal handler'
+                f'append to {self.outbox.stream!r} within an append of this thread. Do not append in a signal handler.'
             )
         turn = max(deadline, time.monotonic() + _TURN_S)
         try:
