@@ -405,7 +405,7 @@ def test_a_reader_that_is_forgotten_while_it_lives_is_known_again(monkeypatch, c
         seen += [number_of(entry) for entry in reader.read()]
         assert seen == [*range(count - 1), count]
         assert (reader.num_lost, reader.num_duplicates) == (1, 0)
-        assert caplog.text.count('was forgotten') == 1
+        assert caplog.text.count('was removed while it runs') == 1
         reader.forget()
         reader.read()
         assert store.stream_info(STREAM).readers == {}, 'who leaves stays away'
