@@ -1,4 +1,4 @@
-"""A store in this process's memory: for tests and single-process jobs, and the reference for every other backend."""
+"""A store in this process's memory: for tests, single-process jobs, and as the reference for other backends."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from ding_store.storage.shared_memory.value_resolver import ValueResolver
 
 @dataclass
 class State:
-    """All that a server would keep on its disk."""
+    """Everything that a server would keep on its disk."""
 
     logs: Dict[str, Log] = field(default_factory=dict)
     values: Dict[str, Version] = field(default_factory=dict)
-    wants: Dict[str, int] = field(default_factory=dict)  # value -> how often its payload was asked for
+    wants: Dict[str, int] = field(default_factory=dict)  # value -> number of requests for its payload
     counters: Dict[str, int] = field(default_factory=dict)
 
 
 class Memory:
-    """What the stores of one process share: the state, and a condition that tells of every change."""
+    """The server of a process's stores: the state, and a condition that is notified at every change."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -61,13 +61,13 @@ class Memory:
         return log
 
     def restart(self, state: State) -> None:
-        """Every stream begins a new epoch: numbers after a crash may be given to other entries than before it."""
+        """Set the state and begin a new epoch in every stream: other entries may get the numbers of lost ones."""
         self.state = copy.deepcopy(state)
         for log in self.state.logs.values():
             log.epoch = uuid.uuid4().hex
 
     def go_back(self, state: State) -> None:
-        """For tests: the data are those of a ``snapshot()`` of earlier, and no new epoch begins for it."""
+        """Set the state to an earlier ``snapshot()`` without a new epoch, for tests."""
         with self.changed:
             self.state = copy.deepcopy(state)
             self.changed.notify_all()
@@ -76,9 +76,9 @@ class Memory:
 class MemoryStore(TransportStore):
     """
     Overview:
-        ``memory://``: each opened store has a memory of its own; ``another()`` opens a second store on the same one.
+        The store of ``memory://``. Each opened store has its own memory. ``another()`` opens a second store on it.
     Arguments:
-        - options: Those of ``options.StreamOptions``, and ``stream_options``.
+        - options: The fields of ``options.StreamOptions``, ``stream_options`` and ``check_every_s``.
     """
 
     def __init__(self, url: str = 'memory://', run: str = 'default', memory: Optional[Memory] = None, **options: Any):
@@ -97,7 +97,7 @@ class MemoryStore(TransportStore):
         refuse_rest('memory', options, STORE_OPTIONS)
 
     def another(self, **options: Any) -> MemoryStore:
-        """A second store on the same memory, as another process would open it: a writer of its own."""
+        """Open a second store on the same memory, with its own writer, as another process would."""
         return MemoryStore(self.address, self.run, self._memory, **{**self._options, **options})
 
     def append(self, stream: str, header: Header, arrays: Arrays, timeout_s: Optional[float] = None) -> EntryId:
@@ -192,7 +192,7 @@ class MemoryStore(TransportStore):
             return news()
 
     def fetch_parts(self, name: str, wanted: Sequence[Tuple[ValuePart, memoryview]], moved: Moved = unwatched) -> bool:
-        return False  # All its payloads are whole.
+        return False  # No payload has parts.
 
     def fill_version(self, name: str, version: int, payload: Pieces) -> bool:
         self._enter()
@@ -220,7 +220,7 @@ class MemoryStore(TransportStore):
 
     def add(self, counter: str, amount: int = 0) -> int:
         check_name('counter', counter)
-        amount = operator.index(amount)  # numpy's integers, too
+        amount = operator.index(amount)  # also accepts integers of numpy
         self._enter()
         with self._memory.changed:
             counters = self._memory.state.counters
@@ -260,12 +260,12 @@ class MemoryStore(TransportStore):
         self._writer.close_for_writing()
 
     def snapshot(self) -> State:
-        """For tests: what a disk would hold now."""
+        """Return what a server's disk would hold now, for tests."""
         with self._memory.changed:
             return copy.deepcopy(self._memory.state)
 
     def lose_memory(self, keep: Optional[State] = None) -> None:
-        """For tests: the server dies, and comes back with nothing, or with what a ``snapshot()`` of earlier holds."""
+        """Restart the server without data, or with those of an earlier ``snapshot()``, for tests."""
         with self._memory.changed:
             self._memory.restart(keep or State())
             self._memory.changed.notify_all()
@@ -289,7 +289,7 @@ class MemoryStore(TransportStore):
     def fate_of(self, stream: str, record: Found) -> str:
         with self._memory.changed:
             log = self._memory.log(stream)
-            log.behind(record.id)  # It may be another entry's number by now.
+            log.behind(record.id)  # This begins a new epoch if another entry has its number by now.
             is_over, is_held = record.id.epoch != log.epoch, record.id.number > log.floor
             is_filled = record.id.number in log.filled
             return fate(is_over, is_held, is_filled, record.sequence, log.bases.get(record.writer, 0))
@@ -324,7 +324,7 @@ class MemoryStore(TransportStore):
         return log.last > log.behind(after)
 
     def _wait(self, true: Callable[[], bool], timeout_s: float, slices: int = sys.maxsize) -> bool:
-        """Wait for ``true()`` in slices, so that what the server lost is announced again by whoever is waiting."""
+        """Wait for ``true()`` in slices. Between them, the waiting thread sends again what the server lost."""
         deadline = time.monotonic() + timeout_s
         for _ in range(slices):
             self._enter()
@@ -348,7 +348,7 @@ class MemoryStore(TransportStore):
     def _enter(self) -> None:
         if os.getpid() != self._memory.pid:
             raise StoreClosed(
-                f'memory:// lives in process {self._memory.pid} and cannot be used in process {os.getpid()}: '
+                f'memory:// belongs to process {self._memory.pid} and cannot be used in process {os.getpid()}: '
                 'open embedded:// or redis:// in both instead'
             )
         if self._closed:

@@ -1,4 +1,4 @@
-"""One stream of a store in memory: the server's side of it, and what the Lua scripts of the others are held against."""
+"""The server's side of one stream of a store in memory. Tests compare the Lua scripts with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ding_store.storage.exactly_once.outbox import WIRE, AppendReply, AppendRequ
 
 @dataclass
 class LogEntry:
-    """One entry as the server keeps it."""
+    """An entry as the server keeps it."""
 
     writer: str
     sequence: int
@@ -24,7 +24,7 @@ class LogEntry:
 
 
 class Known(NamedTuple):
-    """A writer's last accepted entry, and which admission to the stream it has."""
+    """A writer's last accepted entry, and the number of its admission to the stream."""
 
     sequence: int
     number: int
@@ -38,7 +38,7 @@ _UNKNOWN = Known(0, 0, 0)
 class Log:
     """
     Overview:
-        The server's side of one stream; each method is one of the Lua scripts, and as atomic as they are.
+        The server's side of one stream. Public methods correspond to the Lua scripts, and are as atomic.
         Held entries have the numbers ``floor + 1 .. last``.
     """
 
@@ -56,11 +56,11 @@ class Log:
     writers: Dict[str, Known] = field(default_factory=dict)
     leaving: Set[str] = field(default_factory=set)  # writers that append no more
     num_admitted: int = 0
-    num_swept: int = 0  # writers that were dropped for their silence
+    num_swept: int = 0  # writers that were dropped because they were silent
     readers: Dict[str, int] = field(default_factory=dict)
     durable: Dict[str, bool] = field(default_factory=dict)
     hosts: Dict[str, str] = field(default_factory=dict)  # reader -> its host
-    forgotten: Set[str] = field(default_factory=set)  # readers
+    forgotten: Set[str] = field(default_factory=set)  # readers that were removed
     transport: int = 0
     host: str = ''
     wanted: int = 0
@@ -86,7 +86,7 @@ class Log:
             return self._reply(outbox.GAP, known)
         if said.transport not in (WIRE, self.transport):
             return self._reply(outbox.PLANE, known)
-        if said.codec:  # Here no reader says what it has.
+        if said.codec:  # Readers of this store list no codecs.
             return self._reply(outbox.CODEC, known)
         if said.max_pending_bytes and said.drop_oldest:
             self._drop_to(said.max_pending_bytes - said.size)
@@ -104,7 +104,7 @@ class Log:
         self.epoch = uuid.uuid4().hex
 
     def behind(self, after: EntryId) -> int:
-        """The number behind which a reader goes on after ``after``; a new epoch begins if that entry is not here."""
+        """Return the number behind which a reader of ``after`` continues. Without that entry, a new epoch begins."""
         if after.epoch == self.epoch and not self._has(after):
             self.begin_epoch()
         return max(self.floor, after.number if after.epoch == self.epoch else 0)
@@ -153,7 +153,7 @@ class Log:
         return known
 
     def delete(self) -> bool:
-        """Drop what is held, but not what the writers' numbers are: else living writers would announce all again."""
+        """Drop the entries, but keep the writers' numbers. Without them, running writers would send all entries again."""
         existed, self.deleted = not self.deleted, True
         self._trim(self.last)
         self.readers.clear()
@@ -162,7 +162,7 @@ class Log:
         self._choose_transport()
         self.num_dropped = 0
         self.num_ends += 1
-        self.epoch = ''  # The next to look begins one.
+        self.epoch = ''  # The next access begins a new one.
         return existed
 
     def info(self) -> StreamInfo:
@@ -188,7 +188,7 @@ class Log:
     def _reply(self, status: str, known: Known) -> AppendReply:
         state = (self.floor, self.freed, self.num_dropped, self.transport, self.host, self.wanted)
         lines = [f'{reader}\t{self.hosts[reader]}\t' for reader, durable in self.durable.items() if durable]
-        # The first line, of codecs, is empty: nothing is compressed unasked here.
+        # The first line lists the codecs of all readers. It is empty: 'auto' compresses nothing here.
         readers = '\n'.join(['', *lines, ''])
         reply = AppendReply(status, self.epoch, known.number, known.sequence, *state)
         return reply._replace(ends=(0, self.num_ends), readers=readers, admission=known.admission)
@@ -201,7 +201,7 @@ class Log:
         return self.writers[writer]
 
     def _sweep(self) -> None:
-        """Drop those of whom all is trimmed, but for some with the newest entries."""
+        """Drop writers whose entries are all trimmed, except for some with the newest entries."""
         silent = {writer: one for writer, one in self.writers.items() if one.number <= self.floor}
         newest = sorted(silent, key=lambda writer: silent[writer][1:], reverse=True)
         for writer in newest[outbox.MAX_SILENT_WRITERS :]:
@@ -218,7 +218,7 @@ class Log:
         self.leaving.discard(writer)
 
     def _is_older(self, writer: str, sequence: int, number: int) -> bool:
-        """Whether a writer was told of an entry that is not here, and was not dropped with it."""
+        """Return whether an entry that this writer got a reply for is missing, and was not dropped with the writer."""
         if writer not in self.writers:
             return self.num_swept == 0 or number > self.floor
         known = self.writers[writer]

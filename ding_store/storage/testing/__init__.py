@@ -1,8 +1,7 @@
-"""Shipped tests of what every store promises, and wrappers that fail on purpose: for those who write another backend.
+"""Tests of what every store promises, and a store that fails on purpose. Use them to test another backend.
 
 class TestMyStore(StoreTests):
-    @pytest.fixture
-    def store(self): ...
+    def open(self, **options): ...  # and the other abstract methods of ``StoreCase``
 """
 
 from ding_store.storage.testing.contract import StoreTests

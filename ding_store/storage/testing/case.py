@@ -1,4 +1,4 @@
-"""What whoever tests a store of his own has to say of it."""
+"""The methods that a subclass of the store tests must define."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from ding_store.storage.base import Store
 class StoreCase(ABC):
     """
     Overview:
-        What the tests of a store need: ways to open it, and to reach behind its methods.
+        Base class of a store's tests. Subclasses define how to open the store, and how to read and damage its data
+        without its methods.
     """
 
     @abstractmethod
     def open(self, **options: Any) -> Store:
-        """An empty store of a run of its own."""
+        """Open an empty store of a new run."""
 
     @abstractmethod
     def another(self, store: Store, **options: Any) -> Store:
-        """A second store on the same run, as another process would open it."""
+        """Open a second store on the same run, as another process would."""
 
     @abstractmethod
     def lose_memory(self, store: Store) -> None:
-        """The server forgets everything."""
+        """Make the server lose everything."""
 
     @abstractmethod
     def raw_log(self, store: Store, stream: str) -> List[Tuple[int, str, int, bytes]]:
-        """(number, writer, sequence, payload) of what is held, read without the store's methods."""
+        """Return (number, writer, sequence, payload) of the held entries, read without the store's methods."""
 
     @abstractmethod
     def raw_damage(self, store: Store, stream: str, number: int) -> None:

@@ -1,4 +1,4 @@
-"""All that a store promises."""
+"""All tests of what a store promises, in one class."""
 
 from ding_store.storage.testing.loss_tests import LossTests
 from ding_store.storage.testing.reader_tests import ReaderTests
@@ -9,5 +9,5 @@ from ding_store.storage.testing.value_tests import ValueTests
 class StoreTests(StreamTests, ReaderTests, ValueTests, LossTests):
     """
     Overview:
-        What ``base.Store`` promises. Subclasses open stores, and reach behind their methods with the ``raw_`` ones.
+        Tests of what ``base.Store`` promises. Subclasses define the abstract methods of ``StoreCase``.
     """

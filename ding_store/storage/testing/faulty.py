@@ -13,9 +13,9 @@ T = TypeVar('T')
 class FaultyStore(Store):
     """
     Overview:
-        Passes every call on to ``store``, and raises StoreUnavailable instead of (``after=False``) or after the calls
-        whose turn it is: the first ``fail_after`` are left alone, then ``num_faults`` fail. After an append it is
-        AppendUnsettled.
+        A wrapper that passes every call on to ``store``. The first ``fail_after`` calls succeed, and the next
+        ``num_faults`` raise StoreUnavailable: instead of the call, or with ``after=True`` after it. After an append, it
+        is AppendUnsettled.
     """
 
     def __init__(self, store: Store, fail_after: int = 0, num_faults: int = 1, after: bool = False) -> None:
@@ -44,7 +44,7 @@ class FaultyStore(Store):
         return self._pass_on(lambda: self.store.put(name, header, arrays, expected_version))
 
     def set_start_version(self, name: str, version: int) -> None:
-        self.store.set_start_version(name, version)  # it reaches no server
+        self.store.set_start_version(name, version)  # sends nothing, so it never fails
 
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0) -> Optional[Value]:
         return self._pass_on(lambda: self.store.get(name, newer_than, timeout_s))
@@ -62,7 +62,7 @@ class FaultyStore(Store):
         self._pass_on(self.store.flush)
 
     def close_for_writing(self) -> None:
-        self.store.close_for_writing()  # it reaches no server
+        self.store.close_for_writing()  # sends nothing, so it never fails
 
     @property
     def is_away(self) -> bool:

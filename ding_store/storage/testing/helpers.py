@@ -1,4 +1,4 @@
-"""What tests of stores have in common."""
+"""Helpers that tests of stores share: payloads, waits and lookups."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ import numpy as np
 
 from ding_store.storage.base import Arrays, Entry, Header, Store
 
-#: A deadline, not a duration.
+#: Deadline of every wait. Tests that pass never wait this long.
 WAIT_S = 60.0
 
 
 def chunk(value: int, size: int = 8) -> Arrays:
-    """A payload that tells its number, and shows when it is torn."""
+    """Return arrays that hold only ``value``, so that ``number_of`` notices a torn payload."""
     return {'x': np.full(size, value, np.int64)}
 
 
 def number_of(entry: Entry) -> int:
+    """Return the value of an entry made with ``chunk``, and check that the entry is not torn."""
     x = entry.arrays['x']
     assert (x == x[0]).all(), f'torn entry {entry.id}'
     return int(x[0])
 
 
 def found_in(store: Store) -> Optional[Tuple[Header, int]]:
-    """Header and version of the value 'news'."""
+    """Return header and version of the value 'news', or None."""
     value = store.get('news')
     return None if value is None else (value.header, value.version)
 
 
 def eventually(true: Callable[[], bool], what: str) -> None:
-    """Wait for something that no event tells of."""
+    """Poll until ``true()``, for conditions that no event reports. Fail after ``WAIT_S``."""
     deadline = time.monotonic() + WAIT_S
     pause = threading.Event()
     while not true():

@@ -1,4 +1,4 @@
-"""What a store promises when its server loses its memory, and when it is closed."""
+"""Tests of a store whose server loses its memory, and of a store that is closed."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class LossTests(StoreCase):
             other.append('s', {}, chunk(2))
             assert self.readers_of(store) == {'r'}
             store.register('s', 'dead')
-            other.append('s', {}, chunk(3))  # It hears of that.
+            other.append('s', {}, chunk(3))  # Its reply lists the readers.
             self.lose_memory(store)
             other.append('s', {}, chunk(4))
             assert self.readers_of(store) == {'dead', 'r'}

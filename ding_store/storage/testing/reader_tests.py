@@ -1,4 +1,4 @@
-"""What a store promises of readers: what is kept for them, and how they tell how far they are."""
+"""Tests of readers: which entries a store keeps for them, acks, and ``advance``."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class ReaderTests(StoreCase):
         store.register('s', 'viewer', durable=False)
         store.append('s', {}, chunk(1))
         assert store.forget('s', 'viewer')
-        assert len(self.raw_log(store, 's')) == 1, 'it is for the first durable one to come'
+        assert len(self.raw_log(store, 's')) == 1, 'it is kept for the first durable reader'
         store.register('s', 'a')
         assert store.forget('s', 'a')
         assert self.raw_log(store, 's') == []
@@ -175,7 +175,7 @@ class ReaderTests(StoreCase):
 
 
 def _advance_until_closed(store: Store) -> int:
-    """The last news that it took."""
+    """Call ``advance`` until the store is closed, and return the last position that it accepted."""
     at = 0
     while True:
         try:

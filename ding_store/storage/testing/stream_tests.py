@@ -1,4 +1,4 @@
-"""What a store promises of streams, and of their limits."""
+"""Tests of streams and their limits."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class StreamTests(StoreCase):
                 call(name)
 
     def test_a_payload_in_parts_is_one_entry_as_any_other(self, store: Store) -> None:
-        """Larger than what a server takes in one piece, on the way of several at a time, among small ones."""
+        """The large ones exceed what a server accepts in one piece. Several come at once, among small ones."""
         sizes = [1, 30_000, 1_000_000, 2, 300_000]
         store.register('s', 'r')
         places = [store.append('s', {'number': i}, chunk(i, size)) for i, size in enumerate(sizes)]
@@ -101,7 +101,7 @@ class StreamTests(StoreCase):
                 entries = other.read('s', after)
                 while len(entries) < len(expected):
                     more = other.read('s', entries[-1].id, timeout_s=WAIT_S)
-                    assert more, 'the rest does not come'
+                    assert more, 'the rest did not come'
                     entries += more
                 assert [(number_of(entry), entry.header['number']) for entry in entries] == [(i, i) for i in expected]
                 assert [len(entry.arrays['x']) for entry in entries] == sizes[expected[0] :]
@@ -110,7 +110,7 @@ class StreamTests(StoreCase):
         assert stream is not None
         assert stream.pending_bytes < 8 * sum(sizes[3:]) + 10_000
         assert [number_of(entry) for entry in store.read('s')] == [3, 4]
-        store.append('s', {}, chunk(5))  # Its reply says what is acked.
+        store.append('s', {}, chunk(5))  # Its reply contains what is acked.
         self.lose_memory(store)
         store.append('s', {}, chunk(6))
         reader = Reader(store, 's', 'r')

@@ -1,4 +1,4 @@
-"""What a store promises of values and counters."""
+"""Tests of values and counters."""
 
 from __future__ import annotations
 
