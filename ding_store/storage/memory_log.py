@@ -153,7 +153,7 @@ class Log:
         return known
 
     def delete(self) -> bool:
-        """Drop the entries, but keep the writers' numbers. Without them, running writers would send all entries again."""
+        """Drop the entries, but keep the writers' numbers. Without them, writers would send all entries again."""
         existed, self.deleted = not self.deleted, True
         self._trim(self.last)
         self.readers.clear()
