@@ -1,17 +1,18 @@
--- Move a reader's cursor forward, and trim what all durable readers have acked.
+-- Move a reader's cursor forward, and trim the entries that all durable readers have acked.
 -- KEYS    as in stream.lua
--- ARGV[1] life and fresh token, see stream.lua
--- ARGV[2] epoch of the entry acked
+-- ARGV[1] run_id of the server and fresh token, see stream.lua
+-- ARGV[2] epoch of the acked entry
 -- ARGV[3] reader
--- ARGV[4] number of the entry acked
--- ARGV[5] chain up to it, as the reader knows it; '': it does not
+-- ARGV[4] number of the acked entry
+-- ARGV[5] chain up to that entry, from the reader; '': unknown
+-- Returns 1 if the cursor moved, else 0
 if ARGV[2] ~= epoch then
   make_none()
   return 0
 end
 local number = tonumber(ARGV[4])
 if ARGV[5] ~= '' and number >= floor and chain_at(number) ~= ARGV[5] then
-  -- What is there under these numbers now was never read.
+  -- The server went back in time: the reader never read the entries that have these numbers now.
   begin_epoch()
   return 0
 end

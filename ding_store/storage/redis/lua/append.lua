@@ -1,26 +1,26 @@
--- Append one entry, unless it is known already or out of turn; or, with sequence 0, only tell the stream's state.
+-- Append one entry, unless it is a duplicate or out of turn. With sequence 0, only return the stream's state.
 -- KEYS    as in stream.lua
--- ARGV[1] life and fresh token, see stream.lua
--- ARGV[2] epoch that the writer believes in
+-- ARGV[1] run_id of the server and fresh token, see stream.lua
+-- ARGV[2] epoch, by the writer's last reply
 -- ARGV[3] writer
--- ARGV[4] sequence of this entry, 1, 2, 3, ... of its writer; 0: only tell
+-- ARGV[4] sequence of this entry: 1, 2, 3, ... per writer; 0: append nothing
 -- ARGV[5] base: the lowest sequence that the writer still holds
 -- ARGV[6] size: bytes of the payload
 -- ARGV[7] limit: bytes that the stream may hold; 0: no limit
 -- ARGV[8] '1': drop the oldest entries to stay below the limit
--- ARGV[9] plane that the writer believes in, if it is a reference; '' for a payload, which may always come
--- ARGV[10] number of parts that the payload is in; 0: none; -1: only ask whether there is room
+-- ARGV[9] number of the transport that a reference is for; '' for a payload, which is always accepted
+-- ARGV[10] number of parts of the payload; 0: none; -1: only check whether there is room
 -- ARGV[11] key of the parts
--- ARGV[12] durable readers that were there before the server lost its memory, as "readers" in stream.lua
--- ARGV[13] what the payload is compressed with, if that is good only while all readers have it; ''
--- ARGV[14] "<sequence>:<number>" of this writer's last entry, as it was told in this epoch; '': it was told nothing
--- ARGV[15] admission of the writer to this stream; 0: it had none
--- ARGV[16] "listed" when it heard of the readers last
--- ARGV[17] how many writers are kept at least of which all is trimmed
--- ARGV[18] payload, or a reference to it; last, since a server reads what follows a large argument once more
--- Returns {status, epoch ('': there is no such stream, and nobody asked for one), host, number, last sequence of this
--- writer, floor, room, dropped, plane, wanted, ends (of use to who knows another epoch; else 0), admission, listed, readers
--- (nil: as they were), chain up to the entry ('' unless it was appended now)}; statuses are those of outbox.py
+-- ARGV[12] durable readers before the server lost its memory, in the format of "readers" in stream.lua
+-- ARGV[13] compression of the payload, if all readers must have it; ''
+-- ARGV[14] "<sequence>:<number>" of this writer's last entry, by its last reply in this epoch; '': none
+-- ARGV[15] admission of the writer to this stream; 0: none
+-- ARGV[16] "listed" of the last reply with readers
+-- ARGV[17] minimum number of writers to keep whose entries are all trimmed
+-- ARGV[18] payload, or a reference to it; last, since a server reads twice what follows a large argument
+-- Returns {status, epoch ('': there is no such stream, and this request creates none), host, number, last sequence of
+-- this writer, floor, room, dropped, plane, wanted, ends (0 unless the epoch differs from ARGV[2]), admission, listed,
+-- readers (nil: unchanged), chain up to the entry ('' unless it was appended now)}; statuses as in outbox.py
 local writer, sequence, base = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local size, limit, admission = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[15])
 
@@ -36,8 +36,8 @@ local function verdict(status)
     listed, readers, appended }
 end
 
--- A writer that was killed may have said things that are still on their way. So nothing is taken that was not said in this
--- epoch and with this admission.
+-- Requests of a killed writer may still be on their way. So a request without the current epoch and the writer's
+-- admission is refused.
 local function admit()
   need_no_memory()
   if redis.call('HINCRBY', META, 'writers', 1) > (tonumber(redis.call('HGET', META, 'sweep_at')) or 0) then
@@ -54,12 +54,13 @@ if sequence == 0 then
     return verdict('STALE')
   end
   if known then
-    -- Whoever waits for this writer to fill what is below waits in vain.
+    -- Readers stop waiting for payloads of entries below this base: the writer no longer has them.
     need_no_memory()
     redis.call('HSET', META, 'b:' .. writer, ARGV[5])
   end
 end
--- Whether this writer was told of an entry that is not here, and was not dropped with it: no other process appends for it.
+-- Return whether an entry that this writer got a reply for is missing, and was not dropped with the writer. Then the
+-- server went back in time, since no other process appends for this writer.
 local function is_older()
   local told, told_number = place_of(ARGV[14])
   if told == 0 then
@@ -81,7 +82,7 @@ end
 if admission ~= known_admission then
   return verdict('FORGOTTEN')
 end
--- Before the first entry that this writer brings back: what others ack is kept for them until they come.
+-- Register the lost readers before this writer's first entry comes again, so that acks of other readers do not trim it.
 local has_returned = false
 for name, its_host, codecs in string.gmatch(ARGV[12], '([^\t\n]+)\t([^\t\n]*)\t([^\n]*)') do
   local is_known = redis.call('HGET', READERS, 'd:' .. name) or redis.call('HGET', READERS, 'e:' .. name)
@@ -118,7 +119,7 @@ if limit > 0 and ARGV[8] == '1' then
     trim(upto)
     redis.call('HSET', META, 'dropped', digits(dropped))
     if not redis.call('HGET', META, 'w:' .. writer) then
-      return verdict('FORGOTTEN')  -- It has left, and this was on its way for long.
+      return verdict('FORGOTTEN')  -- The writer has left, and this request was on its way for long.
     end
   end
 end
@@ -133,8 +134,8 @@ if not keep_parts(last + 1, num_parts, ARGV[11]) then
   return verdict('NO PARTS')
 end
 
--- Put the stream back to its newest entry, behind which somebody else wrote, under an id of the server's clock maybe: no
--- entry of ours could follow. In a new epoch, since readers may look for what comes behind that id.
+-- Remove foreign entries behind the newest one: a foreign client wrote them, perhaps with an id from the server's
+-- clock, and no entry of this package could follow. A new epoch begins, since readers may wait behind that id.
 local function begin_anew()
   local held = redis.call('XRANGE', LOG, digits(floor + 1) .. '-0', digits(last) .. '-0')
   redis.call('DEL', LOG)

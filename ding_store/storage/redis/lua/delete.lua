@@ -1,14 +1,14 @@
--- Drop what a stream holds and who reads it. The numbers of writers that have not left stay for ENDS_S: else living writers
--- would announce all again. A new epoch begins: what comes next may be another run's, which no writer of this one is to
--- bring what it has left.
+-- Drop a stream's entries and readers. The sequences of writers that have not left stay for ENDS_S: without them,
+-- running writers would send all their entries again. A new epoch begins: the next stream of this name may belong to
+-- another run, and old writers must not append to it.
 -- KEYS    as in stream.lua
--- ARGV[1] life and fresh token, see stream.lua
+-- ARGV[1] run_id of the server and fresh token, see stream.lua
 -- Returns 1 if there was such a stream
 if make_none() then
   return 0
 end
 need_no_memory()
--- A writer that comes later than ENDS_S, and after a restart of the server, takes its run for lost, and brings it back.
+-- A writer that returns later than ENDS_S and after a restart of the server takes its entries for lost, and sends them.
 local ends = digits(num_ends() + 1)
 redis.call('SET', ENDS, ends, 'EX', ENDS_S)
 trim(last)

@@ -1,8 +1,8 @@
--- Drop parts that were sent for a payload that was refused; not those of one that is there, since an earlier try may have
--- come through whose reply was lost.
+-- Drop the parts of a payload that was refused. Parts of a stored payload stay: an earlier try whose reply was lost may
+-- have succeeded.
 -- KEYS    as in value.lua
 -- ARGV[1] keys of the parts, with a space behind each
--- Returns how many there were
+-- Returns how many were dropped
 local known = redis.call('HMGET', META, 'parts', 'parts_before')
 local needed = {}
 for key in string.gmatch((known[1] or '') .. (known[2] or ''), '%S+') do

@@ -1,22 +1,23 @@
--- Make an entry readable over the wire that was appended as a reference. Done twice, it changes nothing.
+-- Backfill: add the payload of an entry that was appended as a reference. A repeated call changes nothing.
 -- KEYS    as in stream.lua
--- ARGV[1] fresh token, see stream.lua
--- ARGV[2] epoch that the writer believes in
+-- ARGV[1] run_id of the server and fresh token, see stream.lua
+-- ARGV[2] epoch, by the writer's last reply
 -- ARGV[3] writer
 -- ARGV[4] sequence of the entry
 -- ARGV[5] number of the entry, or an upper bound of it
--- ARGV[6] number of parts that the payload is in; 0: none
+-- ARGV[6] number of parts of the payload; 0: none
 -- ARGV[7] key of the parts
--- ARGV[8] payload; '': it was refused, so that its parts are dropped, unless an earlier try came through,
---         or they are the entry's own
--- Returns 1 if it is filled now, 0 if it is not held (its parts are dropped in its epoch), -1 if parts are missing
+-- ARGV[8] payload; '': the server refused it, so its parts are dropped, unless an earlier try succeeded or the parts
+--         belong to the entry itself
+-- Returns 1 if the entry has its payload now, 0 if the entry is not held (in its epoch, the parts are dropped),
+-- -1 if parts are missing
 if ARGV[2] ~= epoch then
   make_none()
   return 0
 end
 local sequence = tonumber(ARGV[4])
 
--- Nobody will ask for it: it was acked or dropped while its parts were on their way, and they would only take room.
+-- Drop the parts of an entry that was acked or dropped while they were on their way: they would only take room.
 local function refuse()
   for part = 0, tonumber(ARGV[6]) - 1 do
     redis.call('UNLINK', ARGV[7] .. digits(part))
@@ -27,7 +28,7 @@ end
 for number = math.min(tonumber(ARGV[5]), last), floor + 1, -1 do
   local id = digits(number) .. '-0'
   local found = redis.call('XRANGE', LOG, id, id)[1]
-  -- Fields in their order: e, w, s, p.
+  -- The fields are in the order e, w, s, p.
   if found and found[2][4] == ARGV[3] then
     local known = tonumber(found[2][6])
     if known == sequence then

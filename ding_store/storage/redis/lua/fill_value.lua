@@ -1,11 +1,11 @@
--- Add the payload to a value's newest version, which so far is only a reference to a slot of its writer's host.
+-- Backfill: add the payload to a value's newest version, which so far is only a reference to a slot of its writer.
 -- KEYS    as in value.lua
 -- ARGV[1] version
 -- ARGV[2] payload, or the list of its parts
 -- ARGV[3] keys of the parts, with a space behind each
 -- ARGV[4] token of the put that made the version, '' if not known
--- Returns 1 if it is filled, 0 if another put's version is the newest by now, or somebody filled it before, -1 if parts are
--- missing
+-- Returns 1 if the payload was added, 0 if another put's version is the newest or the payload was there already, -1 if parts
+-- are missing
 local newest = redis.call('XREVRANGE', VALUE, '+', '-', 'COUNT', 1)[1]
 if not newest or newest[1] ~= ARGV[1] .. '-0' then
   return 0

@@ -1,8 +1,8 @@
--- Drop a reader for good, and trim what only it was waited for: where it was the last durable one, all that is held.
+-- Remove a reader for good, and trim the entries that only it still needed. If it was the last durable one, trim all.
 -- KEYS    as in stream.lua
--- ARGV[1] life and fresh token, see stream.lua
+-- ARGV[1] run_id of the server and fresh token, see stream.lua
 -- ARGV[2] reader
--- Returns 1 if it was known
+-- Returns 1 if it was registered
 if make_none() then
   return 0
 end

@@ -1,7 +1,7 @@
--- Put a name on the list of a run's streams and values; at maxmemory, too: a name is short, and what is not listed would
--- be left behind by a run that ends.
+-- Add a name to the list of a run's streams and values, also at maxmemory: a name is short, and the end of the run
+-- deletes only what is listed.
 -- KEYS[1] index     set   "stream:<name>" and "value:<name>"
 -- KEYS[2] counters  hash
 -- ARGV[1] member
-redis.call('HDEL', KEYS[2], '')  -- After a first write that needs no memory Redis lets a script finish.
+redis.call('HDEL', KEYS[2], '')  -- After a first write that needs no memory, Redis lets a script finish.
 return redis.call('SADD', KEYS[1], ARGV[1])

@@ -1,9 +1,9 @@
--- A writer has appended its last: it is dropped once none of its entries is held.
+-- Note that a writer appends no more. It is dropped once the stream holds none of its entries.
 -- KEYS    as in stream.lua
--- ARGV[1] life and fresh token, see stream.lua
+-- ARGV[1] run_id of the server and fresh token, see stream.lua
 -- ARGV[2] writer
 -- ARGV[3] its admission
--- Returns 1 if it was known
+-- Returns 1 if the stream had this writer with this admission
 if make_none() then
   return 0
 end

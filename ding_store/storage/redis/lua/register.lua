@@ -1,11 +1,11 @@
--- Make a reader known; one that is keeps its cursor.
+-- Register a reader. A reader that is registered already keeps its cursor.
 -- KEYS    as in stream.lua
--- ARGV[1] life and fresh token, see stream.lua
+-- ARGV[1] run_id of the server and fresh token, see stream.lua
 -- ARGV[2] reader
 -- ARGV[3] 'd' for a durable reader, 'e' for an ephemeral one
--- ARGV[4] where a new reader starts: 'oldest' or 'now'
+-- ARGV[4] start of a new reader: 'oldest' or 'now'
 -- ARGV[5] host whose files it can map; '': none
--- ARGV[6] what it can decompress, with a blank between any two
+-- ARGV[6] codecs that it can decompress, separated by spaces
 -- Returns {epoch, number up to which it has acked, chain up to there}
 local durable, ephemeral = 'd:' .. ARGV[2], 'e:' .. ARGV[2]
 local cursor = redis.call('HGET', READERS, durable) or redis.call('HGET', READERS, ephemeral)

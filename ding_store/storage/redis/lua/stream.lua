@@ -1,45 +1,46 @@
--- What every script on a stream begins with: this text is put before theirs.
+-- The common beginning of every script on a stream: the client puts this text before theirs.
 --
--- KEYS[1] meta    hash    epoch, life     random token of this life of the stream; run_id of the server it lives in
---                         last, floor     newest entry's number; numbers up to floor are trimmed
+-- KEYS[1] meta    hash    epoch, life     random token of the epoch; run_id of the server in which it began
+--                         last, floor     number of the newest entry; numbers up to floor are trimmed
 --                         total, trimmed  bytes ever appended; the part of them up to floor
 --                         chain, floor_chain  hash of all entries up to the newest one; of those up to floor
---                         dropped, room   entries dropped unread; counts every trim, is the room stream's newest id
+--                         dropped         entries dropped unread
+--                         room            counts trims, backfills and changes of transport; newest id of KEYS[4]
 --                         deleted         set from a delete until the next append or register
---                         ends            the count of KEYS[8], which must not begin anew where a run outlasts the key
---                         w:<writer>      "<sequence>:<number>:<admission>": its last accepted entry, and which admission
---                                         to the stream this is; without the field its entries are refused
---                         b:<writer>      the lowest sequence that it still held when it last asked for the state
+--                         ends            the count of KEYS[8]: it must not restart if a run lasts longer than that key
+--                         w:<writer>      "<sequence>:<number>:<admission>": its last accepted entry, and the number of
+--                                         its admission; entries of a writer without this field are refused
+--                         b:<writer>      the lowest sequence that it held when it last requested the state
 --                         admitted        counts admissions of writers
---                         writers         how many writers have a field
---                         keeps           of the writers of which all is trimmed, so many are kept in a sweep
---                         sweep_at        there is a sweep when there are more writers
---                         swept           "floor" at the last one
---                         num_swept       how many writers sweeps have dropped, in all
---                         leaving         how many writers have left, and still have entries here
---                         forgot          the last MAX_FORGOT readers that were forgotten, a line each: no writer that
---                                         has not heard of that brings them back
---                         plane, host     counts changes of plane; host that all readers are on, '': the wire plane
---                         wanted          entries up to this number must be readable over the wire
---                         parted          how many of the entries held have their payload in parts
---                         readers         for writers: a line of the codecs that all readers have; and of each durable
---                                         one "<name>\t<host>\t<codecs>", in case that it is to be brought back
---                         listed          counts changes of "readers" in an epoch: writers are told of new ones only
+--                         writers         number of writers that have a field
+--                         keeps           number of writers without entries that a sweep keeps
+--                         sweep_at        a sweep runs if there are more writers than this
+--                         swept           "floor" at the last sweep
+--                         num_swept       number of writers that sweeps have dropped in all
+--                         leaving         number of writers that have left and still have entries here
+--                         forgot          the last MAX_FORGOT removed readers, one per line: no writer's list registers
+--                                         them again
+--                         plane, host     counts changes of transport; host of all readers, '': payloads through Redis
+--                         wanted          entries up to this number must be readable through Redis
+--                         parted          number of held entries with a payload in parts
+--                         readers         for writers: a line of the codecs that all readers have, then one line per
+--                                         durable reader, "<name>\t<host>\t<codecs>", to register it again after a loss
+--                         listed          counts changes of "readers" in an epoch: replies only contain a new list
 -- KEYS[2] log     stream  the entries: id "<number>-0", fields e (epoch), w (writer), s (sequence), p (payload, or a
---                         reference to where the readers' host has it, or the place of its parts), c (chain)
--- KEYS[3] sizes   hash    number -> "<total>:<chain>" when that entry was appended: payloads are never read here
---                         p<number> -> "<parts>:<key>" of an entry in parts; key and part's number are that part's key
---                         l<number> -> the writer of that entry, which was its last
--- KEYS[4] room    stream  one entry, replaced by every trim, fill and change of plane: who waits for one blocks on it;
---                         fields e (epoch), f (floor), c (floor_chain)
+--                         reference to a file of the readers' host, or the place of its parts), c (chain)
+-- KEYS[3] sizes   hash    number -> "<total>:<chain>" after that entry: scripts never read payloads
+--                         p<number> -> "<parts>:<key>" of an entry in parts; each part's key is <key><part's number>
+--                         l<number> -> the writer whose last entry this is, and which has left
+-- KEYS[4] room    stream  one entry, replaced by every trim, backfill and change of transport: waiting clients block on
+--                         it; fields e (epoch), f (floor), c (floor_chain)
 -- KEYS[5] readers hash    d:<name> (durable) or e:<name> (ephemeral) -> number up to which it has acked
---                         h:<name> -> host that it is on, '' if it reads over the wire only
---                         c:<name> -> what it can decompress, with a blank between any two
--- KEYS[6] filled  hash    number -> payload, of entries that hold a reference but are wanted over the wire
--- KEYS[7] planes  stream  one entry, replaced by every change of plane: id "<plane>-0"
--- KEYS[8] ends    string  how often the stream was deleted: outlives it, and its meta, for ENDS_S
--- ARGV[1]         run_id of the server (40 hex digits), as the client learnt it on this very connection, which ends with
---                 that life of the server (INFO here costs 10 us); then a fresh token: the epoch, if one begins now
+--                         h:<name> -> its host, '' if it reads through Redis only
+--                         c:<name> -> codecs that it can decompress, separated by spaces
+-- KEYS[6] filled  hash    number -> payload, of backfilled entries
+-- KEYS[7] planes  stream  one entry, replaced by every change of transport: id "<plane>-0"
+-- KEYS[8] ends    string  how often the stream was deleted: it outlives the stream and its meta for ENDS_S
+-- ARGV[1]         run_id of the server (40 hex digits), as the client read it on this connection, which ends with that
+--                 server process (INFO here would cost 10 us); then a fresh token: the epoch, if one begins now
 local META, LOG, SIZES, ROOM, READERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local FILLED, PLANES, ENDS = KEYS[6], KEYS[7], KEYS[8]
 
@@ -55,20 +56,20 @@ local parted, is_deleted, known_readers = tonumber(stored[12]) or 0, stored[13],
 local chain, floor_chain = stored[15] or '', stored[16] or ''
 local listed, leaving = tonumber(stored[17]) or 0, tonumber(stored[18]) or 0
 local num_writers, swept = tonumber(stored[19]) or 0, tonumber(stored[20]) or 0
--- How long a deleted stream's count of ends is kept, and its writers' numbers.
+-- Seconds that a deleted stream's count of ends and its writers' sequences are kept.
 local ENDS_S = 86400
 local MAX_FORGOT = 256
 
--- A first write that needs no memory makes Redis let a script finish at maxmemory: acks must go through to free some.
+-- After a first write that needs no memory, Redis lets a script finish at maxmemory: acks must succeed to free some.
 local function need_no_memory()
   redis.call('HDEL', SIZES, '')
 end
 
 local life, fresh = string.sub(ARGV[1], 1, 40), string.sub(ARGV[1], 41)
 
--- Where data are older than they were, the newest entries are missing, and their numbers go to others. The life tells of a
--- server that restarted, and of a replica that took over. In one life, too, a server may reload an old file, or be a
--- replica for a while: then clients tell, by the chain, or by what they had been told in this epoch.
+-- A new epoch begins when the server went back in time: the newest entries are missing, and other entries get their
+-- numbers. A changed run_id shows a restart or a replica that took over. With the same run_id, a server may reload an
+-- old file or be a replica for a while. Then clients notice, by the chain or by an earlier reply of this epoch.
 local function begin_epoch()
   epoch = fresh
   need_no_memory()
@@ -85,7 +86,7 @@ if stored[2] ~= life then
   end
 end
 
--- Who only asks, or says what is of no use to a new stream, makes none: its run may be over for good.
+-- Undo the creation of a new stream, for requests that only read or need an old one: its run may be over for good.
 local function make_none()
   if is_new then
     redis.call('DEL', META)
@@ -97,12 +98,12 @@ local function num_ends()
   return tonumber(redis.call('HGET', META, 'ends') or redis.call('GET', ENDS)) or 0
 end
 
--- Plain decimal digits, whatever the size.
+-- Format a number as plain decimal digits, also a large one.
 local function digits(number)
   return string.format('%.0f', number)
 end
 
--- The chain up to a number; '' if that is trimmed, or not there yet.
+-- Return the chain up to a number; '' if its entry is trimmed, or not there yet.
 local function chain_at(number)
   if number == last then
     return chain
@@ -112,7 +113,7 @@ local function chain_at(number)
   return string.match(redis.call('HGET', SIZES, digits(number)) or '', ':(.*)') or ''
 end
 
--- The stream is in use again.
+-- Mark a deleted stream as used again.
 local function revive()
   redis.call('HDEL', META, 'deleted')
   for _, key in ipairs({ META, ROOM, PLANES }) do
@@ -121,20 +122,20 @@ local function revive()
   is_deleted = false
 end
 
--- Sequence, number and admission of a writer's last accepted entry.
+-- Parse the sequence, number and admission of a writer's last accepted entry.
 local function place_of(known)
   local sequence, number, admission = string.match(known or '', '^(%d+):(%d+):?(%d*)')
   return tonumber(sequence) or 0, tonumber(number) or 0, tonumber(admission) or 0
 end
 
--- Once the last writer of a deleted stream has left, nothing of it is needed any more.
+-- Drop writers. With the last writer of a deleted stream, drop all keys of the stream.
 local function drop_writers(writers)
   for _, writer in ipairs(writers) do
     redis.call('HDEL', META, 'w:' .. writer, 'b:' .. writer)
   end
   local left = redis.call('HINCRBY', META, 'writers', 0 - #writers)
   if left <= 0 and is_deleted then
-    -- A stream that had ended before this one began may have writers that nothing here knows of.
+    -- If the stream was deleted more than once, unlisted writers of an earlier one may still need the count.
     if num_ends() <= 1 then
       redis.call('DEL', ENDS)
     end
@@ -142,8 +143,8 @@ local function drop_writers(writers)
   end
 end
 
--- Drop writers of which all is trimmed, but for some with the newest entries: the others were killed, most likely. One that
--- lives is told so when it comes back. "coming" are counted as writers, and have no field yet.
+-- Drop writers whose entries are all trimmed, except for some with the newest entries. Most likely, the dropped writers
+-- were killed. A running one gets FORGOTTEN at its next request. "coming" is the number of new writers without a field.
 local function sweep(coming)
   local fields, silent, others = redis.call('HGETALL', META), {}, coming
   for i = 1, #fields, 2 do
@@ -169,7 +170,7 @@ local function sweep(coming)
   drop_writers(gone)
 end
 
--- What a sweep costs is paid for by the entries that were trimmed since the last one.
+-- Sweep once enough entries were trimmed since the last sweep, so that the cost per entry stays constant.
 local function sweep_in_time()
   local keeps = tonumber(redis.call('HGET', META, 'keeps')) or 0
   if num_writers > 2 * keeps and floor - swept >= num_writers / 2 then
@@ -177,7 +178,7 @@ local function sweep_in_time()
   end
 end
 
--- Replace the one entry of such a stream; also what somebody else wrote there, under an id of the server's clock maybe.
+-- Replace the one entry of a notification stream. If XADD fails, a foreign client wrote a higher id: then start anew.
 local function tell(key, number, ...)
   local told = redis.pcall('XADD', key, 'MAXLEN', '=', '1', digits(number) .. '-0', ...)
   if type(told) == 'table' and told.err then
@@ -192,8 +193,8 @@ local function tell_room()
   tell(ROOM, room, 'e', epoch, 'f', digits(floor), 'c', floor_chain)
 end
 
--- Parts have a time to live until now, in case that their writer is killed before it says that they are there: all of
--- them, or those that are there keep it.
+-- Remove the expiry of parts, which they have in case that their writer is killed before its entry is appended. If a
+-- part is missing, all keep their expiry.
 local function keep_parts(number, num_parts, key)
   for _, command in ipairs({ 'EXISTS', 'PERSIST' }) do
     for part = 0, num_parts - 1 do
@@ -209,7 +210,7 @@ local function keep_parts(number, num_parts, key)
   return true
 end
 
--- The number is another entry's: these parts have a time to live again, for a writer that does not come back.
+-- Set the expiry of parts again, because their entry was not appended after all, and its writer may not come back.
 local function let_parts_go(number, num_parts, key)
   if num_parts > 0 and redis.call('HDEL', SIZES, 'p' .. digits(number)) == 1 then
     parted = parted - 1
@@ -238,12 +239,12 @@ local function delete_parts(numbers)
   redis.call('HSET', META, 'parted', digits(parted))
 end
 
--- The bytes that were appended up to an entry that is held.
+-- Return the bytes that were appended up to a held entry.
 local function total_at(number)
   return tonumber(string.match(redis.call('HGET', SIZES, digits(number)), '^%d+'))
 end
 
--- Of these numbers those that are the last of a writer that has left: it comes no more.
+-- Drop the writers that have left and whose last entry has one of these numbers.
 local function drop_left(numbers)
   local fields, gone = {}, {}
   for i, number in ipairs(numbers) do
@@ -288,8 +289,8 @@ local function trim(upto)
   tell_room()
 end
 
--- Begin a new plane: writers must look at it before they append a reference again, and must make readable over the wire
--- what is there by now.
+-- Change the transport: references for the old one are refused from now on, and writers must backfill the entries that
+-- are there now.
 local function set_plane(new_host)
   plane, host, wanted = plane + 1, new_host, last
   redis.call('HSET', META, 'plane', digits(plane), 'host', host, 'wanted', digits(wanted))
@@ -297,8 +298,8 @@ local function set_plane(new_host)
   tell_room()
 end
 
--- Readers came or went. The host plane is for streams whose readers are all on one host. Before the first one is known,
--- nobody knows.
+-- Update what depends on the readers. Shared memory is used only if all readers are on one host. Before the first
+-- reader registers, payloads go through Redis.
 local function note_readers()
   local of, names, has = { ['h:'] = {}, ['c:'] = {} }, {}, {}
   local fields = redis.call('HGETALL', READERS)
@@ -334,7 +335,7 @@ local function note_readers()
   end
 end
 
--- Put a reader on the list of those that were forgotten, or take it off.
+-- Add a reader to the list of removed readers, or take it off.
 local function forgot(reader, is_forgotten)
   local names = {}
   for name in string.gmatch(redis.call('HGET', META, 'forgot') or '', '[^\n]+') do
@@ -353,8 +354,8 @@ local function is_forgotten(reader)
   return string.find(names, '\n' .. reader .. '\n', 1, true) ~= nil
 end
 
--- Entries up to the lowest cursor of a durable reader are nobody's any more; without a durable reader all are kept, and
--- nothing is returned.
+-- Trim the entries up to the lowest cursor of a durable reader, and return that cursor. Without a durable reader, keep
+-- all entries and return nil.
 local function trim_acked()
   local lowest = nil
   local cursors = redis.call('HGETALL', READERS)

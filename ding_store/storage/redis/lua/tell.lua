@@ -1,6 +1,6 @@
--- Tell anew what room there is and which plane it is, where somebody else wrote to those keys.
+-- Write the notifications of room and transport again, after a foreign client wrote to their keys.
 -- KEYS    as in stream.lua
--- ARGV[1] life and fresh token, see stream.lua
+-- ARGV[1] run_id of the server and fresh token, see stream.lua
 -- Returns 1 if there is such a stream
 redis.call('DEL', ROOM, PLANES)
 if make_none() then

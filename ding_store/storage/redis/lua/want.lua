@@ -1,6 +1,6 @@
--- Ask the writers for all that is there over the wire: somebody cannot read what they referred to.
+-- Request the payloads of all entries from their writers, because a reader cannot follow their references.
 -- KEYS    as in stream.lua
--- ARGV[1] fresh token, see stream.lua
+-- ARGV[1] run_id of the server and fresh token, see stream.lua
 -- Returns 1 if there is such a stream
 if make_none() then
   return 0

@@ -1,11 +1,11 @@
--- Ask the writer of a value for its payload, now and from now on: somebody cannot read the slot that it refers to.
+-- Request the payload of a value from its writer, now and for all later versions: a reader cannot read the slot.
 -- KEYS    as in value.lua
 -- Returns 1 if there is such a value
 local version = redis.call('HGET', META, 'version')
 if not version then
   return 0
 end
--- As in put.lua: also at maxmemory somebody elsewhere can go on.
+-- Like small values in put.lua, requests are accepted at maxmemory, so that readers on other hosts can continue.
 redis.call('HDEL', META, '')
 redis.call('HSET', META, 'want', '1')
 redis.call('XADD', WANTS, 'MAXLEN', '=', '1', '*', 'v', version)
