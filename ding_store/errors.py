@@ -79,7 +79,7 @@ class VersionConflict(StoreError):
 
 
 class CorruptPayload(StoreError):
-    # For an entry of a stream: its id (a storage.EntryId), and its writer and sequence as far as they can be read.
+    # For an entry of a stream: its id (a storage.EntryId), and its writer and sequence if they can be read.
     entry_id: Optional[Tuple[str, int]] = None
     writer: str = ''
     sequence: int = 0

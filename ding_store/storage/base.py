@@ -38,7 +38,7 @@ class EntryId(_Place):
     """
     Overview:
         Place of an entry in its stream. Numbers are dense (1, 2, 3, ...) within one epoch, whatever the server's clock
-        does. A new epoch begins when the server may have lost entries, as at each restart, and when the stream is
+        does. A new epoch begins at each restart of the server, at any other loss of entries, and when the stream is
         deleted. Its numbers continue behind the last entry that is left. After a total loss they begin at 1.
     Attributes:
         - chain (:obj:`str`): A hash of all entries up to this one. It shows whether a server still has them. '' if it
@@ -158,8 +158,8 @@ class Store(ABC):
         If a server lost its memory, a writer also sends it the durable readers of its last reply. From then on the
         server keeps entries for all of them.
         Two cases are not covered. Entries of a writer that exited before the server lost them are lost. With several
-        durable readers, one may ack an entry after the loss, before any writer has sent the list of readers: the
-        others then miss that entry.
+        durable readers, one may ack an entry after the loss, before any writer has sent the list of readers. The others
+        then miss that entry.
     Raises (any method):
         - StoreUnavailable: The server is unreachable, and did not return within ``reconnect_timeout_s``.
         - StoreClosed: The store was closed.
@@ -187,8 +187,8 @@ class Store(ABC):
             - ServerFull: The server is at its maxmemory.
             - NotEnoughSpace: This one entry is larger than a server accepts.
             - StoreError: The server refused it for a lasting reason. The message names the fix.
-            One exception: if another thread closes the store during the append, StoreClosed is raised, and the server
-            may have the entry.
+            One exception: if another thread closes the store during the append, StoreClosed is raised. The server may
+            then have the entry.
         """
 
     @abstractmethod
@@ -250,9 +250,9 @@ class Store(ABC):
     def close_for_writing(self) -> None:  # noqa: B027 - a store that never sends again has nothing to do
         """
         Overview:
-            Declare that this process appends nothing more. From now on, nothing is sent to a stream that was deleted
-            since, and an append to it raises StoreClosed: its name may belong to the next run by now. Entries that the
-            server lost are still sent again.
+            Declare that this process appends nothing more. From now on, it sends nothing to a stream that was deleted
+            since, because its name may belong to the next run. An append to such a stream raises StoreClosed. Entries
+            that the server lost are still sent again.
         """
 
     @property

@@ -21,8 +21,8 @@ _PART = re.compile(r'[A-Za-z0-9_.-]+')
 def check_name(kind: str, name: str, slashes: bool = True) -> str:
     """
     Overview:
-        Return ``name`` if it can be part of a key and of a file name: letters, digits, ``_ . -`` and, with ``slashes``,
-        parts separated by ``/``. Braces and colons would change the key and its cluster slot.
+        Return ``name`` if it can be part of a key and of a file name. Allowed are letters, digits and ``_ . -``, and
+        with ``slashes`` parts separated by ``/``. Braces and colons would change the key and its cluster slot.
     Raises:
         - ConfigError: The name is too long, or has other characters.
     """
@@ -50,7 +50,7 @@ class StreamOptions:
         Limits of one stream's unacknowledged data, and the compression of its payloads.
     Arguments:
         - max_pending_bytes (:obj:`int`): Encoded bytes that one stream may hold.
-        - overflow (:obj:`str`): What an append to a full stream does: 'block' or 'drop_oldest'.
+        - overflow (:obj:`str`): Policy for an append to a full stream: 'block' or 'drop_oldest'.
         - max_block_s (:obj:`float`): Seconds that an append without ``timeout_s`` waits for room.
         - compression (:obj:`Optional[str]`): 'lz4' or 'zstd': compress payloads that go through Redis, if that makes
           them shorter. Every process that writes or reads the stream needs the codec's package. 'auto': use lz4 while
@@ -150,13 +150,13 @@ class HostOptions:
         Use, place and size of the host cache.
     Arguments:
         - host_plane (:obj:`str`): 'auto': keep entries in memory-mapped files while all readers of a stream are on one
-          host, and download values of other hosts once per host. 'off': send everything through Redis.
+          host. Download values of other hosts once per host. 'off': send everything through Redis.
         - host_cache_dir (:obj:`Optional[str]`): Directory of the host cache, the same for all processes of a host.
           Default: /dev/shm if it has room, else the temporary directory with the most free space.
         - host_cache_bytes (:obj:`Optional[int]`): Bytes that its files may use together. Default: half of the free
           space there, at most 8 GiB.
-        - host_checksum (:obj:`bool`): Whether entries carry a checksum there too, which readers verify. It detects
-          faulty memory and foreign writes, and costs the writer and each reader one pass over the bytes.
+        - host_checksum (:obj:`bool`): Add a checksum to entries there, which readers verify. It detects faulty memory
+          and foreign writes. It costs the writer and each reader one pass over the bytes.
     """
 
     host_plane: str = 'auto'

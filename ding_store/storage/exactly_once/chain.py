@@ -1,7 +1,7 @@
 """The chain: a hash of all entries of a stream up to one of them. Equal chains mean equal entries.
 
-A server that went back in time gives the numbers of its newest entries to other ones. The chain shows the difference:
-each entry carries its own, and a reader computes it from the chain of the entry before. ``lua/append.lua`` does the
+A server that went back in time gives the numbers of its newest entries to other ones. The chain shows the difference.
+Each entry carries its own, and a reader computes it from the chain of the entry before. ``lua/append.lua`` does the
 same.
 """
 

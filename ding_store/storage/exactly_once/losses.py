@@ -14,9 +14,9 @@ class Losses:
     """
     Overview:
         A count of lost entries, from two sources. Within an epoch, numbers are dense: a gap shows what a full stream
-        dropped. After the server lost everything, numbers begin anew, and only the *heads* help: each writer's last
-        sequence at the reader's last look. Entries up to a head that the writer does not send again in time are lost:
-        that writer has exited.
+        dropped. After the server lost everything, numbers begin anew, and only the *heads* help. A head is a writer's
+        last sequence at the reader's last look. If a writer does not send its entries up to its head again in time, it
+        has exited, and they are lost.
     Arguments:
         - grace_s (:obj:`float`): Seconds that writers have in a new epoch to send entries again.
         - heads (:obj:`Mapping`): ``heads`` of the previous reader of this name, or empty.
@@ -95,7 +95,7 @@ class Losses:
         self._excused += 1
 
     def begin_epoch(self, epoch: str, cursor: EntryId, marks: Mapping[str, int]) -> None:
-        """Begin a new epoch, if it is one: writers must send again what the reader had not read in the last one."""
+        """Begin an epoch if it is new. Writers must send again what the reader had not read in the last one."""
         if epoch == self._epoch:
             return
         self._excused = 0

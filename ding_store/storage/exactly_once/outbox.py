@@ -26,8 +26,8 @@ PLANE = 'PLANE'  # the reference is for a past transport: send again for the one
 CODEC = 'CODEC'  # a reader, or one that may come, cannot decompress it: send the payload uncompressed
 FORGOTTEN = 'FORGOTTEN'  # the server dropped this writer, which was silent while many others came and went
 
-#: The server keeps a writer while it holds an entry of it. Of the others that have not left, it keeps those with the
-#: newest entries: at least this many, and at most twice as many. A writer that left is dropped with its last entry.
+#: The server keeps a writer while it holds an entry of it. A writer that left is dropped with its last entry. From the
+#: others, the server keeps those with the newest entries: at least this many, and at most twice as many.
 MAX_SILENT_WRITERS = 512
 
 #: The transport of a payload in bytes: the server accepts it at any time.
@@ -60,8 +60,8 @@ class AppendRequest(NamedTuple):
     listed: int = 0  # ``listed`` of the last reply with readers
 
 
-#: Two counts of how often runs of this name ended: all data of the server was put aside; the stream was deleted since
-#: then. If a count grew, the missing entries are not lost: they ended with their run.
+#: Two counts of ended runs of this name. In the first, all data of the server was put aside. In the second, the stream
+#: was deleted since then. If a count grew, missing entries are not lost: they ended with their run.
 Ends = Tuple[int, int]
 
 

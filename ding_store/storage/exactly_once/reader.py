@@ -16,9 +16,9 @@ logger = logging.getLogger(__name__)
 
 #: Policies for an entry whose bytes are not what was written.
 ON_CORRUPT = ('stop', 'skip')
-#: How many marks are kept of writers that the server does not have: those that were read last. In addition, as many as
-#: the server had writers when it lost its memory. Such writers may come back. If they left, a server that goes back in
-#: time may have their entries again.
+#: Number of marks that are kept for writers that the server does not have: those that were read last. To this, the
+#: number of writers is added that a server had when it lost its memory. These writers may come back. If they left, a
+#: server that goes back in time may have their entries again.
 MAX_CARRIED = 1024
 
 
@@ -27,12 +27,12 @@ class Reader:
     Overview:
         A consumer of one stream. It keeps, per writer, the highest sequence number that it has seen: its *marks*. It
         skips entries that are not above them. For exactly-once delivery across crashes, commit the marks together with
-        the results of the entries, and pass them to the next reader of this name. Without marks, a new reader continues
-        behind the last ack, and may return unacked entries again.
+        the results of the entries. Then pass them to the next reader of this name. Without marks, a new reader
+        continues behind the last ack, and may return unacked entries again.
         One thread at a time reads. Any thread may use the other methods and attributes that only return state.
     Arguments:
-        - durable (:obj:`bool`): Whether retention waits for this reader's acks until ``forget``, also between readers
-          of this name.
+        - durable (:obj:`bool`): If true, retention waits for this reader's acks until ``forget``, also between two
+          readers of this name.
         - start (:obj:`str`): Start of a reader that is new to the stream: 'oldest' or 'now'.
         - marks (:obj:`Optional[Mapping]`): writer -> highest sequence seen, from the previous reader of this name.
           Writers that cannot send anything any more may be left out.
@@ -42,13 +42,13 @@ class Reader:
           entry is counted, logged and left out.
         - loss_grace_s (:obj:`float`): Seconds that writers have to send entries again after the server lost its memory.
           After that, missing entries count as lost.
-        - copied (:obj:`bool`): Whether ``read`` copies arrays out of memory that the writer uses again. Needed to keep
+        - copied (:obj:`bool`): If true, ``read`` copies arrays out of memory that the writer uses again. Needed to keep
           entries of a stream that may drop them unread (``overflow='drop_oldest'``). An entry that was overwritten
           before it was copied counts as lost.
     Attributes:
-        - num_lost (:obj:`int`): Entries that were in the stream and never came: a full stream dropped them, or the
-          server lost them after their writer had exited. Losses of the server count as far as this reader, or the
-          committed ``heads``, had seen those entries. A reader looks once a second.
+        - num_lost (:obj:`int`): Entries that were in the stream and never came. A full stream dropped them, or the
+          server lost them and their writer had exited. Losses of the server count only up to the last sequences that
+          this reader, or the committed ``heads``, had seen. A reader looks once a second.
         - num_duplicates (:obj:`int`): Entries that came again and were skipped.
         - num_corrupt (:obj:`int`): Entries skipped because of ``on_corrupt='skip'``.
     """

@@ -194,8 +194,8 @@ class Writer:
         order of their sequence numbers.
     Arguments:
         - announce (:obj:`Callable`): Sends an append to the server, in one round trip.
-        - wait_for_capacity (:obj:`Callable`): ``(stream, freed, timeout_s)``: returns the server's answer once the
-          stream's counter of freed entries may have passed ``freed``, or when the time is over.
+        - wait_for_capacity (:obj:`Callable`): ``(stream, freed, timeout_s)``: waits until the stream's counter of freed
+          entries may have passed ``freed``, or the time is over. It returns the server's answer.
         - backfill (:obj:`Callable`): Sends a payload after its entry, in one round trip.
         - leave (:obj:`Callable`): ``(stream, admission)``: reports that this writer appends no more.
     """
@@ -326,11 +326,11 @@ class Writer:
     def close(self, is_away: Callable[[], bool], is_kept: bool = False) -> None:
         """
         Overview:
-            Send what the server does not have, except to streams that were deleted since: their name may belong to the
-            next run. Then leave all streams.
+            Send what the server does not have, and leave all streams. Nothing is sent to streams that were deleted
+            since: their name may belong to the next run.
         Arguments:
             - is_away (:obj:`Callable`): Returns whether the server is unreachable. Any command might start it again.
-            - is_kept (:obj:`bool`): Whether a restarted server still has the entries that it accepted.
+            - is_kept (:obj:`bool`): True if a restarted server still has the entries that it accepted.
         """
         self.close_for_writing()
         for stream_writer in self._all_stream_writers():

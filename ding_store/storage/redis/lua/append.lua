@@ -36,7 +36,7 @@ local function verdict(status)
     listed, readers, appended }
 end
 
--- Requests of a killed writer may still be on their way. So a request without the current epoch and the writer's
+-- Requests of a killed writer may still be on their way. Therefore a request without the current epoch and the writer's
 -- admission is refused.
 local function admit()
   need_no_memory()
@@ -82,7 +82,7 @@ end
 if admission ~= known_admission then
   return verdict('FORGOTTEN')
 end
--- Register the lost readers before this writer's first entry comes again, so that acks of other readers do not trim it.
+-- Register the lost readers before this writer sends entries again. Otherwise acks of other readers would trim them.
 local has_returned = false
 for name, its_host, codecs in string.gmatch(ARGV[12], '([^\t\n]+)\t([^\t\n]*)\t([^\n]*)') do
   local is_known = redis.call('HGET', READERS, 'd:' .. name) or redis.call('HGET', READERS, 'e:' .. name)
@@ -134,8 +134,8 @@ if not keep_parts(last + 1, num_parts, ARGV[11]) then
   return verdict('NO PARTS')
 end
 
--- Remove foreign entries behind the newest one: a foreign client wrote them, perhaps with an id from the server's
--- clock, and no entry of this package could follow. A new epoch begins, since readers may wait behind that id.
+-- Remove entries that a foreign client wrote behind the newest one. Their ids may come from the server's clock, and are
+-- then too high for the next entry to follow. A new epoch begins, since readers may wait behind such an id.
 local function begin_anew()
   local held = redis.call('XRANGE', LOG, digits(floor + 1) .. '-0', digits(last) .. '-0')
   redis.call('DEL', LOG)

@@ -1,5 +1,5 @@
--- Drop a stream's entries and readers. The sequences of writers that have not left stay for ENDS_S: without them,
--- running writers would send all their entries again. A new epoch begins: the next stream of this name may belong to
+-- Drop a stream's entries and readers. The sequences of writers that have not left stay for ENDS_S. Without them,
+-- running writers would send all their entries again. A new epoch begins. The next stream of this name may belong to
 -- another run, and old writers must not append to it.
 -- KEYS    as in stream.lua
 -- ARGV[1] run_id of the server and fresh token, see stream.lua
@@ -8,7 +8,8 @@ if make_none() then
   return 0
 end
 need_no_memory()
--- A writer that returns later than ENDS_S and after a restart of the server takes its entries for lost, and sends them.
+-- Without the count, writers would take the deleted entries for lost and send them again. That happens only to a writer
+-- that returns later than ENDS_S, after a restart of the server.
 local ends = digits(num_ends() + 1)
 redis.call('SET', ENDS, ends, 'EX', ENDS_S)
 trim(last)

@@ -9,15 +9,15 @@
 -- ARGV[7] key of the parts
 -- ARGV[8] payload; '': the server refused it, so its parts are dropped, unless an earlier try succeeded or the parts
 --         belong to the entry itself
--- Returns 1 if the entry has its payload now, 0 if the entry is not held (in its epoch, the parts are dropped),
--- -1 if parts are missing
+-- Returns 1 if the entry has its payload now, -1 if parts are missing, 0 if the entry is not held; then its parts are
+-- dropped if the epoch is the same
 if ARGV[2] ~= epoch then
   make_none()
   return 0
 end
 local sequence = tonumber(ARGV[4])
 
--- Drop the parts of an entry that was acked or dropped while they were on their way: they would only take room.
+-- Drop the parts of an entry that was acked or dropped while they were on their way. They would only take room.
 local function refuse()
   for part = 0, tonumber(ARGV[6]) - 1 do
     redis.call('UNLINK', ARGV[7] .. digits(part))

@@ -1,4 +1,4 @@
--- Backfill: add the payload to a value's newest version, which so far is only a reference to a slot of its writer.
+-- Backfill: add the payload to a value's newest version, which so far is only a reference to a slot.
 -- KEYS    as in value.lua
 -- ARGV[1] version
 -- ARGV[2] payload, or the list of its parts

@@ -1,5 +1,5 @@
--- Add a name to the list of a run's streams and values, also at maxmemory: a name is short, and the end of the run
--- deletes only what is listed.
+-- Add a name to the list of a run's streams and values. This works at maxmemory, since the end of the run deletes only
+-- what is listed, and a name is short.
 -- KEYS[1] index     set   "stream:<name>" and "value:<name>"
 -- KEYS[2] counters  hash
 -- ARGV[1] member

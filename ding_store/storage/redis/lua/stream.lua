@@ -60,14 +60,14 @@ local num_writers, swept = tonumber(stored[19]) or 0, tonumber(stored[20]) or 0
 local ENDS_S = 86400
 local MAX_FORGOT = 256
 
--- After a first write that needs no memory, Redis lets a script finish at maxmemory: acks must succeed to free some.
+-- After a first write that needs no memory, Redis lets a script finish at maxmemory. Acks must succeed to free some.
 local function need_no_memory()
   redis.call('HDEL', SIZES, '')
 end
 
 local life, fresh = string.sub(ARGV[1], 1, 40), string.sub(ARGV[1], 41)
 
--- A new epoch begins when the server went back in time: the newest entries are missing, and other entries get their
+-- A new epoch begins when the server went back in time. The newest entries are missing, and other entries get their
 -- numbers. A changed run_id shows a restart or a replica that took over. With the same run_id, a server may reload an
 -- old file or be a replica for a while. Then clients notice, by the chain or by an earlier reply of this epoch.
 local function begin_epoch()
@@ -86,7 +86,7 @@ if stored[2] ~= life then
   end
 end
 
--- Undo the creation of a new stream, for requests that only read or need an old one: its run may be over for good.
+-- Undo the creation of a new stream, for requests that make sense only for an old one. Its run may be over for good.
 local function make_none()
   if is_new then
     redis.call('DEL', META)
@@ -210,7 +210,7 @@ local function keep_parts(number, num_parts, key)
   return true
 end
 
--- Set the expiry of parts again, because their entry was not appended after all, and its writer may not come back.
+-- Set the expiry of parts again, because their entry was not appended after all. Its writer may not come back.
 local function let_parts_go(number, num_parts, key)
   if num_parts > 0 and redis.call('HDEL', SIZES, 'p' .. digits(number)) == 1 then
     parted = parted - 1
@@ -289,8 +289,8 @@ local function trim(upto)
   tell_room()
 end
 
--- Change the transport: references for the old one are refused from now on, and writers must backfill the entries that
--- are there now.
+-- Change the transport. References for the old one are refused from now on. Writers must backfill the entries that are
+-- there now.
 local function set_plane(new_host)
   plane, host, wanted = plane + 1, new_host, last
   redis.call('HSET', META, 'plane', digits(plane), 'host', host, 'wanted', digits(wanted))

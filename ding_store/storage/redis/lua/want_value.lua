@@ -1,4 +1,4 @@
--- Request the payload of a value from its writer, now and for all later versions: a reader cannot read the slot.
+-- Request the payload of a value from its writer, because a reader cannot read the slot. It holds for later versions.
 -- KEYS    as in value.lua
 -- Returns 1 if there is such a value
 local version = redis.call('HGET', META, 'version')
