@@ -48,6 +48,7 @@ class EntryId(_Place):
     chain: str = ''
 
     def chained(self, chain: str) -> EntryId:
+        """Return the same place with this chain."""
         place = EntryId(*self)
         place.chain = chain
         return place
@@ -229,7 +230,7 @@ class Store(ABC):
     def advance(self, stream: str, reader: str, entry_id: EntryId, name: str, header: Header) -> None:
         """
         Overview:
-            Call ``ack``, then ``put(name, header, {})``. For a reader that publishes its position after each entry.
+            Call ``ack``, then ``put(name, header, {})``. A reader uses this to publish its position after each entry.
             It may return before both are done. Other processes see the value as soon as the server has it. ``close``
             completes what is open if the server is reachable, and otherwise logs a warning.
         Raises:
@@ -299,8 +300,8 @@ class Store(ABC):
     def set_start_version(self, name: str, version: int) -> None:
         """
         Overview:
-            Give this store's next versions of a value numbers above ``version``, even if the server lost the value. For
-            a writer that was restarted. This sends nothing.
+            Give this store's next versions of a value numbers above ``version``, even if the server lost the value. A
+            writer calls this after a restart. It sends nothing.
         """
 
     @abstractmethod

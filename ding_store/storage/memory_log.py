@@ -68,6 +68,7 @@ class Log:
     filled: Dict[int, bytes] = field(default_factory=dict)
 
     def announce(self, writer: str, said: AppendRequest) -> AppendReply:
+        """Append an entry, or return why not: see ``lua/append.lua``."""
         known = self.writers.get(writer, _UNKNOWN)
         last, number, admission = known
         if said.sequence == 0 and writer in self.writers:

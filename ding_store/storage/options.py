@@ -96,6 +96,7 @@ class StoreOptions:
             raise ConfigError(f'check_every_s ({self.check_every_s!r}) must be a number above 0 and at most 5')
 
     def of(self, stream: str) -> StreamOptions:
+        """Return the options of one stream."""
         return self.streams.get(stream, self.common)
 
 

@@ -16,6 +16,7 @@ _QUERY = ('db', 'username', 'password', 'client_name')
 
 
 def scheme_of(url: str) -> str:
+    """Return the scheme of a URL in lower case, or '' if it has none."""
     return url.partition(':')[0].lower() if ':' in url else ''
 
 

@@ -65,6 +65,7 @@ class Losses:
         return time.monotonic() - self._looked_at >= LOOK_EVERY_S
 
     def look(self, stream: Optional[StreamInfo], cursor: EntryId, marks: Mapping[str, int]) -> None:
+        """Note the heads of ``stream``, and which entries its writers must send again."""
         self._looked_at = time.monotonic()
         # There may be no writer left whose entries would show the new epoch.
         self.begin_epoch(stream.epoch if stream else '', cursor, marks)

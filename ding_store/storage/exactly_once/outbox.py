@@ -26,8 +26,8 @@ PLANE = 'PLANE'  # the reference is for a past transport: send again for the one
 CODEC = 'CODEC'  # a reader, or one that may come, cannot decompress it: send the payload uncompressed
 FORGOTTEN = 'FORGOTTEN'  # the server dropped this writer, which was silent while many others came and went
 
-#: The server keeps a writer while it holds an entry of it. A writer that left is dropped with its last entry. From the
-#: others, the server keeps those with the newest entries: at least this many, and at most twice as many.
+#: The server keeps a writer while it holds an entry of it. A writer that left is dropped with its last entry. Among
+#: the others, the server keeps those with the newest entries: at least this many, and at most twice as many.
 MAX_SILENT_WRITERS = 512
 
 #: The transport of a payload in bytes: the server accepts it at any time.
@@ -60,12 +60,14 @@ class AppendRequest(NamedTuple):
     listed: int = 0  # ``listed`` of the last reply with readers
 
 
-#: Two counts of ended runs of this name. In the first, all data of the server was put aside. In the second, the stream
-#: was deleted since then. If a count grew, missing entries are not lost: they ended with their run.
+#: Two counts of ended runs of this name. First: all data of the server was put aside. Second: since then, the stream was
+#: deleted. If a count grew, missing entries are not lost: they ended with their run.
 Ends = Tuple[int, int]
 
 
 class AppendReply(NamedTuple):
+    """The server's reply to an ``AppendRequest``: a status and the stream's state."""
+
     status: str
     epoch: str  # '': there is no such stream
     number: int  # of the entry sent; for STALE, GAP and sequence 0 of this writer's last one

@@ -29,7 +29,7 @@ class Reader:
         skips entries that are not above them. For exactly-once delivery across crashes, commit the marks together with
         the results of the entries. Then pass them to the next reader of this name. Without marks, a new reader
         continues behind the last ack, and may return unacked entries again.
-        One thread at a time reads. Any thread may use the other methods and attributes that only return state.
+        One thread at a time reads. Any thread may read ``marks``, ``heads``, ``lag`` and the counts.
     Arguments:
         - durable (:obj:`bool`): If true, retention waits for this reader's acks until ``forget``, also between two
           readers of this name.

@@ -121,6 +121,7 @@ class StreamWriter:
 
     @contextmanager
     def held(self, deadline: float) -> Iterator[None]:
+        """Hold the lock within the block, for an append. Raise StoreTimeout if its turn does not come in time."""
         me = threading.get_ident()
         if self.lock.user == me:
             raise StoreError(
@@ -176,6 +177,7 @@ class StreamWriter:
         return CompressedPayload(data, codec) if is_compressed(data) else Payload(data)
 
     def warn_of_drops(self) -> None:
+        """Log a warning when the stream begins to drop entries."""
         dropped, self._num_dropped = self.outbox.num_dropped - self._num_dropped, self.outbox.num_dropped
         if dropped > 0 and not self._dropping:
             logger.warning(
@@ -223,6 +225,7 @@ class Writer:
         self._is_closed_for_writing = False
 
     def append(self, stream: str, payload: Payload, timeout_s: Optional[float]) -> EntryId:
+        """Append one entry: see ``Store.append``."""
         options = self._options.of(stream)
         if payload.size > options.max_pending_bytes:
             raise StreamFull(
