@@ -329,7 +329,7 @@ def test_what_a_former_life_may_have_had_is_announced_when_there_is_memory(forge
             return announce(said)
 
         monkeypatch.setattr(outbox, '_announce', lossy)
-        with pytest.raises(errors.AppendUnsettled, match='maxmemory.*announced later'):
+        with pytest.raises(errors.AppendUnsettled, match='maxmemory.*sent later'):
             store.append('s', {}, chunk(2))
         client.config_set('maxmemory', 0)
         store.append('s', {}, chunk(3))

@@ -60,8 +60,8 @@ class AppendRequest(NamedTuple):
     listed: int = 0  # ``listed`` of the last reply with readers
 
 
-#: Two counts of ended runs of this name. First: all data of the server was put aside. Second: since then, the stream was
-#: deleted. If a count grew, missing entries are not lost: they ended with their run.
+#: Two counts of ended runs of this name. First: all data of the server was put aside. Second: the stream was
+#: deleted since then. If a count grew, missing entries are not lost: they ended with their run.
 Ends = Tuple[int, int]
 
 
