@@ -483,7 +483,7 @@ class Writer:
                 finally:
                     stream_writer.is_waiting = False
         if outbox.num_queued:
-            raise _Retired(f'cannot append to {outbox.stream!r}: it was deleted after close_for_writing()')
+            raise _Retired(f'cannot append to {outbox.stream!r}: it was retired after close_for_writing()')
 
 
 class _Retired(StoreClosed):
