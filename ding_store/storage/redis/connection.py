@@ -1,4 +1,4 @@
-"""The connection to a Redis server: kept, and made again when it is lost."""
+"""The connection to a Redis server. It reconnects when the server is lost, and retries calls meanwhile."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from ding_store.storage.urls import address_of
 
 logger = logging.getLogger(__name__)
 
-#: What is raised for a reply that does not pass.
+#: The error to raise for a reply that no retry can change.
 _ERRORS = {
     ReplyKind.FULL: ServerFull,
     ReplyKind.DENIED: StoreDenied,
@@ -48,12 +48,12 @@ _ERRORS = {
     ReplyKind.DEFINITE: StoreError,
 }
 
-#: How long the first connection is tried; an embedded server may have to be started, on a busy machine.
+#: Deadline of the first connection, for a running server and for an embedded one that may have to start first.
 _CONNECT_S, _START_S = 10.0, 30.0
-#: The least and the most time that one try to reach a server again has.
+#: Limits of the time that one attempt to reconnect has.
 _TRY_S, _LONGEST_TRY_S = 2.0, 3600.0
 
-#: So often who is hasty looks whether the server is away, while another thread holds a lock.
+#: How often a non-blocking call checks whether the server is away while another thread holds a lock.
 _LOOK_EVERY_S = 0.05
 
 T = TypeVar('T')
@@ -62,11 +62,11 @@ T = TypeVar('T')
 class Connection:
     """
     Overview:
-        Thread-safe; connections are pooled, and made when first needed. ``num_sessions`` were begun so far: when it
-        grows, the server was away, and may have lost its memory.
+        A pool of connections to one server, made when first needed. Thread-safe. ``num_sessions`` counts the sessions
+        begun so far. When it grows, the server was away and may have lost its memory.
     Arguments:
-        - url (:obj:`str`): ``redis://``, ``rediss://`` or ``unix://``; unused with a directory.
-        - directory (:obj:`Optional[str]`): Of the embedded server, if it is one.
+        - url (:obj:`str`): ``redis://``, ``rediss://`` or ``unix://``. Unused if there is a directory.
+        - directory (:obj:`Optional[str]`): The directory of the embedded server. None for another server.
     """
 
     def __init__(self, url: str, directory: Optional[str], options: RedisOptions) -> None:
@@ -77,23 +77,23 @@ class Connection:
         self._options = options
         self._scripts = load_scripts()
         self._lock = threading.Lock()
-        self._opening = threading.Lock()  # held for as long as that takes
+        self._opening = threading.Lock()  # held by the thread that connects, until it has finished
         self._session: Optional[ServerSession] = None
         self._haste = threading.local()
         self._opener: Optional[threading.Thread] = None
         self._closed = threading.Event()
         self._is_over = False
-        #: Code of a reply that passes -> since when it comes, and which calls got it: one warning for all.
+        #: Code of a transient reply -> since when it comes, and the calls that got it. One warning covers them all.
         self._stuck: Dict[str, Tuple[float, Set[str]]] = {}
-        self._away_since = 0.0  # when the first try failed of those since the last one that did not; 0: none has
-        self._waiting: Dict[int, redis.RedisError] = {}  # threads that try a call again and again -> why
+        self._away_since = 0.0  # time of the first failure since the last success, 0: no failure
+        self._waiting: Dict[int, redis.RedisError] = {}  # thread that retries a call -> its last error
 
     @property
     def reconnect_timeout_s(self) -> float:
         return self._options.reconnect_timeout_s
 
     def connect(self) -> str:
-        """Connect now or say what is wrong, before long; returns the server's name and version."""
+        """Connect now, within ``connect_timeout_s``. Return the server's name and version."""
         timeout_s = self._options.connect_timeout_s
         if timeout_s is None:
             timeout_s = _CONNECT_S if self._directory is None else _START_S
@@ -102,10 +102,10 @@ class Connection:
     def call(self, what: str, command: Callable[[ServerSession], T], patience_s: Optional[float] = None) -> T:
         """
         Overview:
-            Run ``command``, again and again while the connection is lost: it must bear being run twice.
+            Run ``command``, and retry it while the connection is lost. Running it twice must do no harm.
         Raises:
-            - StoreUnavailable: Not connected within ``patience_s``, by default the options' ``reconnect_timeout_s``; at
-              once for who is hasty.
+            - StoreUnavailable: Not connected within ``patience_s``, by default the options' ``reconnect_timeout_s``. A
+              non-blocking call raises it at once.
         """
         try:
             return self._call(what, command, self._options.reconnect_timeout_s if patience_s is None else patience_s)
@@ -133,7 +133,7 @@ class Connection:
                 if answer is ReplyKind.RECONNECT:
                     self._drop(session, e)
                     is_lost = True
-                    # A server that hangs was away from when it was asked; a call that waited for news was not.
+                    # A server that hangs was away since the request. A blocking wait shows no such thing.
                     since = self._note_away(tried_at if isinstance(e, redis.TimeoutError) else time.monotonic())
                 else:
                     since = self._note_stuck(what, e)
@@ -144,17 +144,17 @@ class Connection:
             deadline = deadline or self._deadline(max(began, since), patience_s)
             if time.monotonic() >= deadline:
                 raise self._unavailable(what, error) from error
-            # Spread out: all processes of a run lose their server at the same moment.
+            # Spread the attempts: all processes of a run lose their server at the same moment.
             self._closed.wait(min(delay_s, max(0.0, deadline - time.monotonic())) * random.uniform(0.5, 1.0))
             delay_s = min(1.0, delay_s * 2)
 
     def _began(self) -> float:
-        """When the wait began that this thread's calls are part of."""
+        """Return when the wait began that this thread's calls share, or the current time if they share none."""
         return getattr(self._haste, 'began', None) or time.monotonic()
 
     @contextmanager
     def one_wait(self) -> Iterator[None]:
-        """Calls of this thread within it, and the locks it waits for, share one deadline for a server that is away."""
+        """Make all calls and lock waits of this thread share one deadline while the server is away."""
         was, self._haste.began = getattr(self._haste, 'began', None), self._began()
         try:
             yield
@@ -162,11 +162,11 @@ class Connection:
             self._haste.began = was
 
     def _deadline(self, since: float, patience_s: float) -> float:
-        """Of a wait for the server, which counts from when it was away and this thread waited."""
+        """Return the deadline of a wait that began at ``since``. The deadline of ``leaving`` may be earlier."""
         return min(since + patience_s, self._left_at())
 
     def _left_at(self) -> float:
-        """When who leaves waits no more, whatever for: his time begins with the first wait."""
+        """Return the deadline of ``leaving`` in this thread. Its time begins with the first wait."""
         if not self._is_leaving:
             return math.inf
         self._haste.until = getattr(self._haste, 'until', None) or time.monotonic() + self._haste.most_s
@@ -182,7 +182,7 @@ class Connection:
             self._haste.most_s = None
 
     def wait(self, what: str, command: Callable[[ServerSession], T]) -> Optional[T]:
-        """Run a command that blocks for news. None when it had to reconnect: look first what else is new."""
+        """Run a blocking command. Return None after a reconnect, because the caller must then read the state anew."""
         tried: Optional[ServerSession] = None
 
         def once(session: ServerSession) -> Optional[T]:
@@ -193,7 +193,7 @@ class Connection:
         return self.call(what, once)
 
     def is_away(self) -> bool:
-        """Whether a connection was lost, and none was made since: calls wait now, or make one."""
+        """True if the connection was lost and not made again yet. A call would now wait for the server, or connect."""
         session = self._session
         if session is not None and session.is_hung_up():
             self._drop(session, redis.ConnectionError('the server closed the connection'))
@@ -219,8 +219,8 @@ class Connection:
     @contextmanager
     def held(self, lock: Any) -> Iterator[None]:
         """
-        A lock that others may hold while they wait for the server: who is hasty does not wait with them, and who leaves
-        no longer than for the server itself.
+        Hold a lock whose holder may be waiting for the server. A non-blocking call raises StoreUnavailable instead of
+        waiting with it. Within ``leaving``, the wait ends when the deadline of ``leaving`` has passed.
         """
         with self.one_wait():
             while not lock.acquire(timeout=_LOOK_EVERY_S if self.is_nonblocking or self._is_leaving else -1):
@@ -237,7 +237,8 @@ class Connection:
     def lose(self, session: ServerSession, error: redis.RedisError) -> None:
         """
         Overview:
-            A reply was not read through ``call``: what it would do about that error. Who need not wait may ask again.
+            Handle the error of a reply that was read outside ``call``. Unless this raises, the caller may
+            send the request again.
         """
         if meaning_of(error).answer is ReplyKind.RECONNECT:
             self._drop(session, error)
@@ -245,7 +246,7 @@ class Connection:
                 raise self._away('a reply', error) from error
 
     def close(self) -> None:
-        """Wakes the threads that wait for a reply; they raise StoreClosed."""
+        """Close all connections. Threads that wait for a reply wake up and raise StoreClosed."""
         self._closed.set()
         session = self._session
         if session is not None:
@@ -253,7 +254,7 @@ class Connection:
             session.close()
 
     def end(self) -> None:
-        """The server goes when its members have gone: it is not missed then, and nothing here brings it back."""
+        """Never reconnect from now on: the run is over, and its server stops after its last client has left."""
         self._is_over = True
 
     def _check_open(self, cause: Optional[BaseException] = None) -> None:
@@ -281,13 +282,13 @@ class Connection:
                 self.num_sessions += 1
                 session = self._session = ServerSession(client, self._scripts, generation)
                 if self._closed.is_set():
-                    session.close()  # close() may have been before it
+                    session.close()  # close() may have run before this session was set
                     self._check_open()
             return session
 
     @contextmanager
     def _turn_to_open(self, until: float) -> Iterator[None]:
-        """One thread at a time: the others wait for what it finds, no longer than they would try themselves."""
+        """Let one thread connect at a time. The others wait for its result until ``until``."""
         while not self._opening.acquire(timeout=min(_LOOK_EVERY_S, max(0.0, until - time.monotonic()))):
             self._check_open()
             if time.monotonic() >= until:
@@ -299,9 +300,9 @@ class Connection:
             self._opening.release()
 
     def _greet(self, generation: ServerGeneration, connection: Any, until: float) -> None:
-        """A new connection, which may have taken its time: with TLS, or on a slow line."""
+        """Prepare a new connection, within the time left. Connecting may take long with TLS or on a slow network."""
         timeout_s, left_s = self._options.socket_timeout_s, _left_s(until)
-        # ``until`` is for a session's first connection; who waits for another has a reply to wait for behind it.
+        # ``until`` limits only a session's first connection. A later one serves a call that waits for its own reply.
         is_short = left_s < timeout_s and self.num_sessions > 0 and not generation.run_id
         if is_short:
             connection._sock.settimeout(left_s)
@@ -309,25 +310,25 @@ class Connection:
         if is_short:
             connection._sock.settimeout(timeout_s)
         if self._closed.is_set():
-            connection.disconnect()  # close() woke only those that had one by then: this one would block
+            connection.disconnect()  # close() did not wake this connection, which would block
             self._check_open()
 
     def _open_beside(self) -> None:
-        """In a thread of its own: where all are hasty, nobody else would."""
+        """Reconnect in a thread in the background: non-blocking calls do not connect themselves."""
         with self._lock:
             if self._opener is None or not self._opener.is_alive():
                 self._opener = threading.Thread(target=self._try_to_open, name='ding_store-reconnect', daemon=True)
                 self._opener.start()
 
     def _try_to_open(self) -> None:
-        with suppress(StoreError):  # who asks next finds out, and begins this again
+        with suppress(StoreError):  # The next call gets the error, and starts this again.
             self.call('reconnect', lambda session: None)
 
     def _target(self, until: float) -> Tuple[str, int]:
-        """Where the server is, and how often its data was put aside."""
+        """Return the server's URL, and how often its data was put aside."""
         if self._directory is None:
             return self._url, 0
-        from ding_store.storage.embedded.private_server import (  # Not needed for one that others run.
+        from ding_store.storage.embedded.private_server import (  # Only embedded servers need this import.
             ensure_server,
             num_ends,
         )
@@ -341,7 +342,7 @@ class Connection:
             return
         with self._lock:
             if self._session is not session:
-                return  # Another thread noticed first.
+                return  # Another thread dropped it first.
             self._session = None
         level = logging.INFO if self._is_over else logging.WARNING
         logger.log(level, 'lost the connection to %s: %s', self.address, error)
@@ -354,12 +355,12 @@ class Connection:
                 self._stuck.pop(code, None)
 
     def _note_away(self, since: float) -> float:
-        """Returns since when it is."""
+        """Note that the server is away. Return since when it is."""
         self._away_since = since = self._away_since or since
         return since
 
     def _note_stuck(self, what: str, error: redis.RedisError) -> float:
-        """Returns since when this reply comes."""
+        """Note a transient reply, and warn once. Return since when this reply comes."""
         since, calls = self._stuck.setdefault(code_of(error), (time.monotonic(), set()))
         if not calls:
             logger.warning('%s; it is waited for', self._explained(what, error))

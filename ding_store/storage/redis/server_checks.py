@@ -1,4 +1,4 @@
-"""What a Redis server must be for a store to live in it, and how its client is made."""
+"""Checks that a Redis server can hold a store without losing data, and the making of its redis-py client."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from redis.retry import Retry
 from ding_store.errors import ConfigError, StoreUnsuitable
 from ding_store.storage.urls import address_of
 
-MIN_VERSION = (6, 2)  # XTRIM MINID, exclusive ranges
+MIN_VERSION = (6, 2)  # for XTRIM MINID and exclusive ranges
 
-# Replies of the third protocol have other shapes; older clients know only the second one.
+# Protocol 3 has replies of other shapes. Old versions of redis-py have no such argument and use protocol 2.
 _PROTOCOL: Dict[str, Any] = {'protocol': 2} if 'protocol' in inspect.signature(redis.Redis.__init__).parameters else {}
 _TCP: Dict[str, Any] = {'socket_keepalive': True}
 _FILES = ('ssl_ca_certs', 'ssl_ca_path', 'ssl_certfile', 'ssl_keyfile')
@@ -30,17 +30,20 @@ _FILES = ('ssl_ca_certs', 'ssl_ca_path', 'ssl_certfile', 'ssl_keyfile')
 def make_client(url: str, connected: Callable[[Any], None], socket_timeout_s: float) -> redis.Redis:
     """
     Overview:
-        Nothing is connected yet.
+        Make a client. It connects with its first command.
     Arguments:
-        - connected (:obj:`Callable`): Called with every new connection; must call its ``on_connect()``.
-        - socket_timeout_s (:obj:`float`): A silent partition is noticed after this; no command blocks for as long.
+        - connected (:obj:`Callable`): Called with every new connection. Must call the connection's ``on_connect()``.
+        - socket_timeout_s (:obj:`float`): Time without a reply after which the server counts as lost. Every command
+          must block for less.
+    Raises:
+        - ConfigError: The URL is malformed.
     """
     tcp = {} if url.startswith('unix:') else {**_TCP, 'socket_connect_timeout': min(5.0, socket_timeout_s)}
     try:
         pool = redis.ConnectionPool.from_url(
             url,
             socket_timeout=socket_timeout_s,
-            # A lost connection is ours to handle: entries must be announced again before anything else.
+            # ``Connection`` handles a lost connection: the store must resend its entries before any other command.
             retry=Retry(NoBackoff(), 0),
             max_connections=10_000,
             redis_connect_func=connected,
@@ -55,24 +58,28 @@ def make_client(url: str, connected: Callable[[Any], None], socket_timeout_s: fl
 
 def check_files(url: str) -> None:
     """
-    Before the first connection: else the error is one of that, names no file, and comes when it has been tried for
-    long. A file that is not there later may be one that is being replaced.
+    Overview:
+        Check that this process can read the certificate files that a ``rediss://`` URL names. Call it before the
+        first connection only: redis-py's own error comes late and names no file. Later a missing file may be one
+        that is being replaced.
+    Raises:
+        - ConfigError: This process cannot read one of them.
     """
     for name, path in parse_qsl(urlsplit(url).query) if url.startswith('rediss:') else ():
         if name in _FILES and not os.access(path, os.R_OK):
-            # No path: what is in a URL's query is in no error.
+            # Name no path: errors show nothing of a URL's query.
             raise ConfigError(f'{name} in the URL of {address_of(url)} is not there, or may not be read by this user')
 
 
 class ServerGeneration:
     """
     Overview:
-        Which life of which server a session's connections lead to: all to the same, or the session is over. Scripts
-        are told it, and find out by it that what they know is of another life.
+        Makes sure that all connections of a session lead to the same server generation. Scripts receive its
+        ``run_id``, and compare it with the one stored in the stream.
     Attributes:
-        - run_id (:obj:`str`): Random, of one life of a server process; '' before the first connection.
-        - server (:obj:`str`): Its name and version.
-        - num_ends (:obj:`int`): How often its data was put aside before it, since a run had ended.
+        - run_id (:obj:`str`): Random id of one server process. '' before the first connection.
+        - server (:obj:`str`): The server's name and version.
+        - num_ends (:obj:`int`): How often data in the embedded server's directory was put aside after a run ended.
     """
 
     def __init__(self, address: str, num_ends: int = 0) -> None:
@@ -84,14 +91,16 @@ class ServerGeneration:
 
     def greet(self, connection: Any) -> None:
         """
+        Overview:
+            Check the server at the other end of a new connection.
         Raises:
-            - StoreUnsuitable: What is at the other end cannot keep what it is given.
-            - redis.RedisError: It cannot yet; or it is another server than before.
+            - StoreUnsuitable: The server would lose data.
+            - redis.RedisError: The server cannot be used yet, or is another one than before.
         """
         try:
             self._greet(connection)
         except BaseException:
-            connection.disconnect()  # Else the pool would lend it out: it looks connected.
+            connection.disconnect()  # The pool would lend it out, because it looks connected.
             raise
 
     def _greet(self, connection: Any) -> None:
@@ -114,8 +123,10 @@ def _facts(reply: Any) -> Dict[str, str]:
 
 def run_id_of(facts: Mapping[str, str], address: str) -> str:
     """
+    Overview:
+        Return the server's run id.
     Raises:
-        - StoreUnsuitable: It says none, so that one life of it could not be told from the next.
+        - StoreUnsuitable: The server reports none, so a restart could go unnoticed.
     """
     run_id = facts.get('run_id', '')
     if not re.fullmatch('[0-9a-f]{40}', run_id):
@@ -126,9 +137,9 @@ def run_id_of(facts: Mapping[str, str], address: str) -> str:
 def examine(facts: Mapping[str, str], address: str) -> str:
     """
     Overview:
-        Return the server's name and version, if it can keep what it is given, by its INFO.
+        Return the server's name and version from its INFO, after checking that it can keep data.
     Raises:
-        - StoreUnsuitable: It cannot; says what to change.
+        - StoreUnsuitable: The server cannot. The message names the fix.
         - redis.RedisError: Not yet: it is loading its data, or is a replica that may become the primary.
     """
     if facts.get('redis_mode') == 'sentinel':
@@ -152,7 +163,7 @@ def examine(facts: Mapping[str, str], address: str) -> str:
 
 
 def speaks_plainly(url: str, timeout_s: float = 2.0) -> bool:
-    """Whether a Redis answers there without TLS: it closes a connection that begins with it without a word."""
+    """True if a Redis server replies there without TLS. A server that needs TLS closes such a connection at once."""
     try:
         with _dialled(url, timeout_s) as plain:
             plain.sendall(b'PING\r\n')
@@ -162,7 +173,7 @@ def speaks_plainly(url: str, timeout_s: float = 2.0) -> bool:
 
 
 def speaks_tls(url: str, timeout_s: float = 2.0) -> bool:
-    """Whether something there answers with TLS, whoever it is: without it, the connection is closed without a word."""
+    """True if a server there replies with TLS, whatever its certificate. One without TLS closes the connection."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
@@ -188,8 +199,8 @@ def is_tls_error(error: Optional[BaseException]) -> bool:
 def wake(client: redis.Redis) -> None:
     """
     Overview:
-        End the calls that wait for a reply in other threads. ``pool.disconnect`` would also reset the parsers that
-        those threads are using; only the sockets are shut here, which threads may do to each other.
+        End the calls that wait for a reply in other threads. This shuts down only the sockets, which any thread may do.
+        ``pool.disconnect`` would also reset the parsers that those threads are using.
     """
     pool: Any = client.connection_pool
     busy: List[Any] = list(getattr(pool, '_in_use_connections', ()))
@@ -199,12 +210,12 @@ def wake(client: redis.Redis) -> None:
             try:
                 sock.shutdown(socket.SHUT_RDWR)
             except OSError:
-                pass  # Closed by its own thread meanwhile.
+                pass  # Its own thread has closed it.
     pool.disconnect(inuse_connections=False)
 
 
 def has_hung_up(connection: Any) -> bool:
-    """Whether the other side of a connection is gone, as far as this host has heard."""
+    """True if the other end has closed the connection, as far as this host's kernel has noticed."""
     sock = getattr(connection, '_sock', None)
     if sock is None:
         return False
@@ -212,7 +223,7 @@ def has_hung_up(connection: Any) -> bool:
     try:
         poll.register(sock, select.POLLRDHUP)
     except (OSError, ValueError):
-        return False  # Closed by its own thread meanwhile.
+        return False  # Its own thread has closed it.
     return bool(poll.poll(0))
 
 

@@ -1,4 +1,4 @@
-"""Connections to one life of a Redis server, and what is sent over them without redis-py's own client."""
+"""Connections to one server generation, and commands that bypass redis-py's client because it is slow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ding_store.storage.redis.resp import pack, pieces, refusal, send
 from ding_store.storage.redis.scripts import Argument, Command, LuaScript
 from ding_store.storage.redis.server_checks import ServerGeneration, has_hung_up
 
-# Before redis-py 5.3 it wants the name of the command, after that it warns of one.
+# redis-py before 5.3 requires the name of the command here. Later versions warn if it is given.
 _NAME = inspect.signature(redis.ConnectionPool.get_connection).parameters.get('command_name')
 _GET_CONNECTION = ('EVALSHA',) if _NAME is not None and _NAME.default is _NAME.empty else ()
 
@@ -24,14 +24,14 @@ Before = Callable[[Any], Tuple[int, bytes]]
 
 @dataclass(frozen=True)
 class ServerSession:
-    """Connections to one life of the server: a client, and the scripts registered with it."""
+    """A client for one server generation, idle connections, and the scripts."""
 
-    client: Any  # redis.Redis, whose annotations mix up what it returns now and what it awaits
+    client: Any  # a redis.Redis. Its annotations mix up synchronous and asynchronous results.
     scripts: Mapping[str, LuaScript]
     generation: ServerGeneration
-    # Ready for scripts and parts; in use as far as the pool knows, whose own bookkeeping costs a third of an append.
+    # Idle connections for scripts and parts. The pool counts them as in use: returning them costs a third of an append.
     spare: Deque[Any] = field(default_factory=deque)
-    known: Set[str] = field(default_factory=set)  # scripts that the server has
+    known: Set[str] = field(default_factory=set)  # scripts that the server has loaded
 
     def _borrow(self) -> Any:
         try:
@@ -41,17 +41,17 @@ class ServerSession:
 
     @contextmanager
     def borrowed(self) -> Iterator[Any]:
-        """A connection for commands that redis-py's client would spend much time on."""
+        """Lend a connection for commands that would take much time in redis-py's client."""
         connection = self._borrow()
         try:
             yield connection
         except BaseException:
-            self._give_back(connection)  # Whatever reply is still to come must not meet the next command.
+            self._give_back(connection)  # The next command must not read a late reply to this one.
             raise
         self.spare.append(connection)
 
     def is_hung_up(self) -> bool:
-        """Whether the server has closed a connection that nobody uses at the moment: so it has, if it died."""
+        """True if the server has closed an idle connection, as it does when it stops or crashes."""
         try:
             connection = self.spare.pop()
         except IndexError:
@@ -60,7 +60,7 @@ class ServerSession:
         return has_hung_up(connection)
 
     def close(self) -> None:
-        """Of what nobody uses at the moment; who uses the rest will find out."""
+        """Close the idle connections. Each of the others is closed by the thread that uses it, after an error."""
         while self.spare:
             self._give_back(self.spare.pop())
         self.client.connection_pool.disconnect(inuse_connections=False)
@@ -70,7 +70,7 @@ class ServerSession:
         self.client.connection_pool.release(connection)
 
     def ask(self, *commands: Tuple[Argument, ...]) -> List[Any]:
-        """Send some commands at once, and return their replies as they are."""
+        """Send some commands at once. Return their replies unchanged."""
         with self.borrowed() as connection:
             connection.send_packed_command([b''.join(map(pack, commands))], check_health=False)
             return [connection.read_response() for _ in commands]
@@ -81,13 +81,15 @@ class ServerSession:
 
     def run(self, script: str, keys: Sequence[str], *arguments: Argument, before: Optional[Before] = None) -> Any:
         """
+        Overview:
+            Run a script and return its reply.
         Arguments:
-            - before (:obj:`Optional[Callable]`): Sends other commands on the same connection, first, and returns how
-              many replies to them are still to be read, and what is still to be sent. Arguments that are functions are
-              called after it.
+            - before (:obj:`Optional[Callable]`): Sends other commands on the same connection first. Returns how many of
+              their replies are still to be read, and the bytes that are still to be sent. Arguments that are functions
+              are called after it.
         Raises:
-            - ResponseError: To the script, or to one of the commands before it. All replies were read: nothing of this
-              is on its way any more.
+            - ResponseError: The server refused the script or a command before it. All replies were read, so nothing of
+              this call can still arrive.
         """
         text, sha = self.scripts[script]
         with self.borrowed() as connection:
@@ -112,7 +114,7 @@ class ServerSession:
             return reply
 
     def send(self, commands: Sequence[Command]) -> Callable[[], List[Any]]:
-        """Run scripts, one after another; returns what waits for their replies and has to be called once."""
+        """Send some scripts to run in order. Return a function that reads their replies. Call it exactly once."""
         unknown = [one.script for one in commands if one.script not in self.known]
         packed = [pack(('SCRIPT', 'LOAD', self.scripts[script].text)) for script in unknown]
         packed += [pack(self._evalsha(self.scripts[one.script].sha, one.keys, one.arguments)) for one in commands]

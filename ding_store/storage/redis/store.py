@@ -1,4 +1,4 @@
-"""A store in a Redis server: a stream per stream, a stream of one entry per value, a hash of counters; see keys.py."""
+"""``RedisStore``, a store in a Redis server. keys.py lists the Redis keys that it uses."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ from ding_store.storage.shared_memory.value_resolver import ValueResolver
 from ding_store.storage.urls import check_url, directory_of, embedded_url, scheme_of
 
 MAX_PAYLOAD_BYTES = MAX_BYTES
-#: How long close() begins tries, behind a first one, to reach a server that went away, since nobody else can bring what
-#: that forgot of us.
+#: Time in which close() starts further attempts to reach a lost server, after a first one. No other process can resend
+#: this store's unacked entries.
 LEAVE_S = 5.0
 
 T = TypeVar('T')
@@ -57,11 +57,11 @@ T = TypeVar('T')
 class RedisStore(TransportStore):
     """
     Overview:
-        ``redis://``, ``rediss://``, ``unix://`` and ``embedded://``. Pickles as its address and options; reopens
-        itself, as a writer of its own, when unpickled and after ``fork``.
+        A store in the server of a ``redis://``, ``rediss://``, ``unix://`` or ``embedded://`` URL. Pickles as its
+        URL and options. A copy made by unpickling or ``fork`` opens its own connections and is a new writer.
     Arguments:
-        - connect (:obj:`bool`): Whether to connect now rather than when first used.
-        - options: Those of ``options.StreamOptions``, ``options.StoreOptions`` and ``options.RedisOptions``.
+        - connect (:obj:`bool`): True: connect now. False: connect on the first use.
+        - options: The fields of ``options.StreamOptions``, ``options.StoreOptions`` and ``options.RedisOptions``.
     """
 
     def __init__(self, url: str, run: str = 'default', connect: bool = True, **options: Any) -> None:
@@ -77,7 +77,7 @@ class RedisStore(TransportStore):
             self._connection.connect()
 
     def _begin(self) -> None:
-        """What belongs to one process: connections, and the numbers of a writer."""
+        """Create the state of one process: its connections, and its writer id and sequence numbers."""
         options = dict(self._options)
         streams, server = stream_options(options), redis_options(options)
         refuse_rest(scheme_of(self._url), options, ALL_OPTIONS)
@@ -117,7 +117,7 @@ class RedisStore(TransportStore):
         self._enter(looks_around=False)
         with self._connection.one_wait():
             place = self._writer.append(stream, payload, timeout_s)
-        # Behind it: an append that finds no server says what became of its entry. It has waited enough.
+        # After the append: an append that reaches no server reports the fate of its entry and has waited enough.
         if not self.is_nonblocking:
             with suppress(StoreError), self._connection.nonblocking():
                 self._writer.check()
@@ -192,7 +192,7 @@ class RedisStore(TransportStore):
             if not is_published:
                 self._publish(name, payload)
             elif is_first:
-                self._keys.list_name('value', name, again=True)  # The server may have forgotten that, too.
+                self._keys.list_name('value', name, again=True)  # A server that lost its memory lost the list as well.
 
         def again() -> None:
             self._ack(stream, acked)
@@ -284,7 +284,7 @@ class RedisStore(TransportStore):
 
     def add(self, counter: str, amount: int = 0) -> int:
         check_name('counter', counter)
-        amount = operator.index(amount)  # numpy's integers, too
+        amount = operator.index(amount)  # accepts numpy integers
         self._enter()
         keys = [self._keys.counters]
         return int(self._call(f'add to {counter!r}', lambda session: session.run('add', keys, counter, amount)))
@@ -312,7 +312,7 @@ class RedisStore(TransportStore):
             names = {*known.streams, *known.values, *known.counters}
             self._call('retire', lambda session: self._keys.delete(session, names))
             return
-        from ding_store.storage.embedded.private_server import mark_finished  # Not needed for a server that others run.
+        from ding_store.storage.embedded.private_server import mark_finished  # Only embedded servers need this.
 
         self._connection.end()
         mark_finished(self._directory, min(30.0, max(1.0, self._connection.reconnect_timeout_s)))
@@ -323,7 +323,7 @@ class RedisStore(TransportStore):
 
     @property
     def own_writer(self) -> Writer:
-        # An append asks for it before its entry is kept: one that finds no server then has to keep it.
+        # An append reads this before it keeps its entry. If no server is reachable then, the append must still keep it.
         self._enter(looks_around=False)
         return self._writer
 
@@ -356,12 +356,12 @@ class RedisStore(TransportStore):
             self._connection.close()
 
     def __reduce__(self) -> Tuple[Callable[..., RedisStore], Tuple[Any, ...]]:
-        # embedded:// is relative to the directory that this process was in.
+        # The path in an embedded:// URL is relative to the working directory of this process.
         url = self._url if self._directory is None else embedded_url(os.path.dirname(self._directory))
         return _reopened, (url, self.run, self._options)
 
     def _enter(self, looks_around: bool = True) -> None:
-        """Before every call: this process's own connections, and nothing of ours forgotten by the server."""
+        """Check that the store is open, reopen it after a fork, and regularly resend entries that the server lost."""
         if self._closed:
             raise StoreClosed(f'the store at {self.address} was closed')
         if self._pid != os.getpid():
@@ -379,14 +379,16 @@ class RedisStore(TransportStore):
 
     def _bring_last(self, error: Optional[StoreError]) -> None:
         """
+        Overview:
+            Resend unacked entries that the server may have lost, if it can be reached, and close the writer.
         Arguments:
-            - error (:obj:`Optional[StoreError]`): Why news is not done, if it is not.
+            - error (:obj:`Optional[StoreError]`): The error that kept the unanswered commands from finishing, if any.
         """
-        is_kept = self._directory is not None  # in its append-only file: it need not be started to see
+        is_kept = self._directory is not None  # The server's append-only file has the entries. No need to start it.
         has_unacked = self._writer.has_unacked and not is_kept
         if has_unacked and error is None:
             error = self._ask_last()
-        has_hung = error is not None and isinstance(error.__cause__, redis.TimeoutError)  # and was waited for
+        has_hung = error is not None and isinstance(error.__cause__, redis.TimeoutError)  # It has waited already.
         if error is not None and not (is_kept or has_hung) and self._connection.is_away():
             patience_s = min(LEAVE_S, self._connection.reconnect_timeout_s) if has_unacked else 0.0
             with suppress(StoreError):
@@ -395,7 +397,7 @@ class RedisStore(TransportStore):
             self._writer.close(self._connection.is_away, is_kept)
 
     def _ask_last(self) -> Optional[StoreError]:
-        """A connection at rest need not show that the server is away. Returns the error that says it."""
+        """Send one request: an idle connection may not show that the server is away. Return the error, if any."""
         if self._connection.is_away():
             return StoreUnavailable(f'{self.address} is away')
         self._writer.close_for_writing()
@@ -407,8 +409,8 @@ class RedisStore(TransportStore):
         return None
 
     def _after_reconnect(self) -> None:
-        """The server may be another, or have lost its memory: bring back what is ours before anything else happens."""
-        self._num_sessions = self._connection.num_sessions  # First, because what follows comes through here again.
+        """Restore this store's names and entries before the next call: the new server may have lost its memory."""
+        self._num_sessions = self._connection.num_sessions  # First, because the calls below end up here again.
         self._keys.doubt_list()
         self._writer.check(now=True)
 
@@ -427,7 +429,7 @@ class RedisStore(TransportStore):
         self._keys.list_name('value', name)
         version, is_first = self._values.put(name, payload, reference, expected_version)
         if is_first:
-            self._keys.list_name('value', name, again=True)  # The server may have forgotten that, too.
+            self._keys.list_name('value', name, again=True)  # A server that lost its memory lost the list as well.
         return version
 
     def _run(self, script: str, stream: str, *arguments: Any) -> Any:
