@@ -1,4 +1,4 @@
-"""A stream's writer in a Redis server: what ``RedisStore`` sends for its outboxes, large payloads in parts."""
+"""Requests of a writer to a Redis server: append, backfill and leave. Large payloads go in parts."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ from ding_store.storage.exactly_once.outbox import (
 from ding_store.storage.redis.parts import is_large, place_of, publish_in_parts
 from ding_store.storage.redis.server_session import Before, ServerSession
 
-#: Before this much is sent, the server is asked whether there is room: until then it is there in excess.
+#: From this size on, a writer checks for free capacity before it sends the parts. Smaller ones are sent at once, and
+#: take room in the server until they are dropped if the stream is full.
 ASK_BYTES = 4 << 20
 
-#: Verdicts on payloads in parts, which no outbox sees.
-ROOM = 'ROOM'  # they may come
-NO_PARTS = 'NO PARTS'  # they did not, or are gone again
+#: Statuses for payloads in parts. They never reach an outbox.
+ROOM = 'ROOM'  # there is capacity, send the parts
+NO_PARTS = 'NO PARTS'  # parts are missing, or have expired
 
 
 class RedisAppends:
     """
     Overview:
-        Thread-safe.
+        Sends the requests of one writer. Thread-safe.
     Arguments:
-        - call (:obj:`Callable`): Runs a command with a ``ServerSession``, again and again while the connection is lost.
+        - call (:obj:`Callable`): Runs a command with a ``ServerSession``, and retries it while the connection is lost.
         - script (:obj:`Callable`): ``(session, script, stream, arguments, before)``: runs a script on a stream.
         - key (:obj:`Callable`): ``(stream, part)``: the key of a part.
-        - writer (:obj:`str`): Whose entries these are.
-        - index (:obj:`Callable`): Called with a stream before an entry is announced: puts it on the run's list.
-        - doubt (:obj:`Callable`): Called with a stream whose epoch is over: the list may be without it.
+        - writer (:obj:`str`): The writer's id.
+        - index (:obj:`Callable`): Called with the stream before each append. Puts it on the list of the run's names.
+        - doubt (:obj:`Callable`): Called with a stream whose epoch is over: the list may lack it.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class RedisAppends:
                 what, key, said.payload, lambda *place: self._append(said, *place), lambda one: one.status == NO_PARTS
             )
         except ServerFull:
-            # An earlier try, whose reply was lost, may have come through: then they are the entry's.
+            # The append of an earlier attempt, whose reply was lost, may have succeeded. Its entry owns the parts then.
             if key and self._append(said._replace(sequence=0, transport=WIRE), b'', 0, '', None).last < said.sequence:
                 self._drop_parts(what, key, said.payload)
             raise
@@ -93,14 +94,14 @@ class RedisAppends:
             raise
 
     def _drop_parts(self, what: str, key: str, payload: bytes) -> None:
-        """Of what was refused: they would only take more room."""
+        """Delete the parts of a refused payload: they would only take up room."""
         keys = place_of(key, payload).keys
         self._call(what, lambda session: session.client.unlink(*keys))
 
     def _part_key(self, stream: str, sequence: int, payload: bytes) -> str:
         if not is_large(payload):
             return ''
-        # With its checksum: a sequence that was taken back may come again with another payload.
+        # The checksum is in the key: a sequence that was taken back may be used again for another payload.
         return self._key(f'{stream}/{self._writer}', f'{sequence}:{payload[4:8].hex()}:part:')
 
     def _append(

@@ -1,4 +1,4 @@
-"""The connection to a Redis server. It reconnects when the server is lost, and retries calls meanwhile."""
+"""The connection to a Redis server. It reconnects when the server is lost, and retries the calls."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _CONNECT_S, _START_S = 10.0, 30.0
 #: Limits of the time that one attempt to reconnect has.
 _TRY_S, _LONGEST_TRY_S = 2.0, 3600.0
 
-#: How often a non-blocking call checks whether the server is away while another thread holds a lock.
+#: Interval in which a non-blocking call checks if the server is away, while another thread holds a lock.
 _LOOK_EVERY_S = 0.05
 
 T = TypeVar('T')
@@ -182,7 +182,7 @@ class Connection:
             self._haste.most_s = None
 
     def wait(self, what: str, command: Callable[[ServerSession], T]) -> Optional[T]:
-        """Run a blocking command. Return None after a reconnect, because the caller must then read the state anew."""
+        """Run a blocking command. Return None after a reconnect: the caller must read the state again."""
         tried: Optional[ServerSession] = None
 
         def once(session: ServerSession) -> Optional[T]:

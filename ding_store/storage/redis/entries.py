@@ -1,4 +1,4 @@
-"""A stream's entries in a Redis server: how ``RedisStore`` reads them, as few commands as possible each time."""
+"""Reads a stream's entries from a Redis server, with as few commands as possible."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from ding_store.storage.redis.parts import Parts, unpack
 from ding_store.storage.redis.server_session import ServerSession
 from ding_store.storage.shared_memory.transports import FILLED, GONE, OVER, Fetch, StoredEntry, fate, fetch_own
 
-#: How much payload in parts one read fetches, and at least one.
+#: One read stops to fetch parts after this many bytes, but fetches one entry at least.
 MAX_READ_BYTES = 64 << 20
-#: How long entries of the known epoch are waited for, before it is asked whether that is still the epoch.
+#: Longest wait for entries of the known epoch, before the reader checks the stream's epoch.
 _TRUST_MS = 1000
 
-Raw = List[Any]  # an id, and a list of names and values
+Raw = List[Any]  # an id, then a list of names and values in turn
 
 
 class RedisEntries:
     """
     Overview:
-        Thread-safe.
+        Reads entries as the server holds them. Thread-safe.
     Arguments:
-        - call (:obj:`Callable`): Runs a command with a ``ServerSession``, again and again while the connection is lost.
-        - wait (:obj:`Callable`): The same for one that blocks; None when it had to reconnect.
+        - call (:obj:`Callable`): Runs a command with a ``ServerSession``, and retries it while the connection is lost.
+        - wait (:obj:`Callable`): Runs a blocking command the same way. Returns None after a reconnect.
         - key (:obj:`Callable`): ``(stream, part)``: the key of a part.
         - script (:obj:`Callable`): ``(session, script, stream, arguments)``: runs a script on a stream.
+        - parts (:obj:`Parts`): Fetches payloads that are in parts.
     """
 
     def __init__(
@@ -46,12 +47,12 @@ class RedisEntries:
         self._key = key
         self._script = script
         self._parts = parts
-        self._known: Dict[str, Tuple[str, str]] = {}  # stream -> its epoch, in this life of the server
+        self._known: Dict[str, Tuple[str, str]] = {}  # stream -> its epoch, the server's run_id
 
     def read(
         self, stream: str, after: EntryId, max_entries: int, block_ms: int, fetch: Fetch = fetch_own
     ) -> List[StoredEntry]:
-        """As ``Store.read``, with a wait that may be shorter or longer; empty when nothing came."""
+        """Return the next entries as ``Store.read`` does, or none. The wait may end before or after ``block_ms``."""
         epoch, raw = self._next(stream, after, max_entries, min(block_ms, _TRUST_MS))
         return up_to_corrupt(self._whole(stream, (_record(stream, epoch, one) for one in raw), fetch))
 
@@ -60,20 +61,20 @@ class RedisEntries:
     ) -> Tuple[Optional[Buffer], str, int]:
         """
         Overview:
-            Of an entry that was a reference, or whose parts are missing.
+            Read the state of an entry that was a reference, or whose parts are missing.
         Returns:
-            - payload (:obj:`Optional[Buffer]`): What it was filled with, if that is asked for with ``fetch``.
-            - fate (:obj:`str`): What became of it.
-            - room (:obj:`int`): The stream's counter of what made room, which grows with its next fill.
+            - payload (:obj:`Optional[Buffer]`): The payload that it was backfilled with, if ``fetch`` is given.
+            - fate (:obj:`str`): One of ``transports.FILLED``, WAITING, LOST, GONE and OVER.
+            - room (:obj:`int`): The counter of the stream's notifications. It grows with every backfill.
         Raises:
-            - CorruptPayload: What it was filled with is the place of parts, but malformed.
+            - CorruptPayload: The backfilled payload is in parts, but the bytes that name them are malformed.
         """
         meta, number = self._key(stream, 'meta'), record.id.number
         payload_of = ('HGET', self._key(stream, 'filled'), number)
         size_of = ('HGET', self._key(stream, 'sizes'), number)
 
         def command(session: ServerSession) -> Any:
-            # No transaction, which a server at its maxmemory refuses: all that may change here changes these.
+            # A server at its maxmemory refuses transactions. Instead ``known`` is read twice: every change shows in it.
             known = ('HMGET', meta, 'epoch', 'floor', 'room', f'b:{record.writer}')
             begun, payload, size, ended = session.ask(known, payload_of, size_of, known)
             while begun != ended:
@@ -88,7 +89,7 @@ class RedisEntries:
         if how != FILLED:
             return None, how, int(freed or 0)
         record = record._replace(payload=payload)
-        _bytes_in_parts(stream, record)  # which says whose it is if that is no place
+        _bytes_in_parts(stream, record)  # Raises an error that names the entry if these bytes are malformed.
         if fetch is not None:
             _, (payload,) = self._fetched(stream, [record], fetch)
             return payload, how if payload is not None else self._since_gone(stream, record), int(freed or 0)
@@ -96,7 +97,7 @@ class RedisEntries:
         return None, how if are_there else self._since_gone(stream, record), int(freed or 0)
 
     def _since_gone(self, stream: str, record: StoredEntry) -> str:
-        """What became of an entry that was there a moment ago."""
+        """Return GONE or OVER for an entry that was there a moment ago."""
         known = ('HGET', self._key(stream, 'meta'), 'epoch')
         (epoch,) = self._call(f'read {stream!r}', lambda session: session.ask(known))
         return GONE if epoch == record.id.epoch.encode() else OVER
@@ -104,8 +105,8 @@ class RedisEntries:
     def _next(self, stream: str, after: EntryId, max_entries: int, block_ms: int) -> Tuple[str, List[Raw]]:
         """
         Overview:
-            Who goes on where it was needs one command, as long as the entries that come are of the same epoch. When
-            none do, or other ones, it looks at what is held, and which epoch that is.
+            Return the epoch and the next entries. One command does if they continue ``after`` in its epoch. If not,
+            read the stream's epoch and the entries that it holds.
         """
         begin = time.monotonic()
         log = self._key(stream, 'log')
@@ -124,12 +125,12 @@ class RedisEntries:
             return epoch, raw
         command = _xread(log, number, max_entries, left_ms)
         raw = _entries_of(self._wait(f'read {stream!r}', lambda session: session.ask(command)[0]))
-        # Entries of another epoch are no news but a reason to look again, from its oldest entry.
+        # Entries of another epoch are not returned: the caller then reads that epoch from its oldest entry.
         is_good = _are_of(raw, epoch) and (epoch != after.epoch or not raw or _is_behind(raw[0], after))
         return epoch, raw if is_good else []
 
     def _held(self, stream: str, after: EntryId, max_entries: int) -> Tuple[str, int, List[Raw]]:
-        """The epoch, the number behind which to go on in it, and what is held behind that: all of one moment."""
+        """Return the epoch, the number to continue after, and the entries after that, all from one moment."""
         meta, log = self._key(stream, 'meta'), self._key(stream, 'log')
 
         def held_after(number: int) -> Tuple[EntryId, List[Raw]]:
@@ -137,7 +138,7 @@ class RedisEntries:
             entries = ('XRANGE', log, f'({_behind(number)}', '+', 'COUNT', max_entries)
 
             def command(session: ServerSession) -> Tuple[EntryId, List[Raw]]:
-                # No transaction, which a server at its maxmemory refuses: epochs never come back.
+                # A server at its maxmemory refuses transactions. Read the epoch twice instead: no epoch ever returns.
                 begun, raw, ended = session.ask(state, entries, state)
                 while begun[0] != ended[0]:
                     begun, raw, ended = session.ask(state, entries, state)
@@ -160,7 +161,7 @@ class RedisEntries:
         return newest.epoch, number, raw
 
     def _whole(self, stream: str, records: Iterator[StoredEntry], fetch: Fetch) -> Iterator[StoredEntry]:
-        """With payloads that are in parts put together, up to ``MAX_READ_BYTES``."""
+        """Yield the records with their payloads joined from parts, up to ``MAX_READ_BYTES``."""
         held, corrupt = _up_to(records, stream, MAX_READ_BYTES)
         if not held:
             if corrupt is not None:
@@ -184,9 +185,10 @@ class RedisEntries:
     ) -> Tuple[List[StoredEntry], List[Optional[Buffer]]]:
         """
         Overview:
-            As many records as there is memory for, at least one, with their payloads; None where parts are missing.
+            Fetch as many payloads as there is memory for, at least one. Return the records and the payloads. None
+            stands for a payload with missing parts.
         Raises:
-            - NotEnoughSpace: There is none for the first one, and it is as large as it says.
+            - NotEnoughSpace: There is no memory for the first payload, and its parts have the size that it states.
         """
         for count in (len(records), 1):
             with suppress(MemoryError):
@@ -206,7 +208,7 @@ def _xread(key: str, number: int, count: int, block_ms: int) -> Tuple[Any, ...]:
 
 
 def _entries_of(reply: Any) -> List[Raw]:
-    """Of an XREAD of one stream, in RESP2 or 3."""
+    """Return the entries in a reply to XREAD of one stream, from RESP2 or RESP3."""
     if not reply:
         return []
     entries: List[Raw] = next(iter(reply.values())) if isinstance(reply, dict) else reply[0][1]
@@ -219,28 +221,28 @@ def _are_of(raw: List[Raw], epoch: str) -> bool:
 
 
 def _leads_on(after: EntryId, newest: EntryId, raw: List[Raw]) -> bool:
-    """Whether a server that has these entries behind ``after`` still has what led up to there."""
+    """True if a server with these entries after ``after`` still has the entries before them."""
     if raw:
         return _is_behind(raw[0], after)
-    # Without a chain it may be an id of the server's clock, which somebody else wrote under.
+    # Without a chain, the id may be one that another program's entry got from the server's clock.
     return not after.chain or newest.number > after.number or newest.chain == after.chain
 
 
 def _is_behind(first: Raw, after: EntryId) -> bool:
-    """Whether an entry, if it has the number behind ``after``, came behind just those entries."""
+    """False if an entry has the number after ``after``, but its chain shows that other entries came before it."""
     fields = dict(zip(first[1][::2], first[1][1::2]))
     if not after.chain or _number(first[0]) != after.number + 1 or b'c' not in fields:
         return True
     try:
         return bool(fields[b'c'] == link(after.chain, fields[b'w'].decode(), int(fields[b's'])).encode())
     except (KeyError, ValueError):
-        return True  # It is no entry of ours.
+        return True  # Another program wrote this entry.
 
 
 def _up_to(
     records: Iterator[StoredEntry], stream: str, max_bytes: int
 ) -> Tuple[List[StoredEntry], Optional[CorruptPayload]]:
-    """What to fetch at once, and what is behind it if that is corrupt."""
+    """Return the records to fetch at once, and the error of the record after them if that one is corrupt."""
     held: List[StoredEntry] = []
     num_bytes = 0
     try:
@@ -263,7 +265,7 @@ def _bytes_in_parts(stream: str, record: StoredEntry) -> int:
 
 
 def _behind(number: int) -> str:
-    """The last id that an entry with this number may have: ours end with 0, but a foreign one must not be met twice."""
+    """Return the highest Redis id with this number: an id that is not ours may end above 0."""
     return f'{number}-18446744073709551615' if number else '0-0'
 
 

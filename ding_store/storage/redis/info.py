@@ -1,6 +1,6 @@
-"""
-What a store on Redis holds now, put together from its keys. In no transaction: a server at its maxmemory refuses those,
-and all that is known of a stream but its readers is in one hash.
+"""Reads from its keys which streams, values and counters a run has in a Redis server.
+
+No transactions here: a server at its maxmemory refuses them. All facts about a stream but its readers are in one hash.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _stream(meta: Hash, readers: Hash) -> Optional[StreamInfo]:
 
 
 def _writers(meta: Hash) -> List[Tuple[str, int, int]]:
-    """The sequence and the number of the last entry of those that have appended one."""
+    """Return the writers that have appended, with the sequence and the number of their last entry."""
     known = [(field, place.split(b':')) for field, place in meta.items() if field.startswith(b'w:')]
     return [(field[2:].decode(), int(place[0]), int(place[1])) for field, place in known if int(place[0]) > 0]
 

@@ -1,4 +1,4 @@
-"""What the keys of a run are called, which of them there are, and the scripts that work on those of a stream.
+"""Names of a run's Redis keys, the list of its streams and values, and calls of the scripts on streams.
 
 Keys of run R:  ding:{R/<stream>/0}:meta, :log, :sizes, :room, :readers, :filled, :planes   see lua/stream.lua
                 ding:{R/<stream>/0}:ends                          outlives its run for a day, see lua/stream.lua
@@ -22,9 +22,10 @@ _STREAM_PARTS = ('meta', 'log', 'sizes', 'room', 'readers', 'filled', 'planes')
 class RunKeys:
     """
     Overview:
-        Of one process. Thread-safe.
+        The Redis keys of a run, for one process. Thread-safe.
     Arguments:
-        - call (:obj:`Callable`): Runs a command with a ``ServerSession``, again and again while the connection is lost.
+        - call (:obj:`Callable`): Runs a command with a ``ServerSession``, and retries it while the connection is lost.
+        - run (:obj:`str`): The run's name.
     """
 
     def __init__(self, call: Callable[[str, Callable[[ServerSession], Any]], Any], run: str) -> None:
@@ -40,22 +41,22 @@ class RunKeys:
         return f'ding:{{{self._run}/{name}/0}}:{part}'
 
     def list_name(self, kind: str, name: str, again: bool = False) -> None:
-        """Put a stream or value on the list of the run's names, once, and ``again`` where a server may forget it."""
+        """Put a stream or value on the list of the run's names, once. ``again``: also if it was put there before."""
         member = f'{kind}:{name}'
         if again or member not in self._listed:
             self._call('index', lambda session: session.run('index', [self._index, self.counters], member))
             self._listed.add(member)
 
     def doubt_list(self) -> None:
-        """The server may be another, or have lost its memory."""
+        """List every name again at its next use: the server may be another one, or have lost its memory."""
         self._listed.clear()
 
     def doubt_stream(self, stream: str) -> None:
-        """It was deleted, or the server has lost its memory."""
+        """List this stream again at its next use: it was deleted, or the server has lost its memory."""
         self._listed.discard(f'stream:{stream}')
 
     def delist(self, session: ServerSession, name: str) -> int:
-        """The stream, value and counter of this name were deleted. Returns how many counters there were."""
+        """Remove a deleted stream or value from the list, and delete the counter. Return the number of counters."""
         members = [f'{kind}:{name}' for kind in ('stream', 'value')]
         self._listed.difference_update(members)
         self._of_streams.pop(name, None)
@@ -63,7 +64,7 @@ class RunKeys:
         return int(session.client.hdel(self.counters, name))
 
     def delete(self, session: ServerSession, names: Iterable[str]) -> None:
-        """Nobody writes any more, so the writers' numbers, which ``Store.delete`` keeps, are not needed either."""
+        """Delete all keys of the run. ``Store.delete`` keeps the writers' numbers, but no process writes any more."""
         members: Any = session.client.smembers(self._index)
         for name in {*names, *(member.decode().split(':', 1)[1] for member in members)}:
             session.client.delete(*(self.of(name, part) for part in _STREAM_PARTS))

@@ -1,4 +1,7 @@
-"""What a stream tells those who wait: of room, and of its planes. Each is a Redis stream of one entry."""
+"""Waits for a stream's notifications of freed capacity and of changed transports.
+
+Each kind of notification is a Redis stream of one entry.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,20 @@ from ding_store.storage.exactly_once.outbox import FreedCapacity
 from ding_store.storage.redis.scripts import Argument
 from ding_store.storage.redis.server_session import ServerSession
 
-#: Of what lua/stream.lua tells.
+#: Fields of the entries that lua/stream.lua writes there.
 _FIELDS = {'room': {b'e', b'f', b'c'}, 'planes': {b'h'}}
 
-Told = Tuple[int, Dict[bytes, bytes]]  # the counter's number, and fields
+Told = Tuple[int, Dict[bytes, bytes]]  # a counter, and fields
 
 
 class RedisNotifications:
     """
     Overview:
-        Thread-safe.
+        Waits for the notifications of streams. Thread-safe.
     Arguments:
-        - wait (:obj:`Callable`): Runs a command that blocks with a ``ServerSession``; None when it had to reconnect.
+        - wait (:obj:`Callable`): Runs a blocking command with a ``ServerSession``. Returns None after a reconnect.
         - key (:obj:`Callable`): ``(stream, part)``: the key of a part.
-        - run (:obj:`Callable`): ``(session, script, stream, arguments)``.
+        - run (:obj:`Callable`): ``(session, script, stream, arguments)``: runs a script on a stream.
     """
 
     def __init__(
@@ -38,7 +41,7 @@ class RedisNotifications:
         self._run = run
 
     def wait_for_capacity(self, stream: str, counter: int, block_ms: int) -> Optional[FreedCapacity]:
-        """What is said when the counter of what made room grows; None when it did not."""
+        """Wait until the counter of freed capacity exceeds ``counter``. Return the notification, None if none came."""
         for number, fields in self._notifications('room', {stream: counter}, block_ms):
             epoch, chain = (fields[name].decode(errors='replace') for name in (b'e', b'c'))
             return FreedCapacity(number, epoch, int(fields[b'f']), chain)
@@ -49,11 +52,9 @@ class RedisNotifications:
         self._notifications('planes', known, block_ms)
 
     def _notifications(self, part: str, known: Mapping[str, int], block_ms: int) -> List[Told]:
-        """What comes behind the numbers known of some streams, if all of it is ours: else it is told anew."""
-        if not known:
-            self._wait(
-                f'wait for {part}', lambda session: session.ask(('EXISTS', 'ding:'))
-            )  # which notices that it ended
+        """Return the notifications after the known counters. If one is not ours, rewrite all and return none."""
+        if not known:  # Redis refuses XREAD without keys. Any command notices that the server ended.
+            self._wait(f'wait for {part}', lambda session: session.ask(('EXISTS', 'ding:')))
             return []
         keys, places = (self._key(stream, part) for stream in known), (f'{number}-0' for number in known.values())
         command: Tuple[Argument, ...] = ('XREAD', 'BLOCK', block_ms, 'STREAMS', *keys, *places)
@@ -64,7 +65,7 @@ class RedisNotifications:
             except (ValueError, redis.ResponseError) as e:
                 if isinstance(e, redis.ResponseError) and not str(e).startswith('WRONGTYPE'):
                     raise
-                # Somebody else wrote there: it would be news to all who wait, again and again.
+                # Another program wrote there. Its entry would wake all waiting processes again and again.
                 for stream in known:
                     self._run(session, 'tell', stream, ())
                 return []
@@ -74,7 +75,7 @@ class RedisNotifications:
 
 
 def _entries(reply: Any) -> List[Any]:
-    """Of an XREAD, in RESP2 or 3: ids with a list of names and values."""
+    """Return the entries in a reply to XREAD, from RESP2 or RESP3: ids, each with a list of names and values."""
     streams = reply.values() if isinstance(reply, dict) else (entries for _, entries in reply or ())
     return [entry for entries in streams for entry in entries]
 

@@ -1,6 +1,6 @@
-"""What a server's error replies mean: which of them pass, and what to do about the others.
+"""Meanings of a server's error replies: which are transient, and the fix for the others.
 
-docs/server_errors.md has this table for users; a test compares the two.
+docs/server_errors.md has this table for users. A test compares the two.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import redis
 
 
 class ReplyKind(enum.Enum):
-    """What a call does about a reply."""
+    """The way a call handles a reply."""
 
     RETRY = 'wait'
-    RECONNECT = 'wait, over a new connection'  # the server may have changed its role, or another took over
+    RECONNECT = 'wait, over a new connection'  # the server may have changed its role, or another one replaced it
     FULL = 'raise ServerFull'
     DENIED = 'raise StoreDenied'
     UNSUITABLE = 'raise StoreUnsuitable'
@@ -29,14 +29,14 @@ class ReplyKind(enum.Enum):
 
 
 class Reply(NamedTuple):
-    """``says`` continues the server's address; ``fix`` is an imperative."""
+    """An error reply's meaning. ``says`` follows the server's address in a message, ``fix`` is an imperative."""
 
     answer: ReplyKind
     says: str
     fix: str
 
 
-#: By the code that a reply begins with.
+#: Error replies by the code that they begin with.
 REPLIES: Dict[str, Reply] = {
     'BUSY': Reply(ReplyKind.RETRY, 'runs a long script of another client', 'end it with "redis-cli SCRIPT KILL"'),
     'CLUSTERDOWN': Reply(ReplyKind.RETRY, 'is a cluster that is down', 'use a single server'),
@@ -78,7 +78,7 @@ REPLIES.update(dict.fromkeys(('MOVED', 'CROSSSLOT'), REPLIES['ASK']))
 _LOST = Reply(ReplyKind.RECONNECT, 'cannot be reached', 'start a redis-server there, or use embedded://')
 _OTHER = Reply(ReplyKind.DEFINITE, 'replied with an error', 'look for it in the documentation of Redis')
 
-#: redis-py takes the code out of the text where it has a class for it. The first that fits counts.
+#: Codes of redis-py's error classes, which lack the code in their text. The first class that fits counts.
 _CLASSES = (
     ('AuthenticationError', 'NOAUTH'),
     ('AuthenticationWrongNumberOfArgsError', 'NOAUTH'),
@@ -97,7 +97,7 @@ _CLASSES = (
 _CODES: List[Tuple[type, str]] = [
     (getattr(redis.exceptions, name), code) for name, code in _CLASSES if hasattr(redis.exceptions, name)
 ]
-#: In replies whose code says nothing. Redis 6.2, then Redis 7, of rights inside a script.
+#: Codes for texts of replies that begin with no such code. The first two are Redis 6.2 and 7 on rights in scripts.
 _TEXTS = {
     "The user executing the script can't": 'NOPERM',
     'ACL failure in script': 'NOPERM',
@@ -107,9 +107,9 @@ _TEXTS = {
     'invalid DB index': 'NODB',
     'unknown command': 'UNKNOWN',
 }
-#: Replies to what a user may not do.
+#: Codes of replies that deny a user access.
 _REFUSED = ('NOAUTH', 'NOPERM', 'WRONGPASS', 'DENIED')
-#: What redis-py puts before the text of a pipeline's reply, and Redis 6.2 before what happened inside a script.
+#: Prefixes of an error's text: by redis-py for a pipeline's reply, and by Redis 6.2 for an error inside a script.
 _AROUND = re.compile(
     r'(Command # \d+ .* of pipeline caused error: )?(Error running script \(call to \w+\): )?(@\w+: ?\d+: )*-?',
     re.DOTALL,
@@ -118,7 +118,7 @@ _CODE = re.compile(r'[A-Z]+\b')
 
 
 def code_of(error: redis.RedisError) -> str:
-    """The code of a reply; '' where it has none that is known."""
+    """Return the code of a reply, '' if it has no known one."""
     for kind, code in _CODES:
         if isinstance(error, kind):
             return code
@@ -130,7 +130,7 @@ def code_of(error: redis.RedisError) -> str:
 
 
 def text_of(error: redis.RedisError) -> str:
-    """What the server says, without what is put around it."""
+    """Return the server's text without the prefixes of redis-py and scripts."""
     return _AROUND.sub('', str(error), count=1)
 
 
@@ -142,12 +142,12 @@ def meaning_of(error: redis.RedisError) -> Reply:
 
 
 def has_run(error: redis.RedisError) -> redis.RedisError:
-    """Note of a command's error that a script which came behind it has run."""
+    """Mark the error of a command: a script that was sent after the command has run."""
     error.script_has_run = True  # type: ignore[attr-defined]
     return error
 
 
 def is_unrun(error: redis.RedisError) -> bool:
-    """Whether a command was refused before it began: a script may have done some of its work."""
+    """True if a command was refused before it began. An error inside a script is not: part of its work may be done."""
     is_in_script = 'script:' in str(error) or text_of(error) != str(error)
     return code_of(error) in _REFUSED and not is_in_script and not getattr(error, 'script_has_run', False)

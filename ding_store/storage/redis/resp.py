@@ -1,4 +1,4 @@
-"""Commands as bytes, and what redis-py does with more copies: large buffers are sent from where they are."""
+"""Redis commands as bytes. Large buffers are sent without the copies that redis-py makes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import redis
 
 from ding_store.storage.base import Buffer
 
-#: More, of one system call, are rather copied; it refuses more than 1024.
+#: More buffers than this are joined first. One system call accepts at most 1024.
 _MAX_BUFFERS = 256
 
-#: As the last argument, larger ones are sent from where they are.
+#: A larger last argument is sent without a copy.
 _COPIED_BYTES = 4 << 10
 _EMPTY = b'$0\r\n\r\n'
 
@@ -24,7 +24,7 @@ T = TypeVar('T')
 def _packer() -> Any:
     try:
         return importlib.import_module('hiredis').pack_command
-    except (ImportError, AttributeError):  # Slower without, or with an old one.
+    except (ImportError, AttributeError):  # slower without hiredis, or with an old one
         return None
 
 
@@ -32,7 +32,7 @@ _PACK_COMMAND = _packer()
 
 
 def pieces(arguments: Sequence[Any]) -> List[bytes]:
-    """A command, as ``pack`` makes it; its last argument, if it is large, as it is."""
+    """Return a command as ``pack`` makes it, in pieces. A large last argument is a piece, without a copy."""
     last = arguments[-1]
     if not isinstance(last, bytes) or len(last) <= _COPIED_BYTES:
         return [pack(arguments)]
@@ -40,7 +40,7 @@ def pieces(arguments: Sequence[Any]) -> List[bytes]:
 
 
 def pack(arguments: Sequence[Any]) -> bytes:
-    """A command of bytes, texts and integers."""
+    """Encode a command of bytes, strings and integers."""
     if _PACK_COMMAND is not None:
         return bytes(_PACK_COMMAND(arguments))
     items = [one if isinstance(one, bytes) else str(one).encode() for one in arguments]
@@ -48,7 +48,7 @@ def pack(arguments: Sequence[Any]) -> bytes:
 
 
 def send(connection: Any, buffers: Sequence[Buffer]) -> None:
-    """All of them, in one system call if they fit into the socket's buffer: a server that woke up early would wait."""
+    """Send all buffers, with one system call if they fit into the socket's buffer: the server then wakes up once."""
     sock = connection._sock
     if sock is None or isinstance(sock, ssl.SSLSocket) or len(buffers) > _MAX_BUFFERS:
         connection.send_packed_command([b''.join(buffers)], check_health=False)
@@ -63,7 +63,7 @@ def send(connection: Any, buffers: Sequence[Buffer]) -> None:
 
 
 def refusal(connection: Any, num_replies: int) -> Optional[redis.ResponseError]:
-    """Read so many replies, whatever they say; returns the first error among them."""
+    """Read that many replies, errors included. Return the first error among them."""
     first = None
     for _ in range(num_replies):
         try:
@@ -80,7 +80,7 @@ def received(what: T) -> T:
 
 
 def checked(work: Callable[..., T], *arguments: Any) -> T:
-    """A call of a socket, with the errors of redis-py."""
+    """Call a socket's method, and raise redis-py's errors for those of the socket."""
     try:
         return work(*arguments)
     except socket.timeout as e:

@@ -1,4 +1,4 @@
-"""The Lua scripts of a store, and what is said to them."""
+"""The Lua scripts of a store, and commands that run them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LuaScript(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A script with its keys and arguments."""
+    """A script's name, its keys and its arguments."""
 
     script: str
     keys: Sequence[str]
@@ -33,7 +33,7 @@ def load_scripts() -> Dict[str, LuaScript]:
     common = (_LUA / 'value.lua').read_bytes()
     texts.update({name: common + (_LUA / f'{name}.lua').read_bytes() for name in _VALUE_SCRIPTS})
     texts.update({name: (_LUA / f'{name}.lua').read_bytes() for name in _OTHER_SCRIPTS})
-    # What Redis names a script by; no secret depends on it.
+    # Redis names a script by its SHA-1. No secret depends on it.
     return {
         name: LuaScript(text, hashlib.sha1(text, usedforsecurity=False).hexdigest()) for name, text in texts.items()
     }

@@ -1,4 +1,4 @@
-"""Scripts that are sent without waiting for what the server says to them."""
+"""Sends scripts without waiting for their replies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Replies = Callable[[], List[Any]]
 class _Sent(NamedTuple):
     what: str
     session: ServerSession
-    replies: Optional[Replies]  # None: they were lost
+    replies: Optional[Replies]  # None: lost
     note: Callable[[List[Any]], None]
     again: Callable[[], None]
 
@@ -29,11 +29,11 @@ class _Sent(NamedTuple):
 class Unanswered:
     """
     Overview:
-        What was sent last, and has no reply yet: by the time that the next is sent, its reply has been there for long,
-        and reading it costs no wait. Thread-safe.
+        Sends scripts, and reads their replies before the next ones are sent. By then the replies have arrived, and
+        reading them costs no wait. Thread-safe.
     Arguments:
-        - call (:obj:`Callable`): Runs a command with a ``ServerSession``, again and again while the connection is lost.
-        - link (:obj:`Connection`): To which the sessions belong.
+        - call (:obj:`Callable`): Runs a command with a ``ServerSession``, and retries it while the connection is lost.
+        - connection (:obj:`Connection`): The connection that the sessions belong to.
     """
 
     def __init__(self, call: Callable[[str, Callable[[ServerSession], Any]], Any], connection: Connection) -> None:
@@ -52,11 +52,11 @@ class Unanswered:
     ) -> None:
         """
         Overview:
-            Send some scripts as one, after the last ones are done.
+            Read the replies to the last scripts, then send these in one message.
         Arguments:
-            - note (:obj:`Callable`): Called with their replies.
-            - again (:obj:`Callable`): Does the same in calls that wait, when the replies were lost, or are errors: it
-              must bear that it was done already.
+            - note (:obj:`Callable`): Called with the replies.
+            - again (:obj:`Callable`): Repeats the same in calls that wait, if the replies were lost or are errors. It
+              must do no harm if the scripts have run.
         """
         with self._connection.held(self._lock):
             self._flush()
@@ -66,18 +66,18 @@ class Unanswered:
                 raise StoreClosed(f'{what}: the store was closed meanwhile')
 
     def flush(self) -> None:
-        """Return when all is done that was sent. Raises what ``again`` does; what was not done is kept."""
+        """Return when the scripts that were sent are done. Raise the errors of ``again``, and keep what is not done."""
         with self._connection.held(self._lock):
             self._flush()
 
     def close(self, bring: Callable[[Optional[StoreError]], None]) -> None:
         """
         Overview:
-            Settle before the connections are closed: a server may pass over what comes from one that is closed by then,
-            and nobody else says it again. Waits for none that is away.
+            Finish before the connections are closed: a server may ignore commands on a closed connection.
+            Does not wait for a server that is away.
         Arguments:
-            - bring (:obj:`Callable`): Called with why that is not done, if it is not: may look for the server, which
-              is then told once more.
+            - bring (:obj:`Callable`): Called with the error if something is not done, else with None. If it reconnects,
+              the scripts are sent once more.
         """
         sent, error = self._sent, self._flush_last()
         bring(None if sent is None else error)
@@ -106,7 +106,7 @@ class Unanswered:
             kept = sent._replace(replies=None)
             raise
         finally:
-            self._sent = kept  # Not before: who closes meanwhile sees that it is not done.
+            self._sent = kept  # Set last: a concurrent close() must see what is not done.
 
     def _finish(self, sent: _Sent) -> None:
         if sent.replies is not None:
@@ -118,5 +118,5 @@ class Unanswered:
                 sent.note(replies)
                 return
         if self._is_closed and self._connection.is_away():
-            raise StoreUnavailable(f'{self._connection.address} is away')  # to ask it might bring it back
+            raise StoreUnavailable(f'{self._connection.address} is away')  # An ``again`` might start the server.
         sent.again()

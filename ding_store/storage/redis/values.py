@@ -1,4 +1,4 @@
-"""Values in a Redis server: what ``RedisStore`` does with the keys of lua/value.lua."""
+"""Reads and writes values in a Redis server, in the keys that lua/value.lua describes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ding_store.storage.redis.scripts import Argument, Command
 from ding_store.storage.redis.server_session import Before, ServerSession
 from ding_store.storage.shared_memory.transports import Moved, Version, conflict
 
-#: Of a value: ``value``, ``version`` (a hash) and ``wants``, see lua/value.lua.
+#: A value's keys: ``value``, ``version`` (a hash) and ``wants``, see lua/value.lua.
 VALUE_PARTS = ('value', 'version', 'wants')
 
-#: The server's verdict on a put whose writer may be dead: who lives puts once more.
+#: Reply to a put that may be a late one of a crashed writer. A running writer puts once more.
 ASKED = 2
-#: So often a writer is asked: others may be faster again and again.
+#: Most repetitions of a put for that reason. Other writers may be faster each time.
 MAX_ASKED = 10
 
 Call = Callable[[str, Callable[[ServerSession], Any]], Any]
@@ -32,13 +32,13 @@ T = TypeVar('T')
 class RedisValues:
     """
     Overview:
-        The values of one run, of one process.
+        The values of one run, for one process. Thread-safe.
     Arguments:
-        - call (:obj:`Callable`): Runs a command with a ``ServerSession``, again and again while the connection is lost.
-        - wait (:obj:`Callable`): The same for commands that block; None when it had to reconnect.
-        - key (:obj:`Callable`): Of a name and a part.
-        - held (:obj:`Callable`): Holds a lock that others may hold while they wait for the server.
-        - writer (:obj:`str`): Whose values these are.
+        - call (:obj:`Callable`): Runs a command with a ``ServerSession``, and retries it while the connection is lost.
+        - wait (:obj:`Callable`): Runs a blocking command the same way. Returns None after a reconnect.
+        - key (:obj:`Callable`): ``(name, part)``: the key of a part.
+        - held (:obj:`Callable`): Holds a lock whose holder may be waiting for the server.
+        - writer (:obj:`str`): The writer's id.
     """
 
     def __init__(
@@ -55,17 +55,17 @@ class RedisValues:
         self._held = held
         self._writer = writer
         self._num_puts = itertools.count(1)
-        self._versions: Dict[str, int] = {}  # of the values that this writer put, or goes on with
-        self._seen: Dict[str, str] = {}  # value -> token of its newest version when the server told us last
+        self._versions: Dict[str, int] = {}  # value -> the version that this writer counts on from
+        self._seen: Dict[str, str] = {}  # value -> token of its newest version in the server's last reply
         self._sent: Dict[str, SentParts] = {}
         self._lock = threading.Lock()
 
     def put(
         self, name: str, payload: Optional[Pieces], reference: bytes, expected_version: Optional[int]
     ) -> Tuple[ValueVersion, bool]:
-        """Returns the new version, and whether it is the first one as far as the server knows."""
+        """Return the new version, and True if the server had no version before."""
         expected = -1 if expected_version is None else int(expected_version)
-        if expected_version is not None and expected_version < 0:  # which the server would take for any
+        if expected_version is not None and expected_version < 0:  # The server takes a negative one for any version.
             raise VersionConflict(f'value {name!r} cannot be at version {expected_version}')
         expected_token = getattr(expected_version, 'put_id', '')
         newest = self._versions.get(name, 0)
@@ -78,14 +78,14 @@ class RedisValues:
         done, num_asked = ASKED, 0
         try:
             while done == ASKED:
-                # Between two tries another thread may put this value: the parts of each have names of their own.
+                # Each attempt has its own token, because another thread may put this value between two attempts.
                 token = uuid.uuid4().hex
                 reply = self._publish('put', name, payload, token, publish, lambda reply: int(reply[0]))
                 done, version, before, put_id = _reply(reply)
                 self._seen[name] = put_id
                 num_asked += 1
         except StoreUnavailable:
-            # A server that had this version may forget it: its number must not come again with other content.
+            # A server with this version may lose it. Skip its number, so that no other content ever gets it.
             self.set_start_version(name, max(newest, self._versions.get(name, 0)) + 1)
             raise
         if not done:
@@ -94,22 +94,22 @@ class RedisValues:
         return ValueVersion(version, put_id), before == 0
 
     def set_start_version(self, name: str, version: int) -> None:
-        """Never less than before: of two threads that put, the first may hear of its version last."""
+        """Set the version to count on from. It never falls: of two threads that put, the first may return last."""
         with self._lock:
             self._versions[name] = max(int(version), self._versions.get(name, 0))
 
     def has_seen(self, name: str) -> bool:
-        """Whether we know of this value what who puts it must know; else the put would be sent in vain."""
+        """True if the token of the newest version is known. Without it the server would not accept a put at first."""
         return name in self._seen
 
     def put_command(self, name: str, payload: bytes) -> Command:
-        """What puts a payload that is not in parts, whatever the version is."""
+        """Return the command that puts a payload without parts, whatever the value's version is."""
         known = self._writer, next(self._num_puts), self._seen.get(name, '')
         newest = self._versions.get(name, 0)
         return Command('put', self._keys(name), (uuid.uuid4().hex, newest, -1, payload, '', '', *known))
 
     def note(self, name: str, reply: Any) -> Tuple[bool, bool]:
-        """The reply to ``put_command``: whether it is published, and the first version as far as the server knows."""
+        """Read the reply to ``put_command``. Return if it published, and if the server had no version before."""
         done, version, before, self._seen[name] = _reply(reply)
         if done == ASKED:
             return False, False
@@ -117,7 +117,7 @@ class RedisValues:
         return True, before == 0
 
     def newest(self, name: str, newer_than: int, or_filled: bool) -> Optional[Version]:
-        """The newest version if it is news; it is not sent in vain."""
+        """Return the newest version if it is newer. Older ones are not transferred."""
         value, meta, _ = self._keys(name)
 
         def command(session: ServerSession) -> Any:
@@ -171,7 +171,7 @@ class RedisValues:
             latest = {key.decode(): entries[-1][0].decode() for key, entries in news}
             return {name: latest.get(key, last) for (name, last), key in zip(known.items(), after)}
 
-        # A server that lost its memory, and whose clock was set back, has wants that are no news to XREAD.
+        # XREAD finds no request in a server that lost its memory and whose clock was set back. Its ids are lower now.
         def command(session: ServerSession) -> Any:
             pipe = session.client.pipeline(transaction=False)
             for key in after:
@@ -199,11 +199,12 @@ class RedisValues:
     ) -> T:
         """
         Overview:
-            ``publish(payload, '', None)``; or for a large one ``publish(list of parts, their keys, before)``, where
-            ``before`` sends those that changed: all takes one round trip. Once more, with all parts, if some are gone.
+            Publish a payload in one round trip: ``publish(payload, '', None)``. For a large one it is
+            ``publish(list of parts, their keys, before)``, where ``before`` sends the parts that changed. Publish once
+            more, with all parts, if some are missing.
         Arguments:
-            - verdict_of (:obj:`Callable`): Of a reply: 1 if it was published; ``ASKED`` if it was not, but may be with
-              the parts that are there now; 0 if it never will be; -1 if parts are missing.
+            - reply_of (:obj:`Callable`): Reads a reply. 1: it was published. 0: it never will be. -1: parts are
+              missing. ``ASKED``: it was not, but another attempt may use the parts that are there now.
         """
         if payload is None or payload.num_bytes <= INLINE_BYTES:
             return publish(payload.sealed() if payload is not None else b'', '', None)
@@ -227,12 +228,12 @@ class RedisValues:
                     if verdict >= 0:
                         return reply
             except ServerFull:
-                self._drop_parts(name, sent.keys + sent.keys_of(token))  # of the tries before, too
+                self._drop_parts(name, sent.keys + sent.keys_of(token))  # those of earlier attempts included
                 raise
         raise StoreError(f'{what} {name!r}: {VANISHED}')
 
     def _drop_parts(self, name: str, keys: str) -> None:
-        """Of what was refused: they only take room. What cannot be dropped now goes when its time is over."""
+        """Delete the parts of a refused payload. Parts that cannot be deleted now expire later."""
         with suppress(StoreError):
             self._run('drop_parts', name, keys)
 
@@ -253,7 +254,7 @@ def _reply(reply: Any) -> Tuple[int, int, int, str]:
 
 
 def _known(newer_than: int, or_filled: bool) -> str:
-    """The last id that is no news: "<version>-0" is a version, "<version>-1" the same with its payload filled in."""
+    """Return the last id that is not new. Id "<version>-1" is version "<version>-0" with its payload backfilled."""
     if newer_than <= 0:
         return '0-0'
     return f'{newer_than}-0' if or_filled else f'{newer_than}-18446744073709551615'
