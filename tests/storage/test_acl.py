@@ -155,7 +155,7 @@ def test_a_missing_right_is_named(redis_binary, tmp_path, right):
     file = tmp_path / 'users.acl'
     file.write_text(line.replace(f' {right} ', ' ') + '\nuser default on nopass ~* &* +@all\n')
     with RedisServer(redis_binary, '--aclfile', str(file)) as server:
-        with pytest.raises(errors.StoreDenied, match='refuses us') as caught:
+        with pytest.raises(errors.StoreDenied, match='denies access') as caught:
             with RedisStore(f'unix://ding:CHANGE-ME@{server.socket}', 'run') as store:
                 store.append('s', {}, {})
         assert 'CHANGE-ME' not in str(caught.value)

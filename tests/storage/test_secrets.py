@@ -96,7 +96,7 @@ def test_an_unquoted_password_is_recognised():
 
 def test_refusals(server):
     wrong = f'unix://:{QUOTED}hunter2@{server.socket}'
-    assert 'refuses us' in failing(lambda: open_store(wrong, connect_timeout_s=0))
+    assert 'denies access' in failing(lambda: open_store(wrong, connect_timeout_s=0))
     failing(lambda: open_store(f'unix://nobody:{QUOTED}@{server.socket}', connect_timeout_s=0))
     with open_store(f'unix://weak:{QUOTED}@{server.socket}') as store:
         for call in (
@@ -109,7 +109,7 @@ def test_refusals(server):
             lambda: store.delete('s'),
             store.info,
         ):
-            assert 'refuses us' in failing(call)
+            assert 'denies access' in failing(call)
 
 
 def test_a_server_that_goes_away(server):

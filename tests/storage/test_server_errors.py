@@ -260,7 +260,7 @@ class TestDefinite:
                 store,
                 store,
                 ServerFull,
-                'maxmemory.*raise it, or lower max_pending_bytes',
+                'maxmemory.*lower max_pending_bytes',
                 lambda: client.config_set('maxmemory', 1),
                 lambda: client.config_set('maxmemory', 0),
             )
@@ -276,7 +276,7 @@ class TestDefinite:
                     store,
                     other,
                     StoreUnavailable,
-                    'refuses us.*rights of docs/deploy.md',
+                    'denies access.*rights in docs/deploy.md',
                     lambda: client.execute_command('ACL', 'SETUSER', 'ding', f'-{right}'),
                     lambda: client.execute_command('ACL', 'SETUSER', 'ding', '+@all'),
                 )
@@ -289,7 +289,7 @@ class TestDefinite:
             store.append(STREAM, {}, chunk(0))
             client.rename(key, 'aside') if client.exists(key) else None
             client.set(key, 'of another program')
-            with pytest.raises(StoreError, match='another type.*delete the keys') as caught:
+            with pytest.raises(StoreError, match='another type.*Delete the keys') as caught:
                 store.register(STREAM, 'learner') if part == 'readers' else store.append(STREAM, {}, chunk(1))
             client.delete(key)
             client.rename('aside', key) if client.exists('aside') else None
@@ -312,7 +312,7 @@ class TestDefinite:
                     store,
                     other,
                     StoreUnavailable,
-                    'refuses us.*DING_STORE_URL',
+                    'denies access.*DING_STORE_URL',
                     change,
                     lambda: client.execute_command('ACL', 'SETUSER', 'ding', 'resetpass', '>p'),
                 )

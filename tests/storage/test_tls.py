@@ -101,13 +101,13 @@ def test_a_certificate_for_another_address(redis_server, authority):
 def test_a_server_without_tls(redis_server, authority):
     with Proxy(redis_server.socket) as proxy:
         with pytest.raises(
-            errors.StoreDenied, match=f'rediss://127.0.0.1:{proxy.port} does not speak TLS: say redis://'
+            errors.StoreDenied, match=f'rediss://127.0.0.1:{proxy.port} does not speak TLS. Use redis://'
         ):
             open_store(url(proxy.port, authority), connect_timeout_s=0, socket_timeout_s=0.4, check_every_s=0.2)
 
 
 def test_a_server_that_wants_tls(proxy):
-    with pytest.raises(errors.StoreDenied, match=f'redis://127.0.0.1:{proxy.port} speaks TLS: say rediss://'):
+    with pytest.raises(errors.StoreDenied, match=f'redis://127.0.0.1:{proxy.port} speaks TLS. Use rediss://'):
         open_store(f'redis://127.0.0.1:{proxy.port}', connect_timeout_s=0, socket_timeout_s=0.4, check_every_s=0.2)
 
 

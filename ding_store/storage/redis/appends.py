@@ -80,7 +80,7 @@ class RedisAppends:
 
     def backfill(self, said: Backfill) -> None:
         known = (said.epoch, self._writer, said.sequence, said.number)
-        what, key = f'fill {said.stream!r}', self._part_key(said.stream, said.sequence, said.payload)
+        what, key = f'backfill {said.stream!r}', self._part_key(said.stream, said.sequence, said.payload)
 
         def backfill(place: bytes, num_parts: int, key: str, before: Optional[Before]) -> Any:
             arguments = (*known, num_parts, key, place)

@@ -228,7 +228,7 @@ class Connection:
                 if error is None and self.is_away():
                     error = redis.ConnectionError('the connection was lost')
                 if error is not None and (self.is_nonblocking or time.monotonic() >= self._left_at()):
-                    raise self._away('another thread waits for it', error) from error
+                    raise self._away('wait for a lock', error) from error
             try:
                 yield
             finally:
@@ -243,7 +243,7 @@ class Connection:
         if meaning_of(error).answer is ReplyKind.RECONNECT:
             self._drop(session, error)
             if self.is_nonblocking and self._session is None:
-                raise self._away('a reply', error) from error
+                raise self._away('read a reply', error) from error
 
     def close(self) -> None:
         """Close all connections. Threads that wait for a reply wake up and raise StoreClosed."""
@@ -264,7 +264,7 @@ class Connection:
     def _open(self, until: float) -> ServerSession:
         self._check_open()
         if self._is_over:
-            raise StoreClosed(f'the run at {self.address} was retired, and is not connected to again')
+            raise StoreClosed(f'cannot connect to {self.address}: the run was retired. Open a new store.')
         if self.is_nonblocking and self.num_sessions > 0:
             self._open_beside()
             raise redis.ConnectionError('the connection was lost')
@@ -292,7 +292,7 @@ class Connection:
         while not self._opening.acquire(timeout=min(_LOOK_EVERY_S, max(0.0, until - time.monotonic()))):
             self._check_open()
             if time.monotonic() >= until:
-                raise redis.ConnectionError('another thread did not reach it in time')
+                raise redis.ConnectionError('another thread did not connect in time')
         try:
             self._check_open()
             yield
@@ -363,13 +363,13 @@ class Connection:
         """Note a transient reply, and warn once. Return since when this reply comes."""
         since, calls = self._stuck.setdefault(code_of(error), (time.monotonic(), set()))
         if not calls:
-            logger.warning('%s; it is waited for', self._explained(what, error))
+            logger.warning('the call waits: %s', self._explained(what, error))
         calls.add(what)
         return since
 
     def _explained(self, what: str, error: redis.RedisError) -> str:
         meaning = meaning_of(error)
-        return f'{what}: {self.address} {meaning.says}: {text_of(error)}; {meaning.fix}'
+        return f'{what}: {self.address} {meaning.says}. {meaning.fix}. Cause: {text_of(error)}'
 
     def _refused(self, what: str, error: redis.RedisError) -> StoreError:
         return _ERRORS[meaning_of(error).answer](self._explained(what, error))
@@ -385,13 +385,15 @@ class Connection:
         if is_tls_error(error):
             return StoreDenied(f'{what}: {self.address}: TLS failed: {error}')
         if self._url.startswith('rediss:') and speaks_plainly(self._url):
-            return StoreDenied(f'{what}: {self.address} does not speak TLS: say redis://, or give it a tls-port')
+            return StoreDenied(
+                f'{what}: {self.address} does not speak TLS. Use redis:// in the URL, or set its tls-port.'
+            )
         if self._url.startswith('redis:') and self.num_sessions == 0 and speaks_tls(self._url):
-            return StoreDenied(f'{what}: {self.address} speaks TLS: say rediss://, and see docs/deploy.md')
+            return StoreDenied(f'{what}: {self.address} speaks TLS. Use rediss:// in the URL, see docs/deploy.md.')
         if self._directory is None:
             return StoreUnavailable(self._explained(what, error))
         return StoreUnavailable(
-            f'{what}: {self.address} cannot be reached: {error}; look for the reason in {self._directory}'
+            f'{what}: {self.address} cannot be reached: {error}. Look for the reason in {self._directory}.'
         )
 
 

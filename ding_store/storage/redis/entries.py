@@ -197,7 +197,7 @@ class RedisEntries:
         if self._parts.are_whole(stream, record.payload):
             raise NotEnoughSpace(
                 f'entry {record.id.number} of {stream!r} has {_bytes_in_parts(stream, record)} bytes, and this process '
-                'has no memory for them: give it more, or append less at a time'
+                'cannot allocate them. Give it more memory, or append less at a time.'
             )
         return [record], [None]
 
@@ -277,9 +277,9 @@ def _record(stream: str, epoch: str, raw: Raw) -> StoredEntry:
     redis_id, pairs = raw
     place, fields = EntryId(epoch, _number(redis_id)), dict(zip(pairs[::2], pairs[1::2]))
     if place.number >> NUMBER_BITS:
-        raise corrupt_entry(stream, place, 'its number is none of ours')
+        raise corrupt_entry(stream, place, 'another program wrote it: its number is too large')
     try:
         place = place.chained(fields.get(b'c', b'').decode())
         return StoredEntry(place, fields[b'w'].decode(), int(fields[b's']), fields[b'p'])
     except (KeyError, ValueError) as e:
-        raise corrupt_entry(stream, place, f'it is no entry of ours ({type(e).__name__})') from e
+        raise corrupt_entry(stream, place, f'another program wrote it ({type(e).__name__})') from e

@@ -84,5 +84,5 @@ def _told(raw: Any, names: AbstractSet[bytes]) -> Told:
     redis_id, pairs = raw
     number, fields = int(redis_id.partition(b'-')[0]), dict(zip(pairs[::2], pairs[1::2]))
     if number >> NUMBER_BITS or fields.keys() != names or not fields.get(b'f', b'0').isdigit():
-        raise ValueError(f'{redis_id} is none of ours')
+        raise ValueError(f'{redis_id} was written by another program')
     return number, fields

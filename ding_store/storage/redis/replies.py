@@ -38,45 +38,47 @@ class Reply(NamedTuple):
 
 #: Error replies by the code that they begin with.
 REPLIES: Dict[str, Reply] = {
-    'BUSY': Reply(ReplyKind.RETRY, 'runs a long script of another client', 'end it with "redis-cli SCRIPT KILL"'),
-    'CLUSTERDOWN': Reply(ReplyKind.RETRY, 'is a cluster that is down', 'use a single server'),
-    'LOADING': Reply(ReplyKind.RECONNECT, 'is loading its data', 'wait until it has'),
+    'BUSY': Reply(
+        ReplyKind.RETRY, 'runs a long script of another client', 'End the script with "redis-cli SCRIPT KILL"'
+    ),
+    'CLUSTERDOWN': Reply(ReplyKind.RETRY, 'is a cluster that is down', 'Use a single server'),
+    'LOADING': Reply(ReplyKind.RECONNECT, 'is loading its data', 'Wait until it has finished'),
     'MASTERDOWN': Reply(
-        ReplyKind.RECONNECT, 'is a replica without its primary', 'put the address of the primary into the URL'
+        ReplyKind.RECONNECT, 'is a replica without its primary', 'Put the address of the primary into the URL'
     ),
-    'MAXCLIENTS': Reply(ReplyKind.RECONNECT, 'has as many clients as it takes', 'raise its maxclients'),
-    'MISCONF': Reply(ReplyKind.RETRY, 'cannot write', 'make room on its disk'),
+    'MAXCLIENTS': Reply(ReplyKind.RECONNECT, 'has no connection left', 'Raise its maxclients'),
+    'MISCONF': Reply(ReplyKind.RETRY, 'cannot write its file', 'Free space on its disk'),
     'NOREPLICAS': Reply(
-        ReplyKind.RETRY, 'has too few replicas to write', 'start them, or lower its min-replicas-to-write'
+        ReplyKind.RETRY, 'has too few replicas to write', 'Start replicas, or lower its min-replicas-to-write'
     ),
-    'READONLY': Reply(ReplyKind.RECONNECT, 'is a read-only replica', 'put the address of the primary into the URL'),
-    'SCRIPTKILLED': Reply(ReplyKind.RETRY, 'was told to end a script', 'do not kill scripts of ding_store'),
-    'TRYAGAIN': Reply(ReplyKind.RETRY, 'is moving keys', 'use a single server'),
-    'UNBLOCKED': Reply(ReplyKind.RECONNECT, 'ended a wait', 'look whether it was made a replica'),
-    'OOM': Reply(ReplyKind.FULL, 'is at its maxmemory', 'raise it, or lower max_pending_bytes'),
+    'READONLY': Reply(ReplyKind.RECONNECT, 'is a read-only replica', 'Put the address of the primary into the URL'),
+    'SCRIPTKILLED': Reply(ReplyKind.RETRY, 'was made to end a script', 'Do not kill scripts of ding_store'),
+    'TRYAGAIN': Reply(ReplyKind.RETRY, 'is moving keys', 'Use a single server'),
+    'UNBLOCKED': Reply(ReplyKind.RECONNECT, 'ended a blocking read', 'Check if it became a replica'),
+    'OOM': Reply(ReplyKind.FULL, 'is at its maxmemory', 'Raise maxmemory, or lower max_pending_bytes'),
     'NOAUTH': Reply(
         ReplyKind.DENIED,
-        'refuses us',
-        'check user and password in its URL: --store, or DING_STORE_URL in the environment',
+        'denies access',
+        'Check user and password in its URL: --store, or DING_STORE_URL in the environment',
     ),
-    'NOPERM': Reply(ReplyKind.DENIED, 'refuses us', 'give its user the rights of docs/deploy.md'),
-    'ASK': Reply(ReplyKind.UNSUITABLE, 'is part of a Redis cluster, which is not yet supported', 'use a single server'),
-    'NODB': Reply(ReplyKind.SETTING, 'has no such database', 'use a lower number in the URL, or raise its "databases"'),
-    'NOREDIS': Reply(ReplyKind.UNSUITABLE, 'is no Redis server', 'check host and port in the URL'),
+    'NOPERM': Reply(ReplyKind.DENIED, 'denies access', 'Give its user the rights in docs/deploy.md'),
+    'ASK': Reply(ReplyKind.UNSUITABLE, 'is part of a Redis cluster, which is not yet supported', 'Use a single server'),
+    'NODB': Reply(ReplyKind.SETTING, 'has no such database', 'Use a lower number in the URL, or raise its "databases"'),
+    'NOREDIS': Reply(ReplyKind.UNSUITABLE, 'is no Redis server', 'Check host and port in the URL'),
     'UNKNOWN': Reply(
-        ReplyKind.UNSUITABLE, 'lacks a command', 'use a Redis server of 6.2 or newer, with no command renamed'
+        ReplyKind.UNSUITABLE, 'lacks a command', 'Use a Redis server of 6.2 or newer, with no command renamed'
     ),
     'WRONGTYPE': Reply(
         ReplyKind.DEFINITE,
         'has a key of this run with another type',
-        'another program wrote there: delete the keys "ding:{RUN*", or use another run name',
+        'Delete the keys "ding:{RUN*" of the other program, or use another run name',
     ),
 }
 REPLIES.update(dict.fromkeys(('WRONGPASS', 'DENIED'), REPLIES['NOAUTH']))
 REPLIES.update(dict.fromkeys(('MOVED', 'CROSSSLOT'), REPLIES['ASK']))
 
-_LOST = Reply(ReplyKind.RECONNECT, 'cannot be reached', 'start a redis-server there, or use embedded://')
-_OTHER = Reply(ReplyKind.DEFINITE, 'replied with an error', 'look for it in the documentation of Redis')
+_LOST = Reply(ReplyKind.RECONNECT, 'cannot be reached', 'Start a redis-server there, or use embedded://')
+_OTHER = Reply(ReplyKind.DEFINITE, 'replied with an error', 'Look for it in the documentation of Redis')
 
 #: Codes of redis-py's error classes, which lack the code in their text. The first class that fits counts.
 _CLASSES = (

@@ -68,7 +68,7 @@ def check_files(url: str) -> None:
     for name, path in parse_qsl(urlsplit(url).query) if url.startswith('rediss:') else ():
         if name in _FILES and not os.access(path, os.R_OK):
             # Name no path: errors show nothing of a URL's query.
-            raise ConfigError(f'{name} in the URL of {address_of(url)} is not there, or may not be read by this user')
+            raise ConfigError(f'cannot read the {name} in the URL of {address_of(url)}. Check its path and its rights.')
 
 
 class ServerGeneration:
@@ -111,7 +111,7 @@ class ServerGeneration:
         with self._lock:
             run_id = run_id_of(facts, self._address)
             if self.run_id not in ('', run_id):
-                raise redis.ConnectionError('is not the server that it was: it restarted, or another took over')
+                raise redis.ConnectionError('the server restarted, or another one replaced it')
             self.run_id, self.server = run_id, server
 
 
@@ -130,7 +130,9 @@ def run_id_of(facts: Mapping[str, str], address: str) -> str:
     """
     run_id = facts.get('run_id', '')
     if not re.fullmatch('[0-9a-f]{40}', run_id):
-        raise StoreUnsuitable(f'{address} says no run_id in its INFO: use a Redis server, with no proxy that hides it')
+        raise StoreUnsuitable(
+            f'{address} shows no run_id in its INFO. Use a Redis server, with no proxy that hides it.'
+        )
     return run_id
 
 
@@ -143,18 +145,18 @@ def examine(facts: Mapping[str, str], address: str) -> str:
         - redis.RedisError: Not yet: it is loading its data, or is a replica that may become the primary.
     """
     if facts.get('redis_mode') == 'sentinel':
-        raise StoreUnsuitable(f'{address} is a Redis Sentinel, which keeps no data: use the address of the primary')
+        raise StoreUnsuitable(f'{address} is a Redis Sentinel, which keeps no data. Use the address of the primary.')
     version = facts.get('redis_version', '')
     if _numbers(version) < MIN_VERSION:
         needed = '.'.join(map(str, MIN_VERSION))
-        raise StoreUnsuitable(f'{address} is Redis {version or "of no known version"}; at least {needed} is needed')
+        raise StoreUnsuitable(f'{address} is Redis {version or "of unknown version"}. At least {needed} is needed.')
     policy = facts.get('maxmemory_policy', 'noeviction')
     if policy != 'noeviction':
         raise StoreUnsuitable(
-            f'{address} would evict experience: its maxmemory-policy is {policy}; set it to noeviction'
+            f'{address} would evict experience: its maxmemory-policy is {policy}. Set it to noeviction.'
         )
     if facts.get('cluster_enabled', '0') != '0':
-        raise StoreUnsuitable(f'{address} is part of a Redis cluster, which is not yet supported: use a single server')
+        raise StoreUnsuitable(f'{address} is part of a Redis cluster, which is not yet supported. Use a single server.')
     if facts.get('loading', '0') != '0':
         raise redis.exceptions.BusyLoadingError('loading:1')
     if facts.get('role') == 'slave':

@@ -319,7 +319,7 @@ class RedisStore(TransportStore):
 
     def check_size(self, what: str, num_bytes: int) -> None:
         if num_bytes > MAX_PAYLOAD_BYTES:
-            raise NotEnoughSpace(f'{what} has {num_bytes} bytes; at most {MAX_PAYLOAD_BYTES} travel: split it')
+            raise NotEnoughSpace(f'{what} has {num_bytes} bytes, and the limit is {MAX_PAYLOAD_BYTES}. Split it.')
 
     @property
     def own_writer(self) -> Writer:

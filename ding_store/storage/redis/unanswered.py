@@ -63,7 +63,7 @@ class Unanswered:
             session, replies = self._call(what, lambda session: (session, session.send(commands(session))))
             self._sent = _Sent(what, session, replies, note, again)
             if self._is_closed:
-                raise StoreClosed(f'{what}: the store was closed meanwhile')
+                raise StoreClosed(f'{what}: the store was closed during the call')
 
     def flush(self) -> None:
         """Return when the scripts that were sent are done. Raise the errors of ``again``, and keep what is not done."""

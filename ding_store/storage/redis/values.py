@@ -159,14 +159,14 @@ class RedisValues:
         def backfill(place: Argument, keys: Argument, before: Optional[Before]) -> Any:
             return self._run('fill_value', name, int(version), place, keys, token, before=before)
 
-        return bool(self._publish('fill', name, payload, uuid.uuid4().hex, backfill, int))
+        return bool(self._publish('backfill', name, payload, uuid.uuid4().hex, backfill, int))
 
     def want(self, name: str) -> None:
-        self._call(f'want {name!r}', lambda session: session.run('want_value', self._keys(name)))
+        self._call(f'request {name!r}', lambda session: session.run('want_value', self._keys(name)))
 
     def wait_for_requests(self, known: Mapping[str, str], block_ms: int) -> Dict[str, str]:
         after = {self._key(name, 'wants'): last or '0-0' for name, last in known.items()}
-        news = self._wait('wait for wants', lambda session: session.client.xread(after, count=1, block=block_ms))
+        news = self._wait('wait for requests', lambda session: session.client.xread(after, count=1, block=block_ms))
         if news:
             latest = {key.decode(): entries[-1][0].decode() for key, entries in news}
             return {name: latest.get(key, last) for (name, last), key in zip(known.items(), after)}
@@ -178,7 +178,7 @@ class RedisValues:
                 pipe.xrevrange(key, count=1)
             return pipe.execute()
 
-        newest = self._call('wait for wants', command)
+        newest = self._call('wait for requests', command)
         return {name: found[0][0].decode() if found else '' for name, found in zip(known, newest)}
 
     def delete(self, name: str) -> bool:
