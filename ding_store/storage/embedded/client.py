@@ -1,4 +1,4 @@
-"""Talking to a run's supervisor, and starting one."""
+"""Starts a run's supervisor, and sends it requests."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ from ding_store.storage.embedded.supervisor.run_files import RunFiles, connect_c
 
 _logger = logging.getLogger(__name__)
 _LOG_LINES, _MAX_LOG_BYTES, _FULL_DISK_BYTES = 8, 1 << 20, 1 << 16
-_LOADING_S = 10.0  # between signs of life of a redis that loads its data
-_SLACK_S = 2.0  # for a supervisor that ran out of time to say why
-# Not `-m`: that would import ding_store.storage, and numpy with it. At the end of sys.path it can shadow nothing.
+_LOADING_S = 10.0  # longest time between two bytes from a supervisor whose redis loads its data
+_SLACK_S = 2.0  # extra time for a supervisor to report that its time is over
+# Not `-m`: that would import ding_store.storage, and numpy with it. The end of sys.path hides no other module.
 _BOOT = 'import sys; sys.path.append(sys.argv[1]); from supervisor.main import main; main(sys.argv[2:])'
 
 
 def run_files(directory: PathLike) -> RunFiles:
     """
+    Overview:
+        Return the paths in a run's directory, which need not exist.
     Raises:
-        - ForeignFile: There is such a directory, but not of this user alone.
+        - ForeignFile: The directory exists, but another user owns it or all users may write to it.
     """
     path = os.path.expanduser(directory)
     if os.path.lexists(path):
@@ -40,7 +42,7 @@ def run_files(directory: PathLike) -> RunFiles:
 
 
 def ask(files: RunFiles, action: str, until: float) -> Optional[Dict[str, Any]]:
-    """The supervisor's answer; None when none runs or it is just going."""
+    """Send the supervisor a request. Return its answer, None if no supervisor runs or it is just stopping."""
     with translate_errors(files):
         connection = connect_control(files, _left(until))
         if connection is None:
@@ -67,17 +69,17 @@ def _exchange(connection: socket.socket, action: str, until: float) -> bytes:
             if part.isspace() and not line:
                 _logger.info('the embedded server is loading the data that the last run left')
             line += part
-            if line.isspace():  # it lives, and will either be ready or die
+            if line.isspace():  # It is running, and will either be ready or exit.
                 until = max(until, time.monotonic() + _LOADING_S)
-    except (ConnectionResetError, BrokenPipeError):  # it is going
+    except (ConnectionResetError, BrokenPipeError):  # It is stopping.
         return b''
     return line
 
 
 def start_supervisor(files: RunFiles, grace_s: float, until: float) -> None:
-    """Returns when a supervisor listens, ours or another's; or did so a moment ago."""
+    """Start a supervisor. Return when one listens or has listened, this one or another process's."""
     if time.monotonic() >= until:
-        raise StoreUnavailable(explain(files, 'it ended again and again'))
+        raise StoreUnavailable(explain(files, 'it ended after each start'))
     binary = find_server()
     _check_data_fits(files, binary)
     reader, writer = os.pipe()
@@ -87,12 +89,12 @@ def start_supervisor(files: RunFiles, grace_s: float, until: float) -> None:
         finally:
             os.close(writer)
         report = _read_line(reader, until + _SLACK_S)
-        launcher.kill()  # it forked the supervisor and ended long ago, unless it hangs
+        launcher.kill()  # It has forked the supervisor and exited, unless it hangs.
         launcher.wait()
     finally:
         os.close(reader)
     if not report.endswith(b'\n'):
-        raise StoreUnavailable(explain(files, 'its supervisor died or did not answer in time'))
+        raise StoreUnavailable(explain(files, 'its supervisor crashed or did not answer in time'))
     error = json.loads(report).get('error')
     if error:
         raise StoreUnavailable(explain(files, error))
@@ -115,7 +117,7 @@ def _spawn(files: RunFiles, binary: Path, grace_s: float, until: float, report: 
             stdout=log,
             stderr=log,
             pass_fds=[report],
-            start_new_session=True,  # Ctrl-C in our terminal is not for it
+            start_new_session=True,  # keeps Ctrl-C in this terminal away from it
             cwd='/',
         )
 
@@ -139,10 +141,10 @@ def _read_line(descriptor: int, until: float) -> bytes:
 
 
 def _check_data_fits(files: RunFiles, binary: Path) -> None:
-    """Redis 6 does not see what redis 7 wrote, and would begin empty without a word."""
+    """Raise StoreUnavailable if redis 7 wrote the data: redis 6 would ignore it and start empty."""
     newer = os.path.join(files.directory, 'appendonlydir')
     if os.path.isdir(newer) and not os.path.exists(files.finished) and server_version(binary) < (7,):
-        raise StoreUnavailable(f'{newer} was written by redis 7 or newer, which {binary} cannot read: install one')
+        raise StoreUnavailable(f'{newer} was written by redis 7 or newer. Install it, as {binary} is older.')
 
 
 def _left(until: float) -> float:
@@ -158,14 +160,14 @@ def translate_errors(files: RunFiles) -> Iterator[None]:
     except socket.timeout as e:
         raise StoreUnavailable(explain(files, 'it did not answer in time')) from e
     except OSError as e:
-        raise StoreUnavailable(f'embedded server of {files.directory}: {e}: choose a writable local directory') from e
+        raise StoreUnavailable(f'embedded server of {files.directory}: {e}. Choose a writable local directory.') from e
 
 
 def explain(files: RunFiles, reason: str) -> str:
     text = f'embedded server of {files.directory}: {reason}.'
     with contextlib.suppress(OSError):
         if shutil.disk_usage(files.directory).free < _FULL_DISK_BYTES:
-            text += ' Its disk is full: make room, or choose another directory.'
+            text += ' Its disk is full. Free space, or choose another directory.'
         with open(files.log, errors='replace', opener=private_files.opener) as log:
             lines = log.readlines()[-_LOG_LINES:]
         text += f' {files.log} ends:\n' + ''.join(f'  {line}' for line in lines)

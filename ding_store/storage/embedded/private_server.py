@@ -1,6 +1,6 @@
-"""A private redis-server per run directory: started by whoever comes first, gone some time after its last member.
+"""A private redis-server per run directory. The first client starts it. It stops some time after the last one exits.
 
-The server's own process is in ``supervisor/``; this is what its clients call.
+This module has the calls of the clients. The server's own process is in ``supervisor/``.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ __all__ = [
 class ServerInfo:
     """
     Overview:
-        The server of a run directory. ``members`` are the process ids that keep it alive; when ``is_finished``, it
-        goes with the last of them, else ``grace_s`` later.
+        The server of a run directory. ``members`` are the ids of the client processes that keep it running. After the
+        last one it stops at once if ``is_finished``, otherwise after ``grace_s``.
     """
 
     directory: str
@@ -56,21 +56,21 @@ class ServerInfo:
 def ensure_server(directory: PathLike, grace_s: float = 30.0, timeout_s: float = 30.0) -> str:
     """
     Overview:
-        Make this process (``os.getpid()``) a member of the run directory's server, and start that if none runs. Call
-        it at every connect, reconnect, and again after ``fork``; for a member it costs less than a millisecond.
+        Make this process (``os.getpid()``) a client of the run directory's server, and start the server if none runs.
+        Call it before every connect and reconnect, and again after ``fork``. For a client it costs less than 1 ms.
     Arguments:
-        - directory (:obj:`PathLike`): Made if missing, mode 0700. What a crashed run left in it is loaded again.
-        - grace_s (:obj:`float`): How long a server that this call starts stays without any member.
+        - directory (:obj:`PathLike`): Made if missing, mode 0700. The server loads the data that a crashed run left.
+        - grace_s (:obj:`float`): How long a server that this call starts keeps running without clients.
     Returns:
-        - socket (:obj:`str`): Path of the unix socket of a server that answers.
+        - socket (:obj:`str`): Path of the server's unix socket. The server has answered there.
     Raises:
-        - StoreUnavailable: It did not start, with the reason, or answer within ``timeout_s``; while it loads the data
-          of a crashed run, it is waited for as long as that takes.
+        - StoreUnavailable: The server did not start, for the reason in the message, or did not answer within
+          ``timeout_s``. While it loads a crashed run's data, this waits longer.
     """
     if grace_s < 0 or timeout_s <= 0:
         raise ConfigError(f'grace_s ({grace_s}) must be >= 0 and timeout_s ({timeout_s}) > 0')
     if not sys.platform.startswith('linux'):
-        raise StoreUnavailable(f'embedded:// needs Linux, and this is {sys.platform}: use redis://')
+        raise StoreUnavailable(f'embedded:// needs Linux, and this is {sys.platform}. Use redis://.')
     files = run_files(directory)
     until = time.monotonic() + timeout_s
     _make_directory(files)
@@ -89,20 +89,22 @@ def _join(files: RunFiles, until: float) -> Optional[Dict[str, Any]]:
             raise
         info = running(files.directory)
         pids = list(info.members) if info else []
-        raise StoreUnavailable(f'the run in {files.directory} finished, but its processes {pids} have not ended') from e
+        raise StoreUnavailable(
+            f'the run in {files.directory} finished, but its processes {pids} have not ended. End them.'
+        ) from e
 
 
 def leave_server(directory: PathLike, timeout_s: float = 30.0) -> None:
-    """End this process's membership before it ends itself; the last store of a process to close may call it."""
+    """Make this process no longer a client. The last store that closes in a process may call it before it exits."""
     ask(run_files(directory), 'leave', time.monotonic() + timeout_s)
 
 
 def mark_finished(directory: PathLike, timeout_s: float = 30.0) -> None:
     """
     Overview:
-        The run ended well: its server goes with its last member, without grace, and the next one begins empty. Until
-        then members go on as before, and processes that are none wait for them in ``ensure_server``. Ends the calling
-        process's own membership: call it last. The data goes to ``previous/`` when the next run starts.
+        Mark the run as finished. Its server stops after the last client, without grace, and the next server starts
+        empty. Other clients continue until then, and new ones wait in ``ensure_server``. The data moves to
+        ``previous/`` when the next run starts. This also calls ``leave_server``: call it last.
     """
     files = run_files(directory)
     if not os.path.isdir(files.directory):
@@ -113,17 +115,17 @@ def mark_finished(directory: PathLike, timeout_s: float = 30.0) -> None:
 
 
 def num_ends(directory: PathLike) -> int:
-    """How often a run in this directory ended well, and its data was put aside for the next."""
+    """Return how often a run in this directory finished and its data was put aside."""
     return run_files(directory).num_ends()
 
 
 def stop_server(directory: PathLike, timeout_s: float = 30.0) -> bool:
     """
     Overview:
-        Stop the server in an orderly way, whoever uses it; its data stays. Members that call ``ensure_server`` again
-        start another one.
+        Stop the server in an orderly way, even if it has clients. Its data stays. Clients that call ``ensure_server``
+        again start another server.
     Returns:
-        - stopped (:obj:`bool`): False when none ran.
+        - stopped (:obj:`bool`): False if none was running.
     """
     files = run_files(directory)
     until = time.monotonic() + timeout_s
@@ -133,7 +135,7 @@ def stop_server(directory: PathLike, timeout_s: float = 30.0) -> bool:
 
 
 def running(directory: PathLike, timeout_s: float = 5.0) -> Optional[ServerInfo]:
-    """The server of a run directory, None when there is none; becomes no member."""
+    """Return the server of a run directory, None if there is none. Does not make this process a client."""
     files = run_files(directory)
     answer = ask(files, 'info', time.monotonic() + timeout_s)
     if answer is None:
@@ -152,11 +154,11 @@ def running(directory: PathLike, timeout_s: float = 5.0) -> Optional[ServerInfo]
 def remove_run(directory: PathLike, timeout_s: float = 30.0) -> bool:
     """
     Overview:
-        Delete the server's files and data, also of the run before, and the directory if nothing else is in it.
+        Delete the server's files and data, those of the run before included. Delete the directory if it is then empty.
     Returns:
-        - removed (:obj:`bool`): False when there was no such directory.
+        - removed (:obj:`bool`): False if there was no such directory.
     Raises:
-        - StoreError: Processes still use it; names them.
+        - StoreError: Other processes use the server. The message has their ids.
     """
     files = run_files(directory)
     if not os.path.isdir(files.directory):
@@ -164,7 +166,7 @@ def remove_run(directory: PathLike, timeout_s: float = 30.0) -> bool:
     info = running(directory, timeout_s)
     others = set(info.members) - {os.getpid()} if info else set()
     if others:
-        raise StoreError(f'{files.directory} is in use by processes {sorted(others)}: end them first')
+        raise StoreError(f'{files.directory} is in use by processes {sorted(others)}. End them first.')
     stop_server(directory, timeout_s)
     with translate_errors(files), _locked(files):
         stale = files.socket_path()
@@ -176,7 +178,7 @@ def remove_run(directory: PathLike, timeout_s: float = 30.0) -> bool:
         for path in [*files.data(), *marks, *halves, files.log, files.log + '.1']:
             _remove(path)
         _remove(files.lock)
-    with contextlib.suppress(OSError):  # not empty: other things are kept there
+    with contextlib.suppress(OSError):  # not empty: it has other files
         os.rmdir(files.directory)
     return True
 
@@ -190,7 +192,7 @@ def _make_directory(files: RunFiles) -> None:
 def _locked(files: RunFiles) -> Iterator[None]:
     with _lock_file(files.start_lock) as start_lock, _lock_file(files.lock) as lock:
         if not (_try_lock(start_lock) and _try_lock(lock)):
-            raise StoreError(f'{files.directory} is in use again: its server was started once more')
+            raise StoreError(f'{files.directory} is in use again: another process started its server. End it first.')
         yield
 
 
@@ -207,11 +209,11 @@ def _try_lock(lock: IO[Any]) -> bool:
 
 
 def _wait_until_gone(files: RunFiles, until: float) -> None:
-    """Until the last server has let go of its files, or another one serves them."""
+    """Wait until the last server has released its files, or another one serves them."""
     while _is_ending(files):
         if time.monotonic() >= until:
             raise StoreUnavailable(explain(files, held_by(files)))
-        time.sleep(0.005)  # flock knows no deadline, and the process's alarm is not ours
+        time.sleep(0.005)  # flock has no timeout, and SIGALRM may belong to the application
 
 
 def _is_ending(files: RunFiles) -> bool:

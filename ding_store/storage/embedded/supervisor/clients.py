@@ -1,4 +1,4 @@
-"""Which processes use the server: they are members until they die, however they die."""
+"""The processes that use the server. A client stays one until it leaves, exits or crashes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import selectors
 import sys
 from typing import Callable, Dict, List, Optional
 
-#: How often to look where the kernel does not tell us: no pidfd_open (Linux < 5.3, old containers, some Pythons).
+#: Interval of checks without pidfd_open: on Linux < 5.3, in old containers, in some Pythons.
 LOOK_EVERY_S = 1.0
 
 
 class Clients:
     """
     Overview:
-        Watches processes through pidfds in the given selector. A forked child is a process of its own: it is a member
-        only if it joins itself, whatever it inherited.
+        Watches processes through pidfds in the given selector. A forked child is a client only if it joins itself.
     Arguments:
-        - gone (:obj:`Callable`): Called with the process id of each member that died.
-        - max_pidfds (:obj:`int`): How many descriptors this may take: further members are looked at now and then.
+        - gone (:obj:`Callable`): Called with the process id of each client that has exited.
+        - max_pidfds (:obj:`int`): Maximum number of pidfds. Further clients are checked every ``LOOK_EVERY_S``.
     """
 
     def __init__(
@@ -28,7 +27,7 @@ class Clients:
         self._gone = gone
         self._max_pidfds = max_pidfds
         self._pidfds: Dict[int, int] = {}
-        self._births: Dict[int, str] = {}  # members without a pidfd: when they started, since ids are used again
+        self._births: Dict[int, str] = {}  # start time of clients without a pidfd: ids are used again
 
     def __len__(self) -> int:
         return len(self._pidfds) + len(self._births)
@@ -40,8 +39,8 @@ class Clients:
         return sorted([*self._pidfds, *self._births])
 
     def join(self, pid: int) -> None:
-        """Raises ProcessLookupError when there is no such process (any more)."""
-        self.leave(pid)  # an equal id may be a dead member's, whose end was not handled yet
+        """Add a process. Raise ProcessLookupError if there is none with this id."""
+        self.leave(pid)  # An earlier client with this id has exited, which may not be handled yet.
         pidfd = _open_pidfd(pid) if len(self._pidfds) < self._max_pidfds else None
         if pidfd is None:
             self._births[pid] = birth_of(pid)
@@ -58,7 +57,7 @@ class Clients:
 
     @property
     def look_every_s(self) -> Optional[float]:
-        """How often look() must be called; None where the selector tells all."""
+        """Interval in which look() must be called. None if the selector reports every exit."""
         return LOOK_EVERY_S if self._births else None
 
     def look(self) -> None:
@@ -78,18 +77,18 @@ def _open_pidfd(pid: int) -> Optional[int]:
         return None
     except ProcessLookupError:
         raise
-    except OSError:  # ENOSYS or EPERM: the kernel or its sandbox does not offer it
+    except OSError:  # ENOSYS or EPERM: the kernel or its sandbox does not offer pidfds
         return None
 
 
 def birth_of(pid: int) -> str:
     """
-    When a process began: its pid may be another's by now. Raises ProcessLookupError if it has ended, and OSError if
-    that cannot be found out.
+    Return a process's start time, which distinguishes it from a later process with its id. Raise ProcessLookupError if
+    it has exited, and OSError if its state cannot be read.
     """
     try:
         with open(f'/proc/{pid}/stat') as file:
-            # The name in parentheses may hold spaces; state is the 1st and start time the 20th field after it.
+            # The name in parentheses may contain spaces. State is the 1st and start time the 20th field after it.
             fields = file.read().rpartition(')')[2].split()
     except (FileNotFoundError, ProcessLookupError) as e:
         raise ProcessLookupError(f'no process {pid}') from e
@@ -103,5 +102,5 @@ def is_gone(pid: int, birth: str) -> bool:
         return birth_of(pid) != birth
     except ProcessLookupError:
         return True
-    except OSError:  # no descriptor at the moment
+    except OSError:  # There is no free descriptor at the moment.
         return False

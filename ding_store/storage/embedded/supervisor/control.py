@@ -1,7 +1,7 @@
-"""The supervisor's ear: requests on its control socket, one JSON line each, and so are the answers.
+"""The supervisor's control socket. Requests and answers are one JSON line each.
 
-``{"do": "join" | "leave" | "info" | "stop"}``. Spaces before the answer mean: still loading, have patience. A
-connection that ends without an answer means: this supervisor is going, ask the next one.
+A request is ``{"do": "join" | "leave" | "info" | "stop"}``. Spaces before the answer mean that redis is still loading
+its data. If a connection ends without an answer, this supervisor is stopping. The client then starts another one.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ PingResult = Dict[str, Any]
 
 class Control:
     """
+    Overview:
+        Accepts connections on the control socket, reads their requests and sends answers.
     Arguments:
-        - on_request (:obj:`Callable`): Called with a connection and what it asks for; answers now or later.
+        - on_request (:obj:`Callable`): Called with a connection and its request. May answer later.
         - on_end (:obj:`Callable`): Called when a connection has ended, answered or not.
-        - max_connections (:obj:`int`): While there are so many, others wait in the socket's queue.
+        - max_connections (:obj:`int`): At this number of connections, new ones wait in the socket's queue.
     """
 
     def __init__(
@@ -47,12 +49,12 @@ class Control:
         self.resume()
 
     def move(self, path: str) -> None:
-        """Listen there instead. Connections stay."""
+        """Listen on another path. Connections stay open."""
         self._end_listening()
         self._listen(path)
 
     def resume(self) -> None:
-        """Accept connections again, if there is room for one."""
+        """Accept connections again, unless there are ``max_connections``."""
         if self.is_paused and len(self._connections) < self._max_connections:
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
             self.is_paused = False
@@ -63,7 +65,7 @@ class Control:
             self.is_paused = True
 
     def answer(self, connection: socket.socket, answer: PingResult) -> None:
-        with contextlib.suppress(OSError):  # it did not wait
+        with contextlib.suppress(OSError):  # The client did not wait.
             connection.sendall(json.dumps(answer).encode() + b'\n')
         self._drop(connection)
 
@@ -74,11 +76,11 @@ class Control:
     def close(self, keep: Collection[socket.socket]) -> None:
         """
         Overview:
-            End all connections but those to ``keep``. Whoever comes from now on, or waits in the queue, finds no
-            server instead of a dying one.
+            Stop listening, and end all connections but those in ``keep``. New and queued connections then fail at once,
+            and their clients start another server.
         """
         self._end_listening()
-        self._max_connections = 0  # So that it is not resumed.
+        self._max_connections = 0  # Never resume.
         for connection in list(self._connections.values()):
             if connection not in keep:
                 self._drop(connection)
@@ -92,9 +94,9 @@ class Control:
     def _accept(self, listener: socket.socket) -> None:
         try:
             connection = listener.accept()[0]
-        except (BlockingIOError, ConnectionError):  # gone again
+        except (BlockingIOError, ConnectionError):  # The client is gone again.
             return
-        except OSError:  # no descriptor, or no memory: the next is asked for a moment later
+        except OSError:  # No descriptor or no memory: try again a moment later.
             self._pause()
             return
         self._connections[connection.fileno()] = connection
@@ -105,7 +107,7 @@ class Control:
     def _read(self, connection: socket.socket) -> None:
         try:
             action = json.loads(connection.recv(4096))['do']
-        except (OSError, ValueError, KeyError, TypeError):  # its end, or none of ours
+        except (OSError, ValueError, KeyError, TypeError):  # the connection's end, or no request
             self._drop(connection)
             return
         self._on_request(connection, action)

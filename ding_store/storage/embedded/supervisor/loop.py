@@ -1,4 +1,4 @@
-"""The supervisor's loop: one thread that sleeps until something happens to a member, to redis, or to itself."""
+"""The supervisor's loop: one thread that waits for events of clients, redis and the supervisor itself."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from .redis_process import Server, read_answer
 from .run_files import RunFiles
 from .sockets import REDIS, control_path, make_socket_directory, peer, remove_socket_directory
 
-#: When to ask again: for those who came meanwhile, while redis loads its data, and while it starts.
+#: Delay before the next PING: with redis ready and new clients waiting, while it loads its data, and while it starts.
 PING_AGAIN_S = {Pong.READY: 0.0, Pong.LOADING: 0.05, Pong.NONE: 0.005}
-FIRST_MEMBER_S = 5.0  # the least grace at the start: who started us has yet to join
-TERMINATE_S = 60.0  # then redis is killed; what it acknowledged is in its append-only file all the same
+FIRST_MEMBER_S = 5.0  # minimum grace at the start: the process that started the supervisor has yet to join
+TERMINATE_S = 60.0  # Redis is killed after this. What it acknowledged is in its append-only file.
 MAX_RESTARTS, RESTARTS_WITHIN_S = 5, 60.0
-#: How often to look whether the sockets are still there: cleaners of /tmp take what is old.
+#: Interval of checks that the sockets still exist: programs that clean /tmp delete old files.
 LOOK_AT_SOCKETS_S = 1.0
-#: When to try again what found no descriptor.
+#: Delay before another attempt after a lack of descriptors.
 PAUSE_S = 0.1
 
 
 def log(text: str) -> None:
-    with contextlib.suppress(OSError):  # the log's disk may be full: that must not end the supervisor
+    with contextlib.suppress(OSError):  # The log's disk may be full, which must not end the supervisor.
         sys.stderr.write(f'{os.getpid()}:supervisor {time.strftime("%d %b %Y %H:%M:%S")} {text}\n')
         sys.stderr.flush()
 
@@ -41,8 +41,8 @@ def log(text: str) -> None:
 class Supervisor:
     """
     Overview:
-        Runs redis for the members of one run, and ends with it when there were none for ``grace_s``.
-        Make it with the run's lock held; then ``serve()``.
+        Runs redis for the clients of one run. Stops it and exits after ``grace_s`` without a client. Create it with the
+        run's lock held, then call ``serve()``.
     """
 
     def __init__(self, files: RunFiles, binary: str, grace_s: float, lock: int, redis_socket: str) -> None:
@@ -51,17 +51,17 @@ class Supervisor:
         self._guard: Optional[int] = None
         self._guard_sockets()
         self._selector = selectors.DefaultSelector()
-        # The rest is for what has to be done in any case: a new redis, files, a look at a process.
+        # Clients get half of the descriptors. The others are for a restart of redis, files and checks of processes.
         max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._members = Clients(self._selector, self._member_died, max_files // 2)
-        self._waiting: Set[socket.socket] = set()  # joined; told once a PING sent *after* they came is answered
-        self._pinged: Set[socket.socket] = set()  # those whom the PING under way is for
-        self._held: Set[socket.socket] = set()  # of the next run: this one finished, but has members yet
+        self._waiting: Set[socket.socket] = set()  # joined, answered after a PING that is sent *after* they came
+        self._pinged: Set[socket.socket] = set()  # joined before the current PING was sent
+        self._held: Set[socket.socket] = set()  # of the next run, while this finished run still has clients
         self._stoppers: Set[socket.socket] = set()
         self._ping: Optional[socket.socket] = None
         self._restarts: Deque[float] = collections.deque(maxlen=MAX_RESTARTS)
         self._is_stopping = False
-        self._is_moving = False  # redis ends, to begin anew on another socket
+        self._is_moving = False  # redis stops, to start again on another socket
         self._is_over = False
         self._timers: Dict[Callable[[], None], float] = {}
         self._watch_signals()
@@ -73,14 +73,14 @@ class Supervisor:
         self._set_timer(self._look_at_sockets, LOOK_AT_SOCKETS_S)
 
     def serve(self) -> None:
-        """Until nobody needs the server any more; then nothing is left of it but its data."""
+        """Run until no process needs the server. Only its data is left then."""
         while not self._is_over:
             for key, _ in self._selector.select(self._timeout()):
-                if self._selector.get_map().get(key.fd) is key:  # not dropped by an event before it
+                if self._selector.get_map().get(key.fd) is key:  # An earlier event may have dropped it.
                     key.data(key.fileobj)
             self._run_timers()
         remove_socket_directory(self._redis_socket)
-        if self._files.socket_path() == self._redis_socket:  # the directory may have been deleted, and made anew
+        if self._files.socket_path() == self._redis_socket:  # another, if the directory was made again
             os.unlink(self._files.pointer)
         os.close(self._lock)
         for connection in list(self._stoppers):
@@ -113,7 +113,7 @@ class Supervisor:
         reader, writer = socket.socketpair()
         writer.setblocking(False)
         signal.set_wakeup_fd(writer.fileno())
-        self._wakeup = writer  # kept open
+        self._wakeup = writer  # keeps it open
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: None)
         self._selector.register(reader, selectors.EVENT_READ, self._on_signal)
@@ -137,7 +137,7 @@ class Supervisor:
             self._control.answer(connection, self._info())
         elif action == 'stop':
             self._stoppers.add(connection)
-            self._stop(f'process {pid} asked for it')
+            self._stop(f'process {pid} requested it')
         else:
             self._control.answer(connection, {'error': f'unknown request {action!r}'})
 
@@ -153,7 +153,7 @@ class Supervisor:
             self._members.join(pid)
         except ProcessLookupError as e:
             self._control.answer(
-                connection, {'error': f'the supervisor cannot see this process ({e}): another container?'}
+                connection, {'error': f'the supervisor cannot see this process ({e}): run both in one container'}
             )
             return
         except OSError as e:
@@ -180,12 +180,12 @@ class Supervisor:
         if self._members or self._is_stopping:
             return
         if self._files.is_finished():
-            self._stop('the run finished, and its last member left')
+            self._stop('the run finished, and its last client left')
         else:
             self._set_timer(self._no_member_came, self._grace_s)
 
     def _no_member_came(self) -> None:
-        self._stop(f'no member for {self._grace_s:g} s')
+        self._stop(f'no client for {self._grace_s:g} s')
 
     def _info(self) -> PingResult:
         return {
@@ -275,16 +275,16 @@ class Supervisor:
         try:
             self._move()
         except OSError as e:
-            log(f'there is none: {e}')
+            log(f'cannot move the sockets: {e}')
 
     def _move(self) -> None:
-        """Members lose their connections, and are told of the new socket when they join again."""
+        """Move the sockets to another directory. Clients lose their connections, and join again for the path."""
         old, new = self._redis_socket, os.path.join(make_socket_directory(), REDIS)
         try:
             self._control.move(control_path(new))
             self._files.write(self._files.pointer, new + '\n')
         except OSError:
-            remove_socket_directory(new)  # The next look finds the sockets missing again.
+            remove_socket_directory(new)  # The next check finds the sockets missing again.
             raise
         self._redis_socket = new
         remove_socket_directory(old)
@@ -295,7 +295,7 @@ class Supervisor:
         self._set_timer(self._kill_server, TERMINATE_S)
 
     def _guard_sockets(self) -> None:
-        """Lock the directory: systemd-tmpfiles passes over what is locked."""
+        """Lock the sockets' directory: systemd-tmpfiles does not clean a locked one."""
         if self._guard is not None:
             os.close(self._guard)
         self._guard = os.open(os.path.dirname(self._redis_socket), os.O_RDONLY | os.O_CLOEXEC)

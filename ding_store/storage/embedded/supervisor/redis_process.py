@@ -1,4 +1,4 @@
-"""One life of the private redis-server, and whether it answers."""
+"""One redis-server process, and PINGs to it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _PR_SET_PDEATHSIG = 1
 class Server:
     """
     Overview:
-        A redis-server process on a unix socket. It inherits the run's lock: nobody opens the same append-only file
-        before this process has really ended, even when it outlives its supervisor by a moment.
+        A redis-server process on a unix socket. It inherits the run's lock, and may run a moment longer than its
+        supervisor. So no other process opens the same append-only file before it has exited.
     """
 
     def __init__(self, binary: str, directory: str, socket_path: str, lock: int) -> None:
@@ -39,31 +39,31 @@ class Server:
         self._process.send_signal(number)
 
     def ping(self) -> Optional[socket.socket]:
-        """A connection on which a PING is under way; None if nobody listens yet."""
+        """Send a PING on a new connection. Return the connection, None if redis does not listen yet."""
         try:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        except OSError:  # no descriptor at the moment
+        except OSError:  # There is no free descriptor at the moment.
             return None
         connection.setblocking(False)
         try:
             connection.connect(self.socket_path)
             connection.send(b'PING\r\n')
-        except OSError:  # not there, not listening, or its queue is full: the caller asks again
+        except OSError:  # No socket, no listener, or its queue is full: the caller tries again.
             connection.close()
             return None
         return connection
 
 
 class PingResult(enum.Enum):
-    """What came of a PING."""
+    """The outcome of a PING."""
 
     READY = enum.auto()
-    LOADING = enum.auto()  # alive, and reading its append-only file
+    LOADING = enum.auto()  # It is running, and reading its append-only file.
     NONE = enum.auto()
 
 
 def read_answer(connection: socket.socket) -> PingResult:
-    """Of a connection that can be read."""
+    """Read the reply from a connection that is ready to be read."""
     try:
         words = connection.recv(64)
     except OSError:
@@ -76,7 +76,7 @@ def read_answer(connection: socket.socket) -> PingResult:
 def _die_with(supervisor: int, libc: ctypes.CDLL) -> Callable[[], None]:
     def prepare() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != supervisor:  # it died before we asked to be told
+        if os.getppid() != supervisor:  # The supervisor exited before the call above.
             os._exit(1)
 
     return prepare

@@ -1,4 +1,4 @@
-"""What lies in a run's directory, and who may use it."""
+"""The files in a run's directory, their locks, and the connection to the run's supervisor."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class RunFiles:
         The names in a run's directory:
 
         ====================  ======================================================================================
-        ``lock``              held by the supervisor *and* its redis for as long as either lives; says who they are
-        ``start.lock``        held by whoever is starting a supervisor
-        ``socket``            where the server's socket is, while there is one
-        ``server.log``        what supervisor and redis said
+        ``lock``              held by the supervisor *and* its redis while either runs, contains their process ids
+        ``start.lock``        held by a process that starts a supervisor
+        ``socket``            path of the server's socket, while there is one
+        ``server.log``        log of supervisor and redis
         ``appendonly*``       the data
-        ``finished``          the run ended well: the next server begins empty
-        ``ends``              how often that has been, or more; what is late finds out that its run is over
-        ``previous/``         the data of the last run that ended well
+        ``finished``          exists if the run finished: the next server starts empty
+        ``ends``              at least the number of finished runs, by which a late process sees that its run is over
+        ``previous/``         the data of the last run that finished
         ====================  ======================================================================================
     """
 
@@ -46,7 +46,7 @@ class RunFiles:
         return os.path.exists(self.finished)
 
     def data(self) -> List[str]:
-        """The append-only file of redis 6, the directory of redis 7, and what a killed rewrite left of either."""
+        """Return the append-only file of redis 6 or directory of redis 7, and the files that a killed rewrite left."""
         names = [name for name in os.listdir(self.directory) if name.startswith(('appendonly', 'temp-rewriteaof-'))]
         return [os.path.join(self.directory, name) for name in names]
 
@@ -58,7 +58,7 @@ class RunFiles:
             return 0
 
     def archive(self) -> None:
-        """Put a finished run's data aside. The mark goes last: a crash on the way does it all again."""
+        """Move a finished run's data to ``previous/``. The mark goes last: after a crash, all of this happens again."""
         shutil.rmtree(self.previous, ignore_errors=True)
         self.write(self.ends, f'{self.num_ends() + 1}')
         os.makedirs(self.previous, mode=0o700, exist_ok=True)
@@ -67,7 +67,7 @@ class RunFiles:
         os.unlink(self.finished)
 
     def write(self, path: str, text: str) -> None:
-        """Readers see all of the new text or all of the old, also after a power cut."""
+        """Replace a file's text. Readers see all of the new text or all of the old, even after a power cut."""
         new = f'{path}.new'
         with contextlib.suppress(FileNotFoundError):
             os.unlink(new)
@@ -76,7 +76,7 @@ class RunFiles:
             file.flush()
             os.fsync(file.fileno())
         os.replace(new, path)
-        # ``syncing`` does the same; a supervisor imports nothing but this folder.
+        # Like ``power_cuts.sync_directory``, which this package cannot import.
         directory = os.open(self.directory, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(directory)
@@ -84,7 +84,7 @@ class RunFiles:
             os.close(directory)
 
     def socket_path(self) -> Optional[str]:
-        """Where the last server's redis socket is or was; None where the file names no socket of this user."""
+        """Return the last server's redis socket. None if the file is missing or contains no such path of this user."""
         try:
             with open(self.pointer, opener=opener) as file:
                 path = file.read().strip()
@@ -98,7 +98,7 @@ class RunFiles:
         os.pwrite(lock, json.dumps(holder).encode(), 0)
 
     def holder(self) -> Dict[str, Any]:
-        """Who holds the lock, as far as they said; for messages only, flock alone decides."""
+        """Return the process ids and host in the lock file, for messages only. The lock itself is taken by flock."""
         try:
             with open(self.lock, opener=opener) as file:
                 holder = json.load(file)
@@ -110,7 +110,7 @@ class RunFiles:
 def opener(path: str, flags: int) -> int:
     """
     Open a file as ``ding_store.private_files.opener`` does. The supervisor cannot import that: it has the standard
-    library alone. The run's directory was checked by the process that started it.
+    library only. The process that started it has checked the run's directory.
     """
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     owner = os.fstat(descriptor).st_uid
@@ -121,7 +121,7 @@ def opener(path: str, flags: int) -> int:
 
 
 def connect_control(files: RunFiles, timeout_s: float) -> Optional[socket.socket]:
-    """A connection to the run's supervisor, None if none listens; refuses one of another user."""
+    """Return a connection to the run's supervisor, None if none listens. Refuse a supervisor of another user."""
     path = files.socket_path()
     if path is None:
         return None
@@ -148,7 +148,7 @@ def is_served(files: RunFiles) -> bool:
 
 
 def take_lock(path: str) -> int:
-    """Wait for an exclusive lock (under ``deadline``); the kernel drops it with its last holder, however that dies."""
+    """Wait for an exclusive lock, within ``deadline``. The kernel releases it when its last holder exits or crashes."""
     while True:
         lock = _locked(path, fcntl.LOCK_EX)
         if lock is not None:
@@ -156,7 +156,7 @@ def take_lock(path: str) -> int:
 
 
 def try_lock(path: str) -> Optional[int]:
-    """The same without a wait; None if another process holds it."""
+    """Take the same lock without a wait. Return None if another process holds it."""
     try:
         return _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -164,7 +164,7 @@ def try_lock(path: str) -> Optional[int]:
 
 
 def _locked(path: str, how: int) -> Optional[int]:
-    """None if remove_run() took the file away while it was waited for."""
+    """Lock a file. Return None if remove_run() has deleted the file during the wait."""
     lock = opener(path, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(lock, how)
@@ -180,9 +180,8 @@ def _locked(path: str, how: int) -> Optional[int]:
 def held_by(files: RunFiles) -> str:
     who = files.holder()
     return (
-        f'it did not get its lock in time, which was last held by supervisor {who.get("supervisor")} and redis-server '
-        f'{who.get("redis")} on host {who.get("host")!r}; if they live, end them; to share a run between hosts, use a '
-        'redis:// server'
+        f'it did not get its lock in time. Supervisor {who.get("supervisor")} and redis-server {who.get("redis")} on '
+        f'host {who.get("host")!r} held it last. If they run, end them. To share a run between hosts, use redis://'
     )
 
 
@@ -195,7 +194,7 @@ def _is_same_file(descriptor: int, path: str) -> bool:
 
 @contextlib.contextmanager
 def deadline(timeout_s: float) -> Iterator[None]:
-    """Raise TimeoutError in what blocks inside; for the one thread of the supervisor only."""
+    """Raise TimeoutError in a call that blocks inside. Only for a process with one thread, as the supervisor is."""
 
     def expire(signum: int, frame: Optional[FrameType]) -> None:
         raise TimeoutError

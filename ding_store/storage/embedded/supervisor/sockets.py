@@ -1,4 +1,4 @@
-"""The short private directory of the sockets, and who is at the other end of one."""
+"""The private directory of the sockets, with a short path, and the process at the other end of a socket."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import stat
 import struct
 from typing import Tuple
 
-MAX_SOCKET_PATH_BYTES = 107  # sizeof(sockaddr_un.sun_path) without its final zero
+MAX_SOCKET_PATH_BYTES = 107  # size of sockaddr_un.sun_path without its final zero
 CONTROL, REDIS = 'control.sock', 'redis.sock'
 
 
 def make_socket_directory() -> str:
     """
     Overview:
-        A new directory of this user alone, with a path short enough for sockets. Its name is random, because two
-        containers may share /tmp and have equal paths in it. Not below XDG_RUNTIME_DIR: that goes with the login,
-        under a job that outlives it.
+        Make a directory of this user alone, with a path short enough for sockets. Its name is random, because two
+        containers may share /tmp and use equal names. It is not below XDG_RUNTIME_DIR, which is deleted at logout even
+        if a job still runs.
     """
     reasons = []
     for base in dict.fromkeys((os.environ.get('TMPDIR') or '/tmp', '/tmp', '/var/tmp')):
@@ -44,7 +44,7 @@ def _make_private(parent: str) -> str:
 
 
 def remove_socket_directory(redis_socket: str) -> None:
-    """Only what make_socket_directory() and the two servers made: the path may come from a file."""
+    """Delete what make_socket_directory() and the two servers made, and nothing else: the path may come from a file."""
     if not is_socket_path(redis_socket):
         return
     directory = os.path.dirname(redis_socket)
@@ -56,7 +56,7 @@ def remove_socket_directory(redis_socket: str) -> None:
 
 
 def is_socket_path(path: str) -> bool:
-    """Whether it is a path that ``make_socket_directory`` makes a place for: it may come from a file."""
+    """True if ``make_socket_directory`` could have made the directory of this path. The path may come from a file."""
     ours = rf'/.*/ding-store-{os.geteuid()}/[0-9a-f]{{8}}/{re.escape(REDIS)}'
     return re.fullmatch(ours, path) is not None and '..' not in path.split('/')
 
@@ -66,7 +66,7 @@ def control_path(redis_socket: str) -> str:
 
 
 def peer(connection: socket.socket) -> Tuple[int, int]:
-    """Process id and user id of the other end, from the kernel. The id is 0 when it lives in another namespace."""
+    """Return process id and user id of the other end, from the kernel. The process id is 0 in another namespace."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize('iII'))
     pid, uid, _ = struct.unpack('iII', credentials)
     return pid, uid
