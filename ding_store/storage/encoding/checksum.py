@@ -1,4 +1,4 @@
-"""The checksum of payloads on the wire plane."""
+"""The checksum of payloads that go through Redis."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ _ROW_BYTES = _ROW_WORDS * 8
 def checksum(parts: Iterable[Buffer], num_bytes: int) -> int:
     """
     Overview:
-        crc32; of large payloads crc32 of their sums, at several times its speed: seen as rows of 1024 words of 64 bits,
-        the sum of each column, the sum of each row, and what is left behind the last whole row. Any change within one
-        word is noticed, and so are bytes that are torn, moved or missing, but for one chance in 2 ** 32.
+        Return the crc32 of some bytes. For large payloads it is the crc32 of their sums, which is several times faster.
+        There the bytes are rows of 1024 words of 64 bits. The sums are those of each column and each row, and the bytes
+        after the last whole row are added. A change within one word always changes the result. Torn, moved and missing
+        bytes change it but for one chance in 2 ** 32.
+    Arguments:
+        - parts (:obj:`Iterable`): The bytes, in any number of pieces.
+        - num_bytes (:obj:`int`): The total number of bytes.
     """
     crc = 0
     for part in parts if num_bytes < _FOLD_FROM else _fold(parts):

@@ -1,12 +1,12 @@
-"""Payloads of the wire plane, compressed by packages that are optional; on the host plane nothing is compressed.
+"""Compression of payloads that go through Redis, by optional packages. Payloads in shared memory are not compressed.
 
 offset  size
 0       4     magic 'DGC' and the format's version, 1
 4       4     checksum of everything that follows: see ``checksum``
 8       8     total bytes
-16      8     bytes of the payload that comes out
+16      8     bytes of the decompressed payload
 24      4     number of the codec
-28      ...   what the codec made of the payload: see ``wire``, without its checksum
+28      ...   the compressed payload: see ``framing``, without its checksum
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from ding_store.storage.encoding.checksum import checksum
 
 _MAGIC = b'DGC\x01'
 _PREFIX = struct.Struct('<4sIQQI')
-_CHECKED_FROM = 8  # The checksum covers all behind itself; magic is compared.
+_CHECKED_FROM = 8  # The checksum covers everything after itself. The magic bytes are compared.
 #: Smaller payloads are not worth the time.
 MIN_BYTES = 1 << 10
-#: What a payload may have, as in ``parts``.
+#: Maximum size of a payload, as in ``framing``.
 _MAX_BYTES = 2_000_000_000
 
 
 class Codec(ABC):
-    """One way; its package is imported when it is first used."""
+    """A compression method. Its package is imported at the first use."""
 
     name: str
-    number: int  # in payloads
+    number: int  # stands for the codec in payloads
     module: str
     package: str
 
     @abstractmethod
     def compress(self, payload: Buffer) -> bytes:
-        """Thread-safe, and other threads run meanwhile; so with ``decompress``."""
+        """Return the compressed payload. Thread-safe as ``decompress`` is, and both let other threads run."""
 
     @abstractmethod
     def decompress(self, data: Buffer, num_bytes: int) -> bytes:
         """
         Overview:
-            At most ``num_bytes``.
+            Return the decompressed data, ``num_bytes`` at most.
         Raises:
-            - Exception: Of the package's own kind, or CorruptPayload: ``data`` is nothing that ``compress`` made.
+            - Exception: ``data`` was not made by ``compress``. The type is the package's own, or CorruptPayload.
         """
 
     @property
@@ -58,8 +58,10 @@ class Codec(ABC):
 
     def check_installed(self) -> None:
         """
+        Overview:
+            Check that the package is installed.
         Raises:
-            - ConfigError: The package is missing; says how it is installed.
+            - ConfigError: It is missing. The message says how to install it.
         """
         if not self.is_installed:
             raise ConfigError(
@@ -69,7 +71,7 @@ class Codec(ABC):
 
 
 class Lz4(Codec):
-    """Fast: it costs less than a gigabit's network gains."""
+    """The fast codec. It costs less time than it saves on a network of 1 Gbit/s."""
 
     name, number, module, package = 'lz4', 1, 'lz4', 'lz4'
     _MAX_RATIO = 255  # of the format itself
@@ -88,13 +90,13 @@ class Lz4(Codec):
 
 
 class Zstd(Codec):
-    """Smaller, and slower."""
+    """The codec with smaller results, at a lower speed."""
 
     name, number, module, package = 'zstd', 2, 'zstandard', 'zstandard'
     _LEVEL = 1
 
     def __init__(self) -> None:
-        self._contexts = threading.local()  # They are large, and for one thread each.
+        self._contexts = threading.local()  # They are large. Each thread needs its own.
 
     def compress(self, payload: Buffer) -> bytes:
         import zstandard
@@ -106,7 +108,7 @@ class Zstd(Codec):
     def decompress(self, data: Buffer, num_bytes: int) -> bytes:
         import zstandard
 
-        # It takes as much memory as the data itself says.
+        # Decompression takes as much memory as the data states, so check that first.
         if zstandard.frame_content_size(data) != num_bytes:
             raise CorruptPayload(f'these are not {num_bytes} bytes, compressed')
         if not hasattr(self._contexts, 'decompressor'):
@@ -115,17 +117,19 @@ class Zstd(Codec):
 
 
 CODECS: Dict[str, Codec] = {codec.name: codec for codec in (Lz4(), Zstd())}
-#: Fast enough to be used unasked.
+#: The codec of 'auto'. It is fast enough for use without a setting.
 AUTO, _AUTO_CODEC = 'auto', 'lz4'
-#: Payloads that are smaller are sent in less time than they take to compress.
+#: Smaller payloads are sent in less time than their compression takes.
 _AUTO_BYTES = 16 << 10
-#: One that keeps more of its bytes than this share was not worth it, and so many after it are not tried.
+#: If a payload keeps more than this share of its bytes, the next ``_NUM_UNTRIED`` payloads are not compressed.
 _WORTH, _NUM_UNTRIED = 0.8, 32
 _BY_NUMBER = {codec.number: codec for codec in CODECS.values()}
 
 
 def check_compression(name: Optional[str]) -> None:
     """
+    Overview:
+        Check the option ``compression``.
     Raises:
         - ConfigError: There is no such codec, or its package is not installed.
     """
@@ -138,7 +142,7 @@ def check_compression(name: Optional[str]) -> None:
 
 @functools.cache
 def installed() -> Tuple[str, ...]:
-    """Names of the codecs that work in this process: a directory of the package's name is none."""
+    """Return the names of the codecs that work in this process. Each was tried: a module may be an empty directory."""
     return tuple(name for name, codec in CODECS.items() if codec.is_installed and _works(codec))
 
 
@@ -152,15 +156,14 @@ def _works(codec: Codec) -> bool:
 class Choice:
     """
     Overview:
-        What 'auto' compresses the payloads of one stream with: the fast codec, where all readers have it, too, and for
-        as long as it pays.
+        Chooses the codec for 'auto' in one stream: the fast one, while all readers have it and it saves bytes.
     """
 
     def __init__(self) -> None:
         self._num_untried = 0
 
     def codec(self, num_bytes: int, everywhere: Collection[str]) -> Optional[str]:
-        """For a payload of so many bytes, whose readers all have these codecs."""
+        """Return the codec for a payload of ``num_bytes``, if all readers have the codecs in ``everywhere``."""
         if num_bytes < _AUTO_BYTES or _AUTO_CODEC not in everywhere or _AUTO_CODEC not in installed():
             return None
         if self._num_untried > 0:
@@ -169,13 +172,13 @@ class Choice:
         return _AUTO_CODEC
 
     def note(self, num_bytes: int, num_sent: int) -> None:
-        """A payload of so many bytes became so many."""
+        """Note that a payload of ``num_bytes`` was sent as ``num_sent`` bytes."""
         if num_sent > _WORTH * num_bytes:
             self._num_untried = _NUM_UNTRIED
 
 
 def compressed(payload: Buffer, name: str) -> Optional[bytes]:
-    """A payload in fewer bytes; None if it is too small for that, or would not become shorter."""
+    """Return the compressed payload. None if it is below ``MIN_BYTES``, or would not become smaller."""
     if len(payload) < MIN_BYTES:
         return None
     codec = CODECS[name]
@@ -194,8 +197,10 @@ def is_compressed(payload: Buffer) -> bool:
 
 def check_compressed(payload: memoryview) -> None:
     """
+    Overview:
+        Check the size and the checksum of a compressed payload.
     Raises:
-        - CorruptPayload: These are not bytes that ``compressed`` made, whole and unchanged.
+        - CorruptPayload: ``compressed`` did not make these bytes, or they were changed or cut.
     """
     if len(payload) < _PREFIX.size:
         raise CorruptPayload(f'{len(payload)} bytes are too few for a compressed payload')
@@ -208,9 +213,11 @@ def check_compressed(payload: memoryview) -> None:
 
 def decompressed(payload: memoryview) -> bytes:
     """
+    Overview:
+        Return the decompressed payload.
     Raises:
-        - CorruptPayload: As ``check_compressed``.
-        - ConfigError: This process lacks the package.
+        - CorruptPayload: As in ``check_compressed``, or the codec cannot decompress it.
+        - ConfigError: This process lacks the codec's package.
     """
     check_compressed(payload)
     *_, num_bytes, number = _PREFIX.unpack_from(payload)
@@ -222,7 +229,7 @@ def decompressed(payload: memoryview) -> bytes:
         data = codec.decompress(payload[_PREFIX.size :], num_bytes)
     except ImportError as e:
         raise ConfigError(f'{codec.package} does not load, which entries are compressed with: {e}') from e
-    except Exception as e:  # Each package has errors of its own.
+    except Exception as e:  # Each package has its own errors.
         raise CorruptPayload(f'{codec.name} cannot decompress a payload: {type(e).__name__}') from e
     if len(data) != num_bytes:
         raise CorruptPayload(f'{len(data)} bytes came out of a payload that had {num_bytes}')

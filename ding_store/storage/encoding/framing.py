@@ -1,4 +1,4 @@
-"""Arrays <-> bytes: a JSON head and aligned raw buffers under one checksum. No pickle.
+"""Conversion between arrays and bytes: a JSON head and aligned raw buffers, with one checksum. No pickle.
 
 offset  size
 0       4     magic 'DGW' and the format's version, 2
@@ -23,22 +23,22 @@ from ding_store.storage.base import Array, Arrays, Buffer, Entry, EntryId, Heade
 from ding_store.storage.encoding.checksum import checksum
 from ding_store.storage.encoding.compression import check_compressed, compressed, decompressed, is_compressed
 
-#: A key, and the bytes that are there, or where they belong.
+#: A part's key, and its bytes or the memory for them.
 Part = Tuple[bytes, memoryview]
 T = TypeVar('T')
 
-#: Larger payloads go in parts: Redis takes an argument of SET from the socket to where it stays, but one that goes
-#: through a script into a stream is copied four times. Up to here that is sooner done than to look the parts up.
+#: Larger payloads go in parts. Redis keeps an argument of SET where it was received, but an argument that goes through
+#: a script into a stream is copied four times. Below this size the copies are faster than a check of the parts.
 INLINE_BYTES = 128 << 10
-#: Huge ones are slow again: no two steps of their way overlap.
+#: Size of a part. Larger ones are slower, because no two steps of their way overlap.
 PART_BYTES = 1 << 20
-#: A limit of ours, not of Redis: what one entry or value may have.
+#: Maximum size of an entry or value. This limit is not Redis's.
 MAX_BYTES = 2_000_000_000
 
 MAGIC = b'DGW\x02'
 ALIGN = 64
 _PREFIX = struct.Struct('<4sIQI')
-_CHECKED_FROM = 8  # The checksum covers all behind itself; magic is compared.
+_CHECKED_FROM = 8  # The checksum covers everything after itself. The magic bytes are compared.
 _MAX_NDIM = 32
 _DTYPES = [np.dtype(order + code) for code in '?bBhHiIlLqQefdgFDG' for order in '<>']
 DTYPES: Dict[str, np.dtype[Any]] = {dtype.str: dtype for dtype in _DTYPES}
@@ -46,7 +46,7 @@ _NAMES = {dtype: dtype.str for dtype in _DTYPES}
 _PADDINGS = [bytes(size) for size in range(ALIGN)]
 _ENCODER = json.JSONEncoder(separators=(',', ':'))
 _HEADER, _ARRAYS = b'{"header":', b',"arrays":'
-#: What a stream's chunks have in common, their columns, is translated once; longer texts are not worth the memory.
+#: Cache of parsed array lists. The entries of a stream mostly have the same list. Longer texts are not kept.
 _NUM_KNOWN, _MAX_KNOWN_BYTES = 64, 16 << 10
 _COPIED_BYTES = 4 << 10
 
@@ -54,9 +54,10 @@ _COPIED_BYTES = 4 << 10
 def encode(header: Header, arrays: Arrays, compression: Optional[str] = None) -> bytes:
     """
     Overview:
-        One entry or value as bytes, copied once; with ``compression``, a codec's name, compressed if that is shorter.
+        Encode one entry or value with a single copy. With ``compression``, a codec's name, the result is compressed if
+        that makes it smaller.
     Raises:
-        - TypeError: The header is no JSON object, or an array's dtype is not boolean or numeric; names which.
+        - TypeError: The header is not a JSON object, or an array's dtype is not boolean or numeric.
     """
     if compression is None:
         return b''.join(encode_parts(header, arrays))
@@ -66,9 +67,11 @@ def encode(header: Header, arrays: Arrays, compression: Optional[str] = None) ->
 def encode_parts(header: Header, arrays: Arrays, checked: bool = True) -> List[Buffer]:
     """
     Overview:
-        The same bytes in pieces, for writers with a place of their own: first the prefix, second the rest of the head,
-        then the arrays; contiguous ones that are not small share their memory. Not ``checked``, the bytes carry no
-        checksum until ``seal``.
+        Encode as ``encode`` does, but return pieces, so that the caller can write them to its own memory. The first is
+        the prefix, the second the rest of the head, then the arrays follow. The pieces of large contiguous arrays share
+        their memory.
+    Arguments:
+        - checked (:obj:`bool`): False: the checksum stays 0 until ``seal``.
     """
     columns = {name: _column(name, array) for name, array in arrays.items()}
     head = _head(header, columns)
@@ -87,14 +90,14 @@ def encode_parts(header: Header, arrays: Arrays, checked: bool = True) -> List[B
 
 
 def length_of(parts: List[Buffer]) -> int:
-    """Bytes of all ``encode_parts`` together."""
+    """Return the total bytes of the pieces from ``encode_parts``."""
     return int(_PREFIX.unpack(parts[0])[2])
 
 
 class Pieces(NamedTuple):
     """
-    An encoded payload without a checksum, in pieces that share memory with its arrays; ``lengths`` are those of the
-    head and of each array with the zeros behind it.
+    An encoded payload in pieces that share memory with its arrays, without a checksum. ``lengths`` has the bytes of the
+    head, and those of each array with its padding.
     """
 
     buffers: List[Buffer]
@@ -109,13 +112,13 @@ class Pieces(NamedTuple):
 
 
 def encode_pieces(header: Header, arrays: Arrays) -> Pieces:
-    """As ``encode_parts``, for what may travel array by array."""
+    """Encode as ``encode_parts`` does, with the lengths needed to send array by array."""
     buffers = encode_parts(header, arrays, checked=False)
     return Pieces(buffers, [sum(map(len, buffers[:3])), *(_aligned(array.nbytes) for array in arrays.values())])
 
 
 def seal(payload: Buffer, compression: Optional[str] = None) -> bytes:
-    """A copy of encoded bytes with the checksum that they lack, or compressed, which has one of its own."""
+    """Return a copy of encoded bytes with their checksum added, or compressed with a checksum there."""
     shorter = compressed(payload, compression) if compression is not None else None
     if shorter is not None:
         return shorter
@@ -125,14 +128,14 @@ def seal(payload: Buffer, compression: Optional[str] = None) -> bytes:
 
 
 def payload_bytes(buffer: Buffer) -> int:
-    """How many bytes the payload at the beginning of these says that it has."""
+    """Return the size that the prefix of a payload states."""
     if len(buffer) < _PREFIX.size:
         raise CorruptPayload(f'{len(buffer)} bytes are too few for a payload')
     return int(_PREFIX.unpack_from(buffer)[2])
 
 
 def is_whole(payload: memoryview) -> bool:
-    """Whether these are all bytes of a payload, as they were sent."""
+    """True if these are all bytes of a payload, unchanged."""
     try:
         check_compressed(payload) if is_compressed(payload) else _check_prefix(payload, verify=True)
     except CorruptPayload:
@@ -143,13 +146,13 @@ def is_whole(payload: memoryview) -> bool:
 def decode(buffer: Buffer, verify: bool = True) -> Tuple[Dict[str, Any], Dict[str, Array]]:
     """
     Overview:
-        Header and arrays of encoded bytes; the arrays are read-only views of ``buffer``, or of what it decompresses
-        to, and keep that alive.
+        Return header and arrays of encoded bytes. The arrays are read-only views of ``buffer``, or of the decompressed
+        bytes, and keep those alive.
     Arguments:
-        - verify (:obj:`bool`): Whether to compute the checksum; sizes and types are checked in any case.
+        - verify (:obj:`bool`): True: check the checksum. Sizes and types are always checked.
     Raises:
-        - CorruptPayload: These are not bytes that ``encode`` made, whole and unchanged.
-        - ConfigError: They are compressed, and this process lacks the package for that.
+        - CorruptPayload: ``encode`` did not make these bytes, or they were changed or cut.
+        - ConfigError: They are compressed, and this process lacks the codec's package.
     """
     view = memoryview(buffer).toreadonly().cast('B')
     if is_compressed(view):
@@ -172,7 +175,7 @@ def decode_entry(
     payload: Buffer,
     guard: Optional[Callable[[], bool]] = None,
 ) -> Entry:
-    """With a ``guard`` the payload is in memory that it watches over: a checksum only if its writer made one."""
+    """Decode an entry. With a ``guard`` its payload is in shared memory, and may have no checksum."""
     try:
         header, arrays = decode(payload, verify=guard is None or _has_checksum(payload))
     except CorruptPayload as e:
@@ -192,11 +195,11 @@ def corrupt_entry(stream: str, entry_id: EntryId, reason: str, writer: str = '',
 
 
 def up_to_corrupt(entries: Iterable[T]) -> List[T]:
-    """What was decoded before the first corrupt entry; that one is the next read's, which raises."""
+    """Return the entries before the first corrupt one. If that is the first of all, raise its error."""
     good: List[T] = []
     try:
         for entry in entries:
-            good.append(entry)  # noqa: PERF402 what came before an error is kept
+            good.append(entry)  # noqa: PERF402 entries before an error are kept
     except CorruptPayload:
         if not good:
             raise
@@ -226,7 +229,7 @@ def _column(name: str, array: Array) -> Array:
 
 
 def _bytes_of(column: Array) -> Buffer:
-    # A copy of a few bytes is there sooner than a view.
+    # A copy of a few bytes is faster than a view.
     return column.tobytes() if column.nbytes <= _COPIED_BYTES else column.reshape(-1).view(np.uint8).data
 
 
@@ -249,7 +252,7 @@ def _shapes_text(columns: Tuple[Tuple[str, np.dtype[Any], Tuple[int, ...]], ...]
 def _shortened(value: object) -> str:
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an integer of thousands of digits in it, or lists in lists
+    except (ValueError, RecursionError):  # an integer of thousands of digits in it, or deeply nested lists
         return f'of type {type(value).__name__}'
     return text if len(text) <= 200 else text[:200] + '...'
 
@@ -272,14 +275,14 @@ def _check_prefix(view: memoryview, verify: bool) -> int:
 
 
 class _Layout(NamedTuple):
-    """Where arrays are, counted from where the first begins: name, dtype, shape and place of each."""
+    """Name, dtype, shape and offset of each array, counted from the first array."""
 
     columns: List[Tuple[str, np.dtype[Any], Tuple[int, ...], int]]
     num_bytes: int
 
 
 def _parsed(head: bytes) -> Tuple[Any, _Layout]:
-    # Strings in JSON hold no bare quotes, and what is behind the last of these has no keys: it is where arrays begin.
+    # Strings in JSON contain no bare quotes, and the list of arrays has no keys. So the last match is before that list.
     at = head.rfind(_ARRAYS)
     is_ours = at >= 0 and head.startswith(_HEADER) and head.endswith(b'}')
     if not is_ours or len(head) - at > _MAX_KNOWN_BYTES:

@@ -1,9 +1,9 @@
-"""Values in parts that know each other again: what did not change from one version to the next is not sent again.
+"""Values in parts, of which an unchanged one is not sent again with the next version.
 
-A payload is cut where its arrays begin. Each part is a key of its own, named by the version that sent it first, and a
-version is the list of its parts. The writer compares bytes with those that it sent last, which is cheaper than a hash
-(an array that changed is found out at its first bytes) and never wrong; readers compare names. Small arrays share
-parts; those that stay as they are share none with those that change.
+A payload is cut at the beginnings of its arrays. Each part has its own key, named by the version that sent it first. A
+version is the list of its parts. The writer compares the bytes with those that it sent last: that is cheaper than a
+hash, because a change is mostly found in an array's first bytes, and never wrong. Readers compare names. Small arrays
+share parts, but unchanged arrays share none with changing ones.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from ding_store.storage.base import Buffer
 from ding_store.storage.encoding.checksum import checksum
 from ding_store.storage.encoding.framing import MAX_BYTES, PART_BYTES, Pieces
 
-#: Arrays up to this size share parts with their neighbours: each part costs a command and its keys, so that 5 MB in
-#: parts of 100 KB take a fifth longer than in these.
+#: Arrays up to this size share parts with their neighbours. Each part costs a command and its keys: 5 MB in parts of
+#: 100 KB take a fifth longer than in parts of this size.
 SHARED_BYTES = 512 << 10
-#: An array that did not change for so many versions shares parts only with others that did not.
+#: After this many versions without a change, an array shares parts only with other unchanged ones.
 STILL_AFTER = 3
 
 _HEAD = struct.Struct('<4sIIQ')
 _MAGIC = b'DGL\x01'
 _TOKEN_BYTES = 16
-#: Number of the token, number of the part in the version that sent it, bytes, checksum.
+#: Fields: number of the token, number of the part in the version that sent it, bytes, checksum.
 _ROW = np.dtype([('token', '<u4'), ('number', '<u4'), ('num_bytes', '<u4'), ('crc', '<u4')])
 
 
 class ValuePart(NamedTuple):
-    """``token`` (32 hexadecimal digits) and ``number`` are its name: never the name of other bytes."""
+    """A part. ``token`` (32 hexadecimal digits) and ``number`` are its name, which no other bytes ever get."""
 
     token: str
     number: int
@@ -44,7 +44,7 @@ class ValuePart(NamedTuple):
 
 
 class PartList(NamedTuple):
-    """What a version over the wire is: the parts of its payload, in their order."""
+    """The parts of a version's payload, in order."""
 
     parts: Tuple[ValuePart, ...]
 
@@ -54,12 +54,12 @@ class PartList(NamedTuple):
 
     @property
     def offsets(self) -> List[int]:
-        """Where in the payload each part begins."""
+        """Offset of each part in the payload."""
         return [0, *np.cumsum([part.num_bytes for part in self.parts]).tolist()][:-1]
 
     @property
     def stamp(self) -> int:
-        """63 bits that say which payload this is."""
+        """63 bits that identify this payload."""
         return int.from_bytes(hashlib.blake2b(self.pack(), digest_size=8).digest(), 'little') >> 1 or 1
 
     def pack(self) -> bytes:
@@ -71,10 +71,12 @@ class PartList(NamedTuple):
 
 def unpack(payload: bytes) -> Optional[PartList]:
     """
+    Overview:
+        Read a list of parts.
     Returns:
-        - parts (:obj:`Optional[PartList]`): None if this is the payload itself.
+        - parts (:obj:`Optional[PartList]`): None if ``payload`` is the payload itself.
     Raises:
-        - CorruptPayload: It looks like a list of parts, and is none.
+        - CorruptPayload: It begins like a list of parts, but is malformed.
     """
     if payload[:4] != _MAGIC:
         return None
@@ -98,21 +100,21 @@ def is_good(part: ValuePart, content: memoryview) -> bool:
 
 
 class _Unit:
-    """An array, a piece of a large one, or the head: what was sent of it last, and for how many versions it is that."""
+    """An array, a piece of a large one, or the head: the bytes sent last, and the versions since they changed."""
 
     def __init__(self, num_bytes: int, shares: bool) -> None:
         self.num_bytes = num_bytes
-        self.shares = shares  # a part with its neighbours
+        self.shares = shares  # may share a part with its neighbours
         self.content = bytearray()
         self.has_changed = False
-        self.age = 0  # -1 from a change to ``flush``
+        self.age = 0  # -1 from a change until ``flush``
 
     @property
     def is_still(self) -> bool:
         return self.age >= STILL_AFTER
 
     def take(self, content: memoryview) -> None:
-        if self.content == content:  # compared by memcmp, with bytearrays alone
+        if self.content == content:  # memcmp, which Python uses for bytearrays only
             return
         self.has_changed, self.age = True, -1
         if self.content:
@@ -125,16 +127,16 @@ class _Unit:
         self.has_changed = False
 
 
-_Group = Tuple[int, int]  # units that are one part: the first, and the one behind the last
+_Group = Tuple[int, int]  # units in one part: the first, and the one after the last
 
 
 class SentParts:
     """
     Overview:
-        What a writer sent of a value last: its bytes, and the names of their parts. Takes as much memory as the value.
-        ``lock`` is to be held from the first ``changed`` to ``flush``.
+        The parts of a value that a writer sent last: their bytes and names. Takes as much memory as the value. Hold
+        ``lock`` from the first ``changed`` to ``flush``.
     Arguments:
-        - key (:obj:`Callable`): Of the parts of a token, but for their number.
+        - key (:obj:`Callable`): Returns the key of a token's parts without their number.
     """
 
     def __init__(self, key: Callable[[str], str]) -> None:
@@ -143,14 +145,14 @@ class SentParts:
         self._lengths: List[int] = []
         self._units: List[_Unit] = []
         self._groups: List[_Group] = []
-        self._known: Dict[_Group, ValuePart] = {}  # to be in the server
+        self._known: Dict[_Group, ValuePart] = {}  # parts that the server has
         self._sent: List[ValuePart] = []
 
     def changed(self, pieces: Pieces, token: str) -> Iterator[Tuple[bytes, Sequence[Buffer]]]:
         """
         Overview:
-            The keys of the parts that are to be sent, and their bytes in pieces; when all were taken, ``parts`` lists
-            what the version is of. As often as needed, then ``flush`` or ``keep`` says what became of it.
+            Yield the key of each part to send, and its bytes in pieces. After the last one, ``parts`` lists the parts
+            of the version. Call it for each attempt, then ``flush`` or ``keep`` with the outcome.
         """
         if pieces.lengths != self._lengths:
             self._lengths, self._units, self._known = pieces.lengths, _units_of(pieces.lengths), {}
@@ -178,17 +180,17 @@ class SentParts:
         return ''.join(f'{self._key(part.token)}{part.number} ' for part in self._sent)
 
     def keys_of(self, token: str) -> str:
-        """The keys of all parts that ``changed`` may have had sent under this token since the last ``flush``."""
+        """Return the keys of all parts that may have been sent under this token since the last ``flush``."""
         return ''.join(f'{self._key(token)}{number} ' for number in range(len(self._groups)))
 
     def keep(self) -> None:
-        """The server has all of these parts, of no version yet: the next try is of the same, and sends none again."""
+        """Note that the server has all parts, but did not publish. The next attempt sends none of them again."""
         self._known = dict(zip(self._groups, self._sent))
         for unit in self._units:
             unit.has_changed = False
 
     def flush(self, is_published: bool) -> None:
-        """Whether the server has all of these parts and keeps them; else it is not known which it has."""
+        """End the attempts. If not ``is_published``, it is unknown which parts the server has."""
         if not is_published:
             self._known = {}
             return
@@ -200,7 +202,7 @@ class SentParts:
 
 
 def _units_of(lengths: Sequence[int]) -> List[_Unit]:
-    """Large arrays in several, each alone; the head is alone, too."""
+    """Cut each large array into several units. A piece of a large array and the head share no part."""
     found = [_Unit(lengths[0], shares=False)]
     for length in lengths[1:]:
         for at in range(0, length, PART_BYTES):
@@ -209,7 +211,7 @@ def _units_of(lengths: Sequence[int]) -> List[_Unit]:
 
 
 def _grouped(units: Sequence[_Unit]) -> List[_Group]:
-    """Neighbours that share a part: small ones, that all change or all do not."""
+    """Group neighbours into parts: small arrays that all change or all stay unchanged."""
     groups: List[_Group] = []
     begin, num_bytes = 0, 0
     for number, unit in enumerate(units):
@@ -225,7 +227,7 @@ def _grouped(units: Sequence[_Unit]) -> List[_Group]:
 
 
 def _cut(pieces: Pieces, sizes: Sequence[int]) -> Iterator[memoryview]:
-    """A payload's bytes, so many at a time; those that lie in one piece are not copied."""
+    """Yield a payload's bytes in the given sizes. Bytes from one buffer are not copied."""
     left = iter(sizes)
     missing, held = next(left), []
     for buffer in pieces.buffers:
@@ -241,7 +243,7 @@ def _cut(pieces: Pieces, sizes: Sequence[int]) -> Iterator[memoryview]:
 
 
 def where_known(lists: Dict[int, PartList]) -> Dict[Tuple[str, int], List[Tuple[int, int]]]:
-    """Where the parts of the payloads in some slots are: name -> slots, and offsets in them."""
+    """Map the name of each part to its places: slots, and the offsets in them."""
     found: Dict[Tuple[str, int], List[Tuple[int, int]]] = {}
     for slot, listed in lists.items():
         for part, offset in zip(listed.parts, listed.offsets):

@@ -1,8 +1,8 @@
-"""Payloads too large for one argument travel as keys of their own, their *parts*, several on the way at a time.
+"""Payloads that are too large for one Redis argument go in *parts*, each with its own key.
 
-A part has a time to live until the entry or value that it belongs to is there, which takes it away: those of a writer
-that was killed in between go by themselves. This is faster than redis-py's own SET and GET: the bytes are sent from
-where they are, and received into where they belong.
+Several parts are in transit at a time. A part expires unless the script that adds its entry or value keeps it. So
+the parts of a killed writer are deleted. This is faster than redis-py's SET and GET: bytes are sent from where they are,
+and received into their final place.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from ding_store.storage.encoding.framing import INLINE_BYTES, MAX_BYTES, PART_BY
 from ding_store.storage.redis.resp import checked, received, refusal, send
 from ding_store.storage.shared_memory.transports import Fetch, Moved, Remote, StoredEntry, fetch_own, unwatched
 
-#: On the way at once. More only fills buffers, where each reply waits for all that is before it.
+#: Maximum bytes in transit. More would only fill buffers, where each reply waits for all data before it.
 WINDOW_BYTES = 4 << 20
-#: A payload that takes longer than this, at this rate, is written again.
+#: Time to live of a part, plus the time for its payload at the slowest rate. A payload that takes longer is sent again.
 _LIFE_S = 600
 _SLOWEST_BYTES_PER_S = 50_000
 MAX_TRIES = 5
 VANISHED = 'its parts vanish before they are used: is the server out of memory, or its clock off?'
-#: A copy is cheaper than one more system call, and than a server that wakes up for the first half.
+#: Smaller pieces are joined. A copy costs less than another system call, and the server then wakes up only once.
 _JOINED_BYTES = 256 << 10
 
 
-#: At a time, of what no process wants.
+#: Buffer size for bytes that are read and thrown away.
 _PASSED_BYTES = 64 << 10
 
-#: What a place may say at most: looking them up takes memory before any of them is there.
+#: Maximum number of parts. A corrupt place could state more, and their keys alone would fill the memory.
 _MAX_PARTS = MAX_BYTES // (64 << 10)
 
 _PLACE = struct.Struct('<4sIIQ')
 _MAGIC = b'DGP\x02'
-_CHECKED_FROM = 8  # The checksum covers all behind itself; magic is compared.
+_CHECKED_FROM = 8  # The checksum covers everything after itself. The magic bytes are compared.
 
 
 class Parted(NamedTuple):
-    """Where a payload's parts are: under ``key`` with a number from 0 behind it."""
+    """The place of a payload in parts: their keys are ``key`` followed by a number from 0."""
 
     key: str
     part_bytes: int
@@ -58,17 +58,19 @@ class Parted(NamedTuple):
         return [f'{self.key}{number}'.encode() for number in range(self.num_parts)]
 
     def pack(self) -> bytes:
-        """What an entry or value holds instead of the payload."""
+        """Return the bytes that an entry or value holds instead of the payload."""
         body = _PLACE.pack(_MAGIC, 0, self.part_bytes, self.num_bytes)[_CHECKED_FROM:] + self.key.encode()
         return struct.pack('<4sI', _MAGIC, zlib.crc32(body)) + body
 
 
 def unpack(payload: Buffer) -> Optional[Parted]:
     """
+    Overview:
+        Read the place of a payload's parts.
     Returns:
-        - where (:obj:`Optional[Parted]`): None if this is the payload itself.
+        - where (:obj:`Optional[Parted]`): None if ``payload`` is the payload itself.
     Raises:
-        - CorruptPayload: It looks like a place, and is none.
+        - CorruptPayload: It begins like a place, but is malformed.
     """
     if payload[:4] != _MAGIC:
         return None
@@ -96,14 +98,13 @@ def parts_of(where: Parted, payload: Buffer) -> Iterator[Part]:
 def write_parts(connection: Any, parts: Iterable[Tuple[bytes, Sequence[Buffer]]], num_bytes: int) -> Tuple[int, bytes]:
     """
     Overview:
-        Send the parts of a payload. Parts that are there already are left alone: one that was long on its way must not
-        give life's end to them.
+        Send the parts of a payload. Parts that exist are not changed: a late command must not make them expire.
     Arguments:
-        - parts (:obj:`Iterable`): The key of each, and its bytes, in any number of pieces.
-        - num_bytes (:obj:`int`): Of all together, or more.
+        - parts (:obj:`Iterable`): The key of each part, and its bytes in any number of pieces.
+        - num_bytes (:obj:`int`): Upper bound of the bytes of all parts.
     Returns:
-        - num_replies (:obj:`int`): How many the caller has to read before that to its own command.
-        - rest (:obj:`bytes`): What the caller has to send before its own command, best together with it.
+        - num_replies (:obj:`int`): Number of replies that the caller must read before its own command's.
+        - rest (:obj:`bytes`): Bytes that the caller must send before its own command, best in the same call.
     """
     life_ms = 1000 * (_LIFE_S + int(num_bytes / _SLOWEST_BYTES_PER_S))
     tail = b'\r\n$2\r\nNX\r\n$2\r\nPX\r\n$%d\r\n%d\r\n' % (len(str(life_ms)), life_ms)
@@ -112,7 +113,7 @@ def write_parts(connection: Any, parts: Iterable[Tuple[bytes, Sequence[Buffer]]]
     for key, pieces in parts:
         part_bytes = sum(map(len, pieces))
         rest += b'*6\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n' % (len(key), key, part_bytes)
-        # A part that is waited for below is whole on the way: of those only the last may still lack its end.
+        # Parts that are waited for below have been sent whole. Only the last one may still lack its end.
         if len(rest) + part_bytes <= _JOINED_BYTES and num_ahead + part_bytes <= WINDOW_BYTES:
             rest = b''.join([rest, *pieces, tail])
         else:
@@ -125,13 +126,13 @@ def write_parts(connection: Any, parts: Iterable[Tuple[bytes, Sequence[Buffer]]]
             num_ahead -= on_the_way.popleft()
             if refused is not None:
                 send(connection, [rest])
-                refusal(connection, len(on_the_way))  # None that is still on its way comes after it is given up.
+                refusal(connection, len(on_the_way))  # No command may arrive after the payload was given up.
                 raise refused
     return len(on_the_way), rest
 
 
 def read_parts(connection: Any, parts: Sequence[Part], moved: Moved = unwatched) -> Iterator[bool]:
-    """For each part, as soon as it is there: False when it is missing, or not as long as it should be."""
+    """Read each part into its memory. Yield True when it is there, False if it is missing or has another length."""
     replies, asked, num_ahead = _Replies(connection, moved), 0, 0
     for number, (_, target) in enumerate(parts):
         upto = asked
@@ -149,7 +150,7 @@ def read_parts(connection: Any, parts: Sequence[Part], moved: Moved = unwatched)
 def read_payloads(
     connection: Any, places: Sequence[Parted], payloads: Sequence[memoryview], moved: Moved = unwatched
 ) -> List[bool]:
-    """False for payloads of which a part is missing, or is not as long as it should be."""
+    """Read payloads into their memory. Return False for each with a part that is missing or has another length."""
     parts = [part for where, payload in zip(places, payloads) for part in parts_of(where, payload)]
     are_good = read_parts(connection, parts, moved)
     return [False not in [next(are_good) for _ in range(where.num_parts)] for where in places]
@@ -164,7 +165,7 @@ class Parts:
     Overview:
         Fetches payloads that are in parts.
     Arguments:
-        - call (:obj:`Callable`): Runs a command with a ``ServerSession``, again and again while the connection is lost.
+        - call (:obj:`Callable`): Runs a command with a ``ServerSession``, and retries it while the connection is lost.
     """
 
     def __init__(self, call: Call) -> None:
@@ -173,7 +174,7 @@ class Parts:
     def fetch(self, stream: str, records: Sequence[StoredEntry], fetch: Fetch = fetch_own) -> List[Optional[Buffer]]:
         """
         Overview:
-            The payloads themselves, of what records hold; None where parts are missing.
+            Return the payloads of some records. None stands for a payload with missing parts.
         """
         places = [unpack(record.payload) for record in records]
         wanted = {
@@ -195,7 +196,7 @@ class Parts:
         return [record.payload if where is None else next(found) for record, where in zip(records, places)]
 
     def are_whole(self, stream: str, payload: Buffer) -> bool:
-        """Whether what is in parts is as long as its place says, which takes as long as fetching it, but no memory."""
+        """True if the parts have the lengths that their place states. Takes the time of a fetch, but no memory."""
         where = unpack(payload)
         if where is None:
             return True
@@ -212,7 +213,7 @@ class Parts:
         return bool(self._call(f'read {stream!r}', lambda session: _borrowing(session, measure)))
 
     def are_there(self, stream: str, payload: Buffer) -> bool:
-        """Whether what is in parts, if it is, could be fetched now."""
+        """True if the payload is not in parts, or all parts exist now."""
         where = unpack(payload)
         if where is None:
             return True
@@ -225,9 +226,9 @@ def publish_in_parts(
 ) -> T:
     """
     Overview:
-        ``publish(payload, 0, '', None)``; or for a large one ``publish(place, num_parts, key, before)``, where
-        ``before`` is ``write_parts`` but for the connection: all takes one round trip. Once more if parts
-        are gone when they are looked for.
+        Publish a payload in one round trip: ``publish(payload, 0, '', None)``. For a large one it is
+        ``publish(place, num_parts, key, before)``, where ``before`` sends the parts on a connection. Repeat if parts
+        are missing by then.
     """
     if not is_large(payload):
         return publish(payload, 0, '', None)
@@ -261,7 +262,7 @@ def _ask(connection: Any, keys: Sequence[bytes]) -> None:
 
 
 class _Replies:
-    """The replies to GETs, read from the socket itself; redis-py's parser must hold nothing, and gets nothing back."""
+    """Reads replies to GET from the socket itself. redis-py's parser must have no bytes buffered, and gets none."""
 
     def __init__(self, connection: Any, moved: Moved) -> None:
         self._socket = connection._sock
@@ -269,18 +270,18 @@ class _Replies:
         self._ahead = b''
 
     def receive(self, into: memoryview) -> bool:
-        """One reply. False when there is no such key, or it holds something else, or does not fit exactly."""
+        """Read one reply. Return False if the key is missing, of another type, or has another length."""
         length = self._length()
         if length < 0:
             return False
         fits = length == len(into)
         if fits:
             self._fill(into)
-        self._pass_over(2 if fits else length + 2)  # the line's end
+        self._pass_over(2 if fits else length + 2)  # the end of the line
         return fits
 
     def measure(self) -> int:
-        """The length of what one reply has; -1 where there is no such key, or it holds something else."""
+        """Return the length of one reply, -1 if the key is missing or of another type."""
         length = self._length()
         if length >= 0:
             self._pass_over(length + 2)
