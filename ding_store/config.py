@@ -1,4 +1,4 @@
-"""The config flag's block: ``main_config.store = dict(enable=True, ...)``, validated, with defaults."""
+"""Settings of a job: ``main_config.store = dict(enable=True, ...)``, checked, with defaults."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Unio
 from ding_store.errors import ConfigError
 
 DEFAULT_URL = 'embedded://'
-#: Set by ``ding-store run`` and ``ding-store join`` for the processes that they start; they win over the config.
+#: ``ding-store run`` and ``ding-store join`` set these for the processes that they start. They override the config.
 ENV_URL, ENV_RUN = 'DING_STORE_URL', 'DING_STORE_RUN'
-#: Checkpoints are on: the directory, or '1' for the config's.
+#: Turns checkpoints on. Its value is their directory, or '1' for the config's.
 ENV_CHECKPOINT = 'DING_STORE_CHECKPOINT'
-#: What ``--set KEY=VALUE`` said: a dict as Python writes it.
+#: The settings of ``--set KEY=VALUE``, as a Python dict.
 ENV_SETTINGS = 'DING_STORE_SETTINGS'
 
 
 def _setting(default: Any, least: Optional[float] = None, below: Optional[float] = None, choices: tuple = ()) -> Any:
-    """A field of settings with the range that it may be in."""
+    """Declare a setting with its default and its valid range."""
     return field(default=default, metadata=dict(least=least, below=below, choices=choices))
 
 
-#: What a setting of a type is, in words, and whether a value is one.
+#: The name of each type in errors, and a test for it.
 _KINDS: Dict[Any, Tuple[str, Callable[[Any], bool]]] = {
     bool: ('True or False', lambda value: isinstance(value, bool)),
     int: ('a whole number', lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool)),
@@ -46,7 +46,7 @@ _KINDS: Dict[Any, Tuple[str, Callable[[Any], bool]]] = {
 
 
 def _check_settings(settings: Any, where: str) -> None:
-    """Each value by its field: the annotation is its type, the rest is from ``_setting``."""
+    """Check each value against its field: the annotation is the type, ``_setting`` gives the range."""
     types = get_type_hints(type(settings))
     for each in fields(settings):
         value, limits = getattr(settings, each.name), each.metadata
@@ -75,14 +75,14 @@ def _is_a(kind: type, value: Any) -> bool:
 class CheckpointConfig:
     """
     Overview:
-        The key ``checkpoint`` of the flag's block: a learner that dies is started again, and goes on.
+        The key ``checkpoint`` of the settings. With it, a learner that crashes is restarted and continues.
     Arguments:
-        - path (:obj:`str`): Directory of the run's checkpoints, and of its replay. Default: ``checkpoints/<run>``.
-        - max_overhead (:obj:`float`): How much of the time checkpoints may cost: their interval follows from that.
-        - interval_s (:obj:`Optional[float]`): A fixed interval instead, whatever it costs.
-        - keep (:obj:`int`): How many checkpoints stay, besides the best.
-        - max_restarts (:obj:`int`): How often ``ding-store run --roles`` starts a learner, or an evaluator, again.
-        - load (:obj:`Optional[str]`): A checkpoint to begin with where there is none to resume, DI-engine's or ours.
+        - path (:obj:`str`): Directory of the run's checkpoints and its replay. Default: ``checkpoints/<run>``.
+        - max_overhead (:obj:`float`): Largest share of the time that checkpoints may take. Sets their interval.
+        - interval_s (:obj:`Optional[float]`): A fixed interval instead, whatever the checkpoints cost.
+        - keep (:obj:`int`): Number of checkpoints that are kept, in addition to the best one.
+        - max_restarts (:obj:`int`): How often ``ding-store run --roles`` restarts a learner or an evaluator.
+        - load (:obj:`Optional[str]`): A checkpoint of DI-engine or ding_store to start from if there is none to resume.
     """
 
     path: str = ''
@@ -95,11 +95,11 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         _check_settings(self, 'store.checkpoint')
         if self.load is not None and not os.path.isfile(self.load):
-            raise ConfigError(f'store.checkpoint.load ({self.load!r}) is no file')
+            raise ConfigError(f'store.checkpoint.load ({self.load!r}) is not a file')
 
     @classmethod
     def from_block(cls, block: Union[Mapping[str, Any], bool, None], run: str) -> Optional[CheckpointConfig]:
-        """True or a dict means on, None or False off; ``ding-store run --checkpoint`` turns them on, too."""
+        """Read the key: True or a dict is on, None or False off. ``ding-store run --checkpoint`` also turns it on."""
         if not isinstance(block, (Mapping, bool)) and block is not None:
             raise ConfigError(f'store.checkpoint ({block!r}) must be True or a dict such as dict(keep=3)')
         told = os.environ.get(ENV_CHECKPOINT)
@@ -119,20 +119,21 @@ class CheckpointConfig:
     def check_apart(self, stock: str) -> None:
         """
         Overview:
-            CkptSaver's files have the names of ours, which are resumed from, and removed when there are newer ones.
+            Refuse DI-engine's checkpoint directory ``stock``. CkptSaver's files are named as those of ding_store, which
+            resumes from the newest and deletes older ones.
         Raises:
-            - ConfigError: This is CkptSaver's directory.
+            - ConfigError: ``path`` is that directory.
         """
         if os.path.realpath(self.path) == os.path.realpath(stock):
-            raise ConfigError(f'store.checkpoint.path ({self.path!r}) is where CkptSaver saves: name another directory')
+            raise ConfigError(f'store.checkpoint.path ({self.path!r}) is that of CkptSaver. Name another one.')
 
 
-#: Why checkpoints are refused there.
+#: Why checkpoints are refused for DI-engine's serial pipelines.
 NOT_SERIAL = (
-    'is for task pipelines; for `ding -m serial` leave it out, and use the save_ckpt_* and load_ckpt hooks of '
-    "DI-engine's learner"
+    'is for task pipelines. With `ding -m serial`, remove it and use the save_ckpt_* and load_ckpt hooks of '
+    "DI-engine's learner."
 )
-#: Types of DI-engine that have no priorities.
+#: DI-engine's buffer types without priorities.
 PLAIN_TYPES = ('naive', 'episode', 'sequence')
 
 
@@ -140,49 +141,51 @@ PLAIN_TYPES = ('naive', 'episode', 'sequence')
 class StoreConfig:
     """
     Overview:
-        Settings of one job. Durations are seconds, sizes bytes.
+        Settings of one job. Durations are in seconds, sizes in bytes.
     Arguments:
-        - enable (:obj:`bool`): Off, or no block at all, means stock DI-engine, and nothing of redis is imported.
-        - url (:obj:`str`): Where the run's data is: ``embedded://[dir]``, ``redis://host:port/db``, ...
-        - run (:obj:`Optional[str]`): Name of the run; every key and file is under it. Default: the config's exp_name.
-            What keys and files cannot hold is replaced: see ``run_name``.
-        - train_ratio (:obj:`str`): 'keep': the learner runs one iteration of its loop per collected chunk, so that
-            train iterations per env step are the pipeline's own. 'free': it takes all there is at every iteration.
-        - max_lead (:obj:`int`): With train_ratio 'keep': how many chunks the collectors, together, may be ahead of the
-            learner before they wait. More keeps a learner busier, fewer keeps the policy fresher.
-        - samples_per_insert (:obj:`Optional[float]`): Elements sampled per element inserted, in the place of the ratio
-            that follows from the pipeline; None: no such ratio.
-        - error_buffer (:obj:`Optional[float]`): Its tolerance, in sampled elements: a batch, and what a chunk brings,
-            at least.
-        - min_size_to_sample (:obj:`int`): No training before the replay has so many elements.
-        - direct_ingest (:obj:`bool`): Let columns go from the stream into the replay without becoming elements where
-            only a pusher stands between the exchanger and the buffer.
-        - collate (:obj:`str`): 'auto': one collated batch for policies known to take it, else a list; 'batch'; 'list'.
-        - max_pending_bytes (:obj:`int`): What a stream may hold of entries that the learner has not taken yet.
-        - overflow (:obj:`str`): What an append does when it would hold more: 'block' or 'drop_oldest'.
-        - on_corrupt (:obj:`str`): What the learner does with an entry that is not what a collector wrote: 'stop', at
-            every start again, or 'skip': it is counted, logged and left out.
-        - allow_pickle (:obj:`bool`): Let chunks of elements that hold Python objects travel pickled; without, they are
-            refused. Whoever may write to the store can then run code in the learner, so it is refused for servers on
-            the network that know nobody.
-        - compression (:obj:`Optional[str]`): Of experience between hosts: 'auto', lz4 where all have it and while it
-            pays; 'lz4' or 'zstd', always, and the same in all processes; None.
-        - reconnect_timeout_s (:obj:`float`): How long a lost server is waited for.
-        - wait_warn_s (:obj:`float`): A wait for another role says what it waits for, every so often.
-        - peer_timeout_s (:obj:`float`): How long a dead learner or evaluator is waited for before the job ends.
-        - heartbeat_s (:obj:`float`): How often a process reports its figures to the run.
-        - buffer_path (:obj:`Optional[str]`): Directory of the replay's files; None for a private replay in memory, or,
-            with checkpoints, for one in their directory.
-        - prefetch (:obj:`int`): Batches that the replay gathers ahead in a thread, while the policy trains; 0: none.
-        - checkpoint (:obj:`Optional[CheckpointConfig]`): None: a learner that dies takes model and replay with it.
-        - weights_dtype (:obj:`Optional[str]`): 'float16' or 'bfloat16': what a policy's floats are rounded to when they
-            are published, which halves them; None: they are published as they are.
-        - weights_in_place (:obj:`bool`): Let collectors' and evaluators' parameters be the published arrays, one copy
-            per host if their types are the same. They are read-only: for inference, writing to them ends the process.
+        - enable (:obj:`bool`): False, or no block at all: plain DI-engine, and redis is not imported.
+        - url (:obj:`str`): The store: ``embedded://[dir]``, ``redis://host:port/db``, ...
+        - run (:obj:`Optional[str]`): Name of the run, which prefixes all its keys and files. Default: the config's
+            exp_name. ``run_name`` replaces characters that keys and files cannot have.
+        - train_ratio (:obj:`str`): 'keep': the learner runs one iteration of its loop per chunk. The train iterations
+            per env step are then the pipeline's own. 'free': each iteration takes all chunks that are there.
+        - max_lead (:obj:`int`): With train_ratio 'keep': number of chunks that all collectors together may be ahead of
+            the learner before they wait. More keep the learner busier, fewer keep the policy fresher.
+        - samples_per_insert (:obj:`Optional[float]`): Elements sampled per element inserted. None: the ratio that
+            follows from the pipeline.
+        - error_buffer (:obj:`Optional[float]`): Tolerance of ``samples_per_insert``, in sampled elements. At least one
+            batch, and the samples for one chunk.
+        - min_size_to_sample (:obj:`int`): Number of elements in the replay before training starts.
+        - direct_ingest (:obj:`bool`): Copy columns from the stream into the replay without making elements, if only a
+            pusher is between the exchanger and the buffer.
+        - collate (:obj:`str`): 'batch': policies get a collated batch. 'list': a list. 'auto': a batch if the policy is
+            known to accept one, otherwise a list.
+        - max_pending_bytes (:obj:`int`): Largest size of a stream's entries that the learner has not read yet.
+        - overflow (:obj:`str`): Reaction of an append to a full stream: 'block' or 'drop_oldest'.
+        - on_corrupt (:obj:`str`): Reaction of the learner to a corrupt entry. 'stop': it stops, at every restart again.
+            'skip': it counts, logs and skips the entry.
+        - allow_pickle (:obj:`bool`): True: elements that hold Python objects are pickled. False: they are refused.
+            **Warning:** with True, any process that may write to the store can run code in the learner. So it is
+            refused for a server on the network without authentication.
+        - compression (:obj:`Optional[str]`): Codec for experience between hosts. 'auto': lz4, if all processes have it
+            and while it saves bytes. 'lz4' or 'zstd': always, and the same in all processes. None: none.
+        - reconnect_timeout_s (:obj:`float`): Time that a call waits for a lost server.
+        - wait_warn_s (:obj:`float`): Interval of the warnings of a wait for another role.
+        - peer_timeout_s (:obj:`float`): Time that the job waits for a crashed learner or evaluator before it ends.
+        - heartbeat_s (:obj:`float`): Interval in which a process reports its figures to the run.
+        - buffer_path (:obj:`Optional[str]`): Directory of the replay's files. None: the replay is in memory, or in the
+            checkpoints' directory if there are checkpoints.
+        - prefetch (:obj:`int`): Number of batches that a thread of the replay gathers ahead, while the policy trains.
+        - checkpoint (:obj:`Optional[CheckpointConfig]`): None: if a learner crashes, its model and replay are lost.
+        - weights_dtype (:obj:`Optional[str]`): 'float16' or 'bfloat16': a policy's floats are rounded to this type when
+            they are published, to save bytes. None: they are not rounded.
+        - weights_in_place (:obj:`bool`): True: parameters of collectors and evaluators are the published arrays, one
+            copy per host, if the types are equal. **Warning:** they are read-only. Writing to them crashes the process.
+        - store_options (:obj:`dict`): Further keyword arguments of ``open_store``.
     """
 
     enable: bool = True
-    url: str = field(default=DEFAULT_URL, repr=False)  # It may hold a password.
+    url: str = field(default=DEFAULT_URL, repr=False)  # It may contain a password.
     run: Optional[str] = None
     train_ratio: str = _setting('keep', choices=('keep', 'free'))
     max_lead: int = _setting(2, least=1)
@@ -211,9 +214,9 @@ class StoreConfig:
         _check_settings(self, 'store')
         if self.allow_pickle and not _knows_its_users(self.url):
             raise ConfigError(
-                'store.allow_pickle lets whoever reaches the server run code in the learner, and this one asks nobody '
-                f'who he is: give it a password and put redis://:password@host into {ENV_URL}, use rediss:// with a '
-                'client certificate (ssl_certfile), or leave store.allow_pickle out'
+                'store.allow_pickle lets any program that reaches the server run code in the learner, and this server '
+                f'requires no authentication. Put redis://:password@host into {ENV_URL}, use rediss:// with a client '
+                'certificate (ssl_certfile), or remove store.allow_pickle.'
             )
         self._check_ratio()
 
@@ -221,12 +224,12 @@ class StoreConfig:
         ratio, tolerance = self.samples_per_insert, self.error_buffer
         if ratio is None:
             if tolerance is not None:
-                raise ConfigError(f'store.error_buffer ({tolerance!r}) is the tolerance of store.samples_per_insert')
+                raise ConfigError(f'store.error_buffer ({tolerance!r}) needs store.samples_per_insert. Set both.')
             return
         if tolerance is None:
             raise ConfigError(
-                f'store.samples_per_insert ({ratio!r}) needs store.error_buffer, its tolerance in sampled elements: at '
-                'least a batch, and samples_per_insert times the elements of a chunk'
+                f'store.samples_per_insert ({ratio!r}) needs store.error_buffer, its tolerance in sampled elements. Set '
+                'it to at least a batch, and samples_per_insert times the elements of a chunk.'
             )
         if tolerance < ratio:
             raise ConfigError(f'store.error_buffer ({tolerance!r}) must be at least samples_per_insert ({ratio!r})')
@@ -235,9 +238,9 @@ class StoreConfig:
     def from_block(cls, block: Optional[Mapping[str, Any]], default_run: str = 'default') -> StoreConfig:
         """
         Overview:
-            Validate a config's ``store`` block; None means off. The environment set by ``ding-store run`` wins.
+            Read and check a config's ``store`` block. None means off. The variables of ``ding-store run`` win.
         Raises:
-            - ConfigError: An unknown key (the message lists the valid ones and suggests the nearest), or a bad value.
+            - ConfigError: An unknown key or a bad value. For a key, the message lists the valid ones and the nearest.
         """
         if block is None:
             return cls(enable=False, run=default_run)
@@ -250,12 +253,12 @@ class StoreConfig:
                 raise ConfigError(unknown_key('store', str(key), known))
         if _holds_password(str(block.get('url', ''))):
             raise ConfigError(
-                f'store.url holds a password, and configs are saved with the experiment: put the URL into {ENV_URL}'
+                f'store.url has a password, and configs are saved with the experiment. Put the URL into {ENV_URL}.'
             )
         options = block.get('store_options')
         for name in options if isinstance(options, Mapping) else ():
             if 'password' in str(name).lower():
-                raise ConfigError(f'store.store_options has {name!r}, and configs are saved: put it into {ENV_URL}')
+                raise ConfigError(f'store.store_options has {name!r}, and configs are saved. Put it into {ENV_URL}.')
         settings['url'] = os.environ.get(ENV_URL) or settings.get('url', DEFAULT_URL)
         run = os.environ.get(ENV_RUN) or settings.get('run') or default_run
         settings['run'] = run_name(run) if isinstance(run, str) else run
@@ -263,7 +266,7 @@ class StoreConfig:
         return cls(**settings)
 
     def open_options(self) -> Dict[str, Any]:
-        """Keyword arguments for ``open_store``."""
+        """Return the keyword arguments for ``open_store``."""
         return dict(
             max_pending_bytes=self.max_pending_bytes,
             overflow=self.overflow,
@@ -273,17 +276,17 @@ class StoreConfig:
         )
 
 
-#: Names that keys and files take as they stand.
+#: Names that need no change for keys and files.
 _RUN_NAME = re.compile(r'(?!\.+$)[A-Za-z0-9_.-]{1,200}')
 
 
 def run_name(exp_name: str) -> str:
     """
     Overview:
-        The name of a run, made of the name of an experiment, which may be a path, long, or in any script.
+        Return the name of a run for the name of an experiment, which may be a path, long, or in any script.
 
-        A name of ASCII letters, digits, ``_``, ``.`` and ``-`` stays as it is. Every other name loses what it has
-        beyond these, and ends with a hash of the whole, so that two experiments never share a run.
+        A name of 1 to 200 ASCII letters, digits, ``_``, ``.`` and ``-`` stays the same. Any other name loses all other
+        characters and gets a hash of the whole name. So two experiments never share a run.
     """
     if _RUN_NAME.fullmatch(exp_name):
         return exp_name
@@ -305,10 +308,10 @@ def _told_settings() -> Dict[str, Any]:
 def parse_settings(words: Sequence[str]) -> Dict[str, Any]:
     """
     Overview:
-        KEY=VALUE words as a dict. Values are Python's literals, and strings where they are none: ``max_lead=4``,
+        Read KEY=VALUE words into a dict. A value is a Python literal, otherwise a string: ``max_lead=4``,
         ``overflow=drop_oldest``, ``checkpoint={'keep': 5}``.
     Raises:
-        - ConfigError: Not of that form, or a key that has an option of its own.
+        - ConfigError: A word has another form, or its key is set by another option.
     """
     settings = {}
     for word in words:
@@ -325,28 +328,28 @@ def parse_settings(words: Sequence[str]) -> Dict[str, Any]:
 
 
 _HAVE_OPTIONS = {
-    'url': f'say --store, or put the URL into {ENV_URL}',
-    'run': 'say --run',
-    'enable': 'under this command the store is on',
+    'url': f'use --store, or put the URL into {ENV_URL}',
+    'run': 'use --run',
+    'enable': 'this command turns the store on',
 }
 
 
 def enable(main_config: Any, create_config: Any) -> bool:
     """
     Overview:
-        Apply the flag to a config for ``ding -m serial`` and its like: with ``main_config.store`` on, the replay buffer
-        becomes the store's, with the settings that the config has for it; with it off, or left out, nothing changes,
-        but for a config that is made of one with the flag on, and turns it off: that gets DI-engine's default buffer.
-        An imagination buffer of a world model stays what it is.
+        Apply the ``store`` block of a config for ``ding -m serial`` and the other serial pipelines. If it is on, the
+        replay buffer becomes one of type 'store' with the config's settings. If it is off or missing, nothing changes.
+        One exception: if a config that was made with it turns it off, the buffer becomes DI-engine's default one.
+        The imagination buffer of a world model never changes.
     Arguments:
-        - main_config, create_config (:obj:`EasyDict`): DI-engine's pair; ``create_config`` is changed in place.
+        - main_config, create_config (:obj:`EasyDict`): DI-engine's pair. ``create_config`` is changed in place.
     Returns:
-        - enabled (:obj:`bool`): Whether the flag is on.
+        - enabled (:obj:`bool`): True if the block is on.
     Raises:
         - ConfigError: An unknown key or a bad value in the block.
     """
     config = StoreConfig.from_block(main_config.get('store'))
-    # Not config.checkpoint, which `ding-store run --checkpoint` sets: a task pipeline may import this config.
+    # Not config.checkpoint, which `ding-store run --checkpoint` sets too: a task pipeline may import this config.
     if config.enable and (main_config.get('store') or {}).get('checkpoint'):
         raise ConfigError(f'store.checkpoint {NOT_SERIAL}')
     if config.enable:
@@ -355,54 +358,54 @@ def enable(main_config: Any, create_config: Any) -> bool:
         if config.buffer_path is not None:
             settings.setdefault('path', config.buffer_path)
             if stock.get('type') in PLAIN_TYPES:
-                settings.setdefault('priority', False)  # a buffer with a path would keep priorities from the beginning
+                settings.setdefault('priority', False)  # With a path, a buffer would keep priorities otherwise.
         if config.prefetch:
             settings.setdefault('prefetch', config.prefetch)
         create_config.replay_buffer = type(create_config)(settings)
     elif main_config.get('store') and create_config.get('replay_buffer', {}).get('type') == 'store':
-        create_config.pop('replay_buffer')  # del would leave the item of an EasyDict
+        create_config.pop('replay_buffer')  # del does not remove the item of an EasyDict
     return config.enable
 
 
 def as_store(cfg: Mapping[str, Any]) -> Dict[str, Any]:
     """
     Overview:
-        The config of a buffer of DI-engine as one of type 'store'. Its batches are those of a config that names type
-        'store' itself, which does not say what type it was before.
+        Return the config of a DI-engine buffer as one of type 'store'. Its batches equal those of a config with type
+        'store' from the start, where the former type is not known.
     """
     several = {name: as_store(block) for name, block in cfg.items() if name in ('policy', 'value')}
-    if several and 'type' not in cfg:  # of PPG, which has two buffers
+    if several and 'type' not in cfg:  # PPG has two buffers.
         return {**cfg, **several}
     made = {**cfg, 'type': 'store', 'import_names': ['ding_store.buffer']}
     off = ('priority', 'priority_IS_weight')
     if cfg.get('type') == 'deque' and not any(cfg.get(key, True) for key in off):
         for key in off:
-            del made[key]  # the defaults of 'deque', which its compiled configs have
+            del made[key]  # They are the defaults of 'deque', which DI-engine writes into compiled configs.
     return made
 
 
 def _holds_password(url: str) -> bool:
-    # Of one whose password is not quoted, too: it cannot be taken apart, but it would be saved.
+    # An unquoted password counts as well: the URL cannot be parsed then, but it would be saved.
     rest = url.partition('://')[2] or url.partition(':')[2]
     user, at, _ = rest.rpartition('@')
-    # The server's, or a key's: redis-py knows password and ssl_password.
+    # The password of the server or of a key: redis-py accepts password and ssl_password.
     is_in_query = re.search(r'[?&;][^=&;]*password[^=&;]*=', rest, re.IGNORECASE)
     return bool(is_in_query or (at and ':' in user and not rest.startswith('/')))
 
 
 def _knows_its_users(url: str) -> bool:
-    """Whether who reaches the server had to prove something: a password, a certificate, or that he is on this host."""
+    """True if the server needs a password or a certificate, or accepts only processes on this host."""
     scheme, _, rest = url.partition('://')
     scheme = scheme.lower()
     if scheme in ('memory', 'embedded', 'unix'):
         return True
-    # Every other scheme reaches over a network, one that is not known yet included.
+    # Count every other scheme, even an unknown one, as a network.
     has_certificate = scheme.startswith('rediss') and re.search(r'[?&]ssl_certfile=[^&]', rest)
     return bool(has_certificate or re.search(r'^[^/?#]*:[^/?#@]+@|[?&]password=[^&]', rest))
 
 
 def unknown_key(where: str, key: str, known: list) -> str:
-    """The text for a key that does not exist: what was given, the nearest valid one, and all of them."""
+    """Return the error for an unknown key, with the nearest valid key and all valid keys."""
     nearest = difflib.get_close_matches(key, known, n=1)
     hint = f'; did you mean {nearest[0]!r}?' if nearest else ''
     return f'{where}: unknown key {key!r}{hint} (valid keys: {", ".join(sorted(known))})'

@@ -1,4 +1,4 @@
-"""What a config may say about a buffer of ``type='store'``: the keys of DI-engine's buffers, and some of its own."""
+"""Settings of a buffer of ``type='store'``: the keys of DI-engine's buffers, and some more."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ding_store.errors import ConfigError
 
 INFINITY = math.inf
 
-#: What 'advanced' calls these keys.
+#: Names of DI-engine's 'advanced' buffer for these keys.
 ALIASES = {
     'alpha': 'priority_power_factor',
     'beta': 'IS_weight_power_factor',
     'anneal_step': 'IS_weight_anneal_train_iter',
 }
-#: Keys that are accepted and change nothing: where a buffer is made, copies (ours always are), how monitors average,
-#: and the blocks of PPG's two buffers, which are made of each alone.
+#: Keys that are accepted and change nothing. They set where a buffer is made, copies, which are always made here, and how
+#: monitors average. 'policy' and 'value' are the blocks of PPG's two buffers, each made from its own block.
 WITHOUT_EFFECT = (
     'type',
     'cfg_type',
@@ -39,19 +39,19 @@ SAMPLERS = ('auto', 'uniform', 'prioritized', 'rank', 'fifo')
 class WrapperSettings:
     """
     Overview:
-        The settings of one buffer. Names and meanings are those of DI-engine's 'deque' where it has them, and of
-        'advanced' else.
+        The settings of one buffer. Names and meanings are those of DI-engine's 'deque' buffer, or of 'advanced' for
+        keys that 'deque' lacks.
     Arguments:
-        - priority (:obj:`Optional[bool]`): None: from the first ``update``, or the first element with a priority, on.
-        - thruput_controller (:obj:`Mapping`): As of 'advanced'. Its ``push_sample_rate_limit`` is what it does, not
-          what its comment says: rows pushed per row sampled, above ``max`` new rows are thrown away, below ``min``
-          nothing is sampled.
+        - priority (:obj:`Optional[bool]`): None: on after the first ``update`` or the first element with a priority.
+        - thruput_controller (:obj:`Mapping`): As in 'advanced'. Its ``push_sample_rate_limit`` bounds the rows pushed
+          per row sampled, as DI-engine's code does, not its comment. Above ``max`` new rows are thrown away. Below
+          ``min`` nothing is sampled.
         - path (:obj:`Optional[str]`): Directory of a buffer that survives its process.
-        - sampler (:obj:`str`): 'auto': by ``priority``. 'fifo': the oldest first, each ``max_use`` times (by default
-          once). 'rank': prioritized by rank.
-        - prefetch (:obj:`int`): Batches that are gathered ahead, in a thread.
-        - time_major (:obj:`bool`): Elements that are sequences come as one time-major batch. Policies that stack the
-          steps (R2D2, IMPALA, QMIX and others) take it uncopied, all others get the lists that it stands for.
+        - sampler (:obj:`str`): 'auto': chosen by ``priority``. 'fifo': the oldest rows first, each ``max_use`` times,
+          once by default. 'rank': prioritized by rank.
+        - prefetch (:obj:`int`): Number of batches that a thread gathers ahead.
+        - time_major (:obj:`bool`): True: elements that are sequences come as one time-major batch. Policies that stack
+          the steps (R2D2, IMPALA, QMIX and others) use it without a copy. All others get lists of its contents.
     """
 
     replay_buffer_size: int = 10000
@@ -75,15 +75,17 @@ class WrapperSettings:
     @classmethod
     def from_config(cls, cfg: Mapping[str, Any]) -> WrapperSettings:
         """
+        Overview:
+            Read and check a buffer's config.
         Raises:
-            - ConfigError: An unknown key (the message lists the valid ones and suggests the nearest), or a bad value.
+            - ConfigError: An unknown key or a bad value. For a key, the message lists the valid ones and the nearest.
         """
         known = [each.name for each in fields(cls)]
         settings: Dict[str, Any] = {}
         for key, value in cfg.items():
             name = ALIASES.get(key, key)
             if name in known:
-                # A name of 'deque' wins over the same by its name in 'advanced', which may be a policy's default.
+                # The key of 'deque' overrides the same key of 'advanced', which may be a policy's default.
                 if key == name or name not in cfg:
                     settings[name] = value
             elif key not in WITHOUT_EFFECT:
@@ -102,27 +104,27 @@ class WrapperSettings:
         if self.sampler not in SAMPLERS:
             raise ConfigError(f'replay_buffer.sampler ({self.sampler!r}) must be one of {", ".join(SAMPLERS)}')
         if self.sampler in ('fifo', 'uniform') and self.priority:
-            raise ConfigError(f'replay_buffer.sampler ({self.sampler!r}) has no priorities: set priority=False')
+            raise ConfigError(f'replay_buffer.sampler ({self.sampler!r}) has no priorities. Set priority=False.')
         if self.enable_track_used_data:
             raise ConfigError(
-                "replay_buffer.enable_track_used_data (True) deletes the files of used rows; type='store' keeps no "
-                'file per row: set it to False'
+                "replay_buffer.enable_track_used_data (True) deletes the files of used rows, and type='store' has no "
+                'file per row. Set it to False.'
             )
 
     @property
     def is_prioritized(self) -> bool:
-        """Whether rows are sampled by priority from the beginning."""
-        # With a path, priorities are kept with the rows, which has to begin with them.
+        """True if rows are sampled by priority from the beginning."""
+        # With a path, priorities are stored with the rows from the first row on.
         auto = self.priority if self.priority is not None else self.path is not None
         return self.sampler in ('prioritized', 'rank') or (self.sampler == 'auto' and bool(auto))
 
     @property
     def may_be_prioritized(self) -> bool:
-        """Whether they may be later on."""
+        """True if rows may be sampled by priority now or later."""
         return self.is_prioritized or (self.sampler == 'auto' and self.priority is None)
 
     def priority_settings(self) -> Dict[str, Any]:
-        """Of ``Prioritized``; an annealing of 0 steps means that there is none."""
+        """Return the arguments of ``Prioritized``. If the annealing has 0 steps, beta stays constant."""
         steps, beta = self.IS_weight_anneal_train_iter, self.IS_weight_power_factor
         return dict(
             alpha=self.priority_power_factor, beta=beta, beta_end=1.0 if steps else beta, beta_anneal_steps=int(steps)
@@ -134,6 +136,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _check_integer(name: str, value: Any, least: int) -> None:
-    # Configs write 1e5 where they mean 100000.
+    # Configs have 1e5 for 100000.
     if not _is_number(value) or value < least or value != int(value):
         raise ConfigError(f'replay_buffer.{name} ({value!r}) must be an integer >= {least}')

