@@ -228,8 +228,8 @@ class StoreConfig:
             return
         if tolerance is None:
             raise ConfigError(
-                f'store.samples_per_insert ({ratio!r}) needs store.error_buffer, its tolerance in sampled elements. Set '
-                'it to at least a batch, and samples_per_insert times the elements of a chunk.'
+                f'store.samples_per_insert ({ratio!r}) needs store.error_buffer, its tolerance in sampled elements. '
+                'Set it to at least a batch, and samples_per_insert times the elements of a chunk.'
             )
         if tolerance < ratio:
             raise ConfigError(f'store.error_buffer ({tolerance!r}) must be at least samples_per_insert ({ratio!r})')

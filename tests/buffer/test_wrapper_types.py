@@ -75,7 +75,7 @@ def test_unknown_keys_are_refused_with_the_nearest() -> None:
         (dict(prefetch=-1), r'prefetch \(-1\)'),
         (dict(sampler='lifo'), "sampler \\('lifo'\\) must be one of auto, uniform"),
         (dict(sampler='fifo', priority=True), 'priority=False'),
-        (dict(enable_track_used_data=True), 'set it to False'),
+        (dict(enable_track_used_data=True), 'Set it to False'),
         (dict(thruput_controller=dict(sample_min_limit_ratio=0.5)), 'sample_min_limit_ratio'),
         (dict(thruput_controller=dict(push_sample_rate_limit=dict(min=3, max=2))), 'min <= max'),
     ],
