@@ -397,7 +397,7 @@ class RedisStore(TransportStore):
             self._writer.close(self._connection.is_away, is_kept)
 
     def _ask_last(self) -> Optional[StoreError]:
-        """Send one request: an idle connection may not show that the server is away. Return the error, if any."""
+        """Check the writer's entries once: an idle connection may not show a lost server. Return the error, if any."""
         if self._connection.is_away():
             return StoreUnavailable(f'{self.address} is away')
         self._writer.close_for_writing()

@@ -204,7 +204,7 @@ class RedisValues:
             more, with all parts, if some are missing.
         Arguments:
             - reply_of (:obj:`Callable`): Reads a reply. 1: it was published. 0: it never will be. -1: parts are
-              missing. ``ASKED``: it was not, but another attempt may use the parts that are there now.
+              missing. ``ASKED``: not yet, and another attempt can use the parts that are there now.
         """
         if payload is None or payload.num_bytes <= INLINE_BYTES:
             return publish(payload.sealed() if payload is not None else b'', '', None)
