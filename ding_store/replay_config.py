@@ -17,8 +17,8 @@ ALIASES = {
     'beta': 'IS_weight_power_factor',
     'anneal_step': 'IS_weight_anneal_train_iter',
 }
-#: Keys that are accepted and change nothing. They set where a buffer is made, if it copies (here always), and how monitors
-#: average. 'policy' and 'value' are the blocks of PPG's two buffers, each made from its own block.
+#: Keys that are accepted and change nothing. They set where a buffer is made, if it copies (here always), and how
+#: monitors average. 'policy' and 'value' are the blocks of PPG's two buffers, each made from its own block.
 WITHOUT_EFFECT = (
     'type',
     'cfg_type',

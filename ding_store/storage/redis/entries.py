@@ -265,7 +265,7 @@ def _bytes_in_parts(stream: str, record: StoredEntry) -> int:
 
 
 def _behind(number: int) -> str:
-    """Return the highest Redis id with this number: an id that is not ours may end above 0."""
+    """Return the highest Redis id with this number. An entry of another program may have an id up to that."""
     return f'{number}-18446744073709551615' if number else '0-0'
 
 

@@ -52,7 +52,7 @@ class RedisNotifications:
         self._notifications('planes', known, block_ms)
 
     def _notifications(self, part: str, known: Mapping[str, int], block_ms: int) -> List[Told]:
-        """Return the notifications after the known counters. If one is not ours, rewrite all and return none."""
+        """Return the notifications after the known counters. If another program wrote one, rewrite all."""
         if not known:  # Redis refuses XREAD without keys. Any command notices that the server ended.
             self._wait(f'wait for {part}', lambda session: session.ask(('EXISTS', 'ding:')))
             return []
