@@ -203,5 +203,5 @@ def test_who_sends_while_another_thread_closes_that_cannot_wait_hears_of_it(stor
             pool.submit(store._unanswered.close, lambda error: None).result(WAIT_S)
         return []
 
-    with pytest.raises(StoreClosed, match='meanwhile'):
+    with pytest.raises(StoreClosed, match='closed during the call'):
         store._unanswered.send('advance', closed_meanwhile, lambda replies: None, lambda: None)

@@ -290,7 +290,7 @@ def test_place_without_memory_for_it_is_an_error_with_a_name(store, forgetful_se
     *first, last = done.stdout.splitlines() or ['']
     assert re.match("value 'weights' has 1342.* bytes, and this process has no memory", last), done.stderr
     if is_genuine:
-        assert re.match("entry 2 of 'experience' has 1342.* bytes, and this process has no memory", first[0])
+        assert re.match("entry 2 of 'experience' has 1342.* bytes, and this process cannot allocate them", first[0])
         assert first[1] == '[1] 0 0'
     else:
         assert first == ['[1, 9] 2 0']

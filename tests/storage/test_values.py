@@ -59,7 +59,7 @@ def test_value_too_large_to_travel_is_refused_by_its_put(redis_server, tmp_path,
     with open_store(redis_server.url, next(_RUNS), host_cache_dir=str(tmp_path)) as store:
         assert store.put(NAME, {}, weights(1)) == 1
         monkeypatch.setattr('ding_store.storage.redis.store.MAX_PAYLOAD_BYTES', 4 * LARGE)
-        with pytest.raises(NotEnoughSpace, match=f"value '{NAME}' has 80.* bytes; at most 800000 travel"):
+        with pytest.raises(NotEnoughSpace, match=f"value '{NAME}' has 80.* bytes, and the limit is 800000"):
             store.put(NAME, {}, weights(2))
         assert store.put(NAME, {}, weights(3, LARGE - 1000)) == 2
         assert number_of(store.get(NAME)) == 3
