@@ -1,1 +1,1 @@
-"""The host plane: payloads of one host in mmap files, and what comes over the wire kept there once for all."""
+"""The shared-memory transport: payloads in memory-mapped files of one host, and downloads that its processes share."""

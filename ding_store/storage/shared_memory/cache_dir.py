@@ -1,15 +1,15 @@
-"""The host cache: this host's directory of mmap files, shared by the processes of one user, bounded, and cleaned up.
+"""The host cache: this host's directory of memory-mapped files, for the processes of one user, bounded and cleaned up.
 
-<root>/lock             held while files are made or reclaimed; not waited for when who holds it hangs
-<root>/marker           a random word; with its device, its inode and the boot it says which host this is
-<root>/runs/<run>/      0700
+<root>/lock             held while files are created or reclaimed; waits for it have a deadline
+<root>/marker           a random word; with its device, inode and the boot id it identifies the host
+<root>/runs/<run>/      mode 0700
     members             held (shared) by every process that uses the run here
-    <hex>.ring          held by its writer; whose it is stands inside
+    <hex>.ring          held by its writer, which is named inside
     <hex>.slots         the same, for a value
-    <hex>-<bytes>.copies  a value of another host, in shared slots; nobody's own
-    <hex>.fetch         held by the process that fetches that value, or of that stream
-    <hex>.readers       who of this host reads a stream
-    <hex>-<mark>-<bytes>-<hex>.payload  what one of them fetched for all; nobody's own
+    <hex>-<bytes>.copies  downloads of a value of another host, in shared slots; has no owner
+    <hex>.fetch         held by the process that downloads that value, or for that stream
+    <hex>.readers       the processes of this host that read a stream
+    <hex>-<mark>-<bytes>-<hex>.payload  a payload that one process downloaded for all; has no owner
 """
 
 from __future__ import annotations
@@ -51,27 +51,27 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar('T')
 
-#: By default the cache takes half of what is free when a store is opened, and no more than this.
+#: By default the cache takes half of the free space when a store is opened, up to this size.
 _MAX_BYTES = 8 << 30
-#: As ``cache_root.PATIENCE_S``, for who makes a file in the middle of its work and has another way: it looks again.
+#: A shorter ``cache_root.PATIENCE_S`` for creating a file during work: the payload can go through Redis instead.
 _BUSY_PATIENCE_S = 1.0
 
 
-#: Hexadecimal digits that name a fetch lock.
+#: Number of hexadecimal digits in the name of a download lock.
 _FETCH_DIGITS = 3
 
 
 class Found(NamedTuple):
-    """A file of the cache whose process is gone, and what it says about itself."""
+    """A file of the cache whose process has exited, with the note inside it."""
 
     path: str
     note: Dict[str, Any]
 
 
 class Garbage(NamedTuple):
-    """What nobody will ask for again."""
+    """Files of a run that no process will read again."""
 
-    run: str  # its directory
+    run: str  # the run's directory
     num_files: int
     num_bytes: int
 
@@ -79,15 +79,16 @@ class Garbage(NamedTuple):
 class CacheDir:
     """
     Overview:
-        One process's use of the host cache for one run. ``host`` identifies the run's directory as seen from here:
-        processes with equal ones can map each other's files. Two containers with a /dev/shm each are two hosts.
+        One process's use of the host cache for one run. ``host`` identifies the run's directory on this host: processes
+        with equal ``host`` can map each other's files. Two containers with separate /dev/shm are two hosts.
     Arguments:
-        - root (:obj:`str`): Made if it is not there; must be ours alone.
-        - max_bytes (:obj:`Optional[int]`): What the files of all runs may take together.
+        - root (:obj:`str`): Created if it does not exist. Only this user may own it or write to it.
+        - max_bytes (:obj:`Optional[int]`): Maximum total size of the files of all runs.
     Raises:
-        - ConfigError: The directory belongs to somebody else, or others may write to it.
-        - OSError: It cannot be made or written. As StoreTimeout, also from what makes files: another process holds the
-          lock and does not get on.
+        - ConfigError: The directory belongs to another user, or others may write to it.
+        - OSError: The directory cannot be created or written.
+        - StoreTimeout: Another process holds the lock of the cache and makes no progress. Methods that create files
+          raise this as well.
     """
 
     def __init__(self, root: str, run: str, max_bytes: Optional[int] = None) -> None:
@@ -115,40 +116,41 @@ class CacheDir:
     def create_ring(self, num_bytes: int, note: Dict[str, Any]) -> RingWriter:
         """
         Overview:
-            A new ring; for its sake, files that nobody will ever ask for again are removed.
+            Create a ring. If space is short, remove files that no process will read again.
         Raises:
-            - NotEnoughSpace: The cache would be larger than ``max_bytes``, or there is no room on the file system.
+            - NotEnoughSpace: The cache would be larger than ``max_bytes``, or the file system is full.
             - OSError: The directory is gone, or may not be written.
         """
         path = self.path_of(uuid.uuid4().hex)
         return self._created(num_bytes, lambda: RingWriter(path, num_bytes, note))
 
     def create_slots(self, slot_bytes: int, name: str) -> SlotWriter:
-        """As ``create_ring``, slots for the versions of a value."""
+        """Create slots for the versions of a value, see ``create_ring``."""
         path = self.slots_path_of(uuid.uuid4().hex)
         return self._created(
             2 * slot_bytes, lambda: SlotWriter(path, slot_bytes, name, has_capacity=self._has_capacity)
         )
 
     def fetch_path_of(self, name: str) -> str:
-        """Whoever holds this file fetches the value ``name`` for all processes of this host."""
-        # So many files at most, since a lock's file cannot be removed: names that share one wait for each other.
+        """Return the lock file whose holder downloads the value ``name`` for all processes of this host."""
+        # A lock's file cannot be removed. Short names bound their number, and values that share a file wait for each
+        # other.
         path = os.path.join(self._run, f'{_short(name)[:_FETCH_DIGITS]}{FETCH}')
         private_files.touch(path)
         return path
 
     def copies_path_of(self, name: str, num_bytes: int) -> str:
-        """Where this host's copies of a value of another host are; the same for all values of nearly this size."""
+        """Return the path of this host's downloads of another host's value. Values of nearly this size share it."""
         step = max(PAGE, 1 << max(0, num_bytes.bit_length() - 4))
         return os.path.join(self._run, f'{_short(name)}-{aligned(num_bytes, step)}{COPIES}')
 
     def open_copies(self, path: str, name: str) -> SharedSlots:
         """
         Overview:
-            This host's copies of a value; made if they are not there, or damaged, in the place of those of other sizes.
-            The caller holds the value's ``fetch_path_of``.
+            Open this host's downloads of a value. If the file is missing or damaged, create it and remove those of
+            other sizes. The caller holds the value's ``fetch_path_of``.
         Raises:
-            - NotEnoughSpace, OSError: As ``create_ring``.
+            - NotEnoughSpace, OSError: See ``create_ring``.
         """
         try:
             SlotReader(path).close()
@@ -159,17 +161,17 @@ class CacheDir:
         return SharedSlots(path, self._has_capacity)
 
     def drop_copies(self, name: str) -> None:
-        """Remove what this host fetched of a value."""
+        """Remove this host's downloads of a value."""
         for path in files_of(self._run):
             if os.path.basename(path).startswith(f'{_short(name)}-') and path.endswith(COPIES):
                 unlink(path)
 
     def drop_readers(self, stream: str) -> None:
-        """Of a stream that was deleted. Processes that still read there do not know of new ones, and fetch twice."""
+        """Remove a deleted stream's reader page. Processes that still read miss new readers and download twice."""
         unlink(os.path.join(self._run, f'{_short(stream)}{READERS}'))
 
     def readers_path_of(self, stream: str) -> str:
-        """Where the processes of this host that read a stream know of each other; made if it is not there."""
+        """Return the page on which this host's readers of a stream see each other. Create it if it does not exist."""
         path = os.path.join(self._run, f'{_short(stream)}{READERS}')
         with self._locked():
             if not os.path.exists(path):
@@ -177,12 +179,12 @@ class CacheDir:
         return path
 
     def payload_path_of(self, stream: str, mark: int, num_bytes: int, place: bytes) -> str:
-        """Where the payload of an entry is, when a process of this host has fetched it for all."""
+        """Return the path of an entry's payload if a process of this host downloads it for all."""
         name = hashlib.blake2b(place, digest_size=16).hexdigest()
         return os.path.join(self._run, f'{_short(stream)}-{mark:016x}-{num_bytes:x}-{name}{PAYLOAD}')
 
     def payloads_of(self, stream: str) -> List[Tuple[int, str]]:
-        """The mark and the path of each that is there, in the order of their marks."""
+        """Return mark and path of each downloaded payload of a stream, sorted by mark."""
         begin = f'{_short(stream)}-'
         ours = [path for path in files_of(self._run) if path.endswith(PAYLOAD) and os.path.basename(path)[:33] == begin]
         return sorted((int(os.path.basename(path).split('-')[1], 16), path) for path in ours)
@@ -190,16 +192,16 @@ class CacheDir:
     def create_payloads(self, stream: str, wanted: Sequence[Tuple[int, str, int]], max_bytes: int) -> List[NewFile]:
         """
         Overview:
-            Files for payloads that are to be fetched: as many of the first ones as there is room for. To make room,
-            those of another epoch go, and those before them in the stream.
+            Create files for payloads to be downloaded, in order, until the space is used up. To make room, remove
+            payloads of other epochs and payloads earlier in the stream.
         Arguments:
-            - wanted (:obj:`Sequence`): Mark, path and size of each.
-            - max_bytes (:obj:`int`): What the payloads of this stream may take together.
+            - wanted (:obj:`Sequence`): Mark, path and size of each payload.
+            - max_bytes (:obj:`int`): Maximum total size of this stream's payloads.
         """
         made: List[NewFile] = []
         with self._locked(is_busy=True):
             there = self.payloads_of(stream)
-            there.sort(key=lambda one: host_readers.is_of_epoch(one[0], wanted[0][0]))  # which keeps their order
+            there.sort(key=lambda one: host_readers.is_of_epoch(one[0], wanted[0][0]))  # a stable sort
             used, ours = self.used_bytes(), sum(size_of(path) for _, path in there)
             for mark, path, num_bytes in wanted:
                 used, ours = used + num_bytes, ours + num_bytes
@@ -238,30 +240,27 @@ class CacheDir:
         return self.used_bytes() + num_bytes <= self.max_bytes
 
     def used_bytes(self) -> int:
-        """What the files of all runs take."""
+        """Return the total size of the files of all runs."""
         return sum(size_of(path) for path in all_files(self.root))
 
     def orphans(self) -> List[Found]:
-        """Files of this run whose writers are gone. StoreTimeout at once while another process holds the lock."""
+        """Return this run's files whose writers have exited. Raise StoreTimeout if another process holds the lock."""
         with self._locked_at_once():
             paths = [path for path in files_of(self._run) if path.endswith(('.ring', '.slots'))]
             return [Found(path, _note(path)) for path in paths if not is_claimed(path)]
 
     def dead_files(self) -> List[str]:
-        """What processes of this run made that died before it was published, or was read. As ``orphans``."""
+        """Return files that exited processes never published, and payloads without readers. See ``orphans``."""
         with self._locked_at_once():
             return dead_files(self._run)
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Needs no lock: nobody makes a file of such a name again, but for copies, which may go at any time."""
+        """Remove files without the lock: only downloads use a name again, and those may go at any time."""
         for path in paths:
             unlink(path)
 
     def close(self, is_over: bool = False) -> None:
-        """
-        Overview:
-            Leave. The last one of a run removes its directory if nothing unread is in it, or (``is_over``) in any case.
-        """
+        """Leave the run. The last process removes the directory if nothing unread is in it, or if ``is_over``."""
         held, self._claim = self._claim, None
         if held is None:
             return
@@ -296,12 +295,12 @@ class CacheDir:
 def open_cache_dir(run: str, directory: Optional[str] = None, max_bytes: Optional[int] = None) -> CacheDir:
     """
     Overview:
-        The host cache of a run, where this host's other processes of the run have it. Without a ``directory`` that is
-        in /dev/shm if that has room, else in the temporary directory with the most free space.
+        Open the host cache of a run, in ``directory`` if it is given. By default use the place where other processes of
+        the run have it, then /dev/shm if that has room, then the temporary directory with the most free space.
     Raises:
-        - ConfigError, OSError: It cannot be had in ``directory``, or nowhere.
-        - StoreTimeout: Another process holds the lock of the best of them and does not get on. In another directory
-          this process would be a host of its own, for as long as it lives.
+        - ConfigError, OSError: The cache cannot be created in ``directory``, or in any candidate.
+        - StoreTimeout: Another process holds the lock of the best candidate and makes no progress. No other candidate
+          is tried: in another directory this process could not share files with its host until it restarts.
     """
     if directory is not None:
         private_files.make_directories(directory)
@@ -324,15 +323,17 @@ def open_cache_dir(run: str, directory: Optional[str] = None, max_bytes: Optiona
 def collect_garbage(directory: Optional[str] = None, dry_run: bool = False) -> Iterator[Garbage]:
     """
     Overview:
-        Remove the files of all runs that no living process of this host takes part in: also what a run that is resumed
-        later would still have read from them. Of runs that live, only what a process made and did not finish.
+        Remove the files of all runs that have no running process on this host. A run that is resumed later loses what
+        it had not read. For running runs, remove only unpublished files of dead processes and payloads without readers.
     Arguments:
-        - directory (:obj:`Optional[str]`): That of ``host_cache_dir``; by default wherever the cache may be.
-        - dry_run (:obj:`bool`): Only tell what would go.
+        - directory (:obj:`Optional[str]`): The value of ``host_cache_dir``. By default, every place where the cache may
+          be.
+        - dry_run (:obj:`bool`): Only report what would be removed.
     Returns:
-        - garbage (:obj:`Iterator`): Of each run that had some.
+        - garbage (:obj:`Iterator`): One item for each run that had garbage.
     Raises:
-        - StoreTimeout: After all others: another process holds the lock of such a directory and does not get on.
+        - StoreTimeout: Another process holds the lock of a directory and makes no progress. Raised after all others are
+          done.
     """
     directories = [os.path.abspath(directory)] if directory else cache_root.directories()
     hung: Optional[StoreTimeout] = None

@@ -1,4 +1,4 @@
-"""What is in a host cache's directories, and what of it nobody needs: see ``cache_dir``, whose lock callers hold."""
+"""Lists, measures and removes the files of a host cache. Callers hold the lock of ``cache_dir``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Iterator, List
 from ding_store.storage.shared_memory import reader_page as host_readers
 from ding_store.storage.shared_memory.mapped_files import NEW, is_claimed
 
-#: Files that are nobody's own, and hold nothing that is not elsewhere.
+#: Suffixes of files without an owner. Everything in them exists elsewhere as well.
 COPIES, FETCH, READERS, PAYLOAD = '.copies', '.fetch', '.readers', '.payload'
 
 
@@ -29,14 +29,15 @@ def all_files(root: str) -> Iterator[str]:
 
 
 def is_alive(run: str) -> bool:
-    """Whether a living process takes part in the run."""
+    """Return whether a running process takes part in the run."""
     return is_claimed(os.path.join(run, 'members'))
 
 
 def dead_files(run: str) -> List[str]:
     """
-    Of a run without processes all; of others what a process made and had not yet named when it died, and payloads of
-    streams that nobody reads any more.
+    Overview:
+        Return the files of a run that no process needs: all files if the run has no processes. Otherwise only
+        unpublished files of dead processes, and payloads of streams without readers.
     """
     found = files_of(run)
     if is_alive(run):
@@ -53,7 +54,7 @@ def _stream(path: str) -> str:
 
 
 def remove_if_abandoned(run: str) -> int:
-    """Bytes freed."""
+    """Remove a run's dead files and return the number of bytes freed."""
     lives, dead = is_alive(run), dead_files(run)
     freed = sum(map(size_of, dead))
     for path in dead:
@@ -69,7 +70,7 @@ def remove_run(run: str, is_over: bool) -> None:
 
 
 def remove_payloads(root: str, num_bytes: int) -> int:
-    """The oldest, of all runs, until so many bytes are free; returns how many are."""
+    """Remove the oldest payloads of all runs until ``num_bytes`` are free. Return the number of bytes freed."""
     freed = 0
     for path in sorted((path for path in all_files(root) if path.endswith(PAYLOAD)), key=_age_of):
         if freed >= num_bytes:
@@ -79,7 +80,7 @@ def remove_payloads(root: str, num_bytes: int) -> int:
 
 
 def _age_of(path: str) -> int:
-    """Smaller for older files."""
+    """Return a sort key that is smaller for older files."""
     try:
         return os.stat(path).st_mtime_ns
     except FileNotFoundError:
@@ -87,14 +88,14 @@ def _age_of(path: str) -> int:
 
 
 def removed(path: str) -> int:
-    """Bytes freed."""
+    """Remove a file and return the number of bytes freed."""
     num_bytes = size_of(path)
     unlink(path)
     return num_bytes
 
 
 def size_of(path: str) -> int:
-    if path.endswith(PAYLOAD):  # There may be thousands.
+    if path.endswith(PAYLOAD):  # There may be thousands: avoid a system call.
         return int(os.path.basename(path).split('-')[2], 16)
     try:
         return os.stat(path).st_size

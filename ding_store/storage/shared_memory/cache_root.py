@@ -1,4 +1,4 @@
-"""Where the host cache may be: its directories, who may use them, their lock, and which host this is."""
+"""Places for the host cache: candidate directories, access rights, the lock, and the identity of the host."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from ding_store import private_files
 from ding_store.errors import StoreTimeout
 from ding_store.storage.shared_memory.download_lock import FetchLock
 
-#: Memory is taken where it has this much; containers often have 64 MB of /dev/shm.
+#: /dev/shm is preferred if it has this much free. In containers it often has only 64 MB.
 _ENOUGH = 1 << 30
-#: Who holds the root's lock longer, or up to twice as long, is stopped: making room takes much less.
+#: A process that holds the root's lock for this long, or up to twice as long, counts as stopped. Making room takes much
+#: less time.
 PATIENCE_S = 10.0
 
 
@@ -27,7 +28,7 @@ def directories() -> List[str]:
 
 
 def candidates(run: str) -> List[str]:
-    """Directories, best first: where the run is already, where memory has room, then by free space."""
+    """Return directories, best first: where the run already is, then /dev/shm if it has room, then by free space."""
 
     def rank(directory: str) -> Any:
         is_there = os.path.isdir(os.path.join(root_in(directory), 'runs', run))

@@ -1,10 +1,11 @@
-"""Which process of a host fetches, for all of them: a lock that ends with its process, and that shows whether it works.
-The lock of the whole cache is one of these, too.
+"""A lock whose holder downloads for all processes of a host and shows its progress.
 
-Who waits for the lock waits for as long as bytes come, also over a slow link: that is still sooner than to ask for all
-of them once more. It is waited for no more when its holder is stopped, or has got nothing for a while, as from a
-connection that is dead. Bytes are shown by the time of the file's last change, of which only that it moves matters;
-and so is that the lock went to another, who is waited for again.
+The kernel releases the lock when its process exits. The host cache uses such a lock for its directory as well.
+
+A waiting process waits as long as bytes arrive, even over a slow link: downloading them a second time would take
+longer. It stops waiting if the holder is stopped, or received nothing for a while, for example because its connection
+is dead. The holder shows progress by changing the modification time of the lock file. Waiting processes only check
+whether that time changed. It also changes when another process gets the lock: the wait then starts anew.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from ding_store.storage.shared_memory.mapped_files import OwnerLock, changed_at,
 class FetchLock:
     """
     Overview:
-        Of one stream, or one value, as one process takes it. Thread-safe.
+        The download lock of a stream or a value, as one process uses it. Thread-safe.
     Arguments:
-        - path (:obj:`Callable`): The lock's file; made if it is not there.
-        - patience_s (:obj:`Optional[float]`): Without a byte for so long, and up to twice as long, it is waited for no
-          more.
+        - path (:obj:`Callable`): Returns the path of the lock file and creates it if it does not exist.
+        - patience_s (:obj:`Optional[float]`): Stop waiting after this time without progress of the holder, or up to
+          twice as long.
     """
 
     patience_s = 1.0
@@ -31,16 +32,16 @@ class FetchLock:
         self._path = path
         if patience_s is not None:
             self.patience_s = patience_s
-        # The file's last change, when it was waited for in vain, and how long: who waits no longer need not again.
+        # The file's modification time at the last failed wait, and the length of that wait, which is not repeated.
         self._hung = -1, 0.0
 
     @contextmanager
     def taken(self, patience_s: Optional[float] = None) -> Iterator[Optional[OwnerLock]]:
         """
         Overview:
-            Within the block it is for us to fetch; None if another hangs over it.
+            Hold the lock within the block. Yield None if another process holds it and makes no progress.
         Arguments:
-            - patience_s (:obj:`Optional[float]`): Another one for this time.
+            - patience_s (:obj:`Optional[float]`): Overrides the lock's ``patience_s`` for this call.
         """
         path = self._path()
         patience_s = self.patience_s if patience_s is None else patience_s

@@ -1,4 +1,4 @@
-"""Payloads of one host in mmap files: a wrapper around any store whose entries can hold references."""
+"""A wrapper around a store that keeps the payloads of one host in memory-mapped files."""
 
 from __future__ import annotations
 
@@ -33,27 +33,28 @@ from ding_store.storage.shared_memory.transports import (
 logger = logging.getLogger(__name__)
 
 
-#: The keeper ends when its wait for news does: at once when the store is closed.
+#: How long close() waits for the keeper thread. The keeper's wait for news ends at once when the store is closed.
 _JOIN_S = 10.0
-#: How long close() waits for a thread that waits for room.
+#: How long close() waits for a thread that waits for free space.
 _PUBLISH_S = 1.0
-#: How long the writer of a value on another host is waited for: unlike an entry, the next version makes up for it.
+#: How long a reader waits for the writer of a value on another host: the next version replaces a missed one.
 _VALUE_PATIENCE_S = 30.0
 
 
 class HostCache(Store):
     """
     Overview:
-        While all readers of a stream are on this host, its entries' payloads go into a ring, and readers map them;
-        before the first reader is known, and while one is elsewhere, they go over the wire. The store that is wrapped
-        orders and announces everything. Without a directory for the files, all goes over the wire.
-        Pickles as the store that it wraps, and reopens itself after ``fork``.
+        A store whose payloads go into rings of this host while all readers of a stream are on this host. Readers map
+        the rings. Payloads go through Redis before the first reader is known, while a reader is on another host, or
+        without a directory for the files. The wrapped store orders and announces everything. The cache can be pickled
+        if the wrapped store can, and reopens itself after ``fork``.
     Arguments:
-        - store (:obj:`TransportStore`): Closed with this one.
-        - directory (:obj:`Optional[str]`): Where the host cache is: by default chosen by free space.
-        - max_bytes (:obj:`Optional[int]`): What it may take: by default half of what is free, 8 GiB at most.
-        - patience_s (:obj:`Optional[float]`): How long the writer of an entry on another host is waited for; by
-          default as long as the store says.
+        - store (:obj:`TransportStore`): The wrapped store, which ``close`` closes as well.
+        - directory (:obj:`Optional[str]`): Place of the host cache. By default chosen by free space.
+        - max_bytes (:obj:`Optional[int]`): Maximum size of the host cache. By default half of the free space, at most 8
+          GiB.
+        - patience_s (:obj:`Optional[float]`): How long a reader waits for the writer of an entry on another host. By
+          default the store's value.
         - checked (:obj:`bool`): Whether entries that this process writes to a ring carry a checksum.
     """
 
@@ -78,8 +79,8 @@ class HostCache(Store):
         self._begin()
 
     def _begin(self) -> None:
-        """What belongs to one process."""
-        # Runs of one name may live in several servers.
+        """Create everything that belongs to one process."""
+        # Different servers may have runs of the same name.
         name = f'{self.run}-{zlib.crc32(self.address.encode()):08x}'
         self._cache = _opened(name, self._directory, self._max_bytes)
         self._copies = StreamCopies(self._cache, self._limit_of) if self._cache is not None else None
@@ -88,17 +89,17 @@ class HostCache(Store):
         self._lock = threading.Lock()
         self._rings: Dict[str, Rings] = {}
         self._files: Dict[str, RingReader] = {}
-        self._readers: Dict[str, Set[Tuple[str, bool]]] = {}  # stream -> (name, durable) registered as of this host
-        self._is_blind = self._cache is None  # Its files cannot be read here.
+        self._readers: Dict[str, Set[Tuple[str, bool]]] = {}  # stream -> (name, durable) registered with this host
+        self._is_blind = self._cache is None  # This process cannot read the host's files.
         self._closed = threading.Event()
         self._keeper: Optional[threading.Thread] = None
         self._tidied_at = time.monotonic()
-        # The last: until then other threads of a forked child wait. What they find here is their parent's.
+        # Set last: until then other threads of a forked child wait, and all they find belongs to the parent process.
         self._pid = os.getpid()
 
     @property
     def host(self) -> str:
-        """Identity of this process's host cache; '' without one."""
+        """Identity of this process's host cache, or '' without one."""
         return '' if self._cache is None or self._is_blind else self._cache.host
 
     @property
@@ -116,7 +117,7 @@ class HostCache(Store):
             return self.store.append_payload(stream, payload, timeout_s)
         finally:
             if not payload.is_kept:
-                payload.release()  # Else its ring would never have room again: space is given back in order.
+                payload.release()  # Rings free space in order, so an unreleased payload blocks its ring for good.
 
     def read(self, stream: str, after: EntryId = OLDEST, max_entries: int = 64, timeout_s: float = 0.0) -> List[Entry]:
         self._enter()
@@ -205,8 +206,8 @@ class HostCache(Store):
     def close(self) -> None:
         """
         Overview:
-            What is in our rings and not acked, and the newest versions of our values, go into the store, for readers to
-            come; then the files are removed.
+            Put entries of our rings that are not acked, and the newest versions of our values, into the store for later
+            readers. Then remove the files.
         """
         if self._pid == os.getpid() and not self._closed.is_set():
             self._closed.set()
@@ -224,17 +225,18 @@ class HostCache(Store):
                 self._copies.close()
             if self._cache is not None:
                 self._cache.close(self._is_over)
-            # What is mapped here is part of cycles, and would keep its descriptors until a collector comes.
+            # The mappings are part of reference cycles, which would keep their descriptors open until the garbage
+            # collector runs.
             self._rings, self._files = {}, {}
         self.store.close()
 
     def tidy(self) -> int:
         """
         Overview:
-            Remove the files of this run whose processes are gone and of which everything is acked, or was replaced by
-            newer versions; and what was fetched and nobody here needs any more.
+            Remove files of this run that are no longer needed. These are files of exited processes whose content is
+            acked or replaced by newer versions, and downloads that no process of this host needs.
         Returns:
-            - num_removed (:obj:`int`): How many.
+            - num_removed (:obj:`int`): Number of files removed.
         """
         if self._cache is None:
             return 0
@@ -263,7 +265,7 @@ class HostCache(Store):
             return
         if time.monotonic() - self._tidied_at >= self.store.own_writer.check_every_s:
             self._tidied_at = time.monotonic()
-            with self.store.nonblocking():  # The call itself waits for a server that is away.
+            with self.store.nonblocking():  # The caller's own request waits for a server that is away.
                 self.tidy()
             self._drop_deleted()
             self._drop_removed()
@@ -281,7 +283,7 @@ class HostCache(Store):
     def _payload(self, stream: str, header: Header, arrays: Arrays) -> Payload:
         if self._cache is not None and self.store.own_writer.host_of(stream) == self._cache.host:
             rings = self._rings_of(stream, self._cache)
-            self._start_keeper()  # Before: what is packed has its place in a ring until it is acked.
+            self._start_keeper()  # Started first: a packed payload keeps its place in a ring until it is acked.
             packed = rings.pack(header, arrays)
             if packed is not None:
                 return packed
@@ -301,14 +303,14 @@ class HostCache(Store):
                     limit + limit // 4,
                     min(limit, MAX_BYTES),
                     lambda wait_s: self._learn(stream, wait_s),
-                    # The same bytes whenever they are asked for: parts that were sent before are theirs.
+                    # The bytes must be the same in each backfill, so that parts that were sent before stay valid.
                     None if options.compression == AUTO else options.compression,
                     self._checked,
                 )
             return self._rings[stream]
 
     def _learn(self, stream: str, wait_s: float) -> None:
-        """Of acks. Who is not there to ask is waited for by the append itself, which keeps its entry."""
+        """Learn which entries are acked. If the server is away, do not wait: the append waits, and keeps its entry."""
         with suppress(StoreUnavailable), self.store.nonblocking():
             self.store.own_writer.learn(stream, wait_s)
 
@@ -330,10 +332,10 @@ class HostCache(Store):
                 if self._keeper is None and not self._closed.is_set():
                     keeper = threading.Thread(target=self._keep, name='ding-store-host-plane', daemon=True)
                     keeper.start()
-                    self._keeper = keeper  # Not before: close() may join it at any moment.
+                    self._keeper = keeper  # Set after the start: close() may join it at any moment.
 
     def _keep(self) -> None:
-        """Fill what readers elsewhere want, also while nobody here calls us."""
+        """Backfill what readers on other hosts request, even while no thread of this process calls the store."""
         pid = self._pid
         while not self._closed.is_set() and pid == os.getpid():
             try:
@@ -346,7 +348,7 @@ class HostCache(Store):
                     writer.check_stream(stream, wait_s=1.0)
             except StoreClosed:
                 return
-            except Exception as e:  # noqa: BLE001 - there may be no memory: who wants the next would wait in vain
+            except Exception as e:  # noqa: BLE001 - for example no memory: the thread must go on for later requests
                 level = logging.INFO if isinstance(e, StoreError) else logging.WARNING
                 logger.log(level, 'the host plane waits for the store: %s', e or type(e).__name__)
                 self._closed.wait(1.0)
@@ -354,7 +356,7 @@ class HostCache(Store):
     # Reading
 
     def _follow(self, stream: str, record: StoredEntry) -> Optional[Entry]:
-        """The entry of a reference, in place; None if its file is not on this host, or its bytes were overwritten."""
+        """Return a reference's entry in place. None if its file is not on this host, or its bytes were overwritten."""
         reference = unpack(record.payload)
         file = self._file(reference.file)
         if file is None:
@@ -396,7 +398,7 @@ class HostCache(Store):
         return found
 
     def _drop_removed(self) -> None:
-        """Mappings of removed files keep their memory."""
+        """Drop mappings of removed files, which would keep their memory."""
         with self._lock:
             self._files = {key: file for key, file in self._files.items() if os.path.exists(file.path)}
         self._values.drop_removed()
@@ -404,7 +406,7 @@ class HostCache(Store):
     def _complain(self, stream: str, record: StoredEntry) -> None:
         if self.host and unpack(record.payload).host == crc_of(self.host):
             logger.warning('the host cache was deleted, or cannot be read: from now on we read over the wire')
-            self._is_blind = True  # From now on this process is a host of its own, without files.
+            self._is_blind = True  # From now on this process counts as a host without files.
             if self._copies is not None:
                 self._copies.close()
         if self._is_blind:
@@ -412,7 +414,7 @@ class HostCache(Store):
         self.store.want(stream)
 
     def _say_blind(self) -> None:
-        """Of readers that the server believes to be on this host: it may have been away when it was to hear of it."""
+        """Register this host's readers again, without a host. Repeat it if the server was away at the first try."""
         with self._lock:
             readers = [(stream, *one) for stream, known in self._readers.items() for one in known]
         for stream, reader, durable in readers:
@@ -435,6 +437,6 @@ def _opened(run: str, directory: Optional[str], max_bytes: Optional[int]) -> Opt
 
 def _is_done(found: Found, streams: Dict[str, StreamInfo]) -> bool:
     stream = streams.get(found.note.get('stream', ''))
-    # What a server does not know may be another's, or be known again when it has loaded its data.
+    # A stream that the server lacks may be another server's, or may reappear when the server has loaded its data.
     number = stream.numbers.get(found.note.get('writer', '')) if stream else None
     return stream is not None and number is not None and number <= stream.floor

@@ -1,4 +1,4 @@
-"""Files that processes share by mapping them: made whole or not at all, owned by a process, two words at a time.
+"""Memory-mapped files that processes share: published whole or not at all, locked by their owner, with 64-bit words.
 
 Numbers in such a file are *words* of 64 bits, written by one process and read by many.
 """
@@ -26,18 +26,18 @@ from ding_store.errors import CorruptPayload, NotEnoughSpace
 
 PAGE = 4096
 ALIGN = 64
-#: What files that are not published yet end with.
+#: Suffix of files that are not published yet.
 NEW = '.new'
 
-# x86-64 shows a process's plain stores to all others in program order, and loads in program order, too; string moves
-# and glibc's non-temporal copies end with a fence. Other machines may reorder both, and Python has no fences.
+# On x86-64 all processes see a process's plain stores in program order, and loads are in program order as well. String
+# moves and glibc's non-temporal copies end with a fence. Other machines may reorder both, and Python has no fences.
 _KEEPS_ORDER = platform.machine() in ('x86_64', 'AMD64')
 _POPULATE = getattr(mmap, 'MAP_POPULATE', 0)
 _C = ctypes.CDLL(None, use_errno=True)
 _C.mmap.restype = ctypes.c_void_p
 _C.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _C.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-#: Much less than anybody's patience.
+#: Much less than any ``patience_s``.
 _TOUCH_EVERY_S = 0.05
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
 
@@ -49,11 +49,11 @@ def aligned(size: int, to: int = ALIGN) -> int:
 class OwnerLock:
     """
     Overview:
-        A file descriptor that locks something for as long as this process lives. A forked child must not keep it up:
-        its copy is closed, which leaves the parent's lock alone.
+        A file descriptor that locks a file for the lifetime of this process. A forked child closes its copy, so that it
+        does not keep the lock, and the parent's lock stays.
     """
 
-    #: Its own: modules are empty when the last of what is mapped goes with the interpreter.
+    #: A copy: at interpreter exit, modules may be empty before the last mapping is freed.
     _close = staticmethod(os.close)
 
     def __init__(self, descriptor: int) -> None:
@@ -62,7 +62,7 @@ class OwnerLock:
         _CLAIMS.add(self)
 
     def touch(self) -> None:
-        """Show those who wait in ``claim_within`` that we get on; cheap enough to be called all the time."""
+        """Show progress to the processes that wait in ``claim_within``. Cheap enough to be called all the time."""
         now = time.monotonic()
         if now - self._touched_at >= _TOUCH_EVERY_S:
             self._touched_at = now
@@ -77,7 +77,7 @@ class OwnerLock:
         self.close()
 
 
-# The process's own, as its descriptors are: what fork copies can only be found here.
+# All locks of this process: a forked child finds the descriptors that it inherited only here.
 _CLAIMS: weakref.WeakSet[OwnerLock] = weakref.WeakSet()
 
 
@@ -92,12 +92,12 @@ os.register_at_fork(after_in_child=_drop_inherited)
 def claim(path: str, shared: bool = False, wait: bool = False) -> Optional[OwnerLock]:
     """
     Overview:
-        Lock a whole file (``flock``). Opened anew for it: the descriptor inside a mapping would carry the lock into
-        forked children.
+        Lock a whole file with ``flock``. The file is opened anew for the lock: the descriptor inside a mapping would
+        carry the lock into forked children.
     Returns:
-        - claim (:obj:`Optional[OwnerLock]`): None when another holds it and we do not wait.
+        - claim (:obj:`Optional[OwnerLock]`): None if another process holds the lock and ``wait`` is False.
     """
-    # Where flock is emulated, as on NFS, an exclusive lock needs a file that is open for writing.
+    # If flock is emulated, for example on NFS, an exclusive lock needs a file that is open for writing.
     held = OwnerLock(private_files.opener(path, os.O_RDONLY if shared else os.O_RDWR))
     try:
         fcntl.flock(held.descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
@@ -110,12 +110,12 @@ def claim(path: str, shared: bool = False, wait: bool = False) -> Optional[Owner
 def claim_within(path: str, patience_s: float) -> Optional[OwnerLock]:
     """
     Overview:
-        As ``claim(path, wait=True)``, but only while its holder gets on: ``flock`` knows no deadline, so a thread waits
-        in our place.
+        Lock a file as ``claim(path, wait=True)`` does, but only while its holder makes progress. A thread waits instead
+        of the caller, since ``flock`` has no deadline.
     Arguments:
-        - patience_s (:obj:`float`): Without a ``touch`` for so long, and up to twice as long, it is given up.
+        - patience_s (:obj:`float`): Give up after this time without a ``touch``, or up to twice as long.
     Returns:
-        - claim (:obj:`Optional[OwnerLock]`): None when it was.
+        - claim (:obj:`Optional[OwnerLock]`): None if it gave up.
     Raises:
         - FileNotFoundError: The file is gone.
     """
@@ -129,7 +129,7 @@ def claim_within(path: str, patience_s: float) -> Optional[OwnerLock]:
         claimed = claim(path, wait=True)
         with lock:
             if claimed is not None and not is_over:
-                found.append(claimed)  # else it is closed here, and the lock goes with it
+                found.append(claimed)  # else it is closed here, which releases the lock
 
     waiting = threading.Thread(target=wait, name='ding-store-claim', daemon=True)
     waiting.start()
@@ -143,7 +143,7 @@ def claim_within(path: str, patience_s: float) -> Optional[OwnerLock]:
 
 
 def changed_at(path: str) -> int:
-    """Only to be compared: clocks jump."""
+    """Return the file's modification time. Compare it for equality only, since clocks jump."""
     try:
         return os.stat(path).st_mtime_ns
     except FileNotFoundError:
@@ -151,12 +151,12 @@ def changed_at(path: str) -> int:
 
 
 def reopened(descriptor: int) -> OwnerLock:
-    """The same file, also when its name is gone, opened anew: with locks of its own."""
+    """Open the same file anew, even if its name is gone, so that it has locks of its own."""
     return OwnerLock(os.open(f'/proc/self/fd/{descriptor}', os.O_RDONLY | os.O_CLOEXEC))
 
 
 def is_claimed(path: str) -> bool:
-    """Whether a living process holds this file. One that is gone is held by nobody."""
+    """Return whether a running process holds this file. A missing file is not held."""
     try:
         held = claim(path)
     except FileNotFoundError:
@@ -170,10 +170,10 @@ def is_claimed(path: str) -> bool:
 class NewFile:
     """
     Overview:
-        A file of ``num_bytes`` zeros, mapped and claimed, that nobody finds until it is published. All its space is
-        taken now: writing to a page that the disk has no room for would be a SIGBUS.
+        A mapped and locked file of ``num_bytes`` zeros that has no public name until it is published. All its space is
+        allocated at once: a write to a page without space on the disk would raise SIGBUS.
     Raises:
-        - NotEnoughSpace: There is no room for it.
+        - NotEnoughSpace: The file system has no room for the file.
     """
 
     def __init__(self, path: str, num_bytes: int) -> None:
@@ -196,16 +196,16 @@ class NewFile:
         self.claim = held
 
     def publish(self) -> None:
-        """It appears at its path, whole, in the place of what is there."""
+        """Rename the file to its path, whole. It replaces a file that is already there."""
         os.rename(self._temporary, self.path)
 
     def discard(self) -> None:
-        """It was not published, and will not be; who has it mapped keeps its bytes."""
+        """Remove the file without publishing it. Existing mappings keep its bytes."""
         os.unlink(self._temporary)
         self.close()
 
     def close(self) -> None:
-        """Give it up: nobody's own from now on."""
+        """Release the lock: the file has no owner from now on."""
         self.claim.close()
 
 
@@ -213,9 +213,9 @@ class NewFile:
 def created(path: str, num_bytes: int) -> Iterator[tuple[mmap.mmap, OwnerLock]]:
     """
     Overview:
-        A ``NewFile`` that appears at ``path`` when the block ends well.
+        Create a ``NewFile`` and publish it at ``path`` when the block ends without an error.
     Raises:
-        - NotEnoughSpace: There is no room for it.
+        - NotEnoughSpace: The file system has no room for the file.
     """
     new = NewFile(path, num_bytes)
     try:
@@ -243,11 +243,11 @@ def allocate(descriptor: int, offset: int, num_bytes: int, path: str) -> None:
 def map_bytes(descriptor: int, num_bytes: int) -> memoryview:
     """
     Overview:
-        The first bytes of a file, read-only, mapped for as long as somebody looks at them. All pages come at once: 768
-        faults of 3 MB take longer than mapping them. Nothing but memory is held, where ``mmap.mmap`` keeps a descriptor
-        (until Python 3.13 knows ``trackfd``): a process that holds payloads would run out of them.
+        Map the first bytes of a file read-only, for as long as a view of them exists. All pages are loaded at once: 768
+        page faults for 3 MB take longer than mapping them. The mapping holds no file descriptor. ``mmap.mmap`` would
+        keep one (before ``trackfd`` in Python 3.13), and a process with many payloads would run out of them.
     Raises:
-        - OSError: They cannot be mapped, or the file has fewer: to look at what it lacks would be a SIGBUS.
+        - OSError: The bytes cannot be mapped, or the file is shorter: reading beyond its end would raise SIGBUS.
     """
     check_length(descriptor, num_bytes)
     address = _C.mmap(None, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED | _POPULATE, descriptor, 0)
@@ -263,7 +263,7 @@ def map_bytes(descriptor: int, num_bytes: int) -> memoryview:
 def check_length(descriptor: int, num_bytes: int) -> None:
     """
     Raises:
-        - OSError: The file is shorter.
+        - OSError: The file is shorter than ``num_bytes``.
     """
     found = os.fstat(descriptor).st_size
     if found < num_bytes:
@@ -272,8 +272,10 @@ def check_length(descriptor: int, num_bytes: int) -> None:
 
 def map_read_only(descriptor: int, magic: bytes, path: str) -> mmap.mmap:
     """
+    Overview:
+        Map a whole file read-only and check its magic bytes.
     Raises:
-        - CorruptPayload: It is no such file.
+        - CorruptPayload: The file is too short or begins with other bytes.
     """
     if os.fstat(descriptor).st_size < PAGE:
         raise CorruptPayload(f'{path!r} is too short for one of our files')
@@ -287,11 +289,11 @@ class Words:
     """
     Overview:
         The words of a mapped file's first page, by number: byte ``8 * number``. Words that change at different moments
-        belong in different cache lines, 8 words each.
+        belong in different cache lines of 8 words each.
     """
 
     def __init__(self, mapping: mmap.mmap, path: str) -> None:
-        # Native items: stored and loaded with one instruction, where struct.pack_into('<Q') goes byte by byte.
+        # Native items are stored and loaded with one instruction, while struct.pack_into('<Q') writes byte by byte.
         self._words = memoryview(mapping)[:PAGE].cast('Q')
         self._lock = None if _KEEPS_ORDER else OwnerLock(private_files.opener(path))
 
@@ -313,8 +315,8 @@ class Words:
 def ordered(lock: OwnerLock) -> Iterator[None]:
     """
     Overview:
-        For machines that are not x86-64: a lock on one byte behind any file's end. Taking and releasing it are barriers
-        in the kernel, so that what was stored before is seen by whoever takes it after.
+        Order memory accesses on machines other than x86-64, with a lock on one byte behind any file's end. Locking and
+        unlocking are barriers in the kernel: the next holder sees what was stored before.
     """
     range_lock(lock.descriptor, fcntl.F_RDLCK, _BARRIER_BYTE)
     try:
@@ -329,10 +331,10 @@ _BARRIER_BYTE = 1 << 60
 def range_lock(descriptor: int, kind: int, byte: int) -> bool:
     """
     Overview:
-        Lock, or unlock, one byte of a file for this *open* file: unlike plain record locks such a lock is not lost when
-        another descriptor of the same file is closed. It goes with the process that holds it.
+        Lock or unlock one byte of a file for this *open* file. Unlike a plain record lock, it survives when another
+        descriptor of the same file is closed. It ends with the process that holds it.
     Returns:
-        - done (:obj:`bool`): False when another holds it.
+        - done (:obj:`bool`): False if another open file holds the byte.
     """
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack('hhqqi', kind, os.SEEK_SET, byte, 1, 0))
@@ -344,7 +346,7 @@ def range_lock(descriptor: int, kind: int, byte: int) -> bool:
 
 
 def range_holder(descriptor: int, first: int, count: int) -> Optional[int]:
-    """One of these bytes that another open file holds exclusively; None if there is none."""
+    """Return one of these bytes that another open file holds exclusively, or None if there is none."""
     asked = struct.pack('hhqqi', fcntl.F_RDLCK, os.SEEK_SET, first, count, 0)
     kind, _, start, *_ = struct.unpack('hhqqi', fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))
     return None if kind == fcntl.F_UNLCK else start

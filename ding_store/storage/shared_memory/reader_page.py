@@ -1,11 +1,11 @@
-"""Which processes of this host read a stream, and up to where each has acked: a page that they all map.
+"""The page on which this host's readers of a stream see each other, and how far each has acked. All of them map it.
 
 offset  size
-8*k     8     of process k: the *mark* of what all its readers have acked
-4088    8     how many payloads were fetched for all
+8*k     8     of process k: the *mark* up to which all its readers have acked
+4088    8     number of payloads that were downloaded for all
 
-Process k holds byte k of the file's lock range for as long as it lives and reads. So it is known who reads here without
-a message to anybody, and nobody waits for the dead.
+Process k holds byte k of the file's lock range while it runs and reads. The locks show who reads here without any
+message, and an exited process is never waited for.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NUM_FETCHED = PAGE // 8 - 1  # a word
 
 
 def mark_of(place: EntryId) -> int:
-    """An entry's place in one word: of its epoch 24 bits that tell it from others, most likely, and its number."""
+    """Return an entry's place as one word: its number, and 24 bits that very likely identify its epoch."""
     return _epoch_bits(place.epoch) | place.number
 
 
@@ -49,16 +49,16 @@ def is_of_epoch(mark: int, other: int) -> bool:
 
 
 def is_behind(mark: int, marks: Iterable[int]) -> bool:
-    """Whether all of these are of the same epoch as ``mark``, and not before it."""
+    """Return whether all of these marks are of the same epoch as ``mark``, and none is before it."""
     return all(is_of_epoch(mark, one) and one >= mark for one in marks)
 
 
 class HostReaders:
     """
     Overview:
-        One process's place among those that read a stream here. Thread-safe.
+        One process's place among the readers of a stream on this host. Thread-safe.
     Raises:
-        - OSError: The file is gone, is none of ours, or has no place left.
+        - OSError: The file is gone, is not a reader page, or has no free place.
     """
 
     def __init__(self, path: str) -> None:
@@ -76,7 +76,7 @@ class HostReaders:
 
     @property
     def mark(self) -> int:
-        """Of what this process needs no more, nor anything before it in its epoch."""
+        """The mark up to which this process needs no more entries of the epoch."""
         return self._words[self._place]
 
     @mark.setter
@@ -85,7 +85,7 @@ class HostReaders:
 
     @property
     def num_fetched(self) -> int:
-        """Grows before a payload is there for all; who holds the stream's lock counts."""
+        """Number of payloads downloaded for all. It grows before a payload is published, under the stream's lock."""
         return self._words[_NUM_FETCHED]
 
     @num_fetched.setter
@@ -94,39 +94,39 @@ class HostReaders:
 
     @property
     def are_several(self) -> bool:
-        """Whether another process reads the stream, too: one system call."""
-        descriptor = self._file.descriptor  # Another thread may let go of the stream meanwhile.
+        """Whether another process reads the stream as well. Costs one system call."""
+        descriptor = self._file.descriptor  # Another thread may leave the stream meanwhile.
         return descriptor >= 0 and range_holder(descriptor, 0, MAX_PROCESSES) is not None
 
     def others(self) -> List[int]:
-        """The marks of the other processes."""
+        """Return the marks of the other processes."""
         found, ranges = [], [(0, MAX_PROCESSES)]
         while ranges:
             first, end = ranges.pop()
             place = range_holder(self._file.descriptor, first, end - first) if first < end else None
-            if place is not None:  # Any of those in the range, not the first.
+            if place is not None:  # Any holder in the range, not necessarily the first.
                 found.append(self._words[place])
                 ranges += [(first, place), (place + 1, end)]
         return found
 
     def close(self) -> None:
-        """This process reads the stream no more."""
+        """Leave the stream: this process no longer reads it."""
         self._file.close()
 
 
 def create(path: str) -> None:
     """
     Overview:
-        The file, nobody's own.
+        Create a reader page without an owner.
     Raises:
-        - OSError: It cannot be made.
+        - OSError: The file cannot be created.
     """
     with created(path, PAGE) as (_, held):
         held.close()
 
 
 def are_there(path: str) -> bool:
-    """Whether a living process reads the stream whose file this is."""
+    """Return whether a running process reads the stream of this page."""
     try:
         file = OwnerLock(private_files.opener(path))
     except FileNotFoundError:

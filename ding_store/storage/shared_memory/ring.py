@@ -1,4 +1,4 @@
-"""One writer's payload ring: a file of fixed size, its pages used again and again, that many processes map and read.
+"""A writer's ring of payloads: a file of fixed size that many processes map and whose pages are used again.
 
 offset  size
 0       8     magic
@@ -6,15 +6,15 @@ offset  size
 64      8     reserved   \\ positions: bytes since the ring began, never wrapping; those of position p lie at
 128     8     committed  /  4096 + p % ring_bytes
 192     8     bytes of the note
-200     ...   note: JSON that says whose ring it is
+200     ...   note: JSON that names the ring's owner
 4096    ring_bytes
 
 A *region* is contiguous: one that would cross the end begins at the start of the file instead.
 
-Two words guard it. ``reserved`` advances before the first byte of a region is overwritten, ``committed`` after the
-last. A reader takes only what is committed, copies, and looks at ``reserved`` again: the copy is good if the writer had
-not come round to its first byte by then (``reserved - start <= ring_bytes``). One word, written last, would not do: a
-reader then believes in bytes that the writer is overwriting at that moment.
+Two words guard a region. ``reserved`` advances before its first byte is overwritten, ``committed`` after the last. A
+reader reads only committed bytes, copies them, and then reads ``reserved`` again. The copy is good if the writer had
+not reached its first byte again by then (``reserved - start <= ring_bytes``). One word, written last, is not enough: a
+reader would accept bytes that the writer is just overwriting.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MAX_NOTE = PAGE - _NOTE_AT - 8
 
 @dataclass
 class Region:
-    """A place in the ring: ``start`` is its position, ``buffer`` its bytes, to be written before ``commit``."""
+    """A contiguous place in the ring. Write to ``buffer`` before ``commit``. ``start`` is the position."""
 
     start: int
     length: int
@@ -54,12 +54,14 @@ class Region:
 class RingWriter:
     """
     Overview:
-        Not thread-safe: reserve, write and commit one region before the next, under the owner's lock.
+        The writing side of a ring. Not thread-safe: reserve, write and commit one region before the next, under the
+        owner's lock.
     Arguments:
-        - ring_bytes (:obj:`int`): Rounded up to whole pages, and taken from the disk now.
-        - note (:obj:`Dict`): JSON-able; who finds the file of a dead process can tell what it was.
+        - ring_bytes (:obj:`int`): Size of the ring, rounded up to whole pages and allocated on the disk at once.
+        - note (:obj:`Dict`): JSON-able description of the owner, for a process that finds the file after the owner's
+          exit.
     Raises:
-        - NotEnoughSpace: The file system has not that much.
+        - NotEnoughSpace: The file system has no room for the ring.
     """
 
     def __init__(self, path: str, ring_bytes: int, note: Optional[Dict[str, Any]] = None) -> None:
@@ -77,13 +79,13 @@ class RingWriter:
         self._data = memoryview(mapping)[PAGE:]
         self._words = Words(mapping, path)
         self._head = 0  # where the next region may begin
-        self._tail = 0  # what lies before may be overwritten
+        self._tail = 0  # bytes before it may be overwritten
         self._regions: Deque[Region] = deque()
         self._pid = os.getpid()
 
     @property
     def free_bytes(self) -> int:
-        """What regions may still take; one contiguous region may find less."""
+        """Bytes that are free for regions. The largest contiguous region may be smaller."""
         return self.ring_bytes - (self._head - self._tail)
 
     @property
@@ -95,35 +97,35 @@ class RingWriter:
         return len(self._regions)
 
     def reserve(self, length: int) -> Optional[Region]:
-        """A region to write to; None while there is no room for it."""
+        """Return a region to write to, or None while there is no room for it."""
         start = self._start_of(length)
         end = start + aligned(length)
         if not self._regions:
-            self._tail = start  # What was skipped at the end of an empty ring holds nothing up.
+            self._tail = start  # The bytes skipped at the end of an empty ring are free.
         if end - self._tail > self.ring_bytes:
             return None
-        # First this word, then the first byte: a reader of what was here before must be able to know.
+        # First this word, then the first byte: a reader of the old bytes must be able to notice.
         self._announce_reserved(end)
         at = start % self.ring_bytes
         region = Region(start, length, self._data[at : at + length])
-        self._head = end  # Before: a signal in between leaves a gap, and no two regions in one place.
+        self._head = end  # Set first: a signal in between leaves a gap instead of two regions in one place.
         self._regions.append(region)
         return region
 
     def commit(self, region: Region) -> None:
-        """All bytes of the newest region are written."""
+        """Mark the newest region as completely written."""
         self._words[COMMITTED] = region.end
 
     def release(self, region: Region) -> None:
-        """Nobody needs these bytes any more. Space is given back in the order in which it was reserved."""
+        """Give a region's bytes back. Space becomes free in the order in which it was reserved."""
         region.is_released = True
         while self._regions and self._regions[0].is_released:
             self._tail = self._regions.popleft().end
 
     def close(self, unlink: bool = True) -> None:
-        """Give the file up, and by default remove it; mappings that readers have stay good."""
+        """Release the file and, by default, remove it. Mappings of readers stay valid."""
         if unlink and self._pid == os.getpid():
-            # The cache directory was deleted under us, or is not ours any more: then the file stays.
+            # The cache directory was deleted, or is no longer ours: then the file stays.
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
         self._claim.close()
@@ -140,9 +142,10 @@ class RingWriter:
 class RingReader:
     """
     Overview:
-        Maps a ring read-only; thread-safe. Views stay good after ``close`` and after the file is removed.
+        A read-only mapping of a ring. Thread-safe. Views stay valid after ``close`` and after the file is removed.
     Raises:
-        - FileNotFoundError: The file is gone. CorruptPayload: It is no ring.
+        - FileNotFoundError: The file is gone.
+        - CorruptPayload: The file is not a ring.
     """
 
     def __init__(self, path: str) -> None:
@@ -162,7 +165,7 @@ class RingReader:
     def view(self, start: int, length: int) -> memoryview:
         """
         Overview:
-            The bytes of a region, in place: use them, then ask ``is_valid``.
+            Return the bytes of a region in place. Use them, then call ``is_valid``.
         Raises:
             - CorruptPayload: No such region was ever committed.
         """
@@ -172,12 +175,12 @@ class RingReader:
         return self._data[at : at + length]
 
     def is_valid(self, start: int) -> bool:
-        """Whether what was read so far of the region at ``start`` is what had been committed there."""
+        """Return whether the bytes read so far of the region at ``start`` are those that were committed there."""
         return self._words[RESERVED] - start <= self.ring_bytes
 
 
 def read_note(path: str) -> Dict[str, Any]:
-    """Whose ring this is, of a file that may be of a dead process; {} if it does not say."""
+    """Return the note of a ring, whose writer may have exited, or {} if the file has none."""
     with open(path, 'rb', opener=private_files.opener) as file:
         head = file.read(PAGE)
     if len(head) < PAGE or not head.startswith(MAGIC):

@@ -1,4 +1,4 @@
-"""A writer's rings of one stream: the one it writes to, and smaller ones that still hold what is not acked."""
+"""A writer's rings of one stream: the newest, which it writes to, and smaller ones with entries that are not acked."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ding_store.storage.shared_memory.transports import Reference
 
 logger = logging.getLogger(__name__)
 
-#: The first ring's size: what stays in a processor's cache is written and read fastest.
+#: Size of the first ring: a ring that stays in a processor's cache is the fastest to write and read.
 FIRST_BYTES = 16 << 20
-#: So long an ack is waited for before a ring is followed by a larger one: pages that are in use are worth it.
+#: How long to wait for an ack before a larger ring replaces a full one: pages in use are faster than new ones.
 PATIENCE_S = 0.02
-#: A ring that could not be made is tried again after so many payloads went over the wire instead.
+#: Number of payloads that go through Redis after a ring could not be created, before the next try.
 _RETRY_AFTER = 1000
-#: One copy more is cheaper than many small ones.
+#: Parts up to this total size are joined first: one more copy costs less than many small ones.
 _JOINED_BYTES = 64 << 10
 
 
@@ -38,7 +38,7 @@ def crc_of(host: str) -> int:
 
 
 class HostPayload(Payload):
-    """An entry's bytes in a ring."""
+    """The bytes of an entry in a ring."""
 
     _region: Optional[Region] = None
 
@@ -52,7 +52,7 @@ class HostPayload(Payload):
         self._region = region
 
     def __del__(self) -> None:
-        # Where a signal came before anybody had it. Space is given back in order: else never again.
+        # A signal came before the payload had an owner. Space is freed in order, so this region would block its ring.
         if not self.is_kept and self._region is not None and not self._region.is_released:
             self._rings.drop(self._ring, self._region)
 
@@ -71,15 +71,15 @@ class HostPayload(Payload):
 class Rings:
     """
     Overview:
-        Thread-safe. A ring that stays full for a moment is followed by one of twice its size, up to ``max_bytes``; so a
-        reader that keeps up keeps them small.
+        The rings of one writer and stream. Thread-safe. A ring that stays full for a moment is followed by one of twice
+        its size, up to ``max_bytes``, so rings stay small if readers keep up.
     Arguments:
-        - max_bytes (:obj:`int`): Of one ring.
-        - max_entry_bytes (:obj:`int`): More is not taken: the stream would not, but over the wire it may be shorter.
-        - learn (:obj:`Callable`): Look which entries are acked, waiting so many seconds for news: it calls ``release``
-          for them.
-        - compression (:obj:`Optional[str]`): Of what has to go over the wire after all.
-        - checked (:obj:`bool`): Whether payloads carry a checksum here, too.
+        - max_bytes (:obj:`int`): Maximum size of one ring.
+        - max_entry_bytes (:obj:`int`): Larger entries are refused here. Compressed, they may still fit through Redis.
+        - learn (:obj:`Callable`): Learns which entries are acked and calls ``release`` for them. Waits this many
+          seconds for news.
+        - compression (:obj:`Optional[str]`): Compression of payloads that have to go through Redis after all.
+        - checked (:obj:`bool`): Whether payloads in a ring carry a checksum.
     """
 
     def __init__(
@@ -101,15 +101,15 @@ class Rings:
         self._max_bytes = max_bytes
         self._max_entry_bytes = max_entry_bytes
         self._learn = learn
-        self._lock = threading.RLock()  # ``learn`` comes back in through ``release``.
-        self._growing = threading.Lock()  # Only who holds it adds a ring.
+        self._lock = threading.RLock()  # ``learn`` calls ``release``, which takes this lock.
+        self._growing = threading.Lock()  # Only its holder adds a ring.
         self._rings: List[RingWriter] = []
         self._num_refused = 0
         self._dropped: Deque[Tuple[RingWriter, Region]] = deque()
         self._is_over = False
 
     def pack(self, header: Header, arrays: Arrays) -> Optional[HostPayload]:
-        """An entry, written to a ring; None where there is no room, and it has to go over the wire."""
+        """Write an entry to a ring. Return None if there is no room, so that it must go through Redis."""
         parts = encode_parts(header, arrays, checked=self._checked)
         length = length_of(parts)
         if length > self._max_entry_bytes:
@@ -124,7 +124,7 @@ class Rings:
             self._release(ring, region)
 
     def drop(self, ring: RingWriter, region: Region) -> None:
-        """The same by and by: waits for nothing, as what the garbage collector calls in any thread must not."""
+        """Release a region at the next write. It never waits, since the garbage collector may call it in any thread."""
         self._dropped.append((ring, region))
 
     def _release(self, ring: RingWriter, region: Region) -> None:
@@ -156,12 +156,12 @@ class Rings:
                 ring.close(unlink)
 
     def _write_later(self, parts: List[Buffer], length: int, head: bytes) -> Optional[HostPayload]:
-        """Once acks have made room, or in a larger ring."""
+        """Write after acks have made room, or to a larger ring."""
         written = None
         left_s = PATIENCE_S if self._may_wait(length) else 0.0
         deadline = time.monotonic() + left_s
         while written is None and self._rings and left_s >= 0:
-            self._learn(left_s)  # Without our lock: other threads come back in through ``release``.
+            self._learn(left_s)  # Without our lock: ``release`` may be called in other threads.
             written = self._write(parts, length, head)
             left_s = deadline - time.monotonic()
         return written or self._write_to_larger(parts, length, head)
@@ -186,22 +186,22 @@ class Rings:
                         at += len(part)
                 ring.commit(region)
                 return HostPayload(self, ring, region, head)
-            except BaseException:  # as by a signal; space is given back in order, and would never be again
+            except BaseException:  # for example a signal: space is freed in order, so this region would block the ring
                 if ring.newest is not None and ring.newest is not held:
                     ring.release(ring.newest)
                 raise
 
     def _write_to_larger(self, parts: List[Buffer], length: int, head: bytes) -> Optional[HostPayload]:
-        # Not under the lock that ``release`` takes: a file may be long in the making, where another process holds the
-        # lock of the cache.
+        # Not under the lock of ``release``: creating a file may take long while another process holds the lock of the
+        # cache.
         with self._growing:
-            written = self._write(parts, length, head)  # Another thread may have made a ring meanwhile.
+            written = self._write(parts, length, head)  # Another thread may have created a ring meanwhile.
             if written is None and self._grow(length):
                 written = self._write(parts, length, head)
             return written
 
     def _may_wait(self, length: int) -> bool:
-        """Whether an ack is waited for: only where the next thing would be to grow."""
+        """Return whether to wait for an ack: only if the rings would otherwise grow."""
         return not self._num_refused and self._can_grow(length)
 
     def _next_bytes(self, length: int) -> int:
@@ -221,7 +221,9 @@ class Rings:
                     'stream %r: what finds no room in a ring goes over the wire: %s', self._note['stream'], e
                 )
             if isinstance(e, StoreTimeout):
-                self._num_refused = _RETRY_AFTER  # It may go on at any moment, and until then to ask costs no wait.
+                self._num_refused = (
+                    _RETRY_AFTER  # The holder may go on at any moment, and a try costs no wait until then.
+                )
             return False
         self._num_refused = 0
         with self._lock:

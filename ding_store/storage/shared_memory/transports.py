@@ -1,8 +1,9 @@
-"""The two ways of a payload: in the entry itself (the wire plane), or in a file of the host that all readers are on.
+"""The two transports of a payload: inside the entry through Redis, or in a memory-mapped file of one host.
 
-An entry on the host plane holds a *reference*. Who cannot follow one asks the writers to *fill*: to put the payload
-into the store as well. The server decides which plane a stream is on, since only it knows all readers: a change of
-plane refuses references of the old one, and says up to which entry the writers must fill.
+An entry on the shared-memory transport holds a *reference* to its payload. A reader that cannot follow the reference
+requests a *backfill*: the writer then puts the payload into the store as well. Only the server knows all readers, so
+the server decides which transport a stream uses. When the transport changes, the server refuses references of the old
+one, and reports the last entry that the writers must backfill.
 """
 
 from __future__ import annotations
@@ -40,37 +41,37 @@ class StoredEntry(NamedTuple):
 
 
 class Remote(NamedTuple):
-    """The payload of an entry whose record only says where in the server it is; ``place`` is no other payload's."""
+    """A payload that the server holds outside the entry's record; ``place`` names its bytes and is unique."""
 
     id: EntryId
     place: bytes
     num_bytes: int
 
 
-#: Called as often as bytes come, for those who wait for them.
+#: Called each time bytes arrive, so that waiting processes see the progress of a download.
 Moved = Callable[[], None]
-#: Gets some payloads, each to where it belongs; False for one of which a part is missing.
+#: Downloads payloads, each into its buffer. Returns False for each payload of which a part is missing.
 Download = Callable[[Sequence[Remote], Sequence[memoryview], Moved], List[bool]]
-#: The payloads of some entries of a stream, which a download gets; None where parts are missing.
+#: Returns the payloads of entries of a stream with the help of a download; None where parts are missing.
 Fetch = Callable[[str, Sequence[Remote], Download], List[Optional[Buffer]]]
 
 
 def unwatched() -> None:
-    """Nobody waits for what comes."""
+    """Do nothing: no other process waits for these bytes."""
 
 
 def fetch_own(stream: str, wanted: Sequence[Remote], download: Download) -> List[Optional[Buffer]]:
-    """Payloads of this process's own."""
+    """Download payloads into this process's own memory."""
     payloads = [np.empty(one.num_bytes, np.uint8).data for one in wanted]
     are_whole = download(wanted, payloads, unwatched)
     return [payload.toreadonly() if is_whole else None for payload, is_whole in zip(payloads, are_whole)]
 
 
 class Reference(NamedTuple):
-    """Where a payload is: a region of a ring; its first bytes have a checksum, against files that were mixed up."""
+    """Place of a payload in a ring, with a checksum of its first bytes that detects a file that was replaced."""
 
     file: str  # 32 hexadecimal digits
-    host: int  # checksum of the host's name: whether the file should be here
+    host: int  # checksum of the host's name: shows whether the file should be on this host
     start: int
     length: int
     head_bytes: int
@@ -94,24 +95,24 @@ def unpack(payload: bytes) -> Reference:
 
 
 class Version(NamedTuple):
-    """A version of a value as the server has it: over the wire, as a reference to a slot of some host, or both."""
+    """A version of a value as the server has it: its payload, a reference to a slot on some host, or both."""
 
     version: ValueVersion
-    payload: bytes  # or the list of its parts; b'': not over the wire
-    reference: bytes  # b'': in no slot
-    is_coming: bool = False  # over the wire: somebody asked before
+    payload: bytes  # or the list of its parts; b'' if the server has no payload
+    reference: bytes  # b'' if it is in no slot
+    is_coming: bool = False  # a reader requested the payload before
 
 
 def conflict(name: str, version: int, expected: int) -> VersionConflict:
-    """The error of a put that expected another version than ``version``, which is the newest."""
+    """Return the error of a put that expected another version than the newest one."""
     why = ' as it was read: the server went back in time' if version == expected else ''
     return VersionConflict(f'value {name!r} is at version {version}, not at {expected}{why}')
 
 
-#: How long a writer may take to fill an entry: longer than it tries to reach a server that went away
-#: (``RedisOptions.reconnect_timeout_s``), since what counts as lost is not taken when it comes after all.
+#: How long a writer may take to backfill an entry. It must exceed ``RedisOptions.reconnect_timeout_s``, the time that a
+#: writer tries to reach the server: an entry that counts as lost is skipped even if its payload comes later.
 PATIENCE_S = 90.0
-#: So many times that in all, for a writer that fills nothing while the connection is lost again and again.
+#: Limit on the total wait for one writer, in multiples of ``PATIENCE_S``, if the connection is lost repeatedly.
 MAX_PATIENCES = 5
 #: So many writers may be asked for more than live before those that are gone are forgotten.
 SPARE_ASKED = 64
@@ -120,22 +121,24 @@ SPARE_ASKED = 64
 class TransportStore(Store):
     """
     Overview:
-        A store whose entries and values may hold references: what ``HostCache`` needs of the one it wraps.
+        A store whose entries and values may hold references. ``HostCache`` wraps such a store.
     """
 
     address: str
     writer: str
-    patience_s: float = PATIENCE_S  # as its writers are to be waited for
+    patience_s: float = PATIENCE_S  # how long a reader waits for a writer's backfill
 
     @property
     def num_sessions(self) -> int:
-        """Grows when the server was away."""
+        """Number of connections to the server so far: it grows after each outage."""
         return 0
 
-    def check_size(self, what: str, num_bytes: int) -> None:  # noqa: B027 - a store without a limit takes all
+    def check_size(self, what: str, num_bytes: int) -> None:  # noqa: B027 - a store without a limit accepts every size
         """
+        Overview:
+            Check that a payload of this size could be sent to another host.
         Raises:
-            - NotEnoughSpace: So many bytes could reach no other host.
+            - NotEnoughSpace: The payload is larger than the store's limit.
         """
 
     @property
@@ -145,94 +148,94 @@ class TransportStore(Store):
 
     @property
     def is_nonblocking(self) -> bool:
-        """Whether this thread is in ``nonblocking``."""
+        """Whether this thread is inside ``nonblocking``."""
         return False
 
     def leaving(self) -> ContextManager[None]:
-        """Calls of this thread wait some seconds in all for a server that is away: what they bring is in files, too."""
+        """Wait only some seconds in all for an unreachable server: what this thread sends is also in files."""
         return nullcontext()
 
     def held(self, lock: ContextManager[Any]) -> ContextManager[Any]:
-        """Holds a lock; who is hasty does not wait for it with those who wait for the server."""
+        """Hold a lock. Inside ``nonblocking``, do not wait for a holder that waits for the server."""
         return lock
 
     @abstractmethod
     def append_payload(self, stream: str, payload: Payload, timeout_s: Optional[float] = None) -> EntryId:
-        """As ``append``, of what is encoded already; says by ``is_kept`` whether it will release the payload itself."""
+        """Append an encoded payload, see ``append``. ``payload.is_kept`` is set if the store releases it itself."""
 
     @abstractmethod
     def read_records(
         self, stream: str, after: EntryId, max_entries: int, timeout_s: float, fetch: Fetch = fetch_own
     ) -> List[StoredEntry]:
-        """As ``read``; payloads that are elsewhere are ``fetch``'s business."""
+        """Read entries without decoding them, see ``read``. ``fetch`` downloads payloads outside the records."""
 
     @abstractmethod
     def register_at(
         self, stream: str, reader: str, durable: bool = True, start: str = 'oldest', host: str = ''
     ) -> EntryId:
-        """As ``register``, of a reader that can map the files of ``host``."""
+        """Register a reader that can map the files of ``host``, see ``register``."""
 
     @abstractmethod
     def want(self, stream: str) -> None:
-        """Ask all writers to fill what they appended as references until now."""
+        """Request a backfill of all references that the stream's writers have appended until now."""
 
     @abstractmethod
     def wait_for_fill(
         self, stream: str, record: StoredEntry, timeout_s: float, fetch: Fetch = fetch_own
     ) -> Optional[Buffer]:
-        """The payload that an entry was filled with, waiting for it up to ``timeout_s`` while it may come."""
+        """Return the backfilled payload of an entry. Wait up to ``timeout_s`` while it may still come."""
 
     @abstractmethod
     def fate_of(self, stream: str, record: StoredEntry) -> str:
-        """See ``fate``."""
+        """Return the state of an entry that holds a reference, see ``fate``."""
 
     @abstractmethod
     def wait_for_transports(self, known: Mapping[str, int], timeout_s: float) -> None:
-        """Return when a stream is on another plane than the known one, or when the time is over, or sooner."""
+        """Return when a stream's transport is not the known one, when the time is over, or sooner."""
 
     @abstractmethod
     def put_version(
         self, name: str, payload: Optional[Pieces], reference: bytes, expected_version: Optional[int] = None
     ) -> int:
-        """As ``put``, of what is encoded already, or only of a reference to it."""
+        """Publish a new version, see ``put``, from an encoded payload, a reference to it, or both."""
 
     @abstractmethod
     def get_version(
         self, name: str, newer_than: int, timeout_s: float = 0.0, or_filled: bool = False
     ) -> Optional[Version]:
-        """As ``get``; ``or_filled``: version ``newer_than`` is news itself once it has a payload."""
+        """Return the newest version, see ``get``. With ``or_filled``, return ``newer_than`` once it has a payload."""
 
     @abstractmethod
     def fetch_parts(self, name: str, wanted: Sequence[Tuple[ValuePart, memoryview]], moved: Moved = unwatched) -> bool:
-        """Parts of a version, each to where it belongs; False if one is missing. Their checksums are looked at."""
+        """Download parts of a version into their buffers and verify their checksums. Return False if one is missing."""
 
     @abstractmethod
     def fill_version(self, name: str, version: int, payload: Pieces) -> bool:
-        """Add the payload to a version that is only a reference; False if that is not the newest one any more."""
+        """Add the payload to a version that is only a reference. Return False if it is no longer the newest version."""
 
     @abstractmethod
     def request_version(self, name: str) -> None:
-        """Ask the writer of a value to fill its newest version, and all that follow."""
+        """Request that the value's writer backfills its newest version and all later ones."""
 
     @abstractmethod
     def wait_for_requests(self, known: Mapping[str, str], timeout_s: float) -> Dict[str, str]:
         """
         Overview:
-            For each of these values a token that is another one whenever its newest version is wanted over the wire;
-            waits for one that is not the known one, and returns sooner now and then.
+            Return a token for each value that changes whenever a backfill of its newest version is requested. Wait for
+            a token that differs from the known one. The call may return sooner without a change.
         """
 
 
-#: What became of an entry that holds a reference.
+#: States of an entry that holds a reference.
 FILLED = 'FILLED'  # its payload is in the store
-WAITING = 'WAITING'  # its writer may still fill it
-LOST = 'LOST'  # it is there, but its writer no longer has the payload
-GONE = 'GONE'  # trimmed or dropped: what is behind it comes next
-OVER = 'OVER'  # of an epoch that is over: it comes again, before what was behind it, if it was not acked
+WAITING = 'WAITING'  # its writer may still backfill it
+LOST = 'LOST'  # the entry exists, but its writer no longer has the payload
+GONE = 'GONE'  # trimmed or dropped: the reader continues with the entry after it
+OVER = 'OVER'  # its epoch is over: if it was not acked, its writer appends it again before later entries
 
 
 def fate(is_over: bool, is_held: bool, is_filled: bool, sequence: int, base: int) -> str:
-    """``base`` is the lowest sequence that the writer still holds."""
+    """Return the state of an entry. ``base`` is the lowest sequence number that its writer still holds."""
     if is_over:
         return OVER
     if not is_held:
@@ -246,13 +249,13 @@ Follow = Callable[[str, StoredEntry], Optional[Entry]]
 
 
 class Asked(NamedTuple):
-    """A writer was asked to fill what it had appended by then."""
+    """A backfill request to one writer, for all entries up to a number."""
 
     epoch: str
-    upto: int  # the number of the last one
-    since: float  # or since it filled one of them
-    num_sessions: int  # of ours by then: without a server no writer fills
-    begun: float  # when it was asked first, or filled one, in whichever session
+    upto: int  # number of the last entry that was requested
+    since: float  # time of the request, or of the writer's latest backfill since
+    num_sessions: int  # our sessions at that time: without a server no writer can backfill
+    begun: float  # time of the first request or of the latest backfill, across sessions
 
     def is_of(self, entry_id: EntryId) -> bool:
         return self.epoch == entry_id.epoch and entry_id.number <= self.upto
@@ -261,14 +264,14 @@ class Asked(NamedTuple):
 class Resolver:
     """
     Overview:
-        Makes entries of records: references are followed on this host, or waited for over the wire.
+        Turns records into entries: follows references on this host, or waits for a backfill.
     Arguments:
-        - follow (:obj:`Optional[Callable]`): The entry of a reference, if this process can map its file.
+        - follow (:obj:`Optional[Callable]`): Returns the entry of a reference, if this process can map its file.
         - complain (:obj:`Optional[Callable]`): Called with a stream and a record whose reference cannot be followed.
-        - patience_s (:obj:`float`): After so long without an entry filled, those that its writer was asked for count as
-          lost: all of them, since a dead writer fills none. By default the store's. Counted anew when it was away, but
-          no longer than ``MAX_PATIENCES`` of it in all.
-        - fetch (:obj:`Callable`): Gets what is in the server, but not in the records.
+        - patience_s (:obj:`float`): Seconds to wait for a writer that backfills nothing. After that, all entries that
+          were requested from it count as lost. By default the store's value. The time starts anew after a server
+          outage, up to ``MAX_PATIENCES`` times in all.
+        - fetch (:obj:`Callable`): Downloads payloads that the server holds outside the records.
     """
 
     def __init__(
@@ -284,8 +287,8 @@ class Resolver:
         self._follow = follow
         self._complain = complain or (lambda stream, record: store.want(stream))
         self._patience_s = store.patience_s if patience_s is None else patience_s
-        self._asked: Dict[Tuple[str, str], Asked] = {}  # of a stream and a writer
-        self._max_asked = SPARE_ASKED  # so many are kept before it is looked which of them are needed
+        self._asked: Dict[Tuple[str, str], Asked] = {}  # by stream and writer
+        self._max_asked = SPARE_ASKED  # at this many, remove those that are no longer needed
 
     def read(self, stream: str, after: EntryId, max_entries: int, timeout_s: float) -> List[Entry]:
         if max_entries < 1:
@@ -299,7 +302,7 @@ class Resolver:
                 return entries
 
     def _entries(self, stream: str, records: List[StoredEntry], deadline: float) -> List[Entry]:
-        """What can be read of the records, up to the first one that cannot; behind that nothing is waited for."""
+        """Return the entries that can be read, up to the first that cannot. Wait only for the first entry."""
         return up_to_corrupt(self._readable(stream, records, deadline))
 
     def _readable(self, stream: str, records: List[StoredEntry], deadline: float) -> Iterator[Entry]:
@@ -329,7 +332,7 @@ class Resolver:
         return self._lost(stream, record) if self._is_lost(stream, record) else None
 
     def _asked_since(self, stream: str, record: StoredEntry) -> float:
-        """Since when its writer has been asked for it, which it is now if it was not."""
+        """Return when the writer was asked for the entry. Send a request now if there was none."""
         asked = self._asked.get((stream, record.writer))
         num_sessions = self._store.num_sessions
         since = begun = time.monotonic()
@@ -356,7 +359,7 @@ class Resolver:
         self._max_asked = 2 * len(self._asked) + SPARE_ASKED
 
     def _newest_of(self, stream: str, record: StoredEntry) -> int:
-        """The number of its writer's newest entry: a later one will be of a writer that lives."""
+        """Return the number of the writer's newest entry. Any later entry shows that the writer is running."""
         info = self._store.stream_info(stream)
         if info is None or info.epoch != record.id.epoch:
             return record.id.number
@@ -370,7 +373,7 @@ class Resolver:
 
     def _is_lost(self, stream: str, record: StoredEntry) -> bool:
         found = self._store.fate_of(stream, record)
-        # Asked once more: the server may have been away meanwhile.
+        # Request again: the server may have been away since.
         return found == LOST or (
             found == WAITING and time.monotonic() - self._asked_since(stream, record) >= self._patience_s
         )
