@@ -221,9 +221,7 @@ class Rings:
                     'stream %r: what finds no room in a ring goes over the wire: %s', self._note['stream'], e
                 )
             if isinstance(e, StoreTimeout):
-                self._num_refused = (
-                    _RETRY_AFTER  # The holder may go on at any moment, and a try costs no wait until then.
-                )
+                self._num_refused = _RETRY_AFTER  # The holder may go on at any moment. A try costs no wait.
             return False
         self._num_refused = 0
         with self._lock:

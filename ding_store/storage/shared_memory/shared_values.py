@@ -1,12 +1,12 @@
-"""Values on the host plane: their bytes in slots of a mmap file, their announcement, and who reads which, in the store.
+"""Values on the shared-memory transport: bytes in slots of a memory-mapped file, announcements in the store.
 
-A put copies the arrays into a slot, then announces the version in the store with a *reference* to that slot: so a
-version is seen whole or not at all, whenever its writer dies. Readers of this host lease the slot and read in place.
-Who cannot (another host, no host cache, the file is gone) asks the writer to *fill* the version: to put the payload
-into the store as well. From the first such question on all versions of this value are filled, by a thread; the next put
-waits for a fill that is under way, so that readers elsewhere get versions however fast they come. A writer that is
-closed fills what only this host can read. One that is killed leaves its newest version in its file: readers of this
-host go on reading it, others get PayloadLost until somebody puts the next one.
+A put copies the arrays into a slot, then announces the version in the store with a *reference* to that slot. Readers
+therefore see a version whole or not at all, even if the writer crashes. Readers of this host lease the slot and read in
+place. Other readers request a *backfill*: readers on other hosts, without a host cache, or whose file is gone. The
+writer then puts the payload into the store as well. After the first request a thread backfills all later versions of
+this value. The next put waits for a backfill in progress, so that readers elsewhere get versions however fast they
+come. A writer that is closed backfills what only this host can read. A writer that is killed leaves its newest version
+in its file. Readers of this host still read it. Other readers get PayloadLost until the next put.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from ding_store.storage.shared_memory.value_slots import SlotReference, ValueSlo
 
 logger = logging.getLogger(__name__)
 
-#: Smaller values travel in their announcement, to all hosts alike.
+#: Smaller values are part of their announcement, for all hosts alike.
 SLOTS_FROM_BYTES = 32 << 10
 
 
 class HostValues:
     """
     Overview:
-        The values of one run as one process of a host writes and reads them.
+        The values of one run, as one process of a host writes and reads them.
     Arguments:
-        - cache (:obj:`Optional[CacheDir]`): None: everything goes over the wire.
-        - patience_s (:obj:`float`): How long the writer of a value on another host is waited for.
+        - cache (:obj:`Optional[CacheDir]`): The host cache. If None, all values go through Redis.
+        - patience_s (:obj:`float`): How long a reader waits for the writer of a value on another host.
     """
 
     def __init__(self, store: TransportStore, cache: Optional[CacheDir], patience_s: float) -> None:
@@ -61,9 +61,9 @@ class HostValues:
         if self._cache is None or not is_large:
             return self._store.put(name, header, arrays, expected_version)
         payload = encode_pieces(header, arrays)
-        self._store.check_size(f'value {name!r}', payload.num_bytes)  # Here: a reader elsewhere may come at any time.
+        self._store.check_size(f'value {name!r}', payload.num_bytes)  # It may have to go through Redis later.
         slots = self._slots(name, self._cache)
-        self._start_filler()  # Before: one that gets no reply may be announced all the same.
+        self._start_filler()  # Started first: a put without a reply may be announced all the same.
         version = slots.put(payload, lambda reference: self._store.put_version(name, None, reference, expected_version))
         if version is None:
             return self._store.put_version(name, payload, b'', expected_version)
@@ -73,7 +73,7 @@ class HostValues:
         return self._resolver.get(name, newer_than, timeout_s)
 
     def drop(self, name: str) -> None:
-        """The value was deleted."""
+        """Remove this host's files of a value that was deleted."""
         with self._lock:
             slots = self._own.pop(name, None)
         if slots is not None:
@@ -83,14 +83,14 @@ class HostValues:
         self._resolver.forget(name)
 
     def drop_removed(self) -> None:
-        """Mappings of removed files keep their memory."""
+        """Drop mappings of removed files, which would keep their memory."""
         with self._lock:
             self._files = {key: old for key, old in self._files.items() if os.path.exists(old.path)}
         if self._copies is not None:
             self._copies.drop_removed()
 
     def is_done(self, found: Found) -> bool:
-        """Whether a dead writer's file is needed no more: what a server does not know it may know again."""
+        """Return whether an exited writer's file can go. False if the server lacks the value: it may reappear."""
         if not found.note.get('value'):
             return False
         newest = self._store.get_version(found.note['value'], 0)
@@ -100,7 +100,7 @@ class HostValues:
         return bool(newest.payload) or not is_there
 
     def publish(self) -> bool:
-        """Fill all that only this host can read. Returns whether that is done."""
+        """Backfill everything that only this host can read. Return whether that succeeded."""
         try:
             for slots in list(self._own.values()):
                 slots.fill()
@@ -110,7 +110,7 @@ class HostValues:
         return True
 
     def close(self, unlink: bool, join_s: float) -> None:
-        """After the store was closed, which wakes the thread."""
+        """Close after the store was closed, which wakes the thread."""
         self._closed.set()
         for slots in list(self._own.values()):
             slots.close(unlink)
@@ -132,10 +132,10 @@ class HostValues:
                 if self._filler is None and not self._closed.is_set():
                     filler = threading.Thread(target=self._fill, name='ding-store-values', daemon=True)
                     filler.start()
-                    self._filler = filler  # Not before: close() may join it at any moment.
+                    self._filler = filler  # Set after the start: close() may join it at any moment.
 
     def _fill(self) -> None:
-        """Fill what readers elsewhere want, also while nobody here calls us."""
+        """Backfill what readers on other hosts request, even while no thread of this process calls the store."""
         pid = os.getpid()
         known: Dict[str, str] = {}
         has_warned = False
@@ -148,12 +148,12 @@ class HostValues:
                 wanted = self._store.wait_for_requests(known, self._store.own_writer.check_every_s)
                 for name in [name for name, token in wanted.items() if token != known[name]]:
                     slots = self._own.get(name)
-                    if slots is not None:  # and not deleted meanwhile
+                    if slots is not None:  # not deleted meanwhile
                         slots.fill()
                 known, has_warned = wanted, False
             except StoreClosed:
                 return
-            except Exception as e:  # noqa: BLE001 - there may be no memory: who wants the next would wait in vain
+            except Exception as e:  # noqa: BLE001 - for example no memory: the thread must go on for later requests
                 if not has_warned:
                     has_warned = True
                     logger.warning(
@@ -164,7 +164,7 @@ class HostValues:
                 self._closed.wait(1.0)
 
     def _follow(self, name: str, found: Version) -> Optional[Value]:
-        """The value in place; None if its file is not on this host, or its slot has other bytes by now."""
+        """Return the value in place. None if its file is not on this host, or its slot has other bytes by now."""
         reference = SlotReference.unpack(found.reference)
         try:
             payload = self._file(reference.file).lease(reference.slot, reference.stamp)

@@ -1,19 +1,19 @@
-"""A value's rotating slots: a file with a few places for its versions, of which one writer fills the next free one.
+"""Rotating slots of a value: a file with a few places for its versions. One writer writes each version to a free one.
 
 offset  size
 0       8     magic
 8       8     slot_bytes
-16      8     of shared slots: which one was filled last, counted from 1; 0: none
+16      8     of shared slots: number of the slot that was written last, counted from 1; 0: none
 64      8     bytes of the value's name
 72      ...   the value's name
 2048+k*16     of slot k, 8 bytes each: stamp (0: nothing whole is in it), length
 4096+k*slot_bytes  slot k
 
-Which slot holds which version is not said here but wherever versions are announced, by slot and *stamp*, a number that
-no two fillings of a file share. A reader *leases* the slot: a shared lock on the slot's byte of the lock range, which
-ends with the lease or with its process. Then it looks at the stamp: if that is the announced one, the bytes are whole,
-and stay. The writer locks the slot that it is about to write exclusively, and passes over those it cannot lock and
-those that may be announced; the stamp is 0 from before the first byte to behind the last.
+The file does not record which slot holds which version. Announcements do, by slot and *stamp*, a number that is unique
+for each write to a file. A reader *leases* a slot: it takes a shared lock on the slot's byte of the lock range, which
+ends with the lease or with the process. Then it reads the stamp. If that is the announced one, the bytes are whole and
+stay unchanged. The writer locks a slot exclusively before it writes. It skips slots that it cannot lock and slots that
+may be announced. The stamp is 0 from before the first byte is written until after the last.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from ding_store.storage.shared_memory.mapped_files import (
 )
 
 MAGIC = b'DSSLOT\x00\x02'
-MAX_SLOTS = 60  # whose words fit into the first page
+MAX_SLOTS = 60  # as many as have words in the first page
 _NAME_AT, _MAX_NAME = 64, 1024
-_STAMP = [256 + 2 * slot for slot in range(MAX_SLOTS)]  # words; followed by the length
+_STAMP = [256 + 2 * slot for slot in range(MAX_SLOTS)]  # words; the length follows each
 _NEWEST = 2  # a word
-_LEASES = 1 << 59  # slot k's lock: this byte + k, behind the end of any file
+_LEASES = 1 << 59  # slot k's lock is this byte + k, behind the end of any file
 
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """What was written to a slot; ``payload`` is in place, for the writer's own use until it writes here again."""
+    """A version in a slot. The writer may use ``payload`` in place until it writes to the slot again."""
 
     number: int
     stamp: int
@@ -66,12 +66,13 @@ class Slot:
 class SlotWriter:
     """
     Overview:
-        Not thread-safe. Starts with two slots: the announced version stays while the next one is written.
+        The writing side of slots. Not thread-safe. It starts with two slots, so that the announced version stays while
+        the next one is written.
     Arguments:
-        - slot_bytes (:obj:`int`): The largest version that fits.
-        - name (:obj:`str`): Of the value; who finds the file of a dead process can tell what it was.
-        - max_slots (:obj:`int`): As many are made when readers hold leases on the others.
-        - has_room (:obj:`Callable`): Whether the file may grow by so many bytes.
+        - slot_bytes (:obj:`int`): Size of the largest version that fits.
+        - name (:obj:`str`): Name of the value, for a process that finds the file after the writer's exit.
+        - max_slots (:obj:`int`): Maximum number of slots. Slots are added while readers hold leases on the others.
+        - has_capacity (:obj:`Callable`): Whether the file may grow by this many bytes.
     Raises:
         - NotEnoughSpace: The file system has no room for two slots.
     """
@@ -97,7 +98,7 @@ class SlotWriter:
         self._has_capacity = has_capacity
         self._pid = os.getpid()
         self._stamp = 0
-        self._announced: Set[int] = set()  # slots that the newest version may be in
+        self._announced: Set[int] = set()  # slots that may hold the newest version
         self._file = OwnerLock(private_files.opener(path, os.O_RDWR))
         head = mmap.mmap(self._file.descriptor, PAGE)
         self.slot_bytes = _slot_bytes(head, os.fstat(self._file.descriptor).st_size, path)
@@ -107,17 +108,17 @@ class SlotWriter:
         load_for(self.slot_bytes)
 
     def _map_all(self) -> None:
-        """All slots that there are by now."""
+        """Map all slots that exist by now."""
         num_slots = (os.fstat(self._file.descriptor).st_size - PAGE) // self.slot_bytes
         self._buffers += [self._map(slot) for slot in range(len(self._buffers), num_slots)]
 
     def write(self, parts: List[Buffer]) -> Optional[Slot]:
         """
         Overview:
-            Copy a version into a slot, to be announced: ``confirm`` or ``discard`` tells what became of that. While it
-            is not known, the slot is left alone, as is the one that was announced before.
+            Copy a version into a slot, to be announced. Call ``confirm`` or ``discard`` with the outcome. Until then
+            the slot is not written again, and neither is the slot that was announced before.
         Returns:
-            - slot (:obj:`Optional[Slot]`): None when all slots are leased, and there may be no more.
+            - slot (:obj:`Optional[Slot]`): None if all slots are leased and there may be no more.
         """
         length = sum(len(part) for part in parts)
         if length > self.slot_bytes:
@@ -133,28 +134,28 @@ class SlotWriter:
         return Slot(number, self._stamp, self._buffers[number][:length])
 
     def confirm(self, slot: Slot) -> None:
-        """This slot has the newest version now; those of earlier ones may be written again."""
+        """Record that this slot holds the newest version. Slots of earlier versions may be written again."""
         self._announced = {slot.number}
 
     def keep(self, number: Optional[int]) -> None:
-        """Of the slots whose announcement was in doubt it is this one that was announced last; None: none of them."""
+        """Record which slot of those in doubt was announced last. None: none of them."""
         self._announced = set() if number is None else {number}
 
     def discard(self, slot: Slot) -> None:
-        """This slot was not announced, and will not be."""
+        """Record that this slot was not announced and will not be."""
         self._announced.discard(slot.number)
 
     def close(self, unlink: bool = True) -> None:
-        """Give the file up, and by default remove it; leases that readers have stay good."""
+        """Release the file and, by default, remove it. Leases of readers stay valid."""
         if unlink and self._pid == os.getpid():
-            # The cache directory was deleted under us, or is not ours any more: then the file stays.
+            # The cache directory was deleted, or is no longer ours: then the file stays.
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
         self._claim.close()
         self._file.close()
 
     def _take(self) -> Optional[int]:
-        """A slot that nobody leases, locked, and not announced: a reader always finds the newest version."""
+        """Lock a slot that is neither leased nor announced: a reader always finds the newest version."""
         for slot in range(len(self._buffers)):
             if slot not in self._announced and range_lock(self._file.descriptor, fcntl.F_WRLCK, _LEASES + slot):
                 return slot
@@ -181,7 +182,7 @@ class SlotWriter:
             join_past_caches(target, parts)
         else:
             for part in parts:
-                # numpy lets other threads of this process run meanwhile.
+                # numpy releases the interpreter lock during the copy.
                 np.copyto(target[at : at + len(part)], np.frombuffer(part, np.uint8))
                 at += len(part)
         self._words[_STAMP[number] + 1] = length
@@ -198,7 +199,7 @@ class SlotWriter:
 def create_slots(path: str, slot_bytes: int, name: str) -> OwnerLock:
     """
     Overview:
-        A file of two empty slots, claimed.
+        Create a locked file with two empty slots.
     Raises:
         - NotEnoughSpace: The file system has no room for two slots.
     """
@@ -212,8 +213,8 @@ def create_slots(path: str, slot_bytes: int, name: str) -> OwnerLock:
 class SharedSlots(SlotWriter):
     """
     Overview:
-        Slots that several processes fill in turn, each while it holds a lock of theirs. A stamp is the caller's, and
-        says which bytes these are, so that nothing is announced: readers look for it. Not thread-safe.
+        Slots that several processes write in turn, each while it holds a lock of its caller. The caller chooses a stamp
+        that identifies the bytes. Nothing is announced: readers search for the stamp. Not thread-safe.
     """
 
     def __init__(self, path: str, has_capacity: Callable[[int], bool]) -> None:
@@ -225,7 +226,7 @@ class SharedSlots(SlotWriter):
         return _is_at(self.path, self._file)
 
     def contents(self) -> Dict[int, memoryview]:
-        """What is whole in which slot, in place, until we fill it."""
+        """Return the whole content of each slot, in place and valid until it is written again."""
         self._map_all()
         found = {}
         for slot, buffer in enumerate(self._buffers):
@@ -236,12 +237,12 @@ class SharedSlots(SlotWriter):
     def fill(self, stamp: int, length: int, write: Callable[[int, memoryview], bool]) -> bool:
         """
         Overview:
-            ``write(slot, its bytes)`` and, if that says that they are whole, give them the stamp.
+            Call ``write(slot, its bytes)``. If it returns True, the bytes are whole and get the stamp.
         Returns:
-            - done (:obj:`bool`): False also when all slots are leased, and there may be no more.
+            - done (:obj:`bool`): False if ``write`` failed, or if all slots are leased and there may be no more.
         """
         self._map_all()
-        # The one that was filled last has the newest version, for those who come late.
+        # The slot that was written last holds the newest version, for readers that come late.
         self._announced = {self._words[_NEWEST] - 1}
         number = self._take()
         if number is None:
@@ -264,7 +265,7 @@ class SharedSlots(SlotWriter):
 def _slot_bytes(head: Any, num_bytes: int, path: str) -> int:
     """
     Raises:
-        - CorruptPayload: A file of so many bytes cannot have such slots.
+        - CorruptPayload: A file of ``num_bytes`` cannot have such slots.
     """
     slot_bytes: int = struct.unpack_from('<Q', head, 8)[0]
     if not slot_bytes or slot_bytes % PAGE or num_bytes < PAGE + 2 * slot_bytes:
@@ -281,17 +282,20 @@ def _is_at(path: str, file: OwnerLock) -> bool:
 
 class _Leased(np.ndarray[Any, np.dtype[Any]]):
     """
-    Bytes of a slot; all views of them keep this alive: numpy lets an array's view refer to the array that this is a
-    view of instead, but not past one whose memory comes from a mapping.
+    Overview:
+        Bytes of a leased slot, which all views of them keep alive. numpy lets an array's view refer to the base array
+        instead, but not past an array whose memory comes from a mapping.
     """
 
 
 class SlotReader:
     """
     Overview:
-        Thread-safe. What was leased stays good after ``close`` and after the file is removed.
+        A read-only mapping of slots. Thread-safe. Leased bytes stay valid after ``close`` and after the file is
+        removed.
     Raises:
-        - FileNotFoundError: The file is gone. CorruptPayload: It is no file of slots.
+        - FileNotFoundError: The file is gone.
+        - CorruptPayload: The file is not a file of slots.
     """
 
     def __init__(self, path: str) -> None:
@@ -300,17 +304,17 @@ class SlotReader:
         mapping = map_read_only(self._file.descriptor, MAGIC, path)
         self.slot_bytes = _slot_bytes(mapping, len(mapping), path)
         self._words = Words(mapping, path)
-        # Leases also end where the garbage collector runs, so maybe in a thread that is in here, between any two steps.
+        # The garbage collector may end a lease in a thread that holds this lock, between any two steps.
         self._lock = threading.RLock()
         self._slots: Dict[int, memoryview] = {}
-        self._leased: List[int] = []  # slots, as often as they are
+        self._leased: List[int] = []  # slots, one item for each lease
         self._pid = os.getpid()
 
     def lease(self, slot: int, stamp: int) -> Optional[memoryview]:
         """
         Overview:
-            What was written to a slot, in place: it stays as it is as long as a view of it lives in this process, and
-            this process does. None if other bytes are in the slot by now.
+            Return the bytes of a slot in place, or None if other bytes are in it by now. They stay unchanged while a
+            view of them exists in this process.
         """
         held = reopened(self._file.descriptor)
         is_whole = 0 <= slot < MAX_SLOTS and range_lock(held.descriptor, fcntl.F_RDLCK, _LEASES + slot)
@@ -333,7 +337,7 @@ class SlotReader:
         return _is_at(self.path, self._file)
 
     def find(self, stamp: int) -> Optional[memoryview]:
-        """As ``lease``, of whichever slot has this stamp."""
+        """Lease the slot that has this stamp, see ``lease``."""
         for slot in range(MAX_SLOTS):
             if self._words[_STAMP[slot]] == stamp:
                 return self.lease(slot, stamp)
@@ -345,12 +349,12 @@ class SlotReader:
     def _end_lease(self, slot: int, held: OwnerLock) -> None:
         held.close()
         if self._pid != os.getpid():
-            return  # A forked child leases nothing here, and a thread that it lacks may have held the lock.
+            return  # A forked child has no leases here, and a thread that it lacks may have held the lock.
         with self._lock:
             self._leased.remove(slot)
             if self._leased and slot not in self._leased:
-                # Who holds a newer version in place goes on from slot to slot, and needs no memory for old ones. Who
-                # copies has none now, and will want this slot again.
+                # A reader that uses newer versions in place moves from slot to slot, and needs no mapping of old ones.
+                # A reader that copies has no lease now, and will read this slot again.
                 self._slots.pop(slot, None)
 
     def _mapped(self, slot: int) -> memoryview:
@@ -363,7 +367,7 @@ class SlotReader:
 
 
 def value_of(path: str) -> str:
-    """The name of the value whose slots these are, of a file that may be of a dead process; '' if it does not say."""
+    """Return the name of the value in a file of slots, whose writer may have exited, or '' if it has none."""
     with open(path, 'rb', opener=private_files.opener) as file:
         head = file.read(PAGE)
     if len(head) < PAGE or not head.startswith(MAGIC):

@@ -1,15 +1,15 @@
-"""Payloads of streams that come over the wire in parts, once per host: one process fetches, all of them map its file.
+"""Payloads of streams that come through Redis in parts: one process downloads them, and all of the host map its file.
 
-Where several processes of a host read a stream, an entry's payload goes through these states here, of which each is
-good to be killed in:
+If several processes of a host read a stream, an entry's payload goes through these states. A process may be killed in
+any of them:
 
-    nothing    who wants it takes the stream's lock (``flock``, which ends with its process) and looks again
-    claimed    it has a file that nobody finds: once its process is gone, anybody removes it
-    published  renamed when all bytes are there and their checksum is right: who looks for it maps it
-    acked      the last process to ack it removes its name; the bytes stay for as long as somebody has them mapped
+    nothing    a process that needs the payload takes the stream's lock (``flock``, freed at its exit) and looks again
+    claimed    it has an unpublished file: once its process has exited, any process removes it
+    published  renamed after all bytes arrived and their checksum matched: a process that looks for it maps it
+    acked      the last process to ack it removes its name; the bytes stay while a mapping exists
 
-Who cannot have the lock (its holder hangs), a file, or good bytes fetches for itself, and so does a process that is
-alone.
+A process downloads privately if it is the only reader on its host, cannot take the lock in time, or finds the shared
+file missing or corrupt.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ding_store.storage.shared_memory.transports import Download, Moved, Remote,
 
 logger = logging.getLogger(__name__)
 
-#: So many payloads that were read and not acked by all are known by name; the others' files go when it is tidied.
+#: Maximum number of payloads, read here and not acked by all, that are tracked by name. ``tidy`` removes other files.
 _MAX_USED = 4096
 
 
@@ -43,15 +43,15 @@ class _Sharing:
         self.readers = readers
         self.lock = lock
         self.acked: Dict[str, EntryId] = {}  # by reader
-        self.used: Dict[str, int] = {}  # path -> mark of the payloads that we read, in their order
-        self.num_gone = 0  # so many were fetched for all when none was left
+        self.used: Dict[str, int] = {}  # path -> mark of the payloads that this process read, in order
+        self.num_gone = 0  # value of ``num_fetched`` when no downloaded file was left
 
     @property
     def is_shared(self) -> bool:
         return len(self.acked) > 1 or self.readers.are_several
 
     def note(self, reader: str, place: EntryId) -> None:
-        """It has acked up to there: the others need to know up to where all of ours have."""
+        """Record a reader's ack, and publish the mark up to which all readers of this process have acked."""
         known = self.acked.get(reader)
         if known is None or known.number <= place.number or known.epoch != place.epoch:
             self.acked[reader] = place
@@ -66,7 +66,7 @@ class _Sharing:
         return [self.readers.mark, *self.readers.others()]
 
     def remove_used(self) -> None:
-        """What we read, and all have acked; and what is of an epoch that is over for us."""
+        """Remove files that we read and all processes have acked, and files of an epoch that is over for us."""
         marks, done = self.marks(), []
         for path, mark in self.used.items():
             if not is_behind(mark, marks) and is_of_epoch(mark, marks[0]):
@@ -74,16 +74,16 @@ class _Sharing:
             done.append(path)
         for path in done:
             del self.used[path]
-            with contextlib.suppress(OSError):  # Another was first, or the directory is gone.
+            with contextlib.suppress(OSError):  # Another process was first, or the directory is gone.
                 os.unlink(path)
 
 
 class StreamCopies:
     """
     Overview:
-        This host's copies of the payloads of a run's streams, as one process uses them. Thread-safe.
+        This host's downloads of the payloads of a run's streams, as one process uses them. Thread-safe.
     Arguments:
-        - limit_of (:obj:`Callable`): What the copies of a stream may take together, in bytes.
+        - limit_of (:obj:`Callable`): Returns the maximum total size of a stream's downloads, in bytes.
     """
 
     def __init__(self, cache: CacheDir, limit_of: Callable[[str], int]) -> None:
@@ -94,7 +94,7 @@ class StreamCopies:
         self._has_complained = False
 
     def join(self, stream: str, reader: str, place: EntryId) -> None:
-        """A reader of this process was registered, which has acked up to ``place``."""
+        """Register a reader of this process that has acked up to ``place``."""
         try:
             with self._lock:
                 if stream not in self._streams:
@@ -125,12 +125,12 @@ class StreamCopies:
                 sharing.remove_used()
 
     def fetch(self, stream: str, wanted: Sequence[Remote], download: Download) -> List[Optional[Buffer]]:
-        """As ``fetch_own``, in place where that can be had."""
+        """Return payloads as ``fetch_own`` does, in place if possible."""
         sharing, found = self._streams.get(stream), {}
         if sharing is not None:
             try:
                 found = self._share(stream, sharing, wanted, download)
-            except StoreUnavailable:  # an OSError, too
+            except StoreUnavailable:  # also an OSError
                 raise
             except OSError as e:
                 self._complain(stream, e)
@@ -139,14 +139,14 @@ class StreamCopies:
         return [found[one] if one in found else next(rest) for one in wanted]
 
     def done(self) -> List[str]:
-        """Files that nobody here needs any more."""
+        """Return the files that no process of this host needs any more."""
         with self._lock:
             found = {stream: self._cache.payloads_of(stream) for stream in self._streams}
             marks = {stream: self._streams[stream].marks() for stream, files in found.items() if files}
         return [path for stream in marks for mark, path in found[stream] if is_behind(mark, marks[stream])]
 
     def drop(self, stream: str) -> None:
-        """The stream was deleted, and with it its readers: those that go on register again."""
+        """Remove a deleted stream's downloads. Its readers are gone as well: those that continue register again."""
         with self._lock:
             sharing = self._streams.pop(stream, None)
         if sharing is not None:
@@ -166,7 +166,7 @@ class StreamCopies:
     def _share(
         self, stream: str, sharing: _Sharing, wanted: Sequence[Remote], download: Download
     ) -> Dict[Remote, Buffer]:
-        """What is there, or comes to be there for all."""
+        """Return the payloads that are already shared, and those that can be downloaded for all now."""
         is_shared = sharing.is_shared
         if not is_shared and not self._are_left(stream, sharing):
             return {}
@@ -185,7 +185,7 @@ class StreamCopies:
         return found
 
     def _are_left(self, stream: str, sharing: _Sharing) -> bool:
-        """Whether there may be copies, though nobody else reads the stream any more."""
+        """Return whether there may be downloads, though no other process reads the stream any more."""
         num_fetched = sharing.readers.num_fetched
         if num_fetched != sharing.num_gone and not self._cache.payloads_of(stream):
             sharing.num_gone = num_fetched
@@ -194,7 +194,7 @@ class StreamCopies:
     def _filled(
         self, stream: str, readers: HostReaders, paths: Dict[Remote, str], download: Download, moved: Moved
     ) -> Dict[Remote, Buffer]:
-        """As many as there is room for, received into files."""
+        """Download payloads into shared files, as many as there is room for."""
         wanted = [(mark_of(one.id), path, one.num_bytes) for one, path in paths.items()]
         files = self._cache.create_payloads(stream, wanted, self._limit_of(stream)) if wanted else []
         if not files:

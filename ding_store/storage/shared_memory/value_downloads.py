@@ -1,9 +1,9 @@
-"""Values that come over the wire, once per host: one process fetches a version, all read it in place.
+"""Values that come through Redis: one process downloads a version, and all processes of the host read it in place.
 
-The fetched versions of a value are in shared slots of the host cache, stamped with what they are. Who does not find
-the stamp that it looks for takes the value's lock, looks again, and fetches; a process that is killed meanwhile loses
-the lock, and leaves a slot without a stamp. Behind each payload stands the list of its parts: what the next version has
-in common with it is copied instead of fetched.
+The downloaded versions of a value are in shared slots of the host cache, each stamped with what it is. A process that
+does not find its stamp takes the value's lock, looks again, and downloads. If it is killed meanwhile, it loses the lock
+and leaves a slot without a stamp. The list of its parts follows each payload: parts that the next version has in common
+with it are copied instead of downloaded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 def fetch_payload(store: TransportStore, name: str, listed: PartList) -> Optional[Buffer]:
     """
     Overview:
-        A payload of this process's own; None if a part of it is missing.
+        Download a payload into this process's own memory. Return None if a part of it is missing.
     Raises:
         - NotEnoughSpace: There is no memory for it.
     """
@@ -46,7 +46,7 @@ def fetch_payload(store: TransportStore, name: str, listed: PartList) -> Optiona
 class HostCopies:
     """
     Overview:
-        This host's copies of the values of a run, as one process uses them. Thread-safe.
+        This host's downloads of the values of a run, as one process uses them. Thread-safe.
     """
 
     def __init__(self, store: TransportStore, cache: CacheDir) -> None:
@@ -54,12 +54,12 @@ class HostCopies:
         self._cache = cache
         self._lock = threading.Lock()
         self._locks: Dict[str, FetchLock] = {}
-        self._readers: Dict[str, SlotReader] = {}  # by value, as are the writers
+        self._readers: Dict[str, SlotReader] = {}  # by value, like the writers
         self._writers: Dict[str, SharedSlots] = {}
         self._has_complained = False
 
     def fetch(self, name: str, listed: PartList) -> Optional[Buffer]:
-        """The payload, in place if that can be had; None if a part of it is missing."""
+        """Return the payload, in place if possible. None if a part of it is missing."""
         try:
             path = self._cache.copies_path_of(name, listed.num_bytes + len(listed.pack()))
             payload = self._find(name, path, listed)
@@ -71,14 +71,14 @@ class HostCopies:
                     payload = self._find(name, path, listed)
             if payload is not None:
                 return payload
-        except StoreUnavailable:  # an OSError, too
+        except StoreUnavailable:  # also an OSError
             raise
         except (OSError, CorruptPayload) as e:
             self._complain(name, e)
         return fetch_payload(self._store, name, listed)
 
     def drop_removed(self) -> None:
-        """Mappings of removed files keep their memory."""
+        """Drop mappings of removed files, which would keep their memory."""
         with self._lock:
             for files in (self._readers, self._writers):
                 for name in [name for name, file in files.items() if not os.path.exists(file.path)]:
@@ -90,7 +90,7 @@ class HostCopies:
             self._writers.clear()
 
     def drop(self, name: str) -> None:
-        """The value was deleted."""
+        """Remove the downloads of a value that was deleted."""
         with self._lock:
             for known in (self._readers, self._writers, self._locks):
                 known.pop(name, None)
@@ -125,7 +125,7 @@ class HostCopies:
             for offset, (part, target) in zip(listed.offsets, _targets(listed, content)):
                 places = known.get(part[:2], [])
                 if (slot, offset) in places:
-                    continue  # It is there already, since the version before the last.
+                    continue  # Already in this slot, from an earlier version.
                 sources = [contents[other][at : at + len(target)] for other, at in places if other != slot]
                 if sources:
                     np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(sources[0], np.uint8))
@@ -153,7 +153,7 @@ def _targets(listed: PartList, payload: memoryview) -> List[Tuple[ValuePart, mem
 
 
 def _listed(content: memoryview) -> PartList:
-    """Of what is in a slot; what is no payload of ours has no parts in common with any."""
+    """Return the parts of a slot's content. Content that is not a payload has no parts in common with any."""
     try:
         listed = unpack(bytes(content[payload_bytes(content) :]))
     except CorruptPayload:

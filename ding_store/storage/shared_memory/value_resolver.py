@@ -1,4 +1,4 @@
-"""What a reader does with a version of a value: follow its reference, fetch its parts, or wait for its writer."""
+"""Turns a version into a value: a reader follows its reference, downloads its parts, or waits for its writer."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from ding_store.storage.shared_memory.value_downloads import fetch_payload
 
 logger = logging.getLogger(__name__)
 
-#: So often another version is looked for when one was replaced while it was fetched, however short the time is.
+#: Minimum number of tries when versions are replaced during their download, even if the time is over.
 _MIN_TRIES = 5
 
 
 class ValueResolver:
     """
     Overview:
-        Makes values of versions: references are followed on this host, or waited for over the wire.
+        Turns versions into values: follows references on this host, or waits for a backfill.
     Arguments:
-        - follow (:obj:`Optional[Callable]`): The value of a version that is in a slot, if this process can map it.
-        - fetch (:obj:`Optional[Callable]`): The payload that is in parts, None if one is missing; by default into
-          memory of this process's own.
-        - patience_s (:obj:`float`): How long a writer may take to fill a version before it counts as lost.
+        - follow (:obj:`Optional[Callable]`): Returns the value of a version in a slot, if this process can map it.
+        - fetch (:obj:`Optional[Callable]`): Returns the payload of a version in parts, or None if one is missing. By
+          default it downloads into this process's own memory.
+        - patience_s (:obj:`float`): Seconds that a writer may take to backfill a version before the version counts as
+          lost.
     """
 
     def __init__(
@@ -41,18 +42,18 @@ class ValueResolver:
         self._follow = follow
         self._fetch = fetch or (lambda name, listed: fetch_payload(store, name, listed))
         self._patience_s = patience_s
-        self._wanted: Dict[
-            str, Tuple[ValueVersion, float]
-        ] = {}  # value -> version that we asked for, and until when it may come
-        self._too_fast: Set[str] = set()  # values of which versions were replaced while we fetched them
+        # value -> requested version, and until when it may come
+        self._wanted: Dict[str, Tuple[ValueVersion, float]] = {}
+        self._too_fast: Set[str] = set()  # values whose versions were replaced during their download
 
     def get(self, name: str, newer_than: int, timeout_s: float) -> Optional[Value]:
         """
         Overview:
-            None also where versions are replaced faster than they can be fetched, again and again until the time is
-            over, with one warning.
+            Return the newest version that is newer than ``newer_than``. Return None if there is none until the time is
+            over. Return None with one warning if versions are replaced faster than they can be downloaded.
         Raises:
-            - PayloadLost: There is a newer version, which nobody has made readable for us in time.
+            - PayloadLost: There is a newer version, but its payload did not become readable here in time.
+            - CorruptPayload: Parts of the newest version are missing.
         """
         end = deadline = time.monotonic() + timeout_s
         known, missed, num_tries = newer_than, (0, '', False), 0
@@ -71,7 +72,7 @@ class ValueResolver:
             is_on_its_way = found.is_coming and not found.payload
             is_over = num_tries >= _MIN_TRIES and time.monotonic() >= end
             if seen != missed and not is_on_its_way and not is_over:
-                missed, num_tries = seen, num_tries + 1  # It was replaced while we fetched it: look again.
+                missed, num_tries = seen, num_tries + 1  # Replaced during its download: look again.
                 continue
             if seen == missed and found.payload:
                 raise CorruptPayload(f'version {found.version} of value {name!r}: parts of it are missing')
@@ -82,7 +83,7 @@ class ValueResolver:
             deadline = max(deadline, self._ask(name, known, found.is_coming))
 
     def forget(self, name: str) -> None:
-        """The value was deleted."""
+        """Drop the state of a value that was deleted."""
         self._wanted.pop(name, None)
         self._too_fast.discard(name)
 
@@ -96,7 +97,7 @@ class ValueResolver:
             payload = found.payload if listed is None else self._fetch(name, listed)
         except CorruptPayload as e:
             raise CorruptPayload(f'version {found.version} of value {name!r}: {e}') from e
-        # The checksums of parts were looked at.
+        # The checksums of parts were verified by the download.
         return None if payload is None else decode_value(name, found.version, payload, verify=listed is None)
 
     def _warn_too_fast(self, name: str) -> None:

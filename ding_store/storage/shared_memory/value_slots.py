@@ -1,4 +1,4 @@
-"""The slots that one writer has for one value, and the reference to one of them that it announces."""
+"""One writer's slots for one value, and the reference to a slot that the writer announces."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ding_store.storage.shared_memory.transports import TransportStore
 
 logger = logging.getLogger(__name__)
 
-#: Slots have room for a value that grows by this much before a new file is needed.
+#: Share by which a value may grow before it needs a new file.
 _SPARE = 1 / 8
-#: A file that could not be made is tried again after so many versions went over the wire instead.
+#: Number of versions that go through Redis after a file could not be created, before the next try.
 _RETRY_AFTER = 100
 
 _REFERENCE = struct.Struct('<4s16sIQQII')
@@ -29,7 +29,7 @@ _MAGIC = b'DGV\x01'
 
 
 class SlotReference(NamedTuple):
-    """Where a version is; the first bytes have a checksum, against files that were mixed up."""
+    """Place of a version in a slot, with a checksum of its first bytes that detects a file that was replaced."""
 
     file: str  # 32 hexadecimal digits
     slot: int
@@ -45,7 +45,7 @@ class SlotReference(NamedTuple):
     def unpack(cls, packed: bytes) -> SlotReference:
         """
         Raises:
-            - CorruptPayload: It is no reference.
+            - CorruptPayload: The bytes are not a whole reference.
         """
         if len(packed) != _REFERENCE.size or not packed.startswith(_MAGIC):
             raise CorruptPayload('it is no whole reference')
@@ -56,7 +56,7 @@ class SlotReference(NamedTuple):
 class ValueSlots:
     """
     Overview:
-        One writer's slots of one value. Thread-safe.
+        One writer's slots for one value. Thread-safe.
     """
 
     def __init__(self, store: TransportStore, cache: CacheDir, name: str) -> None:
@@ -64,16 +64,16 @@ class ValueSlots:
         self._cache = cache
         self._name = name
         self._lock = threading.Lock()
-        # Who holds it is the next to get the lock: else a put may follow a put, and a fill wait for ever.
+        # Its holder gets the lock next. Otherwise put could follow put, and a backfill could wait for ever.
         self._next = threading.Lock()
         self._file: Optional[SlotWriter] = None
         self._old: List[SlotWriter] = []  # too small; the newest version may still be in them
-        self._newest: Optional[Tuple[int, Slot, List[int]]] = None  # that we announced, and the lengths of its pieces
+        self._newest: Optional[Tuple[int, Slot, List[int]]] = None  # our announced version, slot, lengths of its pieces
         self._num_refused = 0
-        self._in_doubt: Optional[Tuple[Slot, List[int]]] = None  # as above; whether it was announced is not known
+        self._in_doubt: Optional[Tuple[Slot, List[int]]] = None  # slot, lengths; unknown whether it was announced
 
     def put(self, payload: Pieces, announce: Callable[[bytes], int]) -> Optional[int]:
-        """The version that ``announce(reference)`` returns; None where no slot is to be had, and it was not called."""
+        """Return the version from ``announce(reference)``. None if there is no free slot, and nothing was announced."""
         with self._in_turn():
             self._look()
             file = self._file_for(payload.num_bytes)
@@ -87,7 +87,7 @@ class ValueSlots:
             except (VersionConflict, ServerFull):
                 file.discard(slot)
                 raise
-            except BaseException:  # as when it is interrupted, while it waits for the reply
+            except BaseException:  # for example an interrupt while it waits for the reply
                 self._in_doubt = slot, payload.lengths
                 raise
             while self._old:
@@ -95,7 +95,7 @@ class ValueSlots:
             return version
 
     def fill(self) -> None:
-        """Put the newest version's payload into the store, if it is ours and not there yet."""
+        """Put the newest version's payload into the store, if the version is ours and the payload is missing there."""
         with self._in_turn():
             self._look()
             found = self._store.get_version(self._name, 0)
@@ -118,7 +118,7 @@ class ValueSlots:
             yield
 
     def _look(self) -> None:
-        """Where no reply came: which slot was announced last. The others that may have been are free."""
+        """Find out which slot was announced last after a put without a reply, and free the others in doubt."""
         if self._in_doubt is None:
             return
         slot, lengths = self._in_doubt
@@ -144,7 +144,7 @@ class ValueSlots:
             if self._num_refused == 1:
                 logger.warning('value %r goes over the wire: %s', self._name, e)
             if isinstance(e, StoreTimeout):
-                self._num_refused = _RETRY_AFTER  # It may go on at any moment, and until then to ask costs no wait.
+                self._num_refused = _RETRY_AFTER  # The holder may go on at any moment. A try costs no wait.
             return None
         self._num_refused = 0
         if file is not None:
