@@ -1,4 +1,4 @@
-"""Elements (trees of arrays, as collectors make them) <-> columns (one array per leaf). Only here are trees known."""
+"""Converts elements, trees of arrays, to columns, one array per leaf, and back. Only this package handles trees."""
 
 from .merge import NotColumnar
 from .schema import Schema

@@ -1,4 +1,4 @@
-"""The values of one leaf, checked and gathered from many elements, and how they are written to its column."""
+"""Checks and gathers the values of one leaf from many elements, and writes them to its column."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from .leaves import PLAIN_ARRAYS, TENSOR_DTYPES, Shape, as_array
 from .merge import wider
 from .nodes import Leaf
 
-#: Rows this large are copied one by one to where they belong; smaller ones are stacked first, which is faster.
+#: Rows of this size or more are copied one by one to their place. Smaller ones are stacked first, which is faster.
 LARGE_ROW_BYTES = 16384
 
 _INT64 = np.iinfo(np.int64)
 
 
 class Misfit(Exception):
-    """An element does not fit; who catches it finds out where."""
+    """An element does not fit. The handler of this exception finds the place."""
 
 
 class Inexact(Misfit):
-    """A number is not the same as a number of the kind that its column has."""
+    """A number has no exact equal among the numbers of its column's kind."""
 
 
 class Column(NamedTuple):
-    """What storage allocates per row. The first ``num_time_axes`` axes of the shape are time."""
+    """Storage that is allocated per row. The first ``num_time_axes`` axes of the shape are time."""
 
     name: str
     dtype: np.dtype
@@ -38,16 +38,16 @@ class Column(NamedTuple):
     num_time_axes: int
 
 
-#: An array of all values that nobody else holds, or a list of arrays that may be views of the elements.
+#: A new array of all values, or a list of arrays that may be views of the elements.
 Values = Union[np.ndarray, List[np.ndarray]]
 Collect = Callable[[Sequence[Any]], Values]
-#: Which rows the values belong to, time steps counted as rows; None for all of them. The others become zero.
+#: Rows of the values, with time steps counted as rows. None for all rows. The other rows become zero.
 Rows = Optional[np.ndarray]
 Block = Tuple[Column, Values, Rows]
 
 
 def collector(leaf: Leaf) -> Collect:
-    """The function that checks values against a leaf, and returns them as its column holds them; raises Misfit."""
+    """Return the function that checks values against a leaf and converts them for its column, or raises Misfit."""
     if leaf.kind == 'tensor':
         return _tensors(leaf)
     collect = {'array': _arrays, 'scalar': _numpy_scalars}.get(leaf.kind, _python_scalars)(leaf)
@@ -64,7 +64,7 @@ def collector(leaf: Leaf) -> Collect:
 
 
 def _converted(leaf: Leaf, values: Sequence[Any]) -> np.ndarray:
-    """Numbers of several kinds, all of which this one holds."""
+    """Convert numbers of several kinds to this leaf's kind, which must hold each of them exactly."""
     made = np.empty(len(values), leaf.storage)
     for place, value in enumerate(values):
         if not _is_number(value) or (kind := infer(value)) != leaf and wider(leaf, kind) != leaf:
@@ -98,7 +98,7 @@ def _tensors(leaf: Leaf) -> Collect:
             raise Misfit
         try:
             array = value.numpy() if stored.carrier is None else as_array(value, stored)
-        except (RuntimeError, TypeError):  # It has a gradient, is on a GPU, or sparse.
+        except (RuntimeError, TypeError):  # It has a gradient, is on a GPU, or is sparse.
             array = _as_dense_array(value)
         if array.shape != shape:
             raise Misfit
@@ -118,7 +118,7 @@ def _tensors(leaf: Leaf) -> Collect:
             try:
                 block = as_array(torch.stack(list(values)), stored)
             except (RuntimeError, TypeError):
-                pass  # Shapes or devices differ: one by one, then.
+                pass  # Shapes or devices differ: convert them one by one.
             else:
                 if block.shape[1:] == shape:
                     return block
@@ -173,8 +173,9 @@ def _python_scalars(leaf: Leaf) -> Collect:
 
 def make_columns(blocks: Sequence[Block], num_rows: int, listed: Collection[str]) -> Dict[str, Values]:
     """
-    New columns of these blocks; arrays that nobody else holds become columns as they are. Those that are ``listed``
-    stay lists.
+    Overview:
+        Make new columns of these blocks. New arrays become columns without a copy. Lists of ``listed`` columns stay
+        lists.
     """
     columns: Dict[str, Values] = {}
     for block in blocks:
@@ -194,8 +195,9 @@ def make_columns(blocks: Sequence[Block], num_rows: int, listed: Collection[str]
 
 def write(block: Block, place: np.ndarray, slots: Optional[np.ndarray] = None, is_far: bool = False) -> None:
     """
-    Write to a column's rows, one for each element: to all of them, or to these. ``is_far``: of a table, of which
-    nothing is read soon.
+    Overview:
+        Write a block to all rows of a column, or to ``slots``, one row per element. ``is_far``: the column belongs to a
+        table and is not read soon.
     """
     column, values, rows = block
     if rows is None and isinstance(values, np.ndarray):

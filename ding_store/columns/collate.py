@@ -1,4 +1,4 @@
-"""Columns -> one collated batch, as DI-engine's default_collate makes it of the list of elements."""
+"""Turns columns into one collated batch, equal to DI-engine's default_collate of the list of elements."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from .nodes import (
     presence_name,
 )
 
-#: Which part of the columns: all rows, then one step of each time axis that became a list.
+#: Selects a part of the columns: all rows, then one step of each time axis that became a list.
 Index = Tuple[Any, ...]
 #: (columns, number of rows, index, cat_1dim) -> the collated value.
 Collate = Callable[[Columns, int, Index, bool], Any]
 
-#: default_collate keeps what is under such keys of a dict as a list.
+#: default_collate keeps values under keys of a dict with this prefix as a list.
 IGNORED_PREFIX = 'collate_ignore'
 
 
 def batcher(root: Node) -> Maybe[Callable[[Columns, int, Maybe[bool]], ttorch.Tensor]]:
-    """Compile a schema; None if its elements make no batch that is a tree. See ``Schema.decode_batch``."""
+    """Compile a schema, see ``Schema.decode_batch``. Return None if its elements do not make a batch that is a tree."""
     lead: Shape = ()
     index: Index = (slice(None),)
-    if isinstance(root, Unrolled):  # The time axis of whole elements stays one.
+    if isinstance(root, Unrolled):  # The time axis of whole elements stays an axis.
         lead, index, root = (root.length,), index * 2, root.item
     if not isinstance(root, Mapping) or not all(isinstance(key, str) for key in root.keys):
         return None
@@ -56,8 +56,8 @@ def batcher(root: Node) -> Maybe[Callable[[Columns, int, Maybe[bool]], ttorch.Te
 class PlainBatch:
     """
     Overview:
-        Batches of elements that are mappings of tensors and nothing else. What they need of the columns can be made
-        once where columns are used again and again: ``tree(views(columns))`` is what ``batcher`` gives.
+        Makes batches of elements that are mappings of tensors and nothing else. If columns are reused, ``views`` need
+        to be made only once: ``tree(views(columns))`` equals the batch of ``batcher``.
     """
 
     def __init__(self, root: Mapping, names: List[str]) -> None:
@@ -70,15 +70,15 @@ class PlainBatch:
         self._is_number = [cat and shape == (1,) for shape in self._shapes]
         dtypes = [TENSOR_DTYPES[leaf.dtype].torch for leaf in leaves]
         self._leaves = [(key, dtype, torch.Size(leaf.shape)) for key, dtype, leaf in zip(root.keys, dtypes, leaves)]
-        # torch puts off the conjugation of complex numbers: their bytes do not say it all.
+        # torch delays the conjugation of complex numbers, so their bytes alone do not give the value.
         is_complex = any(dtype.is_complex for dtype in dtypes)
         self._type = None if is_complex else {'dict': dict, 'treetensor.torch': ttorch.Tensor}.get(root.kind)
 
     def addresses(self, element: Any) -> Maybe[Tuple[List[int], List[torch.Tensor]]]:
         """
         Overview:
-            Where the leaves of an element begin, which are contiguous, and what keeps them there; None where it does
-            not fit, or takes more to find out.
+            Return the addresses of an element's contiguous leaves, and the tensors that keep the memory. Return None if
+            the element does not fit, or if a slower check is needed.
         """
         if type(element) is not self._type:
             return None
@@ -100,23 +100,27 @@ class PlainBatch:
         return places, held
 
     def views(self, columns: Columns) -> List[np.ndarray]:
-        """The arrays that become tensors, in the order of the keys."""
+        """Return the arrays that become tensors, in the order of the keys."""
         pairs = zip(self.names, self._is_number)
         return [columns[name][..., 0] if is_number else columns[name] for name, is_number in pairs]
 
     def steps(self, columns: Columns, length: int) -> List[np.ndarray]:
-        """As ``views``, of ``length`` steps of sequences: ``(T, B, ...)``, where ``(1,)`` is a number in any case."""
+        """
+        Overview:
+            Return ``views`` for sequences of ``length`` steps, each ``(T, B, ...)``. Shape ``(1,)`` always becomes a
+            number.
+        """
         shapes = [() if shape == (1,) else shape for shape in self._shapes]
         size = len(columns[self.names[0]]) // length
         return [columns[name].reshape(length, size, *shape) for name, shape in zip(self.names, shapes)]
 
     def tree(self, views: Sequence[np.ndarray]) -> ttorch.Tensor:
-        """The batch: a tree of tensors that share the memory of the views."""
+        """Return the batch: a tree of tensors that share the memory of the views."""
         return tree_of(ttorch.Tensor, TreeStorage(dict(zip(self._keys, map(torch.from_numpy, views)))))
 
 
 def plain_batch(root: Node) -> Maybe[PlainBatch]:
-    """None where elements are anything else."""
+    """Return a ``PlainBatch``, or None if elements are not mappings of tensors."""
     if not isinstance(root, Mapping) or not root.items or not all(isinstance(key, str) for key in root.keys):
         return None
     if not all(isinstance(child, Leaf) and _is_plain(child) for _, child in root.items):
@@ -131,16 +135,16 @@ def _is_plain(leaf: Leaf) -> bool:
 
 
 def cat_1dim_of(element: Mapping) -> bool:
-    """Whether policies of DI-engine collate such elements with shape ``(1,)`` as ``(B,)``."""
+    """Return whether DI-engine's policies collate these elements with shape ``(1,)`` as ``(B,)``."""
     action = dict(element.items).get('action')
-    # Policies that learn from sequences, and elements without an action, leave default_collate its own default.
+    # Policies that learn from sequences, or from elements without an action, use the default of default_collate.
     if action is None or isinstance(action, Unrolled):
         return True
     return isinstance(action, Leaf) and action.kind in ('tensor', 'array') and action.dtype == 'int64'
 
 
 def _collator(node: Node, path: str, lead: Shape, in_tree: bool) -> Collate:
-    """``in_tree``: what is above is a tree, so that a mapping becomes a part of it, and no dict."""
+    """Compile a node. ``in_tree``: the parent is a tree, so a mapping becomes part of it instead of a dict."""
     if isinstance(node, Leaf):
         return _leaf(node, column_name(path), lead)
     if isinstance(node, Nothing):
@@ -192,7 +196,7 @@ def _optional(node: Optional, path: str, lead: Shape, child: Collate) -> Collate
 
 
 def _rows(join: Join, lead: Shape) -> Collate:
-    """What stays a list of rows, and of the steps that the index leaves."""
+    """Collate to a list of rows, and of the steps that the index leaves."""
 
     def collate(columns: Columns, n: int, index: Index, cat: bool) -> Any:
         places = np.arange(n * prod(lead)).reshape((n,) + lead)[index]

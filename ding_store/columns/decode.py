@@ -1,4 +1,4 @@
-"""Columns -> elements. A schema is compiled once into joiners, one per node, that make all rows at once."""
+"""Turns columns into elements. A schema is compiled once into joiners, one per node, each of which handles all rows."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from .nodes import (
 )
 
 Columns = MappingType[str, np.ndarray]
-#: (columns, number of rows) -> a value per row; the steps of time axes above the node count as rows.
+#: (columns, number of rows) -> a value per row. Steps of time axes above the node count as rows.
 Join = Callable[[Columns, int], Sequence[Any]]
 #: The values of a container's children -> the container.
 Make = Callable[[Tuple[Any, ...]], Any]
 
 
 def joiner(node: Node, path: str = '', lead: Shape = (), tree: str = '') -> Join:
-    """Compile a node; ``lead`` are the time axes above it, ``tree`` the kind of treetensor it is part of."""
+    """Compile a node. ``lead`` are the time axes above it, ``tree`` is the kind of treetensor that holds it."""
     if isinstance(node, Leaf):
         return _leaf(node, column_name(path), lead)
     if isinstance(node, Nothing):
@@ -57,8 +57,9 @@ def joiner(node: Node, path: str = '', lead: Shape = (), tree: str = '') -> Join
 
 def column_of(columns: Columns, name: str, node: Leaf, shape: Shape) -> np.ndarray:
     """
-    A column, checked; a copy of one that is read-only, as torch cannot keep anyone from writing to a tensor, or that is
-    of an older schema, of a narrower kind of number.
+    Overview:
+        Return a checked column. Copy a read-only one, since torch cannot protect a tensor from writes. Convert one of
+        an older schema with a narrower kind of number.
     """
     column, dtype = columns.get(name), node.storage
     if column is None:
@@ -72,7 +73,7 @@ def column_of(columns: Columns, name: str, node: Leaf, shape: Shape) -> np.ndarr
 
 
 def may_widen(node: Leaf, dtype: np.dtype) -> bool:
-    """Whether a column of this dtype may be of the same leaf, before another kind of number made it wider."""
+    """Return whether a column of this dtype may be an older one of this leaf, before the schema widened its numbers."""
     return node.kind != 'tensor' and not node.shape and dtype.kind in 'iuf' and np.can_cast(dtype, node.storage, 'safe')
 
 
@@ -137,8 +138,8 @@ def _maker(node: Any, tree: str) -> Make:
         return sequence_maker(node)
     if node.kind not in TREE_KINDS:
         return mapping_maker(node.kind, node.keys)
-    # Trees are made from storage: half a microsecond, where making them from dicts costs up to milliseconds. What is a
-    # dict in them stays one, where ``create_storage`` would make a tree of it.
+    # Trees are made from storage, which takes half a microsecond: making them from dicts takes up to milliseconds. A
+    # dict inside stays a dict, while ``create_storage`` would make a tree of it.
     keys = node.keys
     if tree == node.kind:
         return lambda values: TreeStorage(dict(zip(keys, values)))
@@ -147,7 +148,7 @@ def _maker(node: Any, tree: str) -> Make:
 
 
 def tree_of(kind: Any, storage: TreeStorage) -> Any:
-    """What ``kind(storage)`` is, which takes the metaclass and two constructors of a treetensor twice as long."""
+    """Return ``kind(storage)`` in half the time, without the metaclass and two constructors of a treetensor."""
     tree = TreeValue.__new__(kind, storage)
     TreeValue.__init__(tree, storage)
     return tree
@@ -161,7 +162,7 @@ def mapping_maker(kind: str, keys: Tuple[Any, ...]) -> Make:
 
 
 def _easy_dict(items: Dict[Any, Any]) -> EasyDict:
-    # Its own ways of setting a value would rebuild the containers they are given.
+    # EasyDict's own setters would rebuild the containers that they receive.
     made = EasyDict()
     dict.update(made, items)
     vars(made).update(items)
@@ -179,8 +180,8 @@ def sequence_maker(node: Positional) -> Make:
 def _namedtuple_type(kind: str, fields: Tuple[str, ...]) -> Any:
     """
     Overview:
-        The namedtuple that 'module:Name' stands for if this process has it loaded, else one made here with that name
-        and those fields. Nothing is imported or called: the name may have come from another process.
+        Return the namedtuple that 'module:Name' names if this process has loaded it, else a new one with that name and
+        these fields. Nothing is imported or called, since the name may come from another process.
     """
     module, _, name = kind.partition(':')
     found = vars(sys.modules[module]).get(name) if module in sys.modules else None
@@ -189,6 +190,6 @@ def _namedtuple_type(kind: str, fields: Tuple[str, ...]) -> Any:
     short = name.rpartition('.')[2]
     valid = short if short.isidentifier() and not iskeyword(short) else 'Row'
     made: Any = namedtuple(valid, fields, rename=True)  # type: ignore[misc]
-    # Its elements are to fit the schema again.
+    # Its elements must fit the schema again.
     made.__module__, made.__qualname__ = module, name
     return made

@@ -1,6 +1,7 @@
-"""
-Elements -> blocks of values. A schema is compiled once into splitters, one per node, that work on the values of many
-elements at a time: each checks its container and hands the values of each child on; leaves gather them.
+"""Turns elements into blocks of values, with one compiled splitter per node of the schema.
+
+A splitter works on the values of many elements at a time. It checks its container and passes the values of each child
+on. Leaves gather them.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from .nodes import (
     presence_name,
 )
 
-#: (values, the rows they belong to, where to add the blocks) -> None; raises Misfit.
+#: (values, their rows, list to append the blocks to) -> None. Raises Misfit.
 Split = Callable[[Sequence[Any], Rows, List[Block]], None]
 
 _TYPES = {name: kind for kind, name in MAPPING_TYPES.items()}
 
 
 def splitter(node: Node, path: str, lead: Shape, columns: List[Column]) -> Split:
-    """Compile a node; ``lead`` are the time axes above it. Adds its columns to ``columns``."""
+    """Compile a node. ``lead`` are the time axes above it. Adds its columns to ``columns``."""
     if isinstance(node, Leaf):
         return _leaf(node, _add(columns, column_name(path), node.storage, lead, node.shape))
     if isinstance(node, Nothing):

@@ -1,4 +1,4 @@
-"""An element -> the node that describes it."""
+"""Infers the node that describes an element."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .leaves import PLAIN_ARRAYS, PYTHON_DTYPES, TENSOR_NAMES
 from .merge import NotColumnar, merge
 from .nodes import NOTHING, TREE_KINDS, Key, Leaf, Mapping, Node, Positional, Unrolled, child_path, place_path
 
-#: Containers with keys. Subclasses are none of them: they would come back as something else than they were.
+#: Containers with keys. Subclasses are refused, since they would come back as another type.
 MAPPING_TYPES: Dict[Any, str] = {
     dict: 'dict',
     OrderedDict: 'OrderedDict',
@@ -34,9 +34,9 @@ _INT64 = np.iinfo(np.int64)
 def infer(value: Any, path: str = '', tree: str = '') -> Node:
     """
     Overview:
-        Describe an element or a part of one. ``tree`` is the kind of the treetensor it is directly part of, if any.
+        Describe an element or a part of one. ``tree`` is the kind of the treetensor that directly holds it, if any.
     Raises:
-        - NotColumnar: It holds something that columns cannot; names its path and type.
+        - NotColumnar: It holds something that columns cannot. Names its path and type.
     """
     if value is None:
         return NOTHING
@@ -96,7 +96,7 @@ def _mapping(value: Any, path: str, tree: str) -> Mapping:
 def _items(value: Any) -> List[Tuple[Key, Any]]:
     if isinstance(value, dict):
         return list(dict.items(value))  # an EasyDict may have a key 'items'
-    # Parts of a tree that are trees themselves come as storage, not as objects that would have to be made.
+    # Subtrees of a tree come as storage, which saves making objects.
     storage = value if type(value) is TreeStorage else value._detach()
     return list(storage.iter_items())
 
@@ -105,13 +105,13 @@ def _sequence(value: Any, path: str) -> Node:
     if type(value) is list and len(value) >= 2:
         try:
             items = [infer(item, path) for item in value]
-            # Numbers of a list keep their kinds, each in a place of its own; those of steps are one column.
+            # Numbers in a list keep their kinds, one leaf each. Numbers of steps share one column.
             widen = not any(isinstance(item, Leaf) for item in items)
             return Unrolled(len(value), merge_all(items, widen))
         except NotColumnar:
             raise
         except SchemaMismatch:
-            pass  # Its items differ: they get columns of their own.
+            pass  # The items differ: each gets columns of its own.
     sequence_type: Any = type(value)
     kind, fields = kind_of(sequence_type)
     if not kind:
@@ -121,7 +121,7 @@ def _sequence(value: Any, path: str) -> Node:
 
 @lru_cache(maxsize=256)
 def kind_of(sequence_type: type) -> Tuple[str, Tuple[str, ...]]:
-    """Kind and fields of a type of sequence, as ``Positional`` has them; '' for one that cannot be rebuilt."""
+    """Return kind and fields of a sequence type, as in ``Positional``. The kind is '' if it cannot be rebuilt."""
     if sequence_type in (list, tuple):
         return sequence_type.__name__, ()
     fields = getattr(sequence_type, '_fields', None)

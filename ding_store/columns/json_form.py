@@ -1,4 +1,4 @@
-"""Nodes as JSON, and back. What is read may come from anywhere: all of it is checked, and nothing in it is run."""
+"""Converts nodes to JSON and back. Input may come from anywhere: all of it is checked, and nothing in it is run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .nodes import MAPPING_KINDS, NOTHING, TREE_KINDS, Leaf, Mapping, Node, Noth
 
 
 def to_json(node: Node) -> List[Any]:
-    """A list that begins with the node's type. Keys are values in it, so that int keys stay ints."""
+    """Return a list that begins with the node's type. Keys are values in it, so that int keys stay ints."""
     if isinstance(node, Leaf):
         return ['leaf', node.kind, node.dtype, list(node.shape)]
     if isinstance(node, Nothing):
@@ -31,9 +31,9 @@ def to_json(node: Node) -> List[Any]:
 def from_json(data: Any) -> Node:
     """
     Overview:
-        The node that ``to_json`` gave.
+        Return the node that ``to_json`` wrote.
     Raises:
-        - SchemaMismatch: It is none.
+        - SchemaMismatch: The data are not a node.
     """
     try:
         return _read(data)
@@ -64,7 +64,7 @@ def _is_dtype(kind: str, dtype: str) -> bool:
     if kind in PYTHON_DTYPES:
         return dtype == PYTHON_DTYPES[kind]
     found = np.dtype(str(dtype))
-    # Only the one spelling that ``infer`` uses: equal leaves must be equal as text.
+    # Accept only the spelling that ``infer`` uses: equal leaves must be equal as text.
     return found.kind in 'biufc' and dtype == (found.name if found.isnative else found.str)
 
 

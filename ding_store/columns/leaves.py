@@ -1,4 +1,4 @@
-"""Leaves: their dtypes, and how an array holds them."""
+"""The dtypes of leaves, and their conversion between tensors and arrays."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 
 Shape = Tuple[int, ...]
 
-#: What a leaf is to Python: a torch tensor, a numpy array, a numpy scalar, or a Python one.
+#: A leaf in Python: a torch tensor, a numpy array, a numpy scalar, or a Python number.
 LEAF_KINDS = ('tensor', 'array', 'scalar', 'bool', 'int', 'float')
 
-#: Other subclasses of ndarray would lose what makes them special: a mask, a unit.
+#: Other subclasses of ndarray would lose what makes them special, such as a mask or a unit.
 PLAIN_ARRAYS = (np.ndarray, np.memmap)
 
 PYTHON_DTYPES = {'bool': 'bool', 'int': 'int64', 'float': 'float64'}
 
 
 class TensorDtype(NamedTuple):
-    """How numpy holds a torch dtype: as itself, or, where numpy has no such dtype, as the bits of ``carrier``."""
+    """numpy's storage of a torch dtype: the same dtype, or the bits of ``carrier`` if numpy has no such dtype."""
 
     torch: torch.dtype
     numpy: np.dtype
@@ -29,7 +29,7 @@ class TensorDtype(NamedTuple):
 def _tensor_dtypes() -> Dict[str, TensorDtype]:
     plain = 'bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 float32 float64 complex64 complex128'
     found = {name: TensorDtype(getattr(torch, name), np.dtype(name)) for name in plain.split() if hasattr(torch, name)}
-    # The carrier is signed: older torch has no uint16. numpy's side of it is unsigned, as bits are.
+    # The carrier is signed because older torch has no uint16. The numpy dtype is unsigned.
     found['bfloat16'] = TensorDtype(torch.bfloat16, np.dtype('uint16'), torch.int16)
     for name in ('float8_e4m3fn', 'float8_e4m3fnuz', 'float8_e5m2', 'float8_e5m2fnuz'):
         if hasattr(torch, name):
@@ -37,7 +37,7 @@ def _tensor_dtypes() -> Dict[str, TensorDtype]:
     return found
 
 
-#: Logical dtype, as named in a schema -> how it is stored.
+#: Logical dtype, as named in a schema -> its storage.
 TENSOR_DTYPES = _tensor_dtypes()
 
 #: torch.dtype -> its name in a schema.
@@ -47,8 +47,8 @@ TENSOR_NAMES = {stored.torch: name for name, stored in TENSOR_DTYPES.items()}
 def as_array(tensor: torch.Tensor, stored: TensorDtype) -> np.ndarray:
     """
     Overview:
-        A tensor as the array that its column holds. Shares memory where it can: not for tensors on a GPU, or ones whose
-        conjugation or negation torch has put off.
+        Return a tensor as the array that its column holds. Shares memory if possible: not for tensors on a GPU, or with
+        delayed conjugation or negation.
     """
     if tensor.requires_grad or tensor.device.type != 'cpu' or tensor.is_conj() or tensor.is_neg():
         tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
@@ -58,7 +58,7 @@ def as_array(tensor: torch.Tensor, stored: TensorDtype) -> np.ndarray:
 
 
 def as_tensor(array: np.ndarray, stored: TensorDtype) -> torch.Tensor:
-    """A column, or a part of one, as the tensor that it stands for; shares its memory."""
+    """Return a column, or a part of one, as the tensor that it represents. Shares its memory."""
     if stored.carrier is None:
         return torch.from_numpy(array)
     signed = np.int16 if stored.carrier is torch.int16 else np.uint8

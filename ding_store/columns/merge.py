@@ -1,4 +1,4 @@
-"""The node that fits what either of two nodes fits, and the errors of those that have none."""
+"""Merges two nodes into one that fits the elements of both, or raises an error that names the difference."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _MERGED = ' (a schema merged with that of the element would fit both)'
 
 
 class NotColumnar(SchemaMismatch):
-    """An element holds something that is no array, scalar, None or known container, so columns cannot hold it."""
+    """An element holds something that is not an array, scalar, None or known container, so columns cannot hold it."""
 
 
 def merge(one: Node, other: Node, path: str = '', strict: bool = False, widen: bool = True) -> Node:
     """
     Overview:
-        The node that fits whatever fits one or the other: None beside anything makes it optional, and of two kinds of
-        a number it is the wider one, see ``wider``.
+        Return the node that fits whatever fits one of two nodes. If one of them is None, the node is optional. Of two
+        kinds of numbers it is the wider one, see ``wider``.
     Arguments:
         - strict (:obj:`bool`): Refuse what ``one`` does not fit already.
         - widen (:obj:`bool`): Whether numbers may be of two kinds.
     Raises:
-        - SchemaMismatch: There is none; names the path, what ``one`` expects there and what ``other`` is.
+        - SchemaMismatch: There is no such node. Names the path, what ``one`` expects there and what ``other`` is.
     """
     if one == other:
         return one
@@ -52,10 +52,11 @@ def merge(one: Node, other: Node, path: str = '', strict: bool = False, widen: b
 def wider(one: Node, other: Node) -> Maybe[Leaf]:
     """
     Overview:
-        The kind that holds the numbers of two kinds without loss: Python's, of numpy's scalars, and of its arrays of no
-        dimension. Integers and floats become floats, dtypes the larger of both; Python's kind goes before numpy's.
+        Return the kind that holds the numbers of two kinds without loss. The kinds are Python's numbers, numpy's
+        scalars, and arrays without dimensions. Integers and floats become floats. Dtypes become the larger one.
+        Python's kind takes precedence over numpy's.
     Returns:
-        - leaf (:obj:`Optional[Leaf]`): None where there is none: for a bool beside a number, tensors, and arrays with
+        - leaf (:obj:`Optional[Leaf]`): None if there is none: for a bool and a number, for tensors, and for arrays with
           dimensions.
     """
     if not (isinstance(one, Leaf) and isinstance(other, Leaf)) or one.shape or other.shape:
@@ -77,12 +78,12 @@ def _are_alike(dtypes: Tuple[np.dtype, np.dtype], promoted: np.dtype) -> bool:
     kinds = dtypes[0].kind + dtypes[1].kind
     if 'b' in kinds or 'c' in kinds:
         return kinds[0] == kinds[1]
-    # The integers of 64 bits, with a sign and without one, have no common dtype of integers.
+    # Signed and unsigned integers of 64 bits have no common integer dtype.
     return 'f' in kinds or promoted.kind in 'iu'
 
 
 def mismatch(path: str, expected: Node, actual: Node, hint: str = '') -> SchemaMismatch:
-    """The error at a path; also names the kind of leaf where dtype and shape alone do not tell them apart."""
+    """Return the error at a path. Name the kinds of leaves if dtype and shape alone do not distinguish them."""
     texts = [str(expected), str(actual)]
     if isinstance(expected, Leaf) and isinstance(actual, Leaf) and expected.kind != actual.kind:
         texts = [
@@ -117,7 +118,7 @@ def _merge_places(one: Positional, other: Positional, path: str, strict: bool, w
 
 
 def _as_places(node: Node, beside: Node) -> Any:
-    """A list of nothing but None has no columns yet, and so may still become a list whose items differ."""
+    """Convert a list of only None: it has no columns yet, so it may still become a list whose items differ."""
     if isinstance(node, Unrolled) and isinstance(beside, Positional) and not leaf_names(node.item):
         return Positional('list', (node.item,) * node.length)
     return node

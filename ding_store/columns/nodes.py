@@ -1,12 +1,11 @@
-"""
-What a schema is made of: an immutable tree of nodes that says how one element is built.
+"""The nodes of a schema: an immutable tree that describes how one element is built.
 
-    Leaf        an array or scalar: one column
-    Nothing     always None: no column
-    Optional    None in some elements: a presence column, and the columns of what is held otherwise
-    Mapping     dict, EasyDict, treetensor ...: fixed keys
-    Positional  list, tuple, namedtuple: fixed length, a node per place
-    Unrolled    a list of T >= 2 items that are built alike: their leaves get a leading time axis
+Leaf        an array or scalar: one column
+Nothing     always None: no column
+Optional    None in some elements: a presence column, and the columns of the other elements
+Mapping     dict, EasyDict, treetensor ...: fixed keys
+Positional  list, tuple, namedtuple: fixed length, a node per place
+Unrolled    a list of T >= 2 items with the same structure: their leaves get a leading time axis
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MAPPING_KINDS = ('dict', 'OrderedDict', 'EasyDict') + TREE_KINDS
 @dataclass(frozen=True)
 class Leaf:
     kind: str
-    dtype: str  # a logical one: what a tensor's column has is ``storage``
+    dtype: str  # logical dtype: ``storage`` is the dtype of a tensor's column
     shape: Shape
 
     @property
@@ -97,8 +96,8 @@ NOTHING = Nothing()
 def child_path(path: str, key: Key) -> str:
     """
     Overview:
-        Path of a mapping's child: 'obs/agent_state'. Keys that hold one of our signs are escaped as in JSON pointers,
-        and int keys marked, so that no two leaves share a path.
+        Return the path of a mapping's child, such as 'obs/agent_state'. Special characters in keys are escaped as in
+        JSON pointers, and int keys are marked, so that no two leaves share a path.
     """
     if isinstance(key, int):
         return _below(path, f'#{key}')
@@ -114,28 +113,29 @@ def _below(path: str, name: str) -> str:
 
 
 def column_name(path: str) -> str:
-    """The column of the leaf at a path: the path itself, unless the whole element is that leaf."""
+    """Return the name of a leaf's column: its path, unless the whole element is that leaf."""
     return path or '~~'
 
 
 def presence_name(path: str, lead: Shape) -> str:
     """
     Overview:
-        The column that says in which rows and steps an optional leaf or subtree is there: 1, or 0 for None. The
-        time axes above it count: a list may be optional, and so may its items, which share its path.
+        Return the name of an optional node's presence column. It holds 1 in the rows and steps that have a value, 0 for
+        None. The name depends on the time axes above: a list may be optional, and so may its items, which share its
+        path.
     """
     return path + '?' * (1 + len(lead))
 
 
 def children(node: Union[Mapping, Positional], path: str) -> List[Tuple[str, Node]]:
-    """Paths and nodes of what a container holds, in order."""
+    """Return paths and nodes of a container's children, in order."""
     if isinstance(node, Mapping):
         return [(child_path(path, key), child) for key, child in node.items]
     return [(place_path(path, place), child) for place, child in enumerate(node.items)]
 
 
 def leaf_names(node: Node, path: str = '') -> List[str]:
-    """The columns of the leaves under a node, presence columns aside."""
+    """Return the names of the columns of the leaves under a node, without presence columns."""
     if isinstance(node, Leaf):
         return [column_name(path)]
     if isinstance(node, Nothing):

@@ -1,4 +1,4 @@
-"""Schema: what one element is made of, and the way between elements and columns."""
+"""The schema: the leaves of one element, and the conversion between elements and columns."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from .merge import NotColumnar, merge
 from .nodes import Mapping, Node, Nothing, Positional, Unrolled, leaf_names
 from .nodes import Optional as OptionalNode
 
-#: Of what ``to_json`` gives; another one is refused.
+#: Version of the format of ``to_json``. Other versions are refused.
 FORMAT = 1
 
 
 class Schema:
     """
     Overview:
-        The leaves of one element: path, dtype, shape, and the containers that they are in. Immutable.
+        The leaves of one element: path, dtype, shape, and the containers that hold them. Immutable.
 
-        Elements come back equal in containers, dtypes, shapes, values and Python types, except that tensors come back
-        dense, on the CPU and without gradients. bfloat16 and float8 are stored as their bits. A list of two or more
-        items that are built alike, such as an unrolled sequence, is one set of leaves with a leading time axis.
-        Whether a list's items are alike must not depend on which of them are None: ``[x, None]`` and ``[None, y]``
-        do not fit one schema if x and y have different shapes.
+        Decoded elements equal the encoded ones in containers, dtypes, shapes, values and Python types. Only tensors
+        change: they become dense, on the CPU and without gradients. bfloat16 and float8 are stored as their bits. A
+        list of two or more items with the same structure, such as an unrolled sequence, is one set of leaves with a
+        leading time axis. The structure of a list's items must not depend on which of them are None: ``[x, None]`` and
+        ``[None, y]`` do not fit one schema if x and y have different shapes.
     """
 
     def __init__(self, root: Node) -> None:
@@ -43,7 +43,7 @@ class Schema:
         self._split = splitter(root, '', (), self._columns)
         self._join = joiner(root)
         self._batch = batcher(root)
-        #: Makes batches of columns that are used again and again; None: only ``decode_batch`` does.
+        #: Makes batches of columns that are reused. None if only ``decode_batch`` can make batches.
         self.plain_batch = plain_batch(root)
         self._hash = hash(root)
 
@@ -51,12 +51,13 @@ class Schema:
     def infer(cls, elements: Sequence[Any], may_be_empty: bool = False) -> Schema:
         """
         Overview:
-            The schema that fits all of these elements.
+            Return the schema that fits all of these elements.
         Arguments:
-            - may_be_empty (:obj:`bool`): Whether they may be without any array: for a schema that is to be merged.
+            - may_be_empty (:obj:`bool`): Whether elements without any array are allowed, for a schema that will be
+              merged.
         Raises:
-            - NotColumnar: An element holds what columns cannot, such as a str or an object; names its path.
-            - SchemaMismatch: They differ among themselves in more than what is None; names the path.
+            - NotColumnar: An element holds something that columns cannot, such as a str or an object. Names its path.
+            - SchemaMismatch: The elements differ in more than what is None. Names the path.
         """
         if not len(elements):
             raise NotColumnar('a schema is inferred from one element or more, not from none')
@@ -67,20 +68,21 @@ class Schema:
 
     @property
     def root(self) -> Node:
-        """What one element is."""
+        """The node that describes one element."""
         return self._root
 
     @property
     def cat_1dim(self) -> bool:
-        """What ``decode_batch`` takes for ``cat_1dim`` by default."""
+        """Default of ``cat_1dim`` in ``decode_batch``."""
         return not isinstance(self._root, Mapping) or cat_1dim_of(self._root)
 
     def merge(self, other: Schema) -> Schema:
         """
         Overview:
-            The schema that fits the elements of both: a leaf or subtree that is None in one of them becomes optional.
+            Return the schema that fits the elements of both: a leaf or subtree that is None in one of them becomes
+            optional.
         Raises:
-            - SchemaMismatch: They differ in anything else; names the path.
+            - SchemaMismatch: The schemas differ in anything else. Names the path.
         """
         root = merge(self._root, other._root)
         return self if root == self._root else Schema(root)
@@ -92,22 +94,22 @@ class Schema:
 
     @property
     def kinds_of_items(self) -> Set[bool]:
-        """Of a schema of lists: whether items of them are mappings, or no mappings, or there are both."""
+        """Kinds of items in a schema of lists: True for mappings, False for other items."""
         held = [node.node if isinstance(node, OptionalNode) else node for node in _items_of(self._root) or ()]
         return {isinstance(node, Mapping) for node in held if not isinstance(node, Nothing)}
 
     @staticmethod
     def kinds_in(items: Sequence[Any]) -> Set[bool]:
-        """As ``kinds_of_items``, of a list that may be in no columns."""
+        """Return the kinds of a list's items, see ``kinds_of_items``. Columns need not be able to hold the list."""
         return {type(item) in MAPPING_TYPES for item in items if item is not None}
 
     def check_items(self, other: Schema) -> None:
         """
         Overview:
-            Of two schemas of lists: whether the items of the other are built as those of this one, if these are all
-            built alike. How many there are, and what of them is None, may differ.
+            Check that the items of another schema of lists have the structure of this schema's items. If these differ
+            among themselves, accept any. The number of items and what of them is None may differ.
         Raises:
-            - SchemaMismatch: They are not; names the path.
+            - SchemaMismatch: The structures differ. Names the path.
         """
         try:
             item = merge_all(_items_of(self._root) or ())
@@ -116,7 +118,7 @@ class Schema:
         merge_all([item, *(_items_of(other._root) or ())])
 
     def columns(self) -> Dict[str, Tuple[np.dtype, Tuple[int, ...]]]:
-        """What storage allocates per row: name -> (dtype, shape), presence columns included."""
+        """Return what storage allocates per row: name -> (dtype, shape), presence columns included."""
         return {column.name: (column.dtype, column.shape) for column in self._columns}
 
     @property
@@ -126,10 +128,10 @@ class Schema:
     def encode(self, elements: Sequence[Any]) -> Dict[str, np.ndarray]:
         """
         Overview:
-            New columns of these elements, ``{name: (n, *shape)}``, which hold on to nothing of theirs.
+            Return new columns of these elements, ``{name: (n, *shape)}``, which share no memory with them.
         Raises:
-            - SchemaMismatch: An element does not fit. If only in that something is None, or is not, the schema merged
-              with that of the element fits both.
+            - SchemaMismatch: An element does not fit. If it differs only in what is None, the schema merged with the
+              element's fits both.
         """
         if not len(elements):
             return {column.name: np.empty((0,) + column.shape, column.dtype) for column in self._columns}
@@ -139,8 +141,8 @@ class Schema:
     def encode_parts(self, elements: Sequence[Any], listed: Collection[str]) -> Dict[str, Any]:
         """
         Overview:
-            As ``encode`` of one element or more, for who converts columns of these names anyway: where the elements
-            have large arrays for each row, or each of its steps, such a column is the list of those, uncopied.
+            Encode one element or more for a caller that converts the ``listed`` columns itself. If the elements hold
+            large arrays for each row or step, such a column is the list of these arrays, not copied.
         """
         return make_columns(self._blocks(elements), len(elements), listed)
 
@@ -150,7 +152,7 @@ class Schema:
         """
         Overview:
             Write elements to rows of allocated columns, of which they must not be views. All or nothing: everything is
-            checked before the first byte is written. What is None is written as zeros.
+            checked before the first byte is written. None is written as zeros.
         Arguments:
             - where: The first of consecutive rows, or the row of each element (:obj:`np.ndarray`, int).
         Raises:
@@ -172,11 +174,11 @@ class Schema:
     def check(self, columns: Columns, num_rows: int, narrowed: Collection[str] = ()) -> None:
         """
         Overview:
-            Whether these are what ``encode`` makes of so many elements.
+            Check that these columns are what ``encode`` returns for ``num_rows`` elements.
         Arguments:
-            - narrowed (:obj:`Collection[str]`): Names of those of float32 whose values stand there as uint8.
+            - narrowed (:obj:`Collection[str]`): Names of float32 columns whose values are stored as uint8.
         Raises:
-            - SchemaMismatch: They are not; names the column.
+            - SchemaMismatch: A column differs. Names the column.
         """
         specs = self.columns()
         if specs.keys() != columns.keys():
@@ -195,26 +197,27 @@ class Schema:
     def decode(self, columns: Columns) -> List[Any]:
         """
         Overview:
-            The elements that were encoded. Tensors and arrays are views of the columns, or of copies of them where
-            they are read-only, as torch cannot keep anyone from writing to a tensor.
-            Where the columns of an optional leaf or subtree are missing it is None in all rows; where just its presence
-            column is, it is in all of them: so it was before the schema knew that it is optional.
+            Return the elements that were encoded. Their tensors and arrays are views of the columns. Read-only columns
+            are copied first, since torch cannot protect a tensor from writes. An optional leaf or subtree without
+            columns is None in all rows. If only its presence column is missing, it is present in all rows: the columns
+            are older than the schema that made it optional.
         Raises:
-            - SchemaMismatch: A column is missing or of another dtype or shape.
+            - SchemaMismatch: A column is missing or has another dtype or shape.
         """
         return list(self._join(columns, self._num_rows(columns)))
 
     def decode_batch(self, columns: Columns, cat_1dim: Optional[bool] = None) -> ttorch.Tensor:
         """
         Overview:
-            One batch as ``default_collate`` makes it of the list of elements, without making them: a tree of views of
-            the columns, ``(B, *shape)``, and ``(B,)`` for shape ``(1,)``. Elements that are lists of T steps give
-            ``(B, T, *shape)``. What is None in all rows is None, what is None in some a list of B values.
+            Return the batch that ``default_collate`` makes of the list of elements, without making the elements. The
+            batch is a tree of views of the columns, ``(B, *shape)``, and ``(B,)`` for shape ``(1,)``. Elements that are
+            lists of T steps give ``(B, T, *shape)``. A leaf that is None in all rows is None. One that is None in some
+            rows is a list of B values.
         Arguments:
-            - cat_1dim (:obj:`Optional[bool]`): Whether shape ``(1,)`` becomes ``(B,)``; by default as DI-engine's
-              ``default_preprocess_learn`` decides it: not if the action is continuous.
+            - cat_1dim (:obj:`Optional[bool]`): Whether shape ``(1,)`` becomes ``(B,)``. By default as in DI-engine's
+              ``default_preprocess_learn``: not if the action is continuous.
         Raises:
-            - SchemaMismatch: As ``decode``; or the elements are no mappings with str keys.
+            - SchemaMismatch: See ``decode``, or the elements are not mappings with str keys.
         """
         if self._batch is None:
             raise SchemaMismatch(f'only mappings with str keys make a batch; the element is a {self._root}')
@@ -227,17 +230,17 @@ class Schema:
     def from_json(cls, data: MappingType[str, Any]) -> Schema:
         """
         Overview:
-            The schema that ``to_json`` gave, perhaps in another process. Nothing that it names is imported: a
-            namedtuple that this process has not loaded is replaced by one made here, with the same name and fields.
+            Return the schema that ``to_json`` wrote, perhaps in another process. No name in it is imported: a
+            namedtuple that this process has not loaded is replaced by one with the same name and fields.
         Raises:
-            - SchemaMismatch: It is no schema, or of another format.
+            - SchemaMismatch: The data are not a schema, or have another format.
         """
         if not isinstance(data, dict) or data.get('format') != FORMAT:
             raise SchemaMismatch(f'no schema of format {FORMAT}: {short(data)}')
         try:
             return cls(from_json(data.get('element')))
         except (ValueError, OverflowError, MemoryError) as e:
-            # numpy's, of dimensions that no array can have.
+            # numpy raises these for dimensions that no array can have.
             raise SchemaMismatch(f'no schema of an element: {short(data)} ({e})') from e
 
     def _blocks(self, elements: Sequence[Any]) -> List[Block]:
@@ -248,7 +251,7 @@ class Schema:
             is_misfit = True
         else:
             is_misfit = False
-        if is_misfit:  # Here, so that the error has no other one behind it.
+        if is_misfit:  # Outside the handler, so that the error has no context.
             self._refuse(elements)
         return blocks
 
@@ -287,14 +290,14 @@ def _root_of(element: Any) -> Node:
 
 
 def _items_of(root: Node) -> Optional[Tuple[Node, ...]]:
-    """What the items of a list are; None for what is no list."""
+    """Return the nodes of a list's items, or None if the root is not a list."""
     if isinstance(root, Unrolled):
         return (root.item,)
     return root.items if isinstance(root, Positional) and root.kind == 'list' else None
 
 
 def _column_in(columns: Columns, column: Column, first: int, last: int) -> np.ndarray:
-    """Where to write rows of a column; that they are there is checked."""
+    """Return the array to write a column to, after checking that it has these rows."""
     found = columns.get(column.name)
     if found is None or found.dtype != column.dtype or found.shape[1:] != column.shape:
         what = 'no such column' if found is None else f'{found.dtype} {found.shape[1:]}'
