@@ -1,4 +1,4 @@
-"""How much room there is: memory (cgroup limits included) and directories of real disks, and what to say without it."""
+"""Measures free space, in memory with its cgroup limits and in directories on disks, and reports a lack of it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ding_store.errors import NotEnoughSpace
 
 logger = logging.getLogger(__name__)
 
-#: File systems whose files are memory: moving a table there when memory is short helps nobody.
+#: File systems whose files are in memory: if memory is short, moving a table there does not help.
 _MEMORY_FILE_SYSTEMS = frozenset({'tmpfs', 'ramfs', 'devtmpfs', 'overlay-tmpfs'})
 
-#: A table may take this share of the memory that is available when it is made; models and environments need some, too.
+#: Share of the available memory that a new table may use. Models and environments need memory as well.
 MEMORY_SHARE = 0.5
 
 _UNITS = ('B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB')
 
 
 def format_bytes(num_bytes: float) -> str:
-    """A size for people: ``'1.5 GiB'``."""
+    """Return a readable size, such as ``'1.5 GiB'``."""
     for unit in _UNITS[:-1]:
         if abs(num_bytes) < 1024:
             return f'{num_bytes:.4g} {unit}'
@@ -32,17 +32,13 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def available_memory() -> int:
-    """
-    Overview:
-        Bytes that this process may still use: what the kernel has, or what its cgroups (v1 or v2) leave, whichever is
-        less.
-    """
+    """Return the bytes that this process may still use: the least of the kernel's free memory and cgroup limits."""
     limits = [_kernel_available(), *_cgroup_available()]
     return max(0, min(limits))
 
 
 def free_space(directory: str) -> int:
-    """Bytes that this user may still write in a directory's file system."""
+    """Return the bytes that this user may still write in a directory's file system."""
     status = os.statvfs(directory)
     return status.f_bavail * status.f_frsize
 
@@ -50,8 +46,8 @@ def free_space(directory: str) -> int:
 def roomiest_directory() -> str:
     """
     Overview:
-        The directory for temporary files with the most free space, on a disk if there is one: ``TMPDIR``, ``/tmp``,
-        ``/var/tmp`` and the working directory are looked at.
+        Return the directory for temporary files with the most free space, on a disk if possible. Candidates are
+        ``TMPDIR``, ``/tmp``, ``/var/tmp`` and the working directory.
     """
     directories = [tempfile.gettempdir(), '/var/tmp']
     with suppress(FileNotFoundError):  # The working directory was deleted.
@@ -62,7 +58,7 @@ def roomiest_directory() -> str:
 
 
 def private_directory(num_bytes: int) -> Optional[str]:
-    """None for memory, else a directory for files that nobody else will see."""
+    """Return a directory for private files of this size, or None if they fit into memory."""
     memory = available_memory()
     if num_bytes <= memory * MEMORY_SHARE:
         return None
@@ -77,7 +73,7 @@ def private_directory(num_bytes: int) -> Optional[str]:
 
 
 def not_enough_space(purpose: str, num_bytes: int, directory: str) -> NotEnoughSpace:
-    """The error for a disk that is full, with the sizes and the ways out in its text."""
+    """Return the error for a full disk. Its text has the sizes and the possible fixes."""
     return NotEnoughSpace(
         errno.ENOSPC,
         f'no room for {purpose}: {format_bytes(num_bytes)} more are needed in {directory!r}, which has '
@@ -94,7 +90,7 @@ def _kernel_available() -> int:
 
 
 def _cgroup_available(proc: str = '/proc/self/cgroup', root: str = '/sys/fs/cgroup') -> Iterator[int]:
-    """What each cgroup above this process leaves: a limit may sit on any ancestor."""
+    """Yield the free memory of each cgroup above this process, since any ancestor may have a limit."""
     for directory, limit_name, usage_name in _cgroup_directories(proc, root):
         limit = _read_int(os.path.join(directory, limit_name))
         usage = _read_int(os.path.join(directory, usage_name))
@@ -116,7 +112,8 @@ def _cgroup_directories(proc: str, root: str) -> Iterator[Tuple[str, str, str]]:
             base, names = os.path.join(root, 'memory'), ('memory.limit_in_bytes', 'memory.usage_in_bytes')
         else:
             continue
-        # In a container the path may name the host's tree, which is not mounted: the root of the mount is ours then.
+        # In a container the path may belong to the host's tree, which is not mounted. Then our limit is at the mount's
+        # root.
         for directory in _with_parents(base, path):
             yield (directory, *names)
 
@@ -127,7 +124,7 @@ def _with_parents(base: str, path: str) -> List[str]:
 
 
 def _reclaimable(directory: str) -> int:
-    """Page cache counts as usage but gives way."""
+    """Return the size of the page cache, which counts as usage but can be reclaimed."""
     try:
         with open(os.path.join(directory, 'memory.stat')) as file:
             fields = dict(line.split() for line in file)
@@ -146,7 +143,7 @@ def _read_int(path: str) -> Optional[int]:
 
 
 def _file_system(directory: str) -> str:
-    """Type of the file system that holds a directory: that of the longest mount point above it."""
+    """Return the type of the file system that holds a directory, from the longest mount point above it."""
     directory = os.path.realpath(directory)
     best, kind = '', ''
     try:

@@ -1,4 +1,4 @@
-"""Processes that end when the one that started them has, in whatever way."""
+"""Ends a process when the process that started it has ended, for whatever reason."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _libc = ctypes.CDLL(None)  # not after a fork, when another thread may hold the 
 def end_with(parent: int, number: int = signal.SIGTERM) -> None:
     """
     Overview:
-        Called in a process that was just started, as its ``preexec_fn`` or by itself: it gets this signal when the
-        thread that started it has ended.
+        Send this process a signal when the thread that started it has ended. Call it in a new process, or as
+        ``preexec_fn``.
     Arguments:
-        - parent (:obj:`int`): The process of that thread.
+        - parent (:obj:`int`): Id of that thread's process.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-    if os.getppid() != parent:  # it died before we asked to be told
+    if os.getppid() != parent:  # it exited before the call above
         os._exit(1)

@@ -1,4 +1,4 @@
-"""What a power cut does not take: names in a directory, and what is in a file."""
+"""Makes file contents and directory names durable, so that they survive a power cut."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import os
 
 
 def sync_directory(path: str) -> None:
-    """Wait until the names in a directory are on the disk: what was made, renamed or removed in it."""
+    """Wait until all names in a directory are on the disk, after files were created, renamed or removed in it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except PermissionError:
-        return  # It belongs to others, and this process may only use it. There is no other way to sync it.
+        return  # Another user owns it, and this process may only use it. There is no other way to sync it.
     _sync(descriptor)
 
 
 def sync_path(path: str) -> None:
-    """As ``sync_directory``, for a directory and all above it that are on the same file system."""
+    """Sync a directory and all directories above it on the same file system, see ``sync_directory``."""
     device = os.stat(path).st_dev
     while os.stat(path).st_dev == device:
         sync_directory(path)
@@ -25,7 +25,7 @@ def sync_path(path: str) -> None:
 
 
 def sync_file(path: str) -> None:
-    """Wait until what is in a file is on the disk, whichever process wrote it."""
+    """Wait until a file's content is on the disk, whichever process wrote it."""
     _sync(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
 

@@ -1,8 +1,8 @@
-"""Files and directories that belong to this user alone: how they are made, and opened.
+"""Creates and opens files and directories that belong to this user alone.
 
 Every file of a run, table, checkpoint or host cache is opened through ``opener``. It follows no symbolic link, opens
-nothing but regular files, and refuses those of other users. Directories that a user names pass
-``directory``; directories in places that users share (/tmp, /dev/shm) pass the stricter ``own_directory``.
+only regular files, and refuses those of other users. Directories that a user names pass ``directory``. Directories in
+places that users share, such as /tmp and /dev/shm, pass the stricter ``own_directory``.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ding_store.power_cuts import sync_directory
 def opener(path: str, flags: int = os.O_RDONLY) -> int:
     """
     Overview:
-        Open a file as ``os.open`` does, also for ``open(..., opener=opener)``. A file that it makes is of mode 0600.
+        Open a file as ``os.open`` does, also for ``open(..., opener=opener)``. New files get mode 0600.
     Raises:
-        - ForeignFile: It is a symbolic link, no regular file, or a file of another user. Nothing was changed.
+        - ForeignFile: It is a symbolic link, not a regular file, or a file of another user. Nothing was changed.
     """
-    # O_NONBLOCK: to open a FIFO would wait for its other end. Of a regular file it changes nothing.
+    # O_NONBLOCK: opening a FIFO would wait for its other end. It has no effect on regular files.
     safe = (flags & ~os.O_TRUNC) | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         descriptor = os.open(path, safe, 0o600)
@@ -42,14 +42,15 @@ def opener(path: str, flags: int = os.O_RDONLY) -> int:
 
 
 def check_file(path: str) -> None:
-    """Raise what ``opener`` does, for a file that is opened later, or by other code."""
+    """Check a file that is opened later or by other code. Raise the errors of ``opener``."""
     _check_file(path, os.lstat(path))
 
 
 def create(path: str) -> int:
     """
     Overview:
-        A descriptor of a new empty file of mode 0600. What has the name is removed first, and never written through.
+        Create an empty file of mode 0600 and return its descriptor. An existing file is removed first, never written
+        through.
     """
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
@@ -57,21 +58,21 @@ def create(path: str) -> int:
 
 
 def create_opener(path: str, flags: int) -> int:
-    """For ``open(path, 'wb', opener=create_opener)``: see ``create``."""
+    """Create a file for ``open(path, 'wb', opener=create_opener)``, see ``create``."""
     return create(path)
 
 
 def touch(path: str) -> None:
-    """Have a file of mode 0600, if there is none; raises what ``opener`` does."""
+    """Create a file of mode 0600 if it does not exist. Raise the errors of ``opener``."""
     os.close(opener(path, os.O_WRONLY | os.O_CREAT))
 
 
 def directory(path: str) -> str:
     """
     Overview:
-        Have a directory that a user has named. What is missing of its path is made, with mode 0700.
+        Create or accept a directory that a user has named. Missing parents are created with mode 0700.
     Returns:
-        - path (:obj:`str`): Absolute.
+        - path (:obj:`str`): Absolute path.
     Raises:
         - ForeignFile: It belongs to another user, all users may write to it, or another user made the symbolic link
           that leads to it.
@@ -83,7 +84,7 @@ def directory(path: str) -> str:
 
 
 def check_directory(path: str) -> None:
-    """As ``directory``, of one that is there."""
+    """Check an existing directory, see ``directory``."""
     for status in (os.lstat(path), os.stat(path)):
         if status.st_uid != os.geteuid():
             raise _refused(path, f'a {_kind(status.st_mode)} of user {status.st_uid}', 'Name another directory')
@@ -96,9 +97,9 @@ def check_directory(path: str) -> None:
 def own_directory(path: str) -> None:
     """
     Overview:
-        Have a directory of mode 0700 in a place that users share, if there is none.
+        Create or accept a directory of mode 0700 in a place that users share.
     Raises:
-        - ForeignFile: What is there is no directory of this user alone.
+        - ForeignFile: The existing file is not a directory of this user alone.
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
@@ -116,7 +117,7 @@ def _check_file(path: str, status: os.stat_result) -> None:
 
 
 def make_directories(path: str) -> None:
-    """Make what is missing of this path, every directory with mode 0700. The names survive a power cut."""
+    """Create the missing directories of this path with mode 0700. Their names survive a power cut."""
     path = os.path.abspath(path)
     parent = os.path.dirname(path)
     if not os.path.isdir(parent):

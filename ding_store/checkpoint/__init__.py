@@ -1,4 +1,4 @@
-"""Checkpoints of a policy: one file each, written while training goes on, as often as their overhead allows."""
+"""Checkpoints of a policy: one file each, written during training, as often as their overhead allows."""
 
 from ding_store.checkpoint.archive import EXTRA, read_state, write_state
 from ding_store.checkpoint.directory import CheckpointDir

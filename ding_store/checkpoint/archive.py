@@ -1,4 +1,4 @@
-"""One checkpoint file: what ``torch.load`` reads, whole or not there, written beside a process that trains."""
+"""A checkpoint file that ``torch.load`` reads, replaced atomically, written while other threads train."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from ding_store import private_files
 from ding_store.errors import CorruptPayload
 from ding_store.power_cuts import sync_directory, sync_file
 
-#: Ours beside a policy's own entries, which is all that DI-engine looks at: counters, schedules, random states.
+#: Key of our entries in a checkpoint: counters, schedules, random states. DI-engine reads only a policy's own entries.
 EXTRA = 'ding_store'
-#: A call holds no lock of the interpreter; of this size it is soon over when the process is told to end.
+#: Size of one write, which does not hold the interpreter lock. It ends soon if the process has to stop.
 _WRITE_BYTES = 8 << 20
-#: Of a zip archive's member, before its bytes and in the archive's directory: lengths of name, extra field and comment.
+#: Headers of a zip member, before its bytes and in the directory: lengths of name, extra field and comment.
 _LOCAL_HEADER, _HEADER = struct.Struct('<26xHH'), struct.Struct('<28xHHH12x')
-#: Its checksum is in the directory's header, and behind its bytes if a flag says so.
+#: The checksum is in the directory's header, and behind the member's bytes if a flag is set.
 _CHECKSUM, _CHECKSUM_AT, _CHECKSUM_BEHIND, _IS_BEHIND = struct.Struct('<I'), 16, 4, 1 << 3
 
 
 def write_state(path: str, state: Dict[str, Any], reads_back: bool = True) -> None:
     """
     Overview:
-        Replace a file by one that ``torch.load`` reads; a kill, or a power cut, leaves the old one or the new one.
-        Tensors that own their memory are written without the interpreter's lock, so that other threads run meanwhile.
+        Replace a file by one that ``torch.load`` reads. After a kill or a power cut, the old or the new file is there.
+        Tensors that own their memory are written without the interpreter lock, so that other threads run meanwhile.
     Arguments:
-        - state (:obj:`dict`): As of ``state_dict()``; on the CPU.
-        - reads_back (:obj:`bool`): Look whether ``read_state`` takes it, which costs 0.1 ms per tensor.
+        - state (:obj:`dict`): A ``state_dict()`` on the CPU.
+        - reads_back (:obj:`bool`): Check that ``read_state`` accepts the file, which costs 0.1 ms per tensor.
     Raises:
-        - OSError: The disk is full, or not there; what was at ``path`` still is.
-        - CorruptPayload: The state holds objects that cannot be pickled, or are of kinds that ``read_state``
-          refuses; what was at ``path`` still is.
+        - OSError: The disk is full or missing. The old file is unchanged.
+        - CorruptPayload: The state holds objects that cannot be pickled or that ``read_state`` refuses. The old file is
+          unchanged.
     """
     temporary = path + '.new'
     try:
         os.close(private_files.create(temporary))
         _write(temporary, state)
         if reads_back:
-            _load(temporary, mmap=True)  # Of tensors it reads nothing.
-        # What the name stands for must be on the disk before the name is.
+            _load(temporary, mmap=True)  # Does not read the tensors.
+        # The content must be on the disk before the name is.
         sync_file(temporary)
         os.replace(temporary, path)
     except BaseException:
@@ -59,11 +59,13 @@ def write_state(path: str, state: Dict[str, Any], reads_back: bool = True) -> No
 def read_state(path: str, mmap: Optional[bool] = None) -> Dict[str, Any]:
     """
     Overview:
-        A checkpoint of ours or of DI-engine's. Nothing in it is run: tensors, arrays, numbers, strings and containers.
+        Read a checkpoint of ding_store or of DI-engine. No code in it is run: it may hold tensors, arrays, numbers,
+        strings and containers.
     Arguments:
-        - mmap (:obj:`Optional[bool]`): Of tensors read what is looked at; ours alone can be read so.
+        - mmap (:obj:`Optional[bool]`): Read tensors only when they are used. Only checkpoints of ding_store can be read
+          so.
     Raises:
-        - CorruptPayload: It is truncated, no checkpoint, or holds objects of other kinds.
+        - CorruptPayload: The file is truncated, not a checkpoint, or holds objects of other kinds.
     """
     state = _load(path, mmap)
     if not isinstance(state, dict):
@@ -74,15 +76,15 @@ def read_state(path: str, mmap: Optional[bool] = None) -> Dict[str, Any]:
 def check_state(path: str, is_all: bool = True) -> None:
     """
     Overview:
-        Compare what is in a checkpoint of ours with its checksums, of which torch takes no notice. Reads all of it, or
-        (``is_all=False``) all but the tensors.
+        Compare a checkpoint of ding_store with its checksums, which torch ignores. Reads all of it, or with
+        ``is_all=False`` all but the tensors.
     Raises:
-        - CorruptPayload: It is no longer what was written.
+        - CorruptPayload: The file is no longer what was written.
     """
     with _damage_is_named(path), zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
             if info.CRC == 0 or not (is_all or info.filename.endswith('/data.pkl')):
-                continue  # as torch leaves them, when we fill in the bytes; ours were like that at first
+                continue  # no checksum: torch leaves 0 when we write the bytes, as early versions did
             with archive.open(info) as member:
                 while member.read(_WRITE_BYTES):
                     pass
@@ -99,12 +101,12 @@ def _damage_is_named(path: str) -> Iterator[None]:
         yield
     except (FileNotFoundError, MemoryError):
         raise
-    except Exception as e:  # noqa: BLE001 - of a damaged file anything comes: KeyError, IndexError, TypeError, ...
+    except Exception as e:  # noqa: BLE001 - a damaged file raises anything: KeyError, IndexError, TypeError, ...
         raise CorruptPayload(f'{path!r} cannot be read as a checkpoint: {e}') from e
 
 
 def leaves(tree: Any) -> Iterator[Any]:
-    """Everything in nested dicts, lists and tuples that is none of these, in the order in which it is pickled."""
+    """Yield all leaves of nested dicts, lists and tuples, in the order in which they are pickled."""
     if isinstance(tree, dict):
         tree = tree.values()
     elif not isinstance(tree, (list, tuple)):
@@ -117,12 +119,12 @@ def leaves(tree: Any) -> Iterator[Any]:
 def _write(path: str, state: Dict[str, Any]) -> None:
     try:
         _save(path, state)
-    except RuntimeError as e:  # torch's, where the disk is full, which it does not say
+    except RuntimeError as e:  # torch's error for a full disk, without that reason
         free = shutil.disk_usage(os.path.dirname(os.path.abspath(path))).free
         raise OSError(f'{path!r} could not be written, where {free} bytes are left: {e}') from e
     except (OSError, MemoryError):
         raise
-    except Exception as e:  # noqa: BLE001 - pickle's, of what it does not take: PicklingError, TypeError, AttributeError
+    except Exception as e:  # noqa: BLE001 - pickle's for refused objects: PicklingError, TypeError, AttributeError
         raise CorruptPayload(f'{path!r} cannot be written, for something in the state: {e}') from e
 
 
@@ -148,8 +150,9 @@ def _owns_its_memory(tensor: torch.Tensor) -> bool:
 
 def _fill(path: str, tensors: List[torch.Tensor]) -> bool:
     """
-    Write the bytes that torch left out, and their checksums; False: its file is not laid out as expected, nothing was
-    written.
+    Overview:
+        Write the bytes that torch left out, and their checksums. Return False, without writing, if torch's file has
+        another layout than expected.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -165,12 +168,12 @@ def _fill(path: str, tensors: List[torch.Tensor]) -> bool:
     return True
 
 
-#: What the archive's directory says of it, and where.
+#: The archive's directory entry of a member, and the position of that entry.
 Member = Tuple[zipfile.ZipInfo, int]
 
 
 def _members(path: str, descriptor: int) -> Dict[str, Member]:
-    """By their names without the archive's, which is each one's first folder."""
+    """Return the archive's members by name, without the first folder, which is the archive's name."""
     members: Dict[str, Member] = {}
     with zipfile.ZipFile(path) as archive:
         place = archive.start_dir
@@ -195,7 +198,7 @@ def _fill_member(descriptor: int, info: zipfile.ZipInfo, place: int, tensor: tor
 
 
 def _write_bytes(descriptor: int, tensor: torch.Tensor, start: int) -> int:
-    """Returns their checksum."""
+    """Write a tensor's bytes and return their checksum."""
     flat: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy().data
     done = checksum = 0
     while done < len(flat):

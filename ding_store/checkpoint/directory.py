@@ -1,15 +1,14 @@
-"""
-A run's directory of checkpoints.
+"""A run's directory of checkpoints.
 
     lock                   held by the process that saves the learner here
-    run.json               which run this is of, and how it ended, if it has; replaced as a whole
+    run.json               the run's unique name, and how it ended, if it has; replaced as a whole
     iteration_N.pth.tar    the learner after train iteration N, the last few
     best.pth.tar           the policy that had the best evaluation
-    replay/                the learner's table, where nothing else is said
-    previous/              checkpoints of the run before this one, and which that was: of_run
+    replay/                the learner's table, unless configured elsewhere
+    previous/              checkpoints of the run before this one; of_run names that run
 
-A run that has ended in order is not resumed: the next one of its name moves its checkpoints to ``previous``. Any other
-is, from its newest checkpoint. An older one is removed when a newer one is on the disk, and not before.
+A run that ended in order is not resumed: the next run of its name moves its checkpoints to ``previous``. Any other run
+is resumed from its newest checkpoint. An older checkpoint is removed only after a newer one is on the disk.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ _NAME = re.compile(r'iteration_(\d+)\.pth\.tar')
 class CheckpointDir:
     """
     Overview:
-        Checkpoints of one run, newest last. One process saves them (the learner); another may save the best.
+        Checkpoints of one run, newest last. One process, the learner, saves them. Another process may save the best.
     Arguments:
-        - path (:obj:`str`): The directory; made when something is saved.
-        - keep (:obj:`int`): How many checkpoints stay.
+        - path (:obj:`str`): The directory, which is created when something is saved.
+        - keep (:obj:`int`): Number of checkpoints to keep.
     """
 
     def __init__(self, path: str, keep: int = 3) -> None:
@@ -52,39 +51,40 @@ class CheckpointDir:
         self.path = os.path.abspath(path)
         self.keep = keep
         self._lock: Optional[OwnerLock] = None
-        self._was_read_back = False  # once: the kinds of objects that a policy saves stay the same
+        self._was_read_back = False  # once is enough: the kinds of objects that a policy saves stay the same
 
     def file(self, name: str) -> str:
         return os.path.join(self.path, name)
 
     @property
     def run(self) -> Optional[str]:
-        """Which run this is of: a name that no other has. None when there is none, or it has ended in order."""
+        """Unique name of the directory's run. None if there is no run, or if it has ended in order."""
         described = self._describe()
         return None if described is None or described['finished'] is not None else str(described['run'])
 
     def claim(self) -> None:
         """
         Overview:
-            From now on no other process may save here, as long as this one lives, or until no object that claimed the
-        directory is left in it. Where the file system has no locks all may.
+            Lock the directory, so that no other process saves here. The lock ends with this process, or when no object
+            in it claims the directory any more. On a file system without locks any process may save.
         Raises:
-            - ConfigError: Another process has. ForeignFile: The directory is another user's.
+            - ConfigError: Another process holds the lock.
+            - ForeignFile: The directory belongs to another user.
         """
         self._lock = _claimed(private_files.directory(self.path))
 
     def begin(self) -> bool:
         """
         Overview:
-            Go on with the run of this directory, or begin another.
+            Continue the run of this directory, or begin a new one.
         Returns:
-            - resumed (:obj:`bool`): There is a run that did not end in order, with a checkpoint or without.
+            - resumed (:obj:`bool`): Whether there is a run that did not end in order, with or without a checkpoint.
         Raises:
-            - ConfigError: There are checkpoints that are not of ours, or nobody can tell: run.json was damaged.
+            - ConfigError: The directory holds checkpoints of an unknown run, or run.json is damaged.
         """
         private_files.directory(self.path)
         for name in os.listdir(self.path):
-            if name.startswith('iteration_') and name.endswith('.new'):  # of a learner that was killed
+            if name.startswith('iteration_') and name.endswith('.new'):  # left by a learner that was killed
                 os.unlink(self.file(name))
         try:
             run = self.run
@@ -102,24 +102,25 @@ class CheckpointDir:
         return False
 
     def finish(self, reason: str) -> None:
-        """This run has ended in order, and is not to be resumed."""
+        """Record that this run has ended in order, so that it is not resumed."""
         if self.run is not None:
             self._replace(self.run, reason)
 
     def save(self, train_iter: int, state: Dict[str, Any]) -> None:
         """
         Overview:
-            Write one more checkpoint, then remove those beyond ``keep``. Blocks until it is on the disk.
+            Write a checkpoint, then remove those beyond ``keep``. Blocks until it is on the disk.
         Raises:
-            - OSError, CorruptPayload: It could not be written, or not be read again; all others are still there.
+            - OSError, CorruptPayload: The checkpoint could not be written, or not be read again. All others are still
+              there.
         """
         self._write(f'iteration_{train_iter}.pth.tar', state)
-        # One of a later iteration is damaged, or it had been resumed: it counts for none.
+        # A checkpoint of a later iteration is damaged, or the run was resumed from an earlier one: it does not count.
         for path in [path for path in self.paths() if _iteration(path) <= train_iter][: -self.keep]:
             os.unlink(path)
 
     def save_best(self, state: Dict[str, Any], value: float) -> bool:
-        """Keep this as the best, if no better one of this run is there. Returns whether it is kept."""
+        """Save this policy as the best, unless a better one of this run exists. Return whether it was saved."""
         run = self.run
         if run is None:
             return False
@@ -131,7 +132,7 @@ class CheckpointDir:
         return True
 
     def newest(self) -> Optional[Tuple[str, Dict[str, Any]]]:
-        """The newest checkpoint that can be read, and its path; a damaged one is named in the log and passed over."""
+        """Return path and state of the newest checkpoint that can be read. Log damaged ones and skip them."""
         for path in reversed(self.paths()):
             try:
                 private_files.check_file(path)
@@ -142,7 +143,7 @@ class CheckpointDir:
         return None
 
     def paths(self) -> List[str]:
-        """All checkpoints, the oldest first."""
+        """Return the paths of all checkpoints, oldest first."""
         try:
             names = filter(_NAME.fullmatch, os.listdir(self.path))
         except FileNotFoundError:
@@ -165,7 +166,11 @@ class CheckpointDir:
             return None
 
     def _move_away(self) -> None:
-        """Again if it was killed in the middle: what ``previous`` has of the run that ended is not of an older one."""
+        """
+        Overview:
+            Move the checkpoints of the ended run to ``previous``. If a kill interrupted this before, continue:
+            ``of_run`` shows whether the files in ``previous`` are of this run or of an older one.
+        """
         previous, described = self.file('previous'), self._describe()
         left = [os.path.basename(path) for path in self.paths()]
         left += [BEST] if os.path.exists(self.file(BEST)) else []
@@ -207,7 +212,7 @@ class CheckpointDir:
 
 
 def _write_text(path: str, text: str) -> None:
-    """As a whole, or not at all."""
+    """Replace a text file atomically."""
     with open(path + '.new', 'w', opener=private_files.create_opener) as file:
         file.write(text)
         file.flush()
@@ -224,12 +229,12 @@ def _sum(described: Dict[str, Any]) -> int:
 def _read_run(path: str) -> Optional[str]:
     """
     Overview:
-        Which run the checkpoints beside this file are of; None if there is no such file.
+        Return the run of the checkpoints next to this file, or None if the file does not exist.
     Raises:
-        - ConfigError: It was damaged: to go by it might delete checkpoints that nothing else has.
+        - ConfigError: The file was damaged. Trusting it might delete checkpoints that exist nowhere else.
     """
     text = _read_text(path)
-    if text is None or re.fullmatch('[0-9a-f]{32}|', text):  # as earlier versions wrote it
+    if text is None or re.fullmatch('[0-9a-f]{32}|', text):  # format of earlier versions
         return text
     run, _, checksum = text.rpartition(' ')
     if checksum != f'{zlib.crc32(run.encode()):08x}':
@@ -248,21 +253,21 @@ def _read_text(path: str) -> Optional[str]:
         return None
 
 
-#: The locks that this process holds, by file: all that claim a directory here hold one lock together.
+#: The locks that this process holds, by file. All objects that claim a directory here share one lock.
 _CLAIMED: weakref.WeakValueDictionary[Tuple[int, int], OwnerLock] = weakref.WeakValueDictionary()
 
 
 def _claimed(directory: str) -> Optional[OwnerLock]:
-    """The lock of a directory; None where the file system has no locks."""
+    """Return the lock of a directory, or None if the file system has no locks."""
     path = os.path.join(directory, 'lock')
     private_files.touch(path)
     status = os.stat(path)
     held = _CLAIMED.get((status.st_dev, status.st_ino))
-    # That of a parent is closed in a forked child.
+    # A forked child closes the lock of its parent.
     if held is not None and held.descriptor >= 0:
         return held
     try:
-        # Not a POSIX lock, which goes when any descriptor of its file is closed in the process.
+        # Not a POSIX lock, which is released when any descriptor of its file is closed in the process.
         held = claim(path)
     except ForeignFile:
         raise

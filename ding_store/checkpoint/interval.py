@@ -1,27 +1,27 @@
-"""How often: as often as the bound on the overhead allows, by what each checkpoint was seen to cost."""
+"""Decides when the next checkpoint begins: as often as the bound on the measured overhead allows."""
 
 from __future__ import annotations
 
 import time
 from typing import Callable, Optional
 
-#: Weight of one more iteration in the usual duration of an iteration.
+#: Weight of the latest iteration in the moving average of an iteration's duration.
 _RECENT = 1 / 32
 
 
 class Interval:
     """
     Overview:
-        After CheckFreq (Mohan et al., FAST '21): a checkpoint costs what it makes training wait, and by how much
-        iterations are slower while it is written than they usually are; the next one begins when the time since is so
-        long that the cost is at most ``max_overhead`` of it. So each one is paid for before the next is due, and the
-        interval follows what disk, model and machine do.
+        The time between checkpoints, after CheckFreq (Mohan et al., FAST '21). A checkpoint's cost is the time that
+        training waits for it, plus the slowdown of iterations while it is written. The next one begins when the cost is
+        at most ``max_overhead`` of the time since. Each checkpoint is therefore paid for before the next is due, and
+        the interval adapts to disk, model and machine.
     Arguments:
         - max_overhead (:obj:`float`): Bound on the cost, as a fraction of the time.
-        - fixed_s (:obj:`Optional[float]`): Begin one so many seconds after the other, whatever it costs.
-        - min_s (:obj:`float`): Not more often than this.
+        - fixed_s (:obj:`Optional[float]`): Fixed time between the beginnings of two checkpoints, whatever they cost.
+        - min_s (:obj:`float`): Minimum time between two checkpoints.
     Attributes:
-        - cost_s (:obj:`float`): Of the last checkpoint.
+        - cost_s (:obj:`float`): Cost of the last checkpoint.
     """
 
     def __init__(
@@ -42,16 +42,16 @@ class Interval:
 
     @property
     def overhead(self) -> float:
-        """All checkpoints so far, as a fraction of the time since the first one began."""
+        """Cost of all checkpoints so far, as a fraction of the time since the first one began."""
         return self._total_s / max(self._clock() - self._first, 1e-9)
 
     @property
     def next_s(self) -> float:
-        """From the beginning of the last one to the next."""
+        """Time from the beginning of the last checkpoint to the next."""
         return self._due - self._began
 
     def iterated(self, duration_s: float, is_saving: bool) -> None:
-        """One iteration of training took so long, a checkpoint being written beside it or not."""
+        """Record the duration of a training iteration, and whether a checkpoint was being written meanwhile."""
         if is_saving:
             self._slower_s += duration_s - (self._usual_s if self._usual_s is not None else duration_s)
         elif self._usual_s is None:
@@ -66,15 +66,17 @@ class Interval:
 
     def end(self, copying_s: float, waiting_s: float) -> None:
         """
+        Overview:
+            Record the cost of a checkpoint and compute when the next is due.
         Arguments:
-            - copying_s (:obj:`float`): What was copied before training went on.
-            - waiting_s (:obj:`float`): What optimizer steps waited for; slower iterations may have that in them.
+            - copying_s (:obj:`float`): Time of copying before training went on.
+            - waiting_s (:obj:`float`): Time that optimizer steps waited, which slower iterations may include.
         """
         self.cost_s = copying_s + max(self._slower_s, waiting_s)
         self._total_s += self.cost_s
         if self._fixed_s:
             self._due = self._began + self._fixed_s
             return
-        # One that came before its time, as that of the best evaluation does, is paid for behind those before it.
+        # A checkpoint before its time, such as that of the best evaluation, is paid for after those before it.
         paid = max(self._began, self._due) + self.cost_s / self._max_overhead
         self._due = max(self._began + self._min_s, paid)

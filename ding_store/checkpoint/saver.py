@@ -1,4 +1,4 @@
-"""Checkpoints in the background: one thread that first completes the snapshot and then writes it."""
+"""Writes checkpoints in the background: one thread completes the snapshot and then writes it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ logger = logging.getLogger(__name__)
 class Saver:
     """
     Overview:
-        Saves one state after the other. Optimizer steps wait while what they change is being copied.
+        Saves one state after the other. Optimizer steps wait until the parameters that they change are copied.
     Arguments:
-        - optimizers (:obj:`Sequence`): All whose parameters the states have.
+        - optimizers (:obj:`Sequence`): All optimizers whose parameters are in the states.
     Attributes:
-        - copying_s, waiting_s (:obj:`float`): Of the last checkpoint: what ``save`` took, and what optimizer steps have
-          waited. Together they are the stall.
+        - copying_s, waiting_s (:obj:`float`): Of the last checkpoint: duration of ``save``, and time that optimizer
+          steps waited. Their sum is the stall.
         - num_failed (:obj:`int`): Checkpoints that could not be written.
-        - num_steps (:obj:`int`): Of all optimizers, begun.
-        - is_saved (:obj:`bool`): Whether the last one was, once ``is_busy`` is False.
+        - num_steps (:obj:`int`): Optimizer steps begun, of all optimizers.
+        - is_saved (:obj:`bool`): Whether the last checkpoint was written, once ``is_busy`` is False.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
@@ -48,7 +48,7 @@ class Saver:
         return self._write is not None
 
     def watch(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Also these wait."""
+        """Make the steps of these optimizers wait as well."""
         for each in optimizers:
             if not any(each is known for known in self._snapshot.optimizers):
                 each.register_step_pre_hook(self._before_step)
@@ -57,9 +57,9 @@ class Saver:
     def save(self, state: Any, write: Callable[[Any], None]) -> bool:
         """
         Overview:
-            Take a snapshot and let ``write(snapshot)`` run in the background. Returns at once, and then training may
-            go on. False: there will be none, since the one before is not written yet, or the state could not be copied,
-            which is a failure as one of the disk's.
+            Take a snapshot and run ``write(snapshot)`` in the background. Training may go on when this returns. Return
+            False if there will be no checkpoint. Either the one before is not written yet, or the state could not be
+            copied, which counts as a failure.
         """
         if self.is_busy:
             return False
@@ -67,7 +67,7 @@ class Saver:
         self.is_saved = False
         try:
             self._snapshot.begin(state, at_once=not self._trusts_hooks)
-        except Exception as e:  # noqa: BLE001 - no memory for it, or an object that cannot be copied
+        except Exception as e:  # noqa: BLE001 - no memory for the copy, or an object that cannot be copied
             self._fail(e)
             return False
         finally:
@@ -86,7 +86,7 @@ class Saver:
         Overview:
             Wait until everything is on the disk.
         Raises:
-            - StoreTimeout: It takes longer.
+            - StoreTimeout: It was not within ``timeout_s``.
         """
         with self._news:
             if not self._news.wait_for(lambda: self._write is None, timeout_s):
@@ -117,7 +117,7 @@ class Saver:
                     self._news.notify_all()
 
     def _fail(self, error: Exception) -> None:
-        """Training goes on without this checkpoint; the next may succeed."""
+        """Log the failure. Training goes on without this checkpoint, and the next may succeed."""
         self.num_failed += 1
         level = logging.DEBUG if self._warned_failed else logging.ERROR
         logger.log(level, 'a checkpoint could not be written; the ones before are there: %s', error)

@@ -1,4 +1,4 @@
-"""A policy's state at one moment, in memory that is used again: most of it is copied while training goes on."""
+"""A copy of a policy's state at one moment, in reused memory. Most of it is copied while training goes on."""
 
 from __future__ import annotations
 
@@ -19,32 +19,34 @@ Path = Tuple[Any, ...]
 class _Copy(NamedTuple):
     source: torch.Tensor
     target: torch.Tensor
-    version: int  # of the source, when the snapshot began
+    version: int  # version of the source when the snapshot began
 
 
 class Snapshot:
     """
     Overview:
-        What optimizers change (their parameters, and their own state) is copied after ``begin`` has returned, by
-        ``complete`` in another thread, and must stay as it is until then: the owner waits before each optimizer step.
-        Everything else (target networks, statistics of normalization, counters) is copied by ``begin``, since a
-        forward pass may change it.
+        A copy of a policy's state. What optimizers change, their parameters and their state, is copied after ``begin``
+        by ``complete`` in another thread. It must not change until then: the owner waits before each optimizer step.
+        Everything else is copied by ``begin``, since a forward pass may change it: target networks, statistics of
+        normalization, counters.
     Arguments:
-        - optimizers (:obj:`Sequence`): All whose parameters a state has.
+        - optimizers (:obj:`Sequence`): All optimizers whose parameters are in a state.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
         self.optimizers = list(optimizers)
         self._buffers: Dict[Path, torch.Tensor] = {}
         self._copies: List[_Copy] = []
-        self._marks: Dict[torch.device, Any] = {}  # of each GPU, behind what training had asked of it at ``begin``
+        self._marks: Dict[torch.device, Any] = {}  # by GPU: an event after the work that training queued at ``begin``
         self._streams: Dict[torch.device, Any] = {}
         self.state: Any = None
 
     def begin(self, state: Any, at_once: bool = False) -> None:
         """
+        Overview:
+            Begin a snapshot: copy what a forward pass may change.
         Arguments:
-            - state: As of ``state_dict()``: tensors in nested dicts, lists and tuples, and other values.
+            - state: A ``state_dict()``: tensors in nested dicts, lists and tuples, and other values.
             - at_once (:obj:`bool`): Copy everything here.
         """
         guarded: Set[int] = set() if at_once else self._guarded()
@@ -56,7 +58,7 @@ class Snapshot:
     def complete(self) -> bool:
         """
         Overview:
-            Copy the rest. Returns whether nothing of it was changed meanwhile; if not, the snapshot is of no use.
+            Copy the rest. Return whether it stayed unchanged meanwhile. If not, the snapshot cannot be used.
         """
         for each in self._copies:
             if not each.source.is_cuda:
@@ -68,12 +70,16 @@ class Snapshot:
         return whole
 
     def _copy_from(self, gpu: torch.device, mark: Any) -> None:
-        """In a stream of its own: behind the last step, whichever stream that is in, and beside what training does."""
+        """
+        Overview:
+            Copy from a GPU in a separate stream. The copies follow the last step, in whichever stream that is, and run
+            beside training.
+        """
         if gpu not in self._streams:
             self._streams[gpu] = torch.cuda.Stream(gpu)
         stream = self._streams[gpu]
         stream.wait_event(mark)
-        # The device, too: leaving a stream in a new thread goes back to the first GPU, and begins to use it.
+        # Set the device as well: leaving a stream in a new thread returns to the first GPU, and begins to use it.
         with torch.cuda.device(gpu), torch.cuda.stream(stream):
             for each in self._copies:
                 if each.source.device == gpu:
@@ -81,7 +87,7 @@ class Snapshot:
         stream.synchronize()
 
     def _guarded(self) -> Set[int]:
-        """Addresses of memory that nothing but an optimizer step changes."""
+        """Return the addresses of memory that only an optimizer step changes."""
         found: Set[int] = set()
         for optimizer in self.optimizers:
             tensors = [each for group in optimizer.param_groups for each in group['params']]
@@ -113,12 +119,16 @@ class Snapshot:
 
 @functools.cache
 def _warn_of_pageable(reason: str) -> None:
-    """Once, and not for each tensor."""
+    """Warn once, not for each tensor."""
     logger.warning('copies from the GPU take longer: memory cannot be pinned (%s)', reason)
 
 
 def host_buffer(source: torch.Tensor) -> torch.Tensor:
-    """Memory for a copy of a tensor. From a GPU into pinned memory, which takes a fraction of the time, if there is."""
+    """
+    Overview:
+        Allocate memory for a copy of a tensor. Copies from a GPU use pinned memory if possible, which is several times
+        faster.
+    """
     if source.is_cuda:
         try:
             return torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
@@ -128,7 +138,7 @@ def host_buffer(source: torch.Tensor) -> torch.Tensor:
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Of the same type and shape."""
+    """Copy a tensor to one of the same type and shape."""
     is_here = target.device.type == source.device.type == 'cpu' and not (source.is_conj() or source.is_neg())
     if is_here and target.is_contiguous() and source.is_contiguous():
         copy_past_caches(*(each.reshape(-1).view(torch.uint8).numpy() for each in (target, source)))
@@ -137,13 +147,13 @@ def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def optimizers_of(policy: Any) -> List[torch.optim.Optimizer]:
-    """All optimizers that a policy of DI-engine holds, also in lists and dicts."""
+    """Return all optimizers that a policy of DI-engine holds, also in lists and dicts."""
     found = _held(policy, torch.optim.Optimizer).values()
     return list({id(each): each for each in found}.values())
 
 
 def schedules_of(policy: Any) -> Dict[str, Any]:
-    """Its schedules of learning rates, by attribute; of those in lists and dicts with the place in there."""
+    """Return a policy's learning rate schedules by attribute. Names of those in lists and dicts include the key."""
     return _held(policy, (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau))
 
 
@@ -159,7 +169,7 @@ def _held(policy: Any, kinds: Any) -> Dict[str, Any]:
 
 
 def _like(tree: Dict[Any, Any], made: Dict[Any, Any]) -> Dict[Any, Any]:
-    """The same kind of dict: that of a module holds the versions of its parts, by which it is loaded."""
+    """Return the same kind of dict: a module's dict holds the versions of its parts, which loading needs."""
     if type(tree) is dict:
         return made
     like: Dict[Any, Any] = type(tree)()

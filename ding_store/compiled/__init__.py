@@ -1,4 +1,4 @@
-"""Copies of more than the processor's caches hold, and the compiler for loops like theirs."""
+"""Copies larger than the processor's caches, and the compiler for such loops."""
 
 from ding_store.compiled.past_caches import (
     FAR_BYTES,

@@ -1,4 +1,4 @@
-"""What numba's loops do with lines of the caches. Imported, and compiled, only where numba is: see ``compiler``."""
+"""Cache line operations for numba's loops. Imported, and compiled, only if numba is installed: see ``compiler``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from numba.extending import intrinsic, register_jitable
 
 LINE = 64
 _BYTES = types.Array(types.uint8, 1, 'C')
-#: What is copied may be read-only.
+#: The source may be read-only.
 COPY = types.void(_BYTES, _BYTES.copy(readonly=True))
-#: Lines between what is copied and what is asked for.
+#: How many lines the prefetch is ahead of the copy.
 _LINES_AHEAD = 8
 
 
 def _copy(context: Any, target: Any, source: Any, num_bytes: Any) -> Any:
-    """As memcpy."""
+    """Copy bytes, like memcpy."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = ir.IntType(8).as_pointer()
@@ -29,7 +29,7 @@ def _copy(context: Any, target: Any, source: Any, num_bytes: Any) -> Any:
 
 
 def _fetcher(is_write: bool, nearest: int) -> Any:
-    """Have the cache line of an address on its way."""
+    """Return an intrinsic that prefetches the cache line of an address."""
 
     @intrinsic
     def fetch(context: Any, address: Any) -> Any:
@@ -38,7 +38,7 @@ def _fetcher(is_write: bool, nearest: int) -> Any:
             kind = ir.FunctionType(ir.VoidType(), [pointer, word, word, word])
             module: Any = builder.module
             fetch = module.declare_intrinsic('llvm.prefetch', [pointer], kind)
-            # The last: data, and no code.
+            # The last argument: data, not code.
             how = word(int(is_write)), word(4 - nearest), word(1)
             builder.call(fetch, [builder.inttoptr(arguments[0], pointer), *how])
             return context.get_dummy_value()
@@ -49,13 +49,13 @@ def _fetcher(is_write: bool, nearest: int) -> Any:
 
 
 def store_past_caches(builder: Any, value: Any, address: Any) -> None:
-    """Code that writes a vector of a line to memory, at a line's begin, without reading that first."""
+    """Emit code that writes a vector of one line to an aligned address, without reading that line first."""
     store = builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=LINE)
     store.set_metadata('nontemporal', builder.module.add_metadata([ir.IntType(32)(1)]))
 
 
 def _stream(context: Any, target: Any, source: Any) -> Any:
-    """Copy a line past the caches, to a line's begin."""
+    """Copy a line past the caches, to an aligned address."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         line = ir.VectorType(ir.IntType(8), LINE)
@@ -67,7 +67,7 @@ def _stream(context: Any, target: Any, source: Any) -> Any:
 
 
 def _fence(context: Any) -> Any:
-    """What was written so far is there for all others from here on: lines past the caches come late otherwise."""
+    """Make all earlier writes visible to other threads: writes past the caches arrive late otherwise."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         builder.fence('seq_cst')
@@ -77,7 +77,7 @@ def _fence(context: Any) -> Any:
 
 
 copy_bytes: Any = intrinsic(_copy)
-#: To read, in the first cache; in the second, where more lines may be on their way at once; to write.
+#: To read through the first cache; through the second, which allows more lines in flight; to write.
 prefetch, prefetch_early, prefetch_to_write = _fetcher(False, 1), _fetcher(False, 2), _fetcher(True, 1)
 _copy_line: Any = intrinsic(_stream)
 finish: Any = intrinsic(_fence)
@@ -85,7 +85,7 @@ finish: Any = intrinsic(_fence)
 
 @register_jitable
 def stream(target: int, source: int, num_bytes: int) -> None:
-    """As ``copy_bytes``, past the caches; ``finish`` afterwards."""
+    """Copy bytes past the caches. Call ``finish`` afterwards."""
     head = min(-target % LINE, num_bytes)
     end = head + (num_bytes - head) // LINE * LINE
     copy_bytes(target, source, head)
@@ -96,6 +96,6 @@ def stream(target: int, source: int, num_bytes: int) -> None:
 
 
 def copy(target: Any, source: Any) -> None:
-    """The bytes of one array into another, past the caches."""
+    """Copy the bytes of one array into another, past the caches."""
     stream(target.ctypes.data, source.ctypes.data, target.nbytes)
     finish()

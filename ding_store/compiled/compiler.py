@@ -1,4 +1,4 @@
-"""numba, which compiles loops where it is installed."""
+"""Compiles loops with numba if it is installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Callable, Optional, Protocol, TypeVar
 
 logger = logging.getLogger(__name__)
 
-#: Set to anything but '' or '0' to do without numba.
+#: Set it to anything but '' or '0' to disable numba.
 NO_NUMBA = 'DING_STORE_NO_NUMBA'
 
 T = TypeVar('T')
@@ -20,24 +20,25 @@ T = TypeVar('T')
 
 class Compiler(Protocol):
     def __call__(self, signature: Any, function: Callable[..., Any], nogil: bool = False) -> Callable[..., Any]:
-        """The compiled function; ``nogil``: it lets go of the interpreter, so that other threads run meanwhile."""
+        """Return the compiled function. With ``nogil`` it releases the interpreter lock while it runs."""
 
 
 def is_wanted() -> bool:
-    """Whether loops are to be compiled, if they can be."""
+    """Return whether loops should be compiled if possible."""
     return os.environ.get(NO_NUMBA, '') in ('', '0')
 
 
 def with_compiler(compile_all: Callable[[Compiler], T]) -> Optional[T]:
     """
-    What a function makes that is given the compiler; None where there is no numba, or it does not compile
-    (``NUMBA_DISABLE_JIT``, for coverage and debuggers). Signatures compile at once, so that
-    whatever goes wrong does so here and not in the middle of training.
+    Overview:
+        Call a function with the compiler and return its result. Return None if numba is missing or does not compile
+        (``NUMBA_DISABLE_JIT``, for coverage and debuggers). Signatures compile at once, so that errors occur here and
+        not during training.
     """
     try:
         import numba
     except ImportError as e:
-        # Also one that is too old for this numpy.
+        # A numba that is too old for this numpy raises this as well.
         logger.info('loops run in numpy (%s); pip install "ding_store[fast]" makes small rows several times faster', e)
         return None
     if getattr(numba.config, 'DISABLE_JIT', 0):
@@ -46,7 +47,7 @@ def with_compiler(compile_all: Callable[[Compiler], T]) -> Optional[T]:
     try:
         return compile_all(_compiler(numba, cache=True))
     except (OSError, RuntimeError) as e:
-        # numba's cache lies beside the file of a loop, or in the user's cache directory; neither can be written to.
+        # numba's cache is next to the file of a loop, or in the user's cache directory. Neither is writable here.
         logger.info('compiled loops are not cached, which costs seconds at every start: %s', e)
         return compile_all(_compiler(numba, cache=False))
 
@@ -57,7 +58,7 @@ def _compiler(numba: Any, cache: bool) -> Compiler:
     def compiled(signature: Any, function: Callable[..., Any], nogil: bool = False) -> Callable[..., Any]:
         nonlocal is_warned
         function = _renamed(function, '_freely' if nogil else '')
-        # A division that may raise is a branch, and keeps a loop from being instructions for many values at once.
+        # A division that may raise is a branch, which prevents vector instructions in a loop.
         made = numba.njit(signature, cache=cache, nogil=nogil, error_model='numpy')(function)
         if cache and made.stats.cache_misses and not is_warned:
             is_warned = True
@@ -72,8 +73,9 @@ def _compiler(numba: Any, cache: bool) -> Compiler:
 
 def _renamed(function: Any, suffix: str) -> Callable[..., Any]:
     """
-    Copy a function under another name, by which numba's cache finds it. Without that name the cache would not tell a
-    loop that holds the interpreter's lock from one that releases it, and would not see a change of ``cache_lines.py``.
+    Overview:
+        Copy a function under another name, by which numba's cache finds it. The name distinguishes a loop that holds
+        the interpreter lock from one that releases it. It also changes with ``cache_lines.py``.
     """
     name = f'{function.__name__}{suffix}_{_digest()}'
     copied = types.FunctionType(function.__code__, function.__globals__, name)

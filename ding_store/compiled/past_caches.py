@@ -1,6 +1,7 @@
-"""
-Copies past the caches. A processor reads a line of memory before it writes to it, and a copy of more than its caches
-hold is a third slower by that; it also drives out what others would have found there.
+"""Copies that bypass the processor's caches.
+
+A processor reads a line of memory before it writes to it. That makes a copy larger than its caches a third slower, and
+drives out data that other code would have found there.
 """
 
 from __future__ import annotations
@@ -21,38 +22,38 @@ from ding_store.compiled.compiler import Compiler, is_wanted, with_compiler
 logger = logging.getLogger(__name__)
 
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-#: Where to, and what.
+#: Target and source.
 Pair = Tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
-#: More than a core's caches hold, in all: what is written goes past them.
+#: More than a core's caches hold in all: writes of this size go past them.
 FAR_BYTES = 10 << 20
-#: So much goes past them, too, into an area that is filled again and again, if the last cache has no room for two such.
+#: Writes of this size also go past the caches if the target is reused and the last cache cannot hold it twice.
 _NEAR_BYTES = 1 << 20
-#: The last cache, where the kernel says nothing about it.
+#: Size of the last cache if the kernel does not report it.
 _CACHE_BYTES = 32 << 20
 _CACHE_SIZE = '/sys/devices/system/cpu/cpu0/cache/index3/size'
-#: For copies of so much in all the compiler is loaded, half a second and 40 MB, where nothing else has.
+#: Total copies of this size are worth loading the compiler, which takes half a second and 40 MB.
 LOADING_BYTES = 32 << 20
-#: Arrays that are smaller are copied through the caches: the call takes longer than numpy's.
+#: Smaller arrays are copied through the caches: the call would take longer than numpy's copy.
 MIN_BYTES = 1 << 16
-#: Copies of so much are shared by threads, in pieces.
+#: Copies of this size are shared by threads, in pieces.
 _SHARED_BYTES, _PIECE_BYTES, _MAX_THREADS = 64 << 20, 4 << 20, 4
 
 
 def copy_past_caches(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> None:
     """
     Overview:
-        ``np.copyto(target, source)``, for targets of which nothing is read soon, or more than the caches hold. Other
+        Copy as ``np.copyto(target, source)`` does, for targets that are not read soon or exceed the caches. Other
         threads run meanwhile.
     Arguments:
-        - target (:obj:`np.ndarray`): Overlaps the source nowhere.
+        - target (:obj:`np.ndarray`): Must not overlap the source.
     Raises:
-        - TypeError, ValueError: As np.copyto.
+        - TypeError, ValueError: See np.copyto.
     """
     if _are_plain(target, source):
         copy = _load()
         if copy is not None:
-            # Views and not addresses, which numpy takes three times as long to tell.
+            # Views instead of addresses, which take numpy three times as long to return.
             copy(target.ravel().view(np.uint8), source.ravel().view(np.uint8))
             return
     np.copyto(target, source)
@@ -60,8 +61,9 @@ def copy_past_caches(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any])
 
 def is_far(num_bytes: int, area_bytes: int) -> bool:
     """
-    Whether so much at once is to be written past the caches, to an area that is filled again and again: its bytes have
-    left them by the time that they are written to again, and would have to be read first.
+    Overview:
+        Return whether a write of this size should go past the caches, to an area that is written again and again. A
+        large area's bytes have left the caches before they are overwritten, and would have to be read first.
     """
     return num_bytes >= FAR_BYTES or (num_bytes >= _NEAR_BYTES and 2 * area_bytes >= _last_cache_bytes())
 
@@ -76,7 +78,7 @@ def _last_cache_bytes() -> int:
 
 
 def join_past_caches(target: np.ndarray[Any, Any], parts: Sequence[Any]) -> None:
-    """Copy buffers behind each other into an array of bytes, as ``copy_each_past_caches``."""
+    """Copy buffers one after the other into an array of bytes, see ``copy_each_past_caches``."""
     pairs, at = [], 0
     for part in parts:
         source = np.frombuffer(part, np.uint8)
@@ -88,8 +90,8 @@ def join_past_caches(target: np.ndarray[Any, Any], parts: Sequence[Any]) -> None
 def copy_each_past_caches(pairs: Sequence[Pair]) -> None:
     """
     Overview:
-        ``copy_past_caches`` of each target and its source; much of that by several threads, as who publishes weights,
-        or loads them, waits for it.
+        Copy each source to its target, see ``copy_past_caches``. Several threads share large copies, since publishing
+        or loading weights waits for them.
     """
     num_bytes = sum(target.nbytes for target, _ in pairs)
     num_threads = min(_MAX_THREADS, len(os.sched_getaffinity(0))) if num_bytes >= _SHARED_BYTES else 1
@@ -102,34 +104,35 @@ def copy_each_past_caches(pairs: Sequence[Pair]) -> None:
 
 class _Shared:
     """
-    Copies that threads share: each takes the next one. Who is interrupted by a signal goes on only when the other
-    threads have ended what they had begun: they would write where something else is by then.
+    Overview:
+        Copies that threads share: each thread takes the next piece. After a signal interrupts the caller, it waits
+        until the other threads have finished their pieces. Otherwise they would write to memory that is reused by then.
     """
 
     def __init__(self, pieces: List[Pair]) -> None:
         self._left = pieces
         self._errors: List[BaseException] = []
-        self._num_under_way = 0  # in threads that help: no signal interrupts those
+        self._num_under_way = 0  # in helper threads, which no signal interrupts
         self._changed = threading.Condition()
 
     def copy(self, num_threads: int) -> None:
         try:
             for _ in range(num_threads - 1):
-                with suppress(RuntimeError):  # there are too many
+                with suppress(RuntimeError):  # too many threads
                     threading.Thread(target=self._help, daemon=True).start()
             while (piece := self._next()) is not None:
                 copy_past_caches(*piece)
         finally:
-            # Not in a function of its own: a signal may come before its first line.
+            # Not in a separate function: a signal may come before its first line.
             interrupt: Optional[BaseException] = None
             while True:
                 try:
                     with self._changed:
-                        self._left.clear()  # who has not begun yet finds nothing
+                        self._left.clear()  # other threads find no further pieces
                         while self._num_under_way:
                             self._changed.wait()
                     break
-                except BaseException as e:  # noqa: BLE001 - it is raised below
+                except BaseException as e:  # noqa: BLE001 - raised below
                     interrupt = e
             if interrupt is not None:
                 raise interrupt
@@ -151,7 +154,7 @@ class _Shared:
                 self._num_under_way += 1
             try:
                 copy_past_caches(*piece)
-            except BaseException as e:  # noqa: BLE001 - for the thread that asked
+            except BaseException as e:  # noqa: BLE001 - for the calling thread
                 self._errors.append(e)
             with self._changed:
                 self._num_under_way -= 1
@@ -159,7 +162,7 @@ class _Shared:
 
 
 def _pieces(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> Iterator[Pair]:
-    """The same copy in parts, where it is one of bytes."""
+    """Yield a copy of bytes in pieces, any other copy as it is."""
     if not _are_plain(target, source):
         yield target, source
         return
@@ -169,7 +172,7 @@ def _pieces(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> Itera
 
 
 def _are_plain(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> bool:
-    """Whether the copy is one of bytes, and large."""
+    """Return whether the copy is a large copy of bytes."""
     return (
         target.nbytes >= MIN_BYTES
         and target.dtype == source.dtype
@@ -181,7 +184,7 @@ def _are_plain(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> bo
 
 
 def load_for(num_bytes: int) -> None:
-    """Copies of so much in all follow: let them go past the caches, if that is worth loading the compiler."""
+    """Load the compiler for coming copies of this total size, if that is worth its cost."""
     if num_bytes >= LOADING_BYTES:
         _compiled()
 
@@ -192,10 +195,10 @@ def _load() -> Optional[Callable[[_Bytes, _Bytes], None]]:
 
 @functools.cache
 def _compiled() -> Optional[Callable[[_Bytes, _Bytes], None]]:
-    # Asked once: a look at the environment takes a tenth of a push of small rows.
+    # Looked up once: reading the environment takes a tenth of the time of a push of small rows.
     try:
         return with_compiler(_compile) if is_wanted() else None
-    except Exception as e:  # noqa: BLE001 - numpy copies what no version of numba can
+    except Exception as e:  # noqa: BLE001 - numpy copies whatever numba cannot
         logger.warning('numba cannot compile copies, which numpy makes: %s', e)
         return None
 
