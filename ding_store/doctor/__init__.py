@@ -1,4 +1,4 @@
-"""``ding-store doctor``: look for what commonly goes wrong with an environment, and say the fix."""
+"""``ding-store doctor``: checks an environment for common problems and reports the fixes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ['FAIL', 'OK', 'WARN', 'Finding', 'check_all', 'main']
 def check_all(url: Optional[str] = None) -> List[Finding]:
     """
     Overview:
-        Every check, in the order of the report. Takes some seconds: torch and DI-engine are imported in a process.
+        Run every check, in the order of the report. Takes some seconds: torch and DI-engine are imported in a process.
     Arguments:
-        - url (:obj:`Optional[str]`): A store to check as well, e.g. ``redis://host:6379``.
+        - url (:obj:`Optional[str]`): A store to check as well, such as ``redis://host:6379``.
     """
     return [*check_packages(), *check_servers(url), *check_system()]
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """The command; returns its exit status, 1 if anything failed."""
+    """Run the command and return its exit status: 1 if any check failed."""
     arguments = _parser().parse_args(argv)
     findings = check_all(arguments.store)
     sys.stdout.write((to_json(findings) if arguments.json else to_table(findings)) + '\n')

@@ -1,4 +1,4 @@
-"""What a check hands back, and how a list of them is shown."""
+"""The result of a check, and the report of a list of results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OK, WARN, FAIL = 'OK', 'WARN', 'FAIL'
 class Finding:
     """
     Overview:
-        One line of the report. WARN: it works, but slowly or not for everything; FAIL: it does not work. Both carry a
+        One line of the report. WARN: it works, but slowly or not for everything. FAIL: it does not work. Both have a
         fix that can be typed or done as it stands.
     """
 
@@ -24,12 +24,12 @@ class Finding:
 
 
 def not_checked(name: str, missing: ModuleNotFoundError) -> Finding:
-    """A check that needs a package which another finding reports as missing."""
+    """Return the finding of a check that needs a missing package, which another finding reports."""
     return Finding(name, WARN, f'not checked: {missing}', 'install the missing package, then run this command again')
 
 
 def to_table(findings: Sequence[Finding]) -> str:
-    """Aligned columns; the fix on a line of its own, so that it can be copied."""
+    """Return aligned columns. Each fix has its own line, so that it can be copied."""
     width = max((len(finding.name) for finding in findings), default=0)
     lines: List[str] = []
     for finding in findings:

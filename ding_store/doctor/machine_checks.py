@@ -1,4 +1,4 @@
-"""The machine: shared memory, temporary files, limits, cores. Linux only, like the package."""
+"""Checks of the machine: shared memory, temporary files, limits, cores. Linux only, like the package."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ding_store.doctor.finding import FAIL, OK, WARN, Finding, not_checked
 
 SHM = '/dev/shm'
 MIB = 1 << 20
-#: Docker's default /dev/shm has 64 MiB: too small for a replay, and for torch's own DataLoader.
+#: Docker's default /dev/shm has 64 MiB: too small for a replay, and for torch's DataLoader.
 MIN_SHM_BYTES = 256 * MIB
 MIN_TMP_BYTES = 1024 * MIB
-#: A process of a run has a few dozen open files; environment workers and mmap columns add to it.
+#: A process of a run has a few dozen open files. Environment workers and mmap columns add to them.
 MIN_OPEN_FILES = 1024
 
 
@@ -37,7 +37,7 @@ def check_system() -> List[Finding]:
 
 
 def space_of(path: str) -> Optional[Space]:
-    """None where there is no such directory."""
+    """Return the space of a directory, or None if it does not exist."""
     try:
         usage = shutil.disk_usage(path)
     except OSError:
@@ -59,7 +59,7 @@ def check_shm(space: Callable[[str], Optional[Space]] = space_of) -> Finding:
 
 
 def check_tmp(directory: Optional[str] = None, space: Callable[[str], Optional[Space]] = space_of) -> Finding:
-    """A file is really written: a directory's mode says nothing about read-only mounts and quotas."""
+    """Write a file: a directory's mode does not show read-only mounts and quotas."""
     name = 'temporary files'
     try:
         path = directory or tempfile.gettempdir()
@@ -77,7 +77,7 @@ def check_tmp(directory: Optional[str] = None, space: Callable[[str], Optional[S
 
 
 def make_and_remove_socket_directory() -> str:
-    """The very function that the embedded store calls, so that its verdict is ours."""
+    """Call the function of the embedded store, so that the check has the same outcome."""
     from ding_store.storage.embedded.supervisor import sockets
 
     directory = sockets.make_socket_directory()
@@ -109,13 +109,13 @@ def check_open_files(soft: Optional[int] = None) -> Finding:
 
 
 def usable_cores(cgroup: Path = Path('/sys/fs/cgroup')) -> float:
-    """Cores that this process may use: its affinity, and the quota of its container."""
+    """Return the cores that this process may use: the minimum of its affinity and its container's quota."""
     affinity = float(len(os.sched_getaffinity(0)))
     return min(affinity, _quota(cgroup) or affinity)
 
 
 def _quota(cgroup: Path) -> Optional[float]:
-    """Cores allowed by cgroup v2 (cpu.max) or v1 (cpu/cpu.cfs_*); None for no limit, or none to be read."""
+    """Return the cores allowed by cgroup v2 (cpu.max) or v1 (cpu/cpu.cfs_*). None if there is no limit."""
     try:
         quota, period = (cgroup / 'cpu.max').read_text().split()
     except (OSError, ValueError):
@@ -130,7 +130,7 @@ def _quota(cgroup: Path) -> Optional[float]:
 
 
 def check_cores(cores: Optional[float] = None, environ: Mapping[str, str] = os.environ) -> Finding:
-    """Every process of a run starts as many threads as OMP_NUM_THREADS says; unset, as many as the host has cores."""
+    """Check OMP_NUM_THREADS, the number of threads of each process. If unset, it is the host's number of cores."""
     number = usable_cores() if cores is None else cores
     threads = environ.get('OMP_NUM_THREADS', '').strip()
     text = f'{number:g} usable, OMP_NUM_THREADS {threads or "not set"}'
@@ -145,7 +145,7 @@ def check_cores(cores: Optional[float] = None, environ: Mapping[str, str] = os.e
 
 
 def check_overcommit(path: Path = Path('/proc/sys/vm/overcommit_memory')) -> Finding:
-    """A table maps its full capacity at once, sparse: strict accounting counts all of it."""
+    """Check the memory accounting: a table maps its full capacity sparsely, and strict accounting counts all of it."""
     name = 'vm.overcommit'
     try:
         mode = path.read_text().strip()

