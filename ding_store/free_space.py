@@ -77,7 +77,7 @@ def not_enough_space(purpose: str, num_bytes: int, directory: str) -> NotEnoughS
     return NotEnoughSpace(
         errno.ENOSPC,
         f'no room for {purpose}: {format_bytes(num_bytes)} more are needed in {directory!r}, which has '
-        f'{format_bytes(free_space(directory))} free; use a smaller size, or another directory (path=..., TMPDIR)',
+        f'{format_bytes(free_space(directory))} free. Use a smaller size, or another directory (path=..., TMPDIR).',
     )
 
 

@@ -69,7 +69,7 @@ def read_state(path: str, mmap: Optional[bool] = None) -> Dict[str, Any]:
     """
     state = _load(path, mmap)
     if not isinstance(state, dict):
-        raise CorruptPayload(f'{path!r} is no checkpoint of a policy: it holds a {type(state).__name__}, not a dict')
+        raise CorruptPayload(f'{path!r} is not a checkpoint of a policy: it holds a {type(state).__name__}, not a dict')
     return state
 
 
@@ -121,11 +121,11 @@ def _write(path: str, state: Dict[str, Any]) -> None:
         _save(path, state)
     except RuntimeError as e:  # torch's error for a full disk, without that reason
         free = shutil.disk_usage(os.path.dirname(os.path.abspath(path))).free
-        raise OSError(f'{path!r} could not be written, where {free} bytes are left: {e}') from e
+        raise OSError(f'{path!r} could not be written, {free} bytes are left: {e}') from e
     except (OSError, MemoryError):
         raise
     except Exception as e:  # noqa: BLE001 - pickle's for refused objects: PicklingError, TypeError, AttributeError
-        raise CorruptPayload(f'{path!r} cannot be written, for something in the state: {e}') from e
+        raise CorruptPayload(f'{path!r} cannot be written because of an object in the state: {e}') from e
 
 
 def _save(path: str, state: Dict[str, Any]) -> None:

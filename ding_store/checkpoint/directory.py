@@ -94,8 +94,8 @@ class CheckpointDir:
             return True
         if self._describe() is None and self.paths():
             raise ConfigError(
-                f'{self.path} holds checkpoints, and no run.json that says of which run they are: name another '
-                'directory (store.checkpoint.path), and the one to begin with (store.checkpoint.load)'
+                f'{self.path} holds checkpoints, but no run.json that names their run. Set store.checkpoint.path to '
+                'another directory, and store.checkpoint.load to the checkpoint to begin with.'
             )
         self._move_away()
         self._replace(uuid.uuid4().hex, None)
@@ -202,8 +202,8 @@ class CheckpointDir:
             raise
         except (ValueError, TypeError, AttributeError, RecursionError) as e:
             raise CorruptPayload(
-                f'{self.file("run.json")!r} was damaged: name another directory (store.checkpoint.path), and the '
-                'checkpoint to begin with (store.checkpoint.load)'
+                f'{self.file("run.json")!r} was damaged. Set store.checkpoint.path to another directory, and '
+                'store.checkpoint.load to the checkpoint to begin with.'
             ) from e
 
     def _replace(self, run: str, finished: Optional[str]) -> None:
@@ -239,8 +239,8 @@ def _read_run(path: str) -> Optional[str]:
     run, _, checksum = text.rpartition(' ')
     if checksum != f'{zlib.crc32(run.encode()):08x}':
         raise ConfigError(
-            f'{path!r} was damaged, so that it is unknown which run the checkpoints beside it are of: move '
-            f'{os.path.dirname(path)!r} away'
+            f'{path!r} was damaged, so the run of the checkpoints next to it is unknown. Move '
+            f'{os.path.dirname(path)!r} away.'
         )
     return run
 
@@ -278,8 +278,8 @@ def _claimed(directory: str) -> Optional[OwnerLock]:
         pid = _read_text(path)
         holder = f'process {pid}' if pid and pid.isdecimal() else 'another process'
         raise ConfigError(
-            f'{directory} is in use: {holder} saves its checkpoints there; name another directory '
-            '(store.checkpoint.path, or store.run), or end that one'
+            f'{directory} is in use: {holder} saves its checkpoints there. Name another directory '
+            '(store.checkpoint.path, or store.run), or end that process.'
         )
     _CLAIMED[status.st_dev, status.st_ino] = held
     with open(path, 'w', opener=private_files.opener) as file:

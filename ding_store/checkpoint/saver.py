@@ -120,7 +120,7 @@ class Saver:
         """Log the failure. Training goes on without this checkpoint, and the next may succeed."""
         self.num_failed += 1
         level = logging.DEBUG if self._warned_failed else logging.ERROR
-        logger.log(level, 'a checkpoint could not be written; the ones before are there: %s', error)
+        logger.log(level, 'a checkpoint could not be written, earlier ones are unchanged: %s', error)
         self._warned_failed = True
 
     def _save(self, write: Callable[[Any], None]) -> None:
@@ -132,6 +132,6 @@ class Saver:
             return
         self._trusts_hooks = False
         logger.warning(
-            'parameters were changed outside of an optimizer step while a checkpoint was taken; it is dropped, and '
-            'from now on everything is copied before training goes on'
+            'parameters were changed outside of an optimizer step during a checkpoint. It is dropped. From now on '
+            'checkpoints copy everything before training goes on.'
         )

@@ -67,7 +67,7 @@ def _leaf(node: Leaf, column: Column) -> Split:
         try:
             blocks.append((column, collect(values) if values else none, rows))
         except Inexact as e:
-            raise SchemaMismatch(f'leaf {column.name!r}: expected {node}, got {e}, which is none exactly') from None
+            raise SchemaMismatch(f'leaf {column.name!r}: expected {node}, got {e}, which it cannot hold') from None
 
     return split
 

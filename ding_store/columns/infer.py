@@ -71,7 +71,7 @@ def _tensor(value: torch.Tensor, path: str) -> Leaf:
 def _array(value: Any, path: str) -> Leaf:
     is_array = isinstance(value, np.ndarray)
     if value.dtype.kind not in 'biufc' or (is_array and type(value) not in PLAIN_ARRAYS):
-        raise refusal(value, path, f'its dtype is {value.dtype}; only plain arrays of numbers or bools will do')
+        raise refusal(value, path, f'its dtype is {value.dtype}; use a plain array of numbers or bools')
     dtype = value.dtype.name if value.dtype.isnative else value.dtype.str
     return Leaf('array' if is_array else 'scalar', dtype, tuple(value.shape))
 
@@ -115,7 +115,7 @@ def _sequence(value: Any, path: str) -> Node:
     sequence_type: Any = type(value)
     kind, fields = kind_of(sequence_type)
     if not kind:
-        raise refusal(value, path, 'a subclass would come back as something else; use a list, tuple or namedtuple')
+        raise refusal(value, path, 'a subclass would come back as another type; use a list, tuple or namedtuple')
     return Positional(kind, tuple(infer(item, place_path(path, i)) for i, item in enumerate(value)), fields)
 
 

@@ -38,7 +38,7 @@ def from_json(data: Any) -> Node:
     try:
         return _read(data)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as e:
-        raise SchemaMismatch(f'no schema of an element: {short(data)} ({e})') from e
+        raise SchemaMismatch(f'not a schema of an element: {short(data)} ({e})') from e
 
 
 def _read(data: Any) -> Node:

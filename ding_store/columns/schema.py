@@ -60,10 +60,10 @@ class Schema:
             - SchemaMismatch: The elements differ in more than what is None. Names the path.
         """
         if not len(elements):
-            raise NotColumnar('a schema is inferred from one element or more, not from none')
+            raise NotColumnar('a schema is inferred from at least one element, not from none')
         root = merge_all([_root_of(element) for element in elements])
         if not may_be_empty and not leaf_names(root):
-            raise refusal(elements[0], '', 'there is no array in it')
+            raise refusal(elements[0], '', 'it contains no array')
         return cls(root)
 
     @property
@@ -185,7 +185,7 @@ class Schema:
             raise SchemaMismatch(f'columns {sorted(columns)} where {sorted(specs)} are expected')
         for name in narrowed:
             if name not in specs or specs[name][0] != np.float32:
-                raise SchemaMismatch(f'column {name!r}: expected uint8 for float32, but that is not what it holds')
+                raise SchemaMismatch(f'column {name!r}: only float32 columns may be stored as uint8')
         for name, column in columns.items():
             dtype, shape = specs[name]
             if name in narrowed:
@@ -236,12 +236,12 @@ class Schema:
             - SchemaMismatch: The data are not a schema, or have another format.
         """
         if not isinstance(data, dict) or data.get('format') != FORMAT:
-            raise SchemaMismatch(f'no schema of format {FORMAT}: {short(data)}')
+            raise SchemaMismatch(f'not a schema of format {FORMAT}: {short(data)}')
         try:
             return cls(from_json(data.get('element')))
         except (ValueError, OverflowError, MemoryError) as e:
             # numpy raises these for dimensions that no array can have.
-            raise SchemaMismatch(f'no schema of an element: {short(data)} ({e})') from e
+            raise SchemaMismatch(f'not a schema of an element: {short(data)} ({e})') from e
 
     def _blocks(self, elements: Sequence[Any]) -> List[Block]:
         blocks: List[Block] = []
@@ -264,7 +264,7 @@ class Schema:
         for column in self._columns:
             if column.name in columns:
                 return len(columns[column.name])
-        raise SchemaMismatch(f'none of the columns {list(self.columns())} is there, only {sorted(columns)}')
+        raise SchemaMismatch(f'none of the columns {list(self.columns())} exists, only {sorted(columns)}')
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Schema) and self._root == other._root

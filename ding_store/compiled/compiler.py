@@ -63,8 +63,8 @@ def _compiler(numba: Any, cache: bool) -> Compiler:
         if cache and made.stats.cache_misses and not is_warned:
             is_warned = True
             logger.warning(
-                'ding_store compiles its loops, once for this installation: about 20 s of a core. At every start? Then '
-                'set NUMBA_CACHE_DIR to a directory that this user may write to'
+                'ding_store compiles its loops, once per installation: about 20 s of one core. If this repeats at '
+                'every start, set NUMBA_CACHE_DIR to a directory that this user may write to.'
             )
         return made  # type: ignore[no-any-return]
 

@@ -199,7 +199,7 @@ def _compiled() -> Optional[Callable[[_Bytes, _Bytes], None]]:
     try:
         return with_compiler(_compile) if is_wanted() else None
     except Exception as e:  # noqa: BLE001 - numpy copies whatever numba cannot
-        logger.warning('numba cannot compile copies, which numpy makes: %s', e)
+        logger.warning('numba cannot compile copies, so numpy makes them: %s', e)
         return None
 
 

@@ -34,7 +34,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog='ding-store doctor', description='Check this environment, and say the fix of what is wrong with it.'
+        prog='ding-store doctor', description='Check this environment and report how to fix its problems.'
     )
     parser.add_argument('--store', metavar='URL', help='also check the store at this URL, e.g. redis://host:6379')
     parser.add_argument('--json', action='store_true', help='a JSON list of {name, status, found, fix}')

@@ -54,7 +54,7 @@ def check_shm(space: Callable[[str], Optional[Space]] = space_of) -> Finding:
         fix = 'in Docker: docker run --shm-size=8g (or --ipc=host); elsewhere: mount -o remount,size=8g /dev/shm'
         return Finding(SHM, WARN, text, fix)
     if found.free < MIN_SHM_BYTES:
-        return Finding(SHM, WARN, text, f'something fills it: ls -la {SHM}; delete what no process uses')
+        return Finding(SHM, WARN, text, f'something fills it: ls -la {SHM}; delete files that no process uses')
     return Finding(SHM, OK, text)
 
 
@@ -135,7 +135,7 @@ def check_cores(cores: Optional[float] = None, environ: Mapping[str, str] = os.e
     threads = environ.get('OMP_NUM_THREADS', '').strip()
     text = f'{number:g} usable, OMP_NUM_THREADS {threads or "not set"}'
     if not threads:
-        fix = 'export OMP_NUM_THREADS=1: else each process of a run starts a thread per core, and they fight for them'
+        fix = 'export OMP_NUM_THREADS=1: otherwise each process of a run starts a thread per core'
         return Finding('cores', WARN, text, fix)
     if not threads.isdigit() or int(threads) < 1:
         return Finding('cores', WARN, text, 'OMP_NUM_THREADS must be a number >= 1: export OMP_NUM_THREADS=1')
@@ -152,7 +152,7 @@ def check_overcommit(path: Path = Path('/proc/sys/vm/overcommit_memory')) -> Fin
     except OSError as e:
         return Finding(name, OK, f'not known ({e.strerror})')
     if mode == '2':
-        fix = 'sysctl vm.overcommit_memory=1 (or 0); else keep replays small, or give them a path on a disk'
+        fix = 'sysctl vm.overcommit_memory=1 (or 0); otherwise keep replays small, or give them a path on a disk'
         return Finding(name, WARN, '2: private memory is refused before it is used', fix)
     return Finding(name, OK, mode)
 

@@ -94,7 +94,7 @@ def _last_line(text: str) -> str:
 def check_python(version: Tuple[int, ...] = tuple(sys.version_info[:3])) -> Finding:
     found = '.'.join(map(str, version))
     if version < (3, 9):
-        return Finding('python', FAIL, found, 'ding_store needs Python 3.9 or newer; 3.11 is what it is tested with')
+        return Finding('python', FAIL, found, 'ding_store needs Python 3.9 or newer; it is tested with 3.11')
     if version >= (3, 12):
         fix = f'use Python 3.11: DI-engine {DI_ENGINE} is not known to run on newer ones'
         return Finding('python', WARN, found, fix)
@@ -185,7 +185,7 @@ def check_hiredis(versions: Versions = installed_version, in_use: Optional[bool]
     """Check that redis-py uses hiredis. If ``in_use`` is None, redis-py decides: its minimum version differs."""
     version = versions('hiredis')
     if version is None:
-        found = 'not installed: redis-py takes its parser in Python, many times slower for large replies'
+        found = 'not installed: redis-py uses its Python parser, many times slower for large replies'
         return Finding('hiredis', WARN, found, _HIREDIS_FIX)
     if not (_redis_uses_hiredis() if in_use is None else in_use):
         return Finding('hiredis', WARN, f'{version}, which the installed redis-py ignores', _HIREDIS_FIX)
@@ -207,16 +207,16 @@ def check_numba(versions: Versions = installed_version) -> Finding:
     version = versions('numba')
     if version is None:
         fix = "pip install 'numpy<2' 'numba>=0.58' (the extra `fast`), if priorities are used"
-        return Finding('numba', WARN, 'not installed: prioritized sampling takes its numpy path', fix)
-    return Finding('numba', OK, f'{version}: prioritized sampling takes its compiled path')
+        return Finding('numba', WARN, 'not installed: prioritized sampling runs in numpy', fix)
+    return Finding('numba', OK, f'{version}: prioritized sampling is compiled')
 
 
 def check_lz4(versions: Versions = installed_version) -> Finding:
     version = versions('lz4')
     if version is None:
         fix = "pip install 'lz4>=3.1' (the extra `fast`) on every host, if a job has several"
-        return Finding('lz4', WARN, 'not installed: what travels between hosts goes uncompressed', fix)
-    return Finding('lz4', OK, f'{version}: what travels between hosts is compressed where that pays')
+        return Finding('lz4', WARN, 'not installed: payloads between hosts are not compressed', fix)
+    return Finding('lz4', OK, f'{version}: payloads between hosts are compressed if that is faster')
 
 
 #: Extra of setup.py -> its main distribution: the environments of dizoo_configs.

@@ -85,14 +85,14 @@ def check_store(url: str, connect: Callable[[str], Any] = opened) -> Finding:
         return Finding(name, FAIL, f'{type(e).__name__}: {_one_line(e)}', _store_fix(e))
     text = f'{server}, round trip {round_trip_s * 1e3:.2f} ms (median of {NUM_PINGS})'
     if round_trip_s > SLOW_ROUND_TRIP_S:
-        return Finding(name, WARN, text, 'a slow or far server delays every append: take one nearer, or embedded://')
+        return Finding(name, WARN, text, 'a slow or far server delays every append: use a nearer one, or embedded://')
     return Finding(name, OK, text)
 
 
 def _store_fix(error: StoreError) -> str:
     if isinstance(error, StoreDenied) and 'TLS failed' in str(error):
         return (
-            "the authority of the server's certificate in the URL, and a client certificate where it asks for one: "
+            "name the server's certificate authority in the URL, and a client certificate if the server requires one: "
             'rediss://host:port?ssl_ca_certs=FILE&ssl_certfile=FILE&ssl_keyfile=FILE'
         )
     if isinstance(error, StoreDenied):
@@ -100,7 +100,7 @@ def _store_fix(error: StoreError) -> str:
     if isinstance(error, StoreUnavailable):
         return 'start the server, and check host, port and firewall: redis-cli -h HOST -p PORT ping'
     if isinstance(error, StoreUnsuitable):
-        return 'take Redis 6.2 or newer, with: redis-cli config set maxmemory-policy noeviction'
+        return 'use Redis 6.2 or newer, and run: redis-cli config set maxmemory-policy noeviction'
     return 'correct the URL: embedded://, redis://host:port, rediss://host:port or unix:///path/of/socket'
 
 

@@ -78,7 +78,7 @@ def test_numbers_of_kinds_without_loss_are_one_kind(kinds: str, has_path: bool, 
     [
         ([True, 1], 'expected bool, got int'),
         ([0.5, True], 'expected float, got bool'),
-        ([0.5, 2**53 + 1], 'expected float, got 9007199254740993, which is none exactly'),
+        ([0.5, 2**53 + 1], 'expected float, got 9007199254740993, which it cannot hold'),
         ([2**53 + 1, 0.5], 'earlier integers that float64 cannot represent exactly'),
         ([np.uint64(1), np.int64(-1)], 'expected uint64'),
         ([torch.tensor(0.5), 0.5], 'expected tensor float32'),

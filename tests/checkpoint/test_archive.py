@@ -150,7 +150,7 @@ def test_a_file_that_torch_cannot_write_is_an_error_of_the_system(tmp_path, owns
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
-        with pytest.raises(OSError, match=r'could not be written, where \d+ bytes are left|File too large'):
+        with pytest.raises(OSError, match=r'could not be written, \d+ bytes are left|File too large'):
             write_state(path, {'w': tensor if owns_memory else tensor[1:]})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -246,7 +246,7 @@ def test_namedtuples_of_another_process_keep_name_and_fields():
     ids=str,
 )
 def test_json_that_is_no_schema(element):
-    with pytest.raises(SchemaMismatch, match='no schema'):
+    with pytest.raises(SchemaMismatch, match='not a schema'):
         Schema.from_json({'format': 1, 'element': element})
 
 
@@ -256,7 +256,7 @@ def test_json_of_another_format_or_too_deep():
     deep = ['none']
     for _ in range(5000):
         deep = ['unrolled', 2, deep]
-    with pytest.raises(SchemaMismatch, match='no schema'):
+    with pytest.raises(SchemaMismatch, match='not a schema'):
         Schema.from_json({'format': 1, 'element': deep})
 
 

@@ -682,7 +682,7 @@ def test_without_room_it_goes_over_the_wire(opened, caplog):
     entries = reader.read()
     assert [number_of(entry) for entry in entries] == list(range(40))
     assert {plane_of([entry]) for entry in entries} == {'host', 'wire'}
-    assert len([record for record in caplog.records if 'goes over the wire' in record.message]) == 1
+    assert len([record for record in caplog.records if 'go through Redis' in record.message]) == 1
 
 
 def test_without_a_directory_it_goes_over_the_wire(opened, tmp_path, caplog):

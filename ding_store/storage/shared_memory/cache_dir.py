@@ -226,8 +226,8 @@ class CacheDir:
             if used + num_bytes > self.max_bytes:
                 raise NotEnoughSpace(
                     errno.ENOSPC,
-                    f'{num_bytes} bytes more would be over host_cache_bytes ({self.max_bytes}): '
-                    f'{used} are in use in {self.root!r}',
+                    f'the host cache in {self.root!r} has no room for {num_bytes} bytes: {used} of '
+                    f'{self.max_bytes} are in use. Raise host_cache_bytes.',
                 )
             try:
                 return make()
@@ -317,7 +317,7 @@ def open_cache_dir(run: str, directory: Optional[str] = None, max_bytes: Optiona
             if reasons:
                 logger.warning('the host cache is in %r: %s', cache.root, '; '.join(reasons))
             return cache
-    raise NotEnoughSpace(errno.ENOSPC, f'no directory for the host cache: {"; ".join(reasons)}; set host_cache_dir')
+    raise NotEnoughSpace(errno.ENOSPC, f'no directory for the host cache: {"; ".join(reasons)}. Set host_cache_dir.')
 
 
 def collect_garbage(directory: Optional[str] = None, dry_run: bool = False) -> Iterator[Garbage]:

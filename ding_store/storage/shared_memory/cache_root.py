@@ -58,8 +58,8 @@ def locked(lock: FetchLock, root: str, patience_s: Optional[float] = None) -> It
     with lock.taken(patience_s) as held:
         if held is None:
             raise StoreTimeout(
-                f'another process holds the lock of the host cache in {root!r} and does not get on: '
-                'is one of this user stopped?'
+                f'another process holds the lock of the host cache in {root!r} and makes no progress. '
+                "Continue or end this user's stopped processes."
             )
         yield
 

@@ -323,7 +323,7 @@ class HostCache(Store):
             reason = 'another thread is appending'
         except StoreError as e:
             reason = str(e)
-        logger.warning('closed with entries that only this host can read, in files that stay: %s', reason)
+        logger.warning('closed with entries that only this host can read, so their files stay: %s', reason)
         return False
 
     def _start_keeper(self) -> None:
@@ -350,7 +350,7 @@ class HostCache(Store):
                 return
             except Exception as e:  # noqa: BLE001 - for example no memory: the thread must go on for later requests
                 level = logging.INFO if isinstance(e, StoreError) else logging.WARNING
-                logger.log(level, 'the host plane waits for the store: %s', e or type(e).__name__)
+                logger.log(level, 'backfills of entries wait for the store: %s', e or type(e).__name__)
                 self._closed.wait(1.0)
 
     # Reading
@@ -405,7 +405,7 @@ class HostCache(Store):
 
     def _complain(self, stream: str, record: StoredEntry) -> None:
         if self.host and unpack(record.payload).host == crc_of(self.host):
-            logger.warning('the host cache was deleted, or cannot be read: from now on we read over the wire')
+            logger.warning('the host cache was deleted or cannot be read: this process now reads through Redis')
             self._is_blind = True  # From now on this process counts as a host without files.
             if self._copies is not None:
                 self._copies.close()
@@ -431,7 +431,7 @@ def _opened(run: str, directory: Optional[str], max_bytes: Optional[int]) -> Opt
     try:
         return open_cache_dir(run, directory, max_bytes)
     except (OSError, ConfigError) as e:
-        logger.warning('no host cache, everything goes over the wire: %s', e)
+        logger.warning('no host cache, so everything goes through Redis: %s', e)
         return None
 
 

@@ -235,8 +235,8 @@ def allocate(descriptor: int, offset: int, num_bytes: int, path: str) -> None:
         free = os.fstatvfs(descriptor)
         raise NotEnoughSpace(
             errno.ENOSPC,
-            f'{num_bytes} bytes for {path!r} are not there: {free.f_bavail * free.f_frsize} are free; '
-            'lower host_cache_bytes, or set host_cache_dir to another directory',
+            f'no room for {path!r}: it needs {num_bytes} bytes, {free.f_bavail * free.f_frsize} are free. '
+            'Lower host_cache_bytes, or set host_cache_dir to another directory.',
         ) from e
 
 
@@ -267,7 +267,7 @@ def check_length(descriptor: int, num_bytes: int) -> None:
     """
     found = os.fstat(descriptor).st_size
     if found < num_bytes:
-        raise OSError(errno.EINVAL, f'a file of {num_bytes} bytes has {found}')
+        raise OSError(errno.EINVAL, f'a file has {found} bytes, {num_bytes} are expected')
 
 
 def map_read_only(descriptor: int, magic: bytes, path: str) -> mmap.mmap:
@@ -278,7 +278,7 @@ def map_read_only(descriptor: int, magic: bytes, path: str) -> mmap.mmap:
         - CorruptPayload: The file is too short or begins with other bytes.
     """
     if os.fstat(descriptor).st_size < PAGE:
-        raise CorruptPayload(f'{path!r} is too short for one of our files')
+        raise CorruptPayload(f'{path!r} is too short for a file of ding_store')
     mapping = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
     if mapping[: len(magic)] != magic:
         raise CorruptPayload(f'{path!r} begins with {mapping[: len(magic)]!r} where {magic!r} is expected')

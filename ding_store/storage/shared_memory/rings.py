@@ -218,7 +218,7 @@ class Rings:
         except OSError as e:
             if self._num_refused == 1:
                 logger.warning(
-                    'stream %r: what finds no room in a ring goes over the wire: %s', self._note['stream'], e
+                    'stream %r: payloads without room in a ring go through Redis: %s', self._note['stream'], e
                 )
             if isinstance(e, StoreTimeout):
                 self._num_refused = _RETRY_AFTER  # The holder may go on at any moment. A try costs no wait.

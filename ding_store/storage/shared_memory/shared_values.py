@@ -105,7 +105,7 @@ class HostValues:
             for slots in list(self._own.values()):
                 slots.fill()
         except StoreError as e:
-            logger.warning('closed with values that only this host can read, in files that stay: %s', e)
+            logger.warning('closed with values that only this host can read, so their files stay: %s', e)
             return False
         return True
 
@@ -157,7 +157,7 @@ class HostValues:
                 if not has_warned:
                     has_warned = True
                     logger.warning(
-                        'readers on other hosts get no new versions of %s: %s; it is tried again each second',
+                        'readers on other hosts get no new versions of %s: %s. The store is tried again each second.',
                         ', '.join(map(repr, self._own)),
                         e or type(e).__name__,
                     )

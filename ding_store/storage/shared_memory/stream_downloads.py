@@ -226,7 +226,7 @@ class StreamCopies:
     def _complain(self, stream: str, error: OSError) -> None:
         if not self._has_complained:
             self._has_complained = True
-            logger.warning('each process fetches the payloads of %r for itself: %s', stream, error)
+            logger.warning('each process downloads the payloads of %r for itself: %s', stream, error)
 
 
 def _found(paths: Dict[Remote, str]) -> Dict[Remote, Buffer]:

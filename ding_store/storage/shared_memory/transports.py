@@ -82,7 +82,7 @@ class Reference(NamedTuple):
 
     def check_head(self, view: memoryview) -> None:
         if zlib.crc32(view[: self.head_bytes]) != self.head_crc:
-            raise CorruptPayload(f'{self.file} has other bytes at {self.start} than it had')
+            raise CorruptPayload(f'{self.file} has other bytes at {self.start} than were written')
 
 
 def is_reference(payload: Buffer) -> bool:
@@ -319,7 +319,7 @@ class Resolver:
         if not is_reference(record.payload):
             return decode_entry(stream, *record)
         if len(record.payload) != _REFERENCE.size:
-            raise corrupt_entry(stream, record.id, 'it is no whole reference', record.writer, record.sequence)
+            raise corrupt_entry(stream, record.id, 'it is not a whole reference', record.writer, record.sequence)
         return self._follow(stream, record) if self._follow else None
 
     def _awaited(self, stream: str, record: StoredEntry, deadline: float) -> Optional[Entry]:
@@ -379,5 +379,5 @@ class Resolver:
         )
 
     def _lost(self, stream: str, record: StoredEntry) -> Entry:
-        logger.info('the payload of entry %d of %r, of %s, is gone', record.id.number, stream, record.writer)
+        logger.info('the payload of entry %d of %r by writer %s is lost', record.id.number, stream, record.writer)
         return Entry(stream, record.id, record.writer, record.sequence, {}, {}, is_lost=True)

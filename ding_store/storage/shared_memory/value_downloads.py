@@ -38,7 +38,7 @@ def fetch_payload(store: TransportStore, name: str, listed: PartList) -> Optiona
         payload = np.empty(listed.num_bytes, np.uint8).data
     except MemoryError as e:
         raise NotEnoughSpace(
-            f'value {name!r} has {listed.num_bytes} bytes, and this process has no memory for them: give it more'
+            f'value {name!r} has {listed.num_bytes} bytes, and this process has no memory for them. Give it more.'
         ) from e
     return payload.toreadonly() if store.fetch_parts(name, _targets(listed, payload)) else None
 
@@ -145,7 +145,7 @@ class HostCopies:
     def _complain(self, name: str, error: Exception) -> None:
         if not self._has_complained:
             self._has_complained = True
-            logger.warning('each process fetches value %r for itself: %s', name, error)
+            logger.warning('each process downloads value %r for itself: %s', name, error)
 
 
 def _targets(listed: PartList, payload: memoryview) -> List[Tuple[ValuePart, memoryview]]:

@@ -103,7 +103,7 @@ class ValueResolver:
     def _warn_too_fast(self, name: str) -> None:
         if name not in self._too_fast:
             self._too_fast.add(name)
-            logger.warning('value %r: versions are replaced faster than we can fetch them: put it less often', name)
+            logger.warning('value %r: versions are replaced faster than we can download them. Put it less often.', name)
 
     def _ask(self, name: str, version: ValueVersion, is_coming: bool) -> float:
         asked, until = self._wanted.get(name, (0, 0.0))
@@ -117,6 +117,6 @@ class ValueResolver:
 
 def _lost(name: str, version: int) -> str:
     return (
-        f'version {version} of value {name!r} is in a file of another host, or one that was removed, and its writer '
-        'does not send it: it was killed, or cannot reach the store; the next version that is put will be readable'
+        f'version {version} of value {name!r} cannot be read: it is in a file of another host, or a removed one, and '
+        'its writer does not send it. The writer was killed, or cannot reach the store. Put a new version.'
     )

@@ -48,7 +48,7 @@ class SlotReference(NamedTuple):
             - CorruptPayload: The bytes are not a whole reference.
         """
         if len(packed) != _REFERENCE.size or not packed.startswith(_MAGIC):
-            raise CorruptPayload('it is no whole reference')
+            raise CorruptPayload('it is not a whole reference')
         _, file, *numbers = _REFERENCE.unpack(packed)
         return cls(file.hex(), *numbers)
 
@@ -142,7 +142,7 @@ class ValueSlots:
             new = self._cache.create_slots(int(num_bytes * (1 + _SPARE)), self._name)
         except OSError as e:
             if self._num_refused == 1:
-                logger.warning('value %r goes over the wire: %s', self._name, e)
+                logger.warning('value %r goes through Redis: %s', self._name, e)
             if isinstance(e, StoreTimeout):
                 self._num_refused = _RETRY_AFTER  # The holder may go on at any moment. A try costs no wait.
             return None
