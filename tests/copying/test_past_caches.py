@@ -171,7 +171,7 @@ def test_compiling_loops_is_announced_once_on_stderr(tmp_path: Path, monkeypatch
     monkeypatch.setenv('NUMBA_CACHE_DIR', str(tmp_path))
     code = (
         'import sys; sys.stderr = sys.stdout\n'
-        'from ding_store.compiled import lines\n'
+        'from ding_store.compiled import cache_lines as lines\n'
         'from ding_store.compiled.compiler import with_compiler\n'
         'with_compiler(lambda compiled: [compiled(lines.COPY, lines.copy, nogil) for nogil in (False, True)])\n'
     )
