@@ -74,8 +74,8 @@ def directory(path: str) -> str:
     Returns:
         - path (:obj:`str`): Absolute path.
     Raises:
-        - ForeignFile: It belongs to another user, all users may write to it, or another user made the symbolic link
-          that leads to it.
+        - ForeignFile: It belongs to another user, all users may write to it, or it is reached by another user's
+          symbolic link.
     """
     path = os.path.abspath(path)
     make_directories(path)

@@ -78,7 +78,7 @@ class CheckpointDir:
         Overview:
             Continue the run of this directory, or begin a new one.
         Returns:
-            - resumed (:obj:`bool`): Whether there is a run that did not end in order, with or without a checkpoint.
+            - resumed (:obj:`bool`): True if there is a run that did not end in order, with or without a checkpoint.
         Raises:
             - ConfigError: The directory holds checkpoints of an unknown run, or run.json is damaged.
         """

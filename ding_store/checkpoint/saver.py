@@ -22,11 +22,11 @@ class Saver:
     Arguments:
         - optimizers (:obj:`Sequence`): All optimizers whose parameters are in the states.
     Attributes:
-        - copying_s, waiting_s (:obj:`float`): Of the last checkpoint: duration of ``save``, and time that optimizer
+        - copying_s, waiting_s (:obj:`float`): Duration of the last ``save``, and time that optimizer
           steps waited. Their sum is the stall.
         - num_failed (:obj:`int`): Checkpoints that could not be written.
         - num_steps (:obj:`int`): Optimizer steps begun, of all optimizers.
-        - is_saved (:obj:`bool`): Whether the last checkpoint was written, once ``is_busy`` is False.
+        - is_saved (:obj:`bool`): True if the last checkpoint was written, once ``is_busy`` is False.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:

@@ -25,10 +25,9 @@ class _Copy(NamedTuple):
 class Snapshot:
     """
     Overview:
-        A copy of a policy's state. What optimizers change, their parameters and their state, is copied after ``begin``
-        by ``complete`` in another thread. It must not change until then: the owner waits before each optimizer step.
-        Everything else is copied by ``begin``, since a forward pass may change it: target networks, statistics of
-        normalization, counters.
+        A copy of a policy's state. ``begin`` copies what a forward pass may change: target networks, statistics of
+        normalization, counters. ``complete`` copies the rest in another thread: what only optimizers change, their
+        parameters and their state. It must not change until then: the owner waits before each optimizer step.
     Arguments:
         - optimizers (:obj:`Sequence`): All optimizers whose parameters are in a state.
     """
@@ -72,8 +71,8 @@ class Snapshot:
     def _copy_from(self, gpu: torch.device, mark: Any) -> None:
         """
         Overview:
-            Copy from a GPU in a separate stream. The copies follow the last step, in whichever stream that is, and run
-            beside training.
+            Copy from a GPU in a separate stream. The copies start after the last step, in whichever stream that is, and
+            run in parallel with training.
         """
         if gpu not in self._streams:
             self._streams[gpu] = torch.cuda.Stream(gpu)

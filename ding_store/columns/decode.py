@@ -73,7 +73,7 @@ def column_of(columns: Columns, name: str, node: Leaf, shape: Shape) -> np.ndarr
 
 
 def may_widen(node: Leaf, dtype: np.dtype) -> bool:
-    """Return whether a column of this dtype may be an older one of this leaf, before the schema widened its numbers."""
+    """Return whether a column of this dtype may be of this leaf, from before the schema widened its numbers."""
     return node.kind != 'tensor' and not node.shape and dtype.kind in 'iuf' and np.can_cast(dtype, node.storage, 'safe')
 
 
@@ -138,8 +138,8 @@ def _maker(node: Any, tree: str) -> Make:
         return sequence_maker(node)
     if node.kind not in TREE_KINDS:
         return mapping_maker(node.kind, node.keys)
-    # Trees are made from storage, which takes half a microsecond: making them from dicts takes up to milliseconds. A
-    # dict inside stays a dict, while ``create_storage`` would make a tree of it.
+    # Making trees from storage costs half a microsecond, making them from dicts up to milliseconds. A dict inside stays
+    # a dict, while ``create_storage`` would make a tree of it.
     keys = node.keys
     if tree == node.kind:
         return lambda values: TreeStorage(dict(zip(keys, values)))
@@ -180,8 +180,8 @@ def sequence_maker(node: Positional) -> Make:
 def _namedtuple_type(kind: str, fields: Tuple[str, ...]) -> Any:
     """
     Overview:
-        Return the namedtuple that 'module:Name' names if this process has loaded it, else a new one with that name and
-        these fields. Nothing is imported or called, since the name may come from another process.
+        Return the namedtuple that 'module:Name' names if this process has loaded it. Else make one with that name and
+        these fields. Nothing is imported or called, since the name may be from another process.
     """
     module, _, name = kind.partition(':')
     found = vars(sys.modules[module]).get(name) if module in sys.modules else None

@@ -111,7 +111,7 @@ def _sequence(value: Any, path: str) -> Node:
         except NotColumnar:
             raise
         except SchemaMismatch:
-            pass  # The items differ: each gets columns of its own.
+            pass  # The items differ: each has its columns.
     sequence_type: Any = type(value)
     kind, fields = kind_of(sequence_type)
     if not kind:

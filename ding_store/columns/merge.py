@@ -22,11 +22,11 @@ class NotColumnar(SchemaMismatch):
 def merge(one: Node, other: Node, path: str = '', strict: bool = False, widen: bool = True) -> Node:
     """
     Overview:
-        Return the node that fits whatever fits one of two nodes. If one of them is None, the node is optional. Of two
-        kinds of numbers it is the wider one, see ``wider``.
+        Return the node that fits whatever fits one of two nodes. If one of them is None, the node is optional. If they
+        are two kinds of numbers, it is the wider one, see ``wider``.
     Arguments:
         - strict (:obj:`bool`): Refuse what ``one`` does not fit already.
-        - widen (:obj:`bool`): Whether numbers may be of two kinds.
+        - widen (:obj:`bool`): Accept numbers of two kinds.
     Raises:
         - SchemaMismatch: There is no such node. Names the path, what ``one`` expects there and what ``other`` is.
     """

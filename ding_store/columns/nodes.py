@@ -97,7 +97,7 @@ def child_path(path: str, key: Key) -> str:
     """
     Overview:
         Return the path of a mapping's child, such as 'obs/agent_state'. Special characters in keys are escaped as in
-        JSON pointers, and int keys are marked, so that no two leaves share a path.
+        JSON pointers, and int keys are marked. No two leaves share a path.
     """
     if isinstance(key, int):
         return _below(path, f'#{key}')

@@ -32,8 +32,8 @@ class Schema:
 
         Decoded elements equal the encoded ones in containers, dtypes, shapes, values and Python types. Only tensors
         change: they become dense, on the CPU and without gradients. bfloat16 and float8 are stored as their bits. A
-        list of two or more items with the same structure, such as an unrolled sequence, is one set of leaves with a
-        leading time axis. The structure of a list's items must not depend on which of them are None: ``[x, None]`` and
+        list of two or more items with the same structure is one set of leaves with a leading time axis, for example an
+        unrolled sequence. The structure of a list's items must not depend on which of them are None: ``[x, None]`` and
         ``[None, y]`` do not fit one schema if x and y have different shapes.
     """
 
@@ -53,7 +53,7 @@ class Schema:
         Overview:
             Return the schema that fits all of these elements.
         Arguments:
-            - may_be_empty (:obj:`bool`): Whether elements without any array are allowed, for a schema that will be
+            - may_be_empty (:obj:`bool`): Allow elements without any array, for a schema that will be
               merged.
         Raises:
             - NotColumnar: An element holds something that columns cannot, such as a str or an object. Names its path.
@@ -89,7 +89,7 @@ class Schema:
 
     @property
     def is_list(self) -> bool:
-        """Whether an element is a list."""
+        """True if an element is a list."""
         return _items_of(self._root) is not None
 
     @property
@@ -142,7 +142,7 @@ class Schema:
         """
         Overview:
             Encode one element or more for a caller that converts the ``listed`` columns itself. If the elements hold
-            large arrays for each row or step, such a column is the list of these arrays, not copied.
+            large arrays for each row or step, such a column is the list of these arrays. They are not copied.
         """
         return make_columns(self._blocks(elements), len(elements), listed)
 
@@ -214,7 +214,7 @@ class Schema:
             lists of T steps give ``(B, T, *shape)``. A leaf that is None in all rows is None. One that is None in some
             rows is a list of B values.
         Arguments:
-            - cat_1dim (:obj:`Optional[bool]`): Whether shape ``(1,)`` becomes ``(B,)``. By default as in DI-engine's
+            - cat_1dim (:obj:`Optional[bool]`): Convert shape ``(1,)`` to ``(B,)``. By default as in DI-engine's
               ``default_preprocess_learn``: not if the action is continuous.
         Raises:
             - SchemaMismatch: See ``decode``, or the elements are not mappings with str keys.

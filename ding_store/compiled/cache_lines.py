@@ -12,7 +12,7 @@ LINE = 64
 _BYTES = types.Array(types.uint8, 1, 'C')
 #: The source may be read-only.
 COPY = types.void(_BYTES, _BYTES.copy(readonly=True))
-#: How many lines the prefetch is ahead of the copy.
+#: Number of lines that the prefetch is ahead of the copy.
 _LINES_AHEAD = 8
 
 
@@ -77,7 +77,7 @@ def _fence(context: Any) -> Any:
 
 
 copy_bytes: Any = intrinsic(_copy)
-#: To read through the first cache; through the second, which allows more lines in flight; to write.
+#: Prefetches to read into the first cache, to read into the second, which allows more lines in flight, and to write.
 prefetch, prefetch_early, prefetch_to_write = _fetcher(False, 1), _fetcher(False, 2), _fetcher(True, 1)
 _copy_line: Any = intrinsic(_stream)
 finish: Any = intrinsic(_fence)

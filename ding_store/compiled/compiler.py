@@ -47,7 +47,7 @@ def with_compiler(compile_all: Callable[[Compiler], T]) -> Optional[T]:
     try:
         return compile_all(_compiler(numba, cache=True))
     except (OSError, RuntimeError) as e:
-        # numba's cache is next to the file of a loop, or in the user's cache directory. Neither is writable here.
+        # numba's cache is next to the file of a loop, or in the user's cache directory. Both are not writable here.
         logger.info('compiled loops are not cached, which costs seconds at every start: %s', e)
         return compile_all(_compiler(numba, cache=False))
 

@@ -1,7 +1,7 @@
 """Copies that bypass the processor's caches.
 
-A processor reads a line of memory before it writes to it. That makes a copy larger than its caches a third slower, and
-drives out data that other code would have found there.
+A processor reads a line of memory before it writes to it. A copy larger than its caches is therefore a third slower. It
+also drives out data that other code would have found in the caches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Pair = Tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
 #: More than a core's caches hold in all: writes of this size go past them.
 FAR_BYTES = 10 << 20
-#: Writes of this size also go past the caches if the target is reused and the last cache cannot hold it twice.
+#: Writes of this size also go past the caches if the last cache cannot hold their reused target twice.
 _NEAR_BYTES = 1 << 20
 #: Size of the last cache if the kernel does not report it.
 _CACHE_BYTES = 32 << 20
@@ -62,8 +62,8 @@ def copy_past_caches(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any])
 def is_far(num_bytes: int, area_bytes: int) -> bool:
     """
     Overview:
-        Return whether a write of this size should go past the caches, to an area that is written again and again. A
-        large area's bytes have left the caches before they are overwritten, and would have to be read first.
+        Return whether a write to a reused area should go past the caches. A large area's bytes have left the caches
+        before they are overwritten, and would have to be read first.
     """
     return num_bytes >= FAR_BYTES or (num_bytes >= _NEAR_BYTES and 2 * area_bytes >= _last_cache_bytes())
 

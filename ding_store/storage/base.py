@@ -291,7 +291,8 @@ class Store(ABC):
             - expected_version (:obj:`Optional[int]`): Publish only if the value is at this version now. 0: only if it
               does not exist. A version that ``get`` or ``put`` returned must also be of the same put.
         Returns:
-            - version (:obj:`ValueVersion`): 1, 2, 3, ... It grows as long as this store is open or the server has its memory.
+            - version (:obj:`ValueVersion`): 1, 2, 3, ... It grows as long as this store is open or the server
+              has its memory.
         Raises:
             - VersionConflict: The value is at another version. Nothing was written.
         """
@@ -310,8 +311,8 @@ class Store(ABC):
         Overview:
             Return the newest version of a value if it is newer than ``newer_than``. Otherwise wait for one up to
             ``timeout_s``, and return None if none came. A server that lost its memory counts from 1 again, so a version
-            *below* ``newer_than`` also counts as newer. The same number counts as newer if another put made it, provided
-            that ``newer_than`` is a version that ``get`` or ``put`` returned.
+            *below* ``newer_than`` also counts as newer. The same number counts as newer if another put made it. For
+            that, ``newer_than`` must be a version that ``get`` or ``put`` returned.
         """
 
     @abstractmethod

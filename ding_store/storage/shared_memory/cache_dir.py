@@ -295,8 +295,8 @@ class CacheDir:
 def open_cache_dir(run: str, directory: Optional[str] = None, max_bytes: Optional[int] = None) -> CacheDir:
     """
     Overview:
-        Open the host cache of a run, in ``directory`` if it is given. By default use the place where other processes of
-        the run have it, then /dev/shm if that has room, then the temporary directory with the most free space.
+        Open the host cache of a run, in ``directory`` if it is given. By default use the place of the run's other
+        processes. Without these, use /dev/shm if it has room, or the temporary directory with the most free space.
     Raises:
         - ConfigError, OSError: The cache cannot be created in ``directory``, or in any candidate.
         - StoreTimeout: Another process holds the lock of the best candidate and makes no progress. No other candidate
@@ -326,7 +326,7 @@ def collect_garbage(directory: Optional[str] = None, dry_run: bool = False) -> I
         Remove the files of all runs that have no running process on this host. A run that is resumed later loses what
         it had not read. For running runs, remove only unpublished files of dead processes and payloads without readers.
     Arguments:
-        - directory (:obj:`Optional[str]`): The value of ``host_cache_dir``. By default, every place where the cache may
+        - directory (:obj:`Optional[str]`): The value of ``host_cache_dir``. By default, every place that the cache may
           be.
         - dry_run (:obj:`bool`): Only report what would be removed.
     Returns:

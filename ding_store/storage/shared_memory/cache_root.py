@@ -28,7 +28,7 @@ def directories() -> List[str]:
 
 
 def candidates(run: str) -> List[str]:
-    """Return directories, best first: where the run already is, then /dev/shm if it has room, then by free space."""
+    """Return directories, best first: one that has the run, then /dev/shm if it has room, then by free space."""
 
     def rank(directory: str) -> Any:
         is_there = os.path.isdir(os.path.join(root_in(directory), 'runs', run))

@@ -2,10 +2,10 @@
 
 The kernel releases the lock when its process exits. The host cache uses such a lock for its directory as well.
 
-A waiting process waits as long as bytes arrive, even over a slow link: downloading them a second time would take
-longer. It stops waiting if the holder is stopped, or received nothing for a while, for example because its connection
-is dead. The holder shows progress by changing the modification time of the lock file. Waiting processes only check
-whether that time changed. It also changes when another process gets the lock: the wait then starts anew.
+A waiting process waits while bytes arrive, even over a slow link: downloading them a second time would take longer. It
+stops waiting if the holder is stopped, or received nothing for a while, as with a dead connection. The holder shows
+progress by changing the modification time of the lock file. Waiting processes only check whether that time changed. It
+also changes when another process gets the lock: the wait then starts anew.
 """
 
 from __future__ import annotations

@@ -33,29 +33,29 @@ from ding_store.storage.shared_memory.transports import (
 logger = logging.getLogger(__name__)
 
 
-#: How long close() waits for the keeper thread. The keeper's wait for news ends at once when the store is closed.
+#: Time that close() waits for the keeper thread. The keeper's wait for news ends at once when the store is closed.
 _JOIN_S = 10.0
-#: How long close() waits for a thread that waits for free space.
+#: Time that close() waits for a thread that waits for free space.
 _PUBLISH_S = 1.0
-#: How long a reader waits for the writer of a value on another host: the next version replaces a missed one.
+#: Time that a reader waits for the writer of a value on another host: the next version replaces a missed one.
 _VALUE_PATIENCE_S = 30.0
 
 
 class HostCache(Store):
     """
     Overview:
-        A store whose payloads go into rings of this host while all readers of a stream are on this host. Readers map
-        the rings. Payloads go through Redis before the first reader is known, while a reader is on another host, or
-        without a directory for the files. The wrapped store orders and announces everything. The cache can be pickled
-        if the wrapped store can, and reopens itself after ``fork``.
+        A store that puts payloads into rings of this host while all readers of a stream are on this host. Readers map
+        the rings. Otherwise payloads go through Redis: before the first reader is known, and without a directory for
+        the files. The wrapped store orders and announces everything. The cache can be pickled if the wrapped store can,
+        and reopens itself after ``fork``.
     Arguments:
         - store (:obj:`TransportStore`): The wrapped store, which ``close`` closes as well.
         - directory (:obj:`Optional[str]`): Place of the host cache. By default chosen by free space.
         - max_bytes (:obj:`Optional[int]`): Maximum size of the host cache. By default half of the free space, at most 8
           GiB.
-        - patience_s (:obj:`Optional[float]`): How long a reader waits for the writer of an entry on another host. By
+        - patience_s (:obj:`Optional[float]`): Time that a reader waits for the writer of an entry on another host. By
           default the store's value.
-        - checked (:obj:`bool`): Whether entries that this process writes to a ring carry a checksum.
+        - checked (:obj:`bool`): Write a checksum with each entry in a ring.
     """
 
     def __init__(
@@ -206,8 +206,8 @@ class HostCache(Store):
     def close(self) -> None:
         """
         Overview:
-            Put entries of our rings that are not acked, and the newest versions of our values, into the store for later
-            readers. Then remove the files.
+            Close the store and remove this process's files. First put our unacknowledged ring entries, and the newest
+            versions of our values, into the wrapped store for later readers.
         """
         if self._pid == os.getpid() and not self._closed.is_set():
             self._closed.set()
@@ -233,8 +233,8 @@ class HostCache(Store):
     def tidy(self) -> int:
         """
         Overview:
-            Remove files of this run that are no longer needed. These are files of exited processes whose content is
-            acked or replaced by newer versions, and downloads that no process of this host needs.
+            Remove files of this run that are no longer needed: files of exited processes whose content is acked or
+            replaced, and downloads that no process of this host needs.
         Returns:
             - num_removed (:obj:`int`): Number of files removed.
         """

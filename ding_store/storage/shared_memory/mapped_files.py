@@ -151,7 +151,7 @@ def changed_at(path: str) -> int:
 
 
 def reopened(descriptor: int) -> OwnerLock:
-    """Open the same file anew, even if its name is gone, so that it has locks of its own."""
+    """Open the same file anew with separate locks, even if its name is gone."""
     return OwnerLock(os.open(f'/proc/self/fd/{descriptor}', os.O_RDONLY | os.O_CLOEXEC))
 
 

@@ -4,8 +4,8 @@ offset  size
 8*k     8     of process k: the *mark* up to which all its readers have acked
 4088    8     number of payloads that were downloaded for all
 
-Process k holds byte k of the file's lock range while it runs and reads. The locks show who reads here without any
-message, and an exited process is never waited for.
+Process k holds byte k of the file's lock range while it runs and reads. The locks show which processes read here,
+without any message. No process waits for one that has exited.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class HostReaders:
 
     @property
     def are_several(self) -> bool:
-        """Whether another process reads the stream as well. Costs one system call."""
+        """True if another process reads the stream as well. Costs one system call."""
         descriptor = self._file.descriptor  # Another thread may leave the stream meanwhile.
         return descriptor >= 0 and range_holder(descriptor, 0, MAX_PROCESSES) is not None
 

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 #: Size of the first ring: a ring that stays in a processor's cache is the fastest to write and read.
 FIRST_BYTES = 16 << 20
-#: How long to wait for an ack before a larger ring replaces a full one: pages in use are faster than new ones.
+#: Time to wait for an ack before a larger ring replaces a full one: pages in use are faster than new ones.
 PATIENCE_S = 0.02
 #: Number of payloads that go through Redis after a ring could not be created, before the next try.
 _RETRY_AFTER = 1000
@@ -72,14 +72,14 @@ class Rings:
     """
     Overview:
         The rings of one writer and stream. Thread-safe. A ring that stays full for a moment is followed by one of twice
-        its size, up to ``max_bytes``, so rings stay small if readers keep up.
+        its size, up to ``max_bytes``. Rings stay small if readers keep up.
     Arguments:
         - max_bytes (:obj:`int`): Maximum size of one ring.
         - max_entry_bytes (:obj:`int`): Larger entries are refused here. Compressed, they may still fit through Redis.
         - learn (:obj:`Callable`): Learns which entries are acked and calls ``release`` for them. Waits this many
           seconds for news.
-        - compression (:obj:`Optional[str]`): Compression of payloads that have to go through Redis after all.
-        - checked (:obj:`bool`): Whether payloads in a ring carry a checksum.
+        - compression (:obj:`Optional[str]`): Compression of payloads that must go through Redis after all.
+        - checked (:obj:`bool`): Write a checksum with each payload in a ring.
     """
 
     def __init__(

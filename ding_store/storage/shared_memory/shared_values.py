@@ -40,7 +40,7 @@ class HostValues:
         The values of one run, as one process of a host writes and reads them.
     Arguments:
         - cache (:obj:`Optional[CacheDir]`): The host cache. If None, all values go through Redis.
-        - patience_s (:obj:`float`): How long a reader waits for the writer of a value on another host.
+        - patience_s (:obj:`float`): Time that a reader waits for the writer of a value on another host.
     """
 
     def __init__(self, store: TransportStore, cache: Optional[CacheDir], patience_s: float) -> None:

@@ -10,10 +10,10 @@ offset  size
 4096+k*slot_bytes  slot k
 
 The file does not record which slot holds which version. Announcements do, by slot and *stamp*, a number that is unique
-for each write to a file. A reader *leases* a slot: it takes a shared lock on the slot's byte of the lock range, which
-ends with the lease or with the process. Then it reads the stamp. If that is the announced one, the bytes are whole and
-stay unchanged. The writer locks a slot exclusively before it writes. It skips slots that it cannot lock and slots that
-may be announced. The stamp is 0 from before the first byte is written until after the last.
+for each write to a file. A reader *leases* a slot: it takes a shared lock on the slot's byte of the lock range. The
+lock ends with the lease or with the process. Then the reader reads the stamp. If that is the announced one, the bytes
+are whole and stay unchanged. The writer locks a slot exclusively before it writes. It skips slots that it cannot lock
+and slots that may be announced. The stamp is 0 from before the first byte is written until after the last.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class SlotWriter:
         - slot_bytes (:obj:`int`): Size of the largest version that fits.
         - name (:obj:`str`): Name of the value, for a process that finds the file after the writer's exit.
         - max_slots (:obj:`int`): Maximum number of slots. Slots are added while readers hold leases on the others.
-        - has_capacity (:obj:`Callable`): Whether the file may grow by this many bytes.
+        - has_capacity (:obj:`Callable`): Returns whether the file may grow by this many bytes.
     Raises:
         - NotEnoughSpace: The file system has no room for two slots.
     """
@@ -116,7 +116,7 @@ class SlotWriter:
         """
         Overview:
             Copy a version into a slot, to be announced. Call ``confirm`` or ``discard`` with the outcome. Until then
-            the slot is not written again, and neither is the slot that was announced before.
+            this slot and the one that was announced before are not written.
         Returns:
             - slot (:obj:`Optional[Slot]`): None if all slots are leased and there may be no more.
         """
@@ -222,7 +222,7 @@ class SharedSlots(SlotWriter):
 
     @property
     def is_current(self) -> bool:
-        """Whether the file is still the one at its path."""
+        """True if the file is still the one at its path."""
         return _is_at(self.path, self._file)
 
     def contents(self) -> Dict[int, memoryview]:
@@ -283,8 +283,8 @@ def _is_at(path: str, file: OwnerLock) -> bool:
 class _Leased(np.ndarray[Any, np.dtype[Any]]):
     """
     Overview:
-        Bytes of a leased slot, which all views of them keep alive. numpy lets an array's view refer to the base array
-        instead, but not past an array whose memory comes from a mapping.
+        Bytes of a leased slot, which all views of them keep alive. numpy lets a view refer to the base of its array
+        instead, but not past an array over a mapping.
     """
 
 
@@ -333,7 +333,7 @@ class SlotReader:
 
     @property
     def is_current(self) -> bool:
-        """Whether the file is still the one at its path."""
+        """True if the file is still the one at its path."""
         return _is_at(self.path, self._file)
 
     def find(self, stamp: int) -> Optional[memoryview]:
@@ -367,7 +367,7 @@ class SlotReader:
 
 
 def value_of(path: str) -> str:
-    """Return the name of the value in a file of slots, whose writer may have exited, or '' if it has none."""
+    """Return the value's name in a file of slots, whose writer may have exited. Return '' if there is none."""
     with open(path, 'rb', opener=private_files.opener) as file:
         head = file.read(PAGE)
     if len(head) < PAGE or not head.startswith(MAGIC):

@@ -8,8 +8,8 @@ any of them:
     published  renamed after all bytes arrived and their checksum matched: a process that looks for it maps it
     acked      the last process to ack it removes its name; the bytes stay while a mapping exists
 
-A process downloads privately if it is the only reader on its host, cannot take the lock in time, or finds the shared
-file missing or corrupt.
+A process downloads privately if it is the only reader on its host, or cannot lock the stream in time. It also does so
+if the shared file is missing or corrupt.
 """
 
 from __future__ import annotations

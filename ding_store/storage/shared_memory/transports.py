@@ -1,9 +1,9 @@
 """The two transports of a payload: inside the entry through Redis, or in a memory-mapped file of one host.
 
 An entry on the shared-memory transport holds a *reference* to its payload. A reader that cannot follow the reference
-requests a *backfill*: the writer then puts the payload into the store as well. Only the server knows all readers, so
-the server decides which transport a stream uses. When the transport changes, the server refuses references of the old
-one, and reports the last entry that the writers must backfill.
+requests a *backfill*: the writer then puts the payload into the store as well. Only the server has a list of all
+readers, so the server decides which transport a stream uses. When the transport changes, the server refuses references
+of the old one. It also reports the last entry that the writers must backfill.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StoredEntry(NamedTuple):
 
 
 class Remote(NamedTuple):
-    """A payload that the server holds outside the entry's record; ``place`` names its bytes and is unique."""
+    """A payload that the server holds outside the entry's record. ``place`` is unique to its bytes."""
 
     id: EntryId
     place: bytes
@@ -52,7 +52,7 @@ class Remote(NamedTuple):
 Moved = Callable[[], None]
 #: Downloads payloads, each into its buffer. Returns False for each payload of which a part is missing.
 Download = Callable[[Sequence[Remote], Sequence[memoryview], Moved], List[bool]]
-#: Returns the payloads of entries of a stream with the help of a download; None where parts are missing.
+#: Returns the payloads of entries of a stream with the help of a download. None if parts are missing.
 Fetch = Callable[[str, Sequence[Remote], Download], List[Optional[Buffer]]]
 
 
@@ -68,7 +68,7 @@ def fetch_own(stream: str, wanted: Sequence[Remote], download: Download) -> List
 
 
 class Reference(NamedTuple):
-    """Place of a payload in a ring, with a checksum of its first bytes that detects a file that was replaced."""
+    """Place of a payload in a ring, with a checksum of its first bytes that shows if the file was replaced."""
 
     file: str  # 32 hexadecimal digits
     host: int  # checksum of the host's name: shows whether the file should be on this host
@@ -109,7 +109,7 @@ def conflict(name: str, version: int, expected: int) -> VersionConflict:
     return VersionConflict(f'value {name!r} is at version {version}, not at {expected}{why}')
 
 
-#: How long a writer may take to backfill an entry. It must exceed ``RedisOptions.reconnect_timeout_s``, the time that a
+#: Time that a writer has to backfill an entry. It must exceed ``RedisOptions.reconnect_timeout_s``, the time that a
 #: writer tries to reach the server: an entry that counts as lost is skipped even if its payload comes later.
 PATIENCE_S = 90.0
 #: Limit on the total wait for one writer, in multiples of ``PATIENCE_S``, if the connection is lost repeatedly.
@@ -148,7 +148,7 @@ class TransportStore(Store):
 
     @property
     def is_nonblocking(self) -> bool:
-        """Whether this thread is inside ``nonblocking``."""
+        """True if this thread is inside ``nonblocking``."""
         return False
 
     def leaving(self) -> ContextManager[None]:
@@ -332,7 +332,7 @@ class Resolver:
         return self._lost(stream, record) if self._is_lost(stream, record) else None
 
     def _asked_since(self, stream: str, record: StoredEntry) -> float:
-        """Return when the writer was asked for the entry. Send a request now if there was none."""
+        """Return when the entry was requested from its writer. Send a request now if there was none."""
         asked = self._asked.get((stream, record.writer))
         num_sessions = self._store.num_sessions
         since = begun = time.monotonic()

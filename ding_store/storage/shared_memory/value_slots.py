@@ -29,7 +29,7 @@ _MAGIC = b'DGV\x01'
 
 
 class SlotReference(NamedTuple):
-    """Place of a version in a slot, with a checksum of its first bytes that detects a file that was replaced."""
+    """Place of a version in a slot, with a checksum of its first bytes that shows if the file was replaced."""
 
     file: str  # 32 hexadecimal digits
     slot: int
