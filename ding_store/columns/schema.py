@@ -32,9 +32,9 @@ class Schema:
 
         Decoded elements equal the encoded ones in containers, dtypes, shapes, values and Python types. Only tensors
         change: they become dense, on the CPU and without gradients. bfloat16 and float8 are stored as their bits. A
-        list of two or more items with the same structure is one set of leaves with a leading time axis, for example an
-        unrolled sequence. The structure of a list's items must not depend on which of them are None: ``[x, None]`` and
-        ``[None, y]`` do not fit one schema if x and y have different shapes.
+        list of at least two items with the same structure, such as an unrolled sequence, becomes one set of leaves.
+        These have a leading time axis. The structure of a list's items must not depend on which of them are None: ``[x,
+        None]`` and ``[None, y]`` do not fit one schema if x and y have different shapes.
     """
 
     def __init__(self, root: Node) -> None:

@@ -226,7 +226,7 @@ class SharedSlots(SlotWriter):
         return _is_at(self.path, self._file)
 
     def contents(self) -> Dict[int, memoryview]:
-        """Return the whole content of each slot, in place and valid until it is written again."""
+        """Return the content of each slot that is whole, in place and valid until this process writes to the slot."""
         self._map_all()
         found = {}
         for slot, buffer in enumerate(self._buffers):
